@@ -1,0 +1,88 @@
+"""How functions, arguments and results travel between the parent and its ranks.
+
+Functions go by name, so a rank imports them itself. Tensors go by value as plain
+CPU tensors: a result must outlive the rank that made it.
+"""
+
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
+            return NotImplemented
+        plain = obj.detach().cpu()
+        small = plain.untyped_storage().nbytes() == plain.nbytes
+        # A view would carry the whole storage it looks into.
+        plain = plain if small else plain.clone()
+        return plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle `value`, its tensors detached and on the CPU."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def dump_error(error: BaseException) -> bytes:
+    """Pickle an exception; empty when it does not survive the trip."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return b""
+    return data
+
+
+def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str, bytes]:
+    """The message for calling `fn(*args)` elsewhere: module, its file, the pickle.
+
+    Raises ValueError when `fn` cannot be found by name in another process.
+    """
+    module = getattr(fn, "__module__", None) or type(fn).__module__
+    name = getattr(fn, "__qualname__", repr(fn))
+    if "<lambda>" in name or "<locals>" in name:
+        raise ValueError(
+            f"ranks import the function they run by name, and {module}.{name} has "
+            "none: move it to the top level of its module"
+        )
+    try:
+        call = dumps((fn, args))
+    except Exception as error:
+        raise ValueError(
+            f"{module}.{name} and its arguments must be picklable: {error}"
+        ) from error
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module, os.path.abspath(file) if file else "", call
+
+
+def ensure_module(module: str, file: str) -> None:
+    """Make `module` importable here as the parent knows it.
+
+    A test file may sit outside sys.path, or share its name with an earlier one.
+    """
+    if module == "__main__":
+        return
+    loaded = sys.modules.get(module)
+    if loaded is None:
+        try:
+            loaded = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module or not file:
+                raise
+    if not file or (loaded and os.path.abspath(loaded.__file__ or "") == file):
+        return
+    spec = importlib.util.spec_from_file_location(module, file)
+    fresh = importlib.util.module_from_spec(spec)
+    sys.modules[module] = fresh
+    spec.loader.exec_module(fresh)
