@@ -1,7 +1,7 @@
-"""Makes `.venv` and installs xtrain into it. Needs nothing but Python 3.11 or newer.
+"""Makes `.venv` and installs xtrain into it. Needs only Python 3.11 or newer.
 
     python setup_env.py                  packages for the site and the tests
-    python setup_env.py --dev            and the linters, the type checker, pre-commit
+    python setup_env.py --dev            also linters, type checker, pre-commit
     python setup_env.py --torch 2.12.1   another torch than the pinned one
 
 A torch that this Python already has (2.11 or newer) is used as it is. A second run
@@ -38,29 +38,31 @@ BUILD_BACKEND = ["hatchling", "editables"]
 HINTS = [
     (
         r"No space left on device",
-        "The disk is full. torch needs about 1 GB (CPU build) or 6 GB (CUDA build).",
+        "The disk is full. torch needs about 1 GB (CPU build), 6 GB (CUDA build).",
     ),
     (
         r"NewConnectionError|NameResolutionError|name resolution|Network is unreach"
         r"|Connection refused|ConnectTimeout|Read timed out|ProxyError"
         r"|Max retries exceeded",
-        "No network: pip could not reach its package index. Connect, or set up the\n"
-        "proxy or mirror that this machine should use (pip config), and run it again.",
+        "No network: pip could not reach its package index. Connect, or set\n"
+        "up the proxy or mirror that this machine should use (pip config), and\n"
+        "run it again.",
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|SSLError",
-        "The package index answered, but its certificate was not accepted. Behind a\n"
-        "company proxy, give pip the right certificate file (pip config set global.cert).",
+        "The package index answered, but its certificate was not accepted.\n"
+        "Behind a company proxy, name its certificate file:\n"
+        "  pip config set global.cert FILE",
     ),
     (
         r"No matching distribution found for torch",
-        "There is no such torch for this Python and this machine. Choose a Python that\n"
-        "has one (PYTHON=python3.12), or install a torch yourself: it is then kept.",
+        "There is no such torch for this Python and this machine. Choose a Python\n"
+        "that has one (PYTHON=python3.12), or install torch yourself: it is kept.",
     ),
     (
         r"No matching distribution found|Could not find a version",
-        "A pinned package is not to be had for this Python; PYTHON=python3.12 names\n"
-        "another one. The lines above say which package.",
+        "A pinned package is not to be had for this Python; PYTHON=python3.12\n"
+        "names another one. The lines above say which package.",
     ),
 ]
 
@@ -78,8 +80,10 @@ def venv_python(venv: Path) -> Path:
     return venv / folder
 
 
-def run_quietly(command: list[str], what: str, env: dict[str, str] | None = None) -> None:
-    """Run `command`; show one moving line (or a line now and then); explain failures."""
+def run_quietly(
+    command: list[str], what: str, env: dict[str, str] | None = None
+) -> None:
+    """Run `command` with one moving line of progress; explain a failure."""
     started = time.monotonic()
     live = sys.stdout.isatty()
     lines: list[str] = []
@@ -122,14 +126,20 @@ def run_quietly(command: list[str], what: str, env: dict[str, str] | None = None
         shower.join()
     if code:
         log = "\n".join(lines)
-        hint = next((text for pattern, text in HINTS if re.search(pattern, log)), "")
+        hint = next(
+            (text for pattern, text in HINTS if re.search(pattern, log)), ""
+        )
         shown = "\n".join("      " + line for line in lines[-15:])
-        raise SetupError(f"{what} failed (exit code {code}):\n{shown}\n\n{hint}".rstrip())
+        raise SetupError(
+            f"{what} failed (exit code {code}):\n{shown}\n\n{hint}".rstrip()
+        )
     say(f"      done in {time.monotonic() - started:.0f} s")
 
 
 def interesting(line: str) -> bool:
-    return line.lstrip().startswith(("Collecting", "Downloading", "Installing", "Using"))
+    return line.lstrip().startswith(
+        ("Collecting", "Downloading", "Installing", "Using")
+    )
 
 
 def ask(python: Path | str, code: str) -> str | None:
@@ -162,11 +172,13 @@ def pinned_torch(constraints: str) -> str:
 
 
 def check_tools() -> None:
-    missing = [m for m in ("venv", "ensurepip") if importlib.util.find_spec(m) is None]
+    missing = [
+        m for m in ("venv", "ensurepip") if importlib.util.find_spec(m) is None
+    ]
     if missing:
         raise SetupError(
-            f"This Python ({sys.executable}) has no module {' and '.join(missing)}, so it "
-            "cannot make an\nenvironment. On Debian and Ubuntu: apt install "
+            f"This Python ({sys.executable}) lacks {' and '.join(missing)}, so it\n"
+            "cannot make an environment. On Debian and Ubuntu: apt install "
             f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
         )
 
@@ -186,19 +198,28 @@ def make_venv(venv: Path, share_packages: bool) -> None:
         # This Python is itself in a virtual environment: the new one would only
         # see the packages of the Python underneath, so point it at both.
         purelib = ask(
-            venv_python(venv), "import sysconfig; print(sysconfig.get_path('purelib'))"
+            venv_python(venv),
+            "import sysconfig; print(sysconfig.get_path('purelib'))",
         )
-        shared = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
-        Path(purelib or "", "_shared_packages.pth").write_text("\n".join(shared) + "\n")
+        shared = [
+            p for p in sys.path if p.endswith(("site-packages", "dist-packages"))
+        ]
+        Path(purelib or "", "_shared_packages.pth").write_text(
+            "\n".join(shared) + "\n"
+        )
 
 
-def effective_constraints(python: Path, constraints: str, torch: str, ours: bool) -> str:
+def effective_constraints(
+    python: Path, constraints: str, torch: str, ours: bool
+) -> str:
     """The pins to use beside the torch that is there.
 
     A torch that is not the pinned one has its own idea of what it needs, so the
     pins of its dependencies are left out.
     """
-    lines = re.sub(r"^torch==\S+", f"torch=={torch}", constraints, flags=re.MULTILINE)
+    lines = re.sub(
+        r"^torch==\S+", f"torch=={torch}", constraints, flags=re.MULTILINE
+    )
     if ours:
         return lines
     needs = ask(
@@ -210,7 +231,8 @@ def effective_constraints(python: Path, constraints: str, torch: str, ours: bool
         "    try: lines = requires(todo.pop()) or []\n"
         "    except PackageNotFoundError: continue\n"
         "    for line in lines:\n"
-        "        name = re.match(r'[\\w.-]+', line).group().lower().replace('_', '-')\n"
+        "        name = re.match(r'[\\w.-]+', line).group()\n"
+        "        name = name.lower().replace('_', '-')\n"
         "        if 'extra' not in line and name not in seen:\n"
         "            seen.add(name); todo.append(name)\n"
         "print(*seen)",
@@ -224,7 +246,7 @@ def effective_constraints(python: Path, constraints: str, torch: str, ours: bool
 
 
 def read_state(venv: Path, base: str) -> dict[str, str | None]:
-    """What an earlier run left in `venv`; {} when there is no working environment."""
+    """What an earlier run left in `venv`; {} when no environment works there."""
     version = ask(venv_python(venv), "import sys; print(*sys.version_info[:2])")
     if version is None:
         return {}
@@ -234,10 +256,16 @@ def read_state(venv: Path, base: str) -> dict[str, str | None]:
     # Somebody made it by hand, perhaps around a torch they chose: use it as it is.
     if tuple(map(int, version.split())) < MINIMUM_PYTHON:
         raise SetupError(
-            f"{venv} was made with Python {version.replace(' ', '.')}, which is too old. "
-            "Remove it and run this again."
+            f"{venv} was made with Python {version.replace(' ', '.')}, which is "
+            "too old. Remove it and run this again."
         )
-    return {"python": base, "root": str(ROOT), "torch": None, "extras": "", "key": ""}
+    return {
+        "python": base,
+        "root": str(ROOT),
+        "torch": None,
+        "extras": "",
+        "key": "",
+    }
 
 
 def setup(arguments: argparse.Namespace) -> None:
@@ -280,7 +308,12 @@ def setup(arguments: argparse.Namespace) -> None:
 
     # torch first and alone, so that nothing else can pull another one.
     torch = torch_of(python)
-    if torch and new_enough(torch) and not arguments.torch and state["torch"] is None:
+    if (
+        torch
+        and new_enough(torch)
+        and not arguments.torch
+        and state["torch"] is None
+    ):
         say(f"[3/4] torch {torch} is already importable and is kept")
         ours = False
     elif torch and torch.split("+")[0] == wanted_torch.split("+")[0]:
@@ -296,7 +329,7 @@ def setup(arguments: argparse.Namespace) -> None:
         torch = torch_of(python)
         if torch is None:
             raise SetupError(
-                f"torch {wanted_torch} was installed, but `import torch` fails; see:\n"
+                f"torch {wanted_torch} is there, but `import torch` fails; see:\n"
                 f"  {python} -c 'import torch'"
             )
         state["torch"] = "installed"
@@ -308,7 +341,8 @@ def setup(arguments: argparse.Namespace) -> None:
     pip = [str(python), "-m", "pip", "install", "-c", str(pins)]
     run_quietly([*pip, *BUILD_BACKEND], "Installing the build backend")
     run_quietly(
-        [*pip, "--no-build-isolation", "-e", f"{ROOT}[{extras}]"], "Installing xtrain"
+        [*pip, "--no-build-isolation", "-e", f"{ROOT}[{extras}]"],
+        "Installing xtrain",
     )
     if torch_of(python) != torch:
         raise SetupError(f"torch {torch} did not survive the installation")
@@ -319,11 +353,17 @@ def setup(arguments: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--dev", action="store_true", help="add the developer's tools")
-    parser.add_argument("--venv", default=".venv", help="where (default: .venv)")
-    parser.add_argument("--torch", default="", metavar="VERSION", help="not the pin")
     parser.add_argument(
-        "--torch-args", default="", help="more arguments for `pip install torch==...`"
+        "--dev", action="store_true", help="add the developer's tools"
+    )
+    parser.add_argument("--venv", default=".venv", help="where (default: .venv)")
+    parser.add_argument(
+        "--torch", default="", metavar="VERSION", help="not the pin"
+    )
+    parser.add_argument(
+        "--torch-args",
+        default="",
+        help="more arguments for `pip install torch==...`",
     )
     parser.add_argument(
         "--keep-python",

@@ -1,0 +1,111 @@
+# make site    the pages, built from verified code and served on this machine
+# make test    the tests
+# make help    the other targets and the variables
+#
+# Every target makes .venv on its first run. Nothing outside this folder is changed.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help env dev site build serve test verify check lint format types wheel clean
+
+# The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
+TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
+NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
+ifeq ($(PYTHON),)
+  KEEP = --keep-python
+  FOUND := $(firstword $(foreach p,$(TRY_PYTHONS),$(shell \
+             $(p) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(p))))
+endif
+RUN_PYTHON = $(or $(PYTHON),$(FOUND))
+
+VENV = .venv
+PY = $(VENV)/bin/python
+SETUP = $(RUN_PYTHON) setup_env.py --venv $(VENV) $(KEEP) \
+          $(if $(TORCH),--torch $(TORCH)) \
+          $(if $(TORCH_ARGS),--torch-args="$(TORCH_ARGS)")
+
+# Test processes: half the cores, 2 to 8, because a test may start 8 ranks itself.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS = $(shell n=$$(( $(CORES) / 2 )); \
+            [ $$n -lt 2 ] && n=2; [ $$n -gt 8 ] && n=8; echo $$n)
+PYTEST = $(PY) -m pytest
+PORT = 8000
+
+help:
+	@echo 'make site      build the pages from verified code and serve them here'
+	@echo 'make test      run the tests (ARGS="..." goes to pytest)'
+	@echo
+	@echo 'make build     build the pages into build/site, do not serve'
+	@echo 'make serve     serve what is built'
+	@echo 'make verify    run the tests that feed the verification record, if stale'
+	@echo 'make check     what CI checks: lint, types, tests, pages'
+	@echo 'make lint types format    ruff and mypy'
+	@echo 'make dev       also install linters, type checker and git hooks'
+	@echo 'make wheel     build the packages into dist/'
+	@echo 'make clean     remove what was built (make clean VENV_TOO=1: .venv also)'
+	@echo
+	@echo 'PYTHON=python3.12       the Python that makes .venv (3.11 or newer)'
+	@echo 'TORCH=2.12.1            another torch than the pinned one'
+	@echo 'TORCH_ARGS="..."        more arguments for pip install torch'
+	@echo 'ARGS="-k ring -x"       more arguments for pytest'
+	@echo 'WORKERS=$(WORKERS)               test processes side by side'
+	@echo 'PORT=$(PORT)               where make site serves'
+
+env: python-is-there
+	@$(SETUP)
+
+dev: python-is-there
+	@$(SETUP) --dev
+	@git rev-parse --git-dir >/dev/null 2>&1 && $(PY) -m pre_commit install || true
+
+.PHONY: python-is-there
+python-is-there:
+	@if [ -z "$(RUN_PYTHON)" ]; then \
+	  echo 'xtrain needs Python 3.11 or newer, and found none as:'; \
+	  echo '  $(TRY_PYTHONS)'; \
+	  echo 'Install one, or name it: make test PYTHON=/path/to/python3.12'; \
+	  exit 1; \
+	elif ! command -v $(RUN_PYTHON) >/dev/null 2>&1; then \
+	  echo 'xtrain: PYTHON=$(RUN_PYTHON) is not a command on this machine'; \
+	  exit 1; \
+	fi
+
+site: build
+	@$(PY) -m xtrain_docs.serve --port $(PORT)
+
+build: verify
+	@$(PY) -m xtrain_docs.build
+
+serve: env
+	@$(PY) -m xtrain_docs.serve --port $(PORT)
+
+test: env
+	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+# The pages show what the tests have proved. Are all of them proved as they stand?
+# If not, run the tests that carry @pytest.mark.verifies.
+verify: env
+	@$(PY) -m xtrain_docs.verification || \
+	  $(PYTEST) -n $(WORKERS) -m verifies $(ARGS)
+
+check: dev lint types test
+	@$(PY) -m xtrain_docs.build
+
+lint: dev
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+format: dev
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+types: dev
+	$(PY) -m mypy
+
+wheel: dev
+	$(PY) -m build --no-isolation
+
+clean:
+	rm -rf build dist
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@if [ -n "$(VENV_TOO)" ]; then rm -rf $(VENV); echo 'removed $(VENV)'; fi

@@ -1,0 +1,245 @@
+"""`xtrain doctor`: what this machine can run, one line per finding.
+
+Each check looks or tries; nothing is guessed from names. A finding is "ok", a
+"note" (something is not there, and only part of xtrain needs it) or a "problem"
+(the tests cannot run). The exit code is 1 when there is a problem, else 0.
+"""
+
+import argparse
+import json
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import xtrain
+
+MINIMUM_PYTHON = (3, 11)
+MINIMUM_TORCH = (2, 11)
+MULTI_RANK_NCCL = (2, 30)
+"""From this NCCL on, several ranks may share one GPU."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw."""
+
+    name: str
+    state: Literal["ok", "note", "problem"]
+    text: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `xtrain doctor`."""
+    parser.add_argument(
+        "--json", action="store_true", help="print the findings as JSON"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every finding; 1 when one of them is a problem."""
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not arguments.json:
+            mark = {"ok": "ok  ", "note": "note", "problem": "FAIL"}[finding.state]
+            print(f"{mark}  {finding.name:<9} {finding.text}", flush=True)
+    problems = sum(finding.state == "problem" for finding in findings)
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    elif problems:
+        print(f"\n{problems} to repair before the tests can run.")
+    else:
+        print("\nThis machine can run the tests: make test")
+    return 1 if problems else 0
+
+
+def examine() -> Iterator[Finding]:
+    """All findings in order. Without torch, what needs it is left out."""
+    yield check_python()
+    torch_finding = check_torch()
+    yield torch_finding
+    yield check_loopback()
+    if torch_finding.state == "ok":
+        checks: list[Callable[[], Finding]] = [
+            check_numpy,
+            check_gpus,
+            check_nccl,
+            check_sharing,
+            check_ranks,
+        ]
+        for check in checks:
+            yield check()
+    yield check_record()
+
+
+def check_python() -> Finding:
+    version = platform.python_version()
+    text = f"{version} on {platform.platform(terse=True)} ({sys.executable})"
+    if sys.version_info[:2] < MINIMUM_PYTHON:
+        return Finding("python", "problem", f"{text}: xtrain needs 3.11 or newer")
+    return Finding("python", "ok", text)
+
+
+def check_torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", "problem", f"cannot be imported: {error}")
+    version = torch.__version__
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if numbers < MINIMUM_TORCH:
+        return Finding("torch", "problem", f"{version}: xtrain needs 2.11 or newer")
+    if not torch.distributed.is_available():
+        return Finding("torch", "problem", f"{version} has no torch.distributed")
+    return Finding("torch", "ok", f"{version} ({_build()})")
+
+
+def _build() -> str:
+    import torch
+
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda} build"
+    return f"ROCm {torch.version.hip} build" if torch.version.hip else "CPU build"
+
+
+def check_loopback() -> Finding:
+    """Connect to a free port of this machine, as ranks do to meet."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                peer, _ = server.accept()
+                with peer:
+                    peer.settimeout(5)
+                    client.sendall(b"x")
+                    if peer.recv(1) != b"x":
+                        raise OSError("the byte that was sent did not arrive")
+    except OSError as error:
+        return Finding("loopback", "problem", f"127.0.0.1 does not work: {error}")
+    return Finding("loopback", "ok", f"127.0.0.1 works; port {port} was free")
+
+
+def check_numpy() -> Finding:
+    try:
+        import numpy
+    except ImportError:
+        return Finding(
+            "numpy", "problem", "missing; torch's object collectives need it"
+        )
+    return Finding("numpy", "ok", numpy.__version__)
+
+
+def check_gpus() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        if torch.version.cuda or torch.version.hip:
+            return Finding("gpus", "note", "none visible; ranks run on the CPU")
+        return Finding("gpus", "note", "none: this torch is a CPU build")
+    names = [
+        torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
+    ]
+    return Finding("gpus", "ok", f"{len(names)}: {', '.join(sorted(set(names)))}")
+
+
+def _nccl_version() -> tuple[int, ...] | None:
+    import torch
+    import torch.distributed as dist
+
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return None
+    return tuple(torch.cuda.nccl.version())
+
+
+def check_nccl() -> Finding:
+    import torch.distributed as dist
+
+    version = _nccl_version()
+    if version is not None:
+        return Finding("nccl", "ok", ".".join(map(str, version)))
+    why = "no GPU to use it on" if dist.is_nccl_available() else "not in this torch"
+    return Finding("nccl", "note", f"{why}; the tests run on gloo")
+
+
+def check_sharing() -> Finding:
+    """May several ranks use one GPU? Then one GPU is enough to verify on."""
+    version = _nccl_version()
+    if version is None:
+        return Finding(
+            "sharing", "note", "without NCCL no GPU is shared among ranks"
+        )
+    text = ".".join(map(str, version))
+    if version[:2] < MULTI_RANK_NCCL:
+        return Finding(
+            "sharing",
+            "note",
+            f"NCCL {text} wants a GPU per rank; 2.30 can share one",
+        )
+    return Finding(
+        "sharing", "ok", f"several ranks may share one GPU (NCCL {text})"
+    )
+
+
+def _sum_of_ranks() -> int:
+    """Runs on every rank of the trial World."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(tensor)
+    return int(tensor.item())
+
+
+def check_ranks() -> Finding:
+    """Start two ranks on gloo and add up a tensor across them."""
+    import torch.distributed as dist
+
+    from xtrain.testing import World
+
+    if not dist.is_gloo_available():
+        return Finding("gloo", "problem", "this torch was built without gloo")
+    started = time.perf_counter()
+    try:
+        with World(2) as world:
+            sums = world.run(_sum_of_ranks)
+    except Exception as error:
+        return Finding(
+            "gloo", "problem", f"two ranks could not all-reduce: {error}"
+        )
+    seconds = time.perf_counter() - started
+    if sums != [3, 3]:
+        return Finding("gloo", "problem", f"1 + 2 across two ranks gave {sums}")
+    return Finding(
+        "gloo", "ok", f"two ranks started and all-reduced in {seconds:.1f} s"
+    )
+
+
+def record_folder() -> Path:
+    """Where a test run writes the verification record: the checkout's build folder."""
+    checkout = Path(xtrain.__file__).resolve().parents[2]
+    root = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
+    return root / "build" / "verification"
+
+
+def check_record() -> Finding:
+    folder = record_folder()
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        return Finding("record", "note", f"none in {folder}; `make test` writes it")
+    texts = []
+    for file in files:
+        try:
+            record = json.loads(file.read_text())
+            symbols = record["symbols"]
+            texts.append(
+                f"{file} ({len(symbols)} symbols, {record['created'][:10]}, "
+                f"torch {record['torch']})"
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            return Finding("record", "problem", f"{file} cannot be read: {error!r}")
+    return Finding("record", "ok", "; ".join(texts))
