@@ -1,0 +1,137 @@
+"""Markdown extension: figures, tables and traces drawn by code at build time.
+
+    ```figure when_ring ranks=8 link="nvlink"
+    The caption, as Markdown.
+    ```
+
+calls the function registered as `when_ring` in `xtrain_docs.figures` (likewise
+`table` and `trace`), with the options as keyword arguments. An unknown name or
+option stops the build.
+"""
+
+import ast
+import html
+import importlib
+import inspect
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
+
+from . import fences
+
+KINDS = ("figure", "table", "trace")
+
+
+class BlockError(ValueError):
+    """A page asks for a picture or table that cannot be made. Stops the build."""
+
+
+class Registry(dict[str, Callable[..., Any]]):
+    """Functions that pages call by name; used as a decorator."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        if name in self and self[name].__module__ != function.__module__:
+            raise BlockError(f"two {self.kind}s are called {name!r}")
+        self[name] = function
+        return function
+
+    def run(self, name: str, options: dict[str, Any]) -> Any:
+        """Call the registered function; BlockError names what exists instead."""
+        if name not in self:
+            raise BlockError(
+                f"no {self.kind} {name!r}; there are: {', '.join(sorted(self))}"
+            )
+        function = self[name]
+        try:
+            inspect.signature(function).bind(**options)
+        except TypeError as problem:
+            raise BlockError(
+                f"{self.kind} {name}{inspect.signature(function)}: {problem}"
+            ) from problem
+        return function(**options)
+
+
+def parse_info(info: str) -> tuple[str, str, dict[str, Any]] | None:
+    """`figure when_ring ranks=8` -> kind, name and options; None if no such fence."""
+    words = shlex.split(info) if info.split(" ")[0] in KINDS else []
+    if not words:
+        return None
+    kind, *rest = words
+    if not rest:
+        raise BlockError(f"```{kind} needs the name of a {kind}")
+    options: dict[str, Any] = {}
+    for word in rest[1:]:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise BlockError(f"```{info}: {word!r} is not of the form key=value")
+        try:
+            options[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[key] = text
+    return kind, rest[0], options
+
+
+def registry(kind: str) -> Registry:
+    """The registry of a kind, with every module of that package loaded."""
+    module = importlib.import_module(f"xtrain_docs.{kind}s")
+    return module.REGISTRY
+
+
+class BlocksPreprocessor(Preprocessor):
+    """Replaces figure, table and trace fences by what their function makes."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        return fences.replace(lines, self._block)
+
+    def _block(self, fence: fences.Fence) -> list[str] | None:
+        found = parse_info(fence.info)
+        if found is None:
+            return None
+        kind, name, options = found
+        made = registry(kind).run(name, options)
+        caption = " ".join(line.strip() for line in fence.body if line.strip())
+        if kind == "table":
+            return ["", *made.markdown(), "", *_caption(caption, "xt-caption"), ""]
+        if kind == "trace":
+            return self._figure(made.html(), made.caption(caption), "xt-tracefig")
+        return self._figure(made, caption, f"xt-fig xt-fig-{name.replace('_', '-')}")
+
+    def _figure(self, inner: str, caption: str, classes: str) -> list[str]:
+        inner = re.sub(r"\s*\n\s*", " ", inner)
+        figure = f'<div class="xt-scroll" tabindex="0">{inner}</div>'
+        if "xt-tracefig" in classes:
+            figure = inner
+        opened = f'<figure class="{html.escape(classes)}" markdown="1">'
+        lines = ["", opened, "", self.md.htmlStash.store(figure), ""]
+        if caption:
+            lines += [
+                '<figcaption markdown="span">' + caption + "</figcaption>",
+                "",
+            ]
+        return [*lines, "</figure>", ""]
+
+
+def _caption(text: str, name: str) -> list[str]:
+    return [text, f"{{ .{name} }}"] if text else []
+
+
+class BlocksExtension(Extension):
+    """`xtrain_docs.blocks` in mkdocs.yml."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
+        md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 43)
+
+
+def makeExtension(**options: Any) -> BlocksExtension:  # noqa: N802 (their name)
+    """Called by Python-Markdown."""
+    return BlocksExtension(**options)

@@ -1,0 +1,83 @@
+"""Build the site: prebuild, then a strict MkDocs build into a fresh folder.
+
+    python -m xtrain_docs.build            publishes to build/site, only on success
+    python -m xtrain_docs.build --draft    to build/draft; unverified code is marked
+                                           instead of stopping the build
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from . import config, prebuild
+
+ROOT_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>xtrain</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="description" content="xtrain: distributed training written by hand.">
+<meta http-equiv="refresh" content="0; url=en/"><link rel="canonical" href="en/">
+</head><body><main><h1>xtrain</h1><p><a href="en/">English</a></p></main></body></html>
+"""
+
+
+def build(target: Path) -> None:
+    """Prebuild and build into `target`; raises on any error or warning."""
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
+    os.environ.setdefault("DISABLE_MKDOCS_2_WARNING", "true")
+    os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+    from mkdocs.commands.build import build as mkdocs_build
+    from mkdocs.config import load_config
+
+    prebuild.main()
+    fresh = target.with_name(target.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    loaded = load_config(
+        str(config.ROOT / "mkdocs.yml"), site_dir=str(fresh / "en"), strict=True
+    )
+    loaded.plugins.on_startup(command="build", dirty=False)
+    try:
+        mkdocs_build(loaded)
+    finally:
+        loaded.plugins.on_shutdown()
+    (fresh / "index.html").write_text(ROOT_PAGE)
+    shutil.copyfile(fresh / "en" / "404.html", fresh / "404.html")
+    (fresh / ".nojekyll").touch()
+    old = target.with_name(target.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m xtrain_docs.build")
+    parser.add_argument("--draft", action="store_true", help="mark unverified code")
+    parser.add_argument("--to", type=Path, help="another folder to publish to")
+    options = parser.parse_args(arguments)
+    if options.draft:
+        os.environ["XTRAIN_DOCS_DRAFT"] = "1"
+    target = config.BUILD / "draft" if config.draft() else config.SITE
+    target = options.to.resolve() if options.to else target
+    began = time.perf_counter()
+    from mkdocs.exceptions import MkDocsException
+
+    import logging
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        build(target)
+    except (MkDocsException, ValueError) as problem:
+        print(f"\nsite not built: {problem}", file=sys.stderr)
+        return 1
+    took = time.perf_counter() - began
+    print(f"site built in {took:.1f} s: {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Where things are, and the few settings a build reads from its environment."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository: the site is built from a checkout (or an editable install)."""
+
+SOURCE = ROOT / "src"
+PAGES = ROOT / "docs" / "en"
+BUILD = ROOT / "build"
+RECORDS = (BUILD / "verification", ROOT / "docs" / "data" / "verification")
+"""Folders of verification records: what the last test run wrote, and what was
+committed from machines with GPUs."""
+
+TRACES = BUILD / "traces"
+SITE = BUILD / "site"
+
+VERIFY_COMMAND = "make test"
+"""The command that writes the verification record."""
+
+
+def source_url(path: str, first: int, last: int) -> str:
+    """The address of lines `first` to `last` of a source file.
+
+    Set XTRAIN_SOURCE_URL to a template with {path}, {first} and {last} to point at
+    a public repository; the default is the page of that file in this site.
+    """
+    template = os.environ.get("XTRAIN_SOURCE_URL", "/source/{path}.md#L{first}")
+    return template.format(path=path.removeprefix("src/"), first=first, last=last)
+
+
+def draft() -> bool:
+    """Is this a draft build, which shows unverified code instead of stopping?"""
+    return os.environ.get("XTRAIN_DOCS_DRAFT", "") not in ("", "0")

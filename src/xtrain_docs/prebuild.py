@@ -1,0 +1,331 @@
+"""Write the generated parts of the site: source pages, reference pages, traces.
+
+    python -m xtrain_docs.prebuild
+
+Generated pages lie under docs/en/source and docs/en/reference/*/ and are not
+committed. Files that would not change are left alone.
+"""
+
+import ast
+import html
+import re
+import shutil
+from pathlib import Path
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer, get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+from . import config, embed, fences, verification
+from .symbols import SymbolError
+
+SHOWN = ("src/xtrain", "src/xtrain_docs", "tests", "snippets")
+INERT = {ord(c): f"&#{ord(c)};" for c in "{}[]`$\\"}
+"""Characters that Markdown extensions would act on, even inside raw HTML."""
+SUFFIXES = {".py", ".out", ".css", ".js", ".toml", ".yml"}
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file if its text changes."""
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def _prune(folder: Path, kept: set[Path]) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file() and path not in kept:
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+# --- source pages ----------------------------------------------------------------
+
+
+def source_files() -> list[Path]:
+    """Every file of ours that has a source page."""
+    return sorted(
+        path
+        for folder in SHOWN
+        for path in (config.ROOT / folder).rglob("*")
+        if path.is_file()
+        and path.suffix in SUFFIXES
+        and "__pycache__" not in path.parts
+        and ".egg-info" not in str(path)
+    )
+
+
+def source_page(path: Path) -> str:
+    """One source file as a page with an anchor L<n> on every line."""
+    name = path.relative_to(config.ROOT).as_posix()
+    text = path.read_text()
+    try:
+        lexer = get_lexer_for_filename(path.name, stripnl=False)
+    except ClassNotFound:
+        lexer = PythonLexer(stripnl=False)
+    body = highlight(text, lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
+    body = body.translate(INERT)
+    lines = [
+        f'<span class="xt-line" id="L{i}"><a href="#L{i}" tabindex="-1" '
+        f'aria-hidden="true" data-n="{i}"></a>{line or " "}</span>'
+        for i, line in enumerate(body.split("\n"), start=1)
+    ]
+    shown = name.removeprefix("src/")
+    count = len(lines)
+    return "\n".join(
+        [
+            "---",
+            f"title: {shown}",
+            f"description: Source of {shown}, {count} lines.",
+            "search:",
+            "  exclude: true",
+            "hide: [toc, navigation]",
+            "generated: true",
+            "---",
+            "",
+            f"# `{shown}` {{ .xt-source-title }}",
+            "",
+            '<div class="highlight xt-source" tabindex="0"><pre><code>'
+            + "\n".join(lines)
+            + "</code></pre></div>",
+            "",
+        ]
+    )
+
+
+def write_source_pages() -> int:
+    """docs/en/source/**; returns how many."""
+    folder = config.PAGES / "source"
+    kept = set()
+    for path in source_files():
+        name = path.relative_to(config.ROOT).as_posix().removeprefix("src/")
+        kept.add(write(folder / f"{name}.md", source_page(path)))
+    kept.add(write(folder / "index.md", _source_index()))
+    _prune(folder, kept)
+    return len(kept)
+
+
+def _source_index() -> str:
+    lines = [
+        "---",
+        "title: Source files",
+        "search: {exclude: true}",
+        "hide: [toc]",
+        "generated: true",
+        "---",
+        "",
+        "# Source files",
+        "",
+    ]
+    for folder in SHOWN:
+        lines += [f"## {folder}", ""]
+        for path in source_files():
+            name = path.relative_to(config.ROOT).as_posix()
+            if name.startswith(folder + "/"):
+                short = name.removeprefix("src/")
+                lines.append(f"- [{name.removeprefix(folder + '/')}]({short}.md)")
+        lines.append("")
+    return "\n".join(lines)
+
+
+# --- reference pages -------------------------------------------------------------
+
+
+def modules() -> list[str]:
+    """Every public module of xtrain that defines something public."""
+    found = []
+    for path in sorted((config.SOURCE / "xtrain").rglob("*.py")):
+        parts = path.relative_to(config.SOURCE).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        if any(part.startswith("_") for part in parts):
+            continue
+        if not (path.parent / "__init__.py").is_file():
+            continue
+        tree = ast.parse(path.read_text())
+        public = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")
+        ]
+        constants = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and not path.name == "__init__.py"
+        ]
+        if public or constants:
+            found.append(".".join(parts))
+    return found
+
+
+def _summary(module: str) -> str:
+    from .symbols import module_path
+
+    text = module_path(module, config.SOURCE).read_text()
+    doc = ast.get_docstring(ast.parse(text)) or ""
+    return doc.split("\n\n")[0].replace("\n", " ").strip()
+
+
+def write_reference() -> int:
+    """docs/en/reference/<package>/<module>.md; returns how many."""
+    folder = config.PAGES / "reference"
+    kept = {folder / "index.md"}
+    index = [
+        "---",
+        "title: Reference",
+        "description: Every public name of xtrain, module by module.",
+        "generated: true",
+        "---",
+        "",
+        "# Reference",
+        "",
+        "Every public name, module by module, from the docstrings. The code of each "
+        "one is a click away.",
+        "",
+    ]
+    package = ""
+    for module in modules():
+        parts = module.split(".")
+        top = ".".join(parts[:2])
+        if top != package:
+            package = top
+            index += ["", f"## `{package}`", ""]
+        page = folder / parts[1] / f"{'.'.join(parts[2:]) or 'package'}.md"
+        kept.add(write(page, _reference_page(module)))
+        link = page.relative_to(folder).as_posix()
+        index.append(f"- [`{module}`]({link}): {_summary(module)}")
+    write(folder / "index.md", "\n".join([*index, ""]))
+    _prune(folder, kept)
+    return len(kept)
+
+
+def _reference_page(module: str) -> str:
+    from .symbols import module_path
+
+    path = module_path(module, config.SOURCE)
+    source = path.relative_to(config.SOURCE).as_posix()
+    return "\n".join(
+        [
+            "---",
+            f"title: {module}",
+            f"description: Reference of {module}, from its docstrings.",
+            "generated: true",
+            "---",
+            "",
+            f"# `{module}`",
+            "",
+            f"[{source}](/source/{source}.md){{ .xt-path }}",
+            "{ .xt-bar .xt-alone }",
+            "",
+            f"::: {module}",
+            "",
+        ]
+    )
+
+
+# --- pages and their blocks ------------------------------------------------------
+
+
+def pages() -> list[Path]:
+    """Pages people write: generated ones left out."""
+    return sorted(
+        path
+        for path in config.PAGES.rglob("*.md")
+        if "generated: true" not in path.read_text()[:400]
+    )
+
+
+def embedded() -> dict[str, list[Path]]:
+    """Every symbol reference on some page, and the pages."""
+    found: dict[str, list[Path]] = {}
+    for page in pages():
+        for fence in fences.fences(page.read_text().splitlines()):
+            parsed = embed.parse(fence.body)
+            if parsed and ":" in parsed[0]:
+                found.setdefault(parsed[0], []).append(page)
+    return found
+
+
+# --- ledger ----------------------------------------------------------------------
+
+
+def write_ledger() -> int:
+    """docs/en/verification/ledger.md: every symbol with its evidence."""
+    ledger = verification.ledger()
+    lines = [_ledger_head(ledger)]
+    shown: dict[str, list[str]] = {}
+    for reference, where in embedded().items():
+        key = reference.partition(":")[0] + ":" + reference.partition(":")[2].split(
+            "."
+        )[0]
+        shown.setdefault(key, []).extend(str(p) for p in where)
+    rows = 0
+    module = ""
+    for key in sorted({*ledger.symbols(), *shown}):
+        try:
+            summary = ledger.summary(key)
+        except SymbolError:
+            continue  # the record is older than the source: the symbol is gone
+        home = key.split(":")[0]
+        if home != module:
+            module = home
+            lines += ["", f"## `{module}`", ""]
+        lines += _ledger_entry(summary, key in shown)
+        rows += 1
+    if not rows:
+        lines.append("No test run is recorded yet.")
+    write(config.PAGES / "verification" / "ledger.md", "\n".join([*lines, ""]))
+    return rows
+
+
+def _ledger_head(ledger: verification.Ledger) -> str:
+    runs = sorted({(e.created, e.backend, e.device, e.torch) for e in ledger.evidence})
+    del runs
+    return "\n".join(
+        [
+            "---",
+            "title: Ledger",
+            "description: Which test verifies which function, where and when.",
+            "generated: true",
+            "---",
+            "",
+            "# Ledger",
+            "",
+        ]
+    )
+
+
+def _ledger_entry(summary: verification.Summary, on_page: bool) -> list[str]:
+    key = summary.symbol
+    name = key.split(":")[1]
+    state = "verified" if summary.verified else "unverified"
+    lines = [
+        f"### `{name}` {{ #{embed.anchor(key)} .xt-ledger-{state} }}",
+        "",
+    ]
+    del on_page
+    for item in summary.current:
+        lines.append(f"- {item.backend} on {item.device}, torch {item.torch}")
+        for test in item.tests:
+            lines.append(f"    - `{html.escape(test['id'])}` {test['outcome']}")
+    lines.append("")
+    return lines
+
+
+def main() -> None:
+    """Write everything."""
+    shutil.rmtree(config.PAGES / "reference", ignore_errors=True) if False else None
+    count = write_source_pages()
+    print(f"{count} source pages")
+    print(f"{write_reference()} reference pages")
+    print(f"{write_ledger()} symbols in the ledger")
+    assert re
+
+
+if __name__ == "__main__":
+    main()

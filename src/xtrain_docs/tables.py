@@ -1,0 +1,46 @@
+"""Tables that pages show: functions registered here return a Table.
+
+    @REGISTRY
+    def my_table(ranks: int = 8) -> Table: ...
+
+A page then says ```` ```table my_table ranks=4 ````.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .blocks import Registry
+
+REGISTRY = Registry("table")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text (inline Markdown and `$math$` allowed).
+
+    Attributes:
+        header: one text per column.
+        rows: one sequence of texts per row.
+        align: one of "l", "r", "c" per column, as in "lrr"; default all left.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    align: str = ""
+
+    def markdown(self) -> list[str]:
+        """The table as Markdown lines."""
+        align = self.align or "l" * len(self.header)
+        marks = {"l": ":---", "r": "---:", "c": ":---:"}
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"a row of {len(row)} cells: {row}")
+        return [
+            _line(self.header),
+            _line([marks[letter] for letter in align]),
+            *(_line(row) for row in self.rows),
+        ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |"

@@ -1,0 +1,208 @@
+"""Numbers on pages: `{{ expression }}` is computed when the site is built.
+
+An expression sees every public name of `xtrain.plan`, the names below, and the
+filters of FILTERS (`{{ 64 * MiB | bytes }}`). An unknown name stops the build.
+Functions that pages need and that are not a formula of xtrain.plan (measured
+values, counts) are added here with `@value`.
+"""
+
+import ast
+import html
+import importlib
+import numbers
+import re
+from collections.abc import Callable
+from typing import Any
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
+
+from . import config, fences, verification
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+VALUES: dict[str, Any] = {
+    "KiB": KiB, "MiB": MiB, "GiB": GiB, "KB": 10**3, "MB": 10**6, "GB": 10**9,
+    "us": 1e-6, "ms": 1e-3,
+    "round": round, "min": min, "max": max, "sum": sum, "len": len, "abs": abs,
+    "int": int, "float": float, "range": range,
+}  # fmt: skip
+FILTERS: dict[str, Callable[..., str]] = {}
+
+
+class ValuesError(ValueError):
+    """An expression on a page that cannot be computed. Stops the build."""
+
+
+def value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a function that pages may call inside `{{ }}`."""
+    VALUES[function.__name__] = function
+    return function
+
+
+def text_filter(function: Callable[..., str]) -> Callable[..., str]:
+    """Register a filter: a number in, the text on the page out."""
+    FILTERS[function.__name__.rstrip("_")] = function
+    return function
+
+
+def digits(number: float, significant: int = 3) -> str:
+    """A number to some significant digits, without an exponent or a dot at the end."""
+    text = f"{number:.{significant}g}"
+    if "e" in text:
+        text = f"{float(text):.0f}"
+    return text
+
+
+@text_filter
+def bytes_(number: float, significant: int = 3) -> str:
+    """1572864 as `1.5 MiB`: binary units, which is what buffers are made of."""
+    for unit, name in ((2**40, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if abs(number) >= unit:
+            return f"{digits(number / unit, significant)} {name}"
+    return f"{digits(number, significant)} bytes"
+
+
+@text_filter
+def si(number: float, unit: str = "", significant: int = 3) -> str:
+    """6.24e10 as `62.4 G`, with a unit if one is given (`B/s`)."""
+    for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{digits(number / size, significant)} {name}{unit}"
+    return f"{digits(number, significant)} {unit}".rstrip()
+
+
+@text_filter
+def percent(number: float, places: int = 0) -> str:
+    """0.755 as `76 %`."""
+    return f"{number * 100:.{places}f} %"
+
+
+@text_filter
+def times(number: float, significant: int = 3) -> str:
+    """1.75 as `1.75x`."""
+    return f"{digits(number, significant)}x"
+
+
+@text_filter
+def seconds(number: float, significant: int = 3) -> str:
+    """0.0042 as `4.2 ms`."""
+    for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(number) >= size:
+            return f"{digits(number / size, significant)} {name}"
+    return f"{digits(number / 1e-9, significant)} ns" if number else "0 s"
+
+
+@text_filter
+def number(count: float, significant: int = 3) -> str:
+    """A plain number; whole numbers keep all digits, in groups of three."""
+    if float(count).is_integer():
+        whole = int(count)
+        return f"{whole:,}".replace(",", " ") if abs(whole) > 9999 else str(whole)
+    return digits(count, significant)
+
+
+@value
+def tests_of(symbol: str) -> int:
+    """How many tests pass on the current source of `module:name`."""
+    return verification.ledger().summary(symbol).passed
+
+
+def names() -> dict[str, Any]:
+    """Every name an expression may use."""
+    found = dict(VALUES)
+    try:
+        plan = importlib.import_module("xtrain.plan")
+    except ModuleNotFoundError as problem:
+        if problem.name not in ("xtrain", "xtrain.plan"):
+            raise
+    else:
+        public = getattr(plan, "__all__", None) or [
+            name for name in vars(plan) if not name.startswith("_")
+        ]
+        found |= {name: getattr(plan, name) for name in public}
+    return found
+
+
+def evaluate(expression: str) -> str:
+    """The text of one expression: Python, then filters after `|`.
+
+    Raises:
+        ValuesError: unknown name or filter, or the expression raised.
+    """
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+        result = _compute(tree, names())
+    except Exception as problem:
+        why = f"{type(problem).__name__}: {problem}"
+        raise ValuesError(f"{{{{ {expression} }}}}: {why}") from problem
+    if isinstance(result, bool) or not isinstance(result, str | numbers.Real):
+        raise ValuesError(
+            f"{{{{ {expression} }}}} is a {type(result).__name__}, not a number or text"
+        )
+    return result if isinstance(result, str) else number(result)
+
+
+def _compute(tree: ast.expr, known: dict[str, Any]) -> Any:
+    """Evaluate; `left | name(...)` calls a filter, as `|` binds loosest in Python."""
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitOr):
+        call = tree.right if isinstance(tree.right, ast.Call) else None
+        head = call.func if call else tree.right
+        if not isinstance(head, ast.Name) or head.id not in FILTERS:
+            raise ValuesError(
+                f"no filter {ast.unparse(head)!r}; there are: {', '.join(FILTERS)}"
+            )
+        extra = [_compute(a, known) for a in call.args] if call else []
+        named = {k.arg: _compute(k.value, known) for k in call.keywords} if call else {}
+        return FILTERS[head.id](_compute(tree.left, known), *extra, **named)
+    code = compile(ast.Expression(tree), "<page>", "eval")
+    return eval(code, {"__builtins__": {}}, known)  # our own pages  # noqa: S307
+
+
+EXPRESSION = re.compile(r"\{\{(?!\{)\s*(?P<expression>[^{}]+?)\s*\}\}")
+CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+
+
+class ValuesPreprocessor(Preprocessor):
+    """Replaces expressions outside fences and code spans."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        fenced = {
+            i for f in fences.fences(lines) for i in range(f.start, f.end + 1)
+        }
+        return [
+            line if i in fenced or "{{" not in line else self._line(line)
+            for i, line in enumerate(lines)
+        ]
+
+    def _line(self, line: str) -> str:
+        spans = [m.span() for m in CODE_SPAN.finditer(line)]
+
+        def put(match: re.Match) -> str:
+            if any(a <= match.start() < b for a, b in spans):
+                return match.group(0)
+            expression = match["expression"]
+            text = evaluate(expression)
+            before = line[: match.start()]
+            plain = before.count("$") % 2 == 1 or line.lstrip().startswith(("#", "$$"))
+            if plain:
+                return text
+            title = html.escape(expression.replace("|", "as"), quote=True)
+            return f'<span class="xt-value" title="computed: {title}">{text}</span>'
+
+        return EXPRESSION.sub(put, line)
+
+
+class ValuesExtension(Extension):
+    """`xtrain_docs.values` in mkdocs.yml."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
+        md.preprocessors.register(ValuesPreprocessor(md), "xtrain-values", 44)
+
+
+def makeExtension(**options: Any) -> ValuesExtension:  # noqa: N802 (their name)
+    """Called by Python-Markdown."""
+    return ValuesExtension(**options)
+
+
+__all__ = ["FILTERS", "VALUES", "evaluate", "makeExtension", "value", "config"]
