@@ -281,7 +281,7 @@ def setup(arguments: argparse.Namespace) -> None:
     state = read_state(venv, base)
     if state and arguments.keep_python:
         base = state["python"]
-    inputs = [pyproject, constraints, base, arguments.torch, *arguments.torch_args]
+    inputs = [pyproject, constraints, base, arguments.torch]
     key = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     same = state.get("key") == key and str(ROOT) == state.get("root")
     if same and set(extras.split(",")) <= set(state["extras"].split(",")):

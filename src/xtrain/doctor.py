@@ -220,7 +220,7 @@ def check_ranks() -> Finding:
 
 
 def record_folder() -> Path:
-    """Where a test run writes the verification record: the checkout's build folder."""
+    """Where a test run writes the verification record."""
     checkout = Path(xtrain.__file__).resolve().parents[2]
     root = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
     return root / "build" / "verification"
