@@ -1,0 +1,50 @@
+"""lc1: the collectives of torch.distributed, written from send and receive."""
+
+from xtrain.comm.all_to_all import (
+    Handle,
+    all_to_all,
+    all_to_all_async,
+    all_to_all_single,
+    all_to_all_single_async,
+    exchange_split_sizes,
+)
+from xtrain.comm.checks import debug_checks, rank_and_size
+from xtrain.comm.collectives import (
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_single,
+    all_reduce,
+    barrier,
+    broadcast,
+    broadcast_naive,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+    scatter,
+)
+from xtrain.comm.hierarchical import hierarchical_all_reduce
+from xtrain.comm.ledger import CommLedger, message_rounds
+from xtrain.comm.mesh import axis_ranks, init_mesh, mesh_coordinates
+from xtrain.comm.objects import (
+    all_gather_object,
+    broadcast_object,
+    recv_object,
+    send_object,
+)
+from xtrain.comm.one_shot import one_shot_all_reduce
+from xtrain.comm.p2p import (
+    exchange,
+    exchange_all,
+    irecv,
+    isend,
+    recv,
+    ring_shift,
+    send,
+)
+from xtrain.comm.parameter_server import parameter_server_all_reduce
+from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
+
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,79 @@
+"""Any Python object as a message: its pickle, announced by its length.
+
+Unpickling runs code that the sender chose, so these are for ranks of one trusted job.
+"""
+
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.collectives import all_gather, broadcast
+from xtrain.comm.p2p import group_rank_of, recv, send
+
+
+def send_object(
+    obj: Any,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+) -> None:
+    """Send `obj`; two messages, its length and its bytes."""
+    payload = _to_tensor(obj)
+    peer = group_rank_of("dst", dst, group_dst, group)
+    send(torch.tensor(payload.numel()), group=group, group_dst=peer)
+    send(payload, group=group, group_dst=peer)
+
+
+def recv_object(
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+) -> Any:
+    """Receive what the other side sent by `send_object`."""
+    peer = group_rank_of("src", src, group_src, group)
+    length = torch.tensor(0)
+    recv(length, group=group, group_src=peer)
+    payload = torch.empty(int(length), dtype=torch.uint8)
+    recv(payload, group=group, group_src=peer)
+    return _from_tensor(payload)
+
+
+def broadcast_object(
+    obj: Any = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+) -> Any:
+    """Return rank `src`'s object on every rank; the others' argument is ignored."""
+    root = group_rank_of("src", src, group_src, group)
+    rank, _ = rank_and_size(group)
+    payload = _to_tensor(obj) if rank == root else None
+    length = torch.tensor(payload.numel() if rank == root else 0)
+    broadcast(length, group=group, group_src=root)
+    if payload is None:
+        payload = torch.empty(int(length), dtype=torch.uint8)
+    broadcast(payload, group=group, group_src=root)
+    return obj if rank == root else _from_tensor(payload)
+
+
+def all_gather_object(obj: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """Return every rank's object, in rank order, on every rank."""
+    _, size = rank_and_size(group)
+    payload = _to_tensor(obj)
+    lengths = [torch.tensor(0) for _ in range(size)]
+    all_gather(lengths, torch.tensor(payload.numel()), group)
+    payloads = [torch.empty(int(n), dtype=torch.uint8) for n in lengths]
+    all_gather(payloads, payload, group)
+    return [_from_tensor(p) for p in payloads]
+
+
+def _to_tensor(obj: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _from_tensor(payload: Tensor) -> Any:
+    return pickle.loads(payload.numpy().tobytes())

@@ -1,0 +1,39 @@
+"""All-reduce in one step: everyone sends everything to everyone.
+
+For a few kilobytes latency is all that counts, and nothing takes fewer steps than one.
+The price is volume: each rank sends N-1 times the tensor.
+
+This is the one file of `xtrain.comm` that calls a torch collective: a single
+`all_to_all_single` hands all N-1 messages to the backend at once, which beats N-1
+separate sends.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+
+from xtrain.comm.checks import check_call
+from xtrain.comm.reduce_op import combine, finish
+
+
+def one_shot_all_reduce(
+    tensor: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Reduce `tensor` over all ranks, in place: one step, N-1 times the tensor sent.
+
+    All ranks add in rank order, so all get the same bits. fp16 and bf16 add in fp32.
+    """
+    rank, size = check_call("one_shot_all_reduce", group, tensor, op=op)
+    mine = tensor.detach().reshape(1, -1)
+    copies = mine.expand(size, -1).contiguous()
+    theirs = torch.empty_like(copies)
+    dist.all_to_all_single(theirs, copies, group=group)
+    if theirs.dtype in (torch.float16, torch.bfloat16):
+        theirs = theirs.float()
+    for other in theirs[1:]:
+        combine(theirs[0], other, op)
+    finish(theirs[0], op, size)
+    tensor.detach().copy_(theirs[0].view(tensor.shape))

@@ -1,0 +1,99 @@
+"""Ring collectives: every rank talks to its two neighbours only.
+
+    rank 0 -> rank 1 -> rank 2 -> ... -> rank N-1 -> rank 0
+
+The tensor is cut into N chunks, and chunk c starts its journey behind rank c.
+Reduce-scatter: each rank passes a partial sum on and adds what arrives; after N-1 steps
+rank r holds the finished chunk r. All-gather: the finished chunks make the same journey
+and are kept. All-reduce is the one after the other.
+
+Every step uses every link at once, so nobody waits for anybody but its neighbour. For a
+tensor of M bytes each rank sends (N-1)/N M in reduce-scatter and in all-gather, so
+2(N-1)/N M in all-reduce: the least any algorithm can do (Patarasuk and Yuan, Bandwidth
+Optimal All-reduce Algorithms for Clusters of Workstations, 2009). The price is latency:
+2(N-1) steps.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+
+from xtrain.comm.checks import check_call
+from xtrain.comm.p2p import ring_shift
+from xtrain.comm.reduce_op import combine, finish
+
+
+def ring_all_reduce(
+    tensor: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Reduce `tensor` over all ranks, in place, on every rank. Any shape, any size.
+
+    Each rank sends 2(N-1)/N of the tensor in 2(N-1) steps.
+    """
+    rank, size = check_call("ring_all_reduce", group, tensor, op=op)
+    flat = tensor.detach().contiguous().view(-1)
+    chunks = flat.tensor_split(size)
+    incoming = torch.empty_like(chunks[0])
+
+    for step in range(size - 1):  # reduce-scatter: rank r ends up with chunk r
+        partial = chunks[(rank - 1 - step) % size]
+        mine = chunks[(rank - 2 - step) % size]
+        ring_shift(partial, incoming[: mine.numel()], group=group)
+        combine(mine, incoming[: mine.numel()], op)
+    finish(chunks[rank], op, size)
+
+    for step in range(
+        size - 1
+    ):  # all-gather: what arrives is final, so it replaces
+        send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
+        ring_shift(chunks[send_chunk], chunks[recv_chunk], group=group)
+
+    if not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def ring_reduce_scatter(
+    output: Tensor,
+    input: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Rank r's `output` becomes the reduction of everybody's chunk r of `input`.
+
+    `input` holds N chunks of `output`'s size, one after the other or stacked, and is not
+    changed. Each rank sends (N-1)/N of `input` in N-1 steps.
+    """
+    rank, size = check_call(
+        "ring_reduce_scatter", group, output, op=op, whole=input
+    )
+    chunks = input.detach().contiguous().view(size, -1)
+    buffers = torch.empty_like(chunks[:2])  # one is being sent, the other receives
+    partial = chunks[(rank - 1) % size]
+    for step in range(size - 1):
+        incoming = buffers[step % 2]
+        ring_shift(partial, incoming, group=group)
+        combine(incoming, chunks[(rank - 2 - step) % size], op)
+        partial = incoming
+    result = output.detach()
+    result.copy_(partial.view(output.shape))
+    finish(result, op, size)
+
+
+def ring_all_gather(
+    output: Tensor, input: Tensor, group: ProcessGroup | None = None
+) -> None:
+    """Every rank's `output` becomes all the `input`s, one after the other or stacked.
+
+    Each rank sends (N-1)/N of `output` in N-1 steps.
+    """
+    rank, size = check_call("ring_all_gather", group, input, whole=output)
+    gathered = output.detach().contiguous()
+    chunks = gathered.view(size, -1)
+    chunks[rank].copy_(input.detach().reshape(-1))
+    for step in range(size - 1):
+        send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
+        ring_shift(chunks[send_chunk], chunks[recv_chunk], group=group)
+    if not output.is_contiguous():
+        output.detach().copy_(gathered)
