@@ -1,0 +1,48 @@
+"""Sizes, bytes and seconds of distributed training, computed without torch.
+
+Standard library only, so the same code runs in a browser's Python.
+"""
+
+from xtrain.plan.cost import (
+    Cost,
+    algorithm_bandwidth,
+    bus_bandwidth,
+    bus_bandwidth_factor,
+    collective_cost,
+    collective_time,
+    crossover,
+    fastest,
+    hierarchical_time,
+    nccl_all_reduce_time,
+)
+from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
+from xtrain.plan.traffic import (
+    Traffic,
+    all_reduce_lower_bound,
+    chunk_sizes,
+    collective_traffic,
+    hierarchical_between_nodes,
+)
+
+__all__ = [
+    "ACCELERATORS",
+    "LINKS",
+    "Accelerator",
+    "Cost",
+    "Link",
+    "Traffic",
+    "algorithm_bandwidth",
+    "all_reduce_lower_bound",
+    "bus_bandwidth",
+    "bus_bandwidth_factor",
+    "chunk_sizes",
+    "collective_cost",
+    "collective_time",
+    "collective_traffic",
+    "crossover",
+    "fastest",
+    "hierarchical_between_nodes",
+    "hierarchical_time",
+    "nccl_all_reduce_time",
+    "peak_flops",
+]

@@ -1,0 +1,197 @@
+"""Accelerators and links: how fast they compute, remember and talk.
+
+Rates are plain numbers in base units: FLOP/s (a multiply-add is two), bytes, and
+bytes per second in ONE direction. Vendors print NVLink both ways at once ("900
+GB/s" for H100); the number that a ring can use is half of that (450 GB/s). Memory
+sizes are the vendor's (1 GB = 1e9 bytes); a driver may report more, so ask it where
+you can.
+
+Every preset says where its figures come from. `confirmed=False` marks the ones that
+came from a third-party table and still wait for a look at the vendor's datasheet.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+GB = 1e9
+TERA = 1e12
+
+_MLENG = "Stas Bekman, Machine Learning Engineering, hardware tables"
+_TPU = "Google Cloud TPU documentation; How to Scale Your Model (JAX scaling book)"
+_THIRD_PARTY = "third-party tables, vendor datasheet not read"
+_IB = "InfiniBand 4x signalling rate / 8 bits"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A wire between two devices: payload bytes per second in one direction."""
+
+    name: str
+    bandwidth: float
+    source: str
+
+    @property
+    def beta(self) -> float:
+        """Seconds per byte, the beta of the alpha-beta model."""
+        return 1.0 / self.bandwidth
+
+    @property
+    def duplex(self) -> float:
+        """Both directions added, the number that vendors print for NVLink."""
+        return 2.0 * self.bandwidth
+
+    @staticmethod
+    def preset(name: str) -> "Link":
+        """The link called `name` in `LINKS`; ValueError lists the known names."""
+        return _look_up(LINKS, name, "link")
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device: dense 16-bit peak, memory, and the two links it talks over.
+
+    `flops` is the dense bf16 (V100: fp16) peak in FLOP/s, without sparsity.
+    `matmul` is the best matrix-multiply rate that was measured, None where no
+    figure is known. `link` joins devices of one node, `network` (one adapter per
+    device, the usual reference design and not a property of the part) joins nodes.
+    """
+
+    name: str
+    flops: float
+    memory: float
+    memory_bandwidth: float
+    link: Link
+    network: Link | None
+    source: str
+    matmul: float | None = None
+    confirmed: bool = True
+
+    @property
+    def matmul_efficiency(self) -> float | None:
+        """Measured matrix-multiply rate over the printed peak."""
+        return None if self.matmul is None else self.matmul / self.flops
+
+    @staticmethod
+    def preset(name: str) -> "Accelerator":
+        """The device called `name` in `ACCELERATORS`; ValueError lists the
+        names.
+        """
+        return _look_up(ACCELERATORS, name, "accelerator")
+
+
+Preset = TypeVar("Preset", Link, Accelerator)
+
+
+def peak_flops(clock_hz: float, fma_per_clock: int, units: int) -> float:
+    """FLOP/s of `units` tensor cores that each do `fma_per_clock` multiply-adds."""
+    return clock_hz * fma_per_clock * units * 2
+
+
+def _look_up(table: dict[str, Preset], name: str, kind: str) -> Preset:
+    try:
+        return table[name.lower()]
+    except KeyError:
+        known = ", ".join(sorted(table))
+        raise ValueError(f"unknown {kind} {name!r}; known: {known}") from None
+
+
+def _by_name(*presets: Preset) -> dict[str, Preset]:
+    return {preset.name: preset for preset in presets}
+
+
+LINKS: dict[str, Link] = _by_name(
+    Link("nvlink2", 150 * GB, _MLENG),
+    Link("nvlink3", 300 * GB, _MLENG),
+    Link("nvlink4", 450 * GB, _MLENG),
+    Link("nvlink5", 900 * GB, _MLENG),
+    Link("xgmi-mi300x", 448 * GB, _MLENG + "; 7 links of 64 GB/s, 64 to one peer"),
+    Link("xgmi-mi300x-peer", 64 * GB, _MLENG),
+    Link("ici-v5p", 90 * GB, _TPU + "; one of 6 links (90 or 100)"),
+    Link("infiniband-edr", 100 * GB / 8, _IB),
+    Link("infiniband-hdr", 200 * GB / 8, _IB),
+    Link("infiniband-ndr", 400 * GB / 8, _IB),
+    Link("infiniband-xdr", 800 * GB / 8, _IB),
+)
+
+ACCELERATORS: dict[str, Accelerator] = _by_name(
+    Accelerator(
+        "v100",
+        flops=125 * TERA,
+        memory=32 * GB,
+        memory_bandwidth=0.90 * TERA,
+        link=LINKS["nvlink2"],
+        network=LINKS["infiniband-edr"],
+        source=_THIRD_PARTY + "; fp16 only",
+        confirmed=False,
+    ),
+    Accelerator(
+        "a100-40gb",
+        flops=312 * TERA,
+        memory=40 * GB,
+        memory_bandwidth=1.555 * TERA,
+        link=LINKS["nvlink3"],
+        network=LINKS["infiniband-hdr"],
+        source=_THIRD_PARTY,
+        matmul=271 * TERA,
+        confirmed=False,
+    ),
+    Accelerator(
+        "a100-80gb",
+        flops=312 * TERA,
+        memory=80 * GB,
+        memory_bandwidth=2.039 * TERA,
+        link=LINKS["nvlink3"],
+        network=LINKS["infiniband-hdr"],
+        source=_MLENG + "; memory bandwidth also given as 2.00 TB/s",
+        matmul=271 * TERA,
+    ),
+    Accelerator(
+        "h100",
+        flops=989.4 * TERA,
+        memory=80 * GB,
+        memory_bandwidth=3.35 * TERA,
+        link=LINKS["nvlink4"],
+        network=LINKS["infiniband-ndr"],
+        source=_MLENG,
+        matmul=794.5 * TERA,
+    ),
+    Accelerator(
+        "h200",
+        flops=989 * TERA,
+        memory=141 * GB,
+        memory_bandwidth=4.8 * TERA,
+        link=LINKS["nvlink4"],
+        network=LINKS["infiniband-ndr"],
+        source=_MLENG,
+        matmul=794.5 * TERA,
+    ),
+    Accelerator(
+        "b200",
+        flops=2250 * TERA,
+        memory=180 * GB,
+        memory_bandwidth=8.0 * TERA,
+        link=LINKS["nvlink5"],
+        network=LINKS["infiniband-ndr"],
+        source=_MLENG + "; 192 GB physical, adapters of 50 to 100 GB/s",
+        matmul=1745 * TERA,
+    ),
+    Accelerator(
+        "mi300x",
+        flops=1307.4 * TERA,
+        memory=192 * GB,
+        memory_bandwidth=5.3 * TERA,
+        link=LINKS["xgmi-mi300x"],
+        network=LINKS["infiniband-ndr"],
+        source=_MLENG,
+        matmul=668 * TERA,
+    ),
+    Accelerator(
+        "tpu-v5p",
+        flops=459 * TERA,
+        memory=95 * GB,
+        memory_bandwidth=2.765 * TERA,
+        link=LINKS["ici-v5p"],
+        network=None,
+        source=_TPU,
+    ),
+)

@@ -1,0 +1,338 @@
+"""Alpha-beta times, crossovers and bus bandwidths against published figures."""
+
+from math import inf, log2
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xtrain.plan import (
+    Accelerator,
+    Link,
+    algorithm_bandwidth,
+    all_reduce_lower_bound,
+    bus_bandwidth,
+    bus_bandwidth_factor,
+    collective_cost,
+    collective_time,
+    collective_traffic,
+    crossover,
+    fastest,
+    hierarchical_time,
+    nccl_all_reduce_time,
+)
+from xtrain.plan.cost import COSTS
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.plan.cost:Cost",
+    "xtrain.plan.cost:collective_cost",
+    "xtrain.plan.cost:collective_time",
+    "xtrain.plan.cost:crossover",
+    "xtrain.plan.cost:fastest",
+    "xtrain.plan.cost:hierarchical_time",
+    "xtrain.plan.cost:algorithm_bandwidth",
+    "xtrain.plan.cost:bus_bandwidth_factor",
+    "xtrain.plan.cost:bus_bandwidth",
+    "xtrain.plan.cost:nccl_all_reduce_time",
+)
+
+MICRO, GB = 1e-6, 1e9
+ALPHA, BETA, GAMMA = 5e-6, 1 / 50e9, 1 / 200e9
+
+powers = st.sampled_from([2, 4, 8, 16, 32, 64])
+worlds = st.integers(2, 64)
+bytes_ = st.integers(1, 2**34)
+
+
+# Formulas of the literature, written out one by one, against the three
+# coefficients.
+FORMULAS = {
+    "ring_all_gather": lambda p, n: (p - 1) * ALPHA + (p - 1) / p * n * BETA,
+    "ring_reduce_scatter": lambda p, n: (
+        (p - 1) * ALPHA + (p - 1) / p * n * (BETA + GAMMA)
+    ),
+    "ring_all_reduce": lambda p, n: (
+        2 * (p - 1) * ALPHA + 2 * (p - 1) / p * n * BETA + (p - 1) / p * n * GAMMA
+    ),
+    "recursive_doubling_all_gather": lambda p, n: (
+        log2(p) * ALPHA + (p - 1) / p * n * BETA
+    ),
+    "recursive_halving_reduce_scatter": lambda p, n: (
+        log2(p) * ALPHA + (p - 1) / p * n * (BETA + GAMMA)
+    ),
+    "halving_doubling_all_reduce": lambda p, n: (
+        2 * log2(p) * ALPHA + 2 * (p - 1) / p * n * BETA + (p - 1) / p * n * GAMMA
+    ),
+    "recursive_doubling_all_reduce": lambda p, n: (
+        log2(p) * (ALPHA + n * BETA + n * GAMMA)
+    ),
+    "broadcast": lambda p, n: log2(p) * (ALPHA + n * BETA),
+    "reduce": lambda p, n: log2(p) * (ALPHA + n * BETA + n * GAMMA),
+    "tree_all_reduce": lambda p, n: (
+        2 * log2(p) * (ALPHA + n * BETA) + log2(p) * n * GAMMA
+    ),
+    "van_de_geijn_broadcast": lambda p, n: (
+        2 * log2(p) * ALPHA + 2 * (p - 1) / p * n * BETA
+    ),
+    "bidirectional_ring_all_gather": lambda p, n: (
+        p // 2 * ALPHA + (p - 1) / p * n * BETA / 2
+    ),
+    "double_tree_all_reduce": lambda p, n: (
+        2 * log2(p) * ALPHA + 2 * n * BETA + n * GAMMA
+    ),
+}
+
+
+@given(powers, bytes_)
+@pytest.mark.parametrize("algorithm", sorted(FORMULAS))
+def test_times_follow_the_printed_formulas(algorithm, ranks, size):
+    expected = FORMULAS[algorithm](ranks, size)
+    measured = collective_time(algorithm, size, ranks, ALPHA, BETA, GAMMA)
+    assert measured == pytest.approx(expected, rel=1e-12)
+
+
+@given(powers, st.integers(1, 20))
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "ring_reduce_scatter",
+        "ring_all_reduce",
+        "halving_doubling_all_reduce",
+        "recursive_doubling_all_reduce",
+        "tree_all_reduce",
+        "parameter_server_all_reduce",
+        "one_shot_all_reduce",
+        "broadcast_naive",
+        "broadcast",
+    ],
+)
+def test_no_rank_sends_more_than_the_time_pays_for(algorithm, ranks, pieces):
+    numel = ranks * pieces
+    cost = collective_cost(algorithm, ranks)
+    traffic = collective_traffic(algorithm, numel, ranks)
+    assert traffic.max_sent <= cost.volume * numel
+    assert traffic.rounds <= cost.messages
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 12, 24])
+def test_ranks_between_powers_of_two_pay_two_more_messages(ranks):
+    cost = collective_cost("halving_doubling_all_reduce", ranks)
+    core = 2 ** int(log2(ranks))
+    assert cost.messages == 2 * int(log2(ranks)) + 2
+    assert cost.volume == all_reduce_lower_bound(core) + 2
+
+
+@given(worlds, bytes_)
+def test_one_rank_is_free_and_more_ranks_cost_more_latency(ranks, size):
+    assert collective_time("ring_all_reduce", size, 1, ALPHA, BETA, GAMMA) == 0
+    shorter = collective_cost("ring_all_reduce", ranks)
+    longer = collective_cost("ring_all_reduce", ranks + 1)
+    assert longer.messages == shorter.messages + 2
+    assert shorter.volume < longer.volume < 2
+
+
+# ------------------------------------------------------------------- crossovers
+
+
+@pytest.mark.parametrize(
+    ("ranks", "doubling_kb", "tree_kb"), [(8, 600, 471), (64, 372, 2841)]
+)
+def test_published_crossovers(ranks, doubling_kb, tree_kb):
+    where = (ranks, ALPHA, BETA)
+    doubling = crossover(
+        "recursive_doubling_all_reduce", "halving_doubling_all_reduce", *where
+    )
+    tree = crossover("tree_all_reduce", "ring_all_reduce", *where)
+    assert doubling / 1e3 == pytest.approx(doubling_kb, abs=0.5)
+    assert tree / 1e3 == pytest.approx(tree_kb, abs=0.5)
+
+
+@given(powers, st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8))
+def test_crossovers_follow_their_solved_formulas(ranks, alpha, beta):
+    depth = log2(ranks)
+    tree = alpha * (ranks - 1 - depth) / (beta * (depth - (ranks - 1) / ranks))
+    solved = crossover("tree_all_reduce", "ring_all_reduce", ranks, alpha, beta)
+    assert solved == pytest.approx(tree, rel=1e-9)
+    if ranks > 2:
+        other = alpha * depth / (beta * (depth - 2 * (ranks - 1) / ranks))
+        solved = crossover(
+            "recursive_doubling_all_reduce",
+            "halving_doubling_all_reduce",
+            ranks,
+            alpha,
+            beta,
+        )
+        assert solved == pytest.approx(other, rel=1e-9)
+
+
+@given(st.integers(3, 64))
+def test_both_take_equally_long_at_the_crossover(ranks):
+    names = ["tree_all_reduce", "ring_all_reduce"]
+    size = crossover(*names, ranks, ALPHA, BETA, GAMMA)
+    tree, ring = (
+        collective_time(name, size, ranks, ALPHA, BETA, GAMMA) for name in names
+    )
+    assert tree == pytest.approx(ring, rel=1e-9)
+    if ranks > 3:
+        assert fastest(names, size / 2, ranks, ALPHA, BETA, GAMMA) == names[0]
+    assert fastest(names, size * 2 + 1, ranks, ALPHA, BETA, GAMMA) == names[1]
+
+
+def test_lines_that_never_meet():
+    assert (
+        crossover("ring_all_reduce", "halving_doubling_all_reduce", 8, 1, 1) == inf
+    )
+    assert crossover("ring_all_reduce", "ring_all_reduce", 8, 1, 1) == 0
+    assert crossover("ring_all_reduce", "parameter_server_all_reduce", 8, 1, 1) == 0
+
+
+# ------------------------------------------------------------- published figures
+
+
+def test_nccl_tests_bandwidths_of_eight_a100():
+    size, seconds = 17_179_869_184, 127_997 * MICRO
+    assert algorithm_bandwidth(size, seconds) / GB == pytest.approx(
+        134.22, abs=0.005
+    )
+    measured = bus_bandwidth("all_reduce", size, seconds, 8)
+    assert measured / GB == pytest.approx(234.89, abs=0.01)
+    share = measured / Link.preset("nvlink3").bandwidth
+    assert share == pytest.approx(0.78, abs=0.005)
+    small = bus_bandwidth("all_reduce", 2**20, 101.9 * MICRO, 8)
+    assert algorithm_bandwidth(2**20, 101.9 * MICRO) / GB == pytest.approx(
+        10.29, abs=0.005
+    )
+    assert small / GB == pytest.approx(18.00, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algbw", "ranks", "busbw"), [(275.58, 8, 482.26), (47.32, 32, 91.69)]
+)
+def test_nccl_tests_bus_factor(algbw, ranks, busbw):
+    factor = float(bus_bandwidth_factor("all_reduce", ranks))
+    assert algbw * factor == pytest.approx(busbw, rel=2e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 32])
+def test_bus_factors_are_the_ring_volumes(ranks):
+    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        cost = collective_cost(f"ring_{collective}", ranks)
+        assert bus_bandwidth_factor(collective, ranks) == cost.volume
+    assert bus_bandwidth_factor("broadcast", ranks) == 1
+    assert bus_bandwidth_factor("all_reduce_in_network", ranks) < 1
+
+
+def test_scaling_book_all_gather():
+    size, link = 34e6, Link.preset("ici-v5p")
+    around = size / link.bandwidth
+    assert around / MICRO == pytest.approx(377, rel=0.01)
+    unrounded = 2048 * 8192 * 2 / link.bandwidth
+    assert unrounded / MICRO == pytest.approx(372.8, abs=0.05)
+    # Four chips in a line: the ends pass three quarters on over one direction.
+    in_a_line = 3 * 8.4e6 / (link.bandwidth / 2)
+    assert in_a_line / MICRO == pytest.approx(560)
+
+
+def test_scaling_book_tokens_per_chip():
+    chip = Accelerator.preset("tpu-v5p")
+    bound = chip.flops / (2 * chip.link.bandwidth)
+    assert bound == 2550
+    chips = 16e6 / (bound / 3)
+    assert chips == pytest.approx(18_823, abs=1)
+    days = 6 * 70e9 * 15e12 / (chips * chip.flops * 0.5) / 86_400
+    assert days == pytest.approx(16.9, abs=0.05)
+
+
+def test_gradients_of_idefics_80b_over_340_gigabit():
+    three_passes_of_bf16 = 3 * 2 * 80e9
+    seconds = three_passes_of_bf16 / (340e9 / 8)
+    assert seconds == pytest.approx(11.3, abs=0.05)
+
+
+# ------------------------------------------------------------------- NCCL's tuner
+
+
+def test_nccl_ring_share_of_the_bus_is_one_over_the_bus_factor():
+    rate = 100 * GB
+    latency = nccl_all_reduce_time("ring", 0, 8, 1, rate)
+    size = 1e9
+    moving = nccl_all_reduce_time("ring", size, 8, 1, rate) - latency
+    assert size / moving / rate == pytest.approx(
+        1 / float(bus_bandwidth_factor("all_reduce", 8)), rel=1e-9
+    )
+    assert size / moving / rate == pytest.approx(0.5714, abs=5e-5)
+
+
+def test_nccl_latencies():
+    assert nccl_all_reduce_time("ring", 0, 8, 1, GB) / MICRO == pytest.approx(56)
+    assert nccl_all_reduce_time("ring", 0, 64, 8, GB) / MICRO == pytest.approx(
+        585, abs=0.5
+    )
+    assert nccl_all_reduce_time("tree", 0, 64, 8, GB) / MICRO == pytest.approx(
+        148, abs=0.5
+    )
+
+
+def test_nccl_tree_hands_over_to_the_ring_at_213_megabytes():
+    rate = 100 * GB
+    size = 213e6
+    ring = nccl_all_reduce_time("ring", size, 64, 8, rate)
+    tree = nccl_all_reduce_time("tree", size, 64, 8, rate)
+    assert ring == pytest.approx(tree, rel=1e-3)
+    assert nccl_all_reduce_time("ring", 0.9 * size, 64, 8, rate) > (
+        nccl_all_reduce_time("tree", 0.9 * size, 64, 8, rate)
+    )
+
+
+# ---------------------------------------------------------------------- hierarchy
+
+
+@given(powers, powers, bytes_)
+def test_hierarchy_sends_the_slow_link_a_share_only(local, nodes, size):
+    slow_beta = 20 * BETA
+    time = hierarchical_time(size, local, nodes, (0, 0), (0, slow_beta))
+    across = float(all_reduce_lower_bound(nodes)) * size / local * slow_beta
+    assert time == pytest.approx(across, rel=1e-12)
+
+
+def test_hierarchy_wins_where_the_links_between_nodes_are_slow():
+    fast, slow = (ALPHA, 1 / 450e9), (ALPHA, 1 / 50e9)
+    size, local, nodes = 2**30, 8, 8
+    flat = collective_time("ring_all_reduce", size, local * nodes, *slow)
+    layered = hierarchical_time(size, local, nodes, fast, slow)
+    assert layered < flat / 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: collective_time("ring", 1, 2, 1, 1), "unknown algorithm 'ring'"),
+        (lambda: collective_cost("ring_all_reduce", 0), "at least 1, got 0"),
+        (
+            lambda: collective_cost("recursive_doubling_all_reduce", 6),
+            "power of two, got 6 ranks",
+        ),
+        (lambda: bus_bandwidth_factor("ring", 2), "unknown collective"),
+        (lambda: nccl_all_reduce_time("star", 1, 8, 1, GB), "unknown algorithm"),
+        (
+            lambda: nccl_all_reduce_time("ring", 1, 8, 3, GB),
+            "8 ranks do not divide",
+        ),
+    ],
+)
+def test_bad_questions_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@given(worlds)
+@pytest.mark.parametrize("algorithm", sorted(COSTS))
+def test_every_algorithm_answers_or_names_its_rule(algorithm, ranks):
+    powers_only = algorithm.startswith(("recursive", "van_de"))
+    if powers_only and ranks & (ranks - 1):
+        with pytest.raises(ValueError, match=f"power of two, got {ranks} ranks"):
+            collective_cost(algorithm, ranks)
+    else:
+        cost = collective_cost(algorithm, ranks)
+        assert cost.messages > 0
+        assert cost.volume > 0

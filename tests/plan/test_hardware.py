@@ -1,0 +1,106 @@
+"""Hardware presets: checked against clock x width, link x links, and each other."""
+
+import subprocess
+import sys
+
+import pytest
+
+from xtrain.plan import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.plan.hardware:Accelerator",
+    "xtrain.plan.hardware:Link",
+    "xtrain.plan.hardware:peak_flops",
+)
+
+MEGA, GB = 1e6, 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "clock", "fma_per_clock", "units", "error"),
+    [
+        ("h100", 1830 * MEGA, 512, 528, 1e-4),
+        ("a100-80gb", 1410 * MEGA, 256, 432, 5e-4),
+        ("mi300x", 2100 * MEGA, 256, 1216, 1e-4),
+        ("v100", 1530 * MEGA, 64, 640, 3e-3),
+    ],
+)
+def test_peak_is_clock_times_width(name, clock, fma_per_clock, units, error):
+    preset = Accelerator.preset(name)
+    assert peak_flops(clock, fma_per_clock, units) == pytest.approx(
+        preset.flops, rel=error
+    )
+
+
+def test_peak_of_a_part_without_a_preset():
+    assert peak_flops(2400 * MEGA, 512, 1024) == pytest.approx(2516.6e12, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "duplex"), [("nvlink2", 300), ("nvlink3", 600), ("nvlink4", 900)]
+)
+def test_vendors_print_both_directions(name, duplex):
+    assert Link.preset(name).duplex == duplex * GB
+
+
+def test_mi300x_has_seven_links():
+    peer = Link.preset("xgmi-mi300x-peer")
+    assert 7 * peer.bandwidth == Accelerator.preset("mi300x").link.bandwidth
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("a100-80gb", 0.87), ("h100", 0.80), ("mi300x", 0.51)]
+)
+def test_measured_matmul_share(name, share):
+    efficiency = Accelerator.preset(name).matmul_efficiency
+    assert efficiency == pytest.approx(share, abs=0.005)
+
+
+def test_infiniband_rates_double_each_generation():
+    rates = [
+        LINKS[f"infiniband-{g}"].bandwidth for g in ("edr", "hdr", "ndr", "xdr")
+    ]
+    assert rates == [12.5 * GB, 25 * GB, 50 * GB, 100 * GB]
+
+
+@pytest.mark.parametrize("name", sorted(ACCELERATORS))
+def test_every_preset_names_its_source_and_stays_in_base_units(name):
+    part = ACCELERATORS[name]
+    assert part.source
+    assert part.link.source
+    assert 1e14 < part.flops < 1e16
+    assert 1e10 < part.memory < 1e12
+    assert 1e11 < part.memory_bandwidth < 1e13
+    assert 1e10 < part.link.bandwidth < 1e12
+    assert part.link.beta == 1 / part.link.bandwidth
+    if part.network is not None:
+        assert part.network.bandwidth < part.link.bandwidth
+
+
+def test_scaling_book_uses_ninety_where_the_vendor_implies_one_hundred():
+    from_vendor = 4800e9 / 8 / 6
+    assert from_vendor == 100 * GB
+    assert Link.preset("ici-v5p").bandwidth == 90 * GB
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(
+        ValueError, match=r"unknown accelerator 'h10'; known: .*h100"
+    ):
+        Accelerator.preset("h10")
+    with pytest.raises(
+        ValueError, match=r"unknown link 'nvlink9'; known: .*nvlink4"
+    ):
+        Link.preset("nvlink9")
+
+
+def test_plan_runs_on_the_standard_library_alone():
+    code = (
+        "import sys; before = set(sys.modules); import xtrain.plan; "
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
+        "print(sorted(new - set(sys.stdlib_module_names) - {'xtrain'}))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
