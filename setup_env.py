@@ -129,7 +129,7 @@ def run_quietly(
         hint = next(
             (text for pattern, text in HINTS if re.search(pattern, log)), ""
         )
-        shown = "\n".join("      " + line for line in lines[-15:])
+        shown = "\n".join("      " + line for line in lines[-4 if hint else -15 :])
         raise SetupError(
             f"{what} failed (exit code {code}):\n{shown}\n\n{hint}".rstrip()
         )
@@ -187,26 +187,23 @@ def make_venv(venv: Path, share_packages: bool) -> None:
     """A new environment; with `share_packages` it sees what this Python has."""
     if venv.exists():
         shutil.rmtree(venv)
+    inside_venv = sys.prefix != sys.base_prefix
     command = [sys.executable, "-m", "venv", str(venv)]
-    if share_packages:
+    if share_packages and not inside_venv:
         command.insert(3, "--system-site-packages")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         shutil.rmtree(venv, ignore_errors=True)
         raise SetupError(f"Could not make {venv}:\n{done.stdout}{done.stderr}")
-    if share_packages and sys.prefix != sys.base_prefix:
-        # This Python is itself in a virtual environment: the new one would only
-        # see the packages of the Python underneath, so point it at both.
-        purelib = ask(
-            venv_python(venv),
-            "import sysconfig; print(sysconfig.get_path('purelib'))",
-        )
+    if share_packages and inside_venv:
+        # "System" would mean the Python underneath this virtual environment, so
+        # point at the packages of this one instead.
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
         shared = [
             p for p in sys.path if p.endswith(("site-packages", "dist-packages"))
         ]
-        Path(purelib or "", "_shared_packages.pth").write_text(
-            "\n".join(shared) + "\n"
-        )
+        target = Path(ask(venv_python(venv), code) or "", "_shared_packages.pth")
+        target.write_text("\n".join(shared) + "\n")
 
 
 def effective_constraints(
@@ -272,6 +269,7 @@ def setup(arguments: argparse.Namespace) -> None:
     venv = ROOT / arguments.venv
     python = venv_python(venv)
     state_file = venv / "xtrain.json"
+    pins = venv / "constraints.txt"
     pyproject = (ROOT / "pyproject.toml").read_text()
     constraints = (ROOT / "constraints.txt").read_text()
     extras = "docs,test" + (",dev" if arguments.dev else "")
@@ -324,7 +322,8 @@ def setup(arguments: argparse.Namespace) -> None:
         say(f"[3/4] Installing torch {wanted_torch} {where}(once; it is large)")
         pip = [str(python), "-m", "pip", "install", f"torch=={wanted_torch}"]
         if not arguments.torch:
-            pip += ["-c", str(ROOT / "constraints.txt")]
+            pins.write_text(re.sub(r"(?m)^torch==.*\n", "", constraints))
+            pip += ["-c", str(pins)]
         run_quietly(pip + arguments.torch_args, "Installing torch")
         torch = torch_of(python)
         if torch is None:
@@ -336,7 +335,6 @@ def setup(arguments: argparse.Namespace) -> None:
         ours = not arguments.torch
 
     say(f"[4/4] Installing xtrain and what the extras {extras} need")
-    pins = venv / "constraints.txt"
     pins.write_text(effective_constraints(python, constraints, torch, ours))
     pip = [str(python), "-m", "pip", "install", "-c", str(pins)]
     run_quietly([*pip, *BUILD_BACKEND], "Installing the build backend")
