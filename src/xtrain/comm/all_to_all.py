@@ -4,9 +4,9 @@
     rank 1: d e f   ->   rank 1: b e h     the transpose of the table of pieces
     rank 2: g h i        rank 2: c f i
 
-Pieces may have different sizes, empty ones included, as in expert parallelism. A receiver
-must know what it will get: `exchange_split_sizes` tells it, by an all-to-all of N
-integers. Each rank sends everything but its own piece, (N-1)/N of its input when pieces
+Pieces may have different sizes, empty ones included, as in expert parallelism. A
+receiver must know what it will get: `exchange_split_sizes` tells it, by an all-to-all
+of N integers. Each rank sends everything but its own piece, (N-1)/N of its input when pieces
 are equal.
 """
 
@@ -58,9 +58,7 @@ def all_to_all_async(
     rank, size = rank_and_size(group)
     inputs, outputs = input_tensor_list, output_tensor_list
     counts = (len(outputs), len(inputs))
-    own = [
-        list(t.shape) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])
-    ]
+    own = [list(t.shape) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])]
     check_call(
         "all_to_all", group, *inputs, *outputs, compare="",
         rules=[
@@ -95,8 +93,8 @@ def all_to_all_single(
 ) -> None:
     """All-to-all of the rows of one tensor.
 
-    The first `input_split_sizes[0]` rows go to rank 0, the next to rank 1, ...; `output`
-    is filled in the same way. Without sizes the rows are split evenly.
+    The first `input_split_sizes[0]` rows go to rank 0, the next to rank 1, ...;
+    `output` is filled in the same way. Without sizes the rows are split evenly.
     """
     all_to_all_single_async(
         output, input, output_split_sizes, input_split_sizes, group
@@ -117,9 +115,7 @@ def all_to_all_single_async(
         *_split_problems("output", output, output_split_sizes, size),
     ]
     if input.shape[1:] != output.shape[1:]:
-        problems.append(
-            f"rows differ: {list(input.shape)} and {list(output.shape)}"
-        )
+        problems.append(f"rows differ: {list(input.shape)} and {list(output.shape)}")
     rules = [(False, problem) for problem in problems]
     check_call("all_to_all_single", group, input, output, rules=rules, compare="")
     landing = output.detach().contiguous()
@@ -154,7 +150,9 @@ def _splits(tensor: Tensor, sizes: list[int] | None, size: int) -> list[int]:
     return [tensor.shape[0] // size] * size if sizes is None else list(sizes)
 
 
-def _split_problems(name: str, tensor: Tensor, sizes, size: int) -> list[str]:
+def _split_problems(
+    name: str, tensor: Tensor, sizes: list[int] | None, size: int
+) -> list[str]:
     if tensor.dim() == 0:
         return [f"{name} has no rows to split: it has no dimensions"]
     rows = tensor.shape[0]

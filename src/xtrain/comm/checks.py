@@ -1,16 +1,17 @@
 """Refuse a bad call before its first message leaves.
 
-Every collective of `xtrain.comm` begins with `check_call`. Its rules are local: the same
-program on every rank breaks them on every rank, so all raise and nobody waits. What one
-rank cannot see alone (rank 0 passes 4 elements, rank 1 passes 5) needs a question to the
-others. `debug_checks()` asks it before every call, at the price of one small exchange:
+Every collective of `xtrain.comm` begins with `check_call`. Its rules are local: the
+same program on every rank breaks them on every rank, so all raise and nobody waits.
+What one rank cannot see alone (rank 0 passes 4 elements, rank 1 passes 5) needs a
+question to the others. `debug_checks()` asks it before every call, at the price of one
+small exchange:
 
     with debug_checks():              # or the environment variable XTRAIN_DEBUG=1
         ring_all_reduce(tensor)       # ValueError on every rank, with every rank's call
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -26,7 +27,7 @@ _debug = os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0")
 
 @contextmanager
 def debug_checks(enabled: bool = True) -> Iterator[None]:
-    """Compare every collective call of `xtrain.comm` across the ranks before it runs."""
+    """Compare every call of an `xtrain.comm` collective across ranks before it runs."""
     global _debug
     before, _debug = _debug, enabled
     try:
@@ -35,17 +36,24 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
         _debug = before
 
 
+def group_or_world(group: ProcessGroup | None) -> ProcessGroup:
+    """`group`, or the default group for None."""
+    world = dist.group.WORLD
+    if world is None:
+        raise ValueError("no process group: call dist.init_process_group first")
+    return world if group is None else group
+
+
 def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """This process's rank inside `group` and the group's size; ValueError outside it."""
-    if group is None:
-        return dist.get_rank(), dist.get_world_size()
-    if not isinstance(group, ProcessGroup) or dist.get_rank(group) < 0:
+    """This process's rank in `group` and the group's size; ValueError outside it."""
+    group = group_or_world(group)
+    if not isinstance(group, ProcessGroup) or group.rank() < 0:
         # torch hands the int -100 to processes that are not members.
         raise ValueError(
             f"global rank {dist.get_rank()} is not a member of this group: only the "
             "ranks passed to new_group may use it"
         )
-    return dist.get_rank(group), dist.get_world_size(group)
+    return group.rank(), group.size()
 
 
 def check_call(
@@ -55,7 +63,7 @@ def check_call(
     op: ReduceOp.RedOpType | None = None,
     whole: Tensor | None = None,
     compare: object = None,
-    rules: list[tuple[bool, str]] = (),
+    rules: Sequence[tuple[bool, str]] = (),
 ) -> tuple[int, int]:
     """Check one collective call and return `rank_and_size(group)`.
 
@@ -63,8 +71,8 @@ def check_call(
         tensors: all the call's tensors: one dtype, one device the backend serves.
         op: the reduce operation, checked against the dtype.
         whole: one more tensor, with as many elements as the first one has on all ranks.
-        compare: what must be equal on all ranks under `debug_checks`; the first tensor's
-            shape unless given. dtype and op always are.
+        compare: what `debug_checks` compares across ranks besides dtype and op; the
+            first tensor's shape unless given.
         rules: pairs (holds, message) of further conditions.
     """
     rank, size = rank_and_size(group)
@@ -89,16 +97,23 @@ def check_p2p(name: str, tensor: Tensor, group: ProcessGroup | None) -> None:
         raise ValueError(f"{name}: {problem}")
 
 
-def _problem(tensors, op, group, rules) -> str | None:
+def _problem(
+    tensors: Sequence[Tensor],
+    op: ReduceOp.RedOpType | None,
+    group: ProcessGroup | None,
+    rules: Sequence[tuple[bool, str]],
+) -> str | None:
     for tensor in tensors:
-        if not isinstance(tensor, Tensor):
+        if not torch.is_tensor(tensor):
             return f"expected a tensor, got {type(tensor).__name__}"
     if len({t.dtype for t in tensors}) > 1:
         return f"all tensors must have one dtype, got {_describe(tensors)}"
     if len({t.device for t in tensors}) > 1:
-        return f"all tensors must be on one device, got {[str(t.device) for t in tensors]}"
+        return (
+            f"all tensors must be on one device, got {[str(t.device) for t in tensors]}"
+        )
     if tensors:
-        tensor, served = tensors[0], (group or dist.group.WORLD)._device_types
+        tensor, served = tensors[0], group_or_world(group)._device_types
         if tensor.layout != torch.strided:
             return f"expected a dense tensor, got layout {tensor.layout}"
         if tensor.is_complex():
@@ -111,9 +126,7 @@ def _problem(tensors, op, group, rules) -> str | None:
     if op is not None:
         dtype = tensors[0].dtype
         if op not in COMBINE:
-            return (
-                f"reduce op {_name(op)} is not one of {[_name(o) for o in COMBINE]}"
-            )
+            return f"reduce op {_name(op)} is not one of {[_name(o) for o in COMBINE]}"
         if op == ReduceOp.AVG and not dtype.is_floating_point:
             return f"AVG needs a floating-point tensor, got {dtype}"
         if op in BITWISE and dtype.is_floating_point:
@@ -121,8 +134,10 @@ def _problem(tensors, op, group, rules) -> str | None:
     return next((message for holds, message in rules if not holds), None)
 
 
-def _compare_across_ranks(name, call, problem, group, size) -> None:
-    answers = [None] * size
+def _compare_across_ranks(
+    name: str, call: str, problem: str | None, group: ProcessGroup | None, size: int
+) -> None:
+    answers: list[tuple[str, str | None]] = [("", None)] * size
     with paused():
         dist.all_gather_object(answers, (call, problem), group=group)
     if all(p is None for _, p in answers) and len({c for c, _ in answers}) == 1:
@@ -137,7 +152,12 @@ def _compare_across_ranks(name, call, problem, group, size) -> None:
     )
 
 
-def _describe_call(name, tensors, op, compare) -> str:
+def _describe_call(
+    name: str,
+    tensors: Sequence[Tensor],
+    op: ReduceOp.RedOpType | None,
+    compare: object,
+) -> str:
     what = [
         str(list(tensors[0].shape)) if compare is None and tensors else str(compare)
     ]
@@ -146,11 +166,11 @@ def _describe_call(name, tensors, op, compare) -> str:
     return f"{name}({', '.join(what)})"
 
 
-def _describe(tensors) -> str:
+def _describe(tensors: Sequence[Tensor]) -> str:
     return ", ".join(
         f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors
     )
 
 
-def _name(op) -> str:
+def _name(op: object) -> str:
     return getattr(op, "name", str(op))

@@ -1,7 +1,7 @@
 """The collectives of torch.distributed, from send and receive alone.
 
-Each takes the arguments of its torch twin and leaves the same result. Where torch leaves
-a tensor undefined (everyone's but the root's after `reduce`), ours leaves it unchanged.
+Each takes the arguments of its torch twin and leaves the same result. Where torch
+leaves a tensor undefined (all but the root's after `reduce`), ours leaves it unchanged.
 
     broadcast        one has it         -> all have it            binomial tree
     reduce           all have a part    -> one has the sum        binomial tree
@@ -13,11 +13,10 @@ a tensor undefined (everyone's but the root's after `reduce`), ours leaves it un
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.checks import check_call, group_or_world, rank_and_size
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -34,9 +33,7 @@ def broadcast(
 ) -> None:
     """Copy rank `src`'s tensor into everybody's `tensor`: ceil(log2 N) steps."""
     root = group_rank_of("src", src, group_src, group)
-    check_call(
-        "broadcast", group, tensor, compare=(list(tensor.shape), f"src={root}")
-    )
+    check_call("broadcast", group, tensor, compare=(list(tensor.shape), f"src={root}"))
     flat = tensor.detach().contiguous().view(-1)
     tree_broadcast(flat, root, group)
     if not tensor.is_contiguous():
@@ -80,9 +77,7 @@ def reduce(
     """
     root = group_rank_of("dst", dst, group_dst, group)
     shape = list(tensor.shape)
-    rank, _ = check_call(
-        "reduce", group, tensor, op=op, compare=(shape, f"dst={root}")
-    )
+    rank, _ = check_call("reduce", group, tensor, op=op, compare=(shape, f"dst={root}"))
     partial = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     tree_reduce(partial, root, op, group)
     if rank == root:
@@ -117,9 +112,7 @@ def gather(
     different shapes when the list's tensors have them too.
     """
     root = _root("dst", dst, group_dst, group)
-    pieces = _list_on_root(
-        "gather", "gather_list", gather_list, root, tensor, group
-    )
+    pieces = _list_on_root("gather", "gather_list", gather_list, root, tensor, group)
     if pieces is None:
         exchange_all([(tensor.detach().contiguous(), root)], [], group)
         return
@@ -145,9 +138,7 @@ def scatter(
     different shapes when the list's tensors have them too.
     """
     root = _root("src", src, group_src, group)
-    pieces = _list_on_root(
-        "scatter", "scatter_list", scatter_list, root, tensor, group
-    )
+    pieces = _list_on_root("scatter", "scatter_list", scatter_list, root, tensor, group)
     if pieces is None:
         landing = tensor.detach().contiguous()
         exchange_all([], [(landing, root)], group)
@@ -164,8 +155,8 @@ def all_gather(
 ) -> None:
     """Everybody's `tensor_list` becomes the list of all `tensor`s, in rank order.
 
-    Ranks may have different shapes when the lists' tensors have them too. A ring: what a
-    rank received in one step it passes on in the next.
+    Ranks may have different shapes when the lists' tensors have them too. A ring: what
+    a rank received in one step it passes on in the next.
     """
     rank, size = rank_and_size(group)
     shapes = [list(t.shape) for t in tensor_list]
@@ -175,7 +166,7 @@ def all_gather(
             (len(shapes) == size, f"{len(shapes)} output tensors for {size} ranks"),
             (
                 shapes[rank : rank + 1] == [list(tensor.shape)],
-                f"rank {rank}: output {shapes[rank : rank + 1]}, input {list(tensor.shape)}",
+                f"rank {rank}: outputs {shapes}, input {list(tensor.shape)}",
             ),
         ],
     )  # fmt: skip
@@ -214,7 +205,7 @@ def reduce_scatter(
             (len(shapes) == size, f"{len(shapes)} input tensors for {size} ranks"),
             (
                 shapes[rank : rank + 1] == [list(output.shape)],
-                f"rank {rank}: input {shapes[rank : rank + 1]}, output {list(output.shape)}",
+                f"rank {rank}: inputs {shapes}, output {list(output.shape)}",
             ),
         ],
     )  # fmt: skip
@@ -249,24 +240,31 @@ def barrier(group: ProcessGroup | None = None) -> None:
     In step k a rank hears from the one 2^k behind it, which by then has heard from all
     2^k - 1 before that one; after the last step everyone has heard from everyone.
     """
-    rank, size = check_call("barrier", group)
-    served = [d.type for d in (group or dist.group.WORLD)._device_types]
-    token, landing = torch.zeros(
-        2, 1, device="cpu" if "cpu" in served else served[0]
-    )
+    _, size = check_call("barrier", group)
+    served = [d.type for d in group_or_world(group)._device_types]
+    token, landing = torch.zeros(2, 1, device="cpu" if "cpu" in served else served[0])
     distance = 1
     while distance < size:
         ring_shift(token, landing, shift=distance, group=group)
         distance *= 2
 
 
-def _root(name, rank, group_rank, group) -> int:
+def _root(
+    name: str, rank: int | None, group_rank: int | None, group: ProcessGroup | None
+) -> int:
     if rank is None and group_rank is None:
         rank = 0
     return group_rank_of(name, rank, group_rank, group)
 
 
-def _list_on_root(call, name, pieces, root, tensor, group) -> list[Tensor] | None:
+def _list_on_root(
+    call: str,
+    name: str,
+    pieces: list[Tensor] | None,
+    root: int,
+    tensor: Tensor,
+    group: ProcessGroup | None,
+) -> list[Tensor] | None:
     """Check the list that only the root passes; None on the other ranks."""
     rank, size = rank_and_size(group)
     shapes = None if pieces is None else [list(piece.shape) for piece in pieces]

@@ -4,8 +4,8 @@
              |   |   |   |        2. all-reduce each shard across the nodes
     node 1   4 - 5 - 6 - 7        3. all-gather inside each node
 
-With G ranks a node, the slow links carry 1/G of the tensor each, where a flat ring would
-send nearly all of it twice over the slowest link.
+With G ranks a node, the slow links carry 1/G of the tensor each, where a flat ring
+would send nearly all of it twice over the slowest link.
 """
 
 import torch
@@ -33,12 +33,8 @@ def hierarchical_all_reduce(
     The tensor is padded to a multiple of the node's size. Each rank sends
     2(G-1)/G of it inside its node and 2(K-1)/K of 1/G of it between K nodes.
     """
-    _, intra_size = check_call(
-        "hierarchical_all_reduce", intra_group, tensor, op=op
-    )
-    _, inter_size = check_call(
-        "hierarchical_all_reduce", inter_group, tensor, op=op
-    )
+    _, intra_size = check_call("hierarchical_all_reduce", intra_group, tensor, op=op)
+    _, inter_size = check_call("hierarchical_all_reduce", inter_group, tensor, op=op)
     flat = tensor.detach().reshape(-1)
     flat = pad(flat, (0, -flat.numel() % intra_size))
     shard = torch.empty_like(flat[: flat.numel() // intra_size])

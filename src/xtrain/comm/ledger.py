@@ -22,6 +22,7 @@ import struct
 import sys
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -48,7 +49,7 @@ class Event:
     nbytes: int | None
     """Bytes this rank sent or received for it; None if only the backend knows."""
     round: int
-    """Calls with equal numbers were issued together, before any of them was waited for."""
+    """Calls of one round were issued together, before any of them was waited for."""
     values: tuple[float, ...] | None = None
     """The values sent, where the ledger keeps them."""
 
@@ -72,12 +73,12 @@ class CommLedger(TorchDispatchMode):
             inputs then show what each message carried.
 
     Attributes: `bytes_sent`, `bytes_received`, `messages` (sends), `events` (a list of
-    `Event` in issue order), `wire_bytes` (bytes this process's TCP sockets sent while the
-    ledger was open, retransmissions and the backend's headers included, TCP/IP headers
-    not; None where the system does not tell, which is everywhere but Linux).
+    `Event` in issue order), `wire_bytes` (bytes this process's TCP sockets sent while
+    the ledger was open, retransmissions and the backend's headers included, TCP/IP
+    headers not; None where the system does not tell: everywhere but Linux).
     """
 
-    _open: "list[CommLedger]" = []
+    _open: "ClassVar[list[CommLedger]]" = []
     _round = 0
     _rounds_open = 0
     _paused = 0
@@ -91,11 +92,11 @@ class CommLedger(TorchDispatchMode):
 
     @property
     def bytes_sent(self) -> int:
-        return sum(e.nbytes for e in self.events if e.kind == "send")
+        return sum(e.nbytes or 0 for e in self.events if e.kind == "send")
 
     @property
     def bytes_received(self) -> int:
-        return sum(e.nbytes for e in self.events if e.kind == "recv")
+        return sum(e.nbytes or 0 for e in self.events if e.kind == "recv")
 
     @property
     def messages(self) -> int:
@@ -107,44 +108,50 @@ class CommLedger(TorchDispatchMode):
             return self._wire_end
         return _sent_since(self._wire_start)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._wire_start = _tcp_bytes_sent()
         self._wire_end = None
         CommLedger._open.append(self)
-        return super().__enter__()
+        super().__enter__()
+        return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: Any) -> None:
         CommLedger._open.remove(self)
         if self._wire_start is not None:
             self._wire_end = _sent_since(self._wire_start)
-        return super().__exit__(*exc)
+        super().__exit__(*exc)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         namespace = func.namespace
         if namespace == "c10d" or namespace.startswith("_c10d_functional"):
             # An outer ledger gets its turn when the call below reaches its mode.
             self._record_call(func.name().split("::")[1].split(".")[0], args)
         return func(*args, **(kwargs or {}))
 
-    def _record_call(self, op: str, args) -> None:
+    def _record_call(self, op: str, args: Any) -> None:
         if op == "wait_tensor":
             return
         tensors = [t for arg in args for t in _tensors(arg)]
         payload = sum(t.numel() * t.element_size() for t in _tensors(args[0]))
         if op == "send":
-            self._add(
-                "send", "send", _global_rank(args[1], args[2]), payload, tensors
-            )
+            self._add("send", "send", _global_rank(args[1], args[2]), payload, tensors)
         elif op == "recv_":
-            self._add(
-                "recv", "recv", _global_rank(args[1], args[2]), payload, tensors
-            )
+            self._add("recv", "recv", _global_rank(args[1], args[2]), payload, tensors)
         elif op == "recv_any_source_":
             self._add("recv", "recv", None, payload, tensors)
         else:
             self._add("collective", op.rstrip("_"), None, payload, tensors)
 
-    def _add(self, kind, op, peer, payload, tensors):
+    def _add(
+        self,
+        kind: str,
+        op: str,
+        peer: int | None,
+        payload: int,
+        tensors: list[Tensor],
+    ) -> None:
         if CommLedger._paused:
             return
         if CommLedger._rounds_open == 0:
@@ -156,9 +163,7 @@ class CommLedger(TorchDispatchMode):
                 values = tuple(flat.tolist())
         nbytes = None if kind == "collective" else payload
         rank = dist.get_rank()
-        event = Event(
-            rank, kind, op, peer, payload, nbytes, CommLedger._round, values
-        )
+        event = Event(rank, kind, op, peer, payload, nbytes, CommLedger._round, values)
         self.events.append(event)
 
 
@@ -173,24 +178,24 @@ def record(kind: str, op: str, peer: int | None, tensors: list[Tensor]) -> None:
 
 
 class paused:
-    """Calls made inside are in no ledger: the checks' own questions, not the program's."""
+    """Calls made inside are in no ledger: the checks' own questions."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         CommLedger._paused += 1
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         CommLedger._paused -= 1
 
 
 class one_round:
     """The calls made inside are issued together: they count as one round."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         if CommLedger._rounds_open == 0:
             CommLedger._round += 1
         CommLedger._rounds_open += 1
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         CommLedger._rounds_open -= 1
 
 
@@ -240,7 +245,9 @@ def message_rounds(events: list[list[Event]]) -> list[list[Message]]:
                 free[rank] = 1 + max(time[index] for index in current)
                 waiting[rank].popleft()
 
-    timeline = [[] for _ in range(1 + max(time.values(), default=-1))]
+    timeline: list[list[Message]] = [
+        [] for _ in range(1 + max(time.values(), default=-1))
+    ]
     for index, (send, receive) in enumerate(messages):
         message = Message(
             send.rank, receive.rank, send.payload, time[index], send.values
@@ -251,13 +258,13 @@ def message_rounds(events: list[list[Event]]) -> list[list[Message]]:
 
 def _paired(events: list[list[Event]]) -> list[tuple[Event, Event]]:
     """The k-th send from a to b belongs to the k-th receive at b from a."""
-    queues = defaultdict(lambda: ([], []))
+    queues: dict[Any, tuple[list, list]] = defaultdict(lambda: ([], []))
     for event in (event for one_rank in events for event in one_rank):
         if event.kind == "send":
             queues[event.rank, event.peer][0].append(event)
         elif event.kind == "recv":
             queues[event.peer, event.rank][1].append(event)
-    pairs = []
+    pairs: list[tuple[Event, Event]] = []
     for (src, dst), (sends, receives) in queues.items():
         if len(sends) != len(receives):
             raise ValueError(
@@ -268,7 +275,7 @@ def _paired(events: list[list[Event]]) -> list[tuple[Event, Event]]:
     return pairs
 
 
-def _tensors(argument) -> list[Tensor]:
+def _tensors(argument: Any) -> list[Tensor]:
     if isinstance(argument, Tensor):
         return [argument]
     if isinstance(argument, (list, tuple)):
@@ -276,7 +283,7 @@ def _tensors(argument) -> list[Tensor]:
     return []
 
 
-def _global_rank(boxed_group, group_rank: int) -> int:
+def _global_rank(boxed_group: Any, group_rank: int) -> int:
     return dist.get_global_rank(dist.ProcessGroup.unbox(boxed_group), group_rank)
 
 

@@ -4,11 +4,12 @@
 
               tensor 0  1  2  3
     data 0           0  1  2  3      rank 5 has coordinates (1, 1):
-    data 1           4  5  6  7      its tensor group is [4, 5, 6, 7], its data group [1, 5]
+    data 1           4  5  6  7      its tensor group is [4, 5, 6, 7],
+                                     its data group is [1, 5]
 
 The last axis varies fastest, so its groups are neighbouring ranks: put the axis that
 communicates most there. A mesh builds and names groups, and that is all it does: each
-collective still gets its group, as in `ring_all_reduce(x, group=mesh["tensor"].get_group())`.
+collective still gets its group: `ring_all_reduce(x, group=mesh["tensor"].get_group())`.
 """
 
 import math
@@ -30,14 +31,10 @@ def init_mesh(
     return init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(axes))
 
 
-def check_mesh(
-    shape: tuple[int, ...], axes: tuple[str, ...], world_size: int
-) -> None:
+def check_mesh(shape: tuple[int, ...], axes: tuple[str, ...], world_size: int) -> None:
     """ValueError unless the axes are named and sized to hold exactly the world."""
     if len(shape) != len(axes) or len(set(axes)) != len(axes) or not shape:
-        raise ValueError(
-            f"mesh needs one name per axis: shape {shape}, axes {axes}"
-        )
+        raise ValueError(f"mesh needs one name per axis: shape {shape}, axes {axes}")
     if any(not isinstance(size, int) or size < 1 for size in shape):
         raise ValueError(f"mesh sizes must be whole numbers from 1 up, got {shape}")
     if math.prod(shape) != world_size:
@@ -49,7 +46,7 @@ def check_mesh(
 
 
 def mesh_coordinates(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The place of `rank` on each axis: its digits, with the last axis varying fastest."""
+    """The place of `rank` on each axis: its digits; the last axis varies fastest."""
     coordinates = []
     for size in reversed(shape):
         coordinates.append(rank % size)

@@ -51,10 +51,10 @@ def broadcast_object(
     """Return rank `src`'s object on every rank; the others' argument is ignored."""
     root = group_rank_of("src", src, group_src, group)
     rank, _ = rank_and_size(group)
-    payload = _to_tensor(obj) if rank == root else None
-    length = torch.tensor(payload.numel() if rank == root else 0)
+    payload = _to_tensor(obj) if rank == root else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor(payload.numel())
     broadcast(length, group=group, group_src=root)
-    if payload is None:
+    if rank != root:
         payload = torch.empty(int(length), dtype=torch.uint8)
     broadcast(payload, group=group, group_src=root)
     return obj if rank == root else _from_tensor(payload)

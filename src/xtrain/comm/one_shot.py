@@ -26,7 +26,7 @@ def one_shot_all_reduce(
 
     All ranks add in rank order, so all get the same bits. fp16 and bf16 add in fp32.
     """
-    rank, size = check_call("one_shot_all_reduce", group, tensor, op=op)
+    _, size = check_call("one_shot_all_reduce", group, tensor, op=op)
     mine = tensor.detach().reshape(1, -1)
     copies = mine.expand(size, -1).contiguous()
     theirs = torch.empty_like(copies)

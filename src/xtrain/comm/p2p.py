@@ -1,10 +1,10 @@
 """Point-to-point: send, receive, and pairs of them that cannot deadlock.
 
 Two blocking calls that wait for each other never return: gloo's send waits for the
-matching receive, whatever the size. So a step in which every rank both sends and receives
-must *post* both before it waits for either. `exchange` does that for one pair, and
-`exchange_all` for any number; all algorithms of `xtrain.comm` stand on these two and on
-`send` and `recv`.
+matching receive, whatever the size. So a step in which every rank both sends and
+receives must *post* both before it waits for either. `exchange` does that for one pair
+and `exchange_all` for any number; all algorithms of `xtrain.comm` stand on these two
+and on `send` and `recv`.
 
 Ranks: `src` and `dst` are global ranks, as in torch, also when a group is given;
 `group_src` and `group_dst` are ranks inside the group.
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from xtrain.comm.checks import check_p2p, rank_and_size
+from xtrain.comm.checks import check_p2p, group_or_world, rank_and_size
 from xtrain.comm.ledger import one_round
 
 
@@ -47,7 +47,7 @@ def recv(
     irecv(landing, group=group, tag=tag, group_src=peer).wait()
     if landing is not tensor:
         tensor.copy_(landing)
-    return dist.get_global_rank(group or dist.group.WORLD, peer)
+    return dist.get_global_rank(group_or_world(group), peer)
 
 
 def isend(
@@ -57,12 +57,10 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work:
-    """Start sending; do not touch `tensor` before `.wait()` of the result has returned."""
+    """Start sending; do not touch `tensor` before `.wait()` of the result returned."""
     peer = group_rank_of("dst", dst, group_dst, group)
     check_p2p("isend", tensor, group)
-    return (group or dist.group.WORLD).send(
-        [tensor.detach().contiguous()], peer, tag
-    )
+    return group_or_world(group).send([tensor.detach().contiguous()], peer, tag)
 
 
 def irecv(
@@ -80,7 +78,7 @@ def irecv(
             f"irecv: needs a contiguous tensor, got shape {list(tensor.shape)} with "
             f"strides {list(tensor.stride())}; recv takes any"
         )
-    return (group or dist.group.WORLD).recv([tensor.detach()], peer, tag)
+    return group_or_world(group).recv([tensor.detach()], peer, tag)
 
 
 def exchange(
@@ -117,16 +115,14 @@ def post_all(
     recvs: list[tuple[Tensor, int]],
     group: ProcessGroup | None = None,
 ) -> list[Work]:
-    """Post all receives and sends (contiguous tensor, group rank); wait for the results.
+    """Post all receives and sends (contiguous tensor, group rank), to be waited for.
 
     Empty tensors send no message. What a rank sends to itself is copied at once.
     """
-    group = group or dist.group.WORLD
+    group = group_or_world(group)
     me = group.rank()
     own = [t for t, peer in sends if peer == me]
-    for (landing, _), tensor in zip(
-        [r for r in recvs if r[1] == me], own, strict=True
-    ):
+    for (landing, _), tensor in zip([r for r in recvs if r[1] == me], own, strict=True):
         landing.copy_(tensor)
     recvs = [(t, peer) for t, peer in recvs if peer != me and t.numel() > 0]
     sends = [(t, peer) for t, peer in sends if peer != me and t.numel() > 0]
@@ -140,12 +136,10 @@ def post_all(
         ):
             # NCCL: unbatched, the kernels of two ranks could wait for each other.
             calls = [
-                dist.P2POp(dist.irecv, t, group=group, group_peer=p)
-                for t, p in recvs
+                dist.P2POp(dist.irecv, t, group=group, group_peer=p) for t, p in recvs
             ]
             calls += [
-                dist.P2POp(dist.isend, t, group=group, group_peer=p)
-                for t, p in sends
+                dist.P2POp(dist.isend, t, group=group, group_peer=p) for t, p in sends
             ]
             return dist.batch_isend_irecv(calls)
         # Receives first: a message that finds its receive posted is not held up.
@@ -156,7 +150,7 @@ def post_all(
 def ring_shift(
     send: Tensor, recv: Tensor, shift: int = 1, group: ProcessGroup | None = None
 ) -> None:
-    """Rank r sends to rank r + shift and receives from rank r - shift, around the ring."""
+    """Rank r sends to rank r + shift and receives from r - shift, around the ring."""
     rank, size = rank_and_size(group)
     exchange_all(
         [(send, (rank + shift) % size)], [(recv, (rank - shift) % size)], group
@@ -167,13 +161,13 @@ def group_rank_of(
     name: str, rank: int | None, group_rank: int | None, group: ProcessGroup | None
 ) -> int:
     """The peer's rank inside the group, from its global or its group rank."""
-    me, size = rank_and_size(group)
+    _, size = rank_and_size(group)
     if (rank is None) == (group_rank is None):
         raise ValueError(
             f"give exactly one of {name} (global rank) and group_{name}, "
             f"got {name}={rank}, group_{name}={group_rank}"
         )
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    members = dist.get_process_group_ranks(group_or_world(group))
     if group_rank is None:
         if rank not in members:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""All-reduce through one rank: simple, and the first thing to outgrow.
+r"""All-reduce through one rank: simple, and the first thing to outgrow.
 
     rank 1 \                    / rank 1
     rank 2 -> server, reduces ->  rank 2

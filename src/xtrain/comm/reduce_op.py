@@ -1,10 +1,12 @@
 """What each reduce operation does to two partial results."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-COMBINE = {
+COMBINE: dict[ReduceOp.RedOpType, Callable[..., Tensor]] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.AVG: torch.add,  # summed on the way, divided once at the end: `finish`
     ReduceOp.PRODUCT: torch.mul,

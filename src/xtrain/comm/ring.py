@@ -44,9 +44,7 @@ def ring_all_reduce(
         combine(mine, incoming[: mine.numel()], op)
     finish(chunks[rank], op, size)
 
-    for step in range(
-        size - 1
-    ):  # all-gather: what arrives is final, so it replaces
+    for step in range(size - 1):  # all-gather: what arrives is final, so it replaces
         send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
         ring_shift(chunks[send_chunk], chunks[recv_chunk], group=group)
 
@@ -62,12 +60,10 @@ def ring_reduce_scatter(
 ) -> None:
     """Rank r's `output` becomes the reduction of everybody's chunk r of `input`.
 
-    `input` holds N chunks of `output`'s size, one after the other or stacked, and is not
-    changed. Each rank sends (N-1)/N of `input` in N-1 steps.
+    `input` holds N chunks of `output`'s size, one after the other or stacked, and is
+    not changed. Each rank sends (N-1)/N of `input` in N-1 steps.
     """
-    rank, size = check_call(
-        "ring_reduce_scatter", group, output, op=op, whole=input
-    )
+    rank, size = check_call("ring_reduce_scatter", group, output, op=op, whole=input)
     chunks = input.detach().contiguous().view(size, -1)
     buffers = torch.empty_like(chunks[:2])  # one is being sent, the other receives
     partial = chunks[(rank - 1) % size]

@@ -12,8 +12,8 @@ moves the whole tensor.
 
 `halving_doubling_all_reduce` (Rabenseifner's algorithm; Thakur, Rabenseifner and Gropp,
 Optimization of Collective Communication Operations in MPICH, 2005) keeps the ring's
-volume with 2 log2(N) steps: pairs of ranks swap halves, then quarters, ... of the tensor
-and reduce them, then the same pairs swap the finished pieces in the opposite order.
+volume with 2 log2(N) steps: pairs of ranks swap halves, then quarters, ... of the
+tensor and reduce them, then the same pairs swap the finished pieces in reverse order.
 """
 
 import torch
@@ -25,13 +25,9 @@ from xtrain.comm.p2p import exchange_all, recv, send
 from xtrain.comm.reduce_op import combine, finish
 
 
-def tree_broadcast(
-    flat: Tensor, root: int, group: ProcessGroup | None = None
-) -> None:
+def tree_broadcast(flat: Tensor, root: int, group: ProcessGroup | None = None) -> None:
     """Copy the root's contiguous tensor to all; `root` is a rank inside the group."""
-    rank, size = check_call(
-        "tree_broadcast", group, flat, compare=(flat.shape, root)
-    )
+    rank, size = check_call("tree_broadcast", group, flat, compare=(flat.shape, root))
     position = (rank - root) % size  # the root sits at position 0
     reach = 1 << (size - 1).bit_length()
     while reach > 1:
@@ -95,9 +91,9 @@ def halving_doubling_all_reduce(
 ) -> None:
     """Reduce `tensor` over all ranks, in place: the ring's volume in 2 log2(N) steps.
 
-    When N is not a power of two, each rank beyond the largest power of two below N first
-    folds its tensor into a partner's and gets the result back at the end: two more steps
-    and one more tensor each way for these pairs.
+    When N is not a power of two, each rank beyond the largest power of two below N
+    first folds its tensor into a partner's and gets the result back at the end: two
+    more steps and one more tensor each way for these pairs.
     """
     rank, size = check_call("halving_doubling_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
@@ -120,7 +116,13 @@ def halving_doubling_all_reduce(
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def _halve_and_double(flat: Tensor, rank: int, size: int, op, group) -> None:
+def _halve_and_double(
+    flat: Tensor,
+    rank: int,
+    size: int,
+    op: ReduceOp.RedOpType,
+    group: ProcessGroup | None,
+) -> None:
     incoming = torch.empty_like(flat[: (flat.numel() + 1) // 2])
     piece, undo = flat, []
     distance = size // 2
@@ -133,7 +135,5 @@ def _halve_and_double(flat: Tensor, rank: int, size: int, op, group) -> None:
         combine(keep, landing, op)
         undo.append((keep, give, partner))
         piece, distance = keep, distance // 2
-    for keep, give, partner in reversed(
-        undo
-    ):  # all-gather: swap back what is finished
+    for keep, give, partner in reversed(undo):  # all-gather: swap back what is finished
         exchange_all([(keep, partner)], [(give, partner)], group)
