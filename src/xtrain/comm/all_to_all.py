@@ -6,8 +6,8 @@
 
 Pieces may have different sizes, empty ones included, as in expert parallelism. A
 receiver must know what it will get: `exchange_split_sizes` tells it, by an all-to-all
-of N integers. Each rank sends everything but its own piece, (N-1)/N of its input when pieces
-are equal.
+of N integers. Each rank sends everything but its own piece, (N-1)/N of its input when
+pieces are equal.
 """
 
 from collections.abc import Callable

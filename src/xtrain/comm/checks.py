@@ -13,6 +13,7 @@ small exchange:
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,13 +99,13 @@ def check_p2p(name: str, tensor: Tensor, group: ProcessGroup | None) -> None:
 
 
 def _problem(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Any],
     op: ReduceOp.RedOpType | None,
     group: ProcessGroup | None,
     rules: Sequence[tuple[bool, str]],
 ) -> str | None:
     for tensor in tensors:
-        if not torch.is_tensor(tensor):
+        if not isinstance(tensor, Tensor):
             return f"expected a tensor, got {type(tensor).__name__}"
     if len({t.dtype for t in tensors}) > 1:
         return f"all tensors must have one dtype, got {_describe(tensors)}"

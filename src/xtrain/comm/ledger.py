@@ -78,7 +78,7 @@ class CommLedger(TorchDispatchMode):
     headers not; None where the system does not tell: everywhere but Linux).
     """
 
-    _open: "ClassVar[list[CommLedger]]" = []
+    _open: ClassVar[list["CommLedger"]] = []
     _round = 0
     _rounds_open = 0
     _paused = 0
