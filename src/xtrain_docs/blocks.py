@@ -13,6 +13,7 @@ import ast
 import html
 import importlib
 import inspect
+import pkgutil
 import re
 import shlex
 from collections.abc import Callable
@@ -83,8 +84,10 @@ def parse_info(info: str) -> tuple[str, str, dict[str, Any]] | None:
 
 def registry(kind: str) -> Registry:
     """The registry of a kind, with every module of that package loaded."""
-    module = importlib.import_module(f"xtrain_docs.{kind}s")
-    return module.REGISTRY
+    package = importlib.import_module(f"xtrain_docs.{kind}s")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return package.REGISTRY
 
 
 class BlocksPreprocessor(Preprocessor):

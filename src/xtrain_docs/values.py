@@ -11,11 +11,13 @@ import html
 import importlib
 import numbers
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import Any
 
 from markdown import Markdown
 from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
 from . import config, fences, verification
@@ -193,11 +195,28 @@ class ValuesPreprocessor(Preprocessor):
         return EXPRESSION.sub(put, line)
 
 
+CITED = r"\[(?P<text>[^\[\]]+)\]\{\s*\.cited\s*\}"
+
+
+class CitedInline(InlineProcessor):
+    """`[37 %]{.cited}`: a number from a source that the sentence names."""
+
+    def handleMatch(  # type: ignore[override]  # noqa: N802 (their name)
+        self, m: re.Match, data: str
+    ) -> tuple[ET.Element, int, int]:
+        """A span that says where the number comes from."""
+        del data
+        span = ET.Element("span", {"class": "xt-cited", "title": "from the source"})
+        span.text = m["text"]
+        return span, m.start(0), m.end(0)
+
+
 class ValuesExtension(Extension):
     """`xtrain_docs.values` in mkdocs.yml."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
         md.preprocessors.register(ValuesPreprocessor(md), "xtrain-values", 44)
+        md.inlinePatterns.register(CitedInline(CITED, md), "xtrain-cited", 176)
 
 
 def makeExtension(**options: Any) -> ValuesExtension:  # noqa: N802 (their name)

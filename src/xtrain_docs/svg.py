@@ -1,0 +1,251 @@
+"""Charts as inline SVG text that follows the theme: standard library only.
+
+Colours are CSS classes (`xt-s0` .. `xt-s7` for series), so light and dark need one
+drawing. Every chart has a title and a description for readers who do not see it.
+"""
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Format = Callable[[float], str]
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a chart.
+
+    Attributes:
+        label: what is measured, with its unit if the ticks carry none.
+        scale: "linear", "log" (ticks at powers of 10) or "log2" (powers of 2).
+        format: a number to the text of its tick.
+        low, high: fixed ends; by default the data's.
+        ticks: fixed tick values.
+    """
+
+    label: str
+    scale: str = "linear"
+    format: Format = _plain
+    low: float | None = None
+    high: float | None = None
+    ticks: Sequence[float] | None = None
+
+    def ends(self, values: Sequence[float]) -> tuple[float, float]:
+        """The lowest and highest value drawn."""
+        low = min(values) if self.low is None else self.low
+        high = max(values) if self.high is None else self.high
+        if self.scale == "linear":
+            if self.low is None:
+                low = min(0.0, low)
+            if self.high is None:
+                step = _step(low, high)
+                high = math.ceil(high / step - 1e-9) * step
+        elif low <= 0:
+            raise ValueError(f"{self.label}: {low} on a logarithmic axis")
+        return (low, high) if high > low else (low, low + 1)
+
+    def place(self, value: float, ends: tuple[float, float]) -> float:
+        """Where a value lies between the ends, from 0 to 1."""
+        low, high = ends
+        if self.scale == "linear":
+            return (value - low) / (high - low)
+        return math.log(value / low) / math.log(high / low)
+
+    def tick_values(self, ends: tuple[float, float]) -> list[float]:
+        """Where ticks go: at most about seven."""
+        low, high = ends
+        if self.ticks is not None:
+            return [t for t in self.ticks if low <= t <= high]
+        if self.scale == "linear":
+            step = _step(low, high)
+            first = math.ceil(low / step - 1e-9)
+            return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+        base = 2 if self.scale == "log2" else 10
+        first = math.ceil(math.log(low, base) - 1e-9)
+        last = math.floor(math.log(high, base) + 1e-9)
+        every = max(1, math.ceil((last - first + 1) / 8))
+        return [float(base) ** i for i in range(first, last + 1, every)]
+
+
+def _step(low: float, high: float) -> float:
+    raw = (high - low) / 5 or 1.0
+    size = 10 ** math.floor(math.log10(raw))
+    return next(s * size for s in (1, 2, 2.5, 5, 10) if s * size >= raw - 1e-12)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(x: float, y: float, words: str, cls: str, anchor: str = "start") -> str:
+    """One line of text, escaped."""
+    return (
+        f'<text x="{_number(x)}" y="{_number(y)}" class="{cls}" '
+        f'text-anchor="{anchor}">{html.escape(words)}</text>'
+    )
+
+
+def line(x1: float, y1: float, x2: float, y2: float, cls: str) -> str:
+    """One straight line."""
+    at = (f'{k}="{_number(v)}"' for k, v in zip(("x1", "y1", "x2", "y2"),
+                                                (x1, y1, x2, y2), strict=True))  # fmt: skip
+    return f'<line {" ".join(at)} class="{cls}"/>'
+
+
+def document(
+    width: int, height: int, parts: Sequence[str], title: str, description: str
+) -> str:
+    """The parts as one SVG element with its name and description."""
+    label = html.escape(f"{title}. {description}" if description else title, quote=True)
+    return (
+        f'<svg class="xt-chart" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{label}">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+Points = Sequence[tuple[float, float]]
+
+
+def line_chart(
+    series: Mapping[str, Points],
+    x: Axis,
+    y: Axis,
+    title: str,
+    description: str = "",
+    marks: Sequence[tuple[float, str]] = (),
+    width: int = 720,
+    height: int = 380,
+) -> str:
+    """Lines over two axes, each named at its right end.
+
+    Args:
+        series: points per name, in drawing order.
+        marks: vertical lines at x with a short text, such as a crossover.
+    """
+    if not series or not all(series.values()):
+        raise ValueError(f"{title}: a series without points")
+    every = [p for points in series.values() for p in points]
+    xs = x.ends([p[0] for p in every])
+    ys = y.ends([p[1] for p in every])
+    longest = max(len(name) for name in series)
+    left, right, top, bottom = 74, 24 + 7.2 * longest, 34, 52
+    wide, high = width - left - right, height - top - bottom
+
+    def px(value: float) -> float:
+        return left + wide * x.place(value, xs)
+
+    def py(value: float) -> float:
+        return top + high * (1 - y.place(value, ys))
+
+    parts = [f"<title>{html.escape(title)}</title>"]
+    for tick in y.tick_values(ys):
+        parts.append(line(left, py(tick), left + wide, py(tick), "xt-grid"))
+        parts.append(text(left - 10, py(tick) + 4, y.format(tick), "xt-tick", "end"))
+    for tick in x.tick_values(xs):
+        parts.append(line(px(tick), top + high, px(tick), top + high + 5, "xt-axis"))
+        parts.append(
+            text(px(tick), top + high + 20, x.format(tick), "xt-tick", "middle")
+        )
+    parts.append(line(left, top + high, left + wide, top + high, "xt-axis"))
+    parts.append(text(left + wide, height - 8, x.label, "xt-label", "end"))
+    parts.append(text(8, 16, y.label, "xt-label"))
+    for at, words in marks:
+        if xs[0] <= at <= xs[1]:
+            parts.append(line(px(at), top, px(at), top + high, "xt-mark"))
+            parts.append(text(px(at) + 6, top + 12, words, "xt-mark-text"))
+    ends = _spread([(py(points[-1][1]), name) for name, points in series.items()], 17)
+    for index, (name, points) in enumerate(series.items()):
+        path = " ".join(f"{_number(px(a))},{_number(py(b))}" for a, b in points)
+        parts.append(f'<polyline points="{path}" class="xt-line xt-s{index % 8}"/>')
+        if len(points) <= 16:
+            parts += [
+                f'<circle cx="{_number(px(a))}" cy="{_number(py(b))}" r="3" '
+                f'class="xt-dot xt-s{index % 8}"><title>{html.escape(name)}: '
+                f"{html.escape(x.format(a))}, {html.escape(y.format(b))}</title>"
+                "</circle>"
+                for a, b in points
+            ]
+        cls = f"xt-name xt-s{index % 8}"
+        parts.append(text(left + wide + 10, ends[name] + 4, name, cls))
+    return document(width, height, parts, title, description)
+
+
+def _spread(places: list[tuple[float, str]], gap: float) -> dict[str, float]:
+    """Move labels apart so that none lies on another."""
+    out: dict[str, float] = {}
+    last = -math.inf
+    for y, name in sorted(places):
+        last = max(y, last + gap)
+        out[name] = last
+    return out
+
+
+def bar_chart(
+    bars: Mapping[str, Mapping[str, float]],
+    value: Axis,
+    title: str,
+    description: str = "",
+    reference: tuple[float, str] | None = None,
+    width: int = 720,
+) -> str:
+    """Horizontal bars, grouped: one group per outer name, one bar per inner name.
+
+    Args:
+        reference: a value to mark with a line and its name, such as 1.0, "gloo".
+    """
+    names = list(dict.fromkeys(n for group in bars.values() for n in group))
+    if not names:
+        raise ValueError(f"{title}: no bars")
+    numbers = [v for group in bars.values() for v in group.values()]
+    ends = value.ends([*numbers, *([reference[0]] if reference else [])])
+    left = 20 + 7.4 * max(len(name) for name in bars)
+    right, bar, gap = 78, 20, 16
+    top = 54 if len(names) > 1 else 30
+    wide = width - left - right
+    parts = [f"<title>{html.escape(title)}</title>"]
+    if len(names) > 1:
+        at = left
+        for index, name in enumerate(names):
+            parts.append(
+                f'<rect x="{_number(at)}" y="6" width="12" height="12" rx="3" '
+                f'class="xt-bar-fill xt-s{index % 8}"/>'
+            )
+            parts.append(text(at + 18, 16.5, name, "xt-tick"))
+            at += 42 + 7 * len(name)
+    y = float(top)
+    body: list[str] = []
+    for group, inner in bars.items():
+        middle = y + bar * len(inner) / 2
+        body.append(text(left - 12, middle + 4.5, group, "xt-label", "end"))
+        for name, amount in inner.items():
+            index = names.index(name)
+            size = max(1.0, wide * value.place(amount, ends))
+            words = value.format(amount)
+            body.append(
+                f'<rect x="{_number(left)}" y="{_number(y + 2)}" '
+                f'width="{_number(size)}" height="{bar - 4}" rx="3" '
+                f'class="xt-bar-fill xt-s{index % 8}"><title>'
+                f"{html.escape(f'{group}, {name}: {words}')}</title></rect>"
+            )
+            body.append(text(left + size + 8, y + 14.5, words, "xt-value-text"))
+            y += bar
+        y += gap
+    bottom = y - gap + 4
+    for tick in value.tick_values(ends):
+        at = left + wide * value.place(tick, ends)
+        parts.append(line(at, top - 4, at, bottom, "xt-grid"))
+        parts.append(text(at, bottom + 18, value.format(tick), "xt-tick", "middle"))
+    parts += body
+    if reference:
+        at = left + wide * value.place(reference[0], ends)
+        parts.append(line(at, top - 8, at, bottom, "xt-mark"))
+        parts.append(text(at, top - 12, reference[1], "xt-mark-text", "middle"))
+    parts.append(text(left + wide, bottom + 38, value.label, "xt-label", "end"))
+    return document(width, int(bottom + 48), parts, title, description)

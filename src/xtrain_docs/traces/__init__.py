@@ -1,0 +1,118 @@
+"""Traces that pages animate: what a collective really sent, step by step.
+
+    @REGISTRY
+    def ring_all_reduce(ranks: int = 4) -> Trace:
+        return recorded("xtrain.comm.ring:ring_all_reduce", "all_reduce", ranks)
+
+A page then says ```` ```trace ring_all_reduce ranks=4 ````. The function runs on real
+ranks with inputs from which every message can be read back: which cells it carried
+and whose contributions they held. The steps, the contents and the final state are
+checked against each other, so a picture cannot show what did not happen.
+"""
+
+import hashlib
+import html
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from .. import config
+from ..blocks import Registry
+
+REGISTRY = Registry("trace")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded run, as the page's element reads it.
+
+    Attributes:
+        data: title, kind, ranks, cells, additive, initial and steps; a step is its
+            messages (src, dst, cells, content, op) and the state after it.
+    """
+
+    data: dict[str, Any]
+    autoplay: bool = False
+
+    def caption(self, words: str) -> str:
+        """The author's caption, or one made from the run."""
+        if words:
+            return words
+        data = self.data
+        return (
+            f"`{data['title']}` on {data['ranks']} ranks, recorded from a real run: "
+            f"{len(data['steps'])} steps."
+        )
+
+    def html(self) -> str:
+        """The element, with the table of messages for readers without scripts."""
+        packed = html.escape(json.dumps(self.data, separators=(",", ":")), quote=True)
+        rows = "".join(
+            f"<tr><td>{number}</td><td>{m['src']}</td><td>{m['dst']}</td>"
+            f"<td>{_cells(m['cells'], self.data['cells'])}</td>"
+            f"<td>{_does(m)}</td></tr>"
+            for number, step in enumerate(self.data["steps"], start=1)
+            for m in step["messages"]
+        )
+        head = "".join(
+            f'<th scope="col">{h}</th>'
+            for h in ("Step", "From rank", "To rank", "Cells", "There they")
+        )
+        name = f"Messages of {self.data['title']}, {self.data['ranks']} ranks"
+        play = ' data-autoplay="true"' if self.autoplay else ""
+        return (
+            f'<xt-trace data-trace="{packed}"{play} data-search-exclude>'
+            f'<div class="xt-trace-table"><table><caption>{html.escape(name)}</caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            "</xt-trace>"
+        )
+
+
+def _cells(cells: list[int], total: int) -> str:
+    if len(cells) == total:
+        return "all" if total > 1 else "0"
+    return ", ".join(map(str, cells)) or "none"
+
+
+def _does(message: dict[str, Any]) -> str:
+    return {"add": "are added", "copy": "are stored", "signal": "tell it to go on"}[
+        message["op"]
+    ]
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """A digest of all code a trace depends on."""
+    total = hashlib.sha256()
+    folders = (config.SOURCE / "xtrain" / "comm", config.SOURCE / "xtrain_docs/traces")
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
+    """The trace of one function, recorded now or read back if nothing changed.
+
+    Args:
+        reference: `module:function`.
+        kind: how it is called and what it leaves behind; see `record.KINDS`.
+        options: cells, root, and keyword arguments of the function.
+    """
+    from .record import record
+
+    autoplay = bool(options.pop("autoplay", False))
+    asked = json.dumps([reference, kind, ranks, options], sort_keys=True)
+    name = reference.partition(":")[2]
+    stamp = hashlib.sha256((asked + _sources()).encode()).hexdigest()[:16]
+    path = config.TRACES / f"{name}-{ranks}-{stamp}.json"
+    if path.is_file():
+        return Trace(json.loads(path.read_text()), autoplay)
+    data = record(reference, kind, ranks, **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f"{name}-{ranks}-*.json"):
+        if json.loads(old.read_text()).get("asked") == asked:
+            old.unlink()
+    path.write_text(json.dumps(data | {"asked": asked}))
+    return Trace(data | {"asked": asked}, autoplay)

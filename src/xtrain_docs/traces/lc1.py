@@ -1,0 +1,108 @@
+"""Traces of the collectives of lc1."""
+
+from . import REGISTRY, Trace, recorded
+
+
+@REGISTRY
+def ring_all_reduce(ranks: int = 4, autoplay: bool = False) -> Trace:
+    """Reduce-scatter, then all-gather, around the ring."""
+    return recorded("xtrain.comm.ring:ring_all_reduce", "all_reduce", ranks,
+                    autoplay=autoplay)  # fmt: skip
+
+
+@REGISTRY
+def ring_reduce_scatter(ranks: int = 4) -> Trace:
+    """Each rank ends with the sum of one cell."""
+    return recorded("xtrain.comm.ring:ring_reduce_scatter", "reduce_scatter", ranks)
+
+
+@REGISTRY
+def ring_all_gather(ranks: int = 4) -> Trace:
+    """Each rank starts with one cell and ends with all."""
+    return recorded("xtrain.comm.ring:ring_all_gather", "all_gather", ranks)
+
+
+@REGISTRY
+def tree_all_reduce(ranks: int = 8) -> Trace:
+    """Up a binomial tree to the root, and down again."""
+    return recorded("xtrain.comm.tree:tree_all_reduce", "all_reduce", ranks)
+
+
+@REGISTRY
+def halving_doubling_all_reduce(ranks: int = 4) -> Trace:
+    """Half of what is left to the partner, then back."""
+    return recorded(
+        "xtrain.comm.tree:halving_doubling_all_reduce", "all_reduce", ranks
+    )
+
+
+@REGISTRY
+def parameter_server_all_reduce(ranks: int = 4) -> Trace:
+    """Everything to rank 0 and back."""
+    return recorded(
+        "xtrain.comm.parameter_server:parameter_server_all_reduce", "all_reduce", ranks
+    )
+
+
+@REGISTRY
+def broadcast(ranks: int = 8, root: int = 0) -> Trace:
+    """A binomial tree: the number of ranks that have it doubles each step."""
+    return recorded("xtrain.comm.collectives:broadcast", "broadcast", ranks,
+                    root=root)  # fmt: skip
+
+
+@REGISTRY
+def broadcast_naive(ranks: int = 8, root: int = 0) -> Trace:
+    """The root sends to everyone, one after the other."""
+    return recorded("xtrain.comm.collectives:broadcast_naive", "broadcast", ranks,
+                    root=root)  # fmt: skip
+
+
+@REGISTRY
+def reduce(ranks: int = 8, root: int = 0) -> Trace:
+    """The broadcast tree, backwards, adding."""
+    return recorded("xtrain.comm.collectives:reduce", "reduce", ranks, root=root)
+
+
+@REGISTRY
+def all_reduce(ranks: int = 4) -> Trace:
+    """The plain all_reduce of `xtrain.comm`."""
+    return recorded("xtrain.comm.collectives:all_reduce", "all_reduce", ranks)
+
+
+@REGISTRY
+def gather(ranks: int = 4, root: int = 0) -> Trace:
+    """Everyone's cell to the root."""
+    return recorded("xtrain.comm.collectives:gather", "gather", ranks, root=root)
+
+
+@REGISTRY
+def scatter(ranks: int = 4, root: int = 0) -> Trace:
+    """One cell of the root to each rank."""
+    return recorded("xtrain.comm.collectives:scatter", "scatter", ranks, root=root)
+
+
+@REGISTRY
+def all_gather_into_tensor(ranks: int = 4) -> Trace:
+    """One tensor with everyone's part, everywhere."""
+    return recorded("xtrain.comm.collectives:all_gather_into_tensor", "all_gather",
+                    ranks)  # fmt: skip
+
+
+@REGISTRY
+def reduce_scatter_tensor(ranks: int = 4) -> Trace:
+    """The sum of everyone's cell r, on rank r."""
+    return recorded("xtrain.comm.collectives:reduce_scatter_tensor",
+                    "reduce_scatter", ranks)  # fmt: skip
+
+
+@REGISTRY
+def all_to_all_single(ranks: int = 4) -> Trace:
+    """Cell j of rank i becomes cell i of rank j: a transpose over ranks."""
+    return recorded("xtrain.comm.all_to_all:all_to_all_single", "all_to_all", ranks)
+
+
+@REGISTRY
+def barrier(ranks: int = 8) -> Trace:
+    """Nobody leaves before everyone has come: messages without contents."""
+    return recorded("xtrain.comm.collectives:barrier", "barrier", ranks)

@@ -1,0 +1,213 @@
+"""Run a collective on real ranks and read its messages back.
+
+Cell i of rank r starts as the integer 2**r + i * 2**16. A sum of such cells tells
+which ranks are in it (low bits) and which cell it is (the rest, divided by how many),
+so every recorded message can be decoded without knowing the algorithm.
+"""
+
+import importlib
+from typing import Any
+
+SHIFT = 16
+ADDITIVE = ("all_reduce", "reduce", "reduce_scatter")
+KINDS = (*ADDITIVE, "broadcast", "all_gather", "all_to_all", "gather", "scatter",
+         "barrier")  # fmt: skip
+State = list[list[list[int]]]
+
+
+class TraceError(ValueError):
+    """A recorded run contradicts itself. Stops the build."""
+
+
+def encode(rank: int, cell: int) -> int:
+    """The telling number for a cell of a rank."""
+    return (1 << rank) + (cell << SHIFT)
+
+
+def decode(value: float) -> tuple[int, list[int]] | None:
+    """Cell and contributing ranks of a number; None for an empty buffer's zero."""
+    whole = int(value)
+    mask = whole & ((1 << SHIFT) - 1)
+    ranks = [r for r in range(SHIFT) if mask >> r & 1]
+    if not ranks:
+        return None
+    cell, left = divmod(whole >> SHIFT, len(ranks))
+    if left:
+        raise TraceError(f"{value} mixes different cells")
+    return cell, ranks
+
+
+def on_rank(
+    reference: str, kind: str, cells: int, root: int, extra: dict[str, Any]
+) -> tuple[list, list[int], list[int] | None]:
+    """What one rank does: events, cells before, cells after (None: scratch)."""
+    import torch
+    import torch.distributed as dist
+
+    from xtrain.comm.ledger import CommLedger
+
+    module, _, name = reference.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def numbers(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64)
+
+    mine = [encode(rank, i) for i in range(cells)]
+    empty = [0] * cells
+    before, after = mine, None
+    with CommLedger(values=True) as ledger:
+        if kind == "all_reduce":
+            tensor = numbers(mine)
+            function(tensor, **extra)
+            after = tensor.tolist()
+        elif kind == "reduce":
+            tensor = numbers(mine)
+            function(tensor, root, **extra)
+            after = tensor.tolist() if rank == root else None
+        elif kind == "broadcast":
+            before = mine if rank == root else empty
+            tensor = numbers(before)
+            function(tensor, root, **extra)
+            after = tensor.tolist()
+        elif kind == "reduce_scatter":
+            output = numbers([0])
+            function(output, numbers(mine), **extra)
+            after = output.tolist()
+        elif kind == "all_gather":
+            before = [encode(rank, rank) if i == rank else 0 for i in range(cells)]
+            output = numbers(empty)
+            function(output, numbers([before[rank]]), **extra)
+            after = output.tolist()
+        elif kind == "all_to_all":
+            output = numbers(empty)
+            function(output, numbers(mine), **extra)
+            after = output.tolist()
+        elif kind == "gather":
+            before = [encode(rank, rank) if i == rank else 0 for i in range(cells)]
+            parts = [numbers([0]) for _ in range(size)] if rank == root else None
+            function(numbers([before[rank]]), parts, root, **extra)
+            after = [int(p) for p in parts] if parts else None
+        elif kind == "scatter":
+            before = mine if rank == root else empty
+            output = numbers([0])
+            parts = [numbers([v]) for v in mine] if rank == root else None
+            function(output, parts, root, **extra)
+            after = output.tolist()
+        elif kind == "barrier":
+            before = []
+            function(**extra)
+        else:
+            raise TraceError(f"unknown kind {kind!r}; there are: {', '.join(KINDS)}")
+    return ledger.events, before, after
+
+
+def record(
+    reference: str,
+    kind: str,
+    ranks: int,
+    cells: int | None = None,
+    root: int = 0,
+    **extra: Any,
+) -> dict[str, Any]:
+    """Run the function on `ranks` ranks and return the trace's data.
+
+    Raises:
+        TraceError: a message holds what its sender did not have, or the final
+            buffers are not what the messages add up to.
+    """
+    from xtrain.comm.ledger import message_rounds
+    from xtrain.testing import World
+
+    cells = 0 if kind == "barrier" else cells or ranks
+    with World(ranks) as world:
+        results = world.run(on_rank, reference, kind, cells, root, extra)
+    rounds = message_rounds([events for events, _, _ in results])
+    messages = [[(m.src, m.dst, m.values) for m in one] for one in rounds]
+    befores = [before for _, before, _ in results]
+    afters = [after for _, _, after in results]
+    return {
+        "title": reference.partition(":")[2],
+        "kind": kind,
+        "ranks": ranks,
+        "cells": cells,
+        "root": root,
+        "additive": kind in ADDITIVE,
+        **replay(kind, ranks, cells, messages, befores, afters),
+    }
+
+
+def replay(
+    kind: str,
+    ranks: int,
+    cells: int,
+    rounds: list[list[tuple[int, int, Any]]],
+    befores: list[list[int]],
+    afters: list[list[int] | None],
+) -> dict[str, Any]:
+    """Turn decoded messages into states, checking them against each other."""
+    state: State = [[[] for _ in range(cells)] for _ in range(ranks)]
+    for rank, before in enumerate(befores):
+        for place, value in enumerate(before):
+            if found := decode(value):
+                state[rank][place] = found[1]
+    initial = _copy(state)
+    steps = []
+    for one in rounds:
+        new = _copy(state)
+        messages = []
+        for src, dst, values in one:
+            message = _message(kind, src, dst, values)
+            for place, content in zip(
+                message.pop("places"), message["content"], strict=True
+            ):
+                held = content if kind == "all_to_all" else state[src][place]
+                if held != content:
+                    raise TraceError(
+                        f"rank {src} sends {content} in cell {place}, but holds {held}"
+                    )
+                old = new[dst][place]
+                if kind in ADDITIVE and old and not set(old) <= set(content):
+                    message["op"] = "add"
+                if kind == "all_to_all":
+                    new[dst][place] = content
+                else:
+                    new[dst][place] = sorted({*old, *content})
+            messages.append(message)
+        state = new
+        steps.append({"messages": messages, "state": state})
+    _check_end(kind, state, afters)
+    return {"initial": initial, "steps": steps}
+
+
+def _message(kind: str, src: int, dst: int, values: Any) -> dict[str, Any]:
+    if values is None:
+        raise TraceError("a message without recorded values")
+    if kind == "barrier":
+        return {"src": src, "dst": dst, "cells": [], "places": [], "content": [],
+                "op": "signal"}  # fmt: skip
+    found = [d for d in map(decode, values) if d]
+    cells = [cell for cell, _ in found]
+    places = [src for _ in found] if kind == "all_to_all" else cells
+    content = [ranks for _, ranks in found]
+    op = "copy" if found else "signal"
+    return {"src": src, "dst": dst, "cells": cells, "places": places,
+            "content": content, "op": op}  # fmt: skip
+
+
+def _check_end(kind: str, state: State, afters: list[list[int] | None]) -> None:
+    for rank, after in enumerate(afters):
+        for place, value in enumerate(after or []):
+            found = decode(value)
+            cell, content = found if found else (place, [])
+            if kind == "all_to_all":
+                cell = place
+            if state[rank][cell] != content:
+                raise TraceError(
+                    f"rank {rank} ends with {content} in cell {cell}, "
+                    f"but the messages make {state[rank][cell]}"
+                )
+
+
+def _copy(state: State) -> State:
+    return [[list(content) for content in row] for row in state]
