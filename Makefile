@@ -56,7 +56,9 @@ env: python-is-there
 
 dev: python-is-there
 	@$(SETUP) --dev
-	@git rev-parse --git-dir >/dev/null 2>&1 && $(PY) -m pre_commit install || true
+	@if [ -d .git ] && [ -z "$$CI" ] && [ ! -e .git/hooks/pre-commit ]; then \
+	  $(PY) -m pre_commit install; \
+	fi
 
 .PHONY: python-is-there
 python-is-there:
