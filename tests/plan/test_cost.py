@@ -179,9 +179,7 @@ def test_both_take_equally_long_at_the_crossover(ranks):
 
 
 def test_lines_that_never_meet():
-    assert (
-        crossover("ring_all_reduce", "halving_doubling_all_reduce", 8, 1, 1) == inf
-    )
+    assert crossover("ring_all_reduce", "halving_doubling_all_reduce", 8, 1, 1) == inf
     assert crossover("ring_all_reduce", "ring_all_reduce", 8, 1, 1) == 0
     assert crossover("ring_all_reduce", "parameter_server_all_reduce", 8, 1, 1) == 0
 
@@ -191,9 +189,7 @@ def test_lines_that_never_meet():
 
 def test_nccl_tests_bandwidths_of_eight_a100():
     size, seconds = 17_179_869_184, 127_997 * MICRO
-    assert algorithm_bandwidth(size, seconds) / GB == pytest.approx(
-        134.22, abs=0.005
-    )
+    assert algorithm_bandwidth(size, seconds) / GB == pytest.approx(134.22, abs=0.005)
     measured = bus_bandwidth("all_reduce", size, seconds, 8)
     assert measured / GB == pytest.approx(234.89, abs=0.01)
     share = measured / Link.preset("nvlink3").bandwidth

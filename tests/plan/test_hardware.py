@@ -57,9 +57,7 @@ def test_measured_matmul_share(name, share):
 
 
 def test_infiniband_rates_double_each_generation():
-    rates = [
-        LINKS[f"infiniband-{g}"].bandwidth for g in ("edr", "hdr", "ndr", "xdr")
-    ]
+    rates = [LINKS[f"infiniband-{g}"].bandwidth for g in ("edr", "hdr", "ndr", "xdr")]
     assert rates == [12.5 * GB, 25 * GB, 50 * GB, 100 * GB]
 
 
@@ -84,13 +82,9 @@ def test_scaling_book_uses_ninety_where_the_vendor_implies_one_hundred():
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(
-        ValueError, match=r"unknown accelerator 'h10'; known: .*h100"
-    ):
+    with pytest.raises(ValueError, match=r"unknown accelerator 'h10'; known: .*h100"):
         Accelerator.preset("h10")
-    with pytest.raises(
-        ValueError, match=r"unknown link 'nvlink9'; known: .*nvlink4"
-    ):
+    with pytest.raises(ValueError, match=r"unknown link 'nvlink9'; known: .*nvlink4"):
         Link.preset("nvlink9")
 
 

@@ -200,9 +200,7 @@ def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
 
 @given(st.integers(1, 20), powers)
 def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
-    traffic = collective_traffic(
-        "halving_doubling_all_reduce", pieces * ranks, ranks
-    )
+    traffic = collective_traffic("halving_doubling_all_reduce", pieces * ranks, ranks)
     assert set(traffic.sent) == {all_reduce_lower_bound(ranks) * pieces * ranks}
     assert traffic.rounds == 2 * (ranks.bit_length() - 1)
 

@@ -32,9 +32,7 @@ class Cost:
     volume: Fraction
     reduced: Fraction = Fraction(0)
 
-    def time(
-        self, size: float, alpha: float, beta: float, gamma: float = 0
-    ) -> float:
+    def time(self, size: float, alpha: float, beta: float, gamma: float = 0) -> float:
         """Seconds for `size` bytes; alpha s/message, beta and gamma s/byte."""
         per_byte = float(self.volume) * beta + float(self.reduced) * gamma
         return self.messages * alpha + size * per_byte
@@ -252,9 +250,7 @@ def bus_bandwidth_factor(collective: str, ranks: int) -> Fraction:
     return factors[collective]
 
 
-def bus_bandwidth(
-    collective: str, bytes: float, seconds: float, ranks: int
-) -> float:
+def bus_bandwidth(collective: str, bytes: float, seconds: float, ranks: int) -> float:
     """busbw, bytes/s: algbw times the factor of the collective."""
     factor = float(bus_bandwidth_factor(collective, ranks))
     return algorithm_bandwidth(bytes, seconds) * factor
@@ -283,9 +279,7 @@ def nccl_all_reduce_time(
     of `nodes`.
     """
     if algorithm not in ("ring", "tree") or protocol not in _NCCL_BASE:
-        raise ValueError(
-            f"unknown algorithm {algorithm!r} or protocol {protocol!r}"
-        )
+        raise ValueError(f"unknown algorithm {algorithm!r} or protocol {protocol!r}")
     if ranks % nodes:
         raise ValueError(f"{ranks} ranks do not divide among {nodes} nodes")
     tree = int(algorithm == "tree")

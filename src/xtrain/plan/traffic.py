@@ -68,9 +68,7 @@ class Traffic:
         """This collective followed by another one among the same ranks."""
         return Traffic(
             tuple(a + b for a, b in zip(self.sent, other.sent, strict=True)),
-            tuple(
-                a + b for a, b in zip(self.received, other.received, strict=True)
-            ),
+            tuple(a + b for a, b in zip(self.received, other.received, strict=True)),
             self.rounds + other.rounds,
         )
 
@@ -181,9 +179,7 @@ def recursive_doubling_all_reduce(numel: int, ranks: int) -> Traffic:
     For a power of two; ValueError otherwise.
     """
     if ranks & (ranks - 1):
-        raise ValueError(
-            f"recursive doubling needs a power of two, got {ranks} ranks"
-        )
+        raise ValueError(f"recursive doubling needs a power of two, got {ranks} ranks")
     each = (numel * ceil_log2(ranks),) * ranks
     return Traffic(each, each, ceil_log2(ranks))
 
@@ -247,8 +243,7 @@ def all_to_all(
         splits = [[numel // ranks] * ranks] * ranks
     sent = tuple(sum(row) - row[rank] for rank, row in enumerate(splits))
     received = tuple(
-        sum(row[rank] for row in splits) - splits[rank][rank]
-        for rank in range(ranks)
+        sum(row[rank] for row in splits) - splits[rank][rank] for rank in range(ranks)
     )
     return Traffic(sent, received, int(ranks > 1))
 
@@ -351,8 +346,6 @@ def _binomial_edges(ranks: int, root: int) -> list[tuple[int, int]]:
     half = 1 << ceil_log2(ranks) >> 1
     while half:
         for position in range(0, ranks - half, 2 * half):
-            edges.append(
-                ((root + position) % ranks, (root + position + half) % ranks)
-            )
+            edges.append(((root + position) % ranks, (root + position + half) % ranks))
         half //= 2
     return edges
