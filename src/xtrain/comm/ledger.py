@@ -121,6 +121,11 @@ class CommLedger(TorchDispatchMode):
             self._wire_end = _sent_since(self._wire_start)
         super().__exit__(*exc)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, torch's default, imports the compiler at the first call: one second.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
