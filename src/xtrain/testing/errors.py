@@ -2,7 +2,7 @@
 
     rank 0: returned   rank 1: ValueError   rank 2: waiting in recv(src=1)
                              |
-    RankError: also a ValueError, message = rank 1's traceback + one line per rank
+    RankError: also a ValueError, message = one line per rank + rank 1's traceback
 
 The type of the first failure is kept, so `pytest.raises(ValueError)` works on a
 `World.run` as it does on a plain call.
@@ -17,7 +17,8 @@ class RankReport:
 
     `kind` is "returned", "raised", "died" (a signal or an exit) or "waiting" (still
     busy when the run was cut). `summary` is one line, `detail` the traceback, the
-    Python stack or what the rank wrote to stderr before it died.
+    Python stack, or what the rank wrote to stderr before it died. `at` orders
+    failures in time.
     """
 
     rank: int
@@ -25,10 +26,13 @@ class RankReport:
     summary: str = ""
     detail: str = ""
     exception: BaseException | None = None
+    at: float = 0.0
 
     def line(self) -> str:
-        """One line: the rank and what happened to it."""
-        return f"rank {self.rank}: {self.summary or self.kind}"
+        """One line: the rank and what became of it."""
+        text = (self.summary or self.kind).splitlines()[0]
+        text = text if len(text) <= 200 else text[:197] + "..."
+        return f"rank {self.rank}: {text}"
 
 
 class RankError(Exception):
@@ -40,15 +44,33 @@ class RankError(Exception):
 
     def __init__(self, headline: str, reports: list[RankReport], first: RankReport):
         super().__init__(headline)
+        self.headline = headline
         self.reports = reports
         self.first = first
 
     def __str__(self) -> str:
-        return describe(self.args[0], self.reports, self.first)
+        lines = [self.headline]
+        lines += [f"  {report.line()}" for report in self.reports]
+        for detail, ranks in self._details().items():
+            who = "rank" if len(ranks) == 1 else "ranks"
+            lines += ["", f"--- {who} {', '.join(map(str, ranks))} ---", detail]
+        return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The class may be made at run time (see `raised`), which pickle cannot find.
-        return (RankError, (self.args[0], self.reports, self.first))
+        # The class may be made at run time (see `raised`); pickle cannot find it.
+        return (RankError, (self.headline, self.reports, self.first))
+
+    def _details(self) -> dict[str, list[int]]:
+        """Each distinct detail with its ranks, the first failure's on top.
+
+        The others are shown when they ended the same way. Otherwise their one line
+        is enough: they wait for the rank that failed, or lost the one that died.
+        """
+        details: dict[str, list[int]] = {}
+        for report in sorted(self.reports, key=lambda report: report is not self.first):
+            if report.detail and report.kind == self.first.kind:
+                details.setdefault(report.detail.rstrip(), []).append(report.rank)
+        return details
 
 
 class RankDied(RankError, RuntimeError):
@@ -59,30 +81,35 @@ class RankTimeout(RankError, TimeoutError):
     """A run was cut at its deadline; the message shows where every rank was."""
 
 
-def describe(headline: str, reports: list[RankReport], first: RankReport) -> str:
-    """The message: headline, one line per rank, then every detail worth reading."""
-    lines = [headline, *(f"  {report.line()}" for report in reports)]
-    details: dict[str, list[int]] = {}
-    for report in sorted(reports, key=lambda report: report is not first):
-        if report.detail:
-            details.setdefault(report.detail.rstrip(), []).append(report.rank)
-    for detail, ranks in details.items():
-        label = ", ".join(str(rank) for rank in ranks)
-        lines += ["", f"--- rank {label} ---", detail]
-    return "\n".join(lines)
+def from_reports(
+    name: str, reports: list[RankReport], timeout: float | None
+) -> RankError:
+    """The exception for a failed run of `name`.
+
+    A death explains the exceptions beside it (connection closed), and an exception
+    explains the ranks that wait, so they come in this order.
+    """
+    died = [report for report in reports if report.kind == "died"]
+    if died:
+        first = died[0]
+        return RankDied(f"{name}: rank {first.rank} {first.summary}", reports, first)
+    failed = [report for report in reports if report.kind == "raised"]
+    if failed:
+        return raised(name, reports, min(failed, key=lambda report: report.at))
+    first = next(report for report in reports if report.kind == "waiting")
+    return RankTimeout(f"{name}: not finished after {timeout} s", reports, first)
 
 
-def raised(first: RankReport, reports: list[RankReport]) -> RankError:
-    """The exception for a run in which `first` raised: a RankError and its type."""
+def raised(name: str, reports: list[RankReport], first: RankReport) -> RankError:
+    """A RankError that is also an instance of the type that `first` raised."""
     original = first.exception
-    headline = f"rank {first.rank} of {len(reports)} raised {first.summary}"
     kind = RankError
     if isinstance(original, Exception):
-        name = f"RankError[{type(original).__name__}]"
         try:
-            kind = type(name, (RankError, type(original)), {})
+            title = f"RankError[{type(original).__name__}]"
+            kind = type(title, (RankError, type(original)), {})
         except TypeError:
-            kind = RankError  # two C layouts that Python cannot join
-    error = kind(headline, reports, first)
+            pass  # two C layouts that Python cannot join
+    error = kind(f"{name}: rank {first.rank} failed", reports, first)
     error.__cause__ = original
     return error

@@ -1,47 +1,108 @@
-"""pytest plugin: the `world` fixture and the options that choose what is verified."""
+"""pytest plugin: options, the `world` fixture, and the record of what was verified.
+
+    def test_sum(world, world_size):          # runs at 1, 2, 3, 4 and 8 ranks
+        sums = world(world_size).run(sum_of_ranks)
+
+Load it with `pytest_plugins = ["xtrain.testing.plugin"]` in the top conftest.
+"""
 
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
+from xtrain.testing.placement import (
+    BACKENDS,
+    Choice,
+    Machine,
+    choose,
+    explain_sharing,
+    place,
+    this_machine,
+)
+from xtrain.testing.recorder import Recorder, note_world
 from xtrain.testing.world import World
+from xtrain.testing.worlds import Worlds
+
+WORLD_SIZES = (1, 2, 3, 4, 8)
+_CHOICE = pytest.StashKey[Choice]()
+_MACHINE = pytest.StashKey[Machine]()
+
+_MARKERS = (
+    "verifies(*symbols): the test proves these symbols, 'package.module:name'",
+    "world_sizes(*sizes): the values of the world_size argument of this test",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("xtrain")
-    group.addoption("--backend", default="gloo", help="process-group backend")
-    group.addoption("--device", default="cpu", help="device of the ranks")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    config.addinivalue_line(
-        "markers",
-        "verifies(*symbols): the test proves these symbols, 'package.module:name'",
+    group = parser.getgroup("xtrain", "ranks of xtrain.testing")
+    group.addoption(
+        "--backend",
+        choices=BACKENDS,
+        help="process-group backend (default: nccl with enough GPUs, else gloo)",
+    )
+    group.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="device of the ranks (default: what the backend is for)",
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Ranks are forked, and a fork of several OpenMP threads can hang.
+    torch.set_num_threads(1)
+    for line in _MARKERS:
+        config.addinivalue_line("markers", line)
+    machine = this_machine()
+    try:
+        choice = choose(config.option.backend, config.option.device, machine)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[_CHOICE], config.stash[_MACHINE] = choice, machine
+    config.pluginmanager.register(Recorder(config, choice, machine), "xtrain recorder")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    choice, machine = config.stash[_CHOICE], config.stash[_MACHINE]
+    lines = [f"xtrain: ranks on {choice.backend}, {choice.device} ({choice.reason})"]
+    sharing = explain_sharing(choice, machine)
+    return lines + ([f"xtrain: {sharing}"] if sharing else [])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "world_size" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("world_sizes")
+        metafunc.parametrize("world_size", mark.args if mark else WORLD_SIZES)
+
+
 @pytest.fixture(scope="session")
-def _worlds(request: pytest.FixtureRequest) -> Iterator[dict[int, World]]:
-    worlds: dict[int, World] = {}
+def xtrain_worlds(request: pytest.FixtureRequest) -> Iterator[Worlds]:
+    """All living ranks of this test process."""
+    # Optimizers, DDP and DTensor import this at their first use, 0.8 s: once here,
+    # before the first fork, rather than once per rank.
+
+    choice = request.config.stash[_CHOICE]
+    worlds = Worlds(choice.backend, choice.device)
     yield worlds
-    for world in worlds.values():
-        world.close()
+    worlds.close()
 
 
 @pytest.fixture
 def world(
-    request: pytest.FixtureRequest, _worlds: dict[int, World]
+    request: pytest.FixtureRequest, xtrain_worlds: Worlds
 ) -> Callable[[int], World]:
-    """`world(size)`: a running World on the backend and device of this session."""
-    backend = request.config.getoption("--backend")
-    device = request.config.getoption("--device")
+    """`world(size)`: living ranks on the backend and device of this session.
+
+    Skips the test when `size` ranks do not fit on the GPUs.
+    """
+    choice, machine = request.config.stash[_CHOICE], request.config.stash[_MACHINE]
 
     def get(size: int) -> World:
-        if size not in _worlds:
-            _worlds[size] = World(size, backend, device)
-        return _worlds[size]
+        try:
+            place(size, choice, machine)
+        except ValueError as misfit:
+            pytest.skip(str(misfit))
+        note_world(request.node, size)
+        return xtrain_worlds.get(size)
 
     return get

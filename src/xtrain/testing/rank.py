@@ -3,25 +3,24 @@
     parent --- ("run", module, file, pickled (fn, args)) ---> rank
     parent <-- Outcome(value | exception, traceback) -------- rank
     parent --- ("reset",) when every rank has answered -----> rank
-    parent --- ("exit",) -----------------------------------> rank
 
-The reset waits for the parent's word because a rank that tears a group down while
-its neighbours still use it breaks them.
+The reset waits for the parent's word because a rank that tidies up while its
+neighbours still communicate could break them.
 """
 
 import os
 import pickle
-import signal
 import sys
-import time
-import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
 
-from xtrain.testing import state, transport
+from xtrain.testing import transport
+from xtrain.testing.outcome import Outcome, failure
+from xtrain.testing.placement import load_backend
+from xtrain.testing.state import Clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +32,24 @@ class Seat:
     backend: str
     device: str
     store: str
-    stderr: str
-    parent: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A rank's answer to one message."""
-
-    kind: str  # "ready", "returned" or "raised"
-    value: bytes = b""
-    error: bytes = b""
-    summary: str = ""
-    traceback: str = ""
-    at: float = 0.0
-    usable: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def rank_main(seat: Seat, jobs: Connection) -> None:
     """Body of a rank's process."""
-    # Ctrl-C reaches the whole terminal group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stderr = os.open(seat.stderr, os.O_WRONLY | os.O_APPEND)
-    os.dup2(stderr, 2)
     try:
         join(seat)
+        clean = Clean(seat.rank)
     except BaseException as error:
         jobs.send(failure(error))
         return
-    clean = state.Clean(seat)
-    clean.restore()
-    jobs.send(Outcome("ready"))
+    jobs.send(Outcome("ready", reusable=True))
     while True:
-        message = jobs.recv()
-        if message[0] == "exit":
-            return
-        if message[0] == "reset":
+        order, *details = jobs.recv()
+        if order == "run":
+            jobs.send(answer(*details, clean))
+        else:
             clean.restore()
-            continue
-        jobs.send(answer(*message[1:], clean))
 
 
 def join(seat: Seat) -> None:
@@ -83,9 +61,12 @@ def join(seat: Seat) -> None:
         LOCAL_RANK=str(seat.rank),
         LOCAL_WORLD_SIZE=str(seat.size),
     )
-    # Ranks of one machine need no name resolution and no outside interface.
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    os.environ.update(seat.environment)
+    if seat.device != "cpu":
+        device = torch.device(seat.device, seat.rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        torch.set_default_device(device)  # torch.ones(4) lands on the rank's GPU
+    load_backend(seat.backend)
     dist.init_process_group(
         seat.backend,
         store=dist.FileStore(seat.store, seat.size),
@@ -94,28 +75,15 @@ def join(seat: Seat) -> None:
     )
 
 
-def answer(module: str, file: str, call: bytes, clean: state.Clean) -> Outcome:
+def answer(module: str, file: str, call: bytes, clean: Clean) -> Outcome:
     """Run one job and say how it went."""
     try:
         transport.ensure_module(module, file)
         fn, args = pickle.loads(call)
         value = transport.dumps(fn(*args))
-        return Outcome("returned", value=value, usable=clean.group_intact())
+        return Outcome("returned", value=value, reusable=clean.reusable())
     except BaseException as error:
-        return failure(error)
+        return failure(error, reusable=clean.untouched())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-
-
-def failure(error: BaseException) -> Outcome:
-    """Pack an exception so that the parent can raise it again."""
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    return Outcome(
-        "raised",
-        error=transport.dump_error(error),
-        summary=summary,
-        traceback="".join(traceback.format_exception(error)),
-        at=time.monotonic(),
-        usable=False,
-    )

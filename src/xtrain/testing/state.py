@@ -1,53 +1,87 @@
 """What a test may change in a rank, and how the next test finds it unchanged."""
 
+import gc
 import os
 import random
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-if TYPE_CHECKING:
-    from xtrain.testing.rank import Seat
-
 SEED = 20_000
+# Closing a gloo group costs 45 ms, keeping it open next to nothing. So a rank keeps
+# the groups that tests left behind, and is replaced when there are this many.
+MAX_LEFT_GROUPS = 8
+
+# Settings as (read, write); written only when they differ, since some writes are
+# slow (use_deterministic_algorithms imports half of torch.compile).
+_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (os.getcwd, os.chdir),
+    (lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+]
 
 
 class Clean:
-    """The state of a rank right after it joined, to return to between tests."""
+    """The state of a rank right after it joined, to return to between runs."""
 
-    def __init__(self, seat: "Seat") -> None:
-        self.rank = seat.rank
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.group = dist.group.WORLD
-        self.environ = dict(os.environ)
-        self.directory = os.getcwd()
-        self.dtype = torch.get_default_dtype()
+        self.environment = dict(os.environ)
+        self.settings = [read() for read, _ in _SETTINGS]
+        # What exists now stays: later collections look only at what tests left.
+        gc.freeze()
+        self.restore()
 
-    def group_intact(self) -> bool:
-        """Whether the default group is still the one the rank joined."""
-        return dist.is_initialized() and dist.group.WORLD is self.group
+    def untouched(self) -> bool:
+        """Whether this run neither communicated nor touched the groups.
+
+        Only then can the ranks be used again after a failure: a message half sent
+        would reach the next test.
+        """
+        return (
+            self._intact()
+            and self._calls() == self.calls
+            and len(distributed_c10d._world.pg_map) == self.groups
+        )
+
+    def reusable(self) -> bool:
+        """Whether the rank can serve another run after a successful one."""
+        return self._intact() and len(distributed_c10d._world.pg_map) <= MAX_LEFT_GROUPS
 
     def restore(self) -> None:
         """Undo what tests commonly change."""
-        self._destroy_extra_groups()
         # Different on every rank: a forgotten broadcast must not pass by luck.
         torch.manual_seed(SEED + self.rank)
         random.seed(SEED + self.rank)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(SEED + self.rank)
-        torch.set_default_dtype(self.dtype)
-        torch.set_grad_enabled(True)
-        torch.use_deterministic_algorithms(False)
-        torch.set_num_threads(1)
-        torch.autograd.set_detect_anomaly(False)
-        if dict(os.environ) != self.environ:
+        for (read, write), value in zip(_SETTINGS, self.settings, strict=True):
+            if read() != value:
+                write(value)
+        if dict(os.environ) != self.environment:
             os.environ.clear()
-            os.environ.update(self.environ)
-        os.chdir(self.directory)
+            os.environ.update(self.environment)
+        gc.collect()
+        self.calls = self._calls()
+        self.groups = len(distributed_c10d._world.pg_map)
 
-    def _destroy_extra_groups(self) -> None:
-        for group in list(distributed_c10d._world.pg_map):
-            if group is not self.group:
-                dist.destroy_process_group(group)
+    def _intact(self) -> bool:
+        return dist.is_initialized() and dist.group.WORLD is self.group
+
+    def _calls(self) -> int:
+        # torch counts every collective, send and receive of a group.
+        return self.group._get_sequence_number_for_group()

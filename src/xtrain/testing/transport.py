@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ class _Pickler(pickle.Pickler):
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
             return NotImplemented
         plain = obj.detach().cpu()
-        small = plain.untyped_storage().nbytes() == plain.nbytes
         # A view would carry the whole storage it looks into.
-        plain = plain if small else plain.clone()
+        if plain.untyped_storage().nbytes() != plain.nbytes:
+            plain = plain.clone()
         return plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
@@ -34,18 +35,18 @@ def dumps(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def dump_error(error: BaseException) -> bytes:
-    """Pickle an exception; empty when it does not survive the trip."""
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:
-        return b""
-    return data
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that another process can make: where the function is, and the rest."""
+
+    name: str
+    module: str
+    file: str
+    pickled: bytes
 
 
-def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str, bytes]:
-    """The message for calling `fn(*args)` elsewhere: module, its file, the pickle.
+def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    """Pack `fn(*args)`.
 
     Raises ValueError when `fn` cannot be found by name in another process.
     """
@@ -63,7 +64,7 @@ def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str, 
             f"{module}.{name} and its arguments must be picklable: {error}"
         ) from error
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module, os.path.abspath(file) if file else "", call
+    return Call(f"{module}.{name}", module, os.path.abspath(file) if file else "", call)
 
 
 def ensure_module(module: str, file: str) -> None:

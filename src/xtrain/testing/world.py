@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from xtrain.testing import transport
 from xtrain.testing.pool import Pool
+from xtrain.testing.transport import dump_call
 
 
 class World:
@@ -16,7 +16,11 @@ class World:
     The ranks start at the first `run` (forked on Linux with a CPU device, under
     0.1 s; spawned on CUDA and macOS) and serve every later one, so a run costs about
     as much as its communication. Between runs a rank is reset: seeds (different on
-    each rank), default dtype, grad mode, environment, extra process groups.
+    each rank), default dtype and device, grad mode, deterministic mode, threads,
+    working directory, environment. Ranks that died, failed in the middle of
+    communication, or lost the default group are replaced.
+
+    On CUDA rank r uses GPU r modulo their number and creates tensors there.
     """
 
     def __init__(self, size: int, backend: str = "gloo", device: str = "cpu") -> None:
@@ -33,19 +37,20 @@ class World:
     ) -> list[Any]:
         """Call `fn(*args)` on every rank and return the results in rank order.
 
-        `fn` is found by name on the ranks, so it lives at the top level of a module;
-        rank and size come from `torch.distributed`. Tensors in the results are
-        detached and on the CPU.
+        `fn` is found by name on the ranks, so it lives at the top level of a
+        module; rank and size come from `torch.distributed`. Tensors in the results
+        are detached and on the CPU.
 
         Raises RankError, which is also an instance of the first failing rank's
         exception type; RankDied when a rank's process ended; RankTimeout after
         `timeout` seconds, showing where every rank was.
         """
-        call = transport.dump_call(fn, args)
+        call = dump_call(fn, args)
         if not self._pool.alive:
             self._pool.stop()
             self._pool.start()
-        return [pickle.loads(out.value) for out in self._pool.run(call, timeout)]
+        outcomes = self._pool.run(call, timeout)
+        return [pickle.loads(outcome.value) for outcome in outcomes]
 
     def close(self) -> None:
         """End the ranks. A later `run` would start new ones."""
@@ -63,4 +68,4 @@ class World:
         self.close()
 
     def __repr__(self) -> str:
-        return f"World({self.size}, backend={self.backend!r}, device={self.device!r})"
+        return f"World({self.size}, {self.backend!r}, {self.device!r})"

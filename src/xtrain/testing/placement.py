@@ -1,0 +1,143 @@
+"""Which backend and device to verify, and how ranks are placed on GPUs.
+
+    GPUs  ranks  NCCL      placement
+    4     4      any       one rank per GPU
+    1     4      >= 2.30   all ranks on the GPU: NCCL_MULTI_RANK_GPU_ENABLE=1
+    1     4      < 2.30    refused, in one line that says what is missing
+    0     -      -         gloo on the CPU
+
+The decisions take a `Machine`, so tests decide about machines that do not exist.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+
+Version = tuple[int, int, int]
+
+BACKENDS = ("gloo", "nccl", "xtrain-socket", "xtrain-shm")
+# Called before init_process_group, found by name: backends stand above this module.
+LATE_BACKENDS = {
+    "xtrain-socket": "xtrain.backends:register",
+    "xtrain-shm": "xtrain.backends:register",
+}
+# A machine with fewer GPUs would skip most tests on NCCL, so gloo is the default.
+ENOUGH_GPUS = 4
+SHARING_NCCL: Version = (2, 30, 0)
+SHARING_ENVIRONMENT = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a decision depends on: the number of GPUs and NCCL's version."""
+
+    gpus: int = 0
+    nccl: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, a device, and why."""
+
+    backend: str
+    device: str
+    reason: str
+
+
+def this_machine() -> Machine:
+    """Look at the GPUs and the NCCL library that this process would use."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Machine(gpus, _nccl_version() if gpus else None)
+
+
+def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
+    """Settle what the user left open; ValueError for a pair that cannot work."""
+    if backend is None and device is None:
+        return _default(machine)
+    if backend is None:
+        backend = "nccl" if device == "cuda" else "gloo"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is none of {', '.join(BACKENDS)}")
+    if device is None:
+        device = "cuda" if backend == "nccl" else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r} is neither cpu nor cuda")
+    if backend == "nccl" and device == "cpu":
+        raise ValueError("nccl moves GPU memory only: use --device cuda")
+    if device == "cuda" and machine.gpus == 0:
+        raise ValueError("--device cuda needs a GPU that torch can see; there is none")
+    return Choice(backend, device, "as asked")
+
+
+def place(size: int, choice: Choice, machine: Machine) -> dict[str, str]:
+    """Environment for `size` ranks; ValueError with one line when they do not fit."""
+    if choice.device == "cpu":
+        return {"GLOO_SOCKET_IFNAME": loopback()}
+    if size <= machine.gpus or choice.backend != "nccl":
+        return {}
+    if machine.nccl is None or machine.nccl < SHARING_NCCL:
+        found = ".".join(map(str, machine.nccl)) if machine.nccl else "unknown"
+        raise ValueError(
+            f"{size} ranks need {size} GPUs, there are {machine.gpus}: sharing one "
+            f"needs NCCL 2.30 or newer, found {found}"
+        )
+    return dict(SHARING_ENVIRONMENT)
+
+
+def explain_sharing(choice: Choice, machine: Machine) -> str:
+    """One line on worlds larger than the number of GPUs; empty without NCCL."""
+    if choice.backend != "nccl":
+        return ""
+    larger = f"worlds larger than {machine.gpus}"
+    try:
+        place(machine.gpus + 1, choice, machine)
+    except ValueError as misfit:
+        return f"{larger} are skipped: {misfit}"
+    settings = " ".join(f"{key}={value}" for key, value in SHARING_ENVIRONMENT.items())
+    return f"{larger} share GPUs: {settings}"
+
+
+def loopback() -> str:
+    """The interface gloo should use: ranks of one machine need no other."""
+    return "lo" if sys.platform == "linux" else "lo0"
+
+
+def load_backend(backend: str) -> None:
+    """Make a backend of ours known to torch; nothing to do for torch's own."""
+    if backend not in LATE_BACKENDS:
+        return
+    module, function = LATE_BACKENDS[backend].split(":")
+    if importlib.util.find_spec(module) is None:
+        raise RuntimeError(f"backend {backend!r} needs {module}, which is not there")
+    getattr(importlib.import_module(module), function)()
+
+
+def _default(machine: Machine) -> Choice:
+    if machine.gpus >= ENOUGH_GPUS:
+        return Choice("nccl", "cuda", f"{machine.gpus} GPUs")
+    if machine.gpus == 0:
+        return Choice("gloo", "cpu", "no GPU")
+    sharing = machine.nccl is not None and machine.nccl >= SHARING_NCCL
+    hint = "they can be shared: try" if sharing else "for small worlds try"
+    few = f"{machine.gpus} of {ENOUGH_GPUS} GPUs"
+    return Choice("gloo", "cpu", f"{few}; {hint} --backend nccl")
+
+
+def _nccl_version() -> Version | None:
+    # Asks the library itself: torch.cuda.nccl.version() is fixed at torch's build
+    # and does not see a newer libnccl put in its place.
+    try:
+        number = ctypes.c_int()
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    value = number.value
+    return value // 10_000, value // 100 % 100, value % 100
