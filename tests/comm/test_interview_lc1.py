@@ -1,0 +1,173 @@
+"""Claims of the interview page of lc1, each run with and without its cause."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from xtrain import comm
+
+
+def ranks() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+# ---------------------------------------------------- why all-reduce, not reduce
+
+
+def one_training_step(collective):
+    """The weight after one step on this rank's own data, gradients shared or not."""
+    rank, size = ranks()
+    weight = torch.ones(3, requires_grad=True)
+    (weight * (rank + 1)).square().sum().backward()
+    if collective == "all_reduce":
+        comm.all_reduce(weight.grad)
+    elif collective == "reduce":
+        comm.reduce(weight.grad, 0)
+    else:
+        comm.reduce(weight.grad, 0)
+        comm.broadcast(weight.grad, 0)
+    return weight.detach() - 0.01 * weight.grad / size
+
+
+def test_replicas_need_the_sum_on_every_rank(world):
+    everywhere = world(4).run(one_training_step, "all_reduce")
+    assert all(torch.equal(everywhere[0], weight) for weight in everywhere)
+    at_one = world(4).run(one_training_step, "reduce")
+    assert torch.equal(at_one[0], everywhere[0])
+    assert not any(torch.equal(at_one[0], weight) for weight in at_one[1:])
+    two_steps = world(4).run(one_training_step, "reduce, broadcast")
+    assert all(torch.equal(everywhere[0], weight) for weight in two_steps)
+
+
+# -------------------------------------------------------------- order of calls
+
+
+def cross_two_calls():
+    """Rank 0 reduces a then b, everybody else b then a."""
+    rank, _ = ranks()
+    a, b = torch.full((2,), 1.0), torch.full((2,), 100.0)
+    for tensor in (a, b) if rank == 0 else (b, a):
+        dist.all_reduce(tensor)
+    return a.tolist(), b.tolist()
+
+
+def test_calls_pair_up_by_order_not_by_name(world):
+    mixed = [101.0, 101.0]  # one rank's a was added to the other rank's b
+    assert world(2).run(cross_two_calls) == [(mixed, mixed)] * 2
+
+
+def call_with_a_wrong_size(name):
+    rank, _ = ranks()
+    try:
+        with comm.debug_checks():
+            getattr(comm, name)(torch.ones(4 + (rank == 1)))
+    except ValueError as error:
+        return str(error)
+    return "ran"
+
+
+@pytest.mark.verifies("xtrain.comm.checks:debug_checks")
+@pytest.mark.parametrize("name", ["ring_all_reduce", "tree_all_reduce", "all_reduce"])
+def test_debug_checks_show_every_ranks_call(world, name):
+    messages = world(3).run(call_with_a_wrong_size, name)
+    assert len(set(messages)) == 1
+    for rank, size in enumerate([4, 5, 4]):
+        assert f"rank {rank}: " in messages[0]
+        assert f"[{size}]" in messages[0].split(f"rank {rank}: ")[1].split("\n")[0]
+
+
+# ------------------------------------------------------------ groups and addresses
+
+
+def group_without_an_address():
+    rank, _ = ranks()
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    value = torch.tensor(float(rank))
+    dist.all_reduce(value, group=pairs[rank // 2])
+    return value.item()
+
+
+def test_sub_groups_meet_in_the_store_of_the_world(world):
+    assert world(4).run(group_without_an_address) == [1, 1, 5, 5]
+
+
+# ------------------------------------------------------- stale is not asynchronous
+
+
+def weights_after(steps, delay):
+    """Gradient descent on x^2 / 2 with gradients that are `delay` steps old."""
+    weights = [1.0]
+    for step in range(steps):
+        gradient = weights[max(0, step - delay)]
+        weights.append(weights[-1] - 0.5 * gradient)
+    return weights
+
+
+def test_stale_gradients_take_another_path():
+    fresh, stale = weights_after(8, delay=0), weights_after(8, delay=2)
+    assert fresh == [0.5**step for step in range(9)]
+    assert stale != fresh
+    assert min(stale) < 0 <= min(fresh)  # the stale one overshoots
+
+
+# ------------------------------------------------------------- low-precision sums
+
+
+def test_a_bf16_sum_of_ones_stops_at_256():
+    total = torch.zeros((), dtype=torch.bfloat16)
+    one = torch.ones((), dtype=torch.bfloat16)
+    for _ in range(1024):
+        total += one
+    assert total == 256
+    assert sum(one.float() for _ in range(1024)) == 1024
+
+
+def reduce_one_large_and_many_small(how):
+    """256 on rank 0 and 1 on the others, every sum exact in fp32."""
+    rank, size = ranks()
+    tensor = torch.full((size,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
+    if how == "in bf16":
+        comm.tree_all_reduce(tensor)
+    elif how == "pre-divided":
+        tensor /= size
+        comm.tree_all_reduce(tensor)
+        tensor *= size
+    else:
+        wide = tensor.float()
+        comm.tree_all_reduce(wide)
+        tensor.copy_(wide)
+    return tensor.float().tolist()
+
+
+def test_bf16_on_the_wire_loses_small_gradients(world):
+    size = 8
+    rounded = torch.tensor(255.0 + size).bfloat16().item()
+    results = {
+        how: world(size).run(reduce_one_large_and_many_small, how)
+        for how in ("in bf16", "pre-divided", "in fp32")
+    }
+    assert results["in fp32"] == [[rounded] * size] * size
+    assert results["in bf16"] != results["in fp32"]
+    # Division moves the exponent alone: a guard against overflow, not rounding.
+    assert results["pre-divided"] == results["in bf16"]
+
+
+def reduce_large_halves(divide_first):
+    _, size = ranks()
+    tensor = torch.full((4,), 30_000.0, dtype=torch.float16)
+    if divide_first:
+        tensor /= size
+        comm.ring_all_reduce(tensor)
+    else:
+        comm.ring_all_reduce(tensor)
+        tensor /= size
+    return tensor.tolist()
+
+
+def test_fp16_sums_overflow_unless_divided_before(world):
+    assert world(4).run(reduce_large_halves, False) == [[float("inf")] * 4] * 4
+    assert world(4).run(reduce_large_halves, True) == [[30_000.0] * 4] * 4
