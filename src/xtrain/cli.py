@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "doctor": Command("xtrain.doctor", "say what this machine can run"),
+    "bench": Command("xtrain.bench.command", "race our code against the usual choice"),
 }
 
 

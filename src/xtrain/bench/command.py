@@ -1,0 +1,207 @@
+"""`xtrain bench`: run races and record what came out."""
+
+import argparse
+import dataclasses
+import datetime
+import importlib
+import pkgutil
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from xtrain.bench import machine, races, record, report
+from xtrain.bench.race import Race, RaceError
+from xtrain.bench.runner import QUICK, Settings, run_heat
+from xtrain.testing import World
+
+UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `xtrain bench`."""
+    parser.add_argument(
+        "name", nargs="?", help="which set of races, such as lc1 (see --list)"
+    )
+    parser.add_argument("--list", action="store_true", help="show all races")
+    parser.add_argument(
+        "--quick", action="store_true", help="few short samples, nothing written"
+    )
+    parser.add_argument(
+        "--race", action="append", metavar="NAME", help="this race only; repeatable"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_counts,
+        metavar="N,N",
+        help="numbers of ranks instead of the race's own",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        metavar="S,S",
+        help="sizes instead of the race's own, such as 4KiB,16MiB",
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="samples wanted of each contestant"
+    )
+    parser.add_argument(
+        "--foreign-limit",
+        type=float,
+        metavar="SHARE",
+        help="drop samples during which others used more of the machine than this",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where to write the record; by default docs/data/bench/NAME.json of the "
+        "checkout for a full run, nowhere for a part of one",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the races that were asked for; 1 when one was refused."""
+    if arguments.list:
+        print("\n".join(list_lines()))
+        return 0
+    if arguments.name not in names():
+        given = f"no races {arguments.name!r}" if arguments.name else "which races?"
+        print(f"{given} There are: {', '.join(names())}", file=sys.stderr)
+        return 2
+    module = load(arguments.name)
+    try:
+        chosen = choose(module.RACES, arguments.race, arguments.ranks, arguments.sizes)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    settings = _settings(arguments)
+    try:
+        heats = run_races(chosen, settings)
+    except RaceError as error:
+        print(f"\nnot timed: {error}", file=sys.stderr)
+        return 1
+    output = arguments.output
+    whole = not (
+        arguments.quick or arguments.race or arguments.ranks or arguments.sizes
+    )
+    if output is None and whole:
+        output = checkout() / "docs" / "data" / "bench" / f"{arguments.name}.json"
+    if output is not None:
+        words = [arguments.name, *(["--quick"] if arguments.quick else [])]
+        found = record.Record(
+            schema=record.SCHEMA,
+            name=arguments.name,
+            title=module.TITLE,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            command=shlex.join(["xtrain", "bench", *words]),
+            machine=machine.describe(),
+            versions=machine.versions(),
+            settings=dataclasses.asdict(settings),
+            heats=heats,
+        )
+        record.write(found, output)
+        print(f"written: {output}")
+    return 0
+
+
+def names() -> list[str]:
+    """Every set of races there is."""
+    return sorted(module.name for module in pkgutil.iter_modules(races.__path__))
+
+
+def load(name: str) -> ModuleType:
+    """The module with these races."""
+    return importlib.import_module(f"{races.__name__}.{name}")
+
+
+def list_lines() -> list[str]:
+    """All races with their contestants and sizes."""
+    lines = []
+    for name in names():
+        module = load(name)
+        lines.append(f"{name}  {module.TITLE}")
+        for race in module.RACES:
+            sizes = ", ".join(report.bytes_text(size) for size in race.sizes)
+            ranks = " and ".join(str(count) for count in race.ranks)
+            others = ", ".join(c.name for c in race.contestants[1:])
+            lines.append(f"  {race.name}: {race.title}; {sizes}; {ranks} ranks")
+            lines.append(f"    {others}  against {race.contestants[0].name}")
+    return lines
+
+
+def choose(
+    races: Sequence[Race],
+    names: Sequence[str] | None = None,
+    ranks: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
+) -> list[Race]:
+    """The races of these names, with other ranks or sizes where given.
+
+    ValueError for a name that no race has.
+    """
+    unknown = set(names or ()) - {race.name for race in races}
+    if unknown:
+        raise ValueError(
+            f"no race {', '.join(sorted(unknown))}; there are: "
+            + ", ".join(race.name for race in races)
+        )
+    return [
+        dataclasses.replace(
+            race, ranks=tuple(ranks or race.ranks), sizes=tuple(sizes or race.sizes)
+        )
+        for race in races
+        if not names or race.name in names
+    ]
+
+
+def run_races(chosen: Sequence[Race], settings: Settings) -> list[record.Heat]:
+    """Run every race at every size and world size, printing each when it is done."""
+    heats = []
+    places = sorted({(race.backend, ranks) for race in chosen for ranks in race.ranks})
+    for backend, ranks in places:
+        with World(ranks, backend) as world:
+            for race in chosen:
+                if race.backend != backend or ranks not in race.ranks:
+                    continue
+                for size in race.sizes:
+                    heat = run_heat(world, race, size, settings)
+                    print("\n".join(report.heat_lines(heat)), end="\n\n", flush=True)
+                    heats.append(heat)
+    return heats
+
+
+def checkout() -> Path:
+    """The folder of this checkout; the current folder when installed elsewhere."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "docs" / "data").is_dir() else Path.cwd()
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    settings = QUICK if arguments.quick else Settings()
+    if arguments.rounds is not None:
+        settings = dataclasses.replace(
+            settings, rounds=arguments.rounds, most_rounds=3 * arguments.rounds
+        )
+    if arguments.foreign_limit is not None:
+        settings = dataclasses.replace(settings, foreign_limit=arguments.foreign_limit)
+    return settings
+
+
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _sizes(text: str) -> list[int]:
+    return [parse_size(part) for part in text.split(",")]
+
+
+def parse_size(text: str) -> int:
+    """`16MiB` as 16777216. Units: B, KiB, MiB, GiB."""
+    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 16MiB")
+    return int(match[1]) * unit

@@ -1,0 +1,111 @@
+"""The machine a race ran on, and how busy others keep it.
+
+    busy since boot, all processes      cpu seconds of the ranks
+    ------------------------------  -   ------------------------  =  foreign load
+    length of the sample x cores        length of the sample x cores
+
+A sample during which others used more than a few percent of the machine says more
+about them than about the contestant, so it is dropped and counted.
+"""
+
+import contextlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+_STAT = Path("/proc/stat")
+_ACCOUNT = Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
+
+
+class BusyClock:
+    """Reads the CPU seconds that all processes of this machine used so far.
+
+    `known` is False where the system does not tell (everywhere but Linux); `read`
+    then returns 0. `resolution` is the step, in seconds, in which a core's time
+    grows: next to nothing with the exact account, a scheduler tick without it.
+    """
+
+    def __init__(self) -> None:
+        self.known = _STAT.exists()
+        self.resolution = 0.0
+        self._account = False
+        if not self.known:
+            return
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        worked, _ = _ticks()
+        with contextlib.suppress(OSError, ValueError):
+            # Inside a container the account may hold the container's work only.
+            self._account = _account_seconds() > 0.9 * worked * tick
+        self.resolution = 0.0 if self._account else tick
+
+    def read(self) -> float:
+        """CPU seconds since boot; time that the hypervisor took away included."""
+        if not self.known:
+            return 0.0
+        worked, stolen = _ticks()
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        return stolen * tick + (_account_seconds() if self._account else worked * tick)
+
+
+def _ticks() -> tuple[int, int]:
+    """Scheduler ticks of all cores: spent on processes, and stolen."""
+    with _STAT.open() as lines:
+        fields = [int(field) for field in next(lines).split()[1:]]
+    return sum(fields[:3]), fields[7] if len(fields) > 7 else 0
+
+
+def _account_seconds() -> float:
+    return int(_ACCOUNT.read_text()) * 1e-9
+
+
+def cores() -> int:
+    """Cores of the machine (not only those this process may use)."""
+    return os.cpu_count() or 1
+
+
+def describe() -> dict[str, object]:
+    """What a reader must know to judge the figures. No host name."""
+    return {
+        "cores": cores(),
+        "cpu": _cpu_model(),
+        "memory_bytes": _memory_bytes(),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "tcp": _first_line("/proc/sys/net/ipv4/tcp_congestion_control"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what took part."""
+    import torch
+
+    import xtrain
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "xtrain": xtrain.__version__,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    if sys.platform == "win32":
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

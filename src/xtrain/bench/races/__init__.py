@@ -1,0 +1,1 @@
+"""One file of races for each lecture: a `TITLE` and a list `RACES`."""

@@ -1,0 +1,204 @@
+"""Lecture 1: collectives from point-to-point against gloo's own.
+
+Every contestant gets the same tensor of float32 whole numbers, so that sums are exact
+and any order of adding gives the same bits:
+
+    element i on rank r = (r + 1) (i mod 101)
+
+`size` is the whole tensor in bytes: an all-reduce's tensor, a reduce-scatter's input,
+an all-gather's output. After the check the tensors are zeroed, so that thousands of
+in-place sums stay in range.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
+from xtrain.comm import (
+    halving_doubling_all_reduce,
+    hierarchical_all_reduce,
+    init_mesh,
+    one_shot_all_reduce,
+    parameter_server_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    tree_all_reduce,
+)
+from xtrain.plan import Traffic, collective_traffic
+
+TITLE = "Lecture 1: collectives from send and receive, against gloo's own"
+KiB, MiB = 2**10, 2**20
+ITEM = 4  # bytes of a float32
+
+
+def pattern(case: Case, factor: int) -> Tensor:
+    """`factor` times 0, 1, ..., 100, 0, 1, ...: whole numbers, exact in float32."""
+    index = torch.arange(case.size // ITEM, dtype=torch.int32)
+    return index.remainder_(101).mul_(factor).to(case.device, torch.float32)
+
+
+def total(case: Case) -> Tensor:
+    """The sum of all ranks' patterns."""
+    return pattern(case, case.ranks * (case.ranks + 1) // 2)
+
+
+# ------------------------------------------------------------------ all-reduce
+
+
+def all_reduce_trial(function: Callable[[Tensor], object], case: Case) -> Trial:
+    """An in-place all-reduce."""
+    tensor = pattern(case, dist.get_rank() + 1)
+    return Trial(partial(function, tensor), [tensor], tensor.zero_)
+
+
+def hierarchical_trial(case: Case) -> Trial:
+    """Two nodes of half the ranks each."""
+    mesh = init_mesh((2, case.ranks // 2), ("node", "local"), case.device)
+    groups = mesh.get_group("local"), mesh.get_group("node")
+    return all_reduce_trial(
+        partial(hierarchical_all_reduce, intra_group=groups[0], inter_group=groups[1]),
+        case,
+    )
+
+
+def all_reduce_reference(case: Case) -> list[Tensor]:
+    """The sum, on every rank."""
+    return [total(case)]
+
+
+# -------------------------------------------- reduce-scatter and all-gather
+
+
+def reduce_scatter_trial(
+    function: Callable[[Tensor, Tensor], object], case: Case
+) -> Trial:
+    """`function(output, input)`: the input is the whole tensor."""
+    whole = pattern(case, dist.get_rank() + 1)
+    piece = torch.empty_like(whole.tensor_split(case.ranks)[0])
+    return Trial(partial(function, piece, whole), [piece], whole.zero_)
+
+
+def reduce_scatter_reference(case: Case) -> list[Tensor]:
+    """This rank's piece of the sum."""
+    return [total(case).tensor_split(case.ranks)[dist.get_rank()]]
+
+
+def all_gather_trial(function: Callable[[Tensor, Tensor], object], case: Case) -> Trial:
+    """`function(output, input)`: the output is the whole tensor."""
+    whole = torch.full((case.size // ITEM,), -1.0, device=case.device)
+    rank = dist.get_rank()
+    piece = pattern(case, rank + 1).tensor_split(case.ranks)[rank].clone()
+    return Trial(partial(function, whole, piece), [whole])
+
+
+def all_gather_reference(case: Case) -> list[Tensor]:
+    """All pieces, one after the other."""
+    pieces = [
+        pattern(case, rank + 1).tensor_split(case.ranks)[rank]
+        for rank in range(case.ranks)
+    ]
+    return [torch.cat(pieces)]
+
+
+# --------------------------------------------------------------------- traffic
+
+
+def traffic(algorithm: str, case: Case) -> Traffic:
+    """Bytes of one call: the formula of `xtrain.plan` for a float32 tensor."""
+    numel = case.size // ITEM
+    options = {}
+    if algorithm == "ring_all_gather":
+        numel //= case.ranks  # the formula takes one rank's piece
+    if algorithm == "hierarchical_all_reduce":
+        options["local_ranks"] = case.ranks // 2
+    return collective_traffic(algorithm, numel, case.ranks, **options).bytes(ITEM)
+
+
+def ours(
+    name: str,
+    algorithm: Callable[..., None],
+    make: Callable[..., Trial] = all_reduce_trial,
+) -> Contestant:
+    """A contestant from `xtrain.comm`, with its formula."""
+    return Contestant(
+        name, partial(make, algorithm), partial(traffic, algorithm.__name__)
+    )
+
+
+RING = ours("ring", ring_all_reduce)
+TREE = ours("binomial tree", tree_all_reduce)
+ONE_SHOT = ours("one-shot", one_shot_all_reduce)
+HALVING = ours("halving-doubling", halving_doubling_all_reduce)
+SERVER = ours("parameter server", parameter_server_all_reduce)
+HIERARCHICAL = Contestant(
+    "hierarchical, 2 nodes",
+    hierarchical_trial,
+    partial(traffic, "hierarchical_all_reduce"),
+    ranks=(4, 8),
+)
+# torch 2.13 renamed these two and warns about the old names.
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+GLOO = Contestant("gloo all-reduce", partial(all_reduce_trial, dist.all_reduce))
+
+RACES = [
+    Race(
+        "all_reduce_small",
+        "All-reduce of a small tensor",
+        (GLOO, ONE_SHOT, TREE, HALVING, RING, SERVER),
+        sizes=(4 * KiB, 64 * KiB),
+        reference=all_reduce_reference,
+        goals=(
+            Goal("one-shot", 4.0, 4 * KiB, 4),
+            Goal("binomial tree", 2.0, 4 * KiB, 4),
+        ),
+    ),
+    Race(
+        "all_reduce",
+        "All-reduce of a large tensor",
+        (GLOO, RING, HALVING, HIERARCHICAL, TREE, SERVER),
+        sizes=(256 * KiB, 1 * MiB, 16 * MiB, 64 * MiB),
+        reference=all_reduce_reference,
+        goals=(
+            Goal("ring", 0.9, 16 * MiB, 4),
+            Goal("ring", 1.0, 64 * MiB, 4),
+        ),
+    ),
+    Race(
+        "reduce_scatter",
+        "Reduce-scatter",
+        (
+            Contestant(
+                "gloo reduce-scatter", partial(reduce_scatter_trial, REDUCE_SCATTER)
+            ),
+            ours("ring", ring_reduce_scatter, reduce_scatter_trial),
+        ),
+        sizes=(256 * KiB, 16 * MiB, 64 * MiB),
+        reference=reduce_scatter_reference,
+        goals=tuple(
+            Goal("ring", 1.8, size, ranks)
+            for size in (16 * MiB, 64 * MiB)
+            for ranks in (2, 4)
+        ),
+    ),
+    Race(
+        "all_gather",
+        "All-gather",
+        (
+            Contestant("gloo all-gather", partial(all_gather_trial, ALL_GATHER)),
+            ours("ring", ring_all_gather, all_gather_trial),
+        ),
+        sizes=(256 * KiB, 16 * MiB, 64 * MiB),
+        reference=all_gather_reference,
+        goals=tuple(
+            Goal("ring", 1.5, size, ranks)
+            for size in (16 * MiB, 64 * MiB)
+            for ranks in (2, 4)
+        ),
+    ),
+]

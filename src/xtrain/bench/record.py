@@ -1,0 +1,147 @@
+"""Results as data: what `xtrain bench` writes and what pages read.
+
+    Record      one run of the command: machine, versions, date, settings
+      Heat      one race at one size and number of ranks
+        Result  one contestant in it
+
+All times are seconds, all sizes bytes.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contestant of a heat.
+
+    `seconds` is the median of the kept samples with its quartiles, None when every
+    sample was dropped. `ratio` compares with the baseline (above 1 is faster), with
+    the quartiles of the rounds' ratios; None for the baseline itself. `bytes_sent`
+    holds what each rank's ledger counted for one call and equals the formula
+    exactly; None where only the backend knows. `bytes_formula` is what the
+    algorithm sends; `wire_bytes` what each rank's TCP sockets really sent in one
+    call, the backend's headers included.
+    """
+
+    name: str
+    seconds: float | None
+    seconds_low: float | None
+    seconds_high: float | None
+    kept: int
+    dropped: int
+    calls: int
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    goal: float | None
+    bytes_sent: list[int] | None
+    bytes_formula: list[int] | None
+    wire_bytes: list[int] | None
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One race at one size: the results, the baseline first.
+
+    `foreign` is the median share of the machine that other processes used during
+    the kept samples, None where the system does not tell.
+    """
+
+    race: str
+    title: str
+    size: int
+    ranks: int
+    backend: str
+    rounds: int
+    foreign: float | None
+    results: list[Result]
+
+    def result(self, name: str) -> Result:
+        """The result of the contestant of that name; ValueError if it did not run."""
+        for result in self.results:
+            if result.name == name:
+                return result
+        ran = ", ".join(result.name for result in self.results)
+        raise ValueError(f"{self.race}: no contestant {name!r}; there are: {ran}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of `xtrain bench`."""
+
+    schema: int
+    name: str
+    title: str
+    date: str
+    command: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    heats: list[Heat]
+
+    def heat(self, race: str, size: int, ranks: int) -> Heat:
+        """The heat of one race; ValueError if it was not run."""
+        for heat in self.heats:
+            if (heat.race, heat.size, heat.ranks) == (race, size, ranks):
+                return heat
+        raise ValueError(
+            f"{self.name}: no heat of {race!r} with {size} bytes on {ranks} ranks"
+        )
+
+
+def write(record: Record, path: Path) -> None:
+    """Write the record; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(dataclasses.asdict(record), indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Record:
+    """The record in a file.
+
+    ValueError naming the place when a field is missing, unknown or of another type,
+    or when the file was written under another schema.
+    """
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: not a bench record of schema {SCHEMA}")
+    return _build(Record, data, path.name)
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    """`data` as `kind`: a dataclass, a list, an optional or a plain type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(data, dict):
+            raise ValueError(f"{where}: expected an object, got {data!r}")
+        hints = typing.get_type_hints(kind)
+        if hints.keys() != data.keys():
+            missing = sorted(hints.keys() - data.keys())
+            extra = sorted(data.keys() - hints.keys())
+            raise ValueError(f"{where}: missing {missing}, unknown {extra}")
+        values = {
+            name: _build(hint, data[name], f"{where}.{name}")
+            for name, hint in hints.items()
+        }
+        return kind(**values)
+    if origin is types.UnionType:
+        if data is None:
+            return None
+        return _build(arguments[0], data, where)
+    if origin is list and isinstance(data, list):
+        return [
+            _build(arguments[0], item, f"{where}[{index}]")
+            for index, item in enumerate(data)
+        ]
+    plain = {float: (int, float), dict: dict}.get(origin or kind, origin or kind)
+    if not isinstance(data, plain) or (kind is not bool and isinstance(data, bool)):
+        raise ValueError(f"{where}: expected {kind}, got {data!r}")
+    return data

@@ -1,0 +1,81 @@
+"""Heats as a text table for the terminal."""
+
+from xtrain.bench.record import Heat, Result
+
+
+def heat_lines(heat: Heat) -> list[str]:
+    """One heat: a headline, a header and one line per contestant."""
+    rows = [
+        ["contestant", "time", "ratio", "quartiles", "sent per rank", "dropped", ""]
+    ]
+    rows += [_row(result, heat) for result in heat.results]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    where = f"{heat.ranks} ranks on {heat.backend}"
+    lines = [f"{heat.title}, {bytes_text(heat.size)}, {where}"]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in (0, 4, 6) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
+def _row(result: Result, heat: Heat) -> list[str]:
+    baseline = result is heat.results[0]
+    time = "-" if result.seconds is None else seconds_text(result.seconds)
+    ratio = "-" if result.ratio is None else f"{result.ratio:.2f}x"
+    spread = "-"
+    if result.ratio_low is not None and result.ratio_high is not None:
+        spread = f"{result.ratio_low:.2f}-{result.ratio_high:.2f}"
+    return [
+        result.name,
+        time,
+        "1.00x" if baseline and result.seconds is not None else ratio,
+        spread,
+        sent_text(result),
+        f"{result.dropped} of {result.kept + result.dropped}",
+        goal_text(result),
+    ]
+
+
+def sent_text(result: Result) -> str:
+    """What a rank sends in one call, and how that is known."""
+    if result.bytes_sent is not None:
+        return f"{_span(result.bytes_sent)} = formula"
+    if result.bytes_formula is not None:
+        return f"{_span(result.bytes_formula)} by formula"
+    if result.wire_bytes is not None:
+        return f"{_span(result.wire_bytes)} on the wire"
+    return "-"
+
+
+def goal_text(result: Result) -> str:
+    """The goal and whether it was met; empty without a goal."""
+    if result.goal is None:
+        return ""
+    if result.ratio is None:
+        return f"goal {result.goal:g}x: not measured"
+    met = "met" if result.ratio >= result.goal else "missed"
+    return f"goal {result.goal:g}x: {met}"
+
+
+def _span(counts: list[int]) -> str:
+    low, high = min(counts), max(counts)
+    return bytes_text(low) if low == high else f"{bytes_text(low)}-{bytes_text(high)}"
+
+
+def bytes_text(count: float) -> str:
+    """1572864 as `1.5 MiB`."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """0.0042 as `4.20 ms`."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 1e-6:.3g} us"
