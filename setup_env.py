@@ -126,9 +126,7 @@ def run_quietly(
         shower.join()
     if code:
         log = "\n".join(lines)
-        hint = next(
-            (text for pattern, text in HINTS if re.search(pattern, log)), ""
-        )
+        hint = next((text for pattern, text in HINTS if re.search(pattern, log)), "")
         shown = "\n".join("      " + line for line in lines[-4 if hint else -15 :])
         raise SetupError(
             f"{what} failed (exit code {code}):\n{shown}\n\n{hint}".rstrip()
@@ -172,9 +170,7 @@ def pinned_torch(constraints: str) -> str:
 
 
 def check_tools() -> None:
-    missing = [
-        m for m in ("venv", "ensurepip") if importlib.util.find_spec(m) is None
-    ]
+    missing = [m for m in ("venv", "ensurepip") if importlib.util.find_spec(m) is None]
     if missing:
         raise SetupError(
             f"This Python ({sys.executable}) lacks {' and '.join(missing)}, so it\n"
@@ -199,9 +195,7 @@ def make_venv(venv: Path, share_packages: bool) -> None:
         # "System" would mean the Python underneath this virtual environment, so
         # point at the packages of this one instead.
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        shared = [
-            p for p in sys.path if p.endswith(("site-packages", "dist-packages"))
-        ]
+        shared = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
         target = Path(ask(venv_python(venv), code) or "", "_shared_packages.pth")
         target.write_text("\n".join(shared) + "\n")
 
@@ -214,9 +208,7 @@ def effective_constraints(
     A torch that is not the pinned one has its own idea of what it needs, so the
     pins of its dependencies are left out.
     """
-    lines = re.sub(
-        r"^torch==\S+", f"torch=={torch}", constraints, flags=re.MULTILINE
-    )
+    lines = re.sub(r"^torch==\S+", f"torch=={torch}", constraints, flags=re.MULTILINE)
     if ours:
         return lines
     needs = ask(
@@ -306,12 +298,7 @@ def setup(arguments: argparse.Namespace) -> None:
 
     # torch first and alone, so that nothing else can pull another one.
     torch = torch_of(python)
-    if (
-        torch
-        and new_enough(torch)
-        and not arguments.torch
-        and state["torch"] is None
-    ):
+    if torch and new_enough(torch) and not arguments.torch and state["torch"] is None:
         say(f"[3/4] torch {torch} is already importable and is kept")
         ours = False
     elif torch and torch.split("+")[0] == wanted_torch.split("+")[0]:
@@ -351,13 +338,9 @@ def setup(arguments: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--dev", action="store_true", help="add the developer's tools"
-    )
+    parser.add_argument("--dev", action="store_true", help="add the developer's tools")
     parser.add_argument("--venv", default=".venv", help="where (default: .venv)")
-    parser.add_argument(
-        "--torch", default="", metavar="VERSION", help="not the pin"
-    )
+    parser.add_argument("--torch", default="", metavar="VERSION", help="not the pin")
     parser.add_argument(
         "--torch-args",
         default="",

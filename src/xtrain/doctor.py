@@ -141,9 +141,7 @@ def check_gpus() -> Finding:
         if torch.version.cuda or torch.version.hip:
             return Finding("gpus", "note", "none visible; ranks run on the CPU")
         return Finding("gpus", "note", "none: this torch is a CPU build")
-    names = [
-        torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
-    ]
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("gpus", "ok", f"{len(names)}: {', '.join(sorted(set(names)))}")
 
 
@@ -170,9 +168,7 @@ def check_sharing() -> Finding:
     """May several ranks use one GPU? Then one GPU is enough to verify on."""
     version = _nccl_version()
     if version is None:
-        return Finding(
-            "sharing", "note", "without NCCL no GPU is shared among ranks"
-        )
+        return Finding("sharing", "note", "without NCCL no GPU is shared among ranks")
     text = ".".join(map(str, version))
     if version[:2] < MULTI_RANK_NCCL:
         return Finding(
@@ -180,9 +176,7 @@ def check_sharing() -> Finding:
             "note",
             f"NCCL {text} wants a GPU per rank; 2.30 can share one",
         )
-    return Finding(
-        "sharing", "ok", f"several ranks may share one GPU (NCCL {text})"
-    )
+    return Finding("sharing", "ok", f"several ranks may share one GPU (NCCL {text})")
 
 
 def _sum_of_ranks() -> int:
@@ -208,9 +202,7 @@ def check_ranks() -> Finding:
         with World(2) as world:
             sums = world.run(_sum_of_ranks)
     except Exception as error:
-        return Finding(
-            "gloo", "problem", f"two ranks could not all-reduce: {error}"
-        )
+        return Finding("gloo", "problem", f"two ranks could not all-reduce: {error}")
     seconds = time.perf_counter() - started
     if sums != [3, 3]:
         return Finding("gloo", "problem", f"1 + 2 across two ranks gave {sums}")

@@ -1,0 +1,351 @@
+"""The files around the code: metadata, pins, workflows, README, the make targets."""
+
+import ast
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import xtrain
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.11.0", "3.11.9", "3.12.0", "3.13.0")
+
+
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    project = pyproject()["project"]
+    lines = list(project["dependencies"]) + list(
+        pyproject()["build-system"]["requires"]
+    )
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    parsed = [Requirement(line) for line in lines]
+    return [r for r in parsed if r.name != "xtrain"]
+
+
+def pins() -> list[Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def pinned_version(name: str, python: str) -> Version | None:
+    """The version of `name` that the constraints choose on Linux with `python`."""
+    environment = {
+        "python_full_version": python,
+        "python_version": ".".join(python.split(".")[:2]),
+        "sys_platform": "linux",
+    }
+    found = [
+        pin
+        for pin in pins()
+        if canonicalize_name(pin.name) == canonicalize_name(name)
+        and (pin.marker is None or pin.marker.evaluate(environment))
+    ]
+    assert len(found) <= 1, f"{name} is pinned twice on Python {python}: {found}"
+    return Version(str(found[0].specifier).removeprefix("==")) if found else None
+
+
+# --- pyproject.toml and constraints.txt ---------------------------------------
+
+
+def test_supported_versions() -> None:
+    project = pyproject()["project"]
+    assert project["requires-python"] == ">=3.11"
+    torch = next(r for r in requirements() if r.name == "torch")
+    assert str(torch.specifier) == ">=2.11"
+    assert set(project["optional-dependencies"]) == {"docs", "test", "dev"}
+    assert project["scripts"] == {"xtrain": "xtrain.cli:main"}
+
+
+def test_ranges_are_open_in_pyproject() -> None:
+    for requirement in requirements("docs", "test", "dev"):
+        operators = {part.operator for part in requirement.specifier}
+        assert ">=" in operators, f"{requirement} names no oldest version"
+        assert "==" not in operators, f"{requirement} is a pin: constraints.txt"
+
+
+def test_every_constraint_is_an_exact_pin() -> None:
+    for pin in pins():
+        specifiers = list(pin.specifier)
+        assert len(specifiers) == 1, pin
+        assert specifiers[0].operator == "==", pin
+        assert "*" not in specifiers[0].version, pin
+        assert pin.url is None, pin
+    text = (ROOT / "constraints.txt").read_text()
+    assert "--" not in re.sub(r"(?m)^#.*$", "", text), "no options, hashes or indexes"
+    assert "://" not in text
+
+
+def test_torch_is_pinned_first_and_to_a_release() -> None:
+    first = pins()[0]
+    assert first.name == "torch"
+    assert first.marker is None
+    assert Version(str(first.specifier).removeprefix("==")) >= Version("2.13")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_requirement_has_a_pin_inside_its_range(python: str) -> None:
+    for requirement in requirements("docs", "test", "dev"):
+        version = pinned_version(requirement.name, python)
+        assert version is not None, f"{requirement.name} has no pin for Python {python}"
+        assert version in requirement.specifier, f"{version} is outside {requirement}"
+
+
+def installed_closure(names: set[str]) -> set[str]:
+    """`names` and what they need here, as far as it is installed, without torch."""
+    seen: set[str] = set()
+    todo = [canonicalize_name(name) for name in names]
+    while todo:
+        name = todo.pop()
+        if name in seen or name == "torch":
+            continue
+        try:
+            needs = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        seen.add(name)
+        for line in needs:
+            need = Requirement(line)
+            marker: Marker | None = need.marker
+            if marker is None or marker.evaluate({"extra": ""}):
+                todo.append(canonicalize_name(need.name))
+    return seen
+
+
+def test_everything_the_extras_pull_is_pinned() -> None:
+    python = ".".join(map(str, sys.version_info[:3]))
+    roots = {requirement.name for requirement in requirements("docs", "test", "dev")}
+    missing = [
+        name
+        for name in sorted(installed_closure(roots))
+        if pinned_version(name, python) is None
+    ]
+    assert missing == [], "add these to constraints.txt"
+
+
+def test_the_pins_stand_in_order() -> None:
+    names = [canonicalize_name(pin.name) for pin in pins()[1:]]
+    assert names == sorted(names)
+
+
+def test_the_wheel_holds_both_packages_and_no_tests(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("needs git, which tells the build what is ignored")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-t",
+            "wheel",
+            "-d",
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"xtrain-{xtrain.__version__}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"xtrain/__init__.py", "xtrain/py.typed", "xtrain/cli.py"} <= names
+    assert "xtrain_docs/__init__.py" in names
+    metadata = {n for n in names if ".dist-info/" in n}
+    assert any(n.endswith("entry_points.txt") for n in metadata)
+    assert any(n.endswith("licenses/LICENSE") for n in metadata)
+    folders = {n.split("/")[0] for n in names - metadata}
+    assert folders == {"xtrain", "xtrain_docs"}
+    assert not [n for n in names if "__pycache__" in n]
+
+
+# --- licence and citation -------------------------------------------------------
+
+
+def test_the_licence_is_the_whole_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    for number in range(1, 10):
+        assert re.search(rf"(?m)^   {number}\. [A-Z]", text), f"section {number}"
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert pyproject()["project"]["license"] == "Apache-2.0"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
+    assert str(citation["version"]) == xtrain.__version__
+    assert citation["license"] == "Apache-2.0"
+
+
+# --- README, CONTRIBUTING, Makefile -----------------------------------------------
+
+
+def test_the_readme_shows_a_snippet_and_its_transcript_as_they_are() -> None:
+    readme = (ROOT / "README.md").read_text()
+    snippet = ROOT / "snippets" / "lc1" / "ring_all_reduce.py"
+    for language, file in (("python", snippet), ("text", snippet.with_suffix(".out"))):
+        (shown,) = re.findall(rf"(?s)^```{language}\n(.*?)^```$", readme, re.MULTILINE)
+        assert shown == file.read_text(), f"copy {file.name} into README.md"
+
+
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text()
+    return set(re.findall(r"(?m)^([a-z]+):", makefile))
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", ".ci/run", "Makefile"]
+)
+def test_every_make_target_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    pattern = (
+        r"(?m)(?:`|^|'|#   ?|run: (?:>-\n +)?)make ((?:[a-z]+ ?)+)(?=[\s`'A-Z(]|$)"
+    )
+    named = {word for found in re.findall(pattern, text) for word in found.split()}
+    commands = {"site", "test"} if document != ".ci/run" else {"test", "build"}
+    assert commands <= named
+    if document != "Makefile":
+        assert named <= make_targets()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_every_file_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    named = re.findall(
+        r"\b((?:src|tests|snippets|docs)/[\w/.-]*[\w/]|setup_env\.py)", text
+    )
+    named += re.findall(r"\]\(([\w./-]+)\)", text)
+    real = [n for n in named if "NAME" not in n and "lcN" not in n and "..." not in n]
+    assert real
+    missing = [name for name in real if not (ROOT / name).exists()]
+    assert missing == []
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("target", ["site", "build", "serve", "test", "check", "wheel"])
+def test_make_can_plan_every_target(target: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", target, "ARGS=-k ring", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "setup_env.py" in done.stdout
+    if target in ("test", "check"):
+        assert re.search(r"-m pytest -n \d+ -k ring", done.stdout)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_says_when_there_is_no_python(tmp_path: Path) -> None:
+    for tool in ("make", "sh", "getconf"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or "")
+    done = subprocess.run(
+        ["make", "test"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path)},
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stdout
+
+
+# --- workflows, hooks, CI ---------------------------------------------------------
+
+
+def workflows() -> list[Path]:
+    return sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_the_workflows_are_these() -> None:
+    names = [path.stem for path in workflows()]
+    assert names == ["release", "site", "tests"]
+
+
+@pytest.mark.parametrize("path", workflows(), ids=lambda path: path.stem)
+def test_a_workflow_is_sound(path: Path) -> None:
+    flow = yaml.safe_load(path.read_text())
+    assert True in flow, "`on:` (which YAML reads as true) is missing"
+    assert flow["permissions"] == {"contents": "read"}, "jobs ask for more themselves"
+    for name, job in flow["jobs"].items():
+        assert job["timeout-minutes"] <= 60, name
+        needs = job.get("needs", [])
+        for need in [needs] if isinstance(needs, str) else needs:
+            assert need in flow["jobs"], f"{name} needs {need}"
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            if "uses" in step:
+                assert re.search(r"@(v\d+|release/v\d+)$", step["uses"]), (
+                    f"pin {step['uses']} by major version"
+                )
+
+
+def test_the_test_matrix_covers_what_is_supported() -> None:
+    flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    matrix = flow["jobs"]["cpu"]["strategy"]["matrix"]
+    classifiers = pyproject()["project"]["classifiers"]
+    pythons = [c.split(" :: ")[-1] for c in classifiers if re.search(r":: 3\.\d+$", c)]
+    assert matrix["python"] == pythons
+    oldest = next(r for r in requirements() if r.name == "torch")
+    newest = pinned_version("torch", "3.11.9")
+    versions = [Version(version) for version in matrix["torch"]]
+    assert all(version in oldest.specifier for version in versions)
+    assert str(oldest.specifier).removeprefix(">=") == ".".join(
+        map(str, versions[0].release[:2])
+    )
+    assert versions[-1] == newest
+    assert flow["jobs"]["gpu"]["runs-on"] == ["self-hosted", "gpu"]
+
+
+def test_hooks_run_from_the_environment() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    for repo in config["repos"]:
+        assert repo["repo"] == "local"
+        for hook in repo["hooks"]:
+            assert hook["language"] == "system"
+            assert hook["entry"].startswith(".venv/bin/python -m ")
+
+
+def test_the_ci_script_is_strict_and_executable() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & stat.S_IXUSR
+    text = script.read_text()
+    assert "set -euo pipefail" in text
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    """Ranks import test functions by name, and two files may share a name."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    missing = [
+        str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()
+    ]
+    assert sorted(missing) == []
+
+
+def test_old_pythons_can_read_setup_env_far_enough_to_be_told() -> None:
+    source = (ROOT / "setup_env.py").read_text()
+    ast.parse(source, feature_version=(3, 7))
+    first = next(n for n in ast.parse(source).body if isinstance(n, ast.If))
+    assert "MINIMUM_PYTHON" in ast.unparse(first.test)

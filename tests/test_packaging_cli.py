@@ -1,0 +1,151 @@
+"""The `xtrain` command, and `xtrain doctor` on good and bad machines."""
+
+import argparse
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import xtrain
+from xtrain import cli, doctor
+from xtrain.doctor import Finding
+
+
+def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "xtrain", *words], capture_output=True, text=True
+    )
+
+
+def test_version() -> None:
+    assert run_cli("--version").stdout.strip() == f"xtrain {xtrain.__version__}"
+
+
+def test_help_names_every_command_and_only_real_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main([]) == 2
+    text = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert name in text
+        module = __import__(command.module, fromlist=["run"])
+        assert callable(module.run)
+        assert callable(module.add_arguments)
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["fly"])
+    assert caught.value.code == 2
+    assert "fly" in capsys.readouterr().err
+
+
+def test_a_command_is_a_module_with_two_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("a_command_of_this_test")
+    module.add_arguments = lambda parser: parser.add_argument("--n", type=int)  # type: ignore[attr-defined]
+    module.run = lambda arguments: arguments.n + 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    command = cli.Command(module.__name__, "add one")
+    monkeypatch.setitem(cli.COMMANDS, "plus", command)
+    assert cli.main(["plus", "--n", "4"]) == 5
+
+
+def test_ctrl_c_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert cli.main(["doctor"]) == 130
+
+
+def test_doctor_finds_this_machine_fit() -> None:
+    """A real run: two ranks start, meet over loopback and add up a tensor."""
+    done = run_cli("doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = {f["name"]: f for f in json.loads(done.stdout)}
+    assert set(findings) >= {"python", "torch", "loopback", "gpus", "gloo", "record"}
+    assert findings["gloo"]["state"] == "ok"
+    assert not [f for f in findings.values() if f["state"] == "problem"]
+
+
+def test_doctor_prints_a_line_for_each_finding_and_fails_on_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = [Finding("a", "ok", "fine"), Finding("b", "problem", "broken")]
+    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    assert cli.main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ok", "a", "fine"]
+    assert lines[1].split() == ["FAIL", "b", "broken"]
+    assert lines[-1].startswith("1 to repair")
+
+
+def test_doctor_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert findings["torch"].state == "problem"
+    assert "gloo" not in findings
+    assert "loopback" in findings
+
+
+def test_doctor_on_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = types.ModuleType("torch")
+    old.__version__ = "2.9.1+cpu"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", old)
+    assert doctor.check_torch().state == "problem"
+    assert "2.11" in doctor.check_torch().text
+
+
+def test_doctor_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MINIMUM_PYTHON", (9, 0))
+    assert doctor.check_python().state == "problem"
+
+
+def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WrongWorld:
+        def __init__(self, size: int) -> None: ...
+        def __enter__(self) -> "WrongWorld":
+            return self
+
+        def __exit__(self, *details: object) -> None: ...
+        def run(self, function: object) -> list[int]:
+            return [3, 4]
+
+    monkeypatch.setattr("xtrain.testing.World", WrongWorld)
+    finding = doctor.check_ranks()
+    assert finding.state == "problem"
+    assert "[3, 4]" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [(None, "note"), ((2, 29, 7), "note"), ((2, 30, 3), "ok")],
+)
+def test_doctor_on_sharing_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...] | None, state: str
+) -> None:
+    monkeypatch.setattr(doctor, "_nccl_version", lambda: version)
+    assert doctor.check_sharing().state == state
+
+
+def test_doctor_reads_the_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "record_folder", lambda: tmp_path)
+    assert doctor.check_record().state == "note"
+    record = {
+        "created": "2026-11-21T10:00:00",
+        "torch": "2.13.0",
+        "symbols": {"a:b": {}},
+    }
+    (tmp_path / "gloo-cpu.json").write_text(json.dumps(record))
+    finding = doctor.check_record()
+    assert finding.state == "ok"
+    assert "1 symbols, 2026-11-21, torch 2.13.0" in finding.text
+    (tmp_path / "gloo-cpu.json").write_text("{")
+    assert doctor.check_record().state == "problem"

@@ -1,0 +1,259 @@
+"""`setup_env.py`: what it decides, and what it says when something is missing."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def setup_env() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_env", ROOT / "setup_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("2.10.1", False),
+        ("2.9.0+cu128", False),
+        ("1.13.1", False),
+        ("2.11.0", True),
+        ("2.13.0+cpu", True),
+        ("2.14.0a0+git123", True),
+        ("3.0.0", True),
+        ("unknown", False),
+    ],
+)
+def test_which_torch_is_kept(
+    setup_env: types.ModuleType, version: str, fits: bool
+) -> None:
+    assert setup_env.new_enough(version) is fits
+
+
+def test_the_pinned_torch_is_read(setup_env: types.ModuleType) -> None:
+    assert setup_env.pinned_torch("a==1\ntorch==2.13.0\n") == "2.13.0"
+    with pytest.raises(setup_env.SetupError, match="torch=="):
+        setup_env.pinned_torch("torchvision==1.0\n")
+
+
+def test_pins_beside_our_torch_are_all_kept(setup_env: types.ModuleType) -> None:
+    pins = "torch==2.13.0\nsympy==1.14.0\npytest==9.2.0\n"
+    python = Path(sys.executable)
+    kept = setup_env.effective_constraints(python, pins, "2.13.0+cpu", True)
+    assert kept == pins.replace("2.13.0", "2.13.0+cpu")
+
+
+def test_pins_of_what_another_torch_needs_are_dropped(
+    setup_env: types.ModuleType,
+) -> None:
+    pins = (
+        "# a note\ntorch==2.13.0\nsympy==1.14.0\nmpmath==1.3.0\n"
+        'typing-extensions==4.16.0\npytest==9.2.0; python_version < "4"\n'
+    )
+    python = Path(sys.executable)
+    kept = setup_env.effective_constraints(python, pins, "2.12.0", False)
+    assert kept.splitlines() == [
+        "# a note",
+        "torch==2.12.0",
+        'pytest==9.2.0; python_version < "4"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        (
+            "Retrying after connection broken by 'NewConnectionError(...)'\n"
+            "ERROR: No matching distribution found for torch==2.13.0",
+            "No network",
+        ),
+        ("ERROR: No matching distribution found for torch==2.13.0", "no such torch"),
+        ("ERROR: No matching distribution found for ruff==9", "pinned package"),
+        ("SSLError(... CERTIFICATE_VERIFY_FAILED ...)", "certificate"),
+    ],
+)
+def test_a_failed_install_is_explained(
+    setup_env: types.ModuleType, said: str, hint: str
+) -> None:
+    command = [sys.executable, "-c", f"print({said!r}); raise SystemExit(3)"]
+    with pytest.raises(setup_env.SetupError) as caught:
+        setup_env.run_quietly(command, "Installing")
+    message = str(caught.value)
+    assert "Installing failed (exit code 3)" in message
+    assert said.splitlines()[-1] in message
+    assert hint in message
+
+
+def test_a_missing_venv_module_is_named(
+    setup_env: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "ensurepip" else find(n)
+    )
+    with pytest.raises(setup_env.SetupError, match=r"ensurepip.*\n.*apt install"):
+        setup_env.check_tools()
+
+
+def make_environment(folder: Path, state: dict | None) -> None:
+    """A folder that looks like an environment of this Python."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    if state is not None:
+        (folder / "xtrain.json").write_text(json.dumps(state))
+
+
+def test_an_environment_made_by_hand_is_used_as_it_is(
+    setup_env: types.ModuleType, tmp_path: Path
+) -> None:
+    make_environment(tmp_path / "env", None)
+    state = setup_env.read_state(tmp_path / "env", "here 3.11")
+    assert state["python"] == "here 3.11"
+    assert state["torch"] is None
+
+
+def test_no_environment_and_a_broken_one_are_made_anew(
+    setup_env: types.ModuleType, tmp_path: Path
+) -> None:
+    assert setup_env.read_state(tmp_path / "none", "here 3.11") == {}
+    make_environment(tmp_path / "env", {"python": "x"})
+    (tmp_path / "env" / "bin" / "python").unlink()
+    (tmp_path / "env" / "bin" / "python").symlink_to(tmp_path / "gone")
+    assert setup_env.read_state(tmp_path / "env", "here 3.11") == {}
+
+
+@pytest.fixture
+def ready(
+    setup_env: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A checkout whose environment is up to date."""
+    import hashlib
+
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
+    base = f"{sys.prefix} {sys.version_info[0]}.{sys.version_info[1]}"
+    inputs = ["[project]\n", "torch==2.13.0\n", base, ""]
+    state = {
+        "python": base,
+        "root": str(tmp_path),
+        "torch": "installed",
+        "extras": "docs,test",
+        "key": hashlib.sha256("\0".join(inputs).encode()).hexdigest(),
+    }
+    make_environment(tmp_path / ".venv", state)
+    return tmp_path
+
+
+def test_a_second_run_does_nothing(
+    setup_env: types.ModuleType,
+    ready: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(setup_env, "run_quietly", lambda *a: pytest.fail("installs"))
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
+    assert setup_env.main() == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("pyproject.toml", "[project]\nname = 'x'\n", []),
+        ("constraints.txt", "torch==2.13.0\nruff==1.0\n", []),
+        (None, "", ["--dev"]),
+        (None, "", ["--torch", "2.12.0"]),
+    ],
+)
+def test_a_change_installs_again(
+    setup_env: types.ModuleType,
+    ready: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str | None,
+    text: str,
+    words: list[str],
+) -> None:
+    if file:
+        (ready / file).write_text(text)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        setup_env, "run_quietly", lambda command, what: commands.append(command)
+    )
+    torch = words[-1] if "--torch" in words else "2.13.0"
+    monkeypatch.setattr(setup_env, "torch_of", lambda python: torch)
+    monkeypatch.setattr(sys, "argv", ["setup_env.py", *words])
+    assert setup_env.main() == 0
+    assert [c for c in commands if "-e" in c], "xtrain was not installed again"
+    assert not [c for c in commands if "torch==2.13.0" in c], "torch was there"
+    commands.clear()
+    assert setup_env.main() == 0
+    assert commands == [], "the second run is quick"
+
+
+def test_a_torch_that_is_there_is_kept(
+    setup_env: types.ModuleType,
+    ready: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (ready / ".venv" / "xtrain.json").unlink()  # an environment of the user's own
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        setup_env, "run_quietly", lambda command, what: commands.append(command)
+    )
+    monkeypatch.setattr(setup_env, "torch_of", lambda python: "2.12.1+cu130")
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
+    assert setup_env.main() == 0
+    assert (
+        "torch 2.12.1+cu130 is already importable and is kept"
+        in capsys.readouterr().out
+    )
+    assert not [c for c in commands for word in c if word.startswith("torch")]
+    pins = (ready / ".venv" / "constraints.txt").read_text()
+    assert "torch==2.12.1+cu130" in pins
+
+
+def test_an_old_torch_is_replaced_in_the_environment_only(
+    setup_env: types.ModuleType, ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ready / ".venv" / "xtrain.json").unlink()
+    versions = iter(["2.9.0", "2.13.0", "2.13.0"])
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        setup_env, "run_quietly", lambda command, what: commands.append(command)
+    )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "torch" else find(n)
+    )
+    monkeypatch.setattr(setup_env, "torch_of", lambda python: next(versions))
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
+    assert setup_env.main() == 0
+    assert "torch==2.13.0" in commands[0], "torch comes first and alone"
+    assert str(ready / ".venv") in commands[0][0]
+
+
+def test_an_older_python_is_told(tmp_path: Path) -> None:
+    """The first lines of the file, run with a Python that says it is 3.8."""
+    source = (ROOT / "setup_env.py").read_text().split("import argparse")[0]
+    code = (
+        "import sys\n"
+        "class Old(tuple): pass\n"
+        "sys.version_info = Old((3, 8, 1))\n" + source
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer; this is Python 3.8" in done.stderr
