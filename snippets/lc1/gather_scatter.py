@@ -1,0 +1,25 @@
+# torchrun --nproc-per-node 4 snippets/lc1/gather_scatter.py
+import torch
+import torch.distributed as dist
+
+from xtrain.comm import gather, scatter
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+# Gather: rank 1 collects a piece from everybody; only rank 1 brings a list.
+piece = torch.tensor([rank, rank * rank])
+pieces = [torch.empty_like(piece) for _ in range(size)] if rank == 1 else None
+gather(piece, pieces, dst=1)
+if rank == 1:
+    print(f"rank 1 gathered {[p.tolist() for p in pieces]}")
+
+# Scatter: the way back. Rank 1 doubles all pieces and hands each to its owner.
+doubled = [2 * p for p in pieces] if rank == 1 else None
+mine = torch.empty_like(piece)
+scatter(mine, doubled, src=1)
+print(f"rank {rank} sent {piece.tolist()} and got {mine.tolist()}")
+assert torch.equal(mine, 2 * piece)
+
+dist.barrier()
+dist.destroy_process_group()

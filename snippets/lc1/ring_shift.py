@@ -1,0 +1,22 @@
+# torchrun --nproc-per-node 4 snippets/lc1/ring_shift.py
+import torch
+import torch.distributed as dist
+
+from xtrain.comm import ring_shift
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+# What arrived is what goes on in the next step: after `size` steps all are home.
+travelling, incoming = torch.tensor([float(rank)]), torch.empty(1)
+visited = [rank]
+for _ in range(size):
+    ring_shift(travelling, incoming)
+    travelling, incoming = incoming, travelling
+    visited.append(int(travelling.item()))
+print(f"rank {rank} saw the values of ranks {visited}")
+
+assert visited == [(rank - step) % size for step in range(size + 1)]
+
+dist.barrier()
+dist.destroy_process_group()
