@@ -233,7 +233,7 @@ def file_block(reference: str, options: Options, fence: fences.Fence) -> list[st
     bar = f"[{reference}]({config.source_url(reference, 1, len(lines))}){{ .xt-path }}"
     if path.suffix == ".py":
         link = data_url(text + "\n")
-        bar += f' [download]({link}){{ .xt-standalone download="{path.name}" }}'
+        bar += f' [download]({link}){{ .xt-download download="{path.name}" }}'
     language = {".py": "py", ".toml": "toml", ".yml": "yaml"}.get(path.suffix, "text")
     return [
         "",

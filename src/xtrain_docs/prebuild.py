@@ -8,8 +8,6 @@ committed. Files that would not change are left alone.
 
 import ast
 import html
-import re
-import shutil
 from pathlib import Path
 
 from pygments import highlight
@@ -17,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from . import config, embed, fences, verification
+from . import blocks, config, embed, fences, fonts, verification
 from .symbols import SymbolError
 
 SHOWN = ("src/xtrain", "src/xtrain_docs", "tests", "snippets")
@@ -317,14 +315,26 @@ def _ledger_entry(summary: verification.Summary, on_page: bool) -> list[str]:
     return lines
 
 
+def record_traces() -> int:
+    """Run every collective that some page animates; returns how many."""
+    done = set()
+    for page in pages():
+        for fence in fences.fences(page.read_text().splitlines()):
+            if fence.language == "trace" and fence.info not in done:
+                found = blocks.parse_info(fence.info)
+                assert found is not None
+                blocks.registry("trace").run(found[1], found[2])
+                done.add(fence.info)
+    return len(done)
+
+
 def main() -> None:
-    """Write everything."""
-    shutil.rmtree(config.PAGES / "reference", ignore_errors=True) if False else None
-    count = write_source_pages()
-    print(f"{count} source pages")
-    print(f"{write_reference()} reference pages")
-    print(f"{write_ledger()} symbols in the ledger")
-    assert re
+    """Write everything, saying what."""
+    print(f"fonts: {fonts.write_fonts()} faces")
+    print(f"source pages: {write_source_pages()}")
+    print(f"reference pages: {write_reference()}")
+    print(f"ledger: {write_ledger()} symbols")
+    print(f"traces: {record_traces()} recorded or still current")
 
 
 if __name__ == "__main__":

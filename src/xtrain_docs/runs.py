@@ -43,9 +43,9 @@ def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> lis
     return json.loads(path.read_text())["results"]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _world(ranks: int) -> Any:
-    """The pool of ranks of the last size asked for."""
+    """A pool of ranks, kept for the next run of this build."""
     from xtrain.testing import World
 
     return World(ranks)

@@ -7,6 +7,6 @@ A page then says ```` ```figure my_figure ranks=4 ````. Draw with `xtrain_docs.s
 whose charts follow the theme's colours.
 """
 
-from .blocks import Registry
+from ..blocks import Registry
 
 REGISTRY = Registry("figure")

@@ -9,7 +9,7 @@ A page then says ```` ```table my_table ranks=4 ````.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .blocks import Registry
+from ..blocks import Registry
 
 REGISTRY = Registry("table")
 

@@ -1,0 +1,59 @@
+"""Races against torch, drawn from the recorded benchmark; empty until there is one."""
+
+from pathlib import Path
+
+from .. import config, values
+from ..svg import Axis, bar_chart, document, text
+from . import REGISTRY
+
+RECORD = config.ROOT / "docs" / "data" / "bench" / "lc1.json"
+
+
+@REGISTRY
+def lc1_race(race: str, ranks: int = 4, only: str = "", path: str = "") -> str:
+    """How many times as fast as the baseline each contestant is, by size.
+
+    Args:
+        race: name of the race in `xtrain.bench.races.lc1`.
+        only: contestants to show, separated by commas; all by default.
+        path: another record than docs/data/bench/lc1.json.
+    """
+    record = Path(path) if path else RECORD
+    if not record.is_file():
+        return no_record(race, ranks)
+    from xtrain.bench.record import read
+
+    found = read(record)
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    bars: dict[str, dict[str, float]] = {}
+    baseline = ""
+    for heat in found.heats:
+        if heat.race != race or heat.ranks != ranks:
+            continue
+        baseline = heat.results[0].name
+        ratios = {
+            result.name: result.ratio
+            for result in heat.results[1:]
+            if result.ratio is not None and (not wanted or result.name in wanted)
+        }
+        if ratios:
+            bars[values.bytes_(heat.size)] = ratios
+    if not bars:
+        return no_record(race, ranks)
+    cores = found.machine.get("cores", "")
+    return bar_chart(
+        bars,
+        Axis("times as fast as " + baseline, format=lambda v: f"{v:.3g}x"),
+        f"{ranks} ranks on {found.heats[0].backend}, {found.date[:10]}",
+        f"Ratios of medians against {baseline}; {cores} cores.",
+        reference=(1.0, baseline),
+    )
+
+
+def no_record(race: str, ranks: int) -> str:
+    """The picture that stands where a race has not been recorded yet."""
+    lines = [
+        text(16, 34, f"No recorded race yet: {race}, {ranks} ranks.", "xt-label"),
+        text(16, 58, "xtrain bench lc1 writes one.", "xt-tick"),
+    ]
+    return document(520, 80, lines, "No recorded race yet", f"{race}, {ranks} ranks")

@@ -1,0 +1,216 @@
+"""Tables of the lc1 pages: formulas beside what real runs really sent."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from xtrain.plan import collective_cost, collective_traffic
+
+from .. import runs
+from . import REGISTRY, Table
+
+WORLD_SIZES = (2, 3, 4, 8)
+M_BYTES = 96 * 1024
+"""The full tensor of every run: divides by each of the world sizes."""
+
+
+class EvidenceError(ValueError):
+    """A run contradicts a formula. Stops the build."""
+
+
+def whole(numel: int, ranks: int) -> int:
+    """What one rank hands in when every rank has the full tensor."""
+    del ranks
+    return numel
+
+
+def piece(numel: int, ranks: int) -> int:
+    """What one rank hands in when the full tensor is spread over the ranks."""
+    return numel // ranks
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a collective's run and formula are called for a full tensor of M bytes."""
+
+    formula: str
+    share: Callable[[int, int], int] = whole
+    run: str = ""
+    options: dict[str, int] = field(default_factory=dict)
+
+
+MEASURED = {
+    "broadcast": Measured("broadcast"),
+    "broadcast_naive": Measured("broadcast_naive"),
+    "reduce": Measured("reduce"),
+    "gather": Measured("gather", piece),
+    "scatter": Measured("scatter", piece),
+    "ring_all_gather": Measured("ring_all_gather", piece),
+    "ring_reduce_scatter": Measured("ring_reduce_scatter"),
+    "all_to_all": Measured("all_to_all"),
+    "parameter_server_all_reduce": Measured("parameter_server_all_reduce"),
+    "ring_all_reduce": Measured("ring_all_reduce"),
+    "tree_all_reduce": Measured("tree_all_reduce"),
+    "halving_doubling_all_reduce": Measured("halving_doubling_all_reduce"),
+    "one_shot_all_reduce": Measured("one_shot_all_reduce", run="one_shot_by_p2p"),
+    "hierarchical_all_reduce": Measured(
+        "hierarchical_all_reduce", run="hierarchical_2", options={"local_ranks": 2}
+    ),
+}
+
+
+def count(number: float) -> str:
+    """73728 as `73 728`."""
+    return f"{int(number):,}".replace(",", " ")
+
+
+def in_units(number: float) -> str:
+    """1.5 as `1.5 M`; at most three digits behind the dot."""
+    return f"{number:.3f}".rstrip("0").rstrip(".") + " M"
+
+
+def compare(name: str, ranks: int) -> dict[str, list[int] | int]:
+    """Run a collective; its numbers, once they equal the formula's on every rank."""
+    known = MEASURED[name]
+    numel = known.share(M_BYTES // runs.ITEMSIZE, ranks)
+    traffic = collective_traffic(known.formula, numel, ranks, **known.options)
+    expected = traffic.bytes(runs.ITEMSIZE)
+    found = runs.sent(known.run or name, numel, ranks)
+    for what in ("sent", "received"):
+        formula = list(getattr(expected, what))
+        if found[what] != formula:
+            raise EvidenceError(
+                f"{name}, {ranks} ranks: {what} {found[what]}, formula {formula}"
+            )
+    if found["rounds"] != expected.rounds:
+        raise EvidenceError(
+            f"{name}, {ranks} ranks: {found['rounds']} rounds, "
+            f"formula {expected.rounds}"
+        )
+    return found | {"formula": expected.max_sent}
+
+
+@REGISTRY
+def bytes_sent(name: str) -> Table:
+    """Formula and measured bytes of the busiest sender, for 2, 3, 4 and 8 ranks."""
+    rows = []
+    for ranks in WORLD_SIZES:
+        if ranks % MEASURED[name].options.get("local_ranks", 1):
+            continue
+        found = compare(name, ranks)
+        busiest = max(found["sent"])
+        rows.append(
+            [
+                str(ranks),
+                count(found["formula"]),
+                count(busiest),
+                in_units(busiest / M_BYTES),
+                in_units(sum(found["sent"]) / M_BYTES),
+                str(found["rounds"]),
+            ]
+        )
+    header = ["ranks", "formula, bytes", "measured, bytes", "that is",
+              "all ranks together", "rounds"]  # fmt: skip
+    return Table(header, rows, "rrrrrr")
+
+
+@REGISTRY
+def all_collectives(ranks: int = 4) -> Table:
+    """Every collective beside its formula: busiest rank, total, rounds."""
+    rows = []
+    for name in MEASURED:
+        found = compare(name, ranks)
+        cost = f"{in_units(max(found['sent']) / M_BYTES)}"
+        rows.append(
+            [
+                f"`{name}`",
+                cost,
+                in_units(sum(found["sent"]) / M_BYTES),
+                str(max(found["messages"])),
+                str(found["rounds"]),
+            ]
+        )
+    header = ["collective", "busiest rank sends", "all ranks send",
+              "messages of the busiest", "rounds"]  # fmt: skip
+    return Table(header, rows, "lrrrr")
+
+
+WIRE_PAIRS = (
+    ("ring_all_reduce", "all_reduce", whole),
+    ("ring_reduce_scatter", "reduce_scatter_tensor", whole),
+    ("ring_all_gather", "all_gather_into_tensor", piece),
+    ("all_to_all_single", "all_to_all_single", whole),
+    ("broadcast", "broadcast", whole),
+    ("reduce", "reduce", whole),
+)
+
+
+@REGISTRY
+def on_the_wire(ranks: int = 4, mebibytes: float = 1.5) -> Table:
+    """Payload and wire bytes of ours, and wire bytes of torch's own over gloo."""
+    size = int(mebibytes * 2**20)
+    rows = []
+    for ours, theirs, share in WIRE_PAIRS:
+        numel = share(size // runs.ITEMSIZE, ranks)
+        mine = runs.wire(f"xtrain.{ours}", numel, ranks)
+        foreign = runs.wire(f"torch.{theirs}", numel, ranks)
+        rows.append(
+            [
+                f"`{ours}`",
+                in_units(_average(mine["payload"]) / size),
+                _wire_share(mine["wire"], size),
+                f"`{theirs}`",
+                _wire_share(foreign["wire"], size),
+            ]
+        )
+    header = ["ours", "payload", "on the wire", "torch's, on gloo", "on the wire"]
+    return Table(header, rows, "lrrlr")
+
+
+def _average(numbers: list[int]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _wire_share(counted: list[int] | None, size: int) -> str:
+    if counted is None:
+        return "not counted here"
+    return in_units(_average(counted) / size)
+
+
+ORDERS = ("rank 0 first", "even first", "together")
+
+
+def order_rounds(order: str, ranks: int) -> int:
+    """Rounds that N-1 ring shifts take in this order, from a real run."""
+    from xtrain_docs.runs_lc1 import ring_step_orders
+
+    return runs.rounds(runs.remembered(ring_step_orders, ranks, order))
+
+
+@REGISTRY
+def ring_orders() -> Table:
+    """Rounds of the N-1 steps of a ring for three orders of send and receive."""
+    rows = [
+        [str(ranks), *(str(order_rounds(order, ranks)) for order in ORDERS)]
+        for ranks in WORLD_SIZES
+    ]
+    return Table(["ranks", *ORDERS], rows, "rrrr")
+
+
+@REGISTRY
+def all_reduce_costs(ranks: int = 8) -> Table:
+    """The alpha-beta coefficients of every all-reduce."""
+    rows = []
+    names = ["ring_all_reduce", "halving_doubling_all_reduce", "tree_all_reduce",
+             "one_shot_all_reduce", "parameter_server_all_reduce"]  # fmt: skip
+    for name in names:
+        cost = collective_cost(name, ranks)
+        rows.append(
+            [
+                f"`{name}`",
+                str(cost.messages),
+                in_units(float(cost.volume)),
+                in_units(float(cost.reduced)),
+            ]
+        )
+    header = ["algorithm", "messages", "bytes on the critical path", "bytes added up"]
+    return Table(header, rows, "lrrr")
