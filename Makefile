@@ -87,7 +87,7 @@ test: env
 # The pages show what the tests have proved. Are all of them proved as they stand?
 # If not, run the tests that carry @pytest.mark.verifies.
 verify: env
-	@$(PY) -m xtrain_docs.verification || \
+	@$(PY) -m xtrain_docs.stale || \
 	  $(PYTEST) -n $(WORKERS) -m verifies $(ARGS)
 
 check: dev lint types test
