@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         heats = run_races(chosen, settings)
     except RaceError as error:
-        print(f"\nnot timed: {error}", file=sys.stderr)
+        # The ranks' own words; the error of the World adds every rank's traceback.
+        print(f"not timed: {error.__cause__ or error}", file=sys.stderr)
         return 1
     output = arguments.output
     whole = not (

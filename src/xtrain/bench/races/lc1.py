@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
+from xtrain.bench.race import Case, Contestant, Goal, Race, RaceError, Trial
 from xtrain.comm import (
     halving_doubling_all_reduce,
     hierarchical_all_reduce,
@@ -78,6 +78,7 @@ def reduce_scatter_trial(
     function: Callable[[Tensor, Tensor], object], case: Case
 ) -> Trial:
     """`function(output, input)`: the input is the whole tensor."""
+    check_pieces(case)
     whole = pattern(case, dist.get_rank() + 1)
     piece = torch.empty_like(whole.tensor_split(case.ranks)[0])
     return Trial(partial(function, piece, whole), [piece], whole.zero_)
@@ -90,10 +91,20 @@ def reduce_scatter_reference(case: Case) -> list[Tensor]:
 
 def all_gather_trial(function: Callable[[Tensor, Tensor], object], case: Case) -> Trial:
     """`function(output, input)`: the output is the whole tensor."""
+    check_pieces(case)
     whole = torch.full((case.size // ITEM,), -1.0, device=case.device)
     rank = dist.get_rank()
     piece = pattern(case, rank + 1).tensor_split(case.ranks)[rank].clone()
     return Trial(partial(function, whole, piece), [whole])
+
+
+def check_pieces(case: Case) -> None:
+    """RaceError unless every rank gets the same whole number of elements."""
+    if case.size % (ITEM * case.ranks):
+        raise RaceError(
+            f"{case.size} bytes are not a whole number of float32 on each of "
+            f"{case.ranks} ranks"
+        )
 
 
 def all_gather_reference(case: Case) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""Tests of the races: statistics, records, and that wrong contestants are refused."""

@@ -1,0 +1,131 @@
+"""`xtrain bench`: lists, chooses, prints, writes."""
+
+import argparse
+import json
+
+import pytest
+
+from tests.bench import contestants
+from tests.bench.test_record import HEAT, RESULT
+from tests.bench.test_runner import SHORT
+from xtrain import cli
+from xtrain.bench import command, record, report
+from xtrain.bench.races import lc1
+from xtrain.comm import ring_all_reduce
+
+
+def test_list_shows_every_race(capsys):
+    assert cli.main(["bench", "--list"]) == 0
+    shown = capsys.readouterr().out
+    for race in lc1.RACES:
+        assert f"{race.name}: {race.title}" in shown
+    assert "against gloo all-reduce" in shown
+
+
+@pytest.mark.parametrize("words", [["lc99"], []])
+def test_an_unknown_set_names_the_known_ones(words, capsys):
+    assert cli.main(["bench", *words]) == 2
+    assert "lc1" in capsys.readouterr().err
+
+
+def test_an_unknown_race_names_the_known_ones(capsys):
+    assert cli.main(["bench", "lc1", "--race", "marathon"]) == 2
+    assert "no race marathon; there are: all_reduce_small" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4KiB", 4096), ("16MiB", 2**24), ("1GiB", 2**30), ("12", 12), ("8 b", 8)],
+)
+def test_sizes(text, size):
+    assert command.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["16MB", "KiB", "1.5MiB", ""])
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="not a size"):
+        command.parse_size(text)
+
+
+def test_choose_keeps_the_order_and_replaces_sizes_and_ranks():
+    chosen = command.choose(lc1.RACES, ["all_gather", "all_reduce"], [3], [12])
+    assert [race.name for race in chosen] == ["all_reduce", "all_gather"]
+    assert all(race.ranks == (3,) and race.sizes == (12,) for race in chosen)
+
+
+def test_a_size_that_ranks_cannot_share_is_refused_in_one_line(capsys):
+    words = ["bench", "lc1", "--quick", "--race", "reduce_scatter"]
+    assert cli.main([*words, "--ranks", "3", "--sizes", "8"]) == 1
+    written = capsys.readouterr().err
+    assert written.strip() == (
+        "not timed: 8 bytes are not a whole number of float32 on each of 3 ranks"
+    )
+
+
+@pytest.fixture
+def short_races(monkeypatch):
+    ring = contestants.all_reduce(ring_all_reduce, contestants.ring_traffic)
+    monkeypatch.setattr(lc1, "RACES", [contestants.race_against_gloo(ring, ranks=(2,))])
+    monkeypatch.setattr(command, "Settings", lambda: SHORT)
+    monkeypatch.setattr(command, "QUICK", SHORT)
+
+
+@pytest.mark.usefixtures("short_races")
+def test_a_full_run_writes_the_record_of_the_checkout(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "checkout", lambda: tmp_path)
+    assert cli.main(["bench", "lc1"]) == 0
+    found = record.read(tmp_path / "docs" / "data" / "bench" / "lc1.json")
+    assert found.command == "xtrain bench lc1"
+    assert found.heat("test", 400, 2).result("ring_all_reduce").kept == 2
+    assert found.settings["foreign_limit"] == SHORT.foreign_limit
+    assert "A test, 400 B, 2 ranks on gloo" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("short_races")
+@pytest.mark.parametrize(
+    "words", [["--quick"], ["--race", "test"], ["--ranks", "2"], ["--sizes", "400"]]
+)
+def test_a_part_of_a_run_writes_only_where_it_is_told(monkeypatch, tmp_path, words):
+    monkeypatch.setattr(command, "checkout", lambda: tmp_path)
+    assert cli.main(["bench", "lc1", *words]) == 0
+    assert not list(tmp_path.iterdir())
+    path = tmp_path / "own.json"
+    assert cli.main(["bench", "lc1", *words, "--output", str(path)]) == 0
+    assert json.loads(path.read_text())["schema"] == record.SCHEMA
+
+
+def test_a_refused_race_ends_with_its_reason(monkeypatch, tmp_path, capsys):
+    wrong = contestants.all_reduce(contestants.forgets_to_communicate)
+    race = contestants.race_against_gloo(wrong, ranks=(2,))
+    monkeypatch.setattr(lc1, "RACES", [race])
+    monkeypatch.setattr(command, "checkout", lambda: tmp_path)
+    assert cli.main(["bench", "lc1"]) == 1
+    written = capsys.readouterr().err
+    assert "not timed: test: forgets_to_communicate, 400 bytes: rank 0" in written
+    assert "Traceback" not in written
+    assert not list(tmp_path.iterdir())
+
+
+def test_report_shows_ratio_spread_bytes_and_goal():
+    header, names, baseline, ring = report.heat_lines(HEAT)
+    assert header == "All-reduce, 24 B, 2 ranks on gloo"
+    assert names.split()[:3] == ["contestant", "time", "ratio"]
+    assert baseline.split()[:4] == ["gloo", "2", "ms", "1.00x"]
+    assert "1.25x" in ring
+    assert "1.20-1.30" in ring
+    assert "24 B = formula" in ring
+    assert "2 of 17" in ring
+    assert "goal 1x: met" in ring
+
+
+def test_report_says_what_was_not_measured():
+    lost = record.Result(
+        **{
+            **vars(RESULT),
+            "seconds": None,
+            "ratio": None,
+            "ratio_low": None,
+            "ratio_high": None,
+        }
+    )
+    assert report.goal_text(lost) == "goal 1x: not measured"

@@ -1,0 +1,64 @@
+"""Every race that ships runs correctly at a small size, with its exact bytes."""
+
+import pytest
+
+from tests.bench.test_runner import SHORT
+from xtrain.bench import Contestant, Goal, Race, command
+from xtrain.bench.races import lc1
+from xtrain.bench.runner import run_heat
+
+SETS = {name: command.load(name).RACES for name in command.names()}
+RACES = [(name, race) for name, races in SETS.items() for race in races]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "race", [race for _, race in RACES], ids=[f"{n}-{r.name}" for n, r in RACES]
+)
+def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
+    heat = run_heat(world(ranks), race, 4096, SHORT)
+    assert [result.name for result in heat.results] == [
+        contestant.name
+        for contestant in race.contestants
+        if not contestant.ranks or ranks in contestant.ranks
+    ]
+    for result in heat.results[1:]:
+        assert result.bytes_formula
+        if result.name != "one-shot":  # torch's collective sends for it
+            assert result.bytes_sent == result.bytes_formula
+        if result.wire_bytes:
+            for wire, formula in zip(
+                result.wire_bytes, result.bytes_formula, strict=True
+            ):
+                assert wire >= formula
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_goals_belong_to_heats_that_are_run(name):
+    for race in SETS[name]:
+        for goal in race.goals:
+            assert goal.size in race.sizes
+            assert goal.ranks in race.ranks
+
+
+def test_race_names_are_unique():
+    for races in SETS.values():
+        assert len({race.name for race in races}) == len(races)
+
+
+def test_a_race_that_is_not_one_is_refused():
+    with pytest.raises(ValueError, match="at least two contestants"):
+        Race("alone", "Alone", (lc1.GLOO,), sizes=(4,))
+    with pytest.raises(ValueError, match="different names"):
+        Race("twins", "Twins", (lc1.GLOO, lc1.GLOO), sizes=(4,))
+    with pytest.raises(ValueError, match="goals for"):
+        Race(
+            "goal",
+            "Goal",
+            (lc1.GLOO, lc1.RING),
+            sizes=(4,),
+            goals=(Goal("rign", 1.0, 4, 2),),
+        )
+    some = Contestant("some", lc1.GLOO.make, ranks=(2,))
+    with pytest.raises(ValueError, match="must run at every size"):
+        Race("baseline", "Baseline", (some, lc1.RING), sizes=(4,))

@@ -1,0 +1,163 @@
+"""A heat refuses what is wrong, counts what it drops, and sends what the plan says."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.bench import contestants
+from xtrain.bench import Case, Goal, RaceError, runner
+from xtrain.bench.races import lc1
+from xtrain.bench.runner import Sample, Settings, keep, run_heat, run_on_rank
+from xtrain.comm import ring_all_reduce
+from xtrain.plan import collective_traffic
+
+# Two short rounds, nothing dropped: these tests are about the machinery.
+SHORT = Settings(
+    rounds=2,
+    most_rounds=2,
+    sample_seconds=1e-4,
+    warm_up_seconds=1e-4,
+    foreign_limit=1e9,
+    patience=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (contestants.off_by_one_on_last_rank, "rank 1 output 0 differs in 1 of 100"),
+        (contestants.forgets_to_communicate, "by up to"),
+        (contestants.makes_not_a_number, "differs in 1 of 100 elements, by up to nan"),
+    ],
+)
+def test_a_contestant_with_a_wrong_result_is_not_timed(world, wrong, what):
+    race = contestants.race_against_gloo(contestants.all_reduce(wrong))
+    with pytest.raises(RaceError, match=what) as caught:
+        run_heat(world(2), race, 400, SHORT)
+    assert wrong.__name__ in str(caught.value)
+
+
+def test_a_result_of_another_shape_is_refused(world):
+    wrong = contestants.Contestant("wrong shape", contestants.wrong_shape)
+    race = contestants.race_against_gloo(wrong)
+    with pytest.raises(RaceError, match=r"shapes \[\[3\]\], expected \[\[100\]\]"):
+        run_heat(world(2), race, 400, SHORT)
+
+
+def test_a_contestant_that_sends_more_than_its_formula_is_not_timed(world):
+    greedy = contestants.all_reduce(contestants.sends_twice, contestants.ring_traffic)
+    race = contestants.race_against_gloo(greedy)
+    with pytest.raises(RaceError, match="rank 0 sent 800 bytes, the formula says 400"):
+        run_heat(world(2), race, 400, SHORT)
+
+
+def test_without_a_reference_the_baseline_decides(world):
+    wrong = contestants.all_reduce(contestants.off_by_one_on_last_rank)
+    race = contestants.race_against_gloo(wrong, reference=None)
+    with pytest.raises(RaceError, match="differs in 1 of 100"):
+        run_heat(world(2), race, 400, SHORT)
+    near = contestants.race_against_gloo(wrong, reference=None, tolerance=1.0)
+    assert run_heat(world(2), near, 400, SHORT).result(wrong.name).kept == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_heat_holds_bytes_times_and_goals(world, ranks):
+    ring = contestants.all_reduce(ring_all_reduce, contestants.ring_traffic)
+    goals = (Goal(ring.name, 1e-9, 400, ranks),)
+    race = contestants.race_against_gloo(ring, goals=goals)
+    heat = run_heat(world(ranks), race, 400, SHORT)
+    assert (heat.race, heat.size, heat.ranks, heat.rounds) == ("test", 400, ranks, 2)
+    baseline, result = heat.results
+    sent = list(collective_traffic("ring_all_reduce", 100, ranks).bytes(4).sent)
+    assert result.bytes_sent == result.bytes_formula == sent
+    assert baseline.bytes_sent is None
+    assert baseline.ratio is None
+    assert result.seconds > 0
+    assert result.ratio == pytest.approx(baseline.seconds / result.seconds)
+    assert result.ratio_low <= result.ratio_high
+    assert (result.kept, result.dropped) == (2, 0)
+    assert result.goal == 1e-9
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
+def test_when_others_are_always_too_busy_everything_is_dropped_and_said(world):
+    ring = contestants.all_reduce(ring_all_reduce)
+    race = contestants.race_against_gloo(ring)
+    never = Settings(1, 3, 1e-4, 1e-4, foreign_limit=-1.0, patience=0.0)
+    heat = run_heat(world(2), race, 400, never)
+    for result in heat.results:
+        assert (result.kept, result.dropped) == (0, 3)
+        assert result.seconds is result.ratio is None
+    assert heat.foreign is None
+
+
+def test_samples_under_foreign_load_are_dropped_and_others_kept():
+    assert keep(Sample(1.0, 0.06), limit=0.05) is None
+    assert keep(Sample(1.0, 0.05), limit=0.05) == 1.0
+    assert keep(Sample(1.0, None), limit=0.05) == 1.0
+
+
+def scripted_run(samples: dict[str, list[Sample]]) -> tuple[int, list[str]]:
+    """Rounds and order of a run whose samples are these."""
+    order = []
+
+    def fake(case, trial, calls, clock):
+        name = next(name for name, other in trials.items() if other is trial)
+        order.append(name)
+        return samples[name].pop(0)
+
+    real_sample, real_check = runner._sample, runner._check_all
+    trials = {}
+
+    def check(*args):
+        found = real_check(*args)
+        trials.update(found[0])
+        return found
+
+    runner._sample, runner._check_all = fake, check
+    try:
+        race = contestants.race_against_gloo(contestants.all_reduce(ring_all_reduce))
+        settings = Settings(2, 6, 1e-4, 1e-4, foreign_limit=0.05, patience=0.0)
+        case = Case(400, dist.get_world_size())
+        result = run_on_rank(race, case, settings)
+    finally:
+        runner._sample, runner._check_all = real_sample, real_check
+    return len(result.samples["ring_all_reduce"]), order
+
+
+def test_rounds_go_on_until_every_contestant_has_enough_and_the_order_varies(world):
+    quiet, loud = Sample(1.0, 0.0), Sample(1.0, 0.5)
+    samples = {
+        "gloo all-reduce": [quiet] * 6,
+        "ring_all_reduce": [loud, quiet, loud, loud, quiet, loud],
+    }
+    for rounds, order in world(2).run(scripted_run, samples):
+        assert rounds == 5
+        pairs = [tuple(order[i : i + 2]) for i in range(0, len(order), 2)]
+        assert all(set(pair) == set(samples) for pair in pairs)
+        assert len(set(pairs)) == 2  # both orders occur
+
+
+def first_bytes() -> list[float]:
+    """What the patterns and references of lc1 hold, small enough to read."""
+    case = Case(16, dist.get_world_size())
+    rank = dist.get_rank()
+    return [
+        lc1.pattern(case, rank + 1).tolist(),
+        lc1.all_reduce_reference(case)[0].tolist(),
+        lc1.reduce_scatter_reference(case)[0].tolist(),
+        lc1.all_gather_reference(case)[0].tolist(),
+    ]
+
+
+def test_references_worked_out_by_hand(world):
+    rank0, rank1 = world(2).run(first_bytes)
+    assert rank0 == [[0, 1, 2, 3], [0, 3, 6, 9], [0, 3], [0, 1, 4, 6]]
+    assert rank1 == [[0, 2, 4, 6], [0, 3, 6, 9], [6, 9], [0, 1, 4, 6]]
+
+
+def test_patterns_stay_exact_where_float32_counts_no_further():
+    last = lc1.pattern(Case(4 * (2**24 + 202), 1), 1)[-1]
+    assert last == torch.tensor((2**24 + 201) % 101, dtype=torch.float32)
