@@ -21,9 +21,9 @@ from xtrain.testing import RankTimeout, World
 
 
 @pytest.fixture
-def gloo(request):
+def gloo(xtrain_worlds):
     """Skip where the session runs another backend: the claim is about gloo."""
-    backend = request.config.getoption("--backend")
+    backend = xtrain_worlds.backend
     if backend != "gloo":
         pytest.skip(f"a statement about gloo, the backend here is {backend}")
 
