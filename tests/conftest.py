@@ -4,4 +4,4 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["xtrain.testing.plugin"]
+pytest_plugins = ["xtrain.testing.plugin", "pytester"]

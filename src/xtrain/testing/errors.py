@@ -43,7 +43,8 @@ class RankError(Exception):
     """
 
     def __init__(self, headline: str, reports: list[RankReport], first: RankReport):
-        super().__init__(headline)
+        # Not super(): next in line may be the __init__ of the original type.
+        Exception.__init__(self, headline)
         self.headline = headline
         self.reports = reports
         self.first = first

@@ -25,10 +25,15 @@ START_TIMEOUT = 120.0
 class Pool:
     """`size` living ranks on one backend and device."""
 
-    def __init__(self, size: int, backend: str, device: str) -> None:
+    def __init__(
+        self, size: int, backend: str, device: str, start_method: str | None
+    ) -> None:
         self.size = size
         self.backend = backend
         self.device = device
+        # CUDA does not survive a fork, and macOS's own libraries do not either.
+        can_fork = sys.platform == "linux" and device == "cpu"
+        self._fork = (start_method or ("fork" if can_fork else "spawn")) == "fork"
         self._owner = os.getpid()
         self._ranks: list[RankProcess] = []
         self._idle = False
@@ -43,8 +48,6 @@ class Pool:
         """Start the ranks and wait until each has joined the group."""
         choice = Choice(self.backend, self.device, "as asked")
         environment = place(self.size, choice, this_machine())
-        # CUDA does not survive a fork, and macOS's own libraries do not either.
-        fork = sys.platform == "linux" and self.device == "cpu"
         self._owner = os.getpid()
         self._store = SharedFile("store")
         atexit.register(self.stop)
@@ -59,7 +62,7 @@ class Pool:
                     environment,
                 )
                 name = f"xtrain rank {rank}"
-                self._ranks.append(RankProcess(name, rank_main, seat, fork))
+                self._ranks.append(RankProcess(name, rank_main, seat, self._fork))
             self._collect(f"start of {self.size} ranks", START_TIMEOUT)
         except BaseException:
             self.stop()

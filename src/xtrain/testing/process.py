@@ -39,7 +39,8 @@ class RankProcess:
         with warnings.catch_warnings():
             # Python 3.12 warns when a process with threads forks. The child touches
             # nothing that another thread may have held: no pool, no logging, no lock.
-            warnings.simplefilter("ignore", DeprecationWarning)
+            # The text is matched because the child inherits this filter.
+            warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)
             self._process.start()
         jobs.close()
         control.close()

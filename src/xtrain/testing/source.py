@@ -29,6 +29,8 @@ def locate(symbol: str) -> tuple[Path, str]:
     top, *rest = module.split(".")
     # Only the top package is looked up by Python; going deeper would import it.
     spec = importlib.util.find_spec(top)
+    if spec and spec.origin and not rest:
+        return Path(spec.origin), name
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder, *rest)
         for candidate in (path.with_suffix(".py"), path / "__init__.py"):

@@ -23,13 +23,21 @@ class World:
     On CUDA rank r uses GPU r modulo their number and creates tensors there.
     """
 
-    def __init__(self, size: int, backend: str = "gloo", device: str = "cpu") -> None:
+    def __init__(
+        self,
+        size: int,
+        backend: str = "gloo",
+        device: str = "cpu",
+        start_method: str | None = None,
+    ) -> None:
         if size < 1:
             raise ValueError(f"a World needs at least one rank, got size={size}")
+        if start_method not in (None, "fork", "spawn"):
+            raise ValueError(f"start_method {start_method!r} is neither fork nor spawn")
         self.size = size
         self.backend = backend
         self.device = device
-        self._pool = Pool(size, backend, device)
+        self._pool = Pool(size, backend, device, start_method)
         self._finalizer = weakref.finalize(self, self._pool.stop)
 
     def run(

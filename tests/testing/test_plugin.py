@@ -1,0 +1,167 @@
+"""The pytest plugin, seen by running pytest on small test files."""
+
+import json
+import sys
+
+import pytest
+
+# pytester forgets what an inner run imported; this must not be imported twice.
+import torch._dynamo  # noqa: F401
+
+from xtrain.testing import placement, plugin
+from xtrain.testing.placement import Machine
+from xtrain.testing.source import digest
+
+CONFTEST = 'pytest_plugins = ["xtrain.testing.plugin"]'
+INI = """
+[pytest]
+pythonpath = .
+addopts = --strict-markers -p no:cacheprovider
+"""
+
+
+@pytest.fixture
+def project(pytester):
+    """A repository with tests and a module `house` to verify."""
+    pytester.makeini(INI)
+    pytester.makepyfile(
+        house="def room():\n    return 1\n\n\ndef hall():\n    return 2\n"
+    )
+    pytester.makeconftest(CONFTEST)
+
+    def write(text: str) -> pytest.Pytester:
+        pytester.makepyfile(test_house="import os, pytest\n" + text)
+        return pytester
+
+    return write
+
+
+def read_record(pytester):
+    path = pytester.path / "build" / "verification" / "gloo-cpu.json"
+    return json.loads(path.read_text())
+
+
+VERIFYING = """
+@pytest.mark.verifies("house:room")
+@pytest.mark.parametrize("size", [1, 2])
+def test_room(world, size):
+    assert len(world(size).run(os.getpid)) == size
+
+@pytest.mark.verifies("house:room", "house:hall")
+def test_hall():
+    assert HALL
+
+@pytest.mark.verifies("house:hall")
+def test_skipped():
+    pytest.skip("not today")
+
+def test_unmarked():
+    pass
+"""
+
+
+def outcomes(record, symbol):
+    entry = record["symbols"][symbol]
+    assert entry["digest"] == digest(symbol)
+    return {test["id"].partition("::")[2]: test for test in entry["tests"]}
+
+
+def check_first_record(pytester):
+    record = read_record(pytester)
+    assert (record["backend"], record["device"]) == ("gloo", "cpu")
+    assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+    room = outcomes(record, "house:room")
+    assert {name: test["outcome"] for name, test in room.items()} == {
+        "test_room[1]": "passed",
+        "test_room[2]": "passed",
+        "test_hall": "passed",
+    }
+    assert room["test_room[2]"]["world_sizes"] == [2]
+    assert room["test_hall"]["world_sizes"] == []
+    assert room["test_room[2]"]["seconds"] > 0
+    assert outcomes(record, "house:hall")["test_skipped"]["outcome"] == "skipped"
+
+
+def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
+    pytester = project("HALL = True\n" + VERIFYING)
+    monkeypatch.syspath_prepend(pytester.path)
+    pytester.runpytest_inprocess().assert_outcomes(passed=4, skipped=1)
+    check_first_record(pytester)
+
+    project("HALL = False\n" + VERIFYING)
+    pytester.runpytest_inprocess("-k", "test_hall").assert_outcomes(
+        failed=1, deselected=4
+    )
+    record = read_record(pytester)
+    assert outcomes(record, "house:room")["test_hall"]["outcome"] == "failed"
+    assert outcomes(record, "house:room")["test_room[1]"]["outcome"] == "passed"
+
+
+def test_two_xdist_workers_write_one_record(project, monkeypatch):
+    pytester = project("HALL = True\n" + VERIFYING)
+    monkeypatch.syspath_prepend(pytester.path)
+    pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=4, skipped=1)
+    check_first_record(pytester)
+
+
+def test_a_mark_on_a_symbol_that_is_not_there_fails_its_test(project, monkeypatch):
+    pytester = project("@pytest.mark.verifies('house:attic')\ndef test_it(): pass\n")
+    monkeypatch.syspath_prepend(pytester.path)
+    result = pytester.runpytest_inprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*verifies: 'house:attic': *defines no 'attic'*"])
+    assert not (pytester.path / "build").exists()
+
+
+def test_world_size_runs_at_all_sizes_unless_marked(project):
+    pytester = project(
+        "def test_all(world_size): pass\n"
+        "@pytest.mark.world_sizes(2, 4)\n"
+        "def test_some(world_size): pass\n"
+    )
+    result = pytester.runpytest_inprocess("--collect-only", "-q")
+    names = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert names == [f"test_all[{size}]" for size in plugin.WORLD_SIZES] + [
+        "test_some[2]",
+        "test_some[4]",
+    ]
+
+
+def test_the_header_says_what_was_chosen(project, monkeypatch):
+    pytester = project("def test_it(): pass\n")
+    monkeypatch.setattr(plugin, "this_machine", Machine)
+    result = pytester.runpytest_inprocess()
+    result.stdout.fnmatch_lines(["xtrain: ranks on gloo, cpu (no GPU)"])
+    monkeypatch.setattr(plugin, "this_machine", lambda: Machine(1, (2, 30, 7)))
+    result = pytester.runpytest_inprocess("--backend", "nccl")
+    result.stdout.fnmatch_lines(
+        [
+            "xtrain: ranks on nccl, cuda (as asked)",
+            "xtrain: worlds larger than 1 share GPUs: NCCL_MULTI_RANK_GPU_ENABLE=1 *",
+        ]
+    )
+
+
+def test_worlds_that_do_not_fit_are_skipped_in_one_line(project, monkeypatch):
+    pytester = project("def test_it(world):\n    world(4)\n")
+    monkeypatch.setattr(plugin, "this_machine", lambda: Machine(2, (2, 29, 7)))
+    result = pytester.runpytest_inprocess("--backend", "nccl", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED *: 4 ranks need 4 GPUs, there are 2: sharing one needs "
+            "NCCL 2.30 or newer, found 2.29.7"
+        ]
+    )
+
+
+def test_an_impossible_choice_stops_the_run(project, monkeypatch):
+    pytester = project("def test_it(): pass\n")
+    monkeypatch.setattr(plugin, "this_machine", Machine)
+    result = pytester.runpytest_inprocess("--backend", "nccl")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *needs a GPU that torch can see*"])
+
+
+def test_the_plugin_and_placement_agree_on_backends():
+    assert set(placement.LATE_BACKENDS) < set(placement.BACKENDS)
