@@ -1,5 +1,6 @@
 """No rank and no file outlives the program that made them, however it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ if len(sys.argv) > 1:
 
 TEST_FILE = """
 import os, signal
+import pytest
 from tests.testing import ranks
 
 def test_hang(world):
@@ -36,8 +38,10 @@ def test_worker_dies(world):
     world(3).run(ranks.ranks_sum)
     os.kill(os.getpid(), signal.SIGKILL)
 
-def test_fine(world):
-    assert world(3).run(ranks.ranks_sum)
+@pytest.mark.verifies("xtrain.testing.world:World")
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_fine(world, size):
+    assert world(size).run(ranks.ranks_sum)
 """
 
 
@@ -107,11 +111,17 @@ def test_ctrl_c_during_a_test(scratch):
 
 
 def test_a_killed_xdist_worker_takes_its_ranks_along(scratch):
+    """And the others' results reach the one verification record."""
     process = start(scratch, "-m", "pytest", "-n2", "-k", "dies or fine")
     output, _ = process.communicate(timeout=120)
-    assert "1 failed, 1 passed" in output, output
+    assert "1 failed, 3 passed" in output, output
     assert "crashed while running" in output
     wait_until(lambda: session(process.pid) == [])
+    record = json.loads((scratch / "build/verification/gloo-cpu.json").read_text())
+    tests = record["symbols"]["xtrain.testing.world:World"]["tests"]
+    assert [(t["id"], t["outcome"], t["world_sizes"]) for t in tests] == [
+        (f"test_inner.py::test_fine[{size}]", "passed", [size]) for size in (1, 2, 3)
+    ]
 
 
 def test_ranks_of_a_program_ended_by_sigterm(scratch):

@@ -97,13 +97,6 @@ def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
     assert outcomes(record, "house:room")["test_room[1]"]["outcome"] == "passed"
 
 
-def test_two_xdist_workers_write_one_record(project, monkeypatch):
-    pytester = project("HALL = True\n" + VERIFYING)
-    monkeypatch.syspath_prepend(pytester.path)
-    pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=4, skipped=1)
-    check_first_record(pytester)
-
-
 def test_a_mark_on_a_symbol_that_is_not_there_fails_its_test(project, monkeypatch):
     pytester = project("@pytest.mark.verifies('house:attic')\ndef test_it(): pass\n")
     monkeypatch.syspath_prepend(pytester.path)

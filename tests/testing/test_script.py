@@ -135,7 +135,7 @@ def test_an_exception_shows_the_traceback_of_its_rank(script):
     with pytest.raises(KeyError, match="rank 1: KeyError: 'lost'") as caught:
         run_script(path)
     assert f'"{path}", line 5' in str(caught.value)
-    assert "rank 0: waiting in barrier()" in str(caught.value)
+    assert caught.value.first.rank == 1  # rank 0 only lost its connection
 
 
 @pytest.mark.parametrize(
