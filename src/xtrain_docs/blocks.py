@@ -23,7 +23,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
-from . import fences
+from . import config, fences
 
 KINDS = ("figure", "table", "trace")
 
@@ -101,6 +101,14 @@ class BlocksPreprocessor(Preprocessor):
         if found is None:
             return None
         kind, name, options = found
+        try:
+            return self._draw(fence, kind, name, options)
+        except Exception as problem:
+            return config.draft_note(problem)
+
+    def _draw(
+        self, fence: fences.Fence, kind: str, name: str, options: dict[str, Any]
+    ) -> list[str]:
         made = registry(kind).run(name, options)
         caption = " ".join(line.strip() for line in fence.body if line.strip())
         if kind == "table":
@@ -129,10 +137,14 @@ def _caption(text: str, name: str) -> list[str]:
 
 
 class BlocksExtension(Extension):
-    """`xtrain_docs.blocks` in mkdocs.yml."""
+    """`xtrain_docs.blocks` in mkdocs.yml.
+
+    Runs after Python-Markdown has normalised whitespace (30), which would break the
+    marks of stored HTML, and before fences (25) and raw HTML (20) are read.
+    """
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
-        md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 43)
+        md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 29)
 
 
 def makeExtension(**options: Any) -> BlocksExtension:  # noqa: N802 (their name)

@@ -33,3 +33,10 @@ def source_url(path: str, first: int, last: int) -> str:
 def draft() -> bool:
     """Is this a draft build, which shows unverified code instead of stopping?"""
     return os.environ.get("XTRAIN_DOCS_DRAFT", "") not in ("", "0")
+
+
+def draft_note(problem: Exception) -> list[str]:
+    """In a draft: the problem as a box on the page. Otherwise it stops the build."""
+    if not draft():
+        raise problem
+    return ["", '!!! danger "This stops the real build"', "", f"    {problem}", ""]

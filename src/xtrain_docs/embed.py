@@ -22,6 +22,7 @@ from typing import Any
 
 from markdown import Markdown
 from markdown.extensions import Extension
+from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 
 from . import config, fences, verification
@@ -156,8 +157,7 @@ def annotate(lines: list[str], options: Options, where: str) -> tuple[list[str],
     out = list(lines)
     for count, text in enumerate(options.notes, start=1):
         at = find_line(lines, text, where)
-        commented = "#" in out[at]
-        out[at] += f" ({count})" if commented else f"  # ({count})!"
+        out[at] += f" ({count})!" if "#" in out[at] else f"  # ({count})!"
     marked = " ".join(map(str, sorted(numbers)))
     return out, f' hl_lines="{marked}"' if marked else ""
 
@@ -273,6 +273,12 @@ class EmbedPreprocessor(Preprocessor):
         return fences.replace(lines, self._block)
 
     def _block(self, fence: fences.Fence) -> list[str] | None:
+        try:
+            return self._embed(fence)
+        except (EmbedError, SymbolError) as problem:
+            return config.draft_note(problem)
+
+    def _embed(self, fence: fences.Fence) -> list[str] | None:
         found = parse(fence.body)
         if found is None:
             return None
@@ -315,12 +321,29 @@ class LinkPreprocessor(Preprocessor):
         ]
 
 
+NOTE = re.compile(r'<span class="c1">(?P<words>#.*?)\((?P<n>\d+)\)!</span>')
+
+
+class NotePostprocessor(Postprocessor):
+    """Draws the marks of notes: badges that are not part of the copied code."""
+
+    def run(self, text: str) -> str:
+        return NOTE.sub(self._badge, text)
+
+    def _badge(self, match: re.Match) -> str:
+        words = match["words"].rstrip()
+        comment = "" if words == "#" else f'<span class="c1">{words}</span> '
+        number = match["n"]
+        return f'{comment}<span class="xt-note" data-n="{number}"></span>'
+
+
 class EmbedExtension(Extension):
     """`xtrain_docs.embed` in mkdocs.yml."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
         md.preprocessors.register(EmbedPreprocessor(md), "xtrain-embed", 45)
         md.preprocessors.register(LinkPreprocessor(md), "xtrain-links", 46)
+        md.postprocessors.register(NotePostprocessor(md), "xtrain-notes", 5)
 
 
 def makeExtension(**options: Any) -> EmbedExtension:  # noqa: N802 (their name)

@@ -129,7 +129,7 @@ class MathExtension(Extension):
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
         md.inlinePatterns.register(InlineMath(INLINE, md), "xtrain-math", 185)
-        md.preprocessors.register(DisplayMath(md), "xtrain-display-math", 30)
+        md.preprocessors.register(DisplayMath(md), "xtrain-display-math", 28)
 
 
 def makeExtension(**options: Any) -> MathExtension:  # noqa: N802 (their name)

@@ -35,6 +35,9 @@ def call(name: str, numel: int, root: int = 0) -> Callable[[], None]:
         return lambda: comm.all_to_all_single(arriving, tensor)
     if name == "barrier":
         return comm.barrier
+    if name == "exchange":
+        incoming = torch.empty_like(tensor)
+        return lambda: comm.exchange(tensor, rank ^ 1, incoming, rank ^ 1)
     if name.startswith("hierarchical"):
         intra, inter = node_groups(int(name.rpartition("_")[2]))
         return lambda: comm.hierarchical_all_reduce(
@@ -185,12 +188,12 @@ def ring_step_orders(order: str) -> list[list[Any]]:
     ]
 
 
-def async_and_sync(numel: int) -> dict[str, Any]:
-    """Does an async all-reduce leave the same bits as the blocking one?"""
-    torch.manual_seed(dist.get_rank())
-    waited, blocked = torch.randn(numel), None
-    blocked = waited.clone()
-    work = dist.all_reduce(waited, async_op=True)
-    work.wait()
-    dist.all_reduce(blocked)
-    return {"equal": bool(torch.equal(waited, blocked))}
+def bytes_on_axes(shape: list[int], axes: list[str], numel: int) -> list[int]:
+    """Bytes this rank sends in a ring all-reduce over each axis of a mesh."""
+    mesh = comm.init_mesh(tuple(shape), tuple(axes))
+    counts = []
+    for axis in axes:
+        with comm.CommLedger() as ledger:
+            comm.ring_all_reduce(torch.ones(numel), group=mesh[axis].get_group())
+        counts.append(ledger.bytes_sent)
+    return counts

@@ -161,6 +161,29 @@ def _compute(tree: ast.expr, known: dict[str, Any]) -> Any:
     return eval(code, {"__builtins__": {}}, known)  # our own pages  # noqa: S307
 
 
+@value
+def tests_total() -> int:
+    """How many different tests pass on current sources, over all symbols."""
+    ledger = verification.ledger()
+    return len(
+        {
+            test["id"]
+            for key in ledger.symbols()
+            if (summary := ledger.summary_or_none(key))
+            for item in summary.current
+            for test in item.passed
+        }
+    )
+
+
+@value
+def symbols_verified() -> int:
+    """How many functions and classes have a passing test on their current source."""
+    ledger = verification.ledger()
+    found = (ledger.summary_or_none(key) for key in ledger.symbols())
+    return sum(1 for summary in found if summary and summary.verified)
+
+
 EXPRESSION = re.compile(r"\{\{(?!\{)\s*(?P<expression>[^{}]+?)\s*\}\}")
 CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
 

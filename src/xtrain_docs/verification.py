@@ -88,6 +88,15 @@ class Summary:
         """The latest day among the current evidence."""
         return max((e.day for e in self.current if e.passed), default="")
 
+    def seconds(self, test: str) -> float:
+        """The longest time a test took."""
+        return max(
+            (t.get("seconds") or 0.0)
+            for e in self.current
+            for t in e.tests
+            if t["id"] == test
+        )
+
 
 def read_records(folders: tuple[Path, ...] | None = None) -> list[dict]:
     """Every record file, oldest first. An unreadable one stops the build."""
@@ -137,6 +146,14 @@ class Ledger:
                 current = item.digest == now
                 (summary.current if current else summary.stale).append(item)
         return summary
+
+
+    def summary_or_none(self, key: str) -> Summary | None:
+        """The summary, or None where the symbol no longer exists."""
+        try:
+            return self.summary(key)
+        except symbols.SymbolError:
+            return None
 
 
 _cache: dict[tuple, Ledger] = {}

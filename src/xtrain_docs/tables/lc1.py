@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from xtrain.plan import collective_cost, collective_traffic
+from xtrain.plan import Link, collective_cost, collective_traffic
 
-from .. import runs
+from .. import runs, values
 from . import REGISTRY, Table
 
 WORLD_SIZES = (2, 3, 4, 8)
@@ -214,3 +214,77 @@ def all_reduce_costs(ranks: int = 8) -> Table:
         )
     header = ["algorithm", "messages", "bytes on the critical path", "bytes added up"]
     return Table(header, rows, "lrrr")
+
+
+@REGISTRY
+def message_overhead() -> Table:
+    """Payload and wire bytes of one message each way between two ranks."""
+    rows = []
+    for size in (4, 4096, 2**20):
+        found = runs.wire("xtrain.exchange", size // runs.ITEMSIZE, 2)
+        payload, wire = found["payload"][0], (found["wire"] or [None])[0]
+        if payload != size:
+            raise EvidenceError(f"a message of {size} bytes was counted as {payload}")
+        more = "not counted here" if wire is None else count(wire - payload)
+        on_wire = "not counted here" if wire is None else count(wire)
+        rows.append([count(size), count(payload), on_wire, more])
+    header = ["tensor, bytes", "ledger", "on the wire", "gloo adds"]
+    return Table(header, rows, "rrrr")
+
+
+@REGISTRY
+def barrier_rounds() -> Table:
+    """Rounds and messages of a barrier, formula and run."""
+    rows = []
+    for ranks in WORLD_SIZES:
+        expected = collective_traffic("barrier", 1, ranks)
+        found = runs.sent("barrier", 1, ranks)
+        if found["rounds"] != expected.rounds:
+            raise EvidenceError(f"barrier, {ranks} ranks: {found['rounds']} rounds")
+        rows.append([str(ranks), str(expected.rounds), str(found["rounds"]),
+                     str(max(found["messages"])), str(sum(found["messages"]))])  # fmt: skip
+    header = ["ranks", "rounds, formula", "rounds, measured", "messages of a rank",
+              "messages in all"]  # fmt: skip
+    return Table(header, rows, "rrrrr")
+
+
+@REGISTRY
+def bytes_on_axes(shape: tuple[int, ...] = (2, 4), axes: str = "data,tensor") -> Table:
+    """A ring all-reduce over each axis of a mesh: group size, formula, run."""
+    from xtrain_docs.runs_lc1 import bytes_on_axes as run
+
+    ranks, names = 1, axes.split(",")
+    for size in shape:
+        ranks *= size
+    numel = M_BYTES // runs.ITEMSIZE
+    found = runs.remembered(run, ranks, list(shape), names, numel)
+    rows = []
+    for at, (name, size) in enumerate(zip(names, shape, strict=True)):
+        formula = collective_traffic("ring_all_reduce", numel, size).bytes(4).max_sent
+        busiest = max(counts[at] for counts in found)
+        if busiest != formula:
+            raise EvidenceError(f"axis {name}: {busiest} bytes, formula {formula}")
+        rows.append([f"`{name}`", str(ranks // size), str(size), count(formula),
+                     count(busiest), in_units(busiest / M_BYTES)])  # fmt: skip
+    header = ["axis", "groups", "ranks in each", "formula, bytes", "measured, bytes",
+              "that is"]  # fmt: skip
+    return Table(header, rows, "lrrrrr")
+
+
+@REGISTRY
+def links() -> Table:
+    """Links inside a node and between nodes, one direction."""
+    places = {
+        "nvlink3": "inside a node (A100)",
+        "nvlink4": "inside a node (H100, H200)",
+        "nvlink5": "inside a node (B200)",
+        "infiniband-ndr": "between nodes, one adapter a GPU",
+    }
+    rows = []
+    for name, where in places.items():
+        link = Link.preset(name)
+        rows.append([f"`{name}`", where, values.si(link.bandwidth, "B/s"),
+                     values.si(link.duplex, "B/s"),
+                     values.seconds(2**30 * link.beta)])  # fmt: skip
+    header = ["link", "where", "one direction", "both directions", "1 GiB takes"]
+    return Table(header, rows, "llrrr")

@@ -62,10 +62,11 @@ class Trace:
         name = f"Messages of {self.data['title']}, {self.data['ranks']} ranks"
         play = ' data-autoplay="true"' if self.autoplay else ""
         return (
-            f'<xt-trace data-trace="{packed}"{play} data-search-exclude>'
+            f'<div class="xt-tracebox" data-search-exclude>'
+            f'<xt-trace data-trace="{packed}"{play}>'
             f'<div class="xt-trace-table"><table><caption>{html.escape(name)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-            "</xt-trace>"
+            "</xt-trace></div>"
         )
 
 

@@ -131,8 +131,8 @@ class XtTrace extends HTMLElement {
     this.width = width;
     const { ranks, cells } = this.data;
     const narrow = width < 520;
-    const room = narrow ? width / 2 - 46 : ranks > 4 ? 148 : 132;
-    const size = cells ? Math.max(9, Math.min(26, Math.floor(room / cells))) : 0;
+    const room = narrow ? width / 2 - 46 : 152;
+    const size = cells ? Math.max(9, Math.min(narrow ? 26 : 31, Math.floor(room / cells))) : 0;
     const cardW = Math.max(84, cells * size + 22);
     const cardH = cells ? size + 44 : 38;
     const margin = 16;
@@ -152,7 +152,7 @@ class XtTrace extends HTMLElement {
       }
     } else {
       const rx = Math.min((width - cardW) / 2 - margin, ranks > 4 ? 310 : 250);
-      const ry = ranks === 2 ? 0 : ranks > 4 ? 178 : 132;
+      const ry = ranks === 2 ? 0 : ranks > 4 ? 182 : 140;
       height = 2 * ry + cardH + 2 * margin + (ranks === 2 ? 40 : 0);
       const turn = ranks === 2 ? Math.PI : -Math.PI / 2;
       for (let r = 0; r < ranks; r++) {
@@ -280,7 +280,7 @@ class XtTrace extends HTMLElement {
     const messages = at ? this.data.steps[at - 1].messages : [];
     this.says.textContent = at ? `Step ${at}: ${this.sentence(messages)}` : this.opening();
     if (this.center) {
-      this.center.textContent = at ? `step ${at} of ${total}` : "before";
+      this.center.textContent = at ? `step ${at} of ${total}` : "start";
       this.centerNote.textContent = at ? plural(messages.length, "message") : plural(total, "step") + " to go";
     }
   }
@@ -371,6 +371,7 @@ class XtTrace extends HTMLElement {
     this.drawNodes(this.states[this.at]);
     this.drawFlows(messages);
     this.packets.replaceChildren();
+    this.tell(to);
     const packets = messages.map((m) => ({ node: this.packet(m), way: this.path(m) }));
     const began = performance.now(), lasts = 950;
     this.moving = true;
