@@ -18,6 +18,7 @@ from xtrain.plan.traffic import ALGORITHMS, hierarchical_between_nodes
 pytestmark = pytest.mark.verifies(
     "xtrain.plan.traffic:Traffic",
     "xtrain.plan.traffic:chunk_sizes",
+    "xtrain.plan.traffic:ceil_log2",
     "xtrain.plan.traffic:collective_traffic",
     "xtrain.plan.traffic:ring_reduce_scatter",
     "xtrain.plan.traffic:ring_all_gather",
@@ -163,6 +164,7 @@ def test_what_is_sent_is_received(algorithm, numel, ranks, data):
         divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
         options["local_ranks"] = data.draw(st.sampled_from(divisors))
     if algorithm == "all_to_all":
+        ranks = min(ranks, 8)
         row = st.lists(sizes, min_size=ranks, max_size=ranks)
         options["splits"] = data.draw(st.lists(row, min_size=ranks, max_size=ranks))
     if algorithm in ("broadcast", "broadcast_naive", "reduce", "gather", "scatter"):
