@@ -104,7 +104,7 @@ def from_reports(
 def raised(name: str, reports: list[RankReport], first: RankReport) -> RankError:
     """A RankError that is also an instance of the type that `first` raised."""
     original = first.exception
-    kind = RankError
+    kind: type[RankError] = RankError
     if isinstance(original, Exception):
         try:
             title = f"RankError[{type(original).__name__}]"

@@ -24,8 +24,8 @@ _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _XTRAIN = os.path.dirname(os.path.dirname(_HARNESS)) + os.sep
 _OUR_COMM = (os.path.join(_XTRAIN, "comm"), os.path.join(_XTRAIN, "backends"))
 # Arguments that tell who talks to whom; the rest of a call is noise in a report.
-_TELLING = ("src", "dst", "group_src", "group_dst", "peer", "op", "group", "tensor")
-_TELLING += ("output", "input", "send", "recv", "obj", "object_list")
+_TELLING = {"src", "dst", "group_src", "group_dst", "peer", "op", "group", "tensor"}
+_TELLING |= {"output", "input", "send", "recv", "obj", "object_list"}
 # Code of decorators, which nobody wrote as a call.
 _DECORATING = "typing_extensions.py"
 _WRAPPERS = frozenset({"wrapper", "_fn", "inner", "decorate_context"})

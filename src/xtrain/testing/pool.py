@@ -71,7 +71,7 @@ class Pool:
     def run(self, call: Call, timeout: float | None) -> list[Outcome]:
         """Send one job to all ranks; return their outcomes or raise RankError."""
         try:
-            self._tell("run", call.module, call.file, call.pickled)
+            self._tell("run", call)
             return self._collect(call.name, timeout)
         except BaseException:
             # Ctrl-C, for one, leaves the ranks in the middle of the run.
@@ -93,10 +93,10 @@ class Pool:
             self._store.close()
             self._store = None
 
-    def _tell(self, *message: object) -> None:
+    def _tell(self, order: str, call: Call | None = None) -> None:
         """Send the same message to every rank."""
         self._idle = False
-        data = pickle.dumps(message)
+        data = pickle.dumps((order, call))
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # a dead rank: collecting says so
                 rank.jobs.send_bytes(data)

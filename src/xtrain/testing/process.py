@@ -27,7 +27,7 @@ class RankProcess:
     """A running child: `jobs` is the pipe its body reads and writes."""
 
     def __init__(self, name: str, body: Body, seat: Any, fork: bool) -> None:
-        context = multiprocessing.get_context("fork" if fork else "spawn")
+        context: Any = multiprocessing.get_context("fork" if fork else "spawn")
         self._stderr = SharedFile("stderr")
         self.jobs, jobs = context.Pipe()
         self.control, control = context.Pipe()

@@ -1,8 +1,8 @@
 """The life of one rank: join the group, then run what the parent sends.
 
-    parent --- ("run", module, file, pickled (fn, args)) ---> rank
+    parent --- ("run", Call(function, arguments)) ----------> rank
     parent <-- Outcome(value | exception, traceback) -------- rank
-    parent --- ("reset",) when every rank has answered -----> rank
+    parent --- ("reset", None), every rank having answered -> rank
 
 The reset waits for the parent's word because a rank that tidies up while its
 neighbours still communicate could break them.
@@ -45,9 +45,9 @@ def rank_main(seat: Seat, jobs: Connection) -> None:
         return
     jobs.send(Outcome("ready", reusable=True))
     while True:
-        order, *details = jobs.recv()
+        order, call = jobs.recv()
         if order == "run":
-            jobs.send(answer(*details, clean))
+            jobs.send(answer(call, clean))
         else:
             clean.restore()
 
@@ -75,11 +75,11 @@ def join(seat: Seat) -> None:
     )
 
 
-def answer(module: str, file: str, call: bytes, clean: Clean) -> Outcome:
-    """Run one job and say how it went."""
+def answer(call: transport.Call, clean: Clean) -> Outcome:
+    """Make one call and say how it went."""
     try:
-        transport.ensure_module(module, file)
-        fn, args = pickle.loads(call)
+        transport.ensure_module(call.module, call.file)
+        fn, args = pickle.loads(call.pickled)
         value = transport.dumps(fn(*args))
         return Outcome("returned", value=value, reusable=clean.reusable())
     except BaseException as error:

@@ -5,6 +5,7 @@ the process that writes the record; without xdist both are the same process.
 """
 
 import platform
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ _WRONG = pytest.StashKey[str]()
 
 def note_world(node: pytest.Item, size: int) -> None:
     """Remember that the running test used a world of this size."""
-    sizes = dict(node.user_properties).get(_SIZES)
+    sizes: Any = dict(node.user_properties).get(_SIZES)
     if sizes is None:
         sizes = []
         node.user_properties.append((_SIZES, sizes))
@@ -59,7 +60,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add one phase of one test: setup, call or teardown."""
-        facts = dict(report.user_properties)
+        facts: dict[str, Any] = dict(report.user_properties)
         if not self.writes or _SYMBOLS not in facts:
             return
         before = self.results.get(report.nodeid)

@@ -101,8 +101,10 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
         for process in ranks:
             sys.stderr.write(process.take_stderr())
             process.kill()
-        for closable in (*ranks, *outputs):
-            closable.close()
+        for process in ranks:
+            process.close()
+        for output in outputs:
+            output.close()
 
 
 def script_main(seat: Seat, jobs: Connection) -> None:

@@ -24,7 +24,7 @@ def _set_path(path: list[str]) -> None:
 
 def _set_filters(filters: list[Any]) -> None:
     warnings.resetwarnings()
-    warnings.filters.extend(filters)
+    warnings.filters[:] = filters  # type: ignore[index]
 
 
 # Settings as (read, write); written only when they differ, since some writes are
@@ -51,7 +51,7 @@ class Clean:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.group = dist.group.WORLD
+        self.group: Any = dist.group.WORLD
         self.environment = dict(os.environ)
         self.settings = [read() for read, _ in _SETTINGS]
         # What exists now stays: later collections look only at what tests left.

@@ -50,8 +50,9 @@ def collect(ranks: Sequence[RankProcess], timeout: float | None) -> Ending:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        pipes = {ranks[number].jobs: number for number in pending}
-        ready = [pipes[pipe] for pipe in wait(list(pipes), min(left, _LOOK))]
+        pipes: dict[object, int] = {ranks[number].jobs: number for number in pending}
+        awaited = [ranks[number].jobs for number in pending]
+        ready = [pipes[pipe] for pipe in wait(awaited, min(left, _LOOK))]
         for number in ready or pending:
             _look(ranks[number], number, ending)
         if ending.failed() and not in_grace:

@@ -84,6 +84,8 @@ def ensure_module(module: str, file: str) -> None:
     if not file or (loaded and os.path.abspath(loaded.__file__ or "") == file):
         return
     spec = importlib.util.spec_from_file_location(module, file)
+    assert spec is not None, file
+    assert spec.loader is not None, file
     fresh = importlib.util.module_from_spec(spec)
     sys.modules[module] = fresh
     spec.loader.exec_module(fresh)
