@@ -20,7 +20,7 @@ from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
-from . import config, fences, verification
+from . import config, fences, races, verification
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 VALUES: dict[str, Any] = {
@@ -182,6 +182,10 @@ def symbols_verified() -> int:
     ledger = verification.ledger()
     found = (ledger.summary_or_none(key) for key in ledger.symbols())
     return sum(1 for summary in found if summary and summary.verified)
+
+
+for race_value in races.VALUES:
+    value(race_value)
 
 
 EXPRESSION = re.compile(r"\{\{(?!\{)\s*(?P<expression>[^{}]+?)\s*\}\}")

@@ -1,0 +1,107 @@
+"""The recorded races, for tables, figures and numbers on pages.
+
+A record is read once for each build; a page that names a heat or a contestant that
+is not in it stops the build.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from . import config
+
+if TYPE_CHECKING:
+    from xtrain.bench.record import Heat, Record, Result
+
+RECORDS = config.ROOT / "docs" / "data" / "bench"
+
+
+@cache
+def record(name: str) -> "Record":
+    """The record docs/data/bench/NAME.json."""
+    from xtrain.bench.record import read
+
+    path = RECORDS / f"{name}.json"
+    if not path.is_file():
+        raise ValueError(f"no record {path.name}: `xtrain bench {name}` writes it")
+    return read(path)
+
+
+def heats(name: str, race: str, ranks: int) -> "list[Heat]":
+    """All sizes of one race; ValueError when there are none."""
+    found = [h for h in record(name).heats if (h.race, h.ranks) == (race, ranks)]
+    if not found:
+        raise ValueError(f"{name}: no heats of {race!r} on {ranks} ranks")
+    return found
+
+
+def ratio(result: "Result") -> float:
+    """Times as fast as the baseline; ValueError when it was not measured."""
+    if result.ratio is None:
+        raise ValueError(f"{result.name}: not measured, all samples were dropped")
+    return result.ratio
+
+
+# ------------------------------------------------------------ numbers on pages
+
+
+def race_ratio(
+    name: str, race: str, contestant: str, size: int, ranks: int = 4
+) -> float:
+    """How many times as fast as the baseline, as recorded."""
+    return ratio(record(name).heat(race, size, ranks).result(contestant))
+
+
+def race_seconds(
+    name: str, race: str, contestant: str, size: int, ranks: int = 4
+) -> float:
+    """Median seconds of one call, as recorded."""
+    result = record(name).heat(race, size, ranks).result(contestant)
+    if result.seconds is None:
+        raise ValueError(f"{contestant}: not measured, all samples were dropped")
+    return result.seconds
+
+
+def race_wire(name: str, race: str, contestant: str, size: int, ranks: int = 4) -> int:
+    """Bytes that the busiest rank's sockets sent in one call, as recorded."""
+    result = record(name).heat(race, size, ranks).result(contestant)
+    if result.wire_bytes is None:
+        raise ValueError(f"{contestant}: wire bytes were not counted")
+    return max(result.wire_bytes)
+
+
+def race_cores(name: str) -> int:
+    """Cores of the machine of the record."""
+    return record(name).machine["cores"]
+
+
+def race_date(name: str) -> str:
+    """The day of the record, as 2026-11-21."""
+    return record(name).date
+
+
+def race_setting(name: str, setting: str) -> float:
+    """One of the runner's settings in that record."""
+    return record(name).settings[setting]
+
+
+def race_samples(name: str) -> int:
+    """Samples taken in all heats."""
+    results = [r for heat in record(name).heats for r in heat.results]
+    return sum(result.kept + result.dropped for result in results)
+
+
+def race_dropped(name: str) -> int:
+    """Samples that were dropped for foreign load, in all heats."""
+    return sum(r.dropped for heat in record(name).heats for r in heat.results)
+
+
+VALUES = (
+    race_ratio,
+    race_seconds,
+    race_wire,
+    race_cores,
+    race_date,
+    race_setting,
+    race_samples,
+    race_dropped,
+)
