@@ -1,17 +1,17 @@
 # torchrun --nproc-per-node 2 snippets/lc1/objects.py
 import torch.distributed as dist
 
-from xtrain.comm import CommLedger, recv_object, send_object
+from xtrain import comm
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 note = {"step": 7, "loss": 0.25, "layers": ["embedding", "mlp"]}
 
-with CommLedger() as ledger:
+with comm.CommLedger() as ledger:
     if rank == 0:
-        send_object(note, dst=1)
+        comm.send_object(note, dst=1)
     else:
-        received = recv_object(src=0)
+        received = comm.recv_object(src=0)
 
 if rank == 0:
     print(f"sent {note}")
