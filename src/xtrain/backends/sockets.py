@@ -1,0 +1,498 @@
+"""Collectives over plain sockets: every rank is connected to every other.
+
+A collective begins with a greeting to everybody: the number of the call and its
+fingerprint. So all ranks know that all are there and in the same call before data
+moves. Small data rides along with the greeting; large data runs around a ring, as one
+stream:
+
+    rank r    receives a piece from rank r - 1, reduces it into its own,
+              and sends the reduced prefix on while the rest still arrives
+
+That is lc1's ring without its pauses between steps: no rank waits for a whole chunk
+before it passes the beginning on.
+
+Inside one host the connections are Unix sockets, across hosts TCP. Two for each pair,
+one for collectives and one for messages, so that neither can hold the other up.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp, Store
+
+from xtrain.backends.handshake import Refused, admit, dial, read_secret
+from xtrain.backends.messages import Inbox, raw, read_all, write_all
+from xtrain.backends.progress import Steps
+from xtrain.backends.shared_memory import Disagreement, host_key, reduce_into
+from xtrain.comm.reduce_op import combine, finish
+
+log = logging.getLogger(__name__)
+
+COLLECTIVES, MESSAGES = 0, 1  # what a connection is for
+GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
+GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
+INLINE_BYTES = 64 << 10  # up to here data rides along with the greeting
+BLOCK_BYTES = 128 << 10  # reduced at a time: small enough to still be in the cache
+MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
+
+
+class Connection:
+    """A connected socket as a stream that never waits."""
+
+    def __init__(self, sock: socket.socket):
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_watch(sock)
+        self.sock = sock
+        self.lost = False
+
+    def write(self, data: memoryview) -> int:
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.lost = True
+            return 0
+
+    def read(self, into: memoryview) -> int:
+        try:
+            count = self.sock.recv_into(into)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.lost = True
+            return 0
+        if count == 0:
+            self.lost = True
+        return count
+
+    def peek(self, count: int) -> bytes:
+        try:
+            return self.sock.recv(count, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return b""
+
+    def ended(self) -> bool:
+        """True when the other side is gone and all it said has been read."""
+        if not self.lost:
+            try:
+                self.lost = (
+                    self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+                )
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.lost = True
+        return self.lost
+
+
+class Sockets:
+    """The transport of one group; see the module's text.
+
+    Args:
+        store: where the ranks tell each other their addresses, and nothing secret.
+    """
+
+    Disagreement = Disagreement
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float):
+        self.rank, self.size = rank, size
+        self.calls = 0
+        self.pids: dict[int, int] = {}
+        self._said_goodbye: set[int] = set()
+        self._arrived: set[int] = set()
+        self._descriptions: dict[int, str] = {}
+        self.others = [peer for peer in range(size) if peer != rank]
+        connections = connect_all(store, rank, size, timeout, self.pids)
+        self.collective = {peer: connections[peer, COLLECTIVES] for peer in self.others}
+        self.outbox = {peer: connections[peer, MESSAGES] for peer in self.others}
+        self.inbox = {
+            peer: Inbox(peer, connections[peer, MESSAGES], MAX_MESSAGE_BYTES)
+            for peer in self.others
+        }
+
+    # -- the greeting ------------------------------------------------------------------
+
+    def greet(
+        self, check: int, ride: dict[int, Tensor] | None = None
+    ) -> Generator[None, None, dict[int, bytearray]]:
+        """Tell everybody the call, with a small tensor for some, and hear everybody.
+
+        Returns what rode along with the others' greetings, by rank. Raises Disagreement
+        when a fingerprint differs.
+        """
+        self.calls += 1
+        self._arrived = set()
+        heard: dict[int, tuple[int, bytearray]] = {}
+        rides = {peer: raw(tensor) for peer, tensor in (ride or {}).items()}
+        says = [self._say(peer, check, rides.get(peer)) for peer in self.others]
+        hears = [self._hear(peer, heard) for peer in self.others]
+        yield from together(says + hears)
+        if any(fingerprint != check for fingerprint, _ in heard.values()):
+            raise Disagreement
+        return {peer: data for peer, (_, data) in heard.items()}
+
+    def _say(self, peer: int, check: int, ride: memoryview | None) -> Steps:
+        nbytes = 0 if ride is None else ride.nbytes
+        header = GREETING.pack(self.calls, check, nbytes)
+        yield from write_all(self.collective[peer], memoryview(header))
+        if ride is not None:
+            yield from write_all(self.collective[peer], ride)
+
+    def _hear(self, peer: int, heard: dict[int, tuple[int, bytearray]]) -> Steps:
+        header = bytearray(GREETING.size)
+        yield from read_all(self.collective[peer], memoryview(header))
+        call, fingerprint, nbytes = GREETING.unpack(header)
+        if call == GOODBYE:
+            self._said_goodbye.add(peer)
+        while peer in self._said_goodbye:
+            yield  # in vain, as the next look at the peers will tell
+        if call != self.calls or nbytes > INLINE_BYTES:
+            raise RuntimeError(
+                f"rank {peer} greeted for call {call} with {nbytes} bytes, "
+                f"rank {self.rank} is in call {self.calls}"
+            )
+        data = bytearray(nbytes)
+        yield from read_all(self.collective[peer], memoryview(data))
+        heard[peer] = (fingerprint, data)
+        self._arrived.add(peer)
+
+    def describe(self, text: str) -> Steps:
+        """Exchange descriptions of the calls in which the ranks disagree."""
+        encoded = torch.frombuffer(bytearray(text.encode()[:4096]), dtype=torch.uint8)
+        heard = yield from self.greet(0, dict.fromkeys(self.others, encoded))
+        self._descriptions = {peer: data.decode() for peer, data in heard.items()}
+
+    def description(self, peer: int) -> str:
+        return self._descriptions[peer]
+
+    # -- who is there ------------------------------------------------------------------
+
+    def missing(self) -> list[int]:
+        return [peer for peer in self.others if peer not in self._arrived]
+
+    def lost(self) -> list[int]:
+        """The ranks whose connection ended without a goodbye."""
+        self._read_goodbyes()
+        return [
+            peer
+            for peer in self.others
+            if peer not in self._said_goodbye and self.collective[peer].ended()
+        ]
+
+    def left(self) -> list[int]:
+        """The ranks that have destroyed the group."""
+        self._read_goodbyes()
+        return sorted(self._said_goodbye)
+
+    def _read_goodbyes(self) -> None:
+        for peer in self.others:
+            head = self.collective[peer].peek(GREETING.size)
+            if len(head) == GREETING.size and GREETING.unpack(head)[0] == GOODBYE:
+                self._said_goodbye.add(peer)
+
+    def close(self) -> None:
+        goodbye = memoryview(GREETING.pack(GOODBYE, 0, 0))
+        for connection in self.collective.values():
+            connection.write(goodbye)
+            connection.sock.close()
+        for connection in self.outbox.values():
+            connection.sock.close()
+
+    # -- collectives: flat contiguous tensors, `check` the call's fingerprint ----------
+
+    def barrier(self, check: int) -> Steps:
+        yield from self.greet(check)
+
+    def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
+        if nbytes_of(flat) <= INLINE_BYTES:
+            heard = yield from self.greet(check, dict.fromkeys(self.others, flat))
+            mine = flat.clone()
+            shares = [
+                mine if rank == self.rank else typed(heard[rank], flat.dtype)
+                for rank in range(self.size)
+            ]
+            reduce_into(flat, shares, op)  # in rank order: all ranks get the same bits
+            return
+        yield from self.greet(check)
+        chunks = list(flat.tensor_split(self.size))
+        yield from self._ring(chunks, chunks, op, reduce=True, gather=True)
+
+    def reduce(
+        self, flat: Tensor, root: int, op: ReduceOp.RedOpType, check: int
+    ) -> Steps:
+        copy = flat if self.rank == root else flat.clone()
+        yield from self.all_reduce(copy, op, check)
+
+    def reduce_scatter(
+        self, output: Tensor, inputs: list[Tensor], op: ReduceOp.RedOpType, check: int
+    ) -> Steps:
+        yield from self.greet(check)
+        chunks = [chunk.clone() for chunk in inputs]
+        yield from self._ring(chunks, inputs, op, reduce=True, gather=False)
+        output.copy_(chunks[self.rank])
+
+    def all_gather(self, outputs: list[Tensor], input: Tensor, check: int) -> Steps:
+        yield from self.greet(check)
+        outputs[self.rank].copy_(input)
+        yield from self._ring(outputs, outputs, None, reduce=False, gather=True)
+
+    def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
+        """A chain from the root, each rank passing the beginning on at once."""
+        small = nbytes_of(flat) <= INLINE_BYTES
+        ride = dict.fromkeys(self.others, flat) if small and self.rank == root else None
+        heard = yield from self.greet(check, ride)
+        if small:
+            if self.rank != root:
+                flat.copy_(typed(heard[root], flat.dtype))
+            return
+        data, place = raw(flat), (self.rank - root) % self.size
+        have, sent = data.nbytes if place == 0 else 0, 0
+        last = place == self.size - 1
+        while have < data.nbytes or (sent < data.nbytes and not last):
+            moved = 0
+            if have < data.nbytes:
+                left = self.collective[(self.rank - 1) % self.size]
+                moved += left.read(data[have:])
+                have += moved
+            if sent < have and not last:
+                count = self.collective[(self.rank + 1) % self.size].write(
+                    data[sent:have]
+                )
+                sent, moved = sent + count, moved + count
+            if not moved:
+                yield
+
+    def all_to_all(
+        self, outputs: list[Tensor], inputs: list[Tensor], check: int
+    ) -> Steps:
+        yield from self.greet(check)
+        outputs[self.rank].copy_(inputs[self.rank])
+        order = [(self.rank + step) % self.size for step in range(1, self.size)]
+        yield from together(
+            [write_all(self.collective[peer], raw(inputs[peer])) for peer in order]
+            + [read_all(self.collective[peer], raw(outputs[peer])) for peer in order]
+        )
+
+    def _ring(
+        self,
+        chunks: list[Tensor],
+        own: list[Tensor],
+        op: ReduceOp.RedOpType | None,
+        reduce: bool,
+        gather: bool,
+    ) -> Steps:
+        """Run chunks around the ring as one stream: see the module's text.
+
+        The k-th chunk that a rank sends is the k-th it received one step earlier, and
+        no byte of it leaves before it has been received (and reduced).
+        """
+        if self.size == 1:
+            return
+        rank, size = self.rank, self.size
+        hops = size - 1
+        first = rank - 1 if reduce else rank
+        total = hops * (reduce + gather)
+        order = [(first - step) % size for step in range(total + 1)]
+        out, inn = (
+            self.collective[(rank + 1) % size],
+            self.collective[(rank - 1) % size],
+        )
+        views = [raw(chunks[index]) for index in order]
+        ready = [0] * (total + 1)  # bytes of views[k] that may be sent
+        ready[0] = views[0].nbytes
+        itemsize = chunks[0].element_size()
+        block = torch.empty(BLOCK_BYTES // itemsize, dtype=chunks[0].dtype)
+        block_view, filled = raw(block), 0
+        sending, sent, receiving = 0, 0, 1
+        while sending < total or receiving <= total:
+            moved = False
+            if sending < total:
+                if sent < ready[sending]:
+                    count = out.write(views[sending][sent : ready[sending]])
+                    sent, moved = sent + count, moved or count > 0
+                if sent == views[sending].nbytes:
+                    sending, sent, moved = sending + 1, 0, True
+            if receiving <= total:
+                view = views[receiving]
+                left = view.nbytes - ready[receiving]
+                if left == 0:
+                    if receiving == hops and reduce and op is not None:
+                        finish(chunks[order[receiving]], op, size)
+                    receiving, moved = receiving + 1, True
+                elif reduce and receiving <= hops:
+                    want = min(left, BLOCK_BYTES)
+                    filled_now = inn.read(block_view[filled:want])
+                    filled, moved = filled + filled_now, moved or filled_now > 0
+                    if filled == want:
+                        start, count = ready[receiving] // itemsize, want // itemsize
+                        target = chunks[order[receiving]][start : start + count]
+                        combine(target, block[:count], op or ReduceOp.SUM)
+                        ready[receiving], filled = ready[receiving] + want, 0
+                else:
+                    count = inn.read(view[ready[receiving] :])
+                    ready[receiving] += count
+                    moved = moved or count > 0
+            if not moved:
+                yield
+
+
+def together(parts: list[Steps]) -> Steps:
+    """Advance all parts in turn until all have ended."""
+    while parts:
+        parts = [part for part in parts if next(part, ENDED) is not ENDED]
+        if parts:
+            yield
+
+
+ENDED = object()
+
+
+def typed(data: bytearray, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+# -- meeting ---------------------------------------------------------------------------
+
+
+def connect_all(
+    store: Store, rank: int, size: int, timeout: float, pids: dict[int, int]
+) -> dict[tuple[int, int], Connection]:
+    """Connect this rank with every other, twice; {(rank, purpose): connection}.
+
+    Each rank listens for the higher ranks and dials the lower ones. Fills `pids` with
+    the process ids of the ranks on this host.
+    """
+    secret = read_secret()
+    if rank == 0:
+        store.set("socket/group", secrets.token_hex(32))
+    group = bytes.fromhex(store.get("socket/group").decode())
+    listener, address = listen(secret)
+    store.set(f"socket/{rank}", f"{host_key()} {os.getpid()} {address}")
+    connections: dict[tuple[int, int], Connection] = {}
+    expected = {(r, p) for r in range(rank + 1, size) for p in (COLLECTIVES, MESSAGES)}
+    door = threading.Thread(
+        target=admit_all,
+        args=(listener, secret, group, rank, size, expected, connections, timeout),
+        daemon=True,
+    )
+    door.start()
+    try:
+        for peer in range(size):
+            host, pid, address = store.get(f"socket/{peer}").decode().split()
+            if peer != rank and host == host_key():
+                pids[peer] = int(pid)
+            for purpose in (COLLECTIVES, MESSAGES) if peer < rank else ():
+                sock = reach(address, timeout)
+                dial(sock, secret, group, rank, peer, purpose)
+                connections[peer, purpose] = Connection(sock)
+        door.join(timeout)
+    finally:
+        listener.close()
+    absent = sorted({r for r, _ in expected - connections.keys()})
+    if absent:
+        raise RuntimeError(f"rank {rank}: no connection from ranks {absent}")
+    return connections
+
+
+def listen(secret: bytes) -> tuple[socket.socket, str]:
+    """Open a listener: Unix, or TCP where XTRAIN_SOCKET_ADDRESS says so."""
+    address = os.environ.get("XTRAIN_SOCKET_ADDRESS", "")
+    if not address:
+        name = f"xtrain-{secrets.token_hex(16)}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"\0{name}")  # abstract: there is no file to leave behind
+        listener.listen(64)
+        return listener, f"unix:{name}"
+    if not secret:
+        raise ValueError(
+            f"XTRAIN_SOCKET_ADDRESS={address} asks for TCP, which needs a secret: set "
+            "XTRAIN_SECRET, or XTRAIN_SECRET_FILE to a file that only you can read"
+        )
+    listener = socket.create_server((address, 0), backlog=64)
+    return listener, f"tcp:{address}:{listener.getsockname()[1]}"
+
+
+def reach(address: str, timeout: float) -> socket.socket:
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(f"\0{rest}")
+        return sock
+    host, _, port = rest.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout)
+
+
+def admit_all(
+    listener: socket.socket,
+    secret: bytes,
+    group: bytes,
+    rank: int,
+    size: int,
+    expected: set[tuple[int, int]],
+    connections: dict[tuple[int, int], Connection],
+    timeout: float,
+) -> None:
+    """Admit the higher ranks; refuse and log everybody else, and go on listening."""
+    end = time.monotonic() + timeout
+    while not expected <= connections.keys() and time.monotonic() < end:
+        listener.settimeout(0.02)
+        try:
+            sock, _ = listener.accept()
+        except TimeoutError:
+            continue
+        except OSError:
+            return  # closed
+        threading.Thread(
+            target=admit_one,
+            args=(sock, secret, group, rank, size, expected, connections),
+            daemon=True,
+        ).start()
+        while threading.active_count() > 64:
+            time.sleep(0.01)
+
+
+def admit_one(
+    sock: socket.socket,
+    secret: bytes,
+    group: bytes,
+    rank: int,
+    size: int,
+    expected: set[tuple[int, int]],
+    connections: dict[tuple[int, int], Connection],
+) -> None:
+    try:
+        key = admit(sock, secret, group, rank, size)
+        if key not in expected or key in connections:
+            raise Refused(f"rank {key[0]} is connected already")
+        connections[key] = Connection(sock)
+    except (Refused, OSError) as error:
+        log.warning("rank %d refused a connection: %s", rank, error)
+        sock.close()
+
+
+def keep_watch(sock: socket.socket) -> None:
+    """Have the system notice a vanished host: probes when idle, a limit when not."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 1),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 4000),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
