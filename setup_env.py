@@ -205,10 +205,12 @@ def effective_constraints(
 ) -> str:
     """The pins to use beside the torch that is there.
 
-    A torch that is not the pinned one has its own idea of what it needs, so the
-    pins of its dependencies are left out.
+    Its local part (+cpu, +cu130) is left out: the package's own version may lack it.
+    A torch that is not ours has its own idea of what it needs, so the pins of its
+    dependencies are left out.
     """
-    lines = re.sub(r"^torch==\S+", f"torch=={torch}", constraints, flags=re.MULTILINE)
+    release = torch.partition("+")[0]
+    lines = re.sub(r"(?m)^torch==\S+", f"torch=={release}", constraints)
     if ours:
         return lines
     needs = ask(
