@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.checks import check_call, rank_and_size, refuse
 from xtrain.comm.p2p import post_all
 
 
@@ -61,6 +61,8 @@ def all_to_all_async(
     own = [list(t.shape) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])]
     check_call(
         "all_to_all", group, *inputs, *outputs, compare="",
+        written=outputs,
+        sends=dict(enumerate(inputs)), receives=dict(enumerate(outputs)),
         rules=[
             (counts == (size, size), f"{counts} outputs and inputs for {size} ranks"),
             (own[:1] == own[1:], f"rank {rank} sends {own[:1]} to itself as {own[1:]}"),
@@ -117,7 +119,7 @@ def all_to_all_single_async(
     if input.shape[1:] != output.shape[1:]:
         problems.append(f"rows differ: {list(input.shape)} and {list(output.shape)}")
     rules = [(False, problem) for problem in problems]
-    check_call("all_to_all_single", group, input, output, rules=rules, compare="")
+    check_call("all_to_all_single", group, output, input, rules=rules, compare="")
     landing = output.detach().contiguous()
     handle = all_to_all_async(
         list(landing.split(_splits(output, output_split_sizes, size))),
@@ -140,6 +142,10 @@ def exchange_split_sizes(
     device: torch.device | str = "cpu",
 ) -> list[int]:
     """Tell every rank how many rows it will get from each: the `output_split_sizes`."""
+    _, size = rank_and_size(group)
+    if len(input_split_sizes) != size:
+        message = f"{input_split_sizes} needs {size} sizes"
+        refuse("exchange_split_sizes", group, message)
     counts = torch.tensor(input_split_sizes, dtype=torch.int64, device=device)
     arriving = torch.empty_like(counts)
     all_to_all_single(arriving, counts, group=group)

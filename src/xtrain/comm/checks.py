@@ -11,9 +11,11 @@ small exchange:
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.ledger import paused
-from xtrain.comm.reduce_op import BITWISE, COMBINE
+from xtrain.comm.reduce_op import BITWISE, COMBINE, combine
 
+_NO_OP: Any = object()  # None is what a caller may pass by mistake
 _debug = os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0")
 
 
@@ -61,10 +64,14 @@ def check_call(
     name: str,
     group: ProcessGroup | None,
     *tensors: Tensor,
-    op: ReduceOp.RedOpType | None = None,
+    op: ReduceOp.RedOpType = _NO_OP,
     whole: Tensor | None = None,
     compare: object = None,
     rules: Sequence[tuple[bool, str]] = (),
+    written: Sequence[Tensor] | None = None,
+    sends: Mapping[int, Tensor] | None = None,
+    receives: Mapping[int, Tensor] | None = None,
+    across: ProcessGroup | None = None,
 ) -> tuple[int, int]:
     """Check one collective call and return `rank_and_size(group)`.
 
@@ -75,6 +82,10 @@ def check_call(
         compare: what `debug_checks` compares across ranks besides dtype and op; the
             first tensor's shape unless given.
         rules: pairs (holds, message) of further conditions.
+        written: the tensors that get a result; the first one unless given.
+        sends, receives: tensors by rank at the other end, where ranks may differ:
+            under `debug_checks` both ends must name the same shape.
+        across: the mesh's other group, when the call runs over two axes of it.
     """
     rank, size = rank_and_size(group)
     if whole is not None:
@@ -83,24 +94,47 @@ def check_call(
         message = f"{list(whole.shape)} must hold {size} times {list(part.shape)}"
         rules = [(whole.numel() == size * part.numel(), message), *rules]
     problem = _problem(tensors, op, group, rules)
-    if _debug and size > 1:
-        call = _describe_call(name, tensors, op, compare)
-        _compare_across_ranks(name, call, problem, group, size)
+    if problem is None:
+        problem = _overlap(tensors[:1] if written is None else written)
+    if _debug:
+        call = _Call(dist.get_rank(), name, problem)
+        if problem is None:
+            call.what = _describe_call(name, tensors, op, compare)
+            call.sends = {peer: list(t.shape) for peer, t in (sends or {}).items()}
+            call.receives = {r: list(t.shape) for r, t in (receives or {}).items()}
+        _compare_across_ranks(name, call, group, across)
     if problem is not None:
         raise ValueError(f"{name}: {problem}")
     return rank, size
 
 
-def check_p2p(name: str, tensor: Tensor, group: ProcessGroup | None) -> None:
+def refuse(name: str, group: ProcessGroup | None, problem: str) -> NoReturn:
+    """Raise ValueError for a collective call; under `debug_checks` on every rank."""
+    check_call(name, group, rules=[(False, problem)])
+    raise AssertionError("unreachable: the rule above does not hold")
+
+
+def check_p2p(
+    name: str,
+    tensor: Tensor,
+    group: ProcessGroup | None,
+    contiguous: bool = False,
+    written: bool = False,
+) -> None:
     """Check the tensor of one send or receive."""
-    problem = _problem((tensor,), None, group, ())
+    problem = _problem((tensor,), _NO_OP, group, ()) or _overlap((tensor,) * written)
+    if problem is None and contiguous and not tensor.is_contiguous():
+        problem = (
+            f"needs a contiguous tensor, got shape {list(tensor.shape)} with "
+            f"strides {list(tensor.stride())}"
+        )
     if problem is not None:
         raise ValueError(f"{name}: {problem}")
 
 
 def _problem(
     tensors: Sequence[Any],
-    op: ReduceOp.RedOpType | None,
+    op: ReduceOp.RedOpType,
     group: ProcessGroup | None,
     rules: Sequence[tuple[bool, str]],
 ) -> str | None:
@@ -124,46 +158,93 @@ def _problem(
                 f"tensor on {tensor.device}, but backend {dist.get_backend(group)} "
                 f"serves {[d.type for d in served]}"
             )
-    if op is not None:
+    if op is not _NO_OP:
         dtype = tensors[0].dtype
-        if op not in COMBINE:
+        if not isinstance(op, ReduceOp.RedOpType) or op not in COMBINE:
             return f"reduce op {_name(op)} is not one of {[_name(o) for o in COMBINE]}"
         if op == ReduceOp.AVG and not dtype.is_floating_point:
             return f"AVG needs a floating-point tensor, got {dtype}"
         if op in BITWISE and dtype.is_floating_point:
             return f"{_name(op)} needs an integer tensor, got {dtype}"
+        if not _can_combine(op, dtype, tensors[0].device.type):
+            return f"torch cannot compute {_name(op)} of {dtype} here"
     return next((message for holds, message in rules if not holds), None)
 
 
+def _overlap(tensors: Sequence[Tensor]) -> str | None:
+    for t in tensors:
+        strides = zip(t.shape, t.stride(), strict=True)
+        if not t.is_contiguous() and any(n > 1 and s == 0 for n, s in strides):
+            return (
+                f"cannot write into {list(t.shape)} with strides {list(t.stride())}: "
+                "its elements share memory"
+            )
+    return None
+
+
+@cache
+def _can_combine(op: ReduceOp.RedOpType, dtype: torch.dtype, device: str) -> bool:
+    one = torch.empty(1, dtype=dtype, device=device)
+    try:
+        combine(one, one.clone(), op)
+    except RuntimeError:
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class _Call:
+    """What one rank tells the others about its call; shapes are keyed by group rank."""
+
+    global_rank: int
+    what: str
+    problem: str | None
+    sends: dict[int, list[int]] = field(default_factory=dict)
+    receives: dict[int, list[int]] = field(default_factory=dict)
+
+
 def _compare_across_ranks(
-    name: str, call: str, problem: str | None, group: ProcessGroup | None, size: int
+    name: str, call: _Call, group: ProcessGroup | None, across: ProcessGroup | None
 ) -> None:
-    answers: list[tuple[str, str | None]] = [("", None)] * size
-    with paused():
-        dist.all_gather_object(answers, (call, problem), group=group)
-    if all(p is None for _, p in answers) and len({c for c, _ in answers}) == 1:
+    calls = [call]
+    for axis in (group,) if across is None else (group, across):
+        size = group_or_world(axis).size()
+        gathered: list[list[_Call]] = [[] for _ in range(size)]
+        if size > 1:
+            with paused():
+                dist.all_gather_object(gathered, calls, group=axis)
+            calls = [call for part in gathered for call in part]
+    faults = [
+        f"rank {calls[src].global_rank} sends {shape} to rank {other.global_rank}, "
+        f"which expects {other.receives.get(src)}"
+        for dst, other in enumerate(calls)
+        for src, shape in enumerate(c.sends.get(dst) for c in calls)
+        if shape != other.receives.get(src)
+    ]
+    same = len({c.what for c in calls}) == 1
+    if same and not faults and all(c.problem is None for c in calls):
         return
     lines = [
-        f"  rank {rank}: {c}" + (f" -> {p}" if p else "")
-        for rank, (c, p) in enumerate(answers)
+        f"rank {c.global_rank}: {c.what}" + (f" -> {c.problem}" if c.problem else "")
+        for c in calls
     ]
     raise ValueError(
-        f"{name}: the ranks of this group do not make one and the same legal call:\n"
-        + "\n".join(lines)
+        f"{name}: the ranks of this group do not make one and the same legal call:"
+        + "".join(f"\n  {line}" for line in lines + (faults if same else []))
     )
 
 
 def _describe_call(
     name: str,
     tensors: Sequence[Tensor],
-    op: ReduceOp.RedOpType | None,
+    op: ReduceOp.RedOpType,
     compare: object,
 ) -> str:
     what = [
         str(list(tensors[0].shape)) if compare is None and tensors else str(compare)
     ]
     what += [str(t.dtype).removeprefix("torch.") for t in tensors[:1]]
-    what += [_name(op)] if op is not None else []
+    what += [_name(op)] if op is not _NO_OP else []
     return f"{name}({', '.join(what)})"
 
 

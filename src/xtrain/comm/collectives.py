@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, group_or_world, rank_and_size
+from xtrain.comm.checks import check_call, group_or_world, rank_and_size, refuse
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -32,7 +32,7 @@ def broadcast(
     group_src: int | None = None,
 ) -> None:
     """Copy rank `src`'s tensor into everybody's `tensor`: ceil(log2 N) steps."""
-    root = group_rank_of("src", src, group_src, group)
+    root = root_of("broadcast", "src", src, group_src, group)
     check_call("broadcast", group, tensor, compare=(list(tensor.shape), f"src={root}"))
     flat = tensor.detach().contiguous().view(-1)
     tree_broadcast(flat, root, group)
@@ -47,7 +47,7 @@ def broadcast_naive(
     group_src: int | None = None,
 ) -> None:
     """`broadcast` as one writes it first: the source sends N-1 copies over one link."""
-    root = group_rank_of("src", src, group_src, group)
+    root = root_of("broadcast_naive", "src", src, group_src, group)
     rank, size = check_call(
         "broadcast_naive",
         group,
@@ -75,7 +75,7 @@ def reduce(
 
     The tensors of the other ranks keep their values (torch leaves them undefined).
     """
-    root = group_rank_of("dst", dst, group_dst, group)
+    root = root_of("reduce", "dst", dst, group_dst, group)
     shape = list(tensor.shape)
     rank, _ = check_call("reduce", group, tensor, op=op, compare=(shape, f"dst={root}"))
     partial = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
@@ -111,7 +111,9 @@ def gather(
     `gather_list` is given on `dst` alone; `dst` is 0 unless given. Ranks may have
     different shapes when the list's tensors have them too.
     """
-    root = _root("dst", dst, group_dst, group)
+    if dst is None and group_dst is None:
+        dst = 0
+    root = root_of("gather", "dst", dst, group_dst, group)
     pieces = _list_on_root("gather", "gather_list", gather_list, root, tensor, group)
     if pieces is None:
         exchange_all([(tensor.detach().contiguous(), root)], [], group)
@@ -137,7 +139,9 @@ def scatter(
     `scatter_list` is given on `src` alone; `src` is 0 unless given. Ranks may have
     different shapes when the list's tensors have them too.
     """
-    root = _root("src", src, group_src, group)
+    if src is None and group_src is None:
+        src = 0
+    root = root_of("scatter", "src", src, group_src, group)
     pieces = _list_on_root("scatter", "scatter_list", scatter_list, root, tensor, group)
     if pieces is None:
         landing = tensor.detach().contiguous()
@@ -161,7 +165,7 @@ def all_gather(
     rank, size = rank_and_size(group)
     shapes = [list(t.shape) for t in tensor_list]
     check_call(
-        "all_gather", group, tensor, *tensor_list, compare=shapes,
+        "all_gather", group, tensor, *tensor_list, compare=shapes, written=tensor_list,
         rules=[
             (len(shapes) == size, f"{len(shapes)} output tensors for {size} ranks"),
             (
@@ -249,12 +253,19 @@ def barrier(group: ProcessGroup | None = None) -> None:
         distance *= 2
 
 
-def _root(
-    name: str, rank: int | None, group_rank: int | None, group: ProcessGroup | None
+def root_of(
+    call: str,
+    name: str,
+    rank: int | None,
+    group_rank: int | None,
+    group: ProcessGroup | None,
 ) -> int:
-    if rank is None and group_rank is None:
-        rank = 0
-    return group_rank_of(name, rank, group_rank, group)
+    """`group_rank_of` for a collective: `debug_checks` shows its error to all ranks."""
+    try:
+        return group_rank_of(name, rank, group_rank, group)
+    except ValueError as error:
+        rank_and_size(group)  # who is not a member cannot tell the members
+        refuse(call, group, str(error))
 
 
 def _list_on_root(
@@ -285,5 +296,11 @@ def _list_on_root(
             ),
         ]
     tensors = [tensor, *pieces] if pieces else [tensor]
-    check_call(call, group, *tensors, rules=rules, compare=f"root={root}")
+    one, many = {root: tensor}, dict(enumerate(pieces or []))
+    check_call(
+        call, group, *tensors, rules=rules, compare=f"root={root}",
+        written=(pieces or ()) if call == "gather" else (tensor,),
+        sends=one if call == "gather" else many,
+        receives=many if call == "gather" else one,
+    )  # fmt: skip
     return pieces if rank == root else None

@@ -9,11 +9,12 @@ would send nearly all of it twice over the slowest link.
 """
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.nn.functional import pad
 
-from xtrain.comm.checks import check_call
+from xtrain.comm.checks import check_call, rank_and_size
 from xtrain.comm.reduce_op import finish
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
@@ -33,8 +34,7 @@ def hierarchical_all_reduce(
     The tensor is padded to a multiple of the node's size. Each rank sends
     2(G-1)/G of it inside its node and 2(K-1)/K of 1/G of it between K nodes.
     """
-    _, intra_size = check_call("hierarchical_all_reduce", intra_group, tensor, op=op)
-    _, inter_size = check_call("hierarchical_all_reduce", inter_group, tensor, op=op)
+    intra_size, inter_size = check_two_axes(tensor, op, intra_group, inter_group)
     flat = tensor.detach().reshape(-1)
     flat = pad(flat, (0, -flat.numel() % intra_size))
     shard = torch.empty_like(flat[: flat.numel() // intra_size])
@@ -46,3 +46,26 @@ def hierarchical_all_reduce(
     ring_all_gather(flat, shard, intra_group)
 
     tensor.detach().copy_(flat[: tensor.numel()].view(tensor.shape))
+
+
+def check_two_axes(
+    tensor: Tensor,
+    op: ReduceOp.RedOpType,
+    intra_group: ProcessGroup | None,
+    inter_group: ProcessGroup | None,
+) -> tuple[int, int]:
+    """The sizes of both groups; ValueError unless they are two axes of a mesh."""
+    name = "hierarchical_all_reduce"
+    if intra_group is None or inter_group is None:
+        raise ValueError(
+            f"{name} needs both groups, got intra_group={intra_group}, "
+            f"inter_group={inter_group}"
+        )
+    _, inter_size = rank_and_size(inter_group)
+    _, intra_size = rank_and_size(intra_group)
+    intra = dist.get_process_group_ranks(intra_group)
+    inter = dist.get_process_group_ranks(inter_group)
+    message = f"{intra} and {inter} share other ranks than this one, {dist.get_rank()}"
+    rules = [(len(set(intra) & set(inter)) == 1, message)]
+    check_call(name, intra_group, tensor, op=op, rules=rules, across=inter_group)
+    return intra_size, inter_size

@@ -47,6 +47,8 @@ def check_mesh(shape: tuple[int, ...], axes: tuple[str, ...], world_size: int) -
 
 def mesh_coordinates(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The place of `rank` on each axis: its digits; the last axis varies fastest."""
+    if not 0 <= rank < math.prod(shape):
+        raise ValueError(f"rank {rank} is not in a mesh of shape {shape}")
     coordinates = []
     for size in reversed(shape):
         coordinates.append(rank % size)
@@ -56,6 +58,8 @@ def mesh_coordinates(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def axis_ranks(rank: int, shape: tuple[int, ...], axis: int) -> list[int]:
     """The ranks that differ from `rank` on one axis alone: its group of that axis."""
+    if not 0 <= axis < len(shape):
+        raise ValueError(f"axis {axis} is not one of the {len(shape)} of shape {shape}")
     stride = math.prod(shape[axis + 1 :])
     first = rank - mesh_coordinates(rank, shape)[axis] * stride
     return [first + step * stride for step in range(shape[axis])]

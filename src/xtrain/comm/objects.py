@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collectives import all_gather, broadcast
+from xtrain.comm.collectives import all_gather, broadcast, root_of
 from xtrain.comm.p2p import group_rank_of, recv, send
 
 
@@ -49,7 +49,7 @@ def broadcast_object(
     group_src: int | None = None,
 ) -> Any:
     """Return rank `src`'s object on every rank; the others' argument is ignored."""
-    root = group_rank_of("src", src, group_src, group)
+    root = root_of("broadcast_object", "src", src, group_src, group)
     rank, _ = rank_and_size(group)
     payload = _to_tensor(obj) if rank == root else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor(payload.numel())

@@ -39,6 +39,7 @@ def recv(
 ) -> int:
     """Receive into `tensor` (any strides); returns the sender's global rank."""
     peer = group_rank_of("src", src, group_src, group)
+    check_p2p("recv", tensor, group, written=True)
     landing = (
         tensor
         if tensor.is_contiguous()
@@ -70,14 +71,12 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work:
-    """Start receiving into the contiguous `tensor`; it is filled after `.wait()`."""
+    """Start receiving into `tensor`; it is filled after `.wait()`.
+
+    It must be contiguous; `recv` takes any strides.
+    """
     peer = group_rank_of("src", src, group_src, group)
-    check_p2p("irecv", tensor, group)
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"irecv: needs a contiguous tensor, got shape {list(tensor.shape)} with "
-            f"strides {list(tensor.stride())}; recv takes any"
-        )
+    check_p2p("irecv", tensor, group, contiguous=True)
     return group_or_world(group).recv([tensor.detach()], peer, tag)
 
 
@@ -119,10 +118,20 @@ def post_all(
 
     Empty tensors send no message. What a rank sends to itself is copied at once.
     """
+    me, size = rank_and_size(group)
     group = group_or_world(group)
-    me = group.rank()
-    own = [t for t, peer in sends if peer == me]
-    for (landing, _), tensor in zip([r for r in recvs if r[1] == me], own, strict=True):
+    for tensor, peer in (*recvs, *sends):
+        check_p2p("exchange", tensor, group, contiguous=True)
+        if not 0 <= peer < size:
+            raise ValueError(f"exchange: group rank {peer} is not in 0..{size - 1}")
+    own_sends = [t.detach() for t, peer in sends if peer == me]
+    own_recvs = [t.detach() for t, peer in recvs if peer == me]
+    if [t.shape for t in own_sends] != [t.shape for t in own_recvs]:
+        raise ValueError(
+            f"exchange: rank {me} sends {[list(t.shape) for t in own_sends]} to itself "
+            f"and receives {[list(t.shape) for t in own_recvs]} from itself"
+        )
+    for landing, tensor in zip(own_recvs, own_sends, strict=True):
         landing.copy_(tensor)
     recvs = [(t, peer) for t, peer in recvs if peer != me and t.numel() > 0]
     sends = [(t, peer) for t, peer in sends if peer != me and t.numel() > 0]
@@ -168,6 +177,11 @@ def group_rank_of(
             f"got {name}={rank}, group_{name}={group_rank}"
         )
     members = dist.get_process_group_ranks(group_or_world(group))
+    given = rank if group_rank is None else group_rank
+    if not isinstance(given, int) or isinstance(given, bool):
+        # ReduceOp.SUM == 0, so a misplaced op would pass for rank 0.
+        prefix = "" if group_rank is None else "group_"
+        raise ValueError(f"{prefix}{name}={given!r} is not a rank number")
     if group_rank is None:
         if rank not in members:
             raise ValueError(

@@ -84,7 +84,9 @@ def ring_all_gather(
 
     Each rank sends (N-1)/N of `output` in N-1 steps.
     """
-    rank, size = check_call("ring_all_gather", group, input, whole=output)
+    rank, size = check_call(
+        "ring_all_gather", group, input, whole=output, written=[output]
+    )
     gathered = output.detach().contiguous()
     chunks = gathered.view(size, -1)
     chunks[rank].copy_(input.detach().reshape(-1))
