@@ -321,6 +321,7 @@ def setup(arguments: argparse.Namespace) -> None:
                 f"  {python} -c 'import torch'"
             )
         state["torch"] = "installed"
+        state_file.write_text(json.dumps(state))
         ours = not arguments.torch
 
     say(f"[4/4] Installing xtrain and what the extras {extras} need")

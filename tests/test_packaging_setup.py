@@ -246,6 +246,36 @@ def test_an_old_torch_is_replaced_in_the_environment_only(
     assert str(ready / ".venv") in commands[0][0]
 
 
+def test_a_torch_of_ours_is_not_taken_for_the_users_after_a_failure(
+    setup_env: types.ModuleType, ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TORCH=2.12.0 was installed, then the network went; the pin comes back."""
+    torch = {"version": "2.13.0"}
+
+    def install(command: list[str], what: str) -> None:
+        if what == "Installing torch":
+            torch["version"] = command[-1].removeprefix("torch==")
+        elif torch["version"] == "2.12.0":
+            raise setup_env.SetupError("no network")
+
+    (ready / "constraints.txt").write_text("torch==2.13.0\npytest==9.2.0\n")
+    monkeypatch.setattr(setup_env, "run_quietly", install)
+    monkeypatch.setattr(setup_env, "torch_of", lambda python: torch["version"])
+    monkeypatch.setattr(sys, "argv", ["setup_env.py", "--torch", "2.12.0"])
+    (ready / ".venv" / "xtrain.json").unlink()
+    assert setup_env.main() == 1
+    torch_pin = "torch==2.13.0"
+
+    def install_pin(command: list[str], what: str) -> None:
+        if torch_pin in command:
+            torch["version"] = "2.13.0"
+
+    monkeypatch.setattr(setup_env, "run_quietly", install_pin)
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
+    assert setup_env.main() == 0
+    assert torch["version"] == "2.13.0"
+
+
 def test_an_older_python_is_told(tmp_path: Path) -> None:
     """The first lines of the file, run with a Python that says it is 3.8."""
     source = (ROOT / "setup_env.py").read_text().split("import argparse")[0]
