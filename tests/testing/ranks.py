@@ -33,6 +33,10 @@ def slice_of_a_big_one() -> torch.Tensor:
     return torch.zeros(1_000_000)[10:20].requires_grad_()
 
 
+def parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.arange(6.0)[2:4], requires_grad=False)
+
+
 def raise_everywhere() -> None:
     raise ValueError(f"7 is not divisible by {dist.get_world_size()}")
 

@@ -87,6 +87,14 @@ def test_a_rank_killed_between_runs_is_replaced(world):
     assert not set(pool.run(ranks.pid)) & set(before)
 
 
+def test_ctrl_c_is_left_to_the_parent(world):
+    pool = world(2)
+    before = pool.run(ranks.pid)
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    assert pool.run(ranks.pid) == before
+
+
 def test_a_rank_that_exits_is_named_with_its_code(world):
     with pytest.raises(RankDied, match="exited with code 3 in the middle of a run"):
         world(2).run(ranks.exit_with, 3)
@@ -106,7 +114,7 @@ def test_a_hang_shows_where_every_rank_is(world):
     text = str(caught.value)
     places = [report.summary for report in caught.value.reports]
     assert places[0].startswith(
-        "waiting in recv(tensor=float32[3], src=2), in receive_"
+        "waiting in recv(tensor=float32[3], src=2), in receive_from(src=2) (tests/"
     )
     assert places[1].startswith("waiting in `handle.wait()`, in four_ways_to_hang")
     assert places[2].startswith("waiting in all_reduce(tensor=float32[3], op=MAX)")

@@ -1,13 +1,14 @@
 """World: one result per rank, from ranks that stay alive."""
 
 import os
+import pickle
 import sys
 
 import pytest
 import torch
 
 from tests.testing import ranks
-from xtrain.testing import RankError, World
+from xtrain.testing import RankError, World, transport
 from xtrain.testing.worlds import Worlds
 
 
@@ -29,6 +30,17 @@ def test_a_returned_slice_does_not_carry_the_tensor_it_was_cut_from(world):
     (piece,) = world(1).run(ranks.slice_of_a_big_one)
     assert piece.untyped_storage().nbytes() == 10 * 4
     assert not piece.requires_grad
+    (kept,) = world(1).run(ranks.parameter)
+    assert isinstance(kept, torch.nn.Parameter)
+    assert kept.tolist() == [2, 3]
+    assert not kept.requires_grad
+
+
+def test_tensors_arrive_on_the_default_device_of_the_receiver():
+    sent = transport.dumps([torch.ones(2)])
+    with torch.device("meta"):
+        assert pickle.loads(sent)[0].is_meta
+    assert pickle.loads(sent)[0].tolist() == [1, 1]
 
 
 def test_a_function_without_a_name_is_refused_before_anything_starts():

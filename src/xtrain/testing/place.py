@@ -63,12 +63,10 @@ def place_of(innermost: FrameType) -> str:
         if code.co_filename.startswith(_TORCH_COMM) and code.co_name not in _WRAPPERS:
             caller = next((f for f in frames[depth:] if f in own), frame)
             return f"waiting in {code.co_name}({_arguments(frame)}), {_in(caller)}"
-    for frame in own:
-        if frame.f_code.co_filename.startswith(_OUR_COMM):
-            return f"waiting in `{_source(frame)}`, {_in(frame)}"
     if own:
         source = _source(own[0])
-        verb = "waiting" if ".wait(" in source else "busy"
+        comm = own[0].f_code.co_filename.startswith(_OUR_COMM)
+        verb = "waiting" if comm or ".wait(" in source else "busy"
         return f"{verb} in `{source}`, {_in(own[0])}"
     return "between two runs"
 
@@ -136,7 +134,9 @@ def _brief(value: object) -> str:
 
 def _in(frame: FrameType) -> str:
     code = frame.f_code
-    return f"in {code.co_name} ({short(code.co_filename)}:{frame.f_lineno})"
+    arguments = _arguments(frame)
+    name = f"{code.co_name}({arguments})" if arguments else code.co_name
+    return f"in {name} ({short(code.co_filename)}:{frame.f_lineno})"
 
 
 def _source(frame: FrameType) -> str:

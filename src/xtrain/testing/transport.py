@@ -1,7 +1,8 @@
 """How functions, arguments and results travel between the parent and its ranks.
 
-Functions go by name, so a rank imports them itself. Tensors go by value as plain
-CPU tensors: a result must outlive the rank that made it.
+Functions go by name, so a rank imports them itself. Tensors go by value, detached
+and over the CPU: a result must outlive the rank that made it. They arrive on the
+receiver's default device, which is a rank's GPU when it has one.
 """
 
 import importlib
@@ -19,17 +20,24 @@ import torch
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.nn.Parameter:
+            return torch.nn.Parameter, (obj.detach(), obj.requires_grad)
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
             return NotImplemented
         plain = obj.detach().cpu()
         # A view would carry the whole storage it looks into.
         if plain.untyped_storage().nbytes() != plain.nbytes:
             plain = plain.clone()
-        return plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return _arrive, plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:2]
+
+
+def _arrive(make: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
+    """Rebuild a tensor where the receiver works: its GPU on a rank, else the CPU."""
+    return make(*args).to(torch.get_default_device())
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle `value`, its tensors detached and on the CPU."""
+    """Pickle `value` with its tensors."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
