@@ -26,8 +26,10 @@ def source_url(path: str, first: int, last: int) -> str:
     Set XTRAIN_SOURCE_URL to a template with {path}, {first} and {last} to point at
     a public repository; the default is the page of that file in this site.
     """
-    template = os.environ.get("XTRAIN_SOURCE_URL", "/source/{path}.md#L{first}")
-    return template.format(path=path.removeprefix("src/"), first=first, last=last)
+    template = os.environ.get("XTRAIN_SOURCE_URL")
+    if not template:
+        return f"/source/{path.removeprefix('src/')}.md#L{first}"
+    return template.format(path=path, first=first, last=last)
 
 
 def draft() -> bool:

@@ -222,18 +222,19 @@ class ValuesPreprocessor(Preprocessor):
         return EXPRESSION.sub(put, line)
 
 
-CITED = r"\[(?P<text>[^\[\]]+)\]\{\s*\.cited\s*\}"
+CITED = r"\[(?P<text>[^\[\]]+)\]\{\s*\.(?P<kind>cited|given)\s*\}"
 
 
 class CitedInline(InlineProcessor):
-    """`[37 %]{.cited}`: a number from a source that the sentence names."""
+    """`[37 %]{.cited}`: from a source that stands beside; `.given`: assumed."""
 
     def handleMatch(  # type: ignore[override]  # noqa: N802 (their name)
         self, m: re.Match, data: str
     ) -> tuple[ET.Element, int, int]:
         """A span that says where the number comes from."""
         del data
-        span = ET.Element("span", {"class": "xt-cited", "title": "from the source"})
+        title = "from the source" if m["kind"] == "cited" else "given"
+        span = ET.Element("span", {"class": f"xt-{m['kind']}", "title": title})
         span.text = m["text"]
         return span, m.start(0), m.end(0)
 

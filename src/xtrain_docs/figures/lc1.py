@@ -10,6 +10,7 @@ from xtrain.plan import (
     collective_time,
     crossover,
     hierarchical_time,
+    nccl_all_reduce_time,
 )
 
 from .. import runs, values
@@ -150,6 +151,38 @@ def when_ring(ranks: int = 8, alpha: float = 5e-6, bandwidth: float = 50e9) -> s
 
 
 @REGISTRY
+def nccl_choice(ranks: int = 64, nodes: int = 8, bandwidth: float = 100e9) -> str:
+    """What NCCL's model expects of its ring and its double tree."""
+    lines = {
+        name: [
+            (n, nccl_all_reduce_time(name, n, ranks, nodes, bandwidth))
+            for n in _sizes(12, 33)
+        ]
+        for name in ("ring", "tree")
+    }
+    meet = next(
+        (n for n in _sizes(12, 40, 16) if _nccl_ring_wins(n, ranks, nodes, bandwidth)),
+        2.0**40,
+    )
+    return line_chart(
+        lines,
+        Axis("tensor", "log2", values.bytes_, ticks=[2.0**i for i in range(12, 34, 4)]),
+        Axis("time", "log", values.seconds),
+        f"NCCL's own estimate for {ranks} GPUs on {nodes} nodes",
+        f"{bandwidth / 1e9:g} GB/s; they meet at about {values.bytes_(meet, 2)}",
+        marks=[(meet, f"tree = ring: about {values.bytes_(meet, 2)}")],
+    )
+
+
+def _nccl_ring_wins(size: float, ranks: int, nodes: int, bandwidth: float) -> bool:
+    ring, tree = (
+        nccl_all_reduce_time(name, size, ranks, nodes, bandwidth)
+        for name in ("ring", "tree")
+    )
+    return ring < tree
+
+
+@REGISTRY
 def tree_ring_crossover(bandwidth: float = 50e9) -> str:
     """The size from which the ring beats the tree, over the number of ranks."""
     counts = [2**i for i in range(2, 13)]
@@ -181,7 +214,7 @@ def volume_by_ranks(most: int = 64) -> str:
     }
     lines["lower bound"] = [(p, float(all_reduce_lower_bound(p))) for p in counts]
     lines = {name: lines[name] for name in
-             ("parameter server", "tree", "ring", "lower bound")}  # fmt: skip
+             ("parameter server", "tree", "lower bound", "ring")}  # fmt: skip
     return line_chart(
         lines,
         Axis("ranks", "log2", lambda p: f"{p:g}"),

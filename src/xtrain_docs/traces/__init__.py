@@ -10,9 +10,11 @@ and whose contributions they held. The steps, the contents and the final state a
 checked against each other, so a picture cannot show what did not happen.
 """
 
+import contextlib
 import hashlib
 import html
 import json
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -113,7 +115,10 @@ def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
     data = record(reference, kind, ranks, **options)
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f"{name}-{ranks}-*.json"):
-        if json.loads(old.read_text()).get("asked") == asked:
-            old.unlink()
-    path.write_text(json.dumps(data | {"asked": asked}))
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if json.loads(old.read_text()).get("asked") == asked:
+                old.unlink()
+    part = path.with_suffix(f".{os.getpid()}")  # several processes may record it
+    part.write_text(json.dumps(data | {"asked": asked}))
+    part.replace(path)
     return Trace(data | {"asked": asked}, autoplay)

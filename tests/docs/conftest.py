@@ -1,0 +1,125 @@
+"""A toy repository to plant defects in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from xtrain_docs import config, symbols, verification
+
+RING = '''"""A toy ring."""
+
+from toy.steps import shift
+from toy.steps import fold as combine
+
+STEPS = 2
+
+
+def ring(values, times=STEPS):
+    """Turn the values.
+
+    In place.
+    """
+    for step in range(times):  # one turn each
+        values[:] = shift(values)
+    return combine(values)
+
+
+class Wheel:
+    """Turns."""
+
+    def turn(self):
+        return ring([1, 2])
+
+
+def _hidden():
+    return 0
+'''
+STEPS = '''import math
+from collections import deque
+
+
+def shift(values):
+    turned = deque(values)
+    turned.rotate(1)
+    return list(turned)
+
+
+def fold(values):
+    return math.fsum(values)
+'''
+
+
+class Toy:
+    """Writes files, pages and records of the toy repository."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def record(self, key: str, outcome: str = "passed", **changes) -> None:
+        """A record in which one test of `key` ended as given."""
+        entry = {
+            "digest": symbols.key_digest(key),
+            "tests": [
+                {
+                    "id": f"tests/test_ring.py::test_ring[{size}]",
+                    "outcome": outcome,
+                    "world_sizes": [size],
+                    "seconds": 0.1,
+                }
+                for size in (1, 4)
+            ],
+        }
+        record = {
+            "schema": 1,
+            "created": "2026-11-21T01:00:00+00:00",
+            "torch": "2.13.0",
+            "python": "3.11.7",
+            "platform": "Linux",
+            "backend": "gloo",
+            "device": "cpu",
+            "symbols": {key: entry | changes},
+        }
+        self.write("build/verification/gloo-cpu.json", json.dumps(record))
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch) -> Toy:
+    """A repository of its own, with nothing verified yet."""
+    repository = Toy(tmp_path)
+    repository.write("src/toy/__init__.py", "from toy.ring import ring\n")
+    repository.write("src/toy/ring.py", RING)
+    repository.write("src/toy/steps.py", STEPS)
+    repository.write("tests/test_ring.py", "\ndef test_ring():\n    pass\n")
+    (tmp_path / "docs/en").mkdir(parents=True)
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    monkeypatch.setattr(config, "SOURCE", tmp_path / "src")
+    monkeypatch.setattr(config, "PAGES", tmp_path / "docs/en")
+    monkeypatch.setattr(config, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(config, "RECORDS", (tmp_path / "build/verification",))
+    monkeypatch.delenv("XTRAIN_DOCS_DRAFT", raising=False)
+    monkeypatch.delenv("XTRAIN_SOURCE_URL", raising=False)
+    verification._cache.clear()
+    yield repository
+    verification._cache.clear()
+
+
+@pytest.fixture
+def pretend_verified(monkeypatch):
+    """Every symbol counts as verified: the record may be what this run is making."""
+
+    def check(key: str, root: Path | None = None) -> verification.Summary:
+        symbols.key_digest(key, root)
+        test = {"id": "a", "outcome": "passed", "world_sizes": [4]}
+        evidence = verification.Evidence(
+            key, "gloo", "cpu", "2026-11-21", "2.13", "Linux", "", (test,)
+        )
+        return verification.Summary(key, [evidence])
+
+    monkeypatch.setattr(verification, "check", check)

@@ -1,0 +1,258 @@
+"""Embedding by name: what is shown, and that every slip stops the build."""
+
+import base64
+import html
+import re
+
+import pytest
+
+from tests.docs.rendering import render
+from xtrain_docs import embed, symbols, verification
+from xtrain_docs.embed import EmbedError, Options
+from xtrain_docs.symbols import SymbolError, resolve
+
+
+def page(*lines: str, reference: str = "toy.ring:ring") -> str:
+    return "\n".join(["```py", f'--8<-- "{reference}"', *lines, "```", ""])
+
+
+def shown(toy, *lines: str, reference: str = "toy.ring:ring") -> str:
+    """The code as a reader sees it."""
+    toy.record(reference)
+    code = re.search(r"<code>(.*?)</code>", render(page(*lines, reference=reference)), re.S)
+    return html.unescape(re.sub(r"<[^>]+>", "", code[1])).strip("\n")
+
+
+def test_shows_the_source_as_it_stands(toy):
+    expected = symbols.resolve("toy.ring:ring").source
+    assert shown(toy) == expected
+    assert "one turn each" in expected
+
+
+def test_an_edit_shows_without_touching_the_page(toy):
+    path = toy.root / "src/toy/ring.py"
+    path.write_text(path.read_text().replace("one turn each", "another remark"))
+    assert "another remark" in shown(toy)
+
+
+def test_leaves_the_docstring_out(toy):
+    text = shown(toy, "doc: off")
+    assert "Turn the values" not in text
+    assert text.splitlines()[1].strip().startswith("for step")
+
+
+def test_shows_one_statement_and_the_signature(toy):
+    text = shown(toy, "show: for step in")
+    assert text.splitlines()[0].startswith("def ring")
+    assert "values[:] = shift" in text
+    assert "return combine" not in text
+    assert "# ..." in text
+
+
+def test_shows_a_range(toy):
+    text = shown(toy, "show: values[:] = @to return combine")
+    assert "values[:]" in text
+    assert "return combine" in text
+    assert "one turn" not in text
+
+
+def test_a_method_can_be_shown(toy):
+    toy.record("toy.ring:Wheel")
+    out = render(page(reference="toy.ring:Wheel.turn"))
+    assert "turn" in out
+    assert "Verified by 2 tests" in out
+
+
+def test_highlights_and_notes(toy):
+    toy.record("toy.ring:ring")
+    out = render(page("hl: return combine", "note: for step in", "note: return combine"))
+    assert 'class="hll"' in out
+    assert '<span class="xt-note" data-n="1"></span>' in out
+    assert '<span class="c1"># one turn each</span>' in out
+    assert '<span class="xt-note" data-n="2"></span>' in out
+    assert ")!" not in out
+
+
+@pytest.mark.parametrize("key", ["hl", "note", "show"])
+def test_text_must_occur_in_exactly_one_line(toy, key):
+    toy.record("toy.ring:ring")
+    with pytest.raises(EmbedError, match="occurs in 0 lines"):
+        render(page(f"{key}: no such text"))
+    with pytest.raises(EmbedError, match="occurs in [2-9] lines"):
+        render(page(f"{key}: values"))
+
+
+def test_an_unknown_option_is_refused(toy):
+    with pytest.raises(EmbedError, match="not an option"):
+        render(page("highlight: return"))
+
+
+def test_an_unknown_name_lists_what_there_is(toy):
+    with pytest.raises(SymbolError, match="has no 'rang'.*ring, Wheel"):
+        render(page(reference="toy.ring:rang"))
+
+
+def test_an_unknown_module(toy):
+    with pytest.raises(SymbolError, match="no module 'toy.wring'"):
+        render(page(reference="toy.wring:ring"))
+
+
+def test_a_name_imported_from_elsewhere_is_refused_with_its_home(toy):
+    with pytest.raises(SymbolError, match="write 'toy.ring:ring'"):
+        render(page(reference="toy:ring"))
+
+
+def test_nothing_is_imported(toy):
+    toy.write("src/toy/bomb.py", "def f():\n    return 1\n\n\nraise SystemExit(3)\n")
+    toy.record("toy.bomb:f")
+    assert "return" in render(page(reference="toy.bomb:f"))
+
+
+def test_the_bar_leads_to_source_and_reference(toy):
+    toy.record("toy.ring:ring")
+    out = render(page())
+    first = resolve("toy.ring:ring").first
+    assert f'href="/source/toy/ring.py.md#L{first}"' in out
+    assert f"toy/ring.py:{first}" in out
+    assert "toy.ring.ring" in out
+
+
+def test_the_source_address_is_a_template(toy, monkeypatch):
+    toy.record("toy.ring:ring")
+    monkeypatch.setenv("XTRAIN_SOURCE_URL", "https://example.org/{path}#L{first}-{last}")
+    assert "https://example.org/src/toy/ring.py#L9-16" in render(page())
+
+
+def test_a_private_name_has_no_reference_entry(toy):
+    toy.record("toy.ring:_hidden")
+    assert "xt-api" not in render(page(reference="toy.ring:_hidden"))
+
+
+def test_the_copy_holds_all_it_needs(toy):
+    toy.record("toy.ring:ring")
+    out = render(page())
+    packed = re.search(r"data:text/x-python;base64,([\w+/=]+)", out)[1]
+    code = base64.b64decode(packed).decode()
+    scope: dict = {}
+    exec(code, scope)
+    assert "import toy" not in code
+    assert "from toy" not in code
+    assert scope["ring"]([1.0, 2.0]) == 3.0
+
+
+# --- the verified line ---------------------------------------------------------------
+
+
+def test_the_verified_line_says_who_where_and_when(toy):
+    toy.record("toy.ring:ring")
+    out = re.sub(r"<[^>]+>", "", render(page()))
+    assert "Verified by 2 tests · gloo on cpu · 1, 4 ranks · 21 Nov 2026" in out
+
+
+def test_without_a_record_the_build_stops_and_says_what_to_do(toy):
+    with pytest.raises(verification.UnverifiedError, match=r"toy.ring:ring.*make test"):
+        render(page())
+
+
+def test_a_changed_source_is_not_verified(toy):
+    toy.record("toy.ring:ring")
+    path = toy.root / "src/toy/ring.py"
+    path.write_text(path.read_text().replace("one turn", "One turn"))
+    with pytest.raises(verification.UnverifiedError, match="has changed since"):
+        render(page())
+
+
+def test_a_change_elsewhere_in_the_file_does_not_matter(toy):
+    toy.record("toy.ring:ring")
+    path = toy.root / "src/toy/ring.py"
+    path.write_text("# a new first line\n" + path.read_text())
+    assert "Verified by" in render(page())
+
+
+def test_a_failed_test_is_not_evidence(toy):
+    toy.record("toy.ring:ring", outcome="failed")
+    with pytest.raises(verification.UnverifiedError, match="test_ring.* fails"):
+        render(page())
+
+
+def test_a_skipped_test_is_not_evidence(toy):
+    toy.record("toy.ring:ring", outcome="skipped")
+    with pytest.raises(verification.UnverifiedError):
+        render(page())
+
+
+def test_a_draft_marks_instead_of_stopping(toy, monkeypatch):
+    monkeypatch.setenv("XTRAIN_DOCS_DRAFT", "1")
+    assert "Not verified" in render(page())
+
+
+def test_the_digest_is_the_test_runs(toy):
+    """Site and test plugin must reduce a symbol's source to the same digest."""
+    from xtrain.testing.source import digest
+
+    key = "xtrain.comm.ring:ring_all_reduce"
+    root = symbols.config.Path(__file__).parents[2] / "src"
+    assert symbols.key_digest(key, root) == digest(key)
+
+
+# --- files and links ------------------------------------------------------------------
+
+
+def test_a_snippet_and_its_transcript(toy):
+    toy.write("snippets/lc1/a.py", "# python snippets/lc1/a.py\nprint(1)\n")
+    toy.write("snippets/lc1/a.out", "1\n")
+    out = render(page(reference="snippets/lc1/a.py"))
+    assert 'download="a.py"' in out
+    text = render(page(reference="snippets/lc1/a.out"))
+    plain = re.sub(r"<[^>]+>", "", text)
+    assert "$ python snippets/lc1/a.py\n1" in plain
+
+
+def test_a_broken_twin_is_marked(toy):
+    toy.write("snippets/wrong/lc1/a.py", "# python snippets/wrong/lc1/a.py\n1\n")
+    assert "xt-wrong" in render(page(reference="snippets/wrong/lc1/a.py"))
+
+
+@pytest.mark.parametrize("name", ["snippets/none.py", "../outside.py", "snippets/b.out"])
+def test_a_missing_file_stops_the_build(toy, name):
+    toy.write("snippets/b.out", "an orphan")
+    (toy.root.parent / "outside.py").write_text("")
+    with pytest.raises(EmbedError):
+        render(page(reference=name))
+
+
+def test_links_to_evidence_by_name(toy):
+    out = render(
+        "[t](test:tests/test_ring.py::test_ring) [s](src:toy.ring:ring) "
+        "[f](file:tests/test_ring.py)"
+    )
+    assert 'href="/source/tests/test_ring.py.md#L2"' in out
+    assert 'href="/source/toy/ring.py.md#L9"' in out
+    assert 'href="/source/tests/test_ring.py.md#L1"' in out
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["test:tests/test_ring.py::test_rong", "test:tests/no.py::test_ring",
+     "src:toy.ring:no", "file:no.py"],
+)  # fmt: skip
+def test_a_link_to_missing_evidence_stops_the_build(toy, target):
+    with pytest.raises((EmbedError, SymbolError)):
+        render(f"[x]({target})")
+
+
+def test_fences_inside_lists_and_boxes(toy):
+    toy.record("toy.ring:ring")
+    text = "!!! note\n\n" + "\n".join("    " + x for x in page("doc: off").splitlines())
+    out = render(text)
+    assert "admonition" in out
+    assert "xt-bar" in out
+    assert "--8<--" not in out
+
+
+def test_options_are_read_one_per_line():
+    reference, options = embed.parse(
+        ['--8<-- "a.b:c"', "doc: off", "hl: x = \"quoted\"", "note: y"]
+    )
+    assert reference == "a.b:c"
+    assert options == Options(False, [], ['x = "quoted"'], ["y"])

@@ -1,0 +1,83 @@
+"""Numbers: computed, formatted, and every unknown name stops the build."""
+
+import pytest
+
+from tests.docs.rendering import render
+from xtrain_docs.values import ValuesError, evaluate
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("2 * 3 / 4 * 64 * MiB | bytes", "96 MiB"),
+        ("1536 | bytes", "1.5 KiB"),
+        ("512 | bytes", "512 bytes"),
+        ("62.4e9 | si('B/s')", "62.4 GB/s"),
+        ("0.755 | percent", "76 %"),
+        ("0.755 | percent(1)", "75.5 %"),
+        ("1.75 | times", "1.75x"),
+        ("0.0042 | seconds", "4.2 ms"),
+        ("5e-6 | seconds", "5 us"),
+        ("1234567", "1 234 567"),
+        ("7 / 4", "1.75"),
+        ("2 ** 10", "1024"),
+        ("'ring'", "ring"),
+        ("len([n for n in range(5)])", "5"),
+        ("ceil_of(2)", None),
+    ],
+)
+def test_expressions(expression, text):
+    if text is None:
+        with pytest.raises(ValuesError, match="ceil_of"):
+            evaluate(expression)
+    else:
+        assert evaluate(expression) == text
+
+
+def test_a_formula_of_the_planner():
+    traffic = 'collective_traffic("ring_all_reduce", 1024, 4).max_sent'
+    assert evaluate(f"{traffic} * 4 | bytes") == "6 KiB"
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("no_such_name", "no_such_name"),
+        ("1 | no_such_filter", "no filter 'no_such_filter'"),
+        ("1 +", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("[1, 2]", "not a number"),
+        ("1 == 1", "is a bool"),
+        ("__import__('os')", "__import__"),
+    ],
+)
+def test_what_cannot_be_computed_stops_the_build(expression, why):
+    with pytest.raises(ValuesError, match=why.replace("(", r"\(")):
+        render(f"So {{{{ {expression} }}}} it is.")
+
+
+def test_on_a_page_the_number_says_how_it_was_computed():
+    out = render("It sends {{ 3 * MiB | bytes }}.")
+    assert 'title="computed: 3 * MiB as bytes"' in out
+    assert ">3 MiB</span>" in out
+
+
+def test_in_math_and_headings_the_number_stands_bare():
+    assert "<mn>12</mn>" in render("$x = {{ 3 * 4 }}$")
+    assert "xt-value" not in render("## {{ 3 * 4 }} things")
+
+
+def test_code_is_left_alone():
+    assert "{{ x }}" in render("`{{ x }}`")
+    assert "{{ x }}" in render("```text\n{{ x }}\n```")
+
+
+def test_in_a_table():
+    out = render("| a |\n| - |\n| {{ 3 * MiB | bytes }} |\n")
+    assert "3 MiB" in out
+    assert "<td>" in out
+
+
+def test_cited_and_given():
+    assert '<span class="xt-cited"' in render("It took [5 ms]{.cited}.")
+    assert '<span class="xt-given"' in render("A link of [50 GB/s]{.given}.")
