@@ -23,6 +23,11 @@ ROOT_PAGE = """<!doctype html>
 """
 
 
+def main_config() -> Path:
+    """The site's mkdocs.yml."""
+    return config.ROOT / "mkdocs.yml"
+
+
 def build(target: Path) -> None:
     """Prebuild and build into `target`; raises on any error or warning.
 
@@ -38,7 +43,7 @@ def build(target: Path) -> None:
     fresh = target.with_name(target.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     loaded = load_config(
-        str(config.ROOT / "mkdocs.yml"), site_dir=str(fresh / "en"), strict=not config.draft()
+        str(main_config()), site_dir=str(fresh / "en"), strict=not config.draft()
     )
     loaded.plugins.on_startup(command="build", dirty=False)
     try:

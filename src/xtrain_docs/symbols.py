@@ -59,6 +59,17 @@ def _load(module: str, root: Path, stamp: int) -> griffe.Module:
     return griffe.visit(module, filepath=path, code=path.read_text())
 
 
+@lru_cache(maxsize=512)
+def _text(path: Path, stamp: int) -> str:
+    del stamp
+    return path.read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=512)
+def _tree(path: Path, stamp: int) -> ast.Module:
+    return ast.parse(_text(path, stamp))
+
+
 def load_module(module: str, root: Path | None = None) -> griffe.Module:
     """The module as griffe reads it; nothing is imported."""
     root = root or config.SOURCE
@@ -103,7 +114,7 @@ def resolve(reference: str, root: Path | None = None) -> Symbol:
             )
     path = module_path(module_name, root)
     first, last, docstring = _lines(path, name)
-    lines = path.read_text().splitlines()
+    lines = _text(path, path.stat().st_mtime_ns).splitlines()
     return Symbol(
         module_name,
         name,
@@ -116,7 +127,7 @@ def resolve(reference: str, root: Path | None = None) -> Symbol:
 
 
 def _lines(path: Path, name: str) -> tuple[int, int, tuple[int, int] | None]:
-    body: list[ast.stmt] = ast.parse(path.read_text()).body
+    body = _tree(path, path.stat().st_mtime_ns).body
     node: ast.stmt | None = None
     for part in name.split("."):
         node = next((n for n in body if part in _defined(n)), None)

@@ -6,6 +6,7 @@
 A page then says ```` ```table my_table ranks=4 ````.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,5 +43,16 @@ class Table:
         ]
 
 
+CODE = re.compile(r"(`[^`]*`)")
+
+
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |"
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _cell(words: str) -> str:
+    """Escape bars, except in code, where Markdown takes them as they are."""
+    parts = CODE.split(str(words))
+    return "".join(
+        part if part.startswith("`") else part.replace("|", "\\|") for part in parts
+    )

@@ -1,0 +1,189 @@
+"""Building and serving: stop on a defect, publish only what is whole."""
+
+import textwrap
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from xtrain_docs import build, prebuild, serve, transcripts, verification
+from xtrain_docs.symbols import SymbolError
+
+MKDOCS = """
+site_name: toy
+site_url: http://127.0.0.1/en/
+docs_dir: docs/en
+theme: {name: mkdocs, highlightjs: false}
+plugins: [autorefs]
+strict: %s
+validation: {absolute_links: relative_to_docs}
+markdown_extensions: [attr_list, pymdownx.superfences, xtrain_docs.embed,
+  xtrain_docs.values, xtrain_docs.blocks, xtrain_docs.math]
+"""
+
+
+@pytest.fixture
+def site(toy, monkeypatch):
+    """The toy repository as a site of one page; build(text) builds it."""
+    monkeypatch.setattr(prebuild, "main", lambda: None)
+    monkeypatch.setattr(build, "main_config", lambda: toy.root / "mkdocs.yml")
+    toy.write("docs/en/verification/ledger.md", "# L\n\n<a id=verified-toy.ring._hidden>")
+    toy.write("docs/en/source/toy/ring.py.md", "# S\n\n<a id=L25></a>")
+    target = toy.root / "build/site"
+
+    def make(text: str, strict: bool = True):
+        toy.write("mkdocs.yml", MKDOCS % str(strict).lower())
+        toy.write("docs/en/index.md", text)
+        build.build(target)
+        return (target / "en/index.html").read_text()
+
+    make.target = target
+    return make
+
+
+EMBED = '# T\n\n```py\n--8<-- "toy.ring:%s"\n```\n'
+
+
+def test_a_good_page_is_published_with_its_root_and_404(toy, site):
+    toy.record("toy.ring:_hidden")
+    assert "Verified by 2 tests" in site(EMBED % "_hidden")
+    assert 'href="en/"' in (site.target / "index.html").read_text()
+    assert (site.target / "404.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (EMBED % "gone", SymbolError),
+        (EMBED % "_hidden", verification.UnverifiedError),
+        ("# T\n\n{{ gone }}\n", ValueError),
+        ("# T\n\n$\\gone$\n", ValueError),
+        ("# T\n\n```figure gone\n```\n", ValueError),
+        ("# T\n\n[x](gone.md)\n", Exception),
+        ("# T\n\n[x](#gone)\n", None),
+    ],
+    ids=["symbol", "unverified", "value", "math", "figure", "link", "fine"],
+)
+def test_a_defect_stops_the_build_and_leaves_the_old_site(toy, site, text, error):
+    site("# Old\n")
+    if error is None:
+        return
+    with pytest.raises(error):
+        site(text)
+    assert "Old" in (site.target / "en/index.html").read_text()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_unknown_symbol_stops_the_build_strict_or_not(toy, site, strict):
+    with pytest.raises(SymbolError, match="has no 'gone'"):
+        site(EMBED % "gone", strict=strict)
+
+
+# --- prebuild ---------------------------------------------------------------------------
+
+
+def test_source_pages_have_an_anchor_on_every_line_and_nothing_acts(toy, monkeypatch):
+    text = 'x = "$a$ {{ b }} [c](test:d)"\n\n```py\n"""`e`"""\n'
+    path = toy.write("src/toy/odd.py", text)
+    page = prebuild.source_page(path)
+    assert page.count('class="xt-line"') == 4
+    assert 'id="L4"' in page
+    body = page.split("</h1>")[-1].split("---\n", 2)[2]
+    assert "{{" not in body
+    assert "$a$" not in body
+    assert "```" not in body
+
+
+def test_the_ledger_lists_tests_and_says_what_is_not_verified(toy):
+    toy.record("toy.ring:ring")
+    toy.write("docs/en/a.md", EMBED % "_hidden")
+    assert prebuild.write_ledger() == 2
+    text = (toy.root / "docs/en/verification/ledger.md").read_text()
+    assert "1 of 2 functions" in text
+    assert "| 2 | gloo on cpu | 1, 4 |" in text
+    assert "test_ring.py.md#L2" in text
+    assert "Not verified: no test names it" in text
+
+
+def test_an_empty_ledger_says_how_to_fill_it(toy):
+    prebuild.write_ledger()
+    text = (toy.root / "docs/en/verification/ledger.md").read_text()
+    assert "No test run is recorded" in text
+    assert "make test" in text
+
+
+def test_generated_files_that_are_no_longer_made_go_away(toy, monkeypatch):
+    monkeypatch.setattr(prebuild, "SHOWN", ("src/toy",))
+    prebuild.write_source_pages()
+    gone = toy.root / "docs/en/source/toy/steps.py.md"
+    assert gone.is_file()
+    (toy.root / "src/toy/steps.py").unlink()
+    prebuild.write_source_pages()
+    assert not gone.exists()
+
+
+# --- serve --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def address(tmp_path):
+    (tmp_path / "index.html").write_text("home")
+    (tmp_path / "404.html").write_text("lost")
+    made = serve.server(tmp_path)
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{made.server_port}"
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def test_serves_pages_and_the_sites_own_404(address):
+    assert urllib.request.urlopen(address).read() == b"home"
+    with pytest.raises(urllib.error.HTTPError) as lost:
+        urllib.request.urlopen(f"{address}/gone/")
+    assert lost.value.code == 404
+    assert lost.value.read() == b"lost"
+
+
+def test_a_taken_port_is_said_plainly(address, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve.config, "SITE", tmp_path)
+    port = address.rsplit(":", 1)[1]
+    assert serve.main(["--port", port]) == 1
+    assert "--port 0" in capsys.readouterr().err
+
+
+# --- transcripts --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def snippet(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(
+        textwrap.dedent("""\
+        # torchrun --nproc-per-node 2 a.py
+        import os
+        print("rank", os.environ["RANK"])
+        """)
+    )
+    return path
+
+
+def test_a_transcript_is_recorded_and_then_holds(snippet, capfd):
+    assert transcripts.main(["--write", str(snippet)]) == 0
+    assert snippet.with_suffix(".out").read_text() == "rank 0\nrank 1\n"
+    assert transcripts.main([str(snippet)]) == 0
+
+
+def test_a_stale_transcript_is_found(snippet, capsys):
+    snippet.with_suffix(".out").write_text("rank 0\nrank 2\n")
+    assert transcripts.main([str(snippet)]) == 1
+    out = capsys.readouterr().out
+    assert "-rank 2" in out
+    assert "+rank 1" in out
+    assert "--write" in out
+
+
+def test_a_missing_transcript_is_found(snippet):
+    assert transcripts.main([str(snippet)]) == 1

@@ -1,0 +1,89 @@
+"""Traces: decoded from real runs, and refused when they contradict themselves."""
+
+import json
+import re
+
+import pytest
+
+from xtrain_docs import config
+from xtrain_docs.blocks import registry
+from xtrain_docs.traces import Trace, record
+from xtrain_docs.traces.record import TraceError, decode, encode, replay
+
+
+def test_numbers_tell_cell_and_ranks():
+    assert decode(encode(3, 5)) == (5, [3])
+    assert decode(sum(encode(r, 7) for r in (0, 2, 5))) == (7, [0, 2, 5])
+    assert decode(0) is None
+    with pytest.raises(TraceError, match="mixes"):
+        decode(encode(0, 1) + encode(1, 2))
+
+
+def two_ranks(**changes):
+    """An all-reduce of one cell: 1 sends to 0, which adds and sends back."""
+    whole = encode(0, 0) + encode(1, 0)
+    run = {
+        "kind": "all_reduce",
+        "ranks": 2,
+        "cells": 1,
+        "rounds": [[(1, 0, (encode(1, 0),))], [(0, 1, (whole,))]],
+        "befores": [[encode(0, 0)], [encode(1, 0)]],
+        "afters": [[whole], [whole]],
+    }
+    return replay(**(run | changes))
+
+
+def test_a_replay_shows_what_each_rank_holds():
+    data = two_ranks()
+    assert data["initial"] == [[[0]], [[1]]]
+    assert [s["state"] for s in data["steps"]] == [[[[0, 1]], [[1]]], [[[0, 1]], [[0, 1]]]]
+    assert [s["messages"][0]["op"] for s in data["steps"]] == ["add", "copy"]
+
+
+def test_a_message_its_sender_did_not_have_is_refused():
+    with pytest.raises(TraceError, match="rank 1 sends .* but holds"):
+        two_ranks(rounds=[[(1, 0, (encode(0, 0),))], []])
+
+
+def test_an_end_that_the_messages_do_not_make_is_refused():
+    with pytest.raises(TraceError, match="rank 1 ends with"):
+        two_ranks(rounds=[[(1, 0, (encode(1, 0),))]])
+
+
+@pytest.fixture
+def fresh_traces(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "TRACES", tmp_path)
+    return tmp_path
+
+
+def test_the_ring_as_it_really_runs(fresh_traces):
+    trace = registry("trace").run("ring_all_reduce", {"ranks": 3})
+    data = trace.data
+    assert len(data["steps"]) == 4
+    for step in data["steps"]:
+        assert sorted((m["src"], m["dst"]) for m in step["messages"]) == [
+            (0, 1), (1, 2), (2, 0)
+        ]  # fmt: skip
+        assert all(len(m["cells"]) == 1 for m in step["messages"])
+    ops = [{m["op"] for m in s["messages"]} for s in data["steps"]]
+    assert ops == [{"add"}, {"add"}, {"copy"}, {"copy"}]
+    assert data["steps"][-1]["state"] == [[[0, 1, 2]] * 3] * 3
+
+
+def test_a_trace_is_read_back_while_nothing_changes(fresh_traces, monkeypatch):
+    run = registry("trace").run
+    first = run("all_to_all_single", {"ranks": 2})
+    monkeypatch.setattr(record, "record", lambda *a, **k: pytest.fail("ran again"))
+    assert run("all_to_all_single", {"ranks": 2}) == first
+
+
+def test_the_element_carries_data_and_a_table_for_readers_without_scripts():
+    data = two_ranks() | {
+        "title": "toy", "kind": "all_reduce", "ranks": 2, "cells": 1, "additive": True,
+    }  # fmt: skip
+    out = Trace(data).html()
+    packed = re.search(r'data-trace="([^"]*)"', out)[1].replace("&quot;", '"')
+    assert json.loads(packed) == data
+    assert out.count("<tr>") == 3
+    assert "<td>1</td><td>1</td><td>0</td><td>0</td><td>are added</td>" in out
+    assert "<script" not in out
