@@ -1,10 +1,13 @@
 # torchrun --nproc-per-node 3 snippets/lc1/deadlock.py
+import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+# Rank 0 loses patience after two seconds, the others would wait for a minute.
+patience = 2 if os.environ["RANK"] == "0" else 60
+dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
 rank, size = dist.get_rank(), dist.get_world_size()
 right, left = (rank + 1) % size, (rank - 1) % size
 
@@ -15,4 +18,6 @@ try:
     print(f"rank {rank} received {incoming.item()}")
 except RuntimeError as error:
     reason = str(error).rpartition("] ")[2]  # without the place in gloo's source
-    print(f"rank {rank} to rank {right}: {reason}")
+    if rank > 0:
+        reason = "still waiting when rank 0 hung up"
+    print(f"rank {rank}, in its send to rank {right}: {reason}")

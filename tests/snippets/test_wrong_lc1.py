@@ -77,17 +77,33 @@ def shift_delivers(shift) -> list:
     return ledger.events
 
 
+def shift_by_exchange(send, recv):
+    rank, size = ranks()
+    comm.exchange(send, (rank + 1) % size, recv, (rank - 1) % size)
+
+
+def shift_by_exchange_all(send, recv):
+    rank, size = ranks()
+    comm.exchange_all([(send, (rank + 1) % size)], [(recv, (rank - 1) % size)])
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.verifies("xtrain.comm.p2p:ring_shift")
+@pytest.mark.verifies(
+    "xtrain.comm.p2p:ring_shift",
+    "xtrain.comm.p2p:exchange",
+    "xtrain.comm.p2p:exchange_all",
+)
 def test_all_send_first_is_cut_and_shown(worlds, size):
-    worlds[size].run(shift_delivers, comm.ring_shift)
+    for right in (comm.ring_shift, shift_by_exchange, shift_by_exchange_all):
+        worlds[size].run(shift_delivers, right)
     with pytest.raises(RankTimeout) as caught:
         worlds[size].run(shift_delivers, all_send_first.ring_shift, timeout=1)
     for report in caught.value.reports:
         right = (report.rank + 1) % size
         assert report.kind == "waiting"
         assert f"waiting in send(tensor=float32[1], dst={right}" in report.summary
-        assert "in ring_shift (snippets/wrong/lc1/all_send_first.py" in report.summary
+        assert "in ring_shift" in report.summary
+        assert "snippets/wrong/lc1/all_send_first.py" in report.summary
         assert "in shift_delivers" in report.detail
 
 

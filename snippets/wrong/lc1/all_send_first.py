@@ -23,4 +23,7 @@ if __name__ == "__main__":
         try:
             print(world.run(program, timeout=2))
         except RankTimeout as error:
-            print(str(error).partition("\n\n")[0])  # the stacks follow below this
+            print(error.headline)
+            for report in error.reports:  # printing `error` shows whole stacks, too
+                call, place = report.summary.split(", in ")
+                print(f"rank {report.rank}: {call}\n  in {place}")

@@ -13,7 +13,8 @@ def ring_all_reduce(tensor):
         ring_shift(chunks[(rank - 1 - step) % size], incoming)
         chunks[(rank - 2 - step) % size].add_(incoming)
     for step in range(size - 1):  # all-gather
-        give, take = (rank + step) % size, (rank + 1 + step) % size  # the bug: - and -
+        give = (rank + step) % size  # the bug: chunks come in falling order,
+        take = (rank + 1 + step) % size  # so the step must be subtracted
         ring_shift(chunks[give], chunks[take])
 
 
