@@ -60,7 +60,7 @@ def all_to_all_async(
     counts = (len(outputs), len(inputs))
     own = [list(t.shape) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])]
     check_call(
-        "all_to_all", group, *inputs, *outputs, compare="",
+        "all_to_all", group, *inputs, *outputs, compare=(),
         written=outputs,
         sends=dict(enumerate(inputs)), receives=dict(enumerate(outputs)),
         rules=[
@@ -119,7 +119,7 @@ def all_to_all_single_async(
     if input.shape[1:] != output.shape[1:]:
         problems.append(f"rows differ: {list(input.shape)} and {list(output.shape)}")
     rules = [(False, problem) for problem in problems]
-    check_call("all_to_all_single", group, output, input, rules=rules, compare="")
+    check_call("all_to_all_single", group, output, input, rules=rules, compare=())
     landing = output.detach().contiguous()
     handle = all_to_all_async(
         list(landing.split(_splits(output, output_split_sizes, size))),

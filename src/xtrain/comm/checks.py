@@ -66,7 +66,7 @@ def check_call(
     *tensors: Tensor,
     op: ReduceOp.RedOpType = _NO_OP,
     whole: Tensor | None = None,
-    compare: object = None,
+    compare: Sequence[object] | None = None,
     rules: Sequence[tuple[bool, str]] = (),
     written: Sequence[Tensor] | None = None,
     sends: Mapping[int, Tensor] | None = None,
@@ -79,8 +79,8 @@ def check_call(
         tensors: all the call's tensors: one dtype, one device the backend serves.
         op: the reduce operation, checked against the dtype.
         whole: one more tensor, with as many elements as the first one has on all ranks.
-        compare: what `debug_checks` compares across ranks besides dtype and op; the
-            first tensor's shape unless given.
+        compare: what `debug_checks` compares across ranks besides dtype and op: a
+            list or a tuple; the first tensor's shape unless given.
         rules: pairs (holds, message) of further conditions.
         written: the tensors that get a result; the first one unless given.
         sends, receives: tensors by rank at the other end, where ranks may differ:
@@ -238,11 +238,11 @@ def _describe_call(
     name: str,
     tensors: Sequence[Tensor],
     op: ReduceOp.RedOpType,
-    compare: object,
+    compare: Sequence[object] | None,
 ) -> str:
-    what = [
-        str(list(tensors[0].shape)) if compare is None and tensors else str(compare)
-    ]
+    if compare is None:
+        compare = [list(t.shape) for t in tensors[:1]]
+    what = [str(part) for part in compare]
     what += [str(t.dtype).removeprefix("torch.") for t in tensors[:1]]
     what += [_name(op)] if op is not _NO_OP else []
     return f"{name}({', '.join(what)})"

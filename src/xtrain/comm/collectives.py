@@ -165,7 +165,8 @@ def all_gather(
     rank, size = rank_and_size(group)
     shapes = [list(t.shape) for t in tensor_list]
     check_call(
-        "all_gather", group, tensor, *tensor_list, compare=shapes, written=tensor_list,
+        "all_gather", group, tensor, *tensor_list,
+        compare=[shapes], written=tensor_list,
         rules=[
             (len(shapes) == size, f"{len(shapes)} output tensors for {size} ranks"),
             (
@@ -204,7 +205,7 @@ def reduce_scatter(
     rank, size = rank_and_size(group)
     shapes = [list(t.shape) for t in input_list]
     check_call(
-        "reduce_scatter", group, output, *input_list, op=op, compare=shapes,
+        "reduce_scatter", group, output, *input_list, op=op, compare=[shapes],
         rules=[
             (len(shapes) == size, f"{len(shapes)} input tensors for {size} ranks"),
             (
@@ -298,7 +299,7 @@ def _list_on_root(
     tensors = [tensor, *pieces] if pieces else [tensor]
     one, many = {root: tensor}, dict(enumerate(pieces or []))
     check_call(
-        call, group, *tensors, rules=rules, compare=f"root={root}",
+        call, group, *tensors, rules=rules, compare=[f"root={root}"],
         written=(pieces or ()) if call == "gather" else (tensor,),
         sends=one if call == "gather" else many,
         receives=many if call == "gather" else one,
