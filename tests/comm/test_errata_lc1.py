@@ -451,12 +451,13 @@ def gloo_on_the_cpu():
         "gather": lambda: dist.gather(ones, mine, 0),
         "scatter": lambda: dist.scatter(ones, mine, 0),
         "reduce_scatter": lambda: dist.reduce_scatter(ones, pieces),
-        "all_to_all": lambda: dist.all_to_all(pieces, pieces),
         "all_to_all_single": lambda: dist.all_to_all_single(many.clone(), many),
         "all_to_all_single, empty pieces": lambda: dist.all_to_all_single(
             torch.empty(sum(arriving)), torch.ones(sum(rows)), arriving, rows
         ),
     }
+    if torch.__version__ >= (2, 12):  # the newest of them
+        calls["all_to_all"] = lambda: dist.all_to_all(pieces, pieces)
     for op in ("SUM", "AVG", "MIN", "MAX", "PRODUCT"):
         operation = getattr(dist.ReduceOp, op)
         calls[op] = lambda operation=operation: dist.all_reduce(ones, operation)
