@@ -97,7 +97,7 @@ def test_all_send_first_is_cut_and_shown(worlds, size):
     for right in (comm.ring_shift, shift_by_exchange, shift_by_exchange_all):
         worlds[size].run(shift_delivers, right)
     with pytest.raises(RankTimeout) as caught:
-        worlds[size].run(shift_delivers, all_send_first.ring_shift, timeout=1)
+        worlds[size].run(shift_delivers, all_send_first.ring_shift, timeout=2)
     for report in caught.value.reports:
         right = (report.rank + 1) % size
         assert report.kind == "waiting"
