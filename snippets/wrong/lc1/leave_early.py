@@ -20,6 +20,7 @@ def program():
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # both are connected before one of them leaves
     try:
         program()
         print(f"rank {rank} is done")
