@@ -89,9 +89,7 @@ def torch_call(name: str, numel: int) -> Callable[[], Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((numel,), float(rank))
     whole, part = torch.empty(size * numel), torch.empty(numel // size)
-    reduce_scatter = getattr(
-        dist, "reduce_scatter_single", dist.reduce_scatter_tensor
-    )
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     return {
         "all_reduce": lambda: dist.all_reduce(tensor),

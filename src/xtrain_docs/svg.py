@@ -122,12 +122,14 @@ def line_chart(
     marks: Sequence[tuple[float, str]] = (),
     width: int = 720,
     height: int = 380,
+    legend: bool = False,
 ) -> str:
     """Lines over two axes, each named at its right end.
 
     Args:
         series: points per name, in drawing order.
         marks: vertical lines at x with a short text, such as a crossover.
+        legend: name the lines in rows above the chart instead, and fit a phone.
     """
     if not series or not all(series.values()):
         raise ValueError(f"{title}: a series without points")
@@ -135,7 +137,11 @@ def line_chart(
     xs = x.ends([p[0] for p in every])
     ys = y.ends([p[1] for p in every])
     longest = max(len(name) for name in series)
-    left, right, top, bottom = 74, 24 + 7.2 * longest, 34, 52
+    left, right, top, bottom = 74.0, 24 + 7.2 * longest, 34.0, 52
+    keys: list[str] = []
+    if legend:
+        keys, rows = _legend(list(series), width)
+        right, top = 18, top + 20 * rows
     wide, high = width - left - right, height - top - bottom
 
     def px(value: float) -> float:
@@ -144,7 +150,7 @@ def line_chart(
     def py(value: float) -> float:
         return top + high * (1 - y.place(value, ys))
 
-    parts = [f"<title>{html.escape(title)}</title>"]
+    parts = [f"<title>{html.escape(title)}</title>", *keys]
     for tick in y.tick_values(ys):
         parts.append(line(left, py(tick), left + wide, py(tick), "xt-grid"))
         parts.append(text(left - 10, py(tick) + 4, y.format(tick), "xt-tick", "end"))
@@ -155,7 +161,7 @@ def line_chart(
         )
     parts.append(line(left, top + high, left + wide, top + high, "xt-axis"))
     parts.append(text(left + wide, height - 8, x.label, "xt-label", "end"))
-    parts.append(text(8, 16, y.label, "xt-label"))
+    parts.append(text(8, top - 18, y.label, "xt-label"))
     for at, words in marks:
         if xs[0] <= at <= xs[1]:
             parts.append(line(px(at), top, px(at), top + high, "xt-mark"))
@@ -172,9 +178,32 @@ def line_chart(
                 "</circle>"
                 for a, b in points
             ]
-        cls = f"xt-name xt-s{index % 8}"
-        parts.append(text(left + wide + 10, ends[name] + 4, name, cls))
-    return document(width, height, parts, title, description)
+        if not legend:
+            cls = f"xt-name xt-s{index % 8}"
+            parts.append(text(left + wide + 10, ends[name] + 4, name, cls))
+    drawing = document(width, height, parts, title, description)
+    return fit(drawing, width) if legend else drawing
+
+
+def _legend(names: Sequence[str], width: int) -> tuple[list[str], int]:
+    """The names with a dot of their colour each, in rows; and how many rows."""
+    parts, x, y = [], 8.0, 14.0
+    for index, name in enumerate(names):
+        if x > 8 and x + 18 + 7.2 * len(name) > width - 8:
+            x, y = 8.0, y + 20
+        parts.append(
+            f'<circle cx="{_number(x + 5)}" cy="{_number(y - 4)}" r="5" '
+            f'class="xt-dot xt-s{index % 8}"/>'
+        )
+        parts.append(text(x + 16, y, name, f"xt-name xt-s{index % 8}"))
+        x += 36 + 7.2 * len(name)
+    return parts, round((y - 14) / 20) + 1
+
+
+def fit(drawing: str, width: int) -> str:
+    """A drawing that shrinks with the page and grows to at most 1.25 of its size."""
+    style = f'style="min-width:0;max-width:{round(1.25 * width)}px"'
+    return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
 
 
 def _spread(places: list[tuple[float, str]], gap: float) -> dict[str, float]:

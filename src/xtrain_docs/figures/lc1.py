@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from xtrain.plan import (
     Link,
@@ -14,11 +15,18 @@ from xtrain.plan import (
 )
 
 from .. import runs, values
-from ..svg import Axis, document, line_chart, text
+from ..svg import Axis, document, fit, text
+from ..svg import line_chart as wide_chart
 from . import REGISTRY
 
 CELL, ROW, GAP = 46, 30, 64
 ALL_REDUCES = ("ring", "halving_doubling", "tree", "one_shot")
+
+
+def line_chart(*arguments: Any, **options: Any) -> str:
+    """A line chart that a phone can show whole."""
+    size = {"width": 500, "height": 340, "legend": True}
+    return wide_chart(*arguments, **(size | options))
 
 
 # ------------------------------------------------ before and after a collective
@@ -82,7 +90,7 @@ def before_after(name: str, ranks: int = 4, root: int = 0) -> str:
         f"rank {rank}: {_words(sides[0], ranks)} becomes {_words(sides[1], ranks)}"
         for rank, sides in enumerate(found)
     )
-    return document(width, top + ranks * ROW + 6, parts, title, rows)
+    return fit(document(width, top + ranks * ROW + 6, parts, title, rows), width)
 
 
 def _words(cells: Sequence[int], ranks: int) -> str:
@@ -116,7 +124,8 @@ def mesh_groups(shape: tuple[int, ...], axes: str, axis: str) -> str:
     )
     width = max(150, left + planes * (columns * CELL + 24))
     title = f"{axis} groups of the mesh {shape}: {', '.join(map(str, order))}"
-    return document(width, top + rows * ROW + 6, parts, title, places)
+    width = int(width)
+    return fit(document(width, top + rows * ROW + 6, parts, title, places), width)
 
 
 # ---------------------------------------------------------- the alpha-beta model
@@ -141,7 +150,7 @@ def when_ring(ranks: int = 8, alpha: float = 5e-6, bandwidth: float = 50e9) -> s
     meet = crossover("tree_all_reduce", "ring_all_reduce", ranks, alpha, beta)
     return line_chart(
         lines,
-        Axis("tensor", "log2", values.bytes_, ticks=[2.0**i for i in range(8, 31, 4)]),
+        Axis("tensor", "log2", values.bytes_, ticks=[2.0**i for i in range(10, 31, 5)]),
         Axis("time", "log", values.seconds),
         f"Time of an all-reduce among {ranks} ranks",
         f"alpha {alpha * 1e6:g} us, {bandwidth / 1e9:g} GB/s; tree and ring meet at "
@@ -166,7 +175,7 @@ def nccl_choice(ranks: int = 64, nodes: int = 8, bandwidth: float = 100e9) -> st
     )
     return line_chart(
         lines,
-        Axis("tensor", "log2", values.bytes_, ticks=[2.0**i for i in range(12, 34, 4)]),
+        Axis("tensor", "log2", values.bytes_, ticks=[2.0**i for i in range(15, 34, 5)]),
         Axis("time", "log", values.seconds),
         f"NCCL's own estimate for {ranks} GPUs on {nodes} nodes",
         f"{bandwidth / 1e9:g} GB/s; they meet at about {values.bytes_(meet, 2)}",
@@ -189,7 +198,12 @@ def tree_ring_crossover(bandwidth: float = 50e9) -> str:
     lines = {}
     for alpha in (1e-6, 5e-6, 25e-6):
         lines[f"alpha {alpha * 1e6:g} us"] = [
-            (p, crossover("tree_all_reduce", "ring_all_reduce", p, alpha, 1 / bandwidth))
+            (
+                p,
+                crossover(
+                    "tree_all_reduce", "ring_all_reduce", p, alpha, 1 / bandwidth
+                ),
+            )
             for p in counts
         ]
     return line_chart(
@@ -273,8 +287,9 @@ def ring_order_rounds() -> str:
     }
     return line_chart(
         lines,
-        Axis("ranks", "linear", lambda n: f"{n:g}", low=2, high=8,
-             ticks=[2, 3, 4, 8]),  # fmt: skip
+        Axis(
+            "ranks", "linear", lambda n: f"{n:g}", low=2, high=8, ticks=[2, 3, 4, 8]
+        ),
         Axis("rounds", "linear", lambda n: f"{n:g}"),
         "Rounds that the N-1 steps of a ring take",
     )
@@ -292,11 +307,14 @@ def stale_descent(delay: int, rate: float, steps: int) -> list[float]:
     return [abs(x) for x in seen]
 
 
+AGES = {0: "fresh", 1: "1 step old"}
+
+
 @REGISTRY
 def stale_gradients(rate: float = 0.4, steps: int = 30) -> str:
     """Gradient descent with gradients that are 0, 1, 2 and 4 steps old."""
     lines = {
-        f"{delay} steps old" if delay else "fresh": [
+        AGES.get(delay, f"{delay} steps old"): [
             (float(i), x) for i, x in enumerate(stale_descent(delay, rate, steps))
         ]
         for delay in (0, 1, 2, 4)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .. import config, values
-from ..svg import Axis, bar_chart, document, text
+from ..svg import Axis, bar_chart, document, fit, text
 from . import REGISTRY
 
 RECORD = config.ROOT / "docs" / "data" / "bench" / "lc1.json"
@@ -41,13 +41,15 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", path: str = "") -> str:
     if not bars:
         return no_record(race, ranks)
     cores = found.machine.get("cores", "")
-    return bar_chart(
+    drawing = bar_chart(
         bars,
         Axis("times as fast as " + baseline, format=lambda v: f"{v:.3g}x"),
         f"{ranks} ranks on {found.heats[0].backend}, {found.date[:10]}",
         f"Ratios of medians against {baseline}; {cores} cores.",
         reference=(1.0, baseline),
+        width=500,
     )
+    return fit(drawing, 500)
 
 
 def no_record(race: str, ranks: int) -> str:
@@ -56,4 +58,5 @@ def no_record(race: str, ranks: int) -> str:
         text(16, 34, f"No recorded race yet: {race}, {ranks} ranks.", "xt-label"),
         text(16, 58, "xtrain bench lc1 writes one.", "xt-tick"),
     ]
-    return document(520, 80, lines, "No recorded race yet", f"{race}, {ranks} ranks")
+    words = f"{race}, {ranks} ranks"
+    return fit(document(400, 80, lines, "No recorded race yet", words), 400)

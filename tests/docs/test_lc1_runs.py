@@ -1,0 +1,232 @@
+"""The tables and figures of lc1: drawn from runs, and refused when a run disagrees."""
+
+import dataclasses
+import json
+import operator
+import sys
+from functools import reduce as fold
+
+import pytest
+import torch
+from torch.distributed import ReduceOp
+
+from xtrain.comm.mesh import axis_ranks, mesh_coordinates
+from xtrain.comm.reduce_op import combine, finish
+from xtrain_docs import runs, runs_lc1
+from xtrain_docs.figures import lc1 as figures
+from xtrain_docs.figures import races
+from xtrain_docs.tables import REGISTRY, lc1
+from xtrain_docs.traces import lc1_extra
+
+
+@pytest.fixture
+def on_ranks(world, tmp_path, monkeypatch):
+    """Runs happen on this session's ranks and are remembered for one test only."""
+    if world(2).device != "cpu":
+        pytest.skip("the pages' runs are made on CPUs")
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
+    monkeypatch.setattr(runs, "_world", world)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.ledger:CommLedger",
+    "xtrain.comm.ledger:message_rounds",
+    "xtrain.comm.hierarchical:hierarchical_all_reduce",
+    "xtrain.comm.tree:_halve_and_double",
+    "xtrain.comm.p2p:post_all",
+)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_every_collective_sends_its_formula(on_ranks, ranks):
+    for name, known in lc1.MEASURED.items():
+        if ranks % known.options.get("local_ranks", 1) == 0:
+            found = lc1.compare(name, ranks)
+            assert max(found["sent"]) == found["formula"] > 0
+
+
+def test_a_table_is_refused_when_run_and_formula_disagree(on_ranks, monkeypatch):
+    wrong = dataclasses.replace(lc1.MEASURED["ring_all_reduce"], formula="broadcast")
+    monkeypatch.setitem(lc1.MEASURED, "ring_all_reduce", wrong)
+    with pytest.raises(lc1.EvidenceError, match="ring_all_reduce, 3 ranks: sent"):
+        lc1.compare("ring_all_reduce", 3)
+
+
+def test_rounds_are_compared_too(on_ranks, monkeypatch):
+    # The same bytes as a ring all-gather on 2 of 2 ranks, in more rounds on 4.
+    wrong = dataclasses.replace(
+        lc1.MEASURED["all_to_all"], formula="ring_reduce_scatter"
+    )
+    monkeypatch.setitem(lc1.MEASURED, "all_to_all", wrong)
+    with pytest.raises(lc1.EvidenceError, match="rounds"):
+        lc1.compare("all_to_all", 4)
+
+
+def test_three_orders_of_a_ring_step(on_ranks):
+    assert [lc1.order_rounds("rank 0 first", n) for n in (2, 3, 4)] == [2, 6, 12]
+    assert [lc1.order_rounds("even first", n) for n in (2, 3, 4)] == [2, 6, 6]
+    assert [lc1.order_rounds("together", n) for n in (2, 3, 4)] == [1, 2, 3]
+
+
+def test_tables_are_whole(on_ranks):
+    for name in ("message_overhead", "barrier_rounds", "bytes_on_axes", "links",
+                 "all_reduce_costs", "all_collectives"):  # fmt: skip
+        assert len(REGISTRY[name]().markdown()) > 3, name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts wire bytes")
+def test_gloo_reduce_scatter_sends_an_all_reduce(on_ranks, world):
+    if world(4).backend != "gloo":
+        pytest.skip("about gloo")
+    size = 2**20
+    ours = runs.wire("xtrain.ring_reduce_scatter", size // 4, 4)
+    theirs = runs.wire("torch.reduce_scatter_tensor", size // 4, 4)
+    assert sum(ours["payload"]) == 3 * size
+    assert sum(theirs["wire"]) == pytest.approx(6 * size, rel=0.02)
+    assert sum(ours["wire"]) == pytest.approx(3 * size, rel=0.02)
+
+
+def test_runs_are_remembered_until_the_code_changes(on_ranks, monkeypatch, tmp_path):
+    first = runs.sent("barrier", 1, 2)
+    files = list(tmp_path.glob("*.json"))
+    assert len(files) == 1
+    stored = json.loads(files[0].read_text())
+    stored["results"][0]["sent"] = 123
+    files[0].write_text(json.dumps(stored))
+    assert runs.sent("barrier", 1, 2)["sent"][0] == 123
+    monkeypatch.setattr(runs, "code_digest", lambda: "changed")
+    assert runs.sent("barrier", 1, 2) == first
+
+
+# --------------------------------------------------------------------- figures
+
+
+BEFORE_AFTER = {
+    "broadcast": ["a0 a1", "a0 a1"],
+    "reduce": ["Σ0 Σ1", "b0 b1"],
+    "all_reduce": ["Σ0 Σ1", "Σ0 Σ1"],
+    "gather": ["a0 b0", "- -"],
+    "scatter": ["a0", "a1"],
+    "all_gather": ["a0 b0", "a0 b0"],
+    "reduce_scatter": ["Σ0", "Σ1"],
+    "all_to_all": ["a0 b0", "a1 b1"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(BEFORE_AFTER))
+def test_before_and_after(on_ranks, name):
+    drawing = figures.before_after(name, ranks=2)
+    for rank, cells in enumerate(BEFORE_AFTER[name]):
+        assert f"rank {rank}: " in drawing
+        assert f"becomes {cells}" in drawing
+
+
+def test_a_cell_that_mixes_pieces_is_refused():
+    assert figures.label(0, 2) == ("", -1)
+    assert figures.label(0b0101, 2) == ("Σ0", 7)
+    with pytest.raises(ValueError, match="mixes"):
+        figures.label(0b0011, 2)
+    with pytest.raises(ValueError, match="some ranks"):
+        figures.label(0b001001, 3)
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
+)
+@pytest.mark.parametrize("shape", [(8,), (2, 4), (3, 2), (2, 2, 2), (2, 3, 4, 1)])
+def test_coordinates_and_groups_are_those_of_a_table_of_ranks(shape):
+    table = torch.arange(torch.Size(shape).numel()).view(shape)
+    for rank in range(table.numel()):
+        place = mesh_coordinates(rank, shape)
+        assert int(table[place]) == rank
+        for axis in range(len(shape)):
+            line = list(place)
+            line[axis] = slice(None)
+            assert axis_ranks(rank, shape, axis) == table[tuple(line)].tolist()
+
+
+def test_mesh_groups_have_one_colour_each():
+    drawing = figures.mesh_groups((2, 4), "data,tensor", "tensor")
+    assert "(0, 1, 2, 3), (4, 5, 6, 7)" in drawing
+    assert drawing.count("xt-s0") == drawing.count("xt-s1") == 4
+
+
+FOLDS = {
+    ReduceOp.SUM: operator.add,
+    ReduceOp.PRODUCT: operator.mul,
+    ReduceOp.MIN: min,
+    ReduceOp.MAX: max,
+    ReduceOp.BAND: operator.and_,
+    ReduceOp.BOR: operator.or_,
+    ReduceOp.BXOR: operator.xor,
+}
+
+
+@pytest.mark.verifies("xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:finish")
+@pytest.mark.parametrize("op", FOLDS, ids=lambda op: op.name)
+def test_folding_three_ranks_equals_plain_python(op):
+    ranks = [[3, -5, 12], [6, 7, 10], [-1, 2, 9]]
+    partial = torch.tensor(ranks[0])
+    for other in ranks[1:]:
+        combine(partial, torch.tensor(other), op)
+    finish(partial, op, 3)
+    expected = [fold(FOLDS[op], column) for column in zip(*ranks, strict=True)]
+    assert partial.tolist() == expected
+
+
+@pytest.mark.verifies("xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:finish")
+def test_an_average_is_divided_once_at_the_end():
+    partial = torch.tensor([1.0, 2.0])
+    combine(partial, torch.tensor([3.0, 6.0]), ReduceOp.AVG)
+    assert partial.tolist() == [4.0, 8.0]
+    finish(partial, ReduceOp.AVG, 2)
+    assert partial.tolist() == [2.0, 4.0]
+
+
+def test_fresh_gradients_converge_and_old_ones_swing():
+    fresh = figures.stale_descent(0, 0.4, 20)
+    assert fresh == pytest.approx([0.6**step for step in range(21)])
+    assert figures.stale_descent(4, 0.4, 60)[-1] > 1 > fresh[-1]
+
+
+def test_crossover_figures_name_the_place():
+    assert "tree = ring: 460 KiB" in figures.when_ring(ranks=8)
+    assert "tree = ring: about 203 MiB" in figures.nccl_choice()
+
+
+# --------------------------------------------------------- traces and the races
+
+
+def test_one_shot_shows_its_messages(on_ranks, world):
+    results = world(3).run(runs_lc1.payload, "one_shot_by_p2p", 4, 0)
+    assert [r["messages"] for r in results] == [2, 2, 2]
+    assert lc1_extra.__name__ == lc1_extra.HERE
+
+
+def test_a_race_without_a_record_says_so(tmp_path):
+    drawing = races.lc1_race("all_reduce", path=str(tmp_path / "none.json"))
+    assert "No recorded race yet" in drawing
+
+
+def test_a_race_is_drawn_from_its_record(tmp_path):
+    def result(name, ratio):
+        empty = dict.fromkeys(
+            ("seconds", "seconds_low", "seconds_high", "ratio_low", "ratio_high",
+             "goal", "bytes_sent", "bytes_formula", "wire_bytes"))  # fmt: skip
+        return empty | {"name": name, "ratio": ratio, "kept": 9, "dropped": 0,
+                        "calls": 1}  # fmt: skip
+
+    heat = {"race": "all_reduce", "title": "t", "size": 2**20, "ranks": 4,
+            "backend": "gloo", "rounds": 9, "foreign": None,
+            "results": [result("gloo all-reduce", None), result("ring", 1.25),
+                        result("tree", 0.5)]}  # fmt: skip
+    record = {"schema": 1, "name": "lc1", "title": "t", "date": "2026-11-21T00:00:00",
+              "command": "xtrain bench lc1", "machine": {"cores": 2}, "versions": {},
+              "settings": {}, "heats": [heat]}  # fmt: skip
+    path = tmp_path / "lc1.json"
+    path.write_text(json.dumps(record))
+    drawing = races.lc1_race("all_reduce", only="ring", path=str(path))
+    assert "1 MiB, ring: 1.25x" in drawing
+    assert "tree" not in drawing
+    assert "No recorded race" in races.lc1_race("all_reduce", 2, path=str(path))
