@@ -136,7 +136,7 @@ class CommLedger(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _record_call(self, op: str, args: Any) -> None:
-        if op == "wait_tensor":
+        if op in ("wait_tensor", "_wrap_tensor_autograd"):  # these move nothing
             return
         tensors = [t for arg in args for t in _tensors(arg)]
         payload = sum(t.numel() * t.element_size() for t in _tensors(args[0]))

@@ -1,0 +1,133 @@
+"""Device meshes: coordinates, groups, and sizes that do not fit."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.comm import axis_ranks, init_mesh, mesh_coordinates, ring_all_reduce
+from xtrain.comm.mesh import check_mesh
+
+MESHES = {
+    1: [((1,), ("data",)), ((1, 1, 1), ("a", "b", "c"))],
+    4: [
+        ((4,), ("data",)),
+        ((2, 2), ("data", "tensor")),
+        ((1, 4), ("data", "tensor")),
+        ((4, 1), ("data", "tensor")),
+        ((2, 1, 2), ("pipeline", "data", "tensor")),
+    ],
+    6: [((2, 3), ("data", "tensor")), ((3, 2), ("data", "tensor"))],
+    8: [((2, 2, 2), ("pipeline", "data", "tensor"))],
+}
+
+
+def same_as_torch(shape, axes) -> None:
+    rank = dist.get_rank()
+    mesh = init_mesh(shape, axes)
+    assert tuple(mesh.shape) == shape
+    assert mesh.mesh_dim_names == axes
+    assert tuple(mesh.get_coordinate()) == mesh_coordinates(rank, shape)
+    for axis, name in enumerate(axes):
+        group = mesh[name].get_group()
+        members = axis_ranks(rank, shape, axis)
+        assert dist.get_process_group_ranks(group) == members
+        assert mesh.get_local_rank(name) == mesh_coordinates(rank, shape)[axis]
+        tensor = torch.tensor([float(rank)])
+        ring_all_reduce(tensor, group=group)
+        assert tensor.item() == sum(members)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [case for cases in MESHES.values() for case in cases], ids=str
+)
+@pytest.mark.verifies(
+    "xtrain.comm.mesh:init_mesh",
+    "xtrain.comm.mesh:mesh_coordinates",
+    "xtrain.comm.mesh:axis_ranks",
+)
+def test_coordinates_and_groups_equal_torch(world, shape, axes):
+    world(math.prod(shape)).run(same_as_torch, shape, axes)
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
+)
+def test_the_last_axis_is_contiguous():
+    """Rank 5 of 2 x 4: its tensor group is a row, its data group a column."""
+    assert mesh_coordinates(5, (2, 4)) == (1, 1)
+    assert axis_ranks(5, (2, 4), 1) == [4, 5, 6, 7]
+    assert axis_ranks(5, (2, 4), 0) == [1, 5]
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
+)
+@settings(max_examples=50, derandomize=True, deadline=None, database=None)
+@given(shapes)
+def test_coordinates_and_axes_of_any_mesh(shape):
+    world_size = math.prod(shape)
+    table = torch.arange(world_size).view(shape)
+    for rank in range(world_size):
+        coordinates = mesh_coordinates(rank, shape)
+        assert table[coordinates] == rank
+        for axis in range(len(shape)):
+            place = list(coordinates)
+            place[axis] = slice(None)
+            assert axis_ranks(rank, shape, axis) == table[tuple(place)].tolist()
+    # Every axis cuts the world into groups that share no rank.
+    for axis in range(len(shape)):
+        cut = {tuple(axis_ranks(rank, shape, axis)) for rank in range(world_size)}
+        assert sorted(itertools.chain(*cut)) == list(range(world_size))
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
+)
+def test_places_outside_the_mesh_are_refused():
+    for rank in (-1, 4, 99):
+        with pytest.raises(ValueError, match=rf"rank {rank} .* shape \(2, 2\)"):
+            mesh_coordinates(rank, (2, 2))
+        with pytest.raises(ValueError, match=rf"rank {rank} .* shape \(2, 2\)"):
+            axis_ranks(rank, (2, 2), 0)
+    for axis in (-1, 2):
+        with pytest.raises(ValueError, match=rf"axis {axis} .* shape \(2, 2\)"):
+            axis_ranks(0, (2, 2), axis)
+
+
+WRONG = [
+    ((2, 3), ("data", "tensor"), r"2 x 3 = 6 ranks, but the world has 4"),
+    ((4, 4), ("data", "tensor"), r"4 x 4 = 16 ranks, but the world has 4"),
+    ((2,), ("data",), r"2 = 2 ranks, but the world has 4"),
+    ((1,), ("data",), r"but the world has 4"),
+    ((2, 2), ("data",), r"one name per axis: shape \(2, 2\), axes \('data',\)"),
+    ((2, 2), ("data", "data"), r"one name per axis"),
+    ((), (), r"one name per axis"),
+    ((0, 4), ("data", "tensor"), r"from 1 up, got \(0, 4\)"),
+    ((-2, -2), ("data", "tensor"), r"from 1 up, got \(-2, -2\)"),
+    ((2.0, 2), ("data", "tensor"), r"from 1 up, got \(2.0, 2\)"),
+]
+
+
+def wrong_meshes() -> None:
+    for shape, axes, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            init_mesh(shape, axes)
+        with pytest.raises(ValueError, match=message):
+            check_mesh(shape, axes, 4)
+    tensor = torch.ones(2)
+    ring_all_reduce(tensor)
+    assert tensor.tolist() == [4.0, 4.0]
+    check_mesh((2, 2), ("data", "tensor"), 4)
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:init_mesh", "xtrain.comm.mesh:check_mesh")
+def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(world):
+    world(4).run(wrong_meshes)
