@@ -1,0 +1,69 @@
+"""Whose collectives: torch's or ours, behind one set of names.
+
+Code that takes `collectives=TORCH` runs on either, so that both can be raced and
+compared on the same training step. All calls return a handle with `wait()`; torch's are
+under way when they return, ours have finished.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+
+
+class Waitable(Protocol):
+    def wait(self) -> Any: ...
+
+
+class Done:
+    """The handle of a call that has finished."""
+
+    def wait(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The three collectives of data parallel training, each returning a handle.
+
+    `all_reduce(tensor, group=...)`, `all_gather(output, input, group=...)` and
+    `reduce_scatter(output, input, group=...)`; reductions are sums.
+    """
+
+    name: str
+    all_reduce: Callable[..., Waitable]
+    all_gather: Callable[..., Waitable]
+    reduce_scatter: Callable[..., Waitable]
+
+
+def _asynchronous(function: Callable[..., Any]) -> Callable[..., Waitable]:
+    return lambda *tensors, group=None: function(*tensors, group=group, async_op=True)
+
+
+def _at_once(function: Callable[..., None]) -> Callable[..., Waitable]:
+    def call(*tensors: Any, group: Any = None) -> Waitable:
+        function(*tensors, group=group)
+        return Done()
+
+    return call
+
+
+# torch 2.13 renamed two of them; the old names warn there.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+TORCH = Collectives(
+    "torch",
+    _asynchronous(dist.all_reduce),
+    _asynchronous(_all_gather),
+    _asynchronous(_reduce_scatter),
+)
+RING = Collectives(
+    "ring",
+    _at_once(ring_all_reduce),
+    _at_once(ring_all_gather),
+    _at_once(ring_reduce_scatter),
+)

@@ -1,0 +1,75 @@
+"""Gradients side by side in flat buckets, so that one all-reduce serves many.
+
+    parameters   p0 p1 p2 p3 p4 p5        backward reaches p5 first, p0 last
+    buckets      [p5 p4 p3] [p2 p1 p0]    so the first bucket is full, and on its way,
+                                          while backward still computes the second
+
+A parameter's `grad` becomes a view of its bucket: what the all-reduce writes is what
+the optimizer reads, with no copy in between.
+"""
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+FIRST_BUCKET_BYTES = 1 << 20  # a small one first: sending begins sooner
+
+
+class Bucket:
+    """Gradients of some parameters in one flat tensor.
+
+    Args:
+        parameters: all of one dtype on one device.
+        spare: elements beyond the gradients.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], spare: int = 0):
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        first = parameters[0]
+        self.flat = torch.zeros(
+            sum(sizes) + spare, dtype=first.dtype, device=first.device
+        )
+        pieces = self.flat[: sum(sizes)].split(sizes)
+        self.views = {
+            p: piece.view(p.shape) for p, piece in zip(parameters, pieces, strict=True)
+        }
+        self.spare = self.flat[sum(sizes) :]
+        self.waiting: set[nn.Parameter] = set(parameters)
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Move a parameter's gradient into the bucket, where it may be already."""
+        view, grad = self.views[parameter], parameter.grad
+        if grad is None:
+            view.zero_()
+        elif grad.data_ptr() != view.data_ptr():
+            view.copy_(grad)
+            parameter.grad = view
+        self.waiting.discard(parameter)
+
+
+def make_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]:
+    """Buckets in the order in which backward fills them: the last parameter first.
+
+    The last bucket has one spare element.
+    """
+    groups: dict[object, list[list[nn.Parameter]]] = defaultdict(lambda: [[]])
+    order: list[list[nn.Parameter]] = []
+    for parameter in reversed(parameters):
+        lists = groups[parameter.dtype, parameter.device]
+        limit = FIRST_BUCKET_BYTES if lists[-1] is lists[0] else cap_bytes
+        if lists[-1] and nbytes(lists[-1]) + nbytes([parameter]) > min(
+            limit, cap_bytes
+        ):
+            lists.append([])
+        if not lists[-1]:
+            order.append(lists[-1])
+        lists[-1].append(parameter)
+    return [
+        Bucket(members, spare=int(members is order[-1])) for members in order if members
+    ]
+
+
+def nbytes(tensors: list[nn.Parameter] | list[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

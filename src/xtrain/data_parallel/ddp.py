@@ -1,0 +1,217 @@
+"""Data parallelism that hides its communication behind backward.
+
+    backward     ... layer 4 | layer 3 | layer 2 | layer 1 | end
+    bucket 0         full -> all-reduce ........ done
+    bucket 1                       full -> all-reduce ...... wait for both
+
+A hook on each parameter runs when its gradient is complete. When all gradients of a
+bucket are, its all-reduce is issued, and backward goes on. At the end of backward the
+handles are waited for, so gradients are ready when `backward()` returns.
+
+All ranks must issue the same collectives in the same order, whatever order their
+gradients come in: buckets leave strictly one after the other.
+
+Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
+2020.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.choice import TORCH, Collectives, Waitable
+from xtrain.data_parallel.buckets import make_buckets
+
+
+class DistributedDataParallel(nn.Module):
+    """Wrap a module so that every backward averages gradients over the ranks.
+
+    Args:
+        module: the same architecture on every rank; rank 0's parameters and buffers are
+            copied to all.
+        bucket_cap_mb: size of a bucket in MiB.
+        broadcast_buffers: copy rank 0's buffers to all before each synchronised
+        forward. find_unused_parameters: accept parameters that take no part in a step
+        on some
+            ranks (their gradient counts as zero there) or on any (it stays as it is).
+            Without it such a step raises on every rank.
+        gradient_reduction: "average" (as torch does) or "sum".
+        collectives: torch's all-reduce (TORCH) or the ring of lc1 (RING).
+
+    Each rank sends 2(N-1)/N of the gradients a step. `state_dict` is the bare module's.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: ProcessGroup | None = None,
+        bucket_cap_mb: float = 25,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        gradient_reduction: str = "average",
+        collectives: Collectives = TORCH,
+    ):
+        super().__init__()
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        if not trainable:
+            raise ValueError("the module has no parameter that requires a gradient")
+        if gradient_reduction not in ("average", "sum"):
+            raise ValueError(
+                f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
+            )
+        self.module, self.process_group = module, process_group
+        _, self._size = rank_and_size(process_group)
+        self._broadcast_buffers = broadcast_buffers
+        self._find_unused = find_unused_parameters
+        self._average = gradient_reduction == "average"
+        self._collectives = collectives
+        self._names = {p: name for name, p in module.named_parameters()}
+        check_same_model(module, process_group)
+        broadcast_all([*module.parameters(), *module.buffers()], process_group)
+
+        self._buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
+        self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
+        self._sync = True
+        self._in_backward = False
+        self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
+        self._next = 0  # the bucket that leaves next
+        self._in_flight: list[Waitable] = []
+        for parameter in trainable:
+            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+            if not self._average:
+                parameter.register_hook(self._before_accumulation(parameter))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._sync and self._broadcast_buffers and self.training:
+            broadcast_all(list(self.module.buffers()), self.process_group)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside add up gradients on each rank and send nothing.
+
+        The first backward outside sends the accumulated sums.
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def _before_accumulation(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        return lambda _: self._split_sum(parameter)
+
+    def _split_sum(self, parameter: nn.Parameter) -> None:
+        # A sum that stays in `grad` for another step would be added up N times.
+        if parameter in self._reduced and parameter.grad is not None:
+            if not self._average:
+                parameter.grad.div_(self._size)
+            self._reduced.discard(parameter)
+
+    def _gradient_ready(self, parameter: nn.Parameter) -> None:
+        self._reduced.discard(parameter)
+        if not self._sync:
+            return
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._finish)
+        self._bucket_of[parameter].take(parameter)
+        while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        work = self._collectives.all_reduce(bucket.flat, group=self.process_group)
+        self._in_flight.append(work)
+
+    def _finish(self) -> None:
+        """The end of backward: send what is left, wait for everything."""
+        self._in_backward = False
+        unused = [p for bucket in self._buckets for p in bucket.waiting]
+        for parameter in unused:
+            self._split_sum(parameter)
+            self._bucket_of[parameter].take(parameter)
+        # The spare element tells every rank how many parameters went unused, on any.
+        flag = self._buckets[-1].spare.fill_(len(unused))
+        while self._next < len(self._buckets):
+            self._send_next()
+        for work in self._in_flight:
+            work.wait()
+        self._in_flight, self._next = [], 0
+        anywhere_unused = flag.item() > 0
+        for bucket in self._buckets:
+            bucket.waiting = set(bucket.parameters)
+            if self._average:
+                bucket.flat.div_(self._size)
+        if anywhere_unused and not self._find_unused:
+            raise RuntimeError(self._complain(unused))
+        used = self._used_anywhere(unused) if anywhere_unused else self._bucket_of
+        for parameter in used:
+            parameter.grad = self._bucket_of[parameter].views[parameter]
+            self._reduced.add(parameter)
+
+    def _used_anywhere(self, unused: list[nn.Parameter]) -> list[nn.Parameter]:
+        missing = set(unused)  # tensors compare element by element, sets by identity
+        here = [float(p not in missing) for p in self._bucket_of]
+        used = torch.tensor(here, device=self._buckets[0].flat.device)
+        dist.all_reduce(used, group=self.process_group)
+        return [
+            p for p, ranks in zip(self._bucket_of, used.tolist(), strict=True) if ranks
+        ]
+
+    def _complain(self, unused: list[nn.Parameter]) -> str:
+        names = [
+            self._names[p] for p in unused
+        ] or "none here, but some on another rank"
+        return (
+            f"parameters that got no gradient in this backward: {names}. Let them take "
+            "part in the loss, freeze them, or pass find_unused_parameters=True"
+        )
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def broadcast_all(tensors: list[Tensor], group: ProcessGroup | None) -> None:
+    """Copy rank 0's tensors to all: one broadcast for each dtype and device."""
+    kinds: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for members in kinds.values():
+        flat = torch.cat([t.reshape(-1) for t in members])
+        dist.broadcast(flat, group=group, group_src=0)
+        pieces = flat.split([t.numel() for t in members])
+        for tensor, piece in zip(members, pieces, strict=True):
+            tensor.copy_(piece.view(tensor.shape))
+
+
+def check_same_model(module: nn.Module, group: ProcessGroup | None) -> None:
+    """ValueError on every rank unless all have the same names, shapes and dtypes."""
+    mine = {
+        name: (list(t.shape), str(t.dtype), t.requires_grad)
+        for name, t in (*module.named_parameters(), *module.named_buffers())
+    }
+    theirs: list[dict] = [{}] * rank_and_size(group)[1]
+    dist.all_gather_object(theirs, mine, group=group)
+    for rank, other in enumerate(theirs):
+        differing = sorted(
+            n for n in {*theirs[0], *other} if theirs[0].get(n) != other.get(n)
+        )
+        if differing:
+            first = differing[0]
+            raise ValueError(
+                f"ranks 0 and {rank} wrap different models: {first} is "
+                f"{theirs[0].get(first)} and {other.get(first)}"
+                f" ({len(differing)} tensors differ)"
+            )

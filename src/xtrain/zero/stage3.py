@@ -1,0 +1,318 @@
+"""ZeRO 3, also known as FSDP: every rank owns 1/N of everything.
+
+    forward    gather block 0 | compute 0 | free 0
+                    gather block 1 ....... | compute 1 | free 1
+    backward                                  gather 1 | compute 1 | free 1, reduce 1
+                                                  gather 0 ....... | compute 0 | ...
+
+Weights exist in full for one block at a time, plus the next one, which is gathered
+while this one computes. Gradients are reduce-scattered as each block's backward ends.
+So a step sends three times (N-1)/N of the parameters, all-gather, all-gather,
+reduce-scatter, where plain data parallelism sends two; and memory is 16/N bytes per
+parameter with Adam.
+
+With `reshard_after_forward=False` weights stay between forward and backward: two thirds
+of the traffic, for the memory of the full weights.
+
+Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.choice import TORCH, Collectives
+from xtrain.zero.clip import clip_sharded_grad_norm_
+from xtrain.zero.shards import Reduction, Shards, Site
+
+
+class Block:
+    """A module whose parameters are gathered together."""
+
+    def __init__(self, module: nn.Module, shards: list[Shards]):
+        self.module, self.shards = module, shards
+
+    def start_gather(self) -> None:
+        for shards in self.shards:
+            shards.start_gather()
+
+    def finish_gather(self) -> None:
+        for shards in self.shards:
+            shards.finish_gather()
+
+    def free(self) -> None:
+        for shards in self.shards:
+            shards.free()
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Shard a module's parameters, gradients and optimizer state over the ranks.
+
+    Build the optimizer over `parameters()` afterwards: they are the local pieces, views
+    of flat shards, some of them empty. Names stay those of the bare module.
+
+    Args:
+        module: the same architecture on every rank; rank 0's parameters and buffers are
+            copied to all.
+        compute_dtype: of gathered weights, of the computation and of the gradients on
+            their way; shards and their gradients keep the parameters' dtype.
+        reshard_after_forward: free weights after forward and gather them again in
+            backward; the root block's stay in either case.
+        blocks: module classes, or names of modules, that are gathered one by one; the
+            children of every ModuleList unless given. The rest is the root block.
+        gradient_reduction: "average" (as torch does) or "sum".
+        collectives: TORCH or RING.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: ProcessGroup | None = None,
+        compute_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        blocks: Iterable[type[nn.Module] | str] | None = None,
+        gradient_reduction: str = "average",
+        collectives: Collectives = TORCH,
+    ):
+        super().__init__()
+        if gradient_reduction not in ("average", "sum"):
+            raise ValueError(
+                f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
+            )
+        self.module, self.process_group = module, process_group
+        self.rank, self.size = rank_and_size(process_group)
+        self.reshard_after_forward = reshard_after_forward
+        self.compute_dtype = compute_dtype
+        self._options = (collectives, gradient_reduction == "average")
+        self._shapes = {name: p.shape for name, p in module.named_parameters()}
+        chosen = find_blocks(module, blocks)
+        self.blocks = self._shard(module, chosen)
+        for buffer in module.buffers():
+            dist.broadcast(buffer.detach(), group=process_group, group_src=0)
+
+        self._order: list[Block] = []  # as forward met them, without the root
+        self._reducing: list[Reduction] = []
+        self._in_backward = False
+        for block in self.blocks[1:]:
+            block.module.register_forward_pre_hook(
+                lambda *_, block=block: self._before_forward(block)
+            )
+            block.module.register_forward_hook(
+                lambda _, __, output, block=block: self._after_forward(block, output),
+                always_call=True,
+            )
+        for block in self.blocks:
+            for shards in block.shards:
+                shards.on_gradients = lambda gradients, block=block, shards=shards: (
+                    self._reduce(block, shards, gradients)
+                )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        root = self.blocks[0]
+        self._met: list[Block] = []
+        root.finish_gather()
+        for shards in root.shards:
+            shards.install()
+        if self.compute_dtype is not None:
+            args, kwargs = cast((args, kwargs), self.compute_dtype)
+        try:
+            output = self.module(*args, **kwargs)
+        finally:
+            for shards in root.shards:
+                shards.uninstall()
+        self._order = self._met
+        if not torch.is_grad_enabled():
+            root.free()
+        return output
+
+    # -- around each block
+    # ---------------------------------------------------------------
+
+    def _before_forward(self, block: Block) -> None:
+        self._met.append(block)
+        block.finish_gather()
+        for shards in block.shards:
+            shards.install()
+        following = len(self._met)  # prefetch by the order of the forward before
+        if following < len(self._order) and self._order[following - 1] is block:
+            self._order[following].start_gather()
+
+    def _after_forward(self, block: Block, output: Any) -> None:
+        for shards in block.shards:
+            shards.uninstall()
+        if self.reshard_after_forward or not torch.is_grad_enabled():
+            block.free()
+        if torch.is_grad_enabled():
+            for tensor in tensors_of(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: self._before_backward(block))
+
+    def _before_backward(self, block: Block) -> None:
+        self._watch_backward()
+        block.finish_gather()
+        position = next((i for i, b in enumerate(self._order) if b is block), 0)
+        if position > 0:
+            self._order[position - 1].start_gather()
+
+    def _watch_backward(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._finish_backward)
+
+    def _reduce(
+        self, block: Block, shards: Shards, gradients: tuple[Tensor | None, ...]
+    ) -> None:
+        """All gradients of a block are there: its weights are free to go."""
+        self._watch_backward()
+        shards.free()
+        self._reducing.append(shards.start_reduce(gradients))
+        while len(self._reducing) > 1:  # one on its way, so gradients do not pile up
+            self._reducing.pop(0).finish()
+
+    def _finish_backward(self) -> None:
+        """The end of backward: gradients are ready, nothing is full any more."""
+        self._in_backward = False
+        while self._reducing:
+            self._reducing.pop(0).finish()
+        for block in self.blocks:
+            block.free()
+
+    # -- building
+    # ------------------------------------------------------------------------
+
+    def _shard(self, root: nn.Module, chosen: list[nn.Module]) -> list[Block]:
+        """Assign every parameter to the innermost block that holds all its places."""
+        sites: dict[nn.Parameter, list[Site]] = {}
+        owner: dict[nn.Parameter, nn.Module] = {}
+        block_of = nearest_block(root, chosen)
+        for module in root.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                sites.setdefault(parameter, []).append((module, name))
+                here = block_of[module]
+                if owner.setdefault(parameter, here) is not here:
+                    owner[parameter] = root  # tied across blocks
+        names = {p: name for name, p in root.named_parameters()}
+        collectives, average = self._options
+        blocks = []
+        for module in [root, *chosen]:
+            kinds: dict[object, dict[nn.Parameter, list[Site]]] = {}
+            for parameter, places in sites.items():
+                if owner[parameter] is module:
+                    kind = (parameter.dtype, parameter.requires_grad)
+                    kinds.setdefault(kind, {})[parameter] = places
+            shards = [
+                Shards(
+                    members,
+                    names,
+                    self.process_group,
+                    self.rank,
+                    self.size,
+                    self.compute_dtype,
+                    collectives,
+                    average,
+                )
+                for members in kinds.values()
+            ]
+            blocks.append(Block(module, shards))
+        return blocks
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.named_parameters(*args, **kwargs)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`.
+
+        Returns the norm before clipping.
+        """
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        return clip_sharded_grad_norm_(grads, max_norm, self.process_group)
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Every tensor of the bare module's `state_dict`, whole, on every rank."""
+        whole: dict[Site, Tensor] = {}
+        for block in self.blocks:
+            for shards in block.shards:
+                flat = shards.shard.new_empty(shards.layout.padded_numel)
+                collectives, _ = self._options
+                collectives.all_gather(
+                    flat, shards.shard, group=self.process_group
+                ).wait()
+                views = shards.layout.views(flat)
+                for view, places in zip(views, shards.sites, strict=True):
+                    tensor = view.clone()
+                    whole.update(dict.fromkeys(places, tensor))
+        names = {m: prefix for prefix, m in self.module.named_modules()}
+        state = self.module.state_dict()
+        for (module, name), tensor in whole.items():
+            prefix = names[module]
+            state[f"{prefix}.{name}" if prefix else name] = tensor
+        return state
+
+
+def find_blocks(
+    root: nn.Module, blocks: Iterable[type[nn.Module] | str] | None
+) -> list[nn.Module]:
+    """The modules to be gathered one by one; see FullyShardedDataParallel."""
+    if blocks is None:
+        lists = [m for m in root.modules() if isinstance(m, nn.ModuleList)]
+        return [child for entries in lists for child in entries]
+    wanted = list(blocks)
+    names = {entry for entry in wanted if isinstance(entry, str)}
+    classes = tuple(entry for entry in wanted if not isinstance(entry, str))
+    known = dict(root.named_modules())
+    unknown = sorted(names - known.keys())
+    if unknown:
+        raise ValueError(
+            f"blocks {unknown}: no such modules; there are {sorted(known)}"
+        )
+    return [
+        module
+        for name, module in known.items()
+        if module is not root and (name in names or isinstance(module, classes))
+    ]
+
+
+def nearest_block(
+    root: nn.Module, chosen: list[nn.Module]
+) -> dict[nn.Module, nn.Module]:
+    """For each module the innermost chosen one around it, or the root."""
+    nearest: dict[nn.Module, nn.Module] = {}
+
+    def visit(module: nn.Module, block: nn.Module) -> None:
+        block = module if any(module is m for m in chosen) else block
+        nearest[module] = block
+        for child in module.children():
+            visit(child, block)
+
+    visit(root, root)
+    return nearest
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        return [tensor for item in output for tensor in tensors_of(item)]
+    return []
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors anywhere in a structure, in another dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(cast(item, dtype) for item in value)
+    return value
