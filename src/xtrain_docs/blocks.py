@@ -143,10 +143,10 @@ class BlocksExtension(Extension):
     marks of stored HTML, and before fences (25) and raw HTML (20) are read.
     """
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
+    def extendMarkdown(self, md: Markdown) -> None:
         md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 29)
 
 
-def makeExtension(**options: Any) -> BlocksExtension:  # noqa: N802 (their name)
+def makeExtension(**options: Any) -> BlocksExtension:
     """Called by Python-Markdown."""
     return BlocksExtension(**options)

@@ -1,8 +1,8 @@
 """Build the site: prebuild, then a strict MkDocs build into a fresh folder.
 
-    python -m xtrain_docs.build            publishes to build/site, only on success
-    python -m xtrain_docs.build --draft    to build/draft; unverified code is marked
-                                           instead of stopping the build
+python -m xtrain_docs.build            publishes to build/site, only on success
+python -m xtrain_docs.build --draft    to build/draft; unverified code is marked
+                                       instead of stopping the build
 """
 
 import argparse
@@ -72,9 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     target = config.BUILD / "draft" if config.draft() else config.SITE
     target = options.to.resolve() if options.to else target
     began = time.perf_counter()
-    from mkdocs.exceptions import MkDocsException
-
     import logging
+
+    from mkdocs.exceptions import MkDocsException
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:

@@ -204,9 +204,7 @@ def symbol_block(reference: str, options: Options, language: str) -> list[str]:
     if "." not in symbol.name:
         name = f"{symbol.name}.py"
         link = data_url(standalone(reference))
-        bar.append(
-            f'[copy with imports]({link}){{ .xt-standalone download="{name}" }}'
-        )
+        bar.append(f'[copy with imports]({link}){{ .xt-standalone download="{name}" }}')
     return [
         "",
         " ".join(bar),
@@ -340,13 +338,13 @@ class NotePostprocessor(Postprocessor):
 class EmbedExtension(Extension):
     """`xtrain_docs.embed` in mkdocs.yml."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
+    def extendMarkdown(self, md: Markdown) -> None:
         md.preprocessors.register(EmbedPreprocessor(md), "xtrain-embed", 45)
         md.preprocessors.register(LinkPreprocessor(md), "xtrain-links", 46)
         md.postprocessors.register(NotePostprocessor(md), "xtrain-notes", 5)
 
 
-def makeExtension(**options: Any) -> EmbedExtension:  # noqa: N802 (their name)
+def makeExtension(**options: Any) -> EmbedExtension:
     """Called by Python-Markdown."""
     return EmbedExtension(**options)
 

@@ -68,9 +68,13 @@ def _tidy(root: ET.Element) -> None:
                 node.tag = NAMESPACE + "mo"
                 node.set("stretchy", "false")
             letters = [c.text or "" for c in node]
-            upright = name == "mrow" and len(node) > 1 and all(
-                c.tag == NAMESPACE + "mi" and c.get("mathvariant") == "normal"
-                for c in node
+            upright = (
+                name == "mrow"
+                and len(node) > 1
+                and all(
+                    c.tag == NAMESPACE + "mi" and c.get("mathvariant") == "normal"
+                    for c in node
+                )
             )
             if upright:
                 word = ET.Element(NAMESPACE + "mi")
@@ -82,7 +86,7 @@ def _tidy(root: ET.Element) -> None:
 class InlineMath(InlineProcessor):
     """`$...$` within a line."""
 
-    def handleMatch(self, m: re.Match, data: str) -> tuple[str, int, int]:  # type: ignore[override]  # noqa: N802
+    def handleMatch(self, m: re.Match, data: str) -> tuple[str, int, int]:  # type: ignore[override]
         """Store the MathML where no later pattern touches it."""
         del data
         tex = html.unescape(m.group(1))
@@ -93,9 +97,7 @@ class DisplayMath(Preprocessor):
     """`$$` ... `$$`, on one line or several, outside fences."""
 
     def run(self, lines: list[str]) -> list[str]:
-        fenced = {
-            i for f in fences.fences(lines) for i in range(f.start, f.end + 1)
-        }
+        fenced = {i for f in fences.fences(lines) for i in range(f.start, f.end + 1)}
         out: list[str] = []
         at = 0
         while at < len(lines):
@@ -127,11 +129,11 @@ class DisplayMath(Preprocessor):
 class MathExtension(Extension):
     """`xtrain_docs.math` in mkdocs.yml."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
+    def extendMarkdown(self, md: Markdown) -> None:
         md.inlinePatterns.register(InlineMath(INLINE, md), "xtrain-math", 185)
         md.preprocessors.register(DisplayMath(md), "xtrain-display-math", 28)
 
 
-def makeExtension(**options: Any) -> MathExtension:  # noqa: N802 (their name)
+def makeExtension(**options: Any) -> MathExtension:
     """Called by Python-Markdown."""
     return MathExtension(**options)

@@ -158,7 +158,7 @@ def _compute(tree: ast.expr, known: dict[str, Any]) -> Any:
         named = {k.arg: _compute(k.value, known) for k in call.keywords} if call else {}
         return FILTERS[head.id](_compute(tree.left, known), *extra, **named)
     code = compile(ast.Expression(tree), "<page>", "eval")
-    return eval(code, {"__builtins__": {}}, known)  # our own pages  # noqa: S307
+    return eval(code, {"__builtins__": {}}, known)  # our own pages
 
 
 @value
@@ -196,9 +196,7 @@ class ValuesPreprocessor(Preprocessor):
     """Replaces expressions outside fences and code spans."""
 
     def run(self, lines: list[str]) -> list[str]:
-        fenced = {
-            i for f in fences.fences(lines) for i in range(f.start, f.end + 1)
-        }
+        fenced = {i for f in fences.fences(lines) for i in range(f.start, f.end + 1)}
         return [
             line if i in fenced or "{{" not in line else self._line(line)
             for i, line in enumerate(lines)
@@ -228,7 +226,7 @@ CITED = r"\[(?P<text>[^\[\]]+)\]\{\s*\.(?P<kind>cited|given)\s*\}"
 class CitedInline(InlineProcessor):
     """`[37 %]{.cited}`: from a source that stands beside; `.given`: assumed."""
 
-    def handleMatch(  # type: ignore[override]  # noqa: N802 (their name)
+    def handleMatch(  # type: ignore[override]
         self, m: re.Match, data: str
     ) -> tuple[ET.Element, int, int]:
         """A span that says where the number comes from."""
@@ -242,12 +240,12 @@ class CitedInline(InlineProcessor):
 class ValuesExtension(Extension):
     """`xtrain_docs.values` in mkdocs.yml."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (their name)
+    def extendMarkdown(self, md: Markdown) -> None:
         md.preprocessors.register(ValuesPreprocessor(md), "xtrain-values", 44)
         md.inlinePatterns.register(CitedInline(CITED, md), "xtrain-cited", 176)
 
 
-def makeExtension(**options: Any) -> ValuesExtension:  # noqa: N802 (their name)
+def makeExtension(**options: Any) -> ValuesExtension:
     """Called by Python-Markdown."""
     return ValuesExtension(**options)
 

@@ -147,7 +147,6 @@ class Ledger:
                 (summary.current if current else summary.stale).append(item)
         return summary
 
-
     def summary_or_none(self, key: str) -> Summary | None:
         """The summary, or None where the symbol no longer exists."""
         try:
@@ -183,8 +182,7 @@ def check(key: str, root: Path | None = None) -> Summary:
         why = "its source has changed since the recorded test run"
     else:
         why = (
-            "no recorded test names it "
-            f'(mark one with @pytest.mark.verifies("{key}"))'
+            f'no recorded test names it (mark one with @pytest.mark.verifies("{key}"))'
         )
     raise UnverifiedError(
         f"{key} is on a page but not verified: {why}. Run: {config.VERIFY_COMMAND}"

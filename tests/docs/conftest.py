@@ -35,7 +35,7 @@ class Wheel:
 def _hidden():
     return 0
 '''
-STEPS = '''import math
+STEPS = """import math
 from collections import deque
 
 
@@ -47,7 +47,7 @@ def shift(values):
 
 def fold(values):
     return math.fsum(values)
-'''
+"""
 
 
 class Toy:

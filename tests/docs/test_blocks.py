@@ -95,7 +95,9 @@ def test_a_power_law_is_straight_on_logarithmic_axes():
     data = [(2.0**i, 3.0 * 4.0**i) for i in range(6)]
     svg = line_chart({"p": data}, Axis("x", "log2"), Axis("y", "log"), "t")
     (line,) = points(svg)
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(line, line[1:], strict=False)]
+    slopes = [
+        (b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(line, line[1:], strict=False)
+    ]
     assert max(slopes) - min(slopes) < 0.01
     assert line[0][1] > line[-1][1]  # larger is higher up
 
@@ -116,9 +118,7 @@ def test_charts_refuse_what_cannot_be_drawn():
 def test_labels_do_not_lie_on_each_other():
     series = {f"s{i}": [(0, 0), (1, 1 + i / 1000)] for i in range(4)}
     svg = line_chart(series, Axis("x"), Axis("y"), "t")
-    places = [
-        float(y) for y in re.findall(r'y="([\d.]+)" class="xt-name', svg)
-    ]
+    places = [float(y) for y in re.findall(r'y="([\d.]+)" class="xt-name', svg)]
     places.sort()
     assert all(b - a >= 15 for a, b in zip(places, places[1:], strict=False))
 

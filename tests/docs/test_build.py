@@ -28,7 +28,9 @@ def site(toy, monkeypatch):
     """The toy repository as a site of one page; build(text) builds it."""
     monkeypatch.setattr(prebuild, "main", lambda: None)
     monkeypatch.setattr(build, "main_config", lambda: toy.root / "mkdocs.yml")
-    toy.write("docs/en/verification/ledger.md", "# L\n\n<a id=verified-toy.ring._hidden>")
+    toy.write(
+        "docs/en/verification/ledger.md", "# L\n\n<a id=verified-toy.ring._hidden>"
+    )
     toy.write("docs/en/source/toy/ring.py.md", "# S\n\n<a id=L25></a>")
     target = toy.root / "build/site"
 

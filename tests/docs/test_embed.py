@@ -19,7 +19,9 @@ def page(*lines: str, reference: str = "toy.ring:ring") -> str:
 def shown(toy, *lines: str, reference: str = "toy.ring:ring") -> str:
     """The code as a reader sees it."""
     toy.record(reference)
-    code = re.search(r"<code>(.*?)</code>", render(page(*lines, reference=reference)), re.S)
+    code = re.search(
+        r"<code>(.*?)</code>", render(page(*lines, reference=reference)), re.S
+    )
     return html.unescape(re.sub(r"<[^>]+>", "", code[1])).strip("\n")
 
 
@@ -65,7 +67,9 @@ def test_a_method_can_be_shown(toy):
 
 def test_highlights_and_notes(toy):
     toy.record("toy.ring:ring")
-    out = render(page("hl: return combine", "note: for step in", "note: return combine"))
+    out = render(
+        page("hl: return combine", "note: for step in", "note: return combine")
+    )
     assert 'class="hll"' in out
     assert '<span class="xt-note" data-n="1"></span>' in out
     assert '<span class="c1"># one turn each</span>' in out
@@ -119,7 +123,9 @@ def test_the_bar_leads_to_source_and_reference(toy):
 
 def test_the_source_address_is_a_template(toy, monkeypatch):
     toy.record("toy.ring:ring")
-    monkeypatch.setenv("XTRAIN_SOURCE_URL", "https://example.org/{path}#L{first}-{last}")
+    monkeypatch.setenv(
+        "XTRAIN_SOURCE_URL", "https://example.org/{path}#L{first}-{last}"
+    )
     assert "https://example.org/src/toy/ring.py#L9-16" in render(page())
 
 
@@ -213,7 +219,9 @@ def test_a_broken_twin_is_marked(toy):
     assert "xt-wrong" in render(page(reference="snippets/wrong/lc1/a.py"))
 
 
-@pytest.mark.parametrize("name", ["snippets/none.py", "../outside.py", "snippets/b.out"])
+@pytest.mark.parametrize(
+    "name", ["snippets/none.py", "../outside.py", "snippets/b.out"]
+)
 def test_a_missing_file_stops_the_build(toy, name):
     toy.write("snippets/b.out", "an orphan")
     (toy.root.parent / "outside.py").write_text("")
@@ -252,7 +260,7 @@ def test_fences_inside_lists_and_boxes(toy):
 
 def test_options_are_read_one_per_line():
     reference, options = embed.parse(
-        ['--8<-- "a.b:c"', "doc: off", "hl: x = \"quoted\"", "note: y"]
+        ['--8<-- "a.b:c"', "doc: off", 'hl: x = "quoted"', "note: y"]
     )
     assert reference == "a.b:c"
     assert options == Options(False, [], ['x = "quoted"'], ["y"])

@@ -36,7 +36,10 @@ def two_ranks(**changes):
 def test_a_replay_shows_what_each_rank_holds():
     data = two_ranks()
     assert data["initial"] == [[[0]], [[1]]]
-    assert [s["state"] for s in data["steps"]] == [[[[0, 1]], [[1]]], [[[0, 1]], [[0, 1]]]]
+    assert [s["state"] for s in data["steps"]] == [
+        [[[0, 1]], [[1]]],
+        [[[0, 1]], [[0, 1]]],
+    ]
     assert [s["messages"][0]["op"] for s in data["steps"]] == ["add", "copy"]
 
 

@@ -287,9 +287,7 @@ def ring_order_rounds() -> str:
     }
     return line_chart(
         lines,
-        Axis(
-            "ranks", "linear", lambda n: f"{n:g}", low=2, high=8, ticks=[2, 3, 4, 8]
-        ),
+        Axis("ranks", "linear", lambda n: f"{n:g}", low=2, high=8, ticks=[2, 3, 4, 8]),
         Axis("rounds", "linear", lambda n: f"{n:g}"),
         "Rounds that the N-1 steps of a ring take",
     )

@@ -31,9 +31,7 @@ def tree_all_reduce(ranks: int = 8) -> Trace:
 @REGISTRY
 def halving_doubling_all_reduce(ranks: int = 4) -> Trace:
     """Half of what is left to the partner, then back."""
-    return recorded(
-        "xtrain.comm.tree:halving_doubling_all_reduce", "all_reduce", ranks
-    )
+    return recorded("xtrain.comm.tree:halving_doubling_all_reduce", "all_reduce", ranks)
 
 
 @REGISTRY
