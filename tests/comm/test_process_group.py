@@ -1,0 +1,189 @@
+"""What lies below the collectives: process groups, sub-groups, and the store."""
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from xtrain.comm import (
+    all_gather_object,
+    barrier,
+    broadcast,
+    broadcast_object,
+    rank_and_size,
+    ring_all_reduce,
+)
+from xtrain.testing import World, expect_error
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def initialise(method: str, path: str) -> tuple[int, int, str, list[float]]:
+    """Leave the group of this World and meet again by `method`."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    port = broadcast_object(free_port() if rank == 0 else None, src=0)
+    barrier()
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    with pytest.raises(ValueError, match="init_process_group"):
+        rank_and_size()
+
+    wait = timedelta(seconds=20)
+    if method == "env":
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+        )
+        dist.init_process_group("gloo", timeout=wait)
+    else:
+        url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{path}"}[method]
+        dist.init_process_group(
+            "gloo", init_method=url, rank=rank, world_size=size, timeout=wait
+        )
+    assert dist.is_initialized()
+    assert rank_and_size() == (rank, size)
+    tensor = torch.arange(3.0) + rank
+    ring_all_reduce(tensor)
+    result = (
+        dist.get_rank(),
+        dist.get_world_size(),
+        dist.get_backend(),
+        tensor.tolist(),
+    )
+    barrier()  # nobody leaves while a neighbour still needs it
+    dist.destroy_process_group()
+    return result
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.checks:rank_and_size",
+    "xtrain.comm.ring:ring_all_reduce",
+    "xtrain.comm.collectives:barrier",
+)
+def test_three_ways_to_meet(tmp_path):
+    size = 3
+    with World(size) as world:
+        for method in ("env", "tcp", "file"):
+            results = world.run(initialise, method, str(tmp_path / "meeting"))
+            total = [3.0, 6.0, 9.0]
+            assert results == [(rank, size, "gloo", total) for rank in range(size)]
+
+
+def env_without(name: str) -> None:
+    dist.destroy_process_group()
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="1", RANK="0", WORLD_SIZE="1"
+    )
+    del os.environ[name]
+    dist.init_process_group("gloo")
+
+
+def test_a_missing_variable_is_named_on_every_rank():
+    with World(2) as world:
+        for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+            expect_error(world, env_without, name, match=name)
+
+
+def groups() -> None:
+    """All ranks build all groups in one order; members use theirs, alone."""
+    rank = dist.get_rank()
+    lists = [[2, 3], [1, 3], [0, 2], [3, 1, 0], [2]]
+    made = [dist.new_group(members) for members in lists]
+    for members, group in zip(lists, made, strict=True):
+        if rank not in members:
+            assert not isinstance(group, dist.ProcessGroup)
+            with pytest.raises(ValueError, match="not a member of this group"):
+                rank_and_size(group)
+            continue
+        members = sorted(members)  # torch orders a group by global rank
+        me = members.index(rank)
+        assert rank_and_size(group) == (me, len(members))
+        assert dist.get_process_group_ranks(group) == members
+        assert [dist.get_global_rank(group, r) for r in range(len(members))] == members
+        assert [dist.get_group_rank(group, r) for r in members] == list(
+            range(len(members))
+        )
+        stranger = next(r for r in range(4) if r not in members)
+        with pytest.raises(ValueError, match=str(stranger)):
+            dist.get_group_rank(group, stranger)
+        assert all_gather_object(rank, group) == members
+        for root in members:
+            tensor = torch.tensor([10.0 * rank])
+            broadcast(tensor, src=root, group=group)
+            assert tensor.item() == 10 * root
+        tensor = torch.ones(5)
+        ring_all_reduce(tensor, group=group)
+        assert tensor.tolist() == [len(members)] * 5
+
+    # Two groups at work at the same time do not hear each other.
+    half = made[0] if rank >= 2 else None
+    pair = dist.new_group([0, 1])
+    mine = half if rank >= 2 else pair
+    for _ in range(20):
+        tensor = torch.tensor([float(rank)])
+        ring_all_reduce(tensor, group=mine)
+        assert tensor.item() == (5 if rank >= 2 else 1)
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.checks:rank_and_size",
+    "xtrain.comm.collectives:broadcast",
+    "xtrain.comm.ring:ring_all_reduce",
+    "xtrain.comm.objects:all_gather_object",
+)
+def test_groups_and_their_ranks(world):
+    world(4).run(groups)
+
+
+def key_value_stores() -> None:
+    """One store for all ranks: the group's own, and one that rank 0 serves."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    key = broadcast_object(os.urandom(8).hex() if rank == 0 else None, src=0)
+    own = dist.PrefixStore(key, dist.distributed_c10d._get_default_store())
+    use_store(own)
+
+    port = broadcast_object(free_port() if rank == 0 else None, src=0)
+    served = dist.TCPStore(
+        "127.0.0.1", port, size, is_master=rank == 0, timeout=timedelta(seconds=20)
+    )
+    use_store(served)
+    barrier()  # the server leaves last
+
+
+def use_store(store) -> None:
+    """Counters, first come first served, waiting, and a deadline."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    places = all_gather_object(store.add("counter", 1))
+    assert sorted(places) == list(range(1, size + 1))
+    assert store.add("counter", 0) == size
+    barrier()
+
+    winners = all_gather_object(store.compare_set("leader", "", str(rank)))
+    assert len(set(winners)) == 1
+    assert int(winners[0]) in range(size)
+
+    if rank == size - 1:
+        store.set("late", b"\x00binary")
+    store.wait(["late"], timedelta(seconds=20))
+    assert store.get("late") == b"\x00binary"
+    assert store.check(["late"])
+    assert not store.check(["never"])
+    with pytest.raises(RuntimeError, match=r"(?i)timeout"):
+        store.wait(["never"], timedelta(milliseconds=50))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.verifies(
+    "xtrain.comm.objects:broadcast_object", "xtrain.comm.objects:all_gather_object"
+)
+def test_a_store_is_shared(world, size):
+    world(size).run(key_value_stores)
