@@ -451,20 +451,28 @@ function lightUp() {
   }
 }
 
-/* Controls of the theme that come without a name. */
+/* Parts of the theme that come without a name, or as one landmark too many. */
 function nameParts() {
   const name = (selector, words) => {
     for (const node of document.querySelectorAll(selector))
       if (!node.getAttribute("aria-label")) node.setAttribute("aria-label", words);
   };
   name(".md-search[role=dialog]", "Search");
-  name(".md-annotation__index", "Note");
-  for (const code of document.querySelectorAll("pre > code")) {
-    if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
-  }
+  name(".md-code__nav", "Code block");
+  for (const node of document.querySelectorAll(".md-code__nav, .md-nav .md-nav:not([role])"))
+    node.setAttribute("role", "group");
+  for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math"))
+    if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+}
+
+let naming = 0;
+function nameSoon() {
+  naming ||= setTimeout(() => { naming = 0; nameParts(); }, 60);
 }
 
 addEventListener("hashchange", lightUp);
 addEventListener("DOMContentLoaded", () => { lightUp(); nameParts(); });
 if (document.readyState !== "loading") { lightUp(); nameParts(); }
 addEventListener("load", nameParts);
+addEventListener("resize", nameSoon);
+new MutationObserver(nameSoon).observe(document.body, { childList: true, subtree: true });

@@ -1,0 +1,261 @@
+"""The built site in a headless Chromium."""
+
+import importlib.util
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.site.conftest import SITE
+
+
+def pages() -> list[str]:
+    """Every page but most source and reference pages, which are all made alike."""
+    found = sorted(
+        path.relative_to(SITE).parent.as_posix() + "/"
+        for path in (SITE / "en").rglob("index.html")
+    )
+    made = [p for p in found if p.startswith(("en/source/", "en/reference/"))]
+    return [p for p in found if p not in made] + made[:: max(1, len(made) // 6)]
+
+
+PAGES = pages() if SITE.is_dir() else []
+RING = "en/lc1-communication/ring-all-reduce/"
+HOME = "en/"
+
+WIDE = """
+const over = document.documentElement.scrollWidth - innerWidth;
+if (over <= 0) return [];
+return [...document.querySelectorAll('main *')]
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .xt-scroll, .md-typeset__scrollwrap, .md-typeset__table, .xt-trace-table, .xt-math'))
+  .slice(0, 3).map(e => e.outerHTML.slice(0, 120)).concat([`${over} px too wide`]);
+"""
+HIDDEN = """
+return [...document.querySelectorAll('pre > code')]
+  .filter(c => !c.closest('details:not([open])') && !c.closest('.tabbed-block')
+    && (c.getBoundingClientRect().height < 10 || getComputedStyle(c).visibility !== 'visible'))
+  .map(c => c.textContent.slice(0, 60));
+"""
+
+
+def wait(condition, seconds: float = 5.0, what: str = ""):
+    """The first true value of a condition."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.03)
+    pytest.fail(f"did not happen within {seconds} s: {what}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_on_a_phone(browser, page):
+    """Loads, without complaint, from here alone, with its code in sight."""
+    browser.screen(390, 844)
+    browser.open(page)
+    assert browser.run("return document.querySelectorAll('h1').length") == 1
+    assert browser.run(WIDE) == []
+    assert browser.run(HIDDEN) == []
+    assert browser.complaints() == []
+    requests = browser.requests()
+    assert requests
+    away = [u for u in requests
+            if not u.startswith((browser.root, "data:", "about:", "blob:"))]  # fmt: skip
+    assert away == []
+
+
+def test_the_root_leads_to_the_pages(browser):
+    browser.open("")
+    wait(lambda: browser.driver.current_url.endswith("/en/"), what="redirect")
+
+
+def test_a_lost_reader_is_led_back(browser):
+    browser.open("en/no-such-page/")
+    assert "No rank answers" in browser.run("return document.body.innerText")
+    browser.run("document.querySelector('.md-button--primary').click()")
+    wait(lambda: browser.driver.current_url.endswith("/en/"), what="home")
+
+
+def clipboard(browser) -> str:
+    """What is on the clipboard."""
+    return browser.driver.execute_async_script(
+        "const done = arguments[0];"
+        "navigator.clipboard.readText().then(done, e => done('no: ' + e))"
+    )
+
+
+@pytest.fixture
+def copying(browser):
+    browser.driver.execute_cdp_cmd(
+        "Browser.grantPermissions",
+        {"origin": browser.root,
+         "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+    )  # fmt: skip
+    browser.open(HOME)
+    return browser
+
+
+def test_the_copy_button_copies_the_code_as_it_is(copying):
+    block = copying.driver.find_element("css selector", ".xt-bar + .highlight")
+    copying.run("arguments[0].scrollIntoView({block: 'center'})", block)
+    button = wait(
+        lambda: block.find_elements("css selector", "button[data-clipboard-target]"),
+        what="copy button",
+    )[0]
+    button.click()
+    text = wait(lambda: clipboard(copying), what="copy")
+    assert text.startswith("def ring_all_reduce(")
+    compile(text, "copied", "exec")
+
+
+def test_copy_with_imports_copies_a_file_that_stands_alone(copying):
+    copying.run("document.querySelector('a.xt-standalone').click()")
+    text = wait(
+        lambda: "# xtrain.comm.ring" in (t := clipboard(copying)) and t, what="copy"
+    )
+    assert "import torch" in text
+    assert "from xtrain" not in text
+    compile(text, "copied", "exec")
+    assert "copied" in copying.run(
+        "return document.querySelector('a.xt-standalone').textContent"
+    )
+
+
+STEP = "return document.querySelector('xt-trace output').textContent"
+
+
+def press(browser, key: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser.driver).send_keys(key).perform()
+
+
+def test_the_animation_is_worked_by_keyboard(browser):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(RING)
+    wait(lambda: browser.run("return document.querySelector('xt-trace .xt-node')"))
+    browser.run("document.querySelector('.xt-stage-frame').focus()")
+    assert browser.run(STEP) == "step 0 of 6"
+    press(browser, Keys.ARROW_RIGHT)
+    wait(lambda: browser.run(STEP) == "step 1 of 6", what="one step")
+    time.sleep(1.2)  # the packets arrive
+    says = browser.run("return document.querySelector('.xt-says').textContent")
+    assert "sends cell" in says
+    assert "adds" in says
+    press(browser, Keys.END)
+    wait(lambda: browser.run(STEP) == "step 6 of 6", what="end")
+    done = "return document.querySelectorAll('xt-trace .xt-node-done').length"
+    assert browser.run(done) == 4
+    press(browser, Keys.ARROW_LEFT)
+    wait(lambda: browser.run(STEP) == "step 5 of 6", what="back")
+    press(browser, Keys.HOME)
+    wait(lambda: browser.run(STEP) == "step 0 of 6", what="start")
+    press(browser, " ")
+    wait(lambda: browser.run(STEP) == "step 2 of 6", 6, what="playing")
+    press(browser, " ")
+    label = "return document.querySelector('.xt-play').getAttribute('aria-label')"
+    wait(lambda: browser.run(label) == "Play", what="pause")
+
+
+def test_the_animation_keeps_still_for_readers_who_ask(browser):
+    browser.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]},
+    )
+    browser.open(HOME)
+    time.sleep(1.5)
+    assert browser.run(STEP) == "step 0 of 6"
+
+
+def test_without_scripts_the_messages_are_a_table(browser):
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.open(RING)
+        rows = browser.driver.find_elements("css selector", ".xt-trace-table tbody tr")
+        assert len(rows) == 24
+        assert rows[0].is_displayed()
+    finally:
+        browser.driver.execute_cdp_cmd(
+            "Emulation.setScriptExecutionDisabled", {"value": False}
+        )
+
+
+def test_search_finds_a_function(browser):
+    browser.open(HOME)
+    browser.run("document.querySelector('#__search').click()")
+    field = browser.driver.find_element("css selector", ".md-search__input")
+    wait(field.is_displayed, what="search field")
+    field.send_keys("ring_all_reduce")
+    links = wait(
+        lambda: browser.run(
+            "return [...document.querySelectorAll('.md-search-result__link')]"
+            ".map(a => a.getAttribute('href'))"
+        ),
+        10,
+        "search results",
+    )
+    assert any("ring" in link for link in links)
+
+
+def test_dark_colours_follow_the_system(browser):
+    browser.screen(1280, 900, dark=True)
+    browser.open(HOME)
+    assert browser.run("return document.body.dataset.mdColorScheme") == "slate"
+    assert browser.run(
+        "return getComputedStyle(document.body).backgroundColor"
+    ) == "rgb(16, 21, 28)"  # fmt: skip
+
+
+def test_a_link_to_the_source_lights_up_the_function(browser):
+    browser.open(HOME)
+    browser.run("document.querySelector('.xt-bar .xt-path').click()")
+    lit = wait(
+        lambda: browser.run(
+            "return [...document.querySelectorAll('.xt-lit')].map(l => l.textContent)"
+        ),
+        what="lit lines",
+    )
+    assert lit[0].startswith("def ring_all_reduce")
+    assert "return" not in lit[-1] or lit[-1].startswith("    ")
+    assert not any("def ring_reduce_scatter" in line for line in lit)
+
+
+def axe_script() -> str | None:
+    """axe, from the path XTRAIN_AXE names or the installed package."""
+    if path := os.environ.get("XTRAIN_AXE"):
+        return Path(path).read_text()
+    spec = importlib.util.find_spec("axe_core_python")
+    if not spec or not spec.origin:
+        return None
+    return (Path(spec.origin).parent / "axe.min.js").read_text()
+
+
+AXE_PAGES = [HOME, RING, "en/verification/", "en/reference/comm/ring/",
+             "en/interview/lc1/"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (390, True)], ids=["light", "dark-phone"]
+)
+def test_accessibility(browser, width, dark):
+    """axe finds nothing to complain about."""
+    script = axe_script()
+    if script is None:
+        pytest.skip("axe-core-python is not installed")
+    problems = []
+    for page in AXE_PAGES:
+        if not (SITE / page / "index.html").is_file():
+            continue
+        browser.screen(width, 900, dark)
+        browser.open(page)
+        time.sleep(0.3)  # copy buttons come in
+        browser.run(script)
+        found = browser.driver.execute_async_script(
+            "const done = arguments[0]; axe.run({resultTypes: ['violations']})"
+            ".then(r => done(r.violations.map(v => [v.id, v.impact, v.nodes.length,"
+            " v.nodes[0].html.slice(0, 160), v.nodes[0].failureSummary])))"
+        )
+        problems += [(page, *violation) for violation in found]
+    assert problems == []
