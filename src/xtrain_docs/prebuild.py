@@ -153,7 +153,7 @@ def modules() -> list[str]:
             node
             for node in tree.body
             if isinstance(node, ast.Assign | ast.AnnAssign)
-            and not path.name == "__init__.py"
+            and path.name != "__init__.py"
         ]
         if public or constants:
             found.append(".".join(parts))

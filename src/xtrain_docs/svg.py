@@ -92,8 +92,8 @@ def text(x: float, y: float, words: str, cls: str, anchor: str = "start") -> str
 
 def line(x1: float, y1: float, x2: float, y2: float, cls: str) -> str:
     """One straight line."""
-    at = (f'{k}="{_number(v)}"' for k, v in zip(("x1", "y1", "x2", "y2"),
-                                                (x1, y1, x2, y2), strict=True))  # fmt: skip
+    names, values = ("x1", "y1", "x2", "y2"), (x1, y1, x2, y2)
+    at = (f'{k}="{_number(v)}"' for k, v in zip(names, values, strict=True))
     return f'<line {" ".join(at)} class="{cls}"/>'
 
 

@@ -82,7 +82,7 @@ def test_an_unknown_symbol_stops_the_build_strict_or_not(toy, site, strict):
         site(EMBED % "gone", strict=strict)
 
 
-# --- prebuild ---------------------------------------------------------------------------
+# --- prebuild -------------------------------------------------------------------------
 
 
 def test_source_pages_have_an_anchor_on_every_line_and_nothing_acts(toy, monkeypatch):
@@ -125,7 +125,7 @@ def test_generated_files_that_are_no_longer_made_go_away(toy, monkeypatch):
     assert not gone.exists()
 
 
-# --- serve --------------------------------------------------------------------------------
+# --- serve ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_taken_port_is_said_plainly(address, capsys, tmp_path, monkeypatch):
     assert "--port 0" in capsys.readouterr().err
 
 
-# --- transcripts --------------------------------------------------------------------------
+# --- transcripts ----------------------------------------------------------------------
 
 
 @pytest.fixture
