@@ -18,6 +18,8 @@ Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +27,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives
+from xtrain.zero import resume
+from xtrain.zero.checkpoint import Piece, latest, read_safetensors
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.shards import Reduction, Shards, Site
 
@@ -109,9 +114,7 @@ class FullyShardedDataParallel(nn.Module):
             )
         for block in self.blocks:
             for shards in block.shards:
-                shards.on_gradients = lambda gradients, block=block, shards=shards: (
-                    self._reduce(block, shards, gradients)
-                )
+                shards.on_gradients = partial(self._reduce, shards)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         root = self.blocks[0]
@@ -165,9 +168,7 @@ class FullyShardedDataParallel(nn.Module):
             self._in_backward = True
             Variable._execution_engine.queue_callback(self._finish_backward)
 
-    def _reduce(
-        self, block: Block, shards: Shards, gradients: tuple[Tensor | None, ...]
-    ) -> None:
+    def _reduce(self, shards: Shards, gradients: tuple[Tensor | None, ...]) -> None:
         """All gradients of a block are there: its weights are free to go."""
         self._watch_backward()
         shards.free()
@@ -256,6 +257,45 @@ class FullyShardedDataParallel(nn.Module):
             prefix = names[module]
             state[f"{prefix}.{name}" if prefix else name] = tensor
         return state
+
+    def save_sharded(
+        self,
+        directory: str | Path,
+        step: int,
+        optimizer: Optimizer | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Path:
+        """Write a checkpoint, every rank its pieces; see `xtrain.zero.checkpoint`."""
+        buffers = dict(self.module.named_buffers())
+        group = self.process_group
+        places = self._places()
+        return resume.save(directory, step, places, buffers, optimizer, extra, group)
+
+    def load_sharded(
+        self, path: str | Path, optimizer: Optimizer | None = None
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Read a checkpoint of any world size, or a run's latest: step and extra."""
+        path = latest(path) or path
+        buffers = dict(self.module.named_buffers())
+        return resume.load(path, self._places(), buffers, optimizer, self.process_group)
+
+    def load_full(self, path: str | Path) -> None:
+        """Read a bare model's safetensors file, each rank only its own ranges."""
+        places = self._places()
+        pieces = [Piece(*place, data=t.detach()) for t, place in places.items()]
+        read_safetensors(path, pieces)
+
+    def _places(self) -> dict[Tensor, resume.Place]:
+        """Every local piece with the name, shape and first element of its parameter."""
+        places: dict[Tensor, resume.Place] = {}
+        for shards in (shards for block in self.blocks for shards in block.shards):
+            layout = shards.layout
+            for piece, slot, name in zip(
+                shards.pieces, layout.slots, shards.names, strict=True
+            ):
+                start, _ = layout.piece_bounds(slot, shards.rank)
+                places[piece] = (name, tuple(slot.shape), start)
+        return places
 
 
 def find_blocks(
