@@ -41,6 +41,10 @@ def raise_everywhere() -> None:
     raise ValueError(f"7 is not divisible by {dist.get_world_size()}")
 
 
+def bad_key() -> None:
+    raise KeyError("bad")
+
+
 def raise_on(rank: int) -> None:
     if dist.get_rank() == rank:
         raise ValueError(f"bad split on rank {rank}")

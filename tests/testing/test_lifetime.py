@@ -61,7 +61,7 @@ def start(scratch: Path, *arguments: str) -> subprocess.Popen[str]:
         **os.environ,
         "TMPDIR": str(scratch / "temporary"),
         "XTRAIN_TOUCH": str(scratch / "touched"),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
     }
     return subprocess.Popen(
         [sys.executable, *arguments],

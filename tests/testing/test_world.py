@@ -86,6 +86,18 @@ def test_a_closed_world_starts_again():
     assert not set(before) & set(after)
 
 
+def test_a_forked_copy_of_a_world_leaves_the_ranks_alone(world):
+    pool = world(2)
+    before = pool.run(ranks.pid)
+    child = os.fork()
+    if child == 0:
+        fresh = pool.run(ranks.pid)
+        pool.close()
+        os._exit(len(set(before) & set(fresh)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert pool.run(ranks.pid) == before
+
+
 def test_a_world_that_nobody_holds_ends_its_ranks():
     pids = World(2).run(ranks.pid)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

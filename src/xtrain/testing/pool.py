@@ -42,7 +42,8 @@ class Pool:
     @property
     def alive(self) -> bool:
         """Whether every rank is there to take a job."""
-        return bool(self._ranks) and all(rank.alive for rank in self._ranks)
+        mine = os.getpid() == self._owner
+        return mine and bool(self._ranks) and all(rank.alive for rank in self._ranks)
 
     def start(self) -> None:
         """Start the ranks and wait until each has joined the group."""
@@ -81,14 +82,14 @@ class Pool:
 
     def stop(self) -> None:
         """End all ranks now and forget them."""
+        atexit.unregister(self.stop)
+        ranks, self._ranks = self._ranks, []
         if os.getpid() != self._owner:
             return  # a forked copy of this object owns no rank
-        atexit.unregister(self.stop)
-        for rank in self._ranks:
+        for rank in ranks:
             rank.kill()
-        for rank in self._ranks:
+        for rank in ranks:
             rank.close()
-        self._ranks = []
         if self._store is not None:
             self._store.close()
             self._store = None
