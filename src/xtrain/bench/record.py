@@ -119,7 +119,7 @@ def read(path: Path) -> Record:
 def _build(kind: Any, data: Any, where: str) -> Any:
     """`data` as `kind`: a dataclass, a list, an optional or a plain type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise ValueError(f"{where}: expected an object, got {data!r}")
         hints = typing.get_type_hints(kind)
@@ -141,7 +141,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
             _build(arguments[0], item, f"{where}[{index}]")
             for index, item in enumerate(data)
         ]
-    plain = {float: (int, float), dict: dict}.get(origin or kind, origin or kind)
+    plain: Any = {float: (int, float)}.get(origin or kind, origin or kind)
     if not isinstance(data, plain) or (kind is not bool and isinstance(data, bool)):
         raise ValueError(f"{where}: expected {kind}, got {data!r}")
     return data

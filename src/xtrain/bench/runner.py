@@ -19,16 +19,20 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.bench import machine, statistics
+from xtrain.bench import machine, medians
 from xtrain.bench.race import Case, Contestant, Race, RaceError, Trial, synchronize
 from xtrain.bench.record import Heat, Result
 from xtrain.comm import CommLedger
 from xtrain.testing import World
+
+Counts = dict[str, int | None]
+"""Bytes of each contestant, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
         ranks=world.size,
         backend=world.backend,
         rounds=len(baseline),
-        foreign=statistics.quantile(foreign, 0.5) if foreign else None,
+        foreign=medians.quantile(foreign, 0.5) if foreign else None,
         results=results,
     )
 
@@ -145,9 +149,9 @@ def keep(sample: Sample, limit: float) -> float | None:
     return sample.seconds
 
 
-def _times(samples: Sequence[float | None]) -> dict[str, float | int | None]:
+def _times(samples: Sequence[float | None]) -> dict[str, Any]:
     times = [seconds for seconds in samples if seconds is not None]
-    found = statistics.summarize(times) if times else None
+    found = medians.summarize(times) if times else None
     return {
         "seconds": found.median if found else None,
         "seconds_low": found.low if found else None,
@@ -159,13 +163,13 @@ def _times(samples: Sequence[float | None]) -> dict[str, float | int | None]:
 
 def _ratios(
     baseline: Sequence[float | None], times: Sequence[float | None], own: bool
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     both = any(
         b is not None and t is not None for b, t in zip(baseline, times, strict=True)
     )
     if own or not both:
         return dict.fromkeys(("ratio", "ratio_low", "ratio_high"))
-    found = statistics.compare(baseline, times)
+    found = medians.compare(baseline, times)
     return {"ratio": found.ratio, "ratio_low": found.low, "ratio_high": found.high}
 
 
@@ -214,11 +218,13 @@ def _kept(samples: list[Sample], settings: Settings) -> int:
     return sum(keep(sample, settings.foreign_limit) is not None for sample in samples)
 
 
-def _check_all(race: Race, case: Case, starters: list[Contestant]):
+def _check_all(
+    race: Race, case: Case, starters: list[Contestant]
+) -> tuple[dict[str, Trial], Counts, Counts, Counts]:
     trials: dict[str, Trial] = {}
-    sent: dict[str, int | None] = {}
-    formula: dict[str, int | None] = {}
-    wire: dict[str, int | None] = {}
+    sent: Counts = {}
+    formula: Counts = {}
+    wire: Counts = {}
     expected = race.reference(case) if race.reference else None
     for contestant in starters:
         trial = contestant.make(case)

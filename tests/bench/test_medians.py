@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.bench.statistics import compare, quantile, summarize
+from xtrain.bench.medians import compare, quantile, summarize
 
 
 @pytest.mark.parametrize(
