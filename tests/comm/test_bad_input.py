@@ -416,6 +416,11 @@ CASES = [
 @pytest.mark.verifies(
     "xtrain.comm.checks:check_call",
     "xtrain.comm.checks:check_p2p",
+    "xtrain.comm.checks:_problem",
+    "xtrain.comm.checks:_overlap",
+    "xtrain.comm.checks:_can_combine",
+    "xtrain.comm.collectives:_list_on_root",
+    "xtrain.comm.all_to_all:_split_problems",
     "xtrain.comm.p2p:group_rank_of",
 )
 def test_every_rank_makes_the_same_mistake(world, cases, size):

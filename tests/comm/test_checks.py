@@ -241,7 +241,9 @@ def one_rank_wrong(bad: int) -> list[str]:
     "xtrain.comm.checks:debug_checks",
     "xtrain.comm.checks:check_call",
     "xtrain.comm.checks:refuse",
+    "xtrain.comm.checks:_compare_across_ranks",
     "xtrain.comm.collectives:root_of",
+    "xtrain.comm.collectives:_list_on_root",
 )
 def test_one_wrong_rank_is_an_error_on_every_rank(world, size, bad):
     for rank, problems in enumerate(world(size).run(one_rank_wrong, bad)):

@@ -437,6 +437,7 @@ def event(rank, kind, peer, round_, nbytes=1):
 
 @pytest.mark.verifies(
     "xtrain.comm.ledger:message_rounds",
+    "xtrain.comm.ledger:_paired",
     "xtrain.comm.ledger:Message",
     "xtrain.comm.ledger:Event",
 )

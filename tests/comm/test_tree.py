@@ -37,7 +37,10 @@ def test_tree_all_reduce_equals_one_process(world, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 8])
-@pytest.mark.verifies("xtrain.comm.tree:halving_doubling_all_reduce")
+@pytest.mark.verifies(
+    "xtrain.comm.tree:halving_doubling_all_reduce",
+    "xtrain.comm.tree:_halve_and_double",
+)
 def test_halving_doubling_equals_one_process(world, size):
     world(size).run(all_reduce_cases, halving_doubling_all_reduce)
 

@@ -1,0 +1,92 @@
+"""Combining two partial results, and properties that hold for any size."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import ReduceOp
+
+from tests.comm.reference import (
+    ARITHMETIC,
+    BITS,
+    FLOATS,
+    INTS,
+    SameEverywhere,
+    assert_reduced,
+    input_of,
+    legal,
+)
+from xtrain import comm
+from xtrain.comm.reduce_op import BITWISE, COMBINE, combine, finish
+
+
+@pytest.mark.verifies("xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:finish")
+def test_combining_in_turn_is_the_reduction():
+    for op in ARITHMETIC + BITS:
+        for dtype in FLOATS + INTS:
+            if not legal(op, dtype):
+                continue
+            for ranks in (1, 2, 5):
+                inputs = [input_of(rank, (3, 4), dtype) for rank in range(ranks)]
+                partial, kept = inputs[0].clone(), inputs[-1].clone()
+                for incoming in inputs[1:]:
+                    assert combine(partial, incoming, op) is None
+                assert finish(partial, op, ranks) is None
+                assert_reduced(partial, inputs, op, (op, dtype, ranks))
+                assert torch.equal(inputs[-1], kept)
+    assert set(COMBINE) == {*ARITHMETIC, *BITS}
+    assert set(BITWISE) == set(BITS)
+
+
+@pytest.mark.verifies("xtrain.comm.reduce_op:finish")
+def test_only_an_average_is_divided():
+    for op in ARITHMETIC + BITS:
+        tensor = torch.full((2,), 6.0 if op not in BITS else 6)
+        if op in BITS:
+            tensor = tensor.long()
+        finish(tensor, op, 3)
+        assert tensor.tolist() == ([2, 2] if op == ReduceOp.AVG else [6, 6])
+
+
+def any_all_reduce(name: str, numel: int, op, dtype) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    inputs = [input_of(r, (numel,), dtype, numel) for r in range(size)]
+    mine = inputs[rank].clone()
+    getattr(comm, name)(mine, op)
+    assert_reduced(mine, inputs, op, (name, numel, op, dtype))
+    same = SameEverywhere()
+    same.add(mine)
+    same.check()
+
+
+ALL_REDUCES = st.sampled_from(
+    [
+        "all_reduce",
+        "ring_all_reduce",
+        "tree_all_reduce",
+        "halving_doubling_all_reduce",
+        "parameter_server_all_reduce",
+        "one_shot_all_reduce",
+    ]
+)
+OPS_AND_DTYPES = st.sampled_from(
+    [(op, dtype) for op in ARITHMETIC for dtype in FLOATS + INTS if legal(op, dtype)]
+)
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.collectives:all_reduce",
+    "xtrain.comm.ring:ring_all_reduce",
+    "xtrain.comm.tree:tree_all_reduce",
+    "xtrain.comm.tree:halving_doubling_all_reduce",
+    "xtrain.comm.parameter_server:parameter_server_all_reduce",
+    "xtrain.comm.one_shot:one_shot_all_reduce",
+)
+def test_any_size_any_number_of_ranks(world):
+    @settings(max_examples=40, derandomize=True, deadline=None, database=None)
+    @given(ALL_REDUCES, st.integers(1, 4), st.integers(0, 300), OPS_AND_DTYPES)
+    def check(name, size, numel, op_and_dtype):
+        world(size).run(any_all_reduce, name, numel, *op_and_dtype)
+
+    check()
