@@ -1,19 +1,24 @@
 # torchrun --nproc-per-node 3 snippets/lc1/deadlock.py
-import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-# Rank 0 loses patience after two seconds, the others would wait for a minute.
-patience = 2 if os.environ["RANK"] == "0" else 60
-dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
+dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 right, left = (rank + 1) % size, (rank - 1) % size
+# Rank 0 loses patience after two seconds, the others would wait for a minute.
+patience = timedelta(seconds=2 if rank == 0 else 60)
+
+
+def send(tensor, dst):
+    """What `dist.send` does, with a limit."""
+    dist.isend(tensor, dst).wait(patience)
+
 
 mine, incoming = torch.tensor([float(rank)]), torch.empty(1)
 try:
-    dist.send(mine, right)  # waits until `right` receives, who waits in its own send
+    send(mine, right)  # waits until `right` receives, who waits in its own send
     dist.recv(incoming, left)  # never reached
     print(f"rank {rank} received {incoming.item()}")
 except RuntimeError as error:
