@@ -458,9 +458,13 @@ function nameParts() {
       if (!node.getAttribute("aria-label")) node.setAttribute("aria-label", words);
   };
   name(".md-search[role=dialog]", "Search");
-  name(".md-code__nav", "Code block");
-  for (const node of document.querySelectorAll(".md-code__nav, .md-nav .md-nav:not([role])"))
-    node.setAttribute("role", "group");
+  document.querySelectorAll(".md-code__nav").forEach((node, i) =>
+    node.setAttribute("aria-label", `Code block ${i + 1}`));
+  document.querySelectorAll(".md-nav .md-nav[aria-labelledby]").forEach((node, i) => {
+    const words = document.getElementById(node.getAttribute("aria-labelledby"))?.textContent.trim();
+    node.removeAttribute("aria-labelledby");
+    node.setAttribute("aria-label", `Section ${i + 1}: ${words}`);
+  });
   for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math"))
     if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
 }
