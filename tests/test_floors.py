@@ -197,7 +197,7 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
     """A script's own folder comes first on sys.path: `queue.py` would hide queue."""
     clashes = [
         str(path.relative_to(ROOT))
-        for folder in ("src/xtrain", "snippets", "tests")
+        for folder in ("src/xtrain", "snippets")
         for path in sorted((ROOT / folder).rglob("*"))
         if (path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py"))))
         and path.stem in sys.stdlib_module_names
