@@ -28,13 +28,15 @@ WIDE = """
 const over = document.documentElement.scrollWidth - innerWidth;
 if (over <= 0) return [];
 return [...document.querySelectorAll('main *')]
-  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .xt-scroll, .md-typeset__scrollwrap, .md-typeset__table, .xt-trace-table, .xt-math'))
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(
+    'pre, .xt-scroll, .md-typeset__scrollwrap, .xt-trace-table, .xt-math'))
   .slice(0, 3).map(e => e.outerHTML.slice(0, 120)).concat([`${over} px too wide`]);
 """
 HIDDEN = """
 return [...document.querySelectorAll('pre > code')]
   .filter(c => !c.closest('details:not([open])') && !c.closest('.tabbed-block')
-    && (c.getBoundingClientRect().height < 10 || getComputedStyle(c).visibility !== 'visible'))
+    && (c.getBoundingClientRect().height < 10
+      || getComputedStyle(c).visibility !== 'visible'))
   .map(c => c.textContent.slice(0, 60));
 """
 
@@ -60,9 +62,8 @@ def test_page_on_a_phone(browser, page):
     assert browser.complaints() == []
     requests = browser.requests()
     assert requests
-    away = [u for u in requests
-            if not u.startswith((browser.root, "data:", "about:", "blob:"))]  # fmt: skip
-    assert away == []
+    here = (browser.root, "data:", "about:", "blob:")
+    assert [address for address in requests if not address.startswith(here)] == []
 
 
 def test_the_root_leads_to_the_pages(browser):
@@ -170,7 +171,9 @@ def test_the_animation_keeps_still_for_readers_who_ask(browser):
 
 
 def test_without_scripts_the_messages_are_a_table(browser):
-    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    browser.driver.execute_cdp_cmd(
+        "Emulation.setScriptExecutionDisabled", {"value": True}
+    )
     try:
         browser.open(RING)
         rows = browser.driver.find_elements("css selector", ".xt-trace-table tbody tr")

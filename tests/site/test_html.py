@@ -35,7 +35,9 @@ def test_no_leftovers_of_markdown_or_templates():
         relative = path.relative_to(SITE / "en").as_posix()
         if relative.startswith("source/"):
             continue
-        text = re.sub(r"<(code|pre|math|script|style)\b.*?</\1>", "", path.read_text(), flags=re.S)
+        text = re.sub(
+            r"<(code|pre|math|script|style)\b.*?</\1>", "", path.read_text(), flags=re.S
+        )
         for leftover in ("--8<--", "wzxhzdk", "{{", "}}", "{ .xt-", "```"):
             assert leftover not in text, f"{relative}: {leftover}"
 
