@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test verify check lint format types wheel clean
+.PHONY: help env dev site build serve test browser verify check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -37,6 +37,7 @@ help:
 	@echo
 	@echo 'make build     build the pages into build/site, do not serve'
 	@echo 'make serve     serve what is built'
+	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
 	@echo 'make check     what CI checks: lint, types, tests, pages'
 	@echo 'make lint types format    ruff and mypy'
@@ -81,8 +82,13 @@ build: verify
 serve: env
 	@$(PY) -m xtrain_docs.serve --port $(PORT)
 
+# tests/site looks at the built pages, so it has a target of its own.
 test: env
-	$(PYTEST) -n $(WORKERS) $(ARGS)
+	$(PYTEST) -n $(WORKERS) $(if $(findstring tests/site,$(ARGS)),,--ignore=tests/site) \
+	  $(ARGS)
+
+browser: build
+	$(PYTEST) tests/site $(ARGS)
 
 # The pages show what the tests have proved. Are all of them proved as they stand?
 # If not, run the tests that carry @pytest.mark.verifies.
