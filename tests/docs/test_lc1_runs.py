@@ -182,10 +182,10 @@ def test_an_average_is_divided_once_at_the_end():
     assert partial.tolist() == [2.0, 4.0]
 
 
-def halve_and_double(numel: int) -> list[float]:
+def halve_and_double(numel: int) -> list[int]:
     """The telling tensor of this rank after halving and doubling."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    flat = torch.arange(float(numel)) * 10**rank
+    flat = torch.arange(numel) * 10**rank
     _halve_and_double(flat, rank, size, ReduceOp.SUM, None)
     return flat.tolist()
 
