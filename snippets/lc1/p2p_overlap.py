@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/lc1/p2p_overlap.py
+import os
 from contextlib import nullcontext
 
 import torch
@@ -6,10 +7,11 @@ import torch.distributed as dist
 
 from xtrain.comm import irecv, isend
 
-cuda = torch.cuda.is_available() and torch.cuda.device_count() >= 2
+gpus = torch.cuda.device_count()  # two ranks share one only if NCCL is told so
+cuda = gpus >= 2 or (gpus == 1 and "NCCL_MULTI_RANK_GPU_ENABLE" in os.environ)
 dist.init_process_group("nccl" if cuda else "gloo")
 rank = dist.get_rank()
-device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+device = torch.device("cuda", rank % gpus) if cuda else torch.device("cpu")
 if cuda:
     torch.cuda.set_device(device)
 # On a GPU work queues up in streams: the message gets one of its own, beside the
