@@ -11,7 +11,13 @@ from torch.distributed import ReduceOp
 
 from xtrain import comm
 from xtrain.comm import checks
-from xtrain.comm.checks import check_call, check_p2p, group_or_world, refuse
+from xtrain.comm.checks import (
+    check_call,
+    check_p2p,
+    group_or_world,
+    message_device,
+    refuse,
+)
 from xtrain.comm.collectives import root_of
 
 ILLEGAL = "do not make one and the same legal call"
@@ -355,6 +361,9 @@ def non_members() -> None:
     assert group_or_world(None) is dist.group.WORLD
     assert group_or_world(group) is group
     assert comm.rank_and_size() == (rank, size)
+    assert message_device(None) in dist.group.WORLD._device_types
+    if "gloo" in dist.get_backend():
+        assert message_device(None).type == "cpu"
     tensor = torch.ones(2)
     if rank == 1:
         assert comm.rank_and_size(group) == (0, 1)
@@ -419,7 +428,9 @@ def non_members() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.verifies(
-    "xtrain.comm.checks:rank_and_size", "xtrain.comm.checks:group_or_world"
+    "xtrain.comm.checks:rank_and_size",
+    "xtrain.comm.checks:group_or_world",
+    "xtrain.comm.checks:message_device",
 )
 def test_strangers_are_told_that_they_are_not_members(world, size):
     world(size).run(non_members)

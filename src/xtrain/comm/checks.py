@@ -48,6 +48,12 @@ def group_or_world(group: ProcessGroup | None) -> ProcessGroup:
     return world if group is None else group
 
 
+def message_device(group: ProcessGroup | None) -> torch.device:
+    """Where messages of our own making live: the CPU if the backend serves it."""
+    cpu, served = torch.device("cpu"), group_or_world(group)._device_types
+    return cpu if cpu in served else served[0]
+
+
 def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
     """This process's rank in `group` and the group's size; ValueError outside it."""
     group = group_or_world(group)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, group_or_world, rank_and_size, refuse
+from xtrain.comm.checks import check_call, message_device, rank_and_size, refuse
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -246,8 +246,9 @@ def barrier(group: ProcessGroup | None = None) -> None:
     2^k - 1 before that one; after the last step everyone has heard from everyone.
     """
     _, size = check_call("barrier", group)
-    served = [d.type for d in group_or_world(group)._device_types]
-    token, landing = torch.zeros(2, 1, device="cpu" if "cpu" in served else served[0])
+    token, landing = torch.zeros(
+        2, 1, dtype=torch.float32, device=message_device(group)
+    )
     distance = 1
     while distance < size:
         ring_shift(token, landing, shift=distance, group=group)
