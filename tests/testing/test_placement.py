@@ -8,8 +8,8 @@ from xtrain.testing.placement import (
     Machine,
     choose,
     explain_sharing,
-    load_backend,
     place,
+    registration,
 )
 
 NONE = Machine()
@@ -94,5 +94,5 @@ def test_the_header_says_what_happens_to_larger_worlds():
 
 
 def test_torchs_own_backends_need_no_loading():
-    load_backend("gloo")
-    load_backend("nccl")
+    registration("gloo")()
+    registration("nccl")()

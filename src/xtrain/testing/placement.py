@@ -11,8 +11,8 @@ The decisions take a `Machine`, so tests decide about machines that do not exist
 
 import ctypes
 import importlib
-import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 Version = tuple[int, int, int]
@@ -110,14 +110,20 @@ def loopback() -> str:
     return "lo" if sys.platform == "linux" else "lo0"
 
 
-def load_backend(backend: str) -> None:
-    """Make a backend of ours known to torch; nothing to do for torch's own."""
+def registration(backend: str) -> Callable[[], object]:
+    """What makes `backend` known to torch, imported; nothing to do for torch's own.
+
+    RuntimeError when its module is missing.
+    """
     if backend not in LATE_BACKENDS:
-        return
+        return lambda: None
     module, function = LATE_BACKENDS[backend].split(":")
-    if importlib.util.find_spec(module) is None:
-        raise RuntimeError(f"backend {backend!r} needs {module}, which is not there")
-    getattr(importlib.import_module(module), function)()
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"backend {backend!r} needs {module}: {error.msg}"
+        ) from error
 
 
 def _default(machine: Machine) -> Choice:

@@ -13,7 +13,7 @@ import sys
 
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome
-from xtrain.testing.placement import Choice, place, this_machine
+from xtrain.testing.placement import Choice, place, registration, this_machine
 from xtrain.testing.process import RankProcess
 from xtrain.testing.rank import Seat, rank_main
 from xtrain.testing.supervise import collect, explain
@@ -47,6 +47,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the ranks and wait until each has joined the group."""
+        registration(self.backend)  # imported here once, not once per rank
         choice = Choice(self.backend, self.device, "as asked")
         environment = place(self.size, choice, this_machine())
         self._owner = os.getpid()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from xtrain.testing import transport
 from xtrain.testing.outcome import Outcome, failure
-from xtrain.testing.placement import load_backend
+from xtrain.testing.placement import registration
 from xtrain.testing.state import Clean
 
 
@@ -66,7 +66,7 @@ def join(seat: Seat) -> None:
         device = torch.device(seat.device, seat.rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         torch.set_default_device(device)  # torch.ones(4) lands on the rank's GPU
-    load_backend(seat.backend)
+    registration(seat.backend)()
     dist.init_process_group(
         seat.backend,
         store=dist.FileStore(seat.store, seat.size),

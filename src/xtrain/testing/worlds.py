@@ -2,7 +2,7 @@
 
 from xtrain.testing.world import World
 
-# Sizes 1, 2, 3, 4 and 8 together; a forked rank keeps 20 to 60 MB of its own.
+# Sizes 1, 2, 3, 4 and 8 together; an idle forked rank keeps 10 MB of its own.
 MAX_RANKS = 18
 
 
