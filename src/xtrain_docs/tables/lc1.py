@@ -9,6 +9,8 @@ from .. import runs, values
 from . import REGISTRY, Table
 
 WORLD_SIZES = (2, 3, 4, 8)
+HARD_SPACE = "\u00a0"
+"""A space at which no line is broken."""
 M_BYTES = 96 * 1024
 """The full tensor of every run: divides by each of the world sizes."""
 
@@ -60,12 +62,12 @@ MEASURED = {
 
 def count(number: float) -> str:
     """73728 as `73 728`."""
-    return f"{int(number):,}".replace(",", " ")
+    return f"{int(number):,}".replace(",", HARD_SPACE)
 
 
 def in_units(number: float) -> str:
     """1.5 as `1.5 M`; at most three digits behind the dot."""
-    return f"{number:.3f}".rstrip("0").rstrip(".") + " M"
+    return f"{number:.3f}".rstrip("0").rstrip(".") + HARD_SPACE + "M"
 
 
 def in_words(name: str) -> str:
@@ -116,13 +118,12 @@ def bytes_sent(name: str) -> Table:
                 str(ranks),
                 count(found["formula"]),
                 count(busiest),
+                str(found["rounds"]),
                 in_units(busiest / M_BYTES),
                 in_units(sum(found["sent"]) / M_BYTES),
-                str(found["rounds"]),
             ]
         )
-    header = ["ranks", "formula, bytes", "measured, bytes", "that is",
-              "all ranks together", "rounds"]  # fmt: skip
+    header = ["ranks", "formula, bytes", "measured", "rounds", "that is", "all ranks"]
     return Table(header, rows, "rrrrrr")
 
 
