@@ -30,7 +30,7 @@ from xtrain.comm import (
 from xtrain.plan import collective_traffic
 from xtrain.plan.traffic import hierarchical_between_nodes
 
-MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (4, 2)]
+MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (4, 2)]
 
 
 def groups(shape):

@@ -77,7 +77,7 @@ def reduce_scatter_cases(*functions) -> None:
             assert torch.equal(output.tensor.reshape(-1), twin), what
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.verifies(
     "xtrain.comm.ring:ring_reduce_scatter",
     "xtrain.comm.collectives:reduce_scatter_tensor",
@@ -111,7 +111,7 @@ def all_gather_cases(*functions) -> None:
         assert torch.equal(output.tensor.reshape(-1), twin)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.verifies(
     "xtrain.comm.ring:ring_all_gather",
     "xtrain.comm.collectives:all_gather_into_tensor",
