@@ -31,6 +31,10 @@ def call_site() -> str:
 
 @lru_cache(maxsize=4096)
 def fingerprint(call: str, site: str) -> int:
-    """64 bits that differ for different calls, equal in every process."""
-    digest = hashlib.blake2b(f"{call}\0{site}".encode(), digest_size=8).digest()
+    """64 bits that differ for different calls, equal in every process.
+
+    Of the file only the name counts: other hosts may keep it in another folder.
+    """
+    line = os.path.basename(site)
+    digest = hashlib.blake2b(f"{call}\0{line}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -23,13 +23,15 @@ import secrets
 import socket
 import stat
 import struct
+import time
 from pathlib import Path
 
 GREETING = struct.Struct("<8s32sIIB16s")
 MAGIC = b"xtrain\x00\x01"
 WELCOME = b"welcome!"
 NONCE_BYTES, PROOF_BYTES = 16, 32
-SECONDS = 5.0  # for one handshake
+SECONDS = 5.0  # that the listener gives a dialler
+DIAL_SECONDS = 30.0  # that a dialler gives the listener, which may still be meeting
 
 
 class Refused(Exception):
@@ -60,19 +62,19 @@ def dial(
     sock: socket.socket, secret: bytes, group: bytes, me: int, peer: int, purpose: int
 ) -> None:
     """Prove this side to the listener and have it prove itself, or raise Refused."""
-    sock.settimeout(SECONDS)
+    end = time.monotonic() + DIAL_SECONDS
     check_user(sock, secret)
     nonce = secrets.token_bytes(NONCE_BYTES)
     greeting = GREETING.pack(MAGIC, group, me, peer, purpose, nonce)
     sock.sendall(greeting)
-    theirs = read_exactly(sock, NONCE_BYTES)
+    theirs = read_exactly(sock, NONCE_BYTES, end)
     said = greeting + theirs
     if not hmac.compare_digest(
-        read_exactly(sock, PROOF_BYTES), proof(secret, b"listener", said)
+        read_exactly(sock, PROOF_BYTES, end), proof(secret, b"listener", said)
     ):
         raise Refused(f"the listener of rank {peer} does not know the secret")
     sock.sendall(proof(secret, b"dialler", said))
-    if read_exactly(sock, len(WELCOME)) != WELCOME:
+    if read_exactly(sock, len(WELCOME), end) != WELCOME:
         raise Refused(f"rank {peer} did not welcome rank {me}")
 
 
@@ -80,9 +82,9 @@ def admit(
     sock: socket.socket, secret: bytes, group: bytes, me: int, size: int
 ) -> tuple[int, int]:
     """Have a dialler prove itself; its rank and purpose, or Refused."""
-    sock.settimeout(SECONDS)
+    end = time.monotonic() + SECONDS
     check_user(sock, secret)
-    greeting = read_exactly(sock, GREETING.size)
+    greeting = read_exactly(sock, GREETING.size, end)
     magic, their_group, rank, target, purpose, _ = GREETING.unpack(greeting)
     if magic != MAGIC:
         raise Refused("no greeting of ours")
@@ -94,7 +96,7 @@ def admit(
         )
     said = greeting + secrets.token_bytes(NONCE_BYTES)
     sock.sendall(said[GREETING.size :] + proof(secret, b"listener", said))
-    answer = read_exactly(sock, PROOF_BYTES)
+    answer = read_exactly(sock, PROOF_BYTES, end)
     if not hmac.compare_digest(answer, proof(secret, b"dialler", said)):
         raise Refused(f"rank {rank} does not know the secret")
     sock.sendall(WELCOME)
@@ -118,11 +120,18 @@ def check_user(sock: socket.socket, secret: bytes) -> None:
         raise Refused(f"a process of user {user}, this one belongs to {os.getuid()}")
 
 
-def read_exactly(sock: socket.socket, count: int) -> bytes:
+def read_exactly(sock: socket.socket, count: int, end: float) -> bytes:
+    """The next `count` bytes, or Refused; all of them are here by the time `end`."""
     data = bytearray()
     while len(data) < count:
-        piece = sock.recv(count - len(data))
+        left = end - time.monotonic()
+        sock.settimeout(max(left, 0.001))
+        try:
+            piece = sock.recv(count - len(data)) if left > 0 else b""
+        except TimeoutError:
+            piece = b""
         if not piece:
-            raise Refused(f"closed after {len(data)} of {count} bytes")
+            how = "closed" if time.monotonic() < end else "too late"
+            raise Refused(f"{how} after {len(data)} of {count} bytes")
         data += piece
     return bytes(data)

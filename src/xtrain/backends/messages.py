@@ -9,6 +9,8 @@ A receive takes the first message with its tag; earlier ones with other tags wai
 memory. Nothing is ever unpickled.
 """
 
+import logging
+import os
 import struct
 from collections import deque
 from typing import Protocol
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from xtrain.backends.progress import Steps
+
+log = logging.getLogger(__name__)
 
 DTYPES = (
     torch.uint8,
@@ -31,15 +35,27 @@ DTYPES = (
     torch.bool,
     torch.complex64,
     torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
 )
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 HEADER = struct.Struct("<qIIQ")  # tag, dtype code, length of the site, payload bytes
 MAX_SITE = 200  # bytes of "file:line", cut beyond
+MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
+SCRATCH_BYTES = 1 << 16  # what nobody wants is read in pieces of this size
+
+
+class Garbled(RuntimeError):
+    """What a peer sent is no frame: nothing after it can be understood."""
 
 
 def raw(flat: Tensor) -> memoryview:
     """The bytes of a contiguous tensor."""
-    return flat.view(-1).view(torch.uint8).numpy().data
+    # A single element may have any stride, which view would not take.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 class Stream(Protocol):
@@ -97,25 +113,32 @@ class Inbox:
 
     Args:
         peer: the peer's rank in the group.
-        max_bytes: refuse frames that announce more than this.
+        max_bytes: make no room for a longer message that no receive waits for.
     """
 
     def __init__(self, peer: int, stream: Stream, max_bytes: int):
         self.peer, self._stream, self._max_bytes = peer, stream, max_bytes
         self.posted: deque[Receive] = deque()
-        self._unexpected: list[tuple[int, int, str, bytearray]] = []
+        self._unexpected: list[tuple[int, int, str, int, bytearray | None]] = []
         self._reading = self._read_frames()
 
     def pump(self) -> None:
         """Move what has arrived; returns as soon as it would have to wait."""
         next(self._reading)
 
+    def close(self) -> None:
+        self._reading.close()
+        self.posted.clear()
+
     def post(self, receive: Receive) -> None:
-        for index, (tag, dtype, site, payload) in enumerate(self._unexpected):
+        """Serve a receive from what has come already, or remember it."""
+        if receive.source is not None:
+            return  # an any-source receive served elsewhere
+        for index, (tag, dtype, site, nbytes, data) in enumerate(self._unexpected):
             if tag == receive.tag:
                 del self._unexpected[index]
-                if self._accept(receive, dtype, site, len(payload)):
-                    receive.into[:] = payload
+                if self._accept(receive, dtype, site, nbytes) and data is not None:
+                    receive.into[:] = data
                 receive.done = True
                 return
         self.posted.append(receive)
@@ -125,30 +148,40 @@ class Inbox:
         while True:
             yield from read_all(self._stream, memoryview(header))
             tag, dtype, site_length, nbytes = HEADER.unpack(header)
-            if site_length > MAX_SITE or nbytes > self._max_bytes:
-                raise RuntimeError(
-                    f"rank {self.peer} announced a frame of {nbytes} bytes "
-                    f"({site_length} its origin); the limit is {self._max_bytes}"
-                )
+            if site_length > MAX_SITE or dtype >= len(DTYPES):
+                raise Garbled(f"rank {self.peer} sent bytes that are no message")
             site = bytearray(site_length)
             yield from read_all(self._stream, memoryview(site))
             where = site.decode(errors="replace")
             receive = self._take(tag)
-            if receive is None:
-                payload = bytearray(nbytes)
-                yield from read_all(self._stream, memoryview(payload))
-                # A receive may have been posted while the payload came in.
-                receive = self._take(tag)
-                if receive is None:
-                    self._unexpected.append((tag, dtype, where, payload))
-                elif self._accept(receive, dtype, where, nbytes):
-                    receive.into[:] = payload
-            elif self._accept(receive, dtype, where, nbytes):
-                yield from read_all(self._stream, receive.into)
-            else:
-                yield from read_all(self._stream, memoryview(bytearray(nbytes)))
             if receive is not None:
+                if self._accept(receive, dtype, where, nbytes):
+                    yield from read_all(self._stream, receive.into)
+                else:
+                    yield from self._skip(nbytes)
                 receive.done = True
+                continue
+            data = None
+            if nbytes > self._max_bytes:
+                log.warning(
+                    "rank %d sent %d bytes that nobody waits for: dropped, "
+                    "the limit is %d", self.peer, nbytes, self._max_bytes,
+                )  # fmt: skip
+                yield from self._skip(nbytes)
+            else:
+                data = bytearray(nbytes)
+                yield from read_all(self._stream, memoryview(data))
+            self._unexpected.append((tag, dtype, where, nbytes, data))
+            receive = self._take(tag)  # posted while the payload came in
+            if receive is not None:
+                self.post(receive)
+
+    def _skip(self, nbytes: int) -> Steps:
+        scratch = memoryview(bytearray(min(nbytes, SCRATCH_BYTES)))
+        while nbytes:
+            piece = scratch[: min(nbytes, SCRATCH_BYTES)]
+            yield from read_all(self._stream, piece)
+            nbytes -= piece.nbytes
 
     def _take(self, tag: int) -> Receive | None:
         for receive in list(self.posted):
@@ -156,7 +189,6 @@ class Inbox:
                 self.posted.remove(receive)
             elif receive.tag == tag:
                 self.posted.remove(receive)
-                receive.source = self.peer
                 return receive
         return None
 

@@ -8,8 +8,10 @@ transport do it, and returns a `Work` to wait for.
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -19,12 +21,14 @@ from torch.distributed import ReduceOp, Store
 
 from xtrain.backends.calls import call_site, fingerprint
 from xtrain.backends.liveness import Peers
+from xtrain.backends.meeting import Disagreement
 from xtrain.backends.messages import DTYPE_CODES, Receive, raw, send_message
-from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.progress import PATIENCE, Operation, Progress, Steps
 from xtrain.comm.ledger import record
 
-# A rooted collective is often written `if rank == root: ... else: ...`; of the others
-# all ranks are expected to run one and the same line.
+# Two swapped calls of equal shape differ in nothing but their lines. Rooted collectives
+# and barriers are often written `if rank == 0: ... else: ...`; of the others all ranks
+# are expected to run one and the same line.
 COMPARE_LINES = os.environ.get("XTRAIN_COMPARE_LINES", "1") != "0"
 
 
@@ -108,7 +112,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
     def __init__(
         self,
         backend: str,
-        make_transport: Callable[[Store, int, int, float], Any],
+        make_transport: Callable[[Store, int, int, float, Peers], Any],
         store: Store,
         rank: int,
         size: int,
@@ -118,11 +122,21 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self._backend_name, self._rank, self._size = backend, rank, size
         self._timeout = timeout.total_seconds()
         self._names: dict[str, str] = {}
+        self._world_ranks: list[int] = []
         self._broken: RuntimeError | None = None
         self._closed = False
-        self._transport = make_transport(store, rank, size, self._timeout)
-        self._peers = Peers(self._transport.pids)
+        self._first_seen_dead: float | None = None
+        self._peers = Peers()
+        try:
+            self._transport = make_transport(
+                store, rank, size, self._timeout, self._peers
+            )
+        except BaseException:
+            self._peers.close()
+            raise
         self._progress = Progress(self._check_waiting)
+        # A process that ends in good order says so, as if it had destroyed the group.
+        self._leave = Finalize(self, self._transport.close, exitpriority=1)
 
     # -- what torch asks a group about itself ------------------------------------------
 
@@ -168,8 +182,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
         """Leave the group: peers that still wait for this rank are told."""
         if not self._closed:
             self._closed = True
-            self._progress.close()
-            self._transport.close()
+            self._progress.close(RuntimeError("this group has been destroyed"))
+            self._leave()
             self._peers.close()
 
     abort = shutdown
@@ -208,7 +222,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
         (outputs_,), (input,) = outputs, inputs
-        shapes = [list(t.shape) for t in outputs_]
+        self._twins("all_gather", outputs_, input)
+        shapes = [shape_of(t) for t in outputs_]
         return self._collective(
             "all_gather", opts, outputs_, outputs_, [input], detail=shapes,
             steps=lambda check, *flat: self._transport.all_gather(
@@ -231,7 +246,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> dist.Work:
         (output,), (inputs_,) = outputs, inputs
-        op, shapes = reduce_op(opts), [list(t.shape) for t in inputs_]
+        self._twins("reduce_scatter", inputs_, output)
+        op, shapes = reduce_op(opts), [shape_of(t) for t in inputs_]
         return self._collective(
             "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=shapes,
             steps=lambda check, out, *flat: self._transport.reduce_scatter(
@@ -254,8 +270,11 @@ class XtrainProcessGroup(dist.ProcessGroup):
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
+        sizes = [[t.numel() for t in tensors] for tensors in (inputs, outputs)]
         return self._collective(
-            "all_to_all", opts, outputs, outputs, inputs, detail="",
+            "all_to_all", opts, outputs, outputs, inputs,
+            detail=self._one_dtype("all_to_all", [*inputs, *outputs]),
+            told=f"sends {sizes[0]}, expects {sizes[1]}",
             steps=lambda check, *flat: self._transport.all_to_all(
                 list(flat[: self._size]), list(flat[self._size :]), check
             ),
@@ -273,7 +292,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
         in_sizes = self._row_sizes(input, input_split_sizes)
         return self._collective(
             "all_to_all_single", opts, [output], [output], [input],
-            detail=list(output.shape[1:]),
+            detail=self._one_dtype("all_to_all_single", [input, output]),
+            told=f"sends {in_sizes}, expects {out_sizes}",
             steps=lambda check, out, flat: self._transport.all_to_all(
                 list(out.split(out_sizes)), list(flat.split(in_sizes)), check
             ),
@@ -293,15 +313,11 @@ class XtrainProcessGroup(dist.ProcessGroup):
             return self._transport.all_to_all(landing, sent, check)
 
         return self._collective(
-            "gather",
-            opts,
-            outputs_,
-            outputs_,
-            [input],
-            root=root,
-            detail=input.dtype,
+            "gather", opts, outputs_, outputs_, [input], root=root,
+            detail=self._one_dtype("gather", [input, *outputs_]),
+            told=f"sends {shape_of(input)}, expects {[shape_of(t) for t in outputs_]}",
             steps=steps,
-        )
+        )  # fmt: skip
 
     def scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any
@@ -317,15 +333,11 @@ class XtrainProcessGroup(dist.ProcessGroup):
             return self._transport.all_to_all(landing, sent, check)
 
         return self._collective(
-            "scatter",
-            opts,
-            outputs,
-            [output],
-            inputs_,
-            root=root,
-            detail=output.dtype,
+            "scatter", opts, outputs, [output], inputs_, root=root,
+            detail=self._one_dtype("scatter", [output, *inputs_]),
+            told=f"sends {[shape_of(t) for t in inputs_]}, expects {shape_of(output)}",
             steps=steps,
-        )
+        )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> dist.Work:
         return self._collective(
@@ -358,35 +370,34 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self._ready("send", tensor)
         self._not_myself("send", dst)
         flat = tensor.detach().contiguous()
-        record("send", "send", dist.get_global_rank(self, dst), [flat])
+        record("send", "send", self._global(dst), [flat])
         site = call_site()
         steps = send_message(
             self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype], site
         )
-        call = f"send({shape_of(tensor)}, dst={dst}) at {site}"
-        operation = self._progress.post(("send", dst), call, steps)
+        call = f"send({shape_of(tensor)}, dst={self._global(dst)}) at {site}"
+        operation = Operation(call, self._breaking(call, steps), (dst,))
+        self._progress.post(("send", dst), operation)
         return Pending(self._progress, operation, tensors)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         self._not_myself("recv", src)
-        return self._receive(tensors, [src], tag)
+        return self._receive(tensors, (src,), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
-        return self._receive(tensors, list(self._transport.inbox), tag)
+        return self._receive(tensors, tuple(self._transport.others), tag)
 
     def _receive(
-        self, tensors: list[Tensor], sources: list[int], tag: int
+        self, tensors: list[Tensor], sources: tuple[int, ...], tag: int
     ) -> dist.Work:
         (tensor,) = tensors
         self._ready("recv", tensor)
-        landing = tensor.detach()
-        if not landing.is_contiguous():
-            landing = landing.contiguous()
-        peer = dist.get_global_rank(self, sources[0]) if len(sources) == 1 else None
-        record("recv", "recv", peer, [landing])
+        landing = tensor.detach().contiguous()
+        names = [self._global(source) for source in sources]
+        record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
         receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
         inboxes = [self._transport.inbox[source] for source in sources]
-        call = f"recv({shape_of(tensor)}, src={sources}) at {call_site()}"
+        call = f"recv({shape_of(tensor)}, src={names}) at {call_site()}"
 
         def steps() -> Steps:
             for inbox in inboxes:
@@ -396,12 +407,16 @@ class XtrainProcessGroup(dist.ProcessGroup):
                     inbox.pump()
                 if not receive.done:
                     yield
-            if receive.error is not None:
-                raise RuntimeError(f"{call}: {receive.error}")
-            if landing.data_ptr() != tensor.data_ptr():
+            if not tensor.is_contiguous() and receive.error is None:
                 tensor.detach().copy_(landing)
 
-        operation = self._progress.post(("recv", id(receive)), call, steps())
+        def checked() -> Steps:
+            yield from self._breaking(call, steps())
+            if receive.error is not None:  # the message is gone, the group is fine
+                raise RuntimeError(f"{call}: {receive.error}")
+
+        operation = Operation(call, checked(), sources)
+        self._progress.post(("recv", id(receive)), operation)
         work = Pending(self._progress, operation, tensors)
         work._receive = receive
         return work
@@ -420,26 +435,28 @@ class XtrainProcessGroup(dist.ProcessGroup):
         op: ReduceOp.RedOpType | None = None,
         root: int | None = None,
         detail: object = None,
+        told: str = "",
     ) -> dist.Work:
         """Describe the call, flatten its tensors, run or post its steps.
 
         `detail` is what the ranks compare besides op and root: the first tensor's shape
-        and dtype unless given.
+        and dtype unless given. `told` is shown when they disagree, but not compared.
         """
         for tensor in (*outputs, *inputs):
             self._ready(name, tensor)
+        if not outputs:
+            self._ready(name, None)
+        if detail is None:
+            detail = shape_of((*inputs, *outputs)[0]) if outputs else ""
         site = call_site()
-        tensors = [*inputs, *outputs]
-        if detail is None and tensors:
-            detail = shape_of(tensors[0])
-        call = f"{name}({detail}, {op}, root={root})"
-        check = fingerprint(call, site if root is None and COMPARE_LINES else "")
+        call = signature(name, detail, op, None if root is None else self._global(root))
+        lines = COMPARE_LINES and root is None and name != "barrier"
+        check = fingerprint(call, site if lines else "")
         flat_out = [t.detach().contiguous().view(-1) for t in outputs]
         flat_in = [t.detach().contiguous().view(-1) for t in inputs]
-        sent = list(inputs) or list(outputs)
-        record("collective", name, None, sent)
-        described = f"{call} at {site}"
-        running = self._checked(described, steps(check, *flat_out, *flat_in))
+        settle = record("collective", name, None, inputs or outputs)
+        called = f"{call}{told and f' {told}'} at {site}"
+        running = self._checked(called, steps(check, *flat_out, *flat_in), settle)
         strided = [
             (tensor, flat)
             for tensor, flat in zip(outputs, flat_out, strict=True)
@@ -447,60 +464,107 @@ class XtrainProcessGroup(dist.ProcessGroup):
         ]
         if strided:
             running = copy_back(running, strided)
-        if opts is not None and opts.asyncOp:
-            operation = self._progress.post("collectives", described, running)
-            if not operation.done or operation.error is not None:
-                return Pending(self._progress, operation, result)
-        else:
-            self._progress.run("collectives", described, running)
-        return Finished(result)
+        operation = Operation(called, running)
+        if opts is None or not opts.asyncOp:
+            self._progress.run("collectives", operation)
+            return Finished(result)
+        self._progress.post("collectives", operation, PATIENCE)
+        if operation.done and operation.error is None:
+            return Finished(result)
+        return Pending(self._progress, operation, result)
 
-    def _checked(self, call: str, steps: Steps) -> Steps:
+    def _checked(
+        self, call: str, steps: Steps, settle: Callable[[int, int], None] | None
+    ) -> Steps:
         """Run steps; when the ranks turn out to be in different calls, say which."""
+        transport = self._transport
+        sent, received = transport.sent, transport.received
+        try:
+            yield from self._breaking(call, steps)
+        except Disagreement:
+            yield from self._breaking(call, transport.describe(call))
+            said = {r: transport.description(r) for r in transport.others}
+            said[self._rank] = call
+            lines = [f"  rank {self._global(r)}: {said[r]}" for r in range(self._size)]
+            raise RuntimeError(
+                "the ranks of this group are in different calls:\n"
+                + "\n".join(lines)
+                + (LINES_DIFFER if same_but_for_lines(said) else "")
+            ) from None
+        if settle is not None:
+            settle(transport.sent - sent, transport.received - received)
+
+    def _breaking(self, call: str, steps: Steps) -> Steps:
+        """Run steps; an unforeseen end in the middle of them breaks the group."""
         try:
             yield from steps
-        except self._transport.Disagreement:
-            yield from self._transport.describe(call)
-            said = {r: self._transport.description(r) for r in self._transport.others}
-            said[self._rank] = call
-            lines = [f"  rank {r}: {said[r]}" for r in range(self._size)]
-            raise RuntimeError(
-                "the ranks of this group are in different calls:\n" + "\n".join(lines)
-            ) from None
+        except (Disagreement, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._broken = RuntimeError(f"{call}: {error!r}")
+            raise
 
     def _check_waiting(self, operation: Operation) -> None:
         """Raise when `operation` waits in vain."""
-        me = f"rank {self._rank} waited in {operation.call}"
-        dead = sorted({*self._peers.dead(), *self._transport.lost()})
+        me = f"rank {self._global(self._rank)} waited in {operation.call}"
+        missing = self._transport.missing()
+        died, lost = self._peers.dead(), self._transport.lost()
+        dead = {*died, *lost}
         if dead:
-            names = ", ".join(f"rank {r}" for r in dead)
-            self._broken = RuntimeError(f"{names} died while {me}")
-            raise self._broken
-        gone = self._transport.left()
-        if gone:
-            names = ", ".join(f"rank {r}" for r in gone)
-            self._broken = RuntimeError(f"{names} left the group while {me}")
-            raise self._broken
-        seconds = operation.waited()
-        if seconds > self._timeout:
-            missing = [
-                f"rank {r} ({self._peers.state(r)})" for r in self._transport.missing()
+            now = time.monotonic()
+            self._first_seen_dead = self._first_seen_dead or now
+            owed = operation.peers is not None or dead & {*missing}
+            if owed or now > self._first_seen_dead + self._transport.PATIENCE:
+                how = "died" if died else "is gone (its connection ended)"
+                self._break(f"{self._names_of(died or lost)} {how} while {me}")
+        left = {*self._transport.left()}
+        needed = missing if operation.peers is None else operation.peers
+        gone = left & {*needed}
+        # Of several possible senders one is enough.
+        if gone and (operation.peers is None or gone == {*needed}):
+            self._break(f"{self._names_of(sorted(gone))} left the group while {me}")
+        if operation.waited() > self._timeout:
+            states = [
+                f"rank {self._global(r)} ({self._peers.state(r)})" for r in needed
             ]
-            self._broken = RuntimeError(
-                f"timed out: {me} for {seconds:.1f} s; not there: "
-                f"{', '.join(missing) or 'nobody, the message never came'}"
+            where = "not there" if operation.peers is None else "nothing came from"
+            self._break(
+                f"timed out: {me} for {operation.waited():.1f} s; "
+                f"{where}: {', '.join(states) or 'nobody, all are in this call'}"
             )
-            raise self._broken
 
-    def _ready(self, name: str, tensor: Tensor) -> None:
+    def _break(self, why: str) -> None:
+        self._broken = RuntimeError(why)
+        raise self._broken
+
+    def _global(self, rank: int) -> int:
+        """What this rank of the group is called in the world."""
+        if not self._world_ranks:
+            try:
+                self._world_ranks = dist.get_process_group_ranks(self)
+            except (KeyError, ValueError, RuntimeError):
+                return rank  # torch has not registered this group (yet)
+        return self._world_ranks[rank]
+
+    def _names_of(self, ranks: Sequence[int]) -> str:
+        return ", ".join(f"rank {self._global(rank)}" for rank in ranks)
+
+    def _ready(self, name: str, tensor: Tensor | None) -> None:
         if self._broken is not None:
             raise RuntimeError(f"{name}: this group is broken: {self._broken}")
         if self._closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
+        if tensor is None:
+            return
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise ValueError(
                 f"{name}: {self._backend_name} serves dense CPU tensors, "
                 f"got {tensor.layout} on {tensor.device}"
+            )
+        if tensor.dtype not in DTYPE_CODES or tensor.is_conj() or tensor.is_neg():
+            raise ValueError(
+                f"{name}: {self._backend_name} does not serve {tensor.dtype}"
+                f"{' in a lazy view (use resolve_conj)' * tensor.is_conj()}"
             )
 
     def _not_myself(self, name: str, peer: int) -> None:
@@ -516,6 +580,19 @@ class XtrainProcessGroup(dist.ProcessGroup):
                 f"{name}: {shape_of(whole)} must hold {self._size} times "
                 f"{shape_of(part)}"
             )
+
+    def _twins(self, name: str, pieces: Sequence[Tensor], own: Tensor) -> None:
+        if len(pieces) != self._size or shape_of(pieces[self._rank]) != shape_of(own):
+            raise ValueError(
+                f"{name}: rank {self._rank} of {self._size} gave "
+                f"{[shape_of(t) for t in pieces]} for its {shape_of(own)}"
+            )
+
+    def _one_dtype(self, name: str, tensors: Sequence[Tensor]) -> torch.dtype:
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) != 1:
+            raise ValueError(f"{name}: one call moves one dtype, got {dtypes}")
+        return dtypes.pop()
 
     def _row_sizes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """Elements for each rank, from rows for each rank (none given: equal ones)."""
@@ -568,6 +645,26 @@ OPS = (
     ReduceOp.BAND,
     ReduceOp.BOR,
     ReduceOp.BXOR,
+)
+
+
+def signature(
+    name: str, detail: object, op: ReduceOp.RedOpType | None, root: int | None
+) -> str:
+    """A call as all its ranks should see it: "all_reduce([8] float32, SUM)"."""
+    parts = [str(detail)] if detail != "" else []
+    parts += [op.name] if op is not None else []
+    parts += [f"root={root}"] if root is not None else []
+    return f"{name}({', '.join(parts)})"
+
+
+def same_but_for_lines(said: dict[int, str]) -> bool:
+    return len({call.rpartition(" at ")[0] for call in said.values()}) == 1
+
+
+LINES_DIFFER = (
+    "\nThe calls differ in nothing but their lines. If that is meant, set "
+    "XTRAIN_COMPARE_LINES=0."
 )
 
 

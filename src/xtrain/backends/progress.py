@@ -17,22 +17,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
 
-PATIENCE = 0.003  # seconds for which `post` itself waits before it leaves work behind
+PATIENCE = 0.003  # seconds for which `post` may wait before it leaves work behind
 IDLE_SECONDS = 0.001  # the background thread leaves waiting threads this long alone
-PAUSE_SECONDS = 50e-6  # its sleep between two passes
-CHECK_EVERY = 64  # passes between two looks at the clock and at the peers
+PAUSE_SECONDS = 50e-6  # a sleep between two passes
+SPIN_SECONDS = 0.02  # a wait that takes longer sleeps between its passes
+SPIN_PASSES = 64  # made by `run` before it looks at the clock
+CHECK_SECONDS = 0.002  # between two looks at the peers
 
 Steps = Generator[None, None, None]
 
 
 class Operation:
-    """One posted operation: `done` when its steps have ended, well or with `error`."""
+    """One posted operation: `done` when its steps have ended, well or with `error`.
 
-    __slots__ = ("call", "done", "error", "on_end", "started", "steps")
+    Args:
+        peers: the ranks it needs; None for all of them.
+    """
 
-    def __init__(self, call: str, steps: Steps):
-        self.call = call
-        self.steps = steps
+    __slots__ = ("call", "done", "error", "on_end", "peers", "started", "steps")
+
+    def __init__(self, call: str, steps: Steps, peers: tuple[int, ...] | None = None):
+        self.call, self.steps, self.peers = call, steps, peers
         self.on_end: list[Callable[[], None]] = []
         self.started = time.monotonic()
         self.done = False
@@ -46,18 +51,24 @@ class Operation:
             self._end(None)
         except Exception as error:
             self._end(error)
+        except BaseException as error:  # Ctrl-C: nobody will finish these steps
+            self._end(error)
+            raise
         return self.done
 
     def waited(self) -> float:
-        """Seconds since it was posted."""
+        """Seconds since it could begin."""
         return time.monotonic() - self.started
 
     def fail(self, error: BaseException) -> None:
+        """End it with `error`, wherever it is."""
         if not self.done:
             self.steps.close()
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        if self.done:
+            return
         self.error, self.done = error, True
         for callback in self.on_end:
             callback()
@@ -80,51 +91,52 @@ class Progress:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def post(self, queue: Hashable, call: str, steps: Steps) -> Operation:
+    def post(self, queue: Hashable, operation: Operation, patience: float = 0) -> None:
         """Queue an operation and return; it goes on while others are waited for.
 
-        Most operations end within the patience of a few milliseconds, sooner than the
-        background thread could take them over.
+        With some patience most operations end here, sooner than the background thread
+        could take them over.
         """
-        operation = Operation(call, steps)
         with self._lock:
             self._queues.setdefault(queue, deque()).append(operation)
-        give_up = operation.started + PATIENCE
         while True:
             with self._lock:
                 self._advance_all()
             if operation.done:
-                return operation
-            if self._last_pass > give_up:
+                return
+            if self._last_pass >= operation.started + patience:
                 self._wake_background()
-                return operation
+                return
             os.sched_yield()
 
-    def run(self, queue: Hashable, call: str, steps: Steps) -> None:
+    def run(self, queue: Hashable, operation: Operation) -> None:
         """Queue an operation, wait for it and raise what it raises."""
-        operation = Operation(call, steps)
         with self._lock:
-            if self._queues:
-                self._queues.setdefault(queue, deque()).append(operation)
-            else:  # nothing else to advance: the short way
-                passes = 0
-                while not operation.advance():
-                    passes += 1
-                    if passes % CHECK_EVERY == 0:
-                        self._check_or_fail(operation)
+            waiting = self._queues.setdefault(queue, deque())
+            waiting.append(operation)
+            if len(self._queues) == 1 and len(waiting) == 1:  # the short way
+                for _ in range(SPIN_PASSES):
+                    if operation.advance():
+                        del self._queues[queue]
+                        break
                     os.sched_yield()
         self.wait(operation)
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation has ended; raise what it raised."""
-        passes = 0
+        began = time.monotonic()
+        next_check = began + CHECK_SECONDS
         while not operation.done:
             with self._lock:
                 self._advance_all()
-                passes += 1
-                if passes % CHECK_EVERY == 0 and not operation.done:
+                now = self._last_pass
+                if now > next_check and not operation.done:
                     self._check_or_fail(operation)
-            os.sched_yield()
+                    next_check = now + CHECK_SECONDS
+            if now - began < SPIN_SECONDS:
+                os.sched_yield()
+            else:
+                time.sleep(PAUSE_SECONDS)
         if operation.error is not None:
             raise operation.error
 
@@ -139,32 +151,41 @@ class Progress:
     def fail_all(self, error: BaseException) -> None:
         """End every pending operation with `error`."""
         with self._lock:
-            for queue in self._queues.values():
-                for operation in queue:
-                    operation.fail(error)
+            pending = [op for queue in self._queues.values() for op in queue]
             self._queues.clear()
+            for operation in pending:
+                operation.fail(error)
 
-    def close(self) -> None:
-        """Stop the background thread; pending operations stay where they are."""
+    def close(self, error: BaseException) -> None:
+        """Stop the background thread and end what is pending with `error`."""
         self._closed = True
         self._pending.set()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.fail_all(error)
 
     def _advance_all(self) -> None:
         self._last_pass = time.monotonic()
         for key, queue in list(self._queues.items()):
-            while queue and (queue[0].done or queue[0].advance()):
-                queue.popleft()
-            if not queue:
-                self._queues.pop(key, None)
+            while queue:
+                first = queue[0]
+                if not first.done and not first.advance():
+                    break
+                if queue and queue[0] is first:  # or a callback has been here before
+                    queue.popleft()
+                if queue:
+                    queue[0].started = self._last_pass  # its turn begins
+            if not queue and self._queues.get(key) is queue:
+                del self._queues[key]
 
     def _check_or_fail(self, operation: Operation) -> None:
         try:
             self._check(operation)
         except Exception as error:
-            operation.fail(error)
-            self.fail_all(error)
+            self._advance_all()  # what a peer did before it went may be enough
+            if not operation.done:
+                self.fail_all(error)
 
     def _wake_background(self) -> None:
         if self._thread is None:
@@ -175,6 +196,7 @@ class Progress:
         self._pending.set()
 
     def _run_in_background(self) -> None:
+        next_check = 0.0
         while True:
             self._pending.wait()
             if self._closed:
@@ -182,17 +204,14 @@ class Progress:
             if time.monotonic() - self._last_pass < IDLE_SECONDS:
                 time.sleep(IDLE_SECONDS)
                 continue  # somebody is waiting, and advances everything
-            while self._advance_in_background():
-                time.sleep(PAUSE_SECONDS)
-
-    def _advance_in_background(self) -> bool:
-        """One pass for nobody in particular; True while something is left to do."""
-        with self._lock:
-            self._advance_all()
-            self._last_pass = 0.0  # this was nobody waiting
-            for operation in [queue[0] for queue in self._queues.values()]:
-                if not operation.done:
-                    self._check_or_fail(operation)
-            if not self._queues:
-                self._pending.clear()
-            return bool(self._queues) and not self._closed
+            with self._lock:
+                self._advance_all()
+                now, self._last_pass = self._last_pass, 0.0  # this was nobody waiting
+                if now > next_check:
+                    for first in [queue[0] for queue in self._queues.values()]:
+                        if not first.done:
+                            self._check_or_fail(first)
+                    next_check = now + CHECK_SECONDS
+                if not self._queues:
+                    self._pending.clear()
+            time.sleep(PAUSE_SECONDS)

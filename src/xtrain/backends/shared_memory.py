@@ -6,8 +6,7 @@ copied more often than these two steps ask for.
 
     segment of a rank
       words       arrived: how many steps this rank has completed; the fingerprint of
-      its
-                  call; how far its channels are written and read
+                  its call; how far its channels are written and read
       text        the description of its call, should the ranks disagree
       stage 0, 1  its share of a step, in turns: one step can be written while slow
                   readers still finish the one before
@@ -25,14 +24,16 @@ kernel lets in the same user only, and when the last process is gone so is the m
 import mmap
 import os
 import platform
-import socket
 import threading
+from array import array
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.messages import Inbox
+from xtrain.backends.liveness import Peers
+from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
+from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.progress import Steps
 from xtrain.comm.reduce_op import combine, finish
 
@@ -42,8 +43,9 @@ CHANNEL_BYTES = 1 << 20
 ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
 
 # Words of a segment, by index; the channels' counters follow.
-ARRIVED, LEFT, DESCRIBED, PRINT, ROUNDS = 0, 1, 2, 4, 6
+ARRIVED, LEFT, DESCRIBED, JOINED, PRINT, ROUNDS = 0, 1, 2, 3, 4, 6
 WRITTEN, READ = 64, 64 + MAX_RANKS
+GIVES, TAKES = 64 + 2 * MAX_RANKS, 64 + 4 * MAX_RANKS  # of an all-to-all, two steps
 TEXT_OFFSET, TEXT_BYTES = 4096, 4096
 STAGE_OFFSET = TEXT_OFFSET + TEXT_BYTES
 CHANNEL_OFFSET = STAGE_OFFSET + 2 * STAGE_BYTES
@@ -53,9 +55,7 @@ class Segment:
     """One rank's memory, seen from any rank."""
 
     def __init__(self, descriptor: int, size: int):
-        length = CHANNEL_OFFSET + size * CHANNEL_BYTES
-        if os.fstat(descriptor).st_size == 0:
-            os.ftruncate(descriptor, length)
+        length = length_for(size)
         self.map = mmap.mmap(descriptor, length)
         self.bytes = memoryview(self.map)
         self.words = self.bytes[:TEXT_OFFSET].cast("Q")
@@ -107,55 +107,81 @@ class Channel:
         return count
 
 
-class Disagreement(Exception):
-    """The ranks stand in different calls."""
-
-
 class SharedMemory:
     """The transport of one group; see the module's text.
 
     Args:
         store: where the ranks tell each other their process and segment.
+        peers: watches the other ranks' processes.
+
+    `sent` and `received` count the bytes of tensors that collectives wrote into this
+    rank's stage and read from the others' stages.
     """
 
-    Disagreement = Disagreement
+    PATIENCE = 0.0  # a rank that died in a call has left all it will ever leave
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float):
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: float, peers: Peers
+    ):
         if size > MAX_RANKS:
             raise ValueError(f"xtrain-shm serves up to {MAX_RANKS} ranks, got {size}")
+        if not hasattr(os, "memfd_create"):
+            raise RuntimeError('xtrain-shm needs Linux; use "xtrain-socket" here')
         self.rank, self.size = rank, size
-        self.step = 0
-        descriptor = os.memfd_create("xtrain")
-        mine = Segment(descriptor, size)
-        store.set(f"shm/{rank}", f"{host_key()} {os.getpid()} {descriptor}")
-        self.pids: dict[int, int] = {}
-        self.segments: list[Segment] = []
-        for peer in range(size):
-            host, pid, number = store.get(f"shm/{peer}").decode().split()
-            if host != host_key():
+        self.step = self.sent = self.received = 0
+        descriptor = os.memfd_create("xtrain", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, length_for(size))
+            self.mine = Segment(descriptor, size)
+            self.segments = self._map_all(store, timeout, peers, descriptor)
+        finally:
+            os.close(descriptor)  # everyone has mapped it
+        self.words = [segment.words for segment in self.segments]
+        self.others = [peer for peer in range(size) if peer != rank]
+        self.outbox = {
+            peer: Channel(self.mine, rank, self.segments[peer], peer)
+            for peer in self.others
+        }
+        self.inbox = {
+            peer: Inbox(
+                peer,
+                Channel(self.segments[peer], peer, self.mine, rank),
+                MAX_MESSAGE_BYTES,
+            )
+            for peer in self.others
+        }
+
+    def _map_all(
+        self, store: Store, timeout: float, peers: Peers, descriptor: int
+    ) -> list[Segment]:
+        rank, size = self.rank, self.size
+        entries, group = meet(store, "shm", rank, size, str(descriptor), timeout, peers)
+        segments = []
+        for peer, entry in enumerate(entries):
+            if entry.host != host_key():
                 raise RuntimeError(
                     f"xtrain-shm: rank {peer} runs on another host than rank {rank}; "
                     'shared memory serves one host, use "xtrain-socket" across hosts'
                 )
             if peer == rank:
-                self.segments.append(mine)
-                continue
-            self.pids[peer] = int(pid)
-            self.segments.append(open_segment(int(pid), int(number), size))
-        store.add("shm/opened", 1)
-        while int(store.add("shm/opened", 0)) < size:
-            os.sched_yield()
-        os.close(descriptor)  # everyone has mapped it
-        self.mine = mine
-        self.words = [segment.words for segment in self.segments]
-        self.others = [peer for peer in range(size) if peer != rank]
-        self.outbox = {
-            peer: Channel(mine, rank, self.segments[peer], peer) for peer in self.others
-        }
-        self.inbox = {
-            peer: Inbox(peer, Channel(self.segments[peer], peer, mine, rank), 1 << 62)
-            for peer in self.others
-        }
+                segments.append(self.mine)
+            else:
+                segments.append(open_segment(peer, entry.pid, entry.address, size))
+        # A segment is believed once it shows the group's number and its owner's rank:
+        # then its owner has read the same lines, and mapped every segment.
+        number = int.from_bytes(group[:7], "little") << 6
+        self.mine.words[JOINED] = number + rank
+
+        def unknown() -> list[int]:
+            words = enumerate(segment.words[JOINED] for segment in segments)
+            return [peer for peer, word in words if word != number + peer]
+
+        wait_until(
+            lambda: not unknown(), peers, timeout,
+            lambda: f"ranks {unknown()} did not map the memory of this group",
+        )  # fmt: skip
+        forget(store, "shm", rank)
+        return segments
 
     # -- one step ---------------------------------------------------------------------
 
@@ -186,7 +212,7 @@ class SharedMemory:
         return max(words[ROUNDS + self.step % 2] for words in self.words)
 
     def missing(self) -> list[int]:
-        """The ranks this one is waiting for."""
+        """The ranks that have not come to this rank's call."""
         return [peer for peer in self.others if self.words[peer][ARRIVED] < self.step]
 
     def lost(self) -> list[int]:
@@ -235,6 +261,7 @@ class SharedMemory:
         yield from self.arrive(check)
         shares = [s.stage(step, flat.dtype)[:count] for s in self.segments]
         reduce_into(flat, shares, op)  # in rank order: all ranks get the same bits
+        self._count(nbytes_of(flat), (self.size - 1) * nbytes_of(flat))
 
     def _all_reduce_piece(
         self, piece: Tensor, op: ReduceOp.RedOpType, check: int
@@ -249,10 +276,11 @@ class SharedMemory:
         finished = self.mine.stage(step + 1, piece.dtype)[: slices[0].numel()]
         reduce_into(finished, slices, op)
         yield from self.arrive()
-        for slot, segment in zip(
-            piece.tensor_split(self.size), self.segments, strict=True
-        ):
+        slots = piece.tensor_split(self.size)
+        for slot, segment in zip(slots, self.segments, strict=True):
             slot.copy_(segment.stage(step + 1, piece.dtype)[: slot.numel()])
+        own, whole = nbytes_of(finished), nbytes_of(piece)
+        self._count(whole + own, (self.size - 1) * own + whole - own)
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
         for piece in pieces(flat, STAGE_BYTES):
@@ -261,10 +289,12 @@ class SharedMemory:
             ]
             if self.rank == root:
                 stage.copy_(piece)
+                self._count(nbytes_of(piece), 0)
             yield from self.arrive(check)
             check = 0
             if self.rank != root:
                 piece.copy_(stage)
+                self._count(0, nbytes_of(piece))
 
     def reduce(
         self, flat: Tensor, root: int, op: ReduceOp.RedOpType, check: int
@@ -272,11 +302,13 @@ class SharedMemory:
         for piece in pieces(flat, STAGE_BYTES):
             step, count = self.step + 1, piece.numel()
             self.mine.stage(step, flat.dtype)[:count].copy_(piece)
+            self._count(nbytes_of(piece), 0)
             yield from self.arrive(check)
             check = 0
             if self.rank == root:
                 shares = [s.stage(step, flat.dtype)[:count] for s in self.segments]
                 reduce_into(piece, shares, op)
+                self._count(0, (self.size - 1) * nbytes_of(piece))
 
     def reduce_scatter(
         self, output: Tensor, inputs: list[Tensor], op: ReduceOp.RedOpType, check: int
@@ -288,6 +320,7 @@ class SharedMemory:
             for peer, source in enumerate(inputs):
                 piece = source[start : start + part]
                 stage[peer * part : peer * part + piece.numel()].copy_(piece)
+                self._count(nbytes_of(piece), 0)
             yield from self.arrive(check)
             check = 0
             target, place = output[start : start + part], self.rank * part
@@ -296,6 +329,7 @@ class SharedMemory:
                 for s in self.segments
             ]
             reduce_into(target, shares, op)
+            self._count(0, (self.size - 1) * nbytes_of(target))
 
     def all_gather(self, outputs: list[Tensor], input: Tensor, check: int) -> Steps:
         part = STAGE_BYTES // input.element_size()
@@ -308,6 +342,8 @@ class SharedMemory:
             for output, segment in zip(outputs, self.segments, strict=True):
                 target = output[start : start + part]
                 target.copy_(segment.stage(step, input.dtype)[: target.numel()])
+            everything = sum(nbytes_of(t[start : start + part]) for t in outputs)
+            self._count(nbytes_of(piece), everything - nbytes_of(piece))
 
     def all_to_all(
         self, outputs: list[Tensor], inputs: list[Tensor], check: int
@@ -315,6 +351,7 @@ class SharedMemory:
         """Pieces of any sizes; a piece that a rank does not send or expect is empty."""
         dtype, itemsize = inputs[0].dtype, inputs[0].element_size()
         part = STAGE_BYTES // self.size // 8 * 8 // itemsize
+        self._announce([t.numel() for t in inputs], [t.numel() for t in outputs])
         longest = max(t.numel() for t in (*inputs, *outputs))
         mine, done, rounds = -(-longest // part), 0, 1
         while done < rounds:
@@ -323,16 +360,49 @@ class SharedMemory:
             for peer, source in enumerate(inputs):
                 piece = source[start : start + part]
                 stage[peer * part : peer * part + piece.numel()].copy_(piece)
+                self._count(nbytes_of(piece) if peer != self.rank else 0, 0)
             yield from self.arrive(check, mine)
+            if done == 0:
+                self._compare_announced()
             check, done = 0, done + 1
             rounds = max(rounds, self.most_rounds())
             place = self.rank * part
-            for output, segment in zip(outputs, self.segments, strict=True):
+            for peer, output in enumerate(outputs):
                 target = output[start : start + part]
-                target.copy_(segment.stage(step, dtype)[place : place + target.numel()])
+                source = self.segments[peer].stage(step, dtype)
+                target.copy_(source[place : place + target.numel()])
+                self._count(0, nbytes_of(target) if peer != self.rank else 0)
+
+    def _announce(self, gives: list[int], takes: list[int]) -> None:
+        """Write down what this rank will send to and expects from each rank."""
+        turn = (self.step + 1) % 2 * MAX_RANKS
+        for place, counts in ((GIVES + turn, gives), (TAKES + turn, takes)):
+            self.mine.words[place : place + self.size] = memoryview(array("Q", counts))
+
+    def _compare_announced(self) -> None:
+        """Raise Disagreement, on all ranks, when somebody expects what is not sent."""
+        turn, size = self.step % 2 * MAX_RANKS, self.size
+        gives, takes = (
+            [words[place : place + size].tolist() for words in self.words]
+            for place in (GIVES + turn, TAKES + turn)
+        )
+        if gives != [list(column) for column in zip(*takes, strict=True)]:
+            raise Disagreement
+
+    def _count(self, sent: int, received: int) -> None:
+        self.sent += sent
+        self.received += received
 
     def close(self) -> None:
+        """Tell the others, and let go of all memory."""
         self.mine.words[LEFT] = 1
+        for inbox in self.inbox.values():
+            inbox.close()
+        self.inbox.clear()
+        self.outbox.clear()
+        self.words.clear()
+        self.segments.clear()
+        del self.mine
 
 
 def reduce_into(output: Tensor, shares: list[Tensor], op: ReduceOp.RedOpType) -> None:
@@ -358,22 +428,32 @@ def pieces(flat: Tensor, nbytes: int) -> list[Tensor]:
     return list(flat.split(max(1, nbytes // flat.element_size())))
 
 
-def open_segment(pid: int, descriptor: int, size: int) -> Segment:
-    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+def nbytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def length_for(size: int) -> int:
+    """Bytes of a segment; memory that is never touched costs nothing."""
+    return CHANNEL_OFFSET + size * CHANNEL_BYTES
+
+
+def open_segment(peer: int, pid: int, descriptor: str, size: int) -> Segment:
+    """Map a peer's segment: anonymous memory of the right size made by this user."""
+    opened = os.open(f"/proc/{pid}/fd/{int(descriptor)}", os.O_RDWR | os.O_CLOEXEC)
     try:
+        name, status = os.readlink(f"/proc/self/fd/{opened}"), os.fstat(opened)
+        if (
+            not name.startswith("/memfd:xtrain ")
+            or status.st_uid != os.geteuid()
+            or status.st_size != length_for(size)
+        ):
+            raise RuntimeError(
+                f"xtrain-shm: what the store holds for rank {peer} leads to {name} "
+                f"of user {status.st_uid}, {status.st_size} bytes: no segment of ours"
+            )
         return Segment(opened, size)
     finally:
         os.close(opened)
-
-
-def host_key() -> str:
-    """Equal where processes see each other: host, boot and PID namespace."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return f"{socket.gethostname()}/{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return socket.gethostname()
 
 
 if platform.machine().lower() in ("x86_64", "amd64"):

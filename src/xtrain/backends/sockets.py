@@ -15,6 +15,7 @@ Inside one host the connections are Unix sockets, across hosts TCP. Two for each
 one for collectives and one for messages, so that neither can hold the other up.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -22,6 +23,7 @@ import socket
 import struct
 import threading
 import time
+from array import array
 from collections.abc import Generator
 
 import torch
@@ -29,9 +31,18 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
 from xtrain.backends.handshake import Refused, admit, dial, read_secret
-from xtrain.backends.messages import Inbox, raw, read_all, write_all
+from xtrain.backends.liveness import Peers
+from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
+from xtrain.backends.messages import (
+    MAX_MESSAGE_BYTES,
+    Garbled,
+    Inbox,
+    raw,
+    read_all,
+    write_all,
+)
 from xtrain.backends.progress import Steps
-from xtrain.backends.shared_memory import Disagreement, host_key, reduce_into
+from xtrain.backends.shared_memory import nbytes_of, reduce_into
 from xtrain.comm.reduce_op import combine, finish
 
 log = logging.getLogger(__name__)
@@ -41,7 +52,9 @@ GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that 
 GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
 INLINE_BYTES = 64 << 10  # up to here data rides along with the greeting
 BLOCK_BYTES = 128 << 10  # reduced at a time: small enough to still be in the cache
-MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
+MAX_GUESTS = 64  # handshakes at a time
+REACH_SECONDS = 10.0
+TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
 
 
 class Connection:
@@ -50,8 +63,7 @@ class Connection:
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_watch(sock)
+            tune(sock)
         self.sock = sock
         self.lost = False
 
@@ -82,6 +94,19 @@ class Connection:
         except OSError:
             return b""
 
+    def close(self) -> None:
+        """Close, and have all that was written arrive.
+
+        A socket closed while something in it is unread resets the connection, and what
+        is still under way is lost.
+        """
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+            while self.sock.recv(1 << 16):
+                pass
+        self.lost = True
+        self.sock.close()
+
     def ended(self) -> bool:
         """True when the other side is gone and all it said has been read."""
         if not self.lost:
@@ -101,19 +126,24 @@ class Sockets:
 
     Args:
         store: where the ranks tell each other their addresses, and nothing secret.
+        peers: watches the processes of the other ranks on this host.
+
+    `sent` and `received` count the bytes of tensors that collectives moved; greetings
+    and headers are not in them.
     """
 
-    Disagreement = Disagreement
+    PATIENCE = 0.3  # what a rank sent before it died may still be on its way
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float):
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: float, peers: Peers
+    ):
         self.rank, self.size = rank, size
-        self.calls = 0
-        self.pids: dict[int, int] = {}
+        self.calls = self.sent = self.received = 0
         self._said_goodbye: set[int] = set()
         self._arrived: set[int] = set()
         self._descriptions: dict[int, str] = {}
         self.others = [peer for peer in range(size) if peer != rank]
-        connections = connect_all(store, rank, size, timeout, self.pids)
+        connections = connect_all(store, rank, size, timeout, peers)
         self.collective = {peer: connections[peer, COLLECTIVES] for peer in self.others}
         self.outbox = {peer: connections[peer, MESSAGES] for peer in self.others}
         self.inbox = {
@@ -147,6 +177,7 @@ class Sockets:
         header = GREETING.pack(self.calls, check, nbytes)
         yield from write_all(self.collective[peer], memoryview(header))
         if ride is not None:
+            self.sent += nbytes
             yield from write_all(self.collective[peer], ride)
 
     def _hear(self, peer: int, heard: dict[int, tuple[int, bytearray]]) -> Steps:
@@ -158,11 +189,12 @@ class Sockets:
         while peer in self._said_goodbye:
             yield  # in vain, as the next look at the peers will tell
         if call != self.calls or nbytes > INLINE_BYTES:
-            raise RuntimeError(
+            raise Garbled(
                 f"rank {peer} greeted for call {call} with {nbytes} bytes, "
                 f"rank {self.rank} is in call {self.calls}"
             )
         data = bytearray(nbytes)
+        self.received += nbytes
         yield from read_all(self.collective[peer], memoryview(data))
         heard[peer] = (fingerprint, data)
         self._arrived.add(peer)
@@ -179,6 +211,7 @@ class Sockets:
     # -- who is there ------------------------------------------------------------------
 
     def missing(self) -> list[int]:
+        """The ranks that have not come to this rank's call."""
         return [peer for peer in self.others if peer not in self._arrived]
 
     def lost(self) -> list[int]:
@@ -202,12 +235,14 @@ class Sockets:
                 self._said_goodbye.add(peer)
 
     def close(self) -> None:
+        """Say goodbye and close all connections."""
         goodbye = memoryview(GREETING.pack(GOODBYE, 0, 0))
         for connection in self.collective.values():
             connection.write(goodbye)
-            connection.sock.close()
-        for connection in self.outbox.values():
-            connection.sock.close()
+        for inbox in self.inbox.values():
+            inbox.close()
+        for connection in (*self.collective.values(), *self.outbox.values()):
+            connection.close()
 
     # -- collectives: flat contiguous tensors, `check` the call's fingerprint ----------
 
@@ -259,6 +294,8 @@ class Sockets:
         data, place = raw(flat), (self.rank - root) % self.size
         have, sent = data.nbytes if place == 0 else 0, 0
         last = place == self.size - 1
+        self.received += data.nbytes - have
+        self.sent += 0 if last else data.nbytes
         while have < data.nbytes or (sent < data.nbytes and not last):
             moved = 0
             if have < data.nbytes:
@@ -276,13 +313,32 @@ class Sockets:
     def all_to_all(
         self, outputs: list[Tensor], inputs: list[Tensor], check: int
     ) -> Steps:
-        yield from self.greet(check)
+        yield from self._agree_on_sizes(outputs, inputs, check)
         outputs[self.rank].copy_(inputs[self.rank])
         order = [(self.rank + step) % self.size for step in range(1, self.size)]
+        self.sent += sum(nbytes_of(inputs[peer]) for peer in order)
+        self.received += sum(nbytes_of(outputs[peer]) for peer in order)
         yield from together(
             [write_all(self.collective[peer], raw(inputs[peer])) for peer in order]
             + [read_all(self.collective[peer], raw(outputs[peer])) for peer in order]
         )
+
+    def _agree_on_sizes(
+        self, outputs: list[Tensor], inputs: list[Tensor], check: int
+    ) -> Steps:
+        """Raise Disagreement, on all ranks, when somebody expects what is not sent."""
+        counts = array("q", [t.numel() for t in (*inputs, *outputs)])
+        mine = torch.frombuffer(counts, dtype=torch.int64)
+        before = self.sent, self.received
+        heard = yield from self.greet(check, dict.fromkeys(self.others, mine))
+        self.sent, self.received = before  # no tensor's bytes
+        rows = [
+            mine if rank == self.rank else typed(heard[rank], torch.int64)
+            for rank in range(self.size)
+        ]
+        gives, takes = torch.stack(rows).split(self.size, dim=1)
+        if not torch.equal(gives, takes.T):
+            raise Disagreement
 
     def _ring(
         self,
@@ -315,6 +371,8 @@ class Sockets:
         block = torch.empty(BLOCK_BYTES // itemsize, dtype=chunks[0].dtype)
         block_view, filled = raw(block), 0
         sending, sent, receiving = 0, 0, 1
+        self.sent += sum(view.nbytes for view in views[:-1])
+        self.received += sum(view.nbytes for view in views[1:])
         while sending < total or receiving <= total:
             moved = False
             if sending < total:
@@ -362,51 +420,116 @@ def typed(data: bytearray, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def nbytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 # -- meeting ---------------------------------------------------------------------------
 
 
+Key = tuple[int, int]  # rank, purpose
+
+
 def connect_all(
-    store: Store, rank: int, size: int, timeout: float, pids: dict[int, int]
-) -> dict[tuple[int, int], Connection]:
+    store: Store, rank: int, size: int, timeout: float, peers: Peers
+) -> dict[Key, Connection]:
     """Connect this rank with every other, twice; {(rank, purpose): connection}.
 
-    Each rank listens for the higher ranks and dials the lower ones. Fills `pids` with
-    the process ids of the ranks on this host.
+    Each rank listens for the higher ranks and dials the lower ones.
     """
     secret = read_secret()
-    if rank == 0:
-        store.set("socket/group", secrets.token_hex(32))
-    group = bytes.fromhex(store.get("socket/group").decode())
     listener, address = listen(secret)
-    store.set(f"socket/{rank}", f"{host_key()} {os.getpid()} {address}")
-    connections: dict[tuple[int, int], Connection] = {}
-    expected = {(r, p) for r in range(rank + 1, size) for p in (COLLECTIVES, MESSAGES)}
-    door = threading.Thread(
-        target=admit_all,
-        args=(listener, secret, group, rank, size, expected, connections, timeout),
-        daemon=True,
-    )
-    door.start()
+    door, dialled = None, {}
     try:
-        for peer in range(size):
-            host, pid, address = store.get(f"socket/{peer}").decode().split()
-            if peer != rank and host == host_key():
-                pids[peer] = int(pid)
-            for purpose in (COLLECTIVES, MESSAGES) if peer < rank else ():
-                sock = reach(address, timeout)
+        entries, group = meet(store, "socket", rank, size, address, timeout, peers)
+        door = Door(listener, secret, group, rank, size)
+        for peer, entry in enumerate(entries[:rank]):
+            for purpose in (COLLECTIVES, MESSAGES):
+                sock = reach(peer, entry.address, entry.host == host_key())
+                dialled[peer, purpose] = Connection(sock)
                 dial(sock, secret, group, rank, peer, purpose)
-                connections[peer, purpose] = Connection(sock)
-        door.join(timeout)
+                sock.setblocking(False)
+        wait_until(
+            door.complete, peers, timeout,
+            lambda: f"no connection from ranks {door.absent()}",
+        )  # fmt: skip
+    except (Refused, OSError) as error:
+        close_all(dialled)
+        raise RuntimeError(f"rank {rank} cannot join the group: {error}") from error
+    except BaseException:
+        close_all(dialled)
+        raise
     finally:
         listener.close()
-    absent = sorted({r for r, _ in expected - connections.keys()})
-    if absent:
-        raise RuntimeError(f"rank {rank}: no connection from ranks {absent}")
-    return connections
+        if door is not None:
+            door.close()
+    forget(store, "socket", rank)
+    return dialled | door.admitted
+
+
+def close_all(connections: dict[Key, Connection]) -> None:
+    for connection in connections.values():
+        connection.sock.close()
+
+
+class Door:
+    """Admits the higher ranks; refuses and logs everybody else, and stays open."""
+
+    def __init__(
+        self, listener: socket.socket, secret: bytes, group: bytes, rank: int, size: int
+    ):
+        self._listener, self._secret, self._group = listener, secret, group
+        self._rank, self._size = rank, size
+        higher = range(rank + 1, size)
+        self._expected = {(r, p) for r in higher for p in (COLLECTIVES, MESSAGES)}
+        self.admitted: dict[Key, Connection] = {}
+        self._guests: dict[threading.Thread, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._porter = threading.Thread(target=self._stand, name="xtrain-door")
+        self._porter.start()
+
+    def complete(self) -> bool:
+        return self._expected == self.admitted.keys()
+
+    def absent(self) -> list[int]:
+        return sorted({rank for rank, _ in self._expected - self.admitted.keys()})
+
+    def close(self) -> None:
+        """Send away whoever is still proving himself."""
+        self._closed = True
+        self._porter.join()
+        inside = {connection.sock for connection in self.admitted.values()}
+        for guest, sock in self._guests.items():
+            if sock not in inside:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            guest.join()
+        if not self.complete():
+            close_all(self.admitted)
+
+    def _stand(self) -> None:
+        self._listener.settimeout(0.01)
+        while not self._closed and not self.complete():
+            self._guests = {t: s for t, s in self._guests.items() if t.is_alive()}
+            if len(self._guests) >= MAX_GUESTS:
+                time.sleep(0.01)
+                continue
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # nobody within the time, or the listener is closed
+                continue
+            guest = threading.Thread(target=self._admit, args=(sock,), daemon=True)
+            self._guests[guest] = sock
+            guest.start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            key = admit(sock, self._secret, self._group, self._rank, self._size)
+            connection = Connection(sock)
+            with self._lock:
+                if key not in self._expected or key in self.admitted:
+                    raise Refused(f"rank {key[0]} is connected already")
+                self.admitted[key] = connection
+        except (Refused, OSError) as error:
+            log.warning("rank %d refused a connection: %s", self._rank, error)
+            sock.close()
 
 
 def listen(secret: bytes) -> tuple[socket.socket, str]:
@@ -416,83 +539,58 @@ def listen(secret: bytes) -> tuple[socket.socket, str]:
         name = f"xtrain-{secrets.token_hex(16)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0{name}")  # abstract: there is no file to leave behind
-        listener.listen(64)
+        listener.listen(MAX_GUESTS)
         return listener, f"unix:{name}"
     if not secret:
         raise ValueError(
             f"XTRAIN_SOCKET_ADDRESS={address} asks for TCP, which needs a secret: set "
             "XTRAIN_SECRET, or XTRAIN_SECRET_FILE to a file that only you can read"
         )
-    listener = socket.create_server((address, 0), backlog=64)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=MAX_GUESTS)
     return listener, f"tcp:{address}:{listener.getsockname()[1]}"
 
 
-def reach(address: str, timeout: float) -> socket.socket:
+def reach(peer: int, address: str, same_host: bool) -> socket.socket:
+    """Open a connection to the address that a peer gave."""
     kind, _, rest = address.partition(":")
-    if kind == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(f"\0{rest}")
-        return sock
     host, _, port = rest.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout)
-
-
-def admit_all(
-    listener: socket.socket,
-    secret: bytes,
-    group: bytes,
-    rank: int,
-    size: int,
-    expected: set[tuple[int, int]],
-    connections: dict[tuple[int, int], Connection],
-    timeout: float,
-) -> None:
-    """Admit the higher ranks; refuse and log everybody else, and go on listening."""
-    end = time.monotonic() + timeout
-    while not expected <= connections.keys() and time.monotonic() < end:
-        listener.settimeout(0.02)
-        try:
-            sock, _ = listener.accept()
-        except TimeoutError:
-            continue
-        except OSError:
-            return  # closed
-        threading.Thread(
-            target=admit_one,
-            args=(sock, secret, group, rank, size, expected, connections),
-            daemon=True,
-        ).start()
-        while threading.active_count() > 64:
-            time.sleep(0.01)
-
-
-def admit_one(
-    sock: socket.socket,
-    secret: bytes,
-    group: bytes,
-    rank: int,
-    size: int,
-    expected: set[tuple[int, int]],
-    connections: dict[tuple[int, int], Connection],
-) -> None:
+    if kind == "tcp" and host and port.isdecimal():
+        return socket.create_connection((host, int(port)), REACH_SECONDS)
+    if kind != "unix" or not same_host:
+        raise Refused(
+            f"rank {peer} is at {address}, out of reach from here; on several "
+            "hosts set XTRAIN_SOCKET_ADDRESS to an address of each host, and "
+            "XTRAIN_SECRET to the same secret on all"
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        key = admit(sock, secret, group, rank, size)
-        if key not in expected or key in connections:
-            raise Refused(f"rank {key[0]} is connected already")
-        connections[key] = Connection(sock)
-    except (Refused, OSError) as error:
-        log.warning("rank %d refused a connection: %s", rank, error)
+        sock.settimeout(REACH_SECONDS)
+        sock.connect(f"\0{rest}")
+    except OSError:
         sock.close()
+        raise
+    return sock
 
 
-def keep_watch(sock: socket.socket) -> None:
-    """Have the system notice a vanished host: probes when idle, a limit when not."""
+def tune(sock: socket.socket) -> None:
+    """No waiting for more data, and have the system notice a vanished host.
+
+    Probes go out when a connection is idle; what is sent must be confirmed in time.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 1),
-        ("TCP_KEEPINTVL", 1),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 4000),
-    ):
+    for name, value in WATCH.items():
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if sock.getpeername()[0] in ("127.0.0.1", "::1"):
+        with contextlib.suppress(OSError):  # paced algorithms lose time on loopback
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"cubic")
+
+
+WATCH = {
+    "TCP_KEEPIDLE": 1,  # seconds of silence before the first probe
+    "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 4000,  # milliseconds until sent data must be confirmed
+}

@@ -21,7 +21,8 @@ import socket
 import struct
 import sys
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -47,11 +48,14 @@ class Event:
     payload: int
     """Bytes of the tensors handed to the call."""
     nbytes: int | None
-    """Bytes this rank sent or received for it; None if only the backend knows."""
+    """Bytes this rank sent (for a receive: received) for it; None if only the backend
+    knows."""
     round: int
     """Calls of one round were issued together, before any of them was waited for."""
     values: tuple[float, ...] | None = None
     """The values sent, where the ledger keeps them."""
+    received: int | None = None
+    """Bytes this rank received for a collective, where the backend tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +96,12 @@ class CommLedger(TorchDispatchMode):
 
     @property
     def bytes_sent(self) -> int:
-        return sum(e.nbytes or 0 for e in self.events if e.kind == "send")
+        return sum(e.nbytes or 0 for e in self.events if e.kind != "recv")
 
     @property
     def bytes_received(self) -> int:
-        return sum(e.nbytes or 0 for e in self.events if e.kind == "recv")
+        received = (e.nbytes if e.kind == "recv" else e.received for e in self.events)
+        return sum(nbytes or 0 for nbytes in received)
 
     @property
     def messages(self) -> int:
@@ -172,14 +177,28 @@ class CommLedger(TorchDispatchMode):
         self.events.append(event)
 
 
-def record(kind: str, op: str, peer: int | None, tensors: list[Tensor]) -> None:
+def record(
+    kind: str, op: str, peer: int | None, tensors: Sequence[Tensor]
+) -> Callable[[int, int], None] | None:
     """Tell every open ledger of a call that does not pass torch's dispatcher.
 
-    A `torch.distributed` backend written in Python calls this for each of its messages.
+    A `torch.distributed` backend written in Python calls this for each of its calls,
+    and for a collective calls what it returns, when that has ended, with the bytes
+    sent and received. Returns None when no ledger is open.
     """
+    if not CommLedger._open or CommLedger._paused:
+        return None
     payload = sum(t.numel() * t.element_size() for t in tensors)
+    places = []
     for ledger in CommLedger._open:
-        ledger._add(kind, op, peer, payload, tensors)
+        ledger._add(kind, op, peer, payload, list(tensors))
+        places.append((ledger.events, len(ledger.events) - 1))
+
+    def settle(sent: int, received: int) -> None:
+        for events, place in places:
+            events[place] = replace(events[place], nbytes=sent, received=received)
+
+    return settle
 
 
 class paused:
