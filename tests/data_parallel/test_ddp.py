@@ -1,0 +1,278 @@
+"""Data parallelism equals one process on the whole batch, and torch's own class."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.training import (
+    adamw,
+    batch_of,
+    largest_difference,
+    loss_of,
+    make_model,
+    reference,
+)
+from xtrain.comm import CommLedger
+from xtrain.comm.choice import RING, TORCH
+from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
+from xtrain.data_parallel.buckets import make_buckets
+from xtrain.testing import RankError, expect_error
+
+STEPS = 20
+CHOICES = {"torch": TORCH, "ring": RING}
+TINY = 2**-10  # MiB: every bucket holds a parameter or two
+
+
+def train(kind, reduction, micro_batches, frozen, choice, cap):
+    rank = dist.get_rank()
+    bare = make_model(100 + rank if rank else 0, frozen)
+    if kind == "naive":
+        model = NaiveDataParallel(bare, gradient_reduction=reduction)
+    else:
+        model = DistributedDataParallel(
+            bare,
+            bucket_cap_mb=cap,
+            gradient_reduction=reduction,
+            collectives=CHOICES[choice],
+        )
+    optimizer = adamw([p for p in model.parameters() if p.requires_grad])
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            last = micro == micro_batches - 1
+            quiet = contextlib.nullcontext() if last or kind == "naive" else model.no_sync()
+            with quiet:
+                loss_of(model, batch_of(step, micro, rank)).backward()
+        if kind == "naive":
+            model.reduce_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(bare.state_dict())
+
+
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+    "xtrain.data_parallel.ddp:broadcast_all",
+    "xtrain.data_parallel.buckets:Bucket",
+    "xtrain.data_parallel.buckets:make_buckets",
+    "xtrain.data_parallel.naive:NaiveDataParallel",
+    "xtrain.comm.choice:Collectives",
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_twenty_steps_equal_one_process(world, size):
+    cases = [
+        ("naive", "average", 1, False, "torch", 25),
+        ("naive", "sum", 2, True, "torch", 25),
+        ("ddp", "average", 1, False, "torch", 25),
+        ("ddp", "average", 2, True, "torch", TINY),
+        ("ddp", "sum", 1, False, "ring", TINY),
+        ("ddp", "sum", 3, True, "ring", 25),
+    ]
+    for case in cases:
+        _, reduction, micro_batches, frozen, *_ = case
+        expected = reference(size, STEPS, micro_batches, reduction == "average", frozen)
+        results = world(size).run(train, *case)
+        for result in results:
+            assert largest_difference(result, expected) < 1e-12, case
+            assert largest_difference(result, results[0]) == 0.0, case
+
+
+def gradients(wrap, kept):
+    """The gradients of two backwards without zero_grad between, on this rank's data."""
+    rank = dist.get_rank()
+    model = wrap(make_model(5 + rank))
+    for micro in range(2):
+        loss_of(model, batch_of(0, micro, rank)).backward()
+        if not kept:
+            model.zero_grad()
+    return [p.grad for p in model.parameters()]
+
+
+def compare_with_torch():
+    for kept in (True, False):
+        ours = gradients(lambda m: DistributedDataParallel(m, bucket_cap_mb=TINY), kept)
+        theirs = gradients(nn.parallel.DistributedDataParallel, kept)
+        for mine, other in zip(ours, theirs, strict=True):
+            if kept:
+                torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+            else:
+                assert mine is None
+                assert other is None
+    # In sum mode too a gradient that stays is counted once.
+    summed = gradients(
+        lambda m: DistributedDataParallel(m, gradient_reduction="sum"), True
+    )
+    averaged = gradients(DistributedDataParallel, True)
+    for mine, other in zip(summed, averaged, strict=True):
+        expected = other * dist.get_world_size()
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_that_stay_are_counted_once(world, size):
+    world(size).run(compare_with_torch)
+
+
+def buffers_and_state():
+    rank = dist.get_rank()
+    bare = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model = DistributedDataParallel(bare)
+    torch.manual_seed(rank)
+    model(torch.randn(6, 3)).sum().backward()
+    mean_after_forward = bare[1].running_mean.clone()
+    model(torch.randn(6, 3))  # begins with rank 0's buffers
+    keys = list(model.state_dict())
+    model.load_state_dict(bare.state_dict())
+    return mean_after_forward, bare[1].num_batches_tracked.item(), keys
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_buffers_follow_rank_0_and_state_is_the_bare_modules(world):
+    results = world(3).run(buffers_and_state)
+    assert not torch.equal(results[0][0], results[1][0])
+    assert [count for _, count, _ in results] == [2, 2, 2]
+    bare = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    assert results[1][2] == list(bare.state_dict())
+
+
+class Branches(nn.Module):
+    """b takes part where it is asked to, c nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(2, 2, bias=False) for _ in range(3))
+
+    def forward(self, x, use_b):
+        return self.a(x) + (self.b(x) if use_b else 0)
+
+
+def unused(find):
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Branches(), find_unused_parameters=find)
+    model(torch.ones(1, 2), use_b=rank == 0).sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_unused_parameters_are_named_on_every_rank(world):
+    error = expect_error(
+        world(3), unused, False, error=RuntimeError, match="got no gradient"
+    )
+    assert error is None or "c.weight" in str(error)
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_unused_parameters_count_as_zero_on_request(world):
+    for a, b, c in world(3).run(unused, True):
+        torch.testing.assert_close(a, torch.ones(2, 2))
+        torch.testing.assert_close(b, torch.full((2, 2), 1 / 3))
+        assert c is None
+
+
+def traffic(choice):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    bare = make_model(rank, dtype=torch.float32)
+    model = DistributedDataParallel(bare, collectives=CHOICES[choice])
+    with CommLedger() as ledger, model.no_sync():
+        loss_of(model, batch_of(0, 0, rank)).backward()
+    assert ledger.events == []
+    with CommLedger() as ledger:
+        loss_of(model, batch_of(0, 1, rank)).backward()
+    flat = sum(p.numel() for p in bare.parameters()) + 1  # the spare element
+    chunks = [len(c) for c in torch.arange(flat).tensor_split(size)]
+    reduce_scatter = sum(chunks) - chunks[rank]
+    all_gather = sum(chunks) - chunks[(rank + 1) % size]
+    return ledger.bytes_sent, 4 * (reduce_scatter + all_gather)
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_step_sends_two_n_minus_one_nths_of_the_gradients(world, size):
+    for sent, expected in world(size).run(traffic, "ring"):
+        # Buffers are broadcast by torch, which has no bytes in the ledger.
+        assert sent == expected
+
+
+def overlapped():
+    """The order of gradients and collectives of one backward."""
+    events = []
+    bare = nn.Sequential(*[nn.Linear(300, 300) for _ in range(4)])
+    model = DistributedDataParallel(bare, bucket_cap_mb=0.4)
+
+    def all_reduce(tensor, group=None):
+        events.append("send")
+        return dist.all_reduce(tensor, group=group, async_op=True)
+
+    model._collectives = type(TORCH)("spy", all_reduce, None, None)
+    for layer in bare:
+        layer.weight.register_post_accumulate_grad_hook(
+            lambda _: events.append("gradient")
+        )
+    model(torch.randn(2, 300)).sum().backward()
+    return events
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_buckets_leave_while_backward_still_computes(world):
+    for events in world(2).run(overlapped):
+        first_send = events.index("send")
+        assert "gradient" in events[first_send:], events
+        assert events.count("send") == 4
+
+
+@pytest.mark.verifies("xtrain.data_parallel.buckets:make_buckets")
+def test_buckets_run_from_the_last_parameter_to_the_first():
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (5, 3, 7, 2)]
+    parameters.append(nn.Parameter(torch.zeros(4, dtype=torch.float64)))
+    buckets = make_buckets(parameters, cap_bytes=40)
+    order = [[p.numel() for p in bucket.parameters] for bucket in buckets]
+    assert order == [[4], [2, 7], [3, 5]]
+    assert [bucket.spare.numel() for bucket in buckets] == [0, 0, 1]
+
+
+def under_autocast():
+    model = DistributedDataParallel(make_model(dist.get_rank(), dtype=torch.float32))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(model, batch_of(0, 0, 0))
+    loss.backward()
+    bare = make_model(0, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss_of(bare, batch_of(0, 0, 0)).backward()
+    for mine, other in zip(model.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_it_works_inside_autocast(world):
+    world(2).run(under_autocast)
+
+
+def different_models():
+    DistributedDataParallel(nn.Linear(2, 2 + dist.get_rank()))
+
+
+def bad_reduction():
+    DistributedDataParallel(nn.Linear(2, 2), gradient_reduction="mean")
+
+
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:check_same_model",
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+)
+def test_bad_models_and_options_are_refused_on_every_rank(world):
+    expect_error(world(3), different_models, error=ValueError, match="different models")
+    expect_error(world(2), bad_reduction, error=ValueError, match="'mean' is neither")
+
+
+def rank_with_own_weights():
+    return make_model(dist.get_rank()).state_dict()
+
+
+def test_the_reference_can_fail(world):
+    """Without any reduction ranks end elsewhere: the comparison above is sharp."""
+    results = world(2).run(rank_with_own_weights)
+    assert largest_difference(results[0], results[1]) > 1e-3
+    assert RankError is not None

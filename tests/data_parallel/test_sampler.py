@@ -1,0 +1,73 @@
+"""The sampler deals the indices that torch's deals."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from xtrain import data_parallel
+
+LENGTHS = (0, 1, 2, 3, 5, 8, 13, 100, 101)
+
+
+@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 13])
+def test_indices_equal_torchs(size):
+    for length, shuffle, drop_last, seed in itertools.product(
+        LENGTHS, (False, True), (False, True), (0, 7)
+    ):
+        for rank in range(size):
+            options = {
+                "num_replicas": size,
+                "rank": rank,
+                "shuffle": shuffle,
+                "seed": seed,
+                "drop_last": drop_last,
+            }
+            if length == 0:
+                ours = data_parallel.DistributedSampler(range(length), **options)
+                assert list(ours) == []
+                continue
+            ours = data_parallel.DistributedSampler(range(length), **options)
+            theirs = DistributedSampler(range(length), **options)
+            for epoch in (0, 1, 5):
+                ours.set_epoch(epoch)
+                theirs.set_epoch(epoch)
+                what = (length, size, rank, shuffle, drop_last, epoch)
+                assert list(ours) == list(theirs), what
+                assert len(ours) == len(theirs) == len(list(ours)), what
+
+
+@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+def test_an_epoch_covers_everything_once_but_for_the_padding():
+    samplers = [
+        data_parallel.DistributedSampler(range(10), num_replicas=4, rank=r)
+        for r in range(4)
+    ]
+    dealt = [index for sampler in samplers for index in sampler]
+    assert set(dealt) == set(range(10))
+    assert len(dealt) == 12
+
+
+@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+def test_epochs_differ_only_with_set_epoch():
+    sampler = data_parallel.DistributedSampler(range(50), num_replicas=2, rank=0)
+    first = list(sampler)
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+def test_it_drives_a_data_loader():
+    data = torch.arange(10)
+    sampler = data_parallel.DistributedSampler(
+        data, num_replicas=2, rank=1, shuffle=False
+    )
+    loaded = torch.cat(list(DataLoader(data, batch_size=2, sampler=sampler)))
+    assert loaded.tolist() == [1, 3, 5, 7, 9]
+
+
+def test_a_rank_outside_the_replicas_is_refused():
+    with pytest.raises(ValueError, match=r"rank 2 is not in 0\.\.1"):
+        data_parallel.DistributedSampler(range(4), num_replicas=2, rank=2)

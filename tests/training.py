@@ -1,0 +1,99 @@
+"""A small model, its batches, and what one process makes of them.
+
+The model has what breaks naive sharding: tied and frozen parameters, odd sizes, a
+ModuleList, buffers. Every rank starts from other weights than the reference, so that a
+missing broadcast shows.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+VOCAB, WIDTH, LAYERS = 13, 7, 3
+
+
+class Block(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width + 1)
+        self.down = nn.Linear(2 * width + 1, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, frozen: bool = False, layers: int = LAYERS):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList([Block(WIDTH) for _ in range(layers)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.rand(()))
+        if frozen:
+            self.layers[1].up.weight.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(self.norm(hidden)) * self.scale
+
+
+def make_model(seed: int, frozen: bool = False, dtype=torch.float64) -> Model:
+    torch.manual_seed(seed)
+    return Model(frozen).to(dtype)
+
+
+def batch_of(step: int, micro: int, rank: int) -> Tensor:
+    """Token ids; ranks have different numbers of rows."""
+    generator = torch.Generator().manual_seed(1000 * step + 100 * micro + rank)
+    return torch.randint(0, VOCAB, (2 + (step + rank) % 3, 5), generator=generator)
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Summed over tokens: sums of ranks add up to the sum of the whole batch."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+    )
+
+
+def reference(
+    size: int,
+    steps: int,
+    micro_batches: int = 1,
+    average: bool = True,
+    frozen: bool = False,
+    max_norm: float | None = None,
+    dtype=torch.float64,
+    make_optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+    | None = None,
+) -> dict[str, Tensor]:
+    """All ranks' batches in one process with torch's AdamW: the weights afterwards."""
+    model = make_model(0, frozen, dtype)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = (make_optimizer or adamw)(trainable)
+    for step in range(steps):
+        for micro in range(micro_batches):
+            for rank in range(size):
+                loss = loss_of(model, batch_of(step, micro, rank))
+                (loss / (size if average else 1)).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(trainable, max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+
+def adamw(params) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.02, weight_decay=0.1)
+
+
+def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert list(a) == list(b), (list(a), list(b))
+    return max((a[name] - b[name]).abs().max().item() for name in a)
