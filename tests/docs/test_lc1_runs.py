@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import operator
+import re
 import sys
 from functools import reduce as fold
 
@@ -14,7 +15,7 @@ from torch.distributed import ReduceOp
 from xtrain.comm.mesh import axis_ranks, mesh_coordinates
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.tree import _halve_and_double
-from xtrain_docs import runs, runs_lc1
+from xtrain_docs import config, runs, runs_lc1
 from xtrain_docs.figures import lc1 as figures
 from xtrain_docs.figures import races
 from xtrain_docs.tables import REGISTRY, lc1
@@ -247,3 +248,29 @@ def test_a_race_is_drawn_from_its_record(tmp_path):
     assert "1 MiB, ring: 1.25x" in drawing
     assert "tree" not in drawing
     assert "No recorded race" in races.lc1_race("all_reduce", 2, path=str(path))
+
+
+# ------------------------------------------------------------ the shape of a page
+
+PAGES = sorted((config.ROOT / "docs/en/lc1-communication").glob("*.md"))
+PARTS = ("idea", "code", "run", "measured", "wrong", "interview", "race", "sources")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_all_its_parts(page):
+    text = page.read_text()
+    found = re.findall(r"^#{2,3} .*\{#([\w-]+)\}$", text, re.MULTILINE)
+    if page.stem == "index":
+        assert {"words", "map", "cost", "hardware", "nccl", "reading"} <= set(found)
+        return
+    assert set(found) & {"messages", "picture"} or page.stem == "store-and-objects"
+    missing = [part for part in PARTS if part not in found]
+    if page.stem == "store-and-objects":  # two concepts, each with its own idea
+        missing = [part for part in missing if part not in ("idea", "code")]
+    assert missing == []
+    assert "snippets/lc1/" in text
+    assert "interview/lc1.md#q" in text
+    assert "bugs/lc1.md#b" in text or page.stem in WITHOUT_BUG
+
+
+WITHOUT_BUG = ("one-shot", "ring-or-tree", "two-halves", "ledger")
