@@ -10,6 +10,8 @@ Ranks: `src` and `dst` are global ranks, as in torch, also when a group is given
 `group_src` and `group_dst` are ranks inside the group.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -164,6 +166,44 @@ def ring_shift(
     exchange_all(
         [(send, (rank + shift) % size)], [(recv, (rank - shift) % size)], group
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A step of a ring: what it waited for has arrived, the rest may be on its way.
+
+    Keep it until the end of the algorithm: gloo frees a message that has only just
+    arrived by spinning until its own thread lets go of it, and on a busy machine that
+    takes longer than the message did.
+    """
+
+    arrived: list[Work]
+    leaving: list[Work]
+
+    def wait(self) -> None:
+        """Return when what was sent may be changed again. To be called once."""
+        for work in self.leaving:
+            work.wait()
+
+
+def ring_pass(send: Tensor, recv: Tensor, group: ProcessGroup | None = None) -> Passing:
+    """Send to the next rank, receive from the one before; return once `recv` is filled.
+
+    `send` may still be on its way: wait for the result before changing it.
+    """
+    rank, size = rank_and_size(group)
+    works = post_all([(send, (rank + 1) % size)], [(recv, (rank - 1) % size)], group)
+    receives = min(1, recv.numel())  # they come first; an empty tensor has none
+    for work in works[:receives]:
+        work.wait()
+    return Passing(works[:receives], works[receives:])
+
+
+def wait_all(underway: list[Passing]) -> None:
+    """Wait until everything has been sent, and empty the list."""
+    for step in underway:
+        step.wait()
+    underway.clear()
 
 
 def group_rank_of(

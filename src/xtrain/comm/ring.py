@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
-from xtrain.comm.p2p import ring_shift
+from xtrain.comm.p2p import Passing, ring_pass, wait_all
 from xtrain.comm.reduce_op import combine, finish
 
 
@@ -36,17 +36,20 @@ def ring_all_reduce(
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat.tensor_split(size)
     incoming = torch.empty_like(chunks[0])
+    underway: list[Passing] = []
 
     for step in range(size - 1):  # reduce-scatter: rank r ends up with chunk r
         partial = chunks[(rank - 1 - step) % size]
         mine = chunks[(rank - 2 - step) % size]
-        ring_shift(partial, incoming[: mine.numel()], group=group)
+        underway.append(ring_pass(partial, incoming[: mine.numel()], group))
         combine(mine, incoming[: mine.numel()], op)
     finish(chunks[rank], op, size)
+    wait_all(underway)  # what has been sent may be overwritten now
 
     for step in range(size - 1):  # all-gather: what arrives is final, so it replaces
         send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
-        ring_shift(chunks[send_chunk], chunks[recv_chunk], group=group)
+        underway.append(ring_pass(chunks[send_chunk], chunks[recv_chunk], group))
+    wait_all(underway)
 
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
@@ -65,13 +68,16 @@ def ring_reduce_scatter(
     """
     rank, size = check_call("ring_reduce_scatter", group, output, op=op, whole=input)
     chunks = input.detach().contiguous().view(size, -1)
-    buffers = torch.empty_like(chunks[:2])  # one is being sent, the other receives
+    buffers = torch.empty_like(chunks[0]), torch.empty_like(chunks[0])
     partial = chunks[(rank - 1) % size]
+    underway: list[Passing] = []
     for step in range(size - 1):
         incoming = buffers[step % 2]
-        ring_shift(partial, incoming, group=group)
+        wait_all(underway)  # the step before this one sent from that buffer
+        underway.append(ring_pass(partial, incoming, group))
         combine(incoming, chunks[(rank - 2 - step) % size], op)
         partial = incoming
+    wait_all(underway)
     result = output.detach()
     result.copy_(partial.view(output.shape))
     finish(result, op, size)
@@ -90,8 +96,10 @@ def ring_all_gather(
     gathered = output.detach().contiguous()
     chunks = gathered.view(size, -1)
     chunks[rank].copy_(input.detach().reshape(-1))
+    underway: list[Passing] = []
     for step in range(size - 1):
         send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
-        ring_shift(chunks[send_chunk], chunks[recv_chunk], group=group)
+        underway.append(ring_pass(chunks[send_chunk], chunks[recv_chunk], group))
+    wait_all(underway)
     if not output.is_contiguous():
         output.detach().copy_(gathered)
