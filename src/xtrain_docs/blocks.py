@@ -25,6 +25,7 @@ from markdown.preprocessors import Preprocessor
 
 from . import config, fences
 
+RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 KINDS = ("figure", "table", "trace")
 
 
@@ -132,6 +133,20 @@ class BlocksPreprocessor(Preprocessor):
         return [*lines, "</figure>", ""]
 
 
+class RawPreprocessor(Preprocessor):
+    """Stores HTML between the RAW marks as it is: nothing parses it, so it is fast.
+
+    Runs after MkDocs has looked for anchors (21) and before raw HTML is read (20).
+    """
+
+    def run(self, lines: list[str]) -> list[str]:
+        if RAW[0] not in lines:
+            return lines
+        start, end = lines.index(RAW[0]), lines.index(RAW[1])
+        stored = self.md.htmlStash.store("\n".join(lines[start + 1 : end]))
+        return [*lines[:start], "", stored, "", *lines[end + 1 :]]
+
+
 def _caption(text: str, name: str) -> list[str]:
     return [text, f"{{ .{name} }}"] if text else []
 
@@ -144,6 +159,7 @@ class BlocksExtension(Extension):
     """
 
     def extendMarkdown(self, md: Markdown) -> None:
+        md.preprocessors.register(RawPreprocessor(md), "xtrain-raw", 20.5)
         md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 29)
 
 

@@ -28,6 +28,18 @@ def main_config() -> Path:
     return config.ROOT / "mkdocs.yml"
 
 
+def _quiet_kernels() -> None:
+    """Give the labs' kernels a profile of their own that keeps to errors."""
+    profile = config.BUILD / "ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    kernel = profile / "ipython_kernel_config.py"
+    kernel.write_text("c.IPKernelApp.log_level = 40\n")
+    os.environ["IPYTHONDIR"] = str(profile.parent)
+    os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+    paths = [str(config.SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
 def build(target: Path) -> None:
     """Prebuild and build into `target`; raises on any error or warning.
 
@@ -35,7 +47,7 @@ def build(target: Path) -> None:
     """
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     os.environ.setdefault("DISABLE_MKDOCS_2_WARNING", "true")
-    os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+    _quiet_kernels()
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 

@@ -1,7 +1,7 @@
 """Find the fenced blocks of a Markdown page, at any indentation."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 OPEN = re.compile(r"^(?P<indent>[ \t>]*)(?P<mark>`{3,}|~{3,})(?P<info>[^`]*)$")
@@ -48,7 +48,7 @@ def fences(lines: list[str]) -> Iterator[Fence]:
         at = end + 1
 
 
-def replace(lines: list[str], make) -> list[str]:
+def replace(lines: list[str], make: Callable[[Fence], list[str] | None]) -> list[str]:
     """Replace each fence for which `make(fence)` returns lines."""
     out: list[str] = []
     at = 0

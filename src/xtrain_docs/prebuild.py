@@ -7,6 +7,7 @@ committed. Files that would not change are left alone.
 """
 
 import ast
+import inspect
 from collections import Counter
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def source_page(path: Path) -> str:
     """One source file as a page with an anchor L<n> on every line."""
     name = path.relative_to(config.ROOT).as_posix()
     text = path.read_text()
+    made = _made_from(text)
     try:
         lexer = get_lexer_for_filename(path.name, stripnl=False)
     except ClassNotFound:
@@ -81,16 +83,24 @@ def source_page(path: Path) -> str:
             "  exclude: true",
             "hide: [toc, navigation]",
             "generated: true",
+            made,
             "---",
             "",
             f"# `{shown}` {{ .xt-source-title }}",
             "",
+            blocks.RAW[0],
             '<div class="highlight xt-source" tabindex="0"><pre><code>'
             + "\n".join(lines)
             + "</code></pre></div>",
+            blocks.RAW[1],
             "",
         ]
     )
+
+
+def _made_from(text: str) -> str:
+    """A line that changes when the source or the way it is shown does."""
+    return f"made_from: {symbols.digest(text + inspect.getsource(source_page))}"
 
 
 def write_source_pages() -> int:
@@ -99,7 +109,11 @@ def write_source_pages() -> int:
     kept = set()
     for path in source_files():
         name = path.relative_to(config.ROOT).as_posix().removeprefix("src/")
-        kept.add(write(folder / f"{name}.md", source_page(path)))
+        page = folder / f"{name}.md"
+        kept.add(page)
+        if page.is_file() and _made_from(path.read_text()) in page.read_text()[:600]:
+            continue
+        write(page, source_page(path))
     kept.add(write(folder / "index.md", _source_index()))
     _prune(folder, kept)
     return len(kept)

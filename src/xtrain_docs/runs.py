@@ -17,13 +17,16 @@ ITEMSIZE = 4
 FOLDER = config.BUILD / "runs"
 
 
-@lru_cache(maxsize=1)
-def code_digest() -> str:
-    """A digest of all code that a run depends on."""
+@lru_cache(maxsize=8)
+def code_digest(module: str) -> str:
+    """A digest of all code that the runs of one module of this package depend on."""
     total = hashlib.sha256()
-    folder = config.SOURCE / "xtrain" / "comm"
+    folders = ["comm"] if module.endswith("lc1") else ["comm", "data_parallel", "zero"]
     here = config.SOURCE / "xtrain_docs"
-    for path in [*sorted(folder.rglob("*.py")), *sorted(here.glob("runs*.py"))]:
+    paths = [here / "runs.py", here / f"{module.rpartition('.')[2]}.py"]
+    for name in folders:
+        paths += sorted((config.SOURCE / "xtrain" / name).rglob("*.py"))
+    for path in paths:
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
 
@@ -34,7 +37,9 @@ def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> lis
     The file is named by the code's digest, so a change of the code runs it again.
     """
     asked = json.dumps([function.__module__, function.__qualname__, ranks, arguments])
-    stamp = hashlib.sha256((asked + code_digest()).encode()).hexdigest()[:16]
+    stamp = hashlib.sha256(
+        (asked + code_digest(function.__module__)).encode()
+    ).hexdigest()[:16]
     path = FOLDER / f"{function.__name__}-{ranks}-{stamp}.json"
     if not path.is_file():
         results = _world(ranks).run(function, *arguments, timeout=60.0)

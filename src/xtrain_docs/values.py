@@ -155,7 +155,10 @@ def _compute(tree: ast.expr, known: dict[str, Any]) -> Any:
                 f"no filter {ast.unparse(head)!r}; there are: {', '.join(FILTERS)}"
             )
         extra = [_compute(a, known) for a in call.args] if call else []
-        named = {k.arg: _compute(k.value, known) for k in call.keywords} if call else {}
+        named = {
+            str(k.arg): _compute(k.value, known)
+            for k in (call.keywords if call else [])
+        }
         return FILTERS[head.id](_compute(tree.left, known), *extra, **named)
     code = compile(ast.Expression(tree), "<page>", "eval")
     return eval(code, {"__builtins__": {}}, known)  # our own pages
