@@ -16,6 +16,13 @@ from xtrain.plan.cost import (
     nccl_all_reduce_time,
 )
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
+from xtrain.plan.memory import (
+    RECIPES,
+    Recipe,
+    StateMemory,
+    state_memory,
+    zero_memory,
+)
 from xtrain.plan.traffic import (
     Traffic,
     all_reduce_lower_bound,
@@ -27,9 +34,12 @@ from xtrain.plan.traffic import (
 __all__ = [
     "ACCELERATORS",
     "LINKS",
+    "RECIPES",
     "Accelerator",
     "Cost",
     "Link",
+    "Recipe",
+    "StateMemory",
     "Traffic",
     "algorithm_bandwidth",
     "all_reduce_lower_bound",
@@ -45,4 +55,6 @@ __all__ = [
     "hierarchical_time",
     "nccl_all_reduce_time",
     "peak_flops",
+    "state_memory",
+    "zero_memory",
 ]
