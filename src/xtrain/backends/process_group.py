@@ -479,6 +479,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         """Run steps; when the ranks turn out to be in different calls, say which."""
         transport = self._transport
         sent, received = transport.sent, transport.received
+        transport.in_call = True
         try:
             yield from self._breaking(call, steps)
         except Disagreement:
@@ -491,6 +492,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
                 + "\n".join(lines)
                 + (LINES_DIFFER if same_but_for_lines(said) else "")
             ) from None
+        finally:
+            transport.in_call = False
         if settle is not None:
             settle(transport.sent - sent, transport.received - received)
 

@@ -129,6 +129,7 @@ class SharedMemory:
             raise RuntimeError('xtrain-shm needs Linux; use "xtrain-socket" here')
         self.rank, self.size = rank, size
         self.step = self.sent = self.received = 0
+        self.in_call = False
         descriptor = os.memfd_create("xtrain", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, length_for(size))

@@ -139,6 +139,7 @@ class Sockets:
     ):
         self.rank, self.size = rank, size
         self.calls = self.sent = self.received = 0
+        self.in_call = False
         self._said_goodbye: set[int] = set()
         self._arrived: set[int] = set()
         self._descriptions: dict[int, str] = {}
@@ -229,6 +230,8 @@ class Sockets:
         return sorted(self._said_goodbye)
 
     def _read_goodbyes(self) -> None:
+        if self.in_call:
+            return  # what lies there may be data; `_hear` reads the greetings
         for peer in self.others:
             head = self.collective[peer].peek(GREETING.size)
             if len(head) == GREETING.size and GREETING.unpack(head)[0] == GOODBYE:
@@ -261,7 +264,7 @@ class Sockets:
             return
         yield from self.greet(check)
         chunks = list(flat.tensor_split(self.size))
-        yield from self._ring(chunks, chunks, op, reduce=True, gather=True)
+        yield from self._ring(chunks, op, reduce=True, gather=True)
 
     def reduce(
         self, flat: Tensor, root: int, op: ReduceOp.RedOpType, check: int
@@ -274,13 +277,13 @@ class Sockets:
     ) -> Steps:
         yield from self.greet(check)
         chunks = [chunk.clone() for chunk in inputs]
-        yield from self._ring(chunks, inputs, op, reduce=True, gather=False)
+        yield from self._ring(chunks, op, reduce=True, gather=False)
         output.copy_(chunks[self.rank])
 
     def all_gather(self, outputs: list[Tensor], input: Tensor, check: int) -> Steps:
         yield from self.greet(check)
         outputs[self.rank].copy_(input)
-        yield from self._ring(outputs, outputs, None, reduce=False, gather=True)
+        yield from self._ring(outputs, ReduceOp.SUM, reduce=False, gather=True)
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
         """A chain from the root, each rank passing the beginning on at once."""
@@ -343,8 +346,7 @@ class Sockets:
     def _ring(
         self,
         chunks: list[Tensor],
-        own: list[Tensor],
-        op: ReduceOp.RedOpType | None,
+        op: ReduceOp.RedOpType,
         reduce: bool,
         gather: bool,
     ) -> Steps:
@@ -385,8 +387,6 @@ class Sockets:
                 view = views[receiving]
                 left = view.nbytes - ready[receiving]
                 if left == 0:
-                    if receiving == hops and reduce and op is not None:
-                        finish(chunks[order[receiving]], op, size)
                     receiving, moved = receiving + 1, True
                 elif reduce and receiving <= hops:
                     want = min(left, BLOCK_BYTES)
@@ -395,7 +395,9 @@ class Sockets:
                     if filled == want:
                         start, count = ready[receiving] // itemsize, want // itemsize
                         target = chunks[order[receiving]][start : start + count]
-                        combine(target, block[:count], op or ReduceOp.SUM)
+                        combine(target, block[:count], op)
+                        if receiving == hops:  # complete, before any of it leaves
+                            finish(target, op, size)
                         ready[receiving], filled = ready[receiving] + want, 0
                 else:
                     count = inn.read(view[ready[receiving] :])

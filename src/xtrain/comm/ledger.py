@@ -86,6 +86,7 @@ class CommLedger(TorchDispatchMode):
     _round = 0
     _rounds_open = 0
     _paused = 0
+    _dispatching = 0
 
     def __init__(self, values: bool = False):
         super().__init__()
@@ -138,7 +139,11 @@ class CommLedger(TorchDispatchMode):
         if namespace == "c10d" or namespace.startswith("_c10d_functional"):
             # An outer ledger gets its turn when the call below reaches its mode.
             self._record_call(func.name().split("::")[1].split(".")[0], args)
-        return func(*args, **(kwargs or {}))
+        CommLedger._dispatching += namespace != "aten"
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            CommLedger._dispatching -= namespace != "aten"
 
     def _record_call(self, op: str, args: Any) -> None:
         if op in ("wait_tensor", "_wrap_tensor_autograd"):  # these move nothing
@@ -191,7 +196,8 @@ def record(
     payload = sum(t.numel() * t.element_size() for t in tensors)
     places = []
     for ledger in CommLedger._open:
-        ledger._add(kind, op, peer, payload, list(tensors))
+        if not CommLedger._dispatching:  # or the event is there already
+            ledger._add(kind, op, peer, payload, list(tensors))
         places.append((ledger.events, len(ledger.events) - 1))
 
     def settle(sent: int, received: int) -> None:

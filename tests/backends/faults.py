@@ -1,0 +1,108 @@
+"""Ranks that can be killed: plain processes around one function, each watched."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import xtrain.backends
+
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Rank:
+    """A process and what it said: (time, word) pairs, the last one how it ended."""
+
+    process: Any
+    pipe: Connection
+    said: list[tuple[float, Any]] = field(default_factory=list)
+
+    def hear(self, seconds: float = 20.0) -> Any:
+        """The next word of this rank."""
+        assert self.pipe.poll(seconds), f"silent; it said {self.said}"
+        self.said.append(self.pipe.recv())
+        return self.said[-1][1]
+
+    def kill(self, how: int = signal.SIGKILL) -> float:
+        """Signal the rank; the time."""
+        os.kill(self.process.pid, how)
+        return time.monotonic()
+
+    @property
+    def at(self) -> float:
+        """When it said its last word."""
+        return self.said[-1][0]
+
+
+class Ranks:
+    """`size` forked ranks, each running `body(say, *args)` in a default group.
+
+    Without `join` it is `body(say, enter, rank, *args)`: the group is its own business.
+    A rank's last word is ("ended", value) or ("raised", type, message).
+    """
+
+    def __init__(
+        self, backend: str, size: int, body: Callable[..., Any], *args: Any,
+        timeout: float = 20.0, join: bool = True, environment: dict | None = None,
+    ):  # fmt: skip
+        self._folder = tempfile.TemporaryDirectory()
+        store = os.path.join(self._folder.name, "store")
+        self.ranks = []
+        for rank in range(size):
+            ours, theirs = _FORK.Pipe()
+            seat = (theirs, backend, store, rank, size, timeout, join, environment)
+            process = _FORK.Process(target=_main, args=(body, args, *seat), daemon=True)
+            process.start()
+            theirs.close()
+            self.ranks.append(Rank(process, ours))
+
+    def __getitem__(self, rank: int) -> Rank:
+        return self.ranks[rank]
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for rank in self.ranks:
+            rank.process.kill()
+            rank.process.join()
+            rank.pipe.close()
+        self._folder.cleanup()
+
+
+def _main(body, args, pipe, backend, store, rank, size, timeout, join, environment):
+    torch.set_num_threads(1)
+    os.environ.update(environment or {})
+    xtrain.backends.register()
+
+    def say(word: Any) -> None:
+        pipe.send((time.monotonic(), word))
+
+    def enter() -> None:
+        dist.init_process_group(
+            backend, store=dist.FileStore(store, size), rank=rank, world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )  # fmt: skip
+
+    try:
+        if join:
+            enter()
+            value = body(say, *args)
+        else:
+            value = body(say, enter, rank, *args)
+        say(("ended", value))
+    except BaseException as error:
+        kept = str(error) if isinstance(error, RuntimeError) else traceback.format_exc()
+        say(("raised", type(error).__name__, kept))
+    time.sleep(60)  # stays alive: nobody learns of a fault from its exit

@@ -1,0 +1,521 @@
+"""A rank dies, stops, leaves, or stands in another call: everybody is told whose."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.backends.faults import Ranks
+
+# On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
+SOON = 5.0
+
+pytestmark = [
+    pytest.mark.verifies(
+        "xtrain.backends.process_group:XtrainProcessGroup",
+        "xtrain.backends.liveness:Peers",
+        "xtrain.backends.meeting:meet",
+        "xtrain.backends.progress:Progress",
+    )
+]
+
+
+def in_all_reduce(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(4))
+
+
+def in_large_all_reduce(say) -> None:
+    tensor = torch.ones(3_000_000)
+    dist.barrier()
+    say("here")
+    while True:
+        dist.all_reduce(tensor)
+
+
+def in_recv_from_the_dead(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.recv(torch.ones(4), 1)
+
+
+def in_recv_from_the_living(say) -> None:
+    """Rank 2 waits for 3, 3 for 0: nobody waits for the one that dies but 0."""
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.recv(torch.ones(4), {0: 1, 2: 3, 3: 0}[dist.get_rank()])
+
+
+def in_send(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.send(torch.ones(3_000_000), 1)
+
+
+def in_async(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    future = work.get_future()
+    with pytest.raises(RuntimeError, match="rank 1"):
+        future.wait()
+    assert not work.is_success()
+    assert "rank 1" in str(work.exception())
+    work.wait()
+
+
+def in_broadcast_from_any(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    dist.recv(torch.ones(1))
+
+
+PHASES = {
+    in_all_reduce: "all_reduce",
+    in_large_all_reduce: "all_reduce",
+    in_recv_from_the_dead: "recv",
+    in_recv_from_the_living: "recv",
+    in_broadcast_from_any: "recv",
+    in_send: "send",
+    in_async: "all_reduce",
+}
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
+def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
+    with Ranks(backend, 4, phase) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        time.sleep(0.05)  # into the call
+        killed = ranks[1].kill()
+        for survivor in (0, 2, 3):
+            word = ranks[survivor].hear()
+            assert word[:2] == ("raised", "RuntimeError"), word
+            assert re.search(r"^rank 1 (died|is gone)", word[2]), word
+            assert f"rank {survivor} waited in {PHASES[phase]}(" in word[2], word
+            assert "test_faults.py:" in word[2], word
+            late = ranks[survivor].at - killed
+            print(f"{backend} {phase.__name__} {late * 1e3:.1f} ms")
+            assert late < SOON
+
+
+def computing(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    time.sleep(0.3)  # computes while rank 1 dies
+    say("calls")
+    dist.all_reduce(torch.ones(4))
+
+
+def test_a_survivor_that_computes_is_told_at_its_next_call(backend):
+    with Ranks(backend, 3, computing) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        ranks[1].kill()
+        for survivor in (0, 2):
+            assert ranks[survivor].hear() == "calls"
+            called = ranks[survivor].at
+            assert ranks[survivor].hear()[2].startswith("rank 1 died")
+            assert ranks[survivor].at - called < SOON
+
+
+def broken_group(say) -> None:
+    in_all = dist.new_group()
+    pair = dist.new_group([0, 2])
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        dist.all_reduce(torch.ones(1), group=in_all)
+    with pytest.raises(RuntimeError, match=r"broken.*rank 1 died"):
+        dist.all_reduce(torch.ones(1), group=in_all)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=pair)  # rank 1 was not in it
+    assert total.item() == 2
+    dist.destroy_process_group()
+
+
+def test_a_broken_group_stays_broken_and_the_others_live_on(backend):
+    with Ranks(backend, 3, broken_group) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        ranks[1].kill()
+        for survivor in (0, 2):
+            assert ranks[survivor].hear() == ("ended", None)
+
+
+def forming(say, enter, rank: int) -> None:
+    say("here")
+    if rank == 3:
+        time.sleep(60)
+    enter()
+
+
+def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
+    """Rank 3 never comes, so the others are all still forming when rank 1 dies."""
+    with Ranks(backend, 4, forming, join=False) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        time.sleep(0.3)
+        killed = ranks[1].kill()
+        for survivor in (0, 2):
+            word = ranks[survivor].hear()
+            assert word[0] == "raised", word
+            assert "rank 1 died while the group was being formed" in word[2], word
+            assert ranks[survivor].at - killed < SOON
+
+
+def test_a_rank_that_never_comes_is_named(backend):
+    with Ranks(backend, 4, forming, join=False, timeout=1.0) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        for present in (0, 1, 2):
+            word = ranks[present].hear()
+            assert "not complete within 1 s" in word[2], word
+            assert "ranks [3]" in word[2], word
+
+
+# --------------------------------------------------------------------- stopped and left
+
+
+def test_a_stopped_rank_is_named_when_the_time_is_up(backend):
+    with Ranks(backend, 3, in_all_reduce, timeout=1.0) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        ranks[1].kill(signal.SIGSTOP)
+        for waiting in (0, 2):
+            word = ranks[waiting].hear()
+            assert "timed out" in word[2], word
+            assert f"rank {waiting} waited in all_reduce(" in word[2], word
+            assert "not there: rank 1 (stopped)" in word[2], word
+
+
+def in_recv_in_vain(say) -> None:
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(4), 2)
+    else:
+        time.sleep(60)
+
+
+def test_a_message_that_never_comes_names_the_sender(backend):
+    with Ranks(backend, 3, in_recv_in_vain, timeout=1.0) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        word = ranks[0].hear()
+        assert "nothing came from: rank 2 (" in word[2], word
+
+
+def leaves(say, call: str) -> None:
+    """Rank 1 leaves in good order; an orderly exit counts as leaving too."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+    elif call == "all_reduce":
+        dist.all_reduce(torch.ones(4))
+    else:
+        dist.recv(torch.ones(4), 1)
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "recv"])
+def test_a_rank_that_leaves_is_named(backend, call):
+    with Ranks(backend, 3, leaves, call) as ranks:
+        assert ranks[1].hear() == ("ended", None)
+        for waiting in (0, 2):
+            word = ranks[waiting].hear()
+            assert word[2].startswith("rank 1 left the group while"), word
+            assert f"rank {waiting} waited in {call}(" in word[2], word
+
+
+def last_words(say) -> None:
+    """What a rank sent before it left or ended arrives; and it was in the last call."""
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.send(torch.full((20_000,), 5.0), 0)
+        dist.send(torch.ones(1), 2)
+    dist.all_reduce(torch.ones(300_000))
+    if rank == 1:
+        dist.destroy_process_group()
+        return
+    time.sleep(0.2)
+    big, small = torch.empty(20_000), torch.empty(1)
+    dist.recv(big if rank == 0 else small, 1)
+    assert rank == 2 or big.eq(5).all()
+    with pytest.raises(RuntimeError, match="rank 1 left"):
+        dist.recv(small, 1)
+
+
+def test_what_was_sent_before_leaving_arrives(backend):
+    with Ranks(backend, 3, last_words) as ranks:
+        for rank in ranks.ranks:
+            assert rank.hear() == ("ended", None)
+
+
+# ------------------------------------------------------------------------ nine mistakes
+
+
+def on(rank: int):
+    return dist.get_rank() == rank
+
+
+def other_operation(t):
+    dist.broadcast(t, 0) if on(1) else dist.all_reduce(t)
+
+
+def other_root(t):
+    dist.broadcast(t, 1 if on(1) else 0)
+
+
+def extra_call(t):
+    if on(1):
+        dist.all_reduce(t)
+    dist.all_gather([torch.empty_like(t) for _ in range(dist.get_world_size())], t)
+
+
+def other_shape(t):
+    dist.all_reduce(t[:3] if on(1) else t)
+
+
+def other_width(t):
+    dist.all_reduce(t.double() if on(1) else t)
+
+
+def other_dtype(t):
+    dist.all_reduce(t.view(torch.int32) if on(1) else t)
+
+
+def other_reduction(t):
+    dist.all_reduce(t, dist.ReduceOp.MAX if on(1) else dist.ReduceOp.SUM)
+
+
+def other_order(t):
+    if on(1):
+        dist.all_reduce(t)
+    else:
+        dist.all_reduce(t)
+
+
+def other_splits(t):
+    size = dist.get_world_size()
+    sends = [2] * size
+    if on(1):
+        sends[2] += 1
+    source = torch.ones(sum(sends))
+    dist.all_to_all_single(torch.empty(2 * size), source, [2] * size, sends)
+
+
+def other_gather(t):
+    into = [torch.empty_like(t) for _ in range(dist.get_world_size())]
+    dist.gather(t[:2] if on(1) else t, into if on(0) else None, 0)
+
+
+MISTAKES = [
+    other_operation,
+    other_root,
+    extra_call,
+    other_shape,
+    other_width,
+    other_dtype,
+    other_reduction,
+    other_order,
+    other_splits,
+    other_gather,
+]
+
+
+def make_mistake(mistake, length: int) -> str:
+    """The error's text; the data is untouched and the group goes on working."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((length,), float(rank))
+    with pytest.raises(RuntimeError) as raised:
+        mistake(tensor)
+    assert torch.equal(tensor, torch.full((length,), float(rank)))
+    for length in (1, 100_000):
+        total = torch.full((length,), float(rank))
+        dist.all_reduce(total)
+        assert torch.equal(total, torch.full((length,), size * (size - 1) / 2))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("length", [8, 400_000])
+@pytest.mark.verifies(
+    "xtrain.backends.calls:fingerprint", "xtrain.backends.calls:call_site"
+)
+def test_ranks_in_different_calls_are_all_shown(ours, mistake, length):
+    texts = ours(3).run(make_mistake, mistake, length)
+    assert len(set(texts)) == 1
+    lines = texts[0].splitlines()
+    assert "the ranks of this group are in different calls" in lines[0]
+    for rank in range(3):
+        where = rf"  rank {rank}: \w+\(.*\).* at .*test_faults.py:\d+"
+        assert re.fullmatch(where, lines[1 + rank]), lines
+    assert lines[1] != lines[2]
+    assert ("XTRAIN_COMPARE_LINES" in texts[0]) == (mistake is other_order)
+
+
+def wrong_message(take: torch.dtype, count: int) -> str:
+    rank = dist.get_rank()
+    landing = torch.full((count,), 7).to(take)
+    before = landing.clone()
+    text = ""
+    if rank == 0:
+        dist.send(torch.ones(4), 1)
+        dist.send(torch.ones(2), 1)
+    elif rank == 1:
+        with pytest.raises(RuntimeError) as raised:
+            dist.recv(landing, 0)
+        text = str(raised.value)
+        assert torch.equal(landing, before)
+        after = torch.zeros(2)
+        dist.recv(after, 0)
+        assert after.tolist() == [1, 1]
+    dist.barrier()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("take", "count"), [(torch.float32, 3), (torch.float32, 5), (torch.int32, 4)]
+)
+@pytest.mark.verifies("xtrain.backends.messages:Inbox")
+def test_a_message_of_another_size_is_refused_by_its_receiver(ours, take, count):
+    """The ninth class: nothing is written, the next message arrives."""
+    _, text, _ = ours(3).run(wrong_message, take, count)
+    assert re.search(r"rank 0 sent 16 bytes of float32 at .*test_faults.py:\d+", text)
+    assert re.search(r"recv\(\[\d\] \w+, src=\[0\]\) at .*test_faults.py:\d+", text)
+
+
+def two_lines_of_barrier_and_broadcast() -> None:
+    """What is often written apart is no mistake."""
+    if dist.get_rank() == 0:
+        dist.barrier()
+        dist.broadcast(torch.ones(1), 0)
+    else:
+        dist.barrier()
+        dist.broadcast(torch.ones(1), 0)
+
+
+def test_barriers_and_rooted_calls_may_stand_on_different_lines(ours):
+    ours(3).run(two_lines_of_barrier_and_broadcast)
+
+
+def bytes_that_look_like_a_goodbye() -> None:
+    """Data of ones bits is what a leaving rank says first."""
+    for _ in range(20):
+        minus = torch.full((60_000,), -1, dtype=torch.int64)
+        work = dist.all_reduce(minus, dist.ReduceOp.BAND, async_op=True)
+        left = (dist.get_rank() - 1) % dist.get_world_size()
+        request = dist.irecv(torch.empty(1), left)
+        dist.send(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
+        request.wait()
+        work.wait()
+        assert minus.eq(-1).all()
+
+
+def test_no_data_is_taken_for_a_goodbye(ours):
+    ours(4).run(bytes_that_look_like_a_goodbye)
+
+
+# ---------------------------------------------------------------------- leaving nothing
+
+
+def traces() -> tuple[int, list[str], int]:
+    """Threads, descriptors by what they lead to, shared mappings."""
+    import gc
+    import threading
+
+    gc.collect()
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            link = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if re.match(r"socket:|.*memfd:xtrain|.*pidfd", link):
+            links.append(link)
+    with open("/proc/self/maps") as maps:
+        mapped = sum("memfd:xtrain" in line for line in maps)
+    return threading.active_count(), sorted(links), mapped
+
+
+def come_and_go(say, enter, rank: int) -> None:
+    before = traces()
+    enter()
+    size = dist.get_world_size()
+    extra = dist.new_group()
+    dist.all_reduce(torch.ones(1_000_000))
+    landing = torch.empty(400_000)
+    request = dist.irecv(landing, (rank - 1) % size)
+    send = dist.isend(torch.ones(400_000), (rank + 1) % size)
+    work = dist.all_reduce(torch.ones(1_000_000), async_op=True, group=extra)
+    for handle in (request, send, work):
+        handle.wait()
+    never = dist.irecv(landing, (rank - 1) % size)
+    if rank == 0:
+        time.sleep(0.05)
+    dist.barrier()
+    during = traces()
+    assert during != before
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match=r"destroyed|left"):
+        never.wait()
+    del request, send, work, handle, never, extra
+    say((before, traces()))
+
+
+def test_destroying_a_group_leaves_nothing(backend):
+    with Ranks(backend, 3, come_and_go, join=False) as ranks:
+        for rank in ranks.ranks:
+            word = rank.hear()
+            assert word[0] != "raised", word[2]
+            before, after = word
+            assert after == before
+    assert not [name for name in os.listdir("/dev/shm") if "xtrain" in name]
+
+
+def unix_names() -> dict[str, str]:
+    """Our names among the host's Unix sockets, by inode."""
+    with open("/proc/net/unix") as table:
+        fields = [line.split() for line in table if "@xtrain-" in line]
+    return {words[6]: words[7] for words in fields}
+
+
+def sockets_of(pid: int) -> set[str]:
+    links = (os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd"))
+    return {link[8:-1] for link in links if link.startswith("socket:")}
+
+
+def test_killed_ranks_leave_nothing(backend):
+    with Ranks(backend, 3, in_all_reduce) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        names = unix_names()
+        inodes = set().union(*(sockets_of(r.process.pid) for r in ranks.ranks))
+        theirs = {names[inode] for inode in inodes & names.keys()}
+        assert bool(theirs) == (backend == "xtrain-socket")
+        for rank in ranks.ranks:
+            rank.kill()
+            rank.process.join()
+    assert not theirs & {*unix_names().values()}
+    assert not [name for name in os.listdir("/dev/shm") if "xtrain" in name]
