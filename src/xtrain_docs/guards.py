@@ -6,6 +6,7 @@ pages with planted defects to see that each is caught.
 """
 
 import re
+from functools import lru_cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
@@ -102,8 +103,19 @@ class _Page(HTMLParser):
 
 
 def _read(path: Path) -> _Page:
+    return _parsed(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(path: Path, stamp: int) -> _Page:
+    """Links and anchors of a page; of source pages, which are long, the anchors only."""
+    del stamp  # part of the key: a changed file is read again
     page = _Page()
-    page.feed(path.read_text())
+    text = path.read_text()
+    if 'class="highlight xt-source"' in text:
+        page.anchors.update(re.findall(r' id="([^"]+)"', text))
+    else:
+        page.feed(text)
     return page
 
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from . import config
@@ -26,7 +27,7 @@ def code_digest(module: str) -> str:
     paths = [here / "runs.py", here / f"{module.rpartition('.')[2]}.py"]
     for name in folders:
         paths += sorted((config.SOURCE / "xtrain" / name).rglob("*.py"))
-    for path in paths:
+    for path in filter(Path.is_file, paths):
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
 

@@ -165,7 +165,9 @@ def line_chart(
     for at, words in marks:
         if xs[0] <= at <= xs[1]:
             parts.append(line(px(at), top, px(at), top + high, "xt-mark"))
-            parts.append(text(px(at) + 6, top + 12, words, "xt-mark-text"))
+            late = px(at) + 6 + 7.2 * len(words) > width
+            aside, anchor = (-6, "end") if late else (6, "start")
+            parts.append(text(px(at) + aside, top + 12, words, "xt-mark-text", anchor))
     ends = _spread([(py(points[-1][1]), name) for name, points in series.items()], 17)
     for index, (name, points) in enumerate(series.items()):
         path = " ".join(f"{_number(px(a))},{_number(py(b))}" for a, b in points)

@@ -88,5 +88,8 @@ def test_the_element_carries_data_and_a_table_for_readers_without_scripts():
     packed = re.search(r'data-trace="([^"]*)"', out)[1].replace("&quot;", '"')
     assert json.loads(packed) == data
     assert out.count("<tr>") == 3
-    assert "<td>1</td><td>1</td><td>0</td><td>0</td><td>are added</td>" in out
+    assert (
+        "<td>1</td><td>1</td><td>0</td><td>the whole tensor</td><td>are added</td>"
+        in out
+    )
     assert "<script" not in out

@@ -138,13 +138,13 @@ def all_collectives(ranks: int = 4) -> Table:
             [
                 in_words(name),
                 cost,
+                str(found["rounds"]),
                 in_units(sum(found["sent"]) / M_BYTES),
                 str(max(found["messages"])),
-                str(found["rounds"]),
             ]
         )
-    header = ["collective", "busiest rank sends", "all ranks send",
-              "messages of the busiest", "rounds"]  # fmt: skip
+    header = ["collective", "busiest rank sends", "rounds",
+              "all ranks send", "messages of the busiest"]  # fmt: skip
     return Table(header, rows, "lrrrr")
 
 
@@ -289,16 +289,16 @@ def bytes_on_axes(shape: tuple[int, ...] = (2, 4), axes: str = "data,tensor") ->
 def links() -> Table:
     """Links inside a node and between nodes, one direction."""
     places = {
-        "nvlink3": "inside a node (A100)",
-        "nvlink4": "inside a node (H100, H200)",
-        "nvlink5": "inside a node (B200)",
-        "infiniband-ndr": "between nodes, one adapter a GPU",
+        "nvlink3": "NVLink, A100",
+        "nvlink4": "NVLink, H100",
+        "nvlink5": "NVLink, B200",
+        "infiniband-ndr": "InfiniBand NDR",
     }
     rows = []
     for name, where in places.items():
         link = Link.preset(name)
-        rows.append([f"`{name}`", where, values.si(link.bandwidth, "B/s"),
+        rows.append([where, values.si(link.bandwidth, "B/s"),
                      values.si(link.duplex, "B/s"),
                      values.seconds(2**30 * link.beta)])  # fmt: skip
-    header = ["link", "where", "one direction", "both directions", "1 GiB takes"]
-    return Table(header, rows, "llrrr")
+    header = ["link", "one way", "both ways", "1 GiB takes"]
+    return Table(header, rows, "lrrr")

@@ -74,7 +74,7 @@ class Trace:
 
 def _cells(cells: list[int], total: int) -> str:
     if len(cells) == total:
-        return "all" if total > 1 else "0"
+        return "all" if total > 1 else "the whole tensor" if total else "none"
     return ", ".join(map(str, cells)) or "none"
 
 

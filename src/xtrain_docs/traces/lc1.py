@@ -25,7 +25,7 @@ def ring_all_gather(ranks: int = 4) -> Trace:
 @REGISTRY
 def tree_all_reduce(ranks: int = 8) -> Trace:
     """Up a binomial tree to the root, and down again."""
-    return recorded("xtrain.comm.tree:tree_all_reduce", "all_reduce", ranks)
+    return recorded("xtrain.comm.tree:tree_all_reduce", "all_reduce", ranks, cells=1)
 
 
 @REGISTRY
@@ -38,7 +38,10 @@ def halving_doubling_all_reduce(ranks: int = 4) -> Trace:
 def parameter_server_all_reduce(ranks: int = 4) -> Trace:
     """Everything to rank 0 and back."""
     return recorded(
-        "xtrain.comm.parameter_server:parameter_server_all_reduce", "all_reduce", ranks
+        "xtrain.comm.parameter_server:parameter_server_all_reduce",
+        "all_reduce",
+        ranks,
+        cells=1,
     )
 
 
@@ -46,20 +49,21 @@ def parameter_server_all_reduce(ranks: int = 4) -> Trace:
 def broadcast(ranks: int = 8, root: int = 0) -> Trace:
     """A binomial tree: the number of ranks that have it doubles each step."""
     return recorded("xtrain.comm.collectives:broadcast", "broadcast", ranks,
-                    root=root)  # fmt: skip
+                    root=root, cells=1)  # fmt: skip
 
 
 @REGISTRY
 def broadcast_naive(ranks: int = 8, root: int = 0) -> Trace:
     """The root sends to everyone, one after the other."""
     return recorded("xtrain.comm.collectives:broadcast_naive", "broadcast", ranks,
-                    root=root)  # fmt: skip
+                    root=root, cells=1)  # fmt: skip
 
 
 @REGISTRY
 def reduce(ranks: int = 8, root: int = 0) -> Trace:
     """The broadcast tree, backwards, adding."""
-    return recorded("xtrain.comm.collectives:reduce", "reduce", ranks, root=root)
+    return recorded("xtrain.comm.collectives:reduce", "reduce", ranks,
+                    root=root, cells=1)  # fmt: skip
 
 
 @REGISTRY

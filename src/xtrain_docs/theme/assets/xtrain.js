@@ -132,9 +132,9 @@ class XtTrace extends HTMLElement {
     const { ranks, cells } = this.data;
     const narrow = width < 520;
     const room = narrow ? width / 2 - 46 : 152;
-    const size = cells ? Math.max(9, Math.min(narrow ? 26 : 31, Math.floor(room / cells))) : 0;
+    const size = cells ? Math.max(9, Math.min(cells === 1 ? 40 : narrow ? 26 : 31, Math.floor(room / cells))) : 0;
     const cardW = Math.max(84, cells * size + 22);
-    const cardH = cells ? size + 44 : 38;
+    const cardH = cells ? size + (cells > 1 ? 44 : 36) : 38;
     const margin = 16;
     let height;
     const place = [];
@@ -229,7 +229,9 @@ class XtTrace extends HTMLElement {
     for (let rank = 0; rank < ranks; rank++) {
       const { x, y } = this.place[rank];
       const received = this.data.steps.slice(0, this.at).some((s) => s.messages.some((m) => m.dst === rank));
-      const done = this.at > 0 && JSON.stringify(state[rank]) === JSON.stringify(last[rank])
+      const { kind, root } = this.data;
+      const wants = !["gather", "reduce"].includes(kind) || rank === root;
+      const done = wants && this.at > 0 && JSON.stringify(state[rank]) === JSON.stringify(last[rank])
         && (received || this.at === this.data.steps.length);
       const left = x - this.cardW / 2, top = y - this.cardH / 2;
       make("rect", { class: `xt-node${done ? " xt-node-done" : ""}`, x: left, y: top, width: this.cardW, height: this.cardH, rx: 9 }, this.nodes);
@@ -238,7 +240,7 @@ class XtTrace extends HTMLElement {
       for (let i = 0; i < cells; i++) {
         const cls = fresh.has(`${rank}-${i}`) ? "xt-cell xt-cell-new" : "xt-cell";
         this.cell(this.nodes, from + i * this.size + 1, top + 24, this.size - 2, state[rank][i], i, cls);
-        if (this.size >= 13)
+        if (this.size >= 13 && cells > 1)
           make("text", { class: "xt-slot", x: from + (i + 0.5) * this.size, y: top + 24 + this.size + 10, "text-anchor": "middle" }, this.nodes, String(i));
       }
     }
@@ -286,9 +288,9 @@ class XtTrace extends HTMLElement {
   }
 
   opening() {
-    const { kind, ranks, root } = this.data;
+    const { kind, ranks, root, cells } = this.data;
     return {
-      all_reduce: `Each of the ${ranks} ranks holds its own part of every cell. All want the sum of all parts.`,
+      all_reduce: cells === 1 ? `Each of the ${ranks} ranks holds a tensor. All want the sum.` : `Each of the ${ranks} ranks holds its own part of every cell. All want the sum of all parts.`,
       reduce: `Each rank holds its own part. Rank ${root} wants the sum.`,
       reduce_scatter: "Each rank holds its own part of every cell. Rank r wants the sum of cell r.",
       broadcast: `Only rank ${root} has the data. All want it.`,
@@ -303,8 +305,8 @@ class XtTrace extends HTMLElement {
   sentence(messages) {
     const one = (m) => {
       if (m.op === "signal") return `rank ${m.src} signals rank ${m.dst}`;
-      const all = m.cells.length === this.data.cells && m.cells.length > 1;
-      const what = all ? "all cells" : `cell${m.cells.length > 1 ? "s" : ""} ${listed(m.cells)}`;
+      const all = m.cells.length === this.data.cells;
+      const what = all ? (m.cells.length > 1 ? "all cells" : "the whole tensor") : `cell${m.cells.length > 1 ? "s" : ""} ${listed(m.cells)}`;
       return `rank ${m.src} sends ${what} to rank ${m.dst}${m.op === "add" ? ", which adds" : ""}`;
     };
     const shown = messages.slice(0, messages.length > 5 ? 3 : 5).map(one);
@@ -400,7 +402,7 @@ class XtTrace extends HTMLElement {
       make("circle", { r: 6, class: "xt-flow-head" }, group);
       return group;
     }
-    const size = count > 4 ? 12 : Math.max(14, Math.min(20, this.size - 3));
+    const size = count > 4 ? 12 : Math.max(14, Math.min(this.data.cells === 1 ? 30 : 20, this.size - 3));
     const width = count * size + 6;
     make("rect", { class: "xt-packet-ground", x: -width / 2, y: -size / 2 - 3, width, height: size + 6, rx: 5 }, group);
     message.cells.forEach((cell, i) =>
