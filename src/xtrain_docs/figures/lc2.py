@@ -35,7 +35,7 @@ def ddp_overlap(layers: int = 8, width: int = 512, cap_mb: float = 2.0) -> str:
 
 
 def overlap_chart(events: list[Event]) -> str:
-    """Events of `backward_by_the_clock` as a chart: a row for backward, one a bucket."""
+    """Events of `backward_by_the_clock`: a row for backward, and one a bucket."""
     gradients = [(n, at) for what, n, at in events if what == "gradient"]
     sent = {n: at for what, n, at in events if what == "sent"}
     done = {n: at for what, n, at in events if what == "done"}

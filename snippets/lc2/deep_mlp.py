@@ -1,0 +1,34 @@
+# torchrun --nproc-per-node 4 snippets/lc2/deep_mlp.py
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from xtrain.data_parallel import DistributedDataParallel, DistributedSampler
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+torch.manual_seed(7)
+data = torch.randn(32, 4)
+answers = torch.tanh(data @ torch.randn(4, 1))
+
+torch.manual_seed(rank)  # every rank begins elsewhere; DDP copies rank 0's weights
+layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(6)]
+model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(4, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+sampler = DistributedSampler(data, shuffle=True)
+
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    mine = list(sampler)
+    loss = F.mse_loss(model(data[mine]), answers[mine])
+    optimizer.zero_grad()
+    loss.backward()
+    norms = [layer[0].weight.grad.norm().item() for layer in layers]
+    optimizer.step()
+    print(f"rank {rank}, epoch {epoch}: loss {loss.item():.4f}, gradient norms of")
+    print("   layers 0 to 5:", *(f"{norm:.4f}" for norm in norms))
+
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,32 @@
+# torchrun --nproc-per-node 2 snippets/lc2/overlap.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.comm.choice import Collectives
+from xtrain.data_parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+seen = []
+
+
+def all_reduce(flat, group=None):
+    seen.append(f"send {flat.numel()} elements")
+    return dist.all_reduce(flat, group=group, async_op=True)
+
+
+spy = Collectives("spy", all_reduce, None, None)
+net = nn.Sequential(*[nn.Linear(100, 100, bias=False) for _ in range(4)])
+for number, layer in enumerate(net):
+    layer.weight.register_post_accumulate_grad_hook(
+        lambda _, number=number: seen.append(f"gradient of layer {number}")
+    )
+model = DistributedDataParallel(net, bucket_cap_mb=0.08, collectives=spy)  # 2 layers
+model(torch.ones(1, 100)).sum().backward()
+seen.append("backward returns")
+if rank == 0:
+    print(*seen, sep="\n")
+
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,34 @@
+# torchrun --nproc-per-node 2 snippets/lc2/token_weighted_loss.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.data_parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+# Losses are 1, 2, 3 and 6 times the weight. Rank 0 has three tokens, rank 1 has one.
+tokens = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0])]
+count = torch.tensor(len(tokens[rank]))
+dist.all_reduce(count)  # before backward: an integer
+
+
+def gradient(reduction: str, divide_by: float) -> float:
+    layer = nn.Linear(1, 1, bias=False)
+    model = DistributedDataParallel(layer, gradient_reduction=reduction)
+    losses = model(tokens[rank].view(-1, 1))
+    (losses.sum() / divide_by).backward()
+    return layer.weight.grad.item()
+
+
+biased = gradient("average", len(tokens[rank]))
+right = gradient("sum", count.item())
+also_right = gradient("average", count.item() / size)
+if rank == 0:
+    print("one process:", torch.cat(tokens).mean().item())
+    print("mean of the ranks' means:", biased)
+    print("sums, divided by the global count:", right)
+    print("the same with an averaging DDP:", also_right)
+
+dist.barrier()
+dist.destroy_process_group()

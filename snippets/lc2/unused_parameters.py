@@ -1,0 +1,35 @@
+# torchrun --nproc-per-node 2 snippets/lc2/unused_parameters.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.data_parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+class TwoRoads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, x, road):
+        return getattr(self, road)(x)
+
+
+road = ("left", "left")[rank]  # nobody goes right
+model = DistributedDataParallel(TwoRoads())
+try:
+    model(torch.ones(1, 1), road).sum().backward()
+except RuntimeError as error:
+    print(f"rank {rank}: {error}")
+
+road = ("left", "right")[rank]  # each rank takes another road
+model = DistributedDataParallel(TwoRoads(), find_unused_parameters=True)
+model(torch.ones(1, 1), road).sum().backward()
+left, right = (m.weight.grad.item() for m in (model.module.left, model.module.right))
+print(f"rank {rank} went {road}: gradient of left {left}, of right {right}")
+
+dist.barrier()
+dist.destroy_process_group()
