@@ -14,8 +14,8 @@ OURS = ("xtrain-shm", "xtrain-socket")
 @pytest.fixture(scope="session")
 def worlds_of() -> Iterator[Callable[[str], Worlds]]:
     """`worlds_of(backend)`: living ranks of each backend, a few at a time."""
-    # DTensor, functional collectives and optimizers import this at their first use: once
-    # here, before the ranks are forked, rather than in each of them.
+    # DTensor, functional collectives and optimizers import this at their first use:
+    # once here, before the ranks are forked, rather than in each of them.
     import torch._dynamo  # noqa: F401
 
     made: dict[str, Worlds] = {}

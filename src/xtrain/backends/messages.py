@@ -137,7 +137,12 @@ class Inbox:
         for index, (tag, dtype, site, nbytes, data) in enumerate(self._unexpected):
             if tag == receive.tag:
                 del self._unexpected[index]
-                if self._accept(receive, dtype, site, nbytes) and data is not None:
+                if data is None:
+                    receive.error = (
+                        f"rank {self.peer} sent {describe(nbytes, dtype)} at {site} "
+                        f"before this receive; over {self._max_bytes} that is dropped"
+                    )
+                elif self._accept(receive, dtype, site, nbytes):
                     receive.into[:] = data
                 receive.done = True
                 return

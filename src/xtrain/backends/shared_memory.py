@@ -135,6 +135,9 @@ class SharedMemory:
             os.ftruncate(descriptor, length_for(size))
             self.mine = Segment(descriptor, size)
             self.segments = self._map_all(store, timeout, peers, descriptor)
+        except BaseException:
+            self.mine.words[LEFT] = 1  # for those who have mapped it already
+            raise
         finally:
             os.close(descriptor)  # everyone has mapped it
         self.words = [segment.words for segment in self.segments]
