@@ -11,6 +11,7 @@ SETS = {name: command.load(name).RACES for name in command.names()}
 RACES = [(name, race) for name, races in SETS.items() for race in races]
 
 
+@pytest.mark.verifies("xtrain.bench.race:Trial", "xtrain.bench.race:Contestant")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     "race", [race for _, race in RACES], ids=[f"{n}-{r.name}" for n, r in RACES]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .. import races
-from ..values import bytes_, digits, number, percent, seconds, times
+from ..values import bytes_, number, percent, seconds
 from . import REGISTRY, Table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _cells(result: "Result", heat: "Heat") -> list[str]:
     elif result.ratio is None:
         speed, spread = "not measured", ""
     else:
-        speed = f"**{times(result.ratio)}**"
+        speed = f"**{_times(result.ratio)}**"
         spread = _spread(result)
     dropped = f"{result.dropped} of {result.kept + result.dropped}"
     return [result.name, time, speed, spread, dropped]
@@ -41,7 +41,11 @@ def _spread(result: "Result") -> str:
     low, high = result.ratio_low, result.ratio_high
     if low is None or high is None:
         return ""
-    return f"{digits(low)} to {digits(high)}"
+    return f"{low:.2f} to {high:.2f}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x"
 
 
 @REGISTRY
@@ -55,14 +59,14 @@ def race_goals(record: str = "lc1") -> Table:
             measured = "not measured"
             verdict = ""
             if result.ratio is not None:
-                measured = times(result.ratio)
+                measured = _times(result.ratio)
                 verdict = "met" if result.ratio >= result.goal else "**missed**"
             rows.append(
                 [
                     f"{heat.title}: {result.name}",
                     bytes_(heat.size),
                     str(heat.ranks),
-                    times(result.goal),
+                    _times(result.goal),
                     measured,
                     verdict,
                 ]
@@ -80,7 +84,7 @@ def race_lost(record: str = "lc1") -> Table:
             bytes_(heat.size),
             str(heat.ranks),
             result.name,
-            times(result.ratio),
+            _times(result.ratio),
             _spread(result),
         ]
         for heat in races.record(record).heats

@@ -1,0 +1,100 @@
+"""What the pages read from a record: tables and numbers, on a record made up here."""
+
+import dataclasses
+
+import pytest
+
+from tests.bench.test_record import BASELINE, HEAT, RECORD, RESULT
+from xtrain.bench import record
+from xtrain_docs import races, values
+from xtrain_docs.tables import races as tables
+
+SLOW = dataclasses.replace(
+    RESULT, name="tree", seconds=0.004, ratio=0.5, ratio_low=0.4, ratio_high=0.6
+)
+LOST = dataclasses.replace(
+    RESULT,
+    name="lost",
+    seconds=None,
+    ratio=None,
+    ratio_low=None,
+    ratio_high=None,
+    kept=0,
+    dropped=17,
+)
+MADE_UP = dataclasses.replace(
+    RECORD,
+    machine={"cores": 2, "cpu": "some CPU", "memory_bytes": 2**34, "system": "Linux 6"},
+    settings={"rounds": 15, "sample_seconds": 0.1, "foreign_limit": 0.05},
+    heats=[dataclasses.replace(HEAT, results=[BASELINE, RESULT, SLOW, LOST])],
+)
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch, tmp_path):
+    record.write(MADE_UP, tmp_path / "lc1.json")
+    monkeypatch.setattr(races, "RECORDS", tmp_path)
+    races.record.cache_clear()
+    yield
+    races.record.cache_clear()
+
+
+def test_results_show_ratio_spread_and_dropped_samples():
+    rows = tables.race_results("all_reduce", 2).rows
+    assert rows[0] == ["24 bytes", "gloo", "2 ms", "1", "", "2 of 17"]
+    assert rows[1] == ["", "ring", "2 ms", "**1.25x**", "1.20 to 1.30", "2 of 17"]
+    assert rows[3] == ["", "lost", "", "not measured", "", "17 of 17"]
+
+
+def test_goals_are_met_missed_or_not_measured():
+    verdicts = [row[-2:] for row in tables.race_goals().rows]
+    assert verdicts == [
+        ["1.25x", "met"],
+        ["0.50x", "**missed**"],
+        ["not measured", ""],
+    ]
+
+
+def test_what_was_lost_is_exactly_what_is_below_one():
+    assert [row[3] for row in tables.race_lost().rows] == ["tree"]
+
+
+def test_bytes_say_where_they_come_from():
+    rows = tables.race_bytes("all_reduce", 24, 2).rows
+    assert rows[0][1:] == [
+        "known to the backend only",
+        "no messages of ours",
+        "not counted",
+    ]
+    assert rows[1] == ["ring", "24", "24", "not counted"]
+
+
+def test_the_machine_is_described():
+    rows = dict(tables.race_machine().rows)
+    assert rows["machine"] == "2 cores, some CPU"
+    assert rows["dropped"] == "23 of 68"
+    assert rows["versions"] == "python 3.13.1, torch 2.13.0, xtrain 0.1.0"
+
+
+def test_numbers_on_pages():
+    ratio = values.evaluate("race_ratio('lc1', 'all_reduce', 'ring', 24, 2) | times")
+    assert ratio == "1.25x"
+    assert races.race_seconds("lc1", "all_reduce", "tree", 24, 2) == 0.004
+    assert races.race_samples("lc1") == 68
+    assert races.race_date("lc1") == "2026-11-21"
+    assert races.race_setting("lc1", "foreign_limit") == 0.05
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("race_ratio('lc9', 'all_reduce', 'ring', 24, 2)", "xtrain bench lc9"),
+        ("race_ratio('lc1', 'all_reduce', 'ring', 24, 3)", "no heat"),
+        ("race_ratio('lc1', 'all_reduce', 'star', 24, 2)", "no contestant 'star'"),
+        ("race_ratio('lc1', 'all_reduce', 'lost', 24, 2)", "not measured"),
+        ("race_wire('lc1', 'all_reduce', 'ring', 24, 2)", "not counted"),
+    ],
+)
+def test_a_number_that_was_not_measured_stops_the_build(expression, why):
+    with pytest.raises(values.ValuesError, match=why):
+        values.evaluate(expression)
