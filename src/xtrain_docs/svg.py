@@ -238,18 +238,10 @@ def bar_chart(
     ends = value.ends([*numbers, *([reference[0]] if reference else [])])
     left = 20 + 7.4 * max(len(name) for name in bars)
     right, bar, gap = 78, 20, 16
-    top = 54 if len(names) > 1 else 30
+    keys, rows = _legend(names, width) if len(names) > 1 else ([], 0)
+    top = 34 + 20 * rows
     wide = width - left - right
-    parts = [f"<title>{html.escape(title)}</title>"]
-    if len(names) > 1:
-        at = left
-        for index, name in enumerate(names):
-            parts.append(
-                f'<rect x="{_number(at)}" y="6" width="12" height="12" rx="3" '
-                f'class="xt-bar-fill xt-s{index % 8}"/>'
-            )
-            parts.append(text(at + 18, 16.5, name, "xt-tick"))
-            at += 42 + 7 * len(name)
+    parts = [f"<title>{html.escape(title)}</title>", *keys]
     y = float(top)
     body: list[str] = []
     for group, inner in bars.items():

@@ -18,6 +18,7 @@ from xtrain.comm.tree import _halve_and_double
 from xtrain_docs import config, runs, runs_lc1
 from xtrain_docs.figures import lc1 as figures
 from xtrain_docs.figures import races
+from xtrain_docs.svg import Axis, bar_chart
 from xtrain_docs.tables import REGISTRY, lc1
 from xtrain_docs.traces import lc1_extra
 
@@ -274,3 +275,12 @@ def test_a_page_has_all_its_parts(page):
 
 
 WITHOUT_BUG = ("one-shot", "ring-or-tree", "two-halves", "ledger")
+
+
+def test_names_above_a_narrow_chart_take_as_many_rows_as_they_need():
+    names = [f"contestant number {n}" for n in range(5)]
+    bars = {"4 KiB": dict.fromkeys(names, 1.0)}
+    drawing = bar_chart(bars, Axis("x"), "t", width=400)
+    placed = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>contestant', drawing)
+    assert len({y for _, y in placed}) > 1
+    assert all(float(x) + 7 * len(names[0]) <= 400 for x, _ in placed)
