@@ -108,7 +108,7 @@ def _read(path: Path) -> _Page:
 
 @lru_cache(maxsize=4096)
 def _parsed(path: Path, stamp: int) -> _Page:
-    """Links and anchors of a page; of source pages, which are long, the anchors only."""
+    """Links and anchors of a page; of source pages, which are long, anchors only."""
     del stamp  # part of the key: a changed file is read again
     page = _Page()
     text = path.read_text()

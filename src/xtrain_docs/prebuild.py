@@ -221,6 +221,7 @@ def _reference_page(module: str) -> str:
             "---",
             f"title: {module}",
             f"description: Reference of {module}, from its docstrings.",
+            "search: {boost: 0.6}",
             "generated: true",
             "---",
             "",

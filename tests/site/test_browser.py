@@ -262,3 +262,24 @@ def test_accessibility(browser, width, dark):
         )
         problems += [(page, *violation) for violation in found]
     assert problems == []
+
+
+def test_search_shows_its_results_on_a_phone(browser):
+    browser.screen(390, 844)
+    browser.open(HOME)
+    browser.driver.find_element(
+        "css selector", "label.md-header__button[for=__search]"
+    ).click()
+    field = browser.driver.find_element("css selector", ".md-search__input")
+    wait(field.is_displayed, what="search field")
+    field.send_keys("all reduce")
+    wait(
+        lambda: browser.run(
+            "const first = document.querySelector('.md-search-result__link');"
+            "if (!first) return false;"
+            "const {x, y} = first.getBoundingClientRect();"
+            "return first.contains(document.elementFromPoint(x + 40, y + 40))"
+        ),
+        10,
+        "a result in sight",
+    )
