@@ -43,7 +43,10 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", path: str = "") -> str:
     cores = found.machine.get("cores", "")
     drawing = bar_chart(
         bars,
-        Axis("times as fast as " + baseline, format=lambda v: f"{v:.2f}x"),
+        Axis(
+            f"times as fast as {baseline}; {cores} cores, {found.date[:10]}",
+            format=lambda v: f"{v:.2f}x",
+        ),
         f"{ranks} ranks on {found.heats[0].backend}, {found.date[:10]}",
         f"Ratios of medians against {baseline}; {cores} cores.",
         reference=(1.0, baseline),
