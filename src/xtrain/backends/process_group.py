@@ -125,6 +125,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self._world_ranks: list[int] = []
         self._broken: RuntimeError | None = None
         self._closed = False
+        self._calls = 0
         self._first_seen_dead: float | None = None
         self._peers = Peers()
         try:
@@ -177,6 +178,10 @@ class XtrainProcessGroup(dist.ProcessGroup):
     @property
     def group_desc(self) -> str:
         return self.getGroupDesc()
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many calls this rank has made."""
+        return self._calls
 
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""
@@ -377,6 +382,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         )
         call = f"send({shape_of(tensor)}, dst={self._global(dst)}) at {site}"
         operation = Operation(call, self._breaking(call, steps), (dst,))
+        self._calls += 1
         self._progress.post(("send", dst), operation)
         return Pending(self._progress, operation, tensors)
 
@@ -416,6 +422,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
                 raise RuntimeError(f"{call}: {receive.error}")
 
         operation = Operation(call, checked(), sources)
+        self._calls += 1
         self._progress.post(("recv", id(receive)), operation)
         work = Pending(self._progress, operation, tensors)
         work._receive = receive
@@ -465,6 +472,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         if strided:
             running = copy_back(running, strided)
         operation = Operation(called, running)
+        self._calls += 1
         if opts is None or not opts.asyncOp:
             self._progress.run("collectives", operation)
             return Finished(result)

@@ -22,7 +22,8 @@ _TORCH_COMM = os.path.join(_TORCH, "distributed") + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _XTRAIN = os.path.dirname(os.path.dirname(_HARNESS)) + os.sep
-_OUR_COMM = (os.path.join(_XTRAIN, "comm"), os.path.join(_XTRAIN, "backends"))
+_OUR_COMM = os.path.join(_XTRAIN, "comm")
+_BACKENDS = os.path.join(_XTRAIN, "backends")  # below torch: where calls wait
 # Arguments that tell who talks to whom; the rest of a call is noise in a report.
 _TELLING = {"src", "dst", "group_src", "group_dst", "peer", "op", "group", "tensor"}
 _TELLING |= {"output", "input", "send", "recv", "obj", "object_list"}
@@ -145,4 +146,5 @@ def _source(frame: FrameType) -> str:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith((_TORCH, _STDLIB, "<")) or file.endswith(_DECORATING)
+    inside = (_TORCH, _STDLIB, _BACKENDS, "<")
+    return file.startswith(inside) or file.endswith(_DECORATING)
