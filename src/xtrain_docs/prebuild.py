@@ -16,7 +16,17 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from . import blocks, config, embed, fences, fonts, symbols, verification
+from . import (
+    blocks,
+    config,
+    embed,
+    fences,
+    fonts,
+    guards,
+    symbols,
+    transcripts,
+    verification,
+)
 
 SHOWN = ("src/xtrain", "src/xtrain_docs", "tests", "snippets")
 INERT = {ord(c): f"&#{ord(c)};" for c in "{}[]`$\\"}
@@ -248,15 +258,37 @@ def pages() -> list[Path]:
     )
 
 
-def embedded() -> dict[str, list[Path]]:
-    """Every symbol reference on some page, and the pages."""
+def references() -> dict[str, list[Path]]:
+    """Everything that some page embeds, symbols and files, and the pages."""
     found: dict[str, list[Path]] = {}
     for page in pages():
         for fence in fences.fences(page.read_text().splitlines()):
-            parsed = embed.parse(fence.body)
-            if parsed and ":" in parsed[0]:
+            if parsed := embed.parse(fence.body):
                 found.setdefault(parsed[0], []).append(page)
     return found
+
+
+def embedded() -> dict[str, list[Path]]:
+    """Every symbol reference on some page, and the pages."""
+    return {name: where for name, where in references().items() if ":" in name}
+
+
+class PageError(ValueError):
+    """A page holds what must not be typed into one. Stops the build."""
+
+
+def require_no_typed_code() -> None:
+    """PageError if some page has Python typed into it."""
+    problems = [
+        f"{page.relative_to(config.PAGES)}, {problem}"
+        for page in pages()
+        for problem in guards.typed_code(page.read_text())
+    ]
+    if problems:
+        raise PageError(
+            "\n".join(problems)
+            + "\nEmbed a symbol or a snippet, or mark the fence .pseudo or .wrong."
+        )
 
 
 # --- ledger ----------------------------------------------------------------------
@@ -396,7 +428,11 @@ def record_traces() -> int:
 
 
 def main() -> None:
-    """Write everything, saying what."""
+    """Check the pages, then write everything, saying what."""
+    if not config.draft():
+        require_no_typed_code()
+        transcripts.require_embedded()
+        print("transcripts: as fresh runs print them")
     print(f"fonts: {fonts.write_fonts()} faces")
     print(f"source pages: {write_source_pages()}")
     print(f"reference pages: {write_reference()}")

@@ -3,16 +3,31 @@
     python -m xtrain_docs.transcripts snippets/lc1             compares, exit status 1
     python -m xtrain_docs.transcripts --write snippets/lc1     records
 
+    python -m xtrain_docs.transcripts --embedded               compares those on pages
+
 A transcript is what rank 0 printed, then rank 1, and so on. Folders mean every snippet
-in them.
+in them. The last form is what a build does: it remembers which transcripts held, and
+runs a snippet again only after a change to it, to its transcript, or to a module of
+xtrain that it reaches by imports.
 """
 
 import argparse
+import ast
 import difflib
+import hashlib
+import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import config
+
+
+class StaleTranscriptError(ValueError):
+    """A page shows output that a fresh run does not print. Stops the build."""
 
 
 def snippets(paths: list[Path]) -> list[Path]:
@@ -32,7 +47,26 @@ def fresh(path: Path) -> str:
     """What the snippet prints now, rank by rank."""
     from xtrain.testing import run_script
 
-    return "".join(run_script(path))
+    if path.is_relative_to(config.ROOT):
+        path = path.relative_to(config.ROOT)  # outputs may name the file as given
+    with _as_from_the_root():
+        return "".join(run_script(path, timeout=60))
+
+
+@contextmanager
+def _as_from_the_root() -> Iterator[None]:
+    """Transcripts are of gloo on a CPU, started in the root of the repository."""
+    before, folder = dict(os.environ), Path.cwd()
+    paths = [str(config.SOURCE), *filter(None, [before.get("PYTHONPATH")])]
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
+    if (config.ROOT / "snippets").is_dir():
+        os.chdir(config.ROOT)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def difference(path: Path) -> str:
@@ -48,12 +82,93 @@ def difference(path: Path) -> str:
     return "".join(lines)
 
 
+def embedded() -> list[Path]:
+    """The snippets whose output some page shows."""
+    from .prebuild import references
+
+    names = {name for name in references() if name.endswith(".out")}
+    return [(config.ROOT / name).with_suffix(".py") for name in sorted(names)]
+
+
+def dependencies(path: Path) -> list[Path]:
+    """The snippet and every module of ours that it reaches by imports."""
+    found: dict[Path, None] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        if file in found or not file.is_file():
+            continue
+        found[file] = None
+        for name in _imports(file):
+            base = config.SOURCE.joinpath(*name.split("."))
+            waiting += [base.with_suffix(".py"), base / "__init__.py"]
+    return sorted(found)
+
+
+def _imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def stamp(path: Path) -> str:
+    """Changes whenever the transcript could stop being true."""
+    total = hashlib.sha256()
+    for file in [*dependencies(path), path.with_suffix(".out")]:
+        total.update(file.read_bytes() if file.is_file() else b"")
+    return total.hexdigest()
+
+
+def check_embedded() -> list[str]:
+    """Problems of the transcripts on pages; runs only what may have changed."""
+    memory = config.BUILD / "transcripts.json"
+    held = json.loads(memory.read_text()) if memory.is_file() else {}
+    problems = []
+    for path in embedded():
+        name = path.relative_to(config.ROOT).as_posix()
+        now = stamp(path)
+        if held.get(name) == now:
+            continue
+        if text := difference(path):
+            command = f"python -m xtrain_docs.transcripts --write {name}"
+            problems.append(f"{text}\n{name}: stale transcript. Run: {command}")
+            continue
+        held[name] = now
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory.write_text(json.dumps(held, indent=1))
+    return problems
+
+
+def require_embedded() -> None:
+    """Check in a fresh interpreter, as its ranks are forked from it.
+
+    Raises:
+        StaleTranscriptError: with the differences and the command that records anew.
+    """
+    command = [sys.executable, "-m", "xtrain_docs.transcripts", "--embedded"]
+    paths = [str(config.SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise StaleTranscriptError(f"\n{done.stdout}{done.stderr}".rstrip())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 if a transcript is stale."""
     parser = argparse.ArgumentParser(prog="python -m xtrain_docs.transcripts")
     parser.add_argument("--write", action="store_true", help="record instead")
+    parser.add_argument("--embedded", action="store_true", help="those on pages")
     parser.add_argument("paths", nargs="*", type=Path)
     options = parser.parse_args(arguments)
+    if options.embedded:
+        problems = check_embedded()
+        print("\n\n".join(problems))
+        return 1 if problems else 0
     stale = 0
     for path in snippets(options.paths or [config.ROOT / "snippets"]):
         if options.write:

@@ -1,14 +1,20 @@
 """Building and serving: stop on a defect, publish only what is whole."""
 
+import os
+import subprocess
+import sys
 import textwrap
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from xtrain_docs import build, prebuild, serve, transcripts, verification
 from xtrain_docs.symbols import SymbolError
+
+ROOT = Path(__file__).parents[2]
 
 MKDOCS = """
 site_name: toy
@@ -189,3 +195,86 @@ def test_a_stale_transcript_is_found(snippet, capsys):
 
 def test_a_missing_transcript_is_found(snippet):
     assert transcripts.main([str(snippet)]) == 1
+
+
+# --- what stops a build before it begins --------------------------------------------
+
+
+@pytest.fixture
+def shown(toy):
+    """A snippet on a page, with a transcript that holds."""
+    toy.write("src/toy/words.py", 'WORD = "one"\n')
+    toy.write(
+        "snippets/a.py",
+        "# python snippets/a.py\nfrom toy.words import WORD\nprint(WORD)\n",
+    )
+    toy.write("snippets/a.out", "one\n")
+    toy.write("docs/en/a.md", '```text\n--8<-- "snippets/a.out"\n```\n')
+    return toy
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Which snippets were run, with what they print taken from their module."""
+    ran = []
+
+    def fresh(path):
+        ran.append(path.name)
+        words = (transcripts.config.SOURCE / "toy/words.py").read_text()
+        return words.split('"')[1] + "\n"
+
+    monkeypatch.setattr(transcripts, "fresh", fresh)
+    return ran
+
+
+def test_a_transcript_on_a_page_is_run_once(shown, runs):
+    assert transcripts.check_embedded() == []
+    assert transcripts.check_embedded() == []
+    assert runs == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("snippets/a.out", "two\n"), ("src/toy/words.py", 'WORD = "two"\n')],
+)
+def test_a_stale_transcript_on_a_page_is_found(shown, runs, file, text):
+    assert transcripts.check_embedded() == []
+    shown.write(file, text)
+    (problem,) = transcripts.check_embedded()
+    assert "snippets/a.py: stale transcript" in problem
+    assert "--write snippets/a.py" in problem
+
+
+def test_another_modules_change_runs_nothing(shown, runs):
+    transcripts.check_embedded()
+    shown.write("src/toy/steps.py", "X = 1\n")
+    transcripts.check_embedded()
+    assert runs == ["a.py"]
+
+
+@pytest.mark.parametrize("defect", ["transcript", "typed"])
+def test_stale_output_and_typed_code_stop_the_build(shown, monkeypatch, defect):
+    monkeypatch.setattr(
+        prebuild.transcripts.subprocess,
+        "run",
+        lambda *a, **k: subprocess.CompletedProcess(a, 1, "-one\n+two\n", ""),
+    )
+    error = transcripts.StaleTranscriptError
+    if defect == "typed":
+        shown.write("docs/en/b.md", "```py\nx = 1\n```\n")
+        error = prebuild.PageError
+    with pytest.raises(error, match="typed Python: x = 1|-one"):
+        prebuild.main()
+
+
+def test_the_check_runs_real_snippets():
+    """In a fresh interpreter, as the build does it."""
+    name = "snippets/lc1/ring_all_reduce.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "xtrain_docs.transcripts", name],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
