@@ -42,7 +42,9 @@ def train(kind, reduction, micro_batches, frozen, choice, cap):
     for step in range(STEPS):
         for micro in range(micro_batches):
             last = micro == micro_batches - 1
-            quiet = contextlib.nullcontext() if last or kind == "naive" else model.no_sync()
+            quiet = (
+                contextlib.nullcontext() if last or kind == "naive" else model.no_sync()
+            )
             with quiet:
                 loss_of(model, batch_of(step, micro, rank)).backward()
         if kind == "naive":
@@ -70,7 +72,7 @@ def test_twenty_steps_equal_one_process(world, size):
         ("ddp", "sum", 1, False, "ring", TINY),
         ("ddp", "sum", 3, True, "ring", 25),
     ]
-    for case in cases:
+    for case in cases if size < 8 else cases[3::2]:
         _, reduction, micro_batches, frozen, *_ = case
         expected = reference(size, STEPS, micro_batches, reduction == "average", frozen)
         results = world(size).run(train, *case)
@@ -164,6 +166,38 @@ def test_unused_parameters_are_named_on_every_rank(world):
     assert error is None or "c.weight" in str(error)
 
 
+def unused_on_one_rank(find, choice):
+    rank = dist.get_rank()
+    bare = Branches()
+    del bare.c
+    model = DistributedDataParallel(
+        bare,
+        bucket_cap_mb=TINY,
+        find_unused_parameters=find,
+        collectives=CHOICES[choice],
+    )
+    grads = []
+    for lonely in (0, 1):  # the last step leaves nothing behind for the next
+        model(torch.ones(1, 2), use_b=rank == lonely).sum().backward()
+        grads.append(bare.b.weight.grad.clone())
+        model.zero_grad()
+    model(torch.ones(1, 2), use_b=True).sum().backward()
+    return [*grads, bare.b.weight.grad]
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_parameter_unused_on_some_ranks_only(world, choice):
+    """The ranks that used it must hear of it as well."""
+    expect_error(
+        world(3), unused_on_one_rank, False, choice, error=RuntimeError, match="no grad"
+    )
+    for first, second, everywhere in world(3).run(unused_on_one_rank, True, choice):
+        torch.testing.assert_close(first, torch.full((2, 2), 1 / 3))
+        torch.testing.assert_close(second, torch.full((2, 2), 1 / 3))
+        torch.testing.assert_close(everywhere, torch.ones(2, 2))
+
+
 @pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
 def test_unused_parameters_count_as_zero_on_request(world):
     for a, b, c in world(3).run(unused, True):
@@ -248,6 +282,71 @@ def under_autocast():
 @pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
 def test_it_works_inside_autocast(world):
     world(2).run(under_autocast)
+
+
+def reduce_the_loss():
+    """The loss value is summed over the ranks, in place, before backward."""
+    rank = dist.get_rank()
+    grads = []
+    for reduce_loss in (False, True):
+        model = make_model(0)
+        loss = loss_of(model, batch_of(0, 0, rank))
+        if reduce_loss:
+            dist.all_reduce(loss.detach())
+        loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    return loss.item(), grads
+
+
+def test_reducing_the_loss_reduces_no_gradient(world):
+    (loss_0, grads_0), (loss_1, grads_1) = world(2).run(reduce_the_loss)
+    assert loss_0 == loss_1
+    for without, with_reduced_loss in (grads_0, grads_1):
+        assert all(map(torch.equal, without, with_reduced_loss))
+    assert not torch.equal(grads_0[1][0], grads_1[1][0])
+
+
+def deep_mlp():
+    """Each rank its own loss; after backward all have the same gradients."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(12)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    torch.manual_seed(1 + dist.get_rank())
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    return loss.item(), [p.grad for p in model.parameters()]
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_losses_differ_and_gradients_agree(world):
+    results = world(3).run(deep_mlp)
+    assert len({loss for loss, _ in results}) == 3
+    for _, grads in results:
+        assert all(map(torch.equal, grads, results[0][1]))
+
+
+def token_weighted(size, weighted):
+    """Gradients of a mean over tokens that ranks have different numbers of."""
+    rank = dist.get_rank()
+    batches = [batch_of(0, 0, r) for r in range(size)]
+    tokens = [batch[:, 1:].numel() for batch in batches]
+    reduction = "sum" if weighted else "average"
+    model = DistributedDataParallel(make_model(0), gradient_reduction=reduction)
+    divisor = sum(tokens) if weighted else tokens[rank]
+    (loss_of(model, batches[rank]) / divisor).backward()
+    bare = make_model(0)
+    for batch in batches:
+        (loss_of(bare, batch) / sum(tokens)).backward()
+    return max(
+        (mine.grad - whole.grad).abs().max().item()
+        for mine, whole in zip(model.parameters(), bare.parameters(), strict=True)
+    )
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_a_mean_of_means_is_not_the_mean(world):
+    assert max(world(3).run(token_weighted, 3, True)) < 1e-14
+    assert min(world(3).run(token_weighted, 3, False)) > 1e-4
 
 
 def different_models():

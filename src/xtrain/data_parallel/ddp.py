@@ -15,8 +15,8 @@ Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Traini
 2020.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives, Waitable
 from xtrain.data_parallel.buckets import make_buckets
+from xtrain.data_parallel.join import Meeting, join
 
 
 class DistributedDataParallel(nn.Module):
@@ -37,9 +38,8 @@ class DistributedDataParallel(nn.Module):
         module: the same architecture on every rank; rank 0's parameters and buffers are
             copied to all.
         bucket_cap_mb: size of a bucket in MiB.
-        broadcast_buffers: copy rank 0's buffers to all before each synchronised
-        forward. find_unused_parameters: accept parameters that take no part in a step
-        on some
+        broadcast_buffers: rank 0's go to all before each synchronised forward.
+        find_unused_parameters: accept parameters that take no part in a step on some
             ranks (their gradient counts as zero there) or on any (it stays as it is).
             Without it such a step raises on every rank.
         gradient_reduction: "average" (as torch does) or "sum".
@@ -67,7 +67,7 @@ class DistributedDataParallel(nn.Module):
                 f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
             )
         self.module, self.process_group = module, process_group
-        _, self._size = rank_and_size(process_group)
+        self._rank, self._size = rank_and_size(process_group)
         self._broadcast_buffers = broadcast_buffers
         self._find_unused = find_unused_parameters
         self._average = gradient_reduction == "average"
@@ -78,6 +78,8 @@ class DistributedDataParallel(nn.Module):
 
         self._buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
         self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
+        self._divisor = self._size  # what a sum is divided by to average
+        self._meeting: Meeting | None = None  # open inside join()
         self._sync = True
         self._in_backward = False
         self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
@@ -89,9 +91,37 @@ class DistributedDataParallel(nn.Module):
                 parameter.register_hook(self._before_accumulation(parameter))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._sync and self._broadcast_buffers and self.training:
-            broadcast_all(list(self.module.buffers()), self.process_group)
+        meeting = self._meeting
+        if self._sync and meeting is None:
+            self._synchronise_buffers()
+        elif self._sync and meeting is not None and torch.is_grad_enabled():
+            meeting.meet(present=True)
+            self._synchronise_buffers(meeting.host)
         return self.module(*args, **kwargs)
+
+    def join(
+        self, divide_by_initial_world_size: bool = True
+    ) -> AbstractContextManager[None]:
+        """Context in which ranks may have different numbers of batches."""
+        return join(self, divide_by_initial_world_size)
+
+    def _synchronise_buffers(self, host: int = 0) -> None:
+        if self._broadcast_buffers and self.training:
+            broadcast_all(list(self.module.buffers()), self.process_group, host)
+
+    def _shadow(self, host: int) -> None:
+        """Take part in a step of the others, with gradients of zero."""
+        self._synchronise_buffers(host)
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+            bucket.waiting.clear()
+        self._finish(shadow=True)
+        self.zero_grad()  # the others' gradients are none of this rank's
+        self._reduced.clear()
+
+    def _copy_from(self, host: int) -> None:
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        broadcast_all(tensors, self.process_group, host)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -132,28 +162,34 @@ class DistributedDataParallel(nn.Module):
         work = self._collectives.all_reduce(bucket.flat, group=self.process_group)
         self._in_flight.append(work)
 
-    def _finish(self) -> None:
+    def _finish(self, shadow: bool = False) -> None:
         """The end of backward: send what is left, wait for everything."""
         self._in_backward = False
         unused = [p for bucket in self._buckets for p in bucket.waiting]
         for parameter in unused:
             self._split_sum(parameter)
             self._bucket_of[parameter].take(parameter)
-        # The spare element tells every rank how many parameters went unused, on any.
-        flag = self._buckets[-1].spare.fill_(len(unused))
+        # The spare element tells every rank how many parameters went unused, on any. It
+        # is zero unless some did here, and then its bucket, the last, has not left yet.
+        flag = self._buckets[-1].spare
+        if unused:
+            flag.fill_(len(unused))
         while self._next < len(self._buckets):
             self._send_next()
         for work in self._in_flight:
             work.wait()
         self._in_flight, self._next = [], 0
         anywhere_unused = flag.item() > 0
+        flag.zero_()
         for bucket in self._buckets:
             bucket.waiting = set(bucket.parameters)
             if self._average:
-                bucket.flat.div_(self._size)
+                bucket.flat.div_(self._divisor)
         if anywhere_unused and not self._find_unused:
             raise RuntimeError(self._complain(unused))
-        used = self._used_anywhere(unused) if anywhere_unused else self._bucket_of
+        used: Iterable[nn.Parameter] = self._bucket_of
+        if anywhere_unused:
+            used = self._used_anywhere(list(used) if shadow else unused)
         for parameter in used:
             parameter.grad = self._bucket_of[parameter].views[parameter]
             self._reduced.add(parameter)
@@ -183,14 +219,16 @@ class DistributedDataParallel(nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
-def broadcast_all(tensors: list[Tensor], group: ProcessGroup | None) -> None:
-    """Copy rank 0's tensors to all: one broadcast for each dtype and device."""
+def broadcast_all(
+    tensors: list[Tensor], group: ProcessGroup | None, group_src: int = 0
+) -> None:
+    """Copy one rank's tensors to all: one broadcast for each dtype and device."""
     kinds: dict[object, list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     for members in kinds.values():
         flat = torch.cat([t.reshape(-1) for t in members])
-        dist.broadcast(flat, group=group, group_src=0)
+        dist.broadcast(flat, group=group, group_src=group_src)
         pieces = flat.split([t.numel() for t in members])
         for tensor, piece in zip(members, pieces, strict=True):
             tensor.copy_(piece.view(tensor.shape))

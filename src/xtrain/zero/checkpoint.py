@@ -3,8 +3,8 @@
     run/
       latest                        the name of the newest complete checkpoint
       step-00000020/
-        index.json                  every tensor: shape, dtype, and which piece lies
-        where rank-00000.safetensors      this rank's pieces, flat
+        index.json                  every tensor: shape, dtype, which piece lies where
+        rank-00000.safetensors      this rank's pieces, flat
         rank-00001.safetensors
 
 A piece is a range of a flattened tensor. A rank that loads asks for the ranges it needs
@@ -64,38 +64,66 @@ def save_pieces(
     """
     rank, size = rank_and_size(group)
     directory = Path(directory)
-    final = directory / f"step-{step:08d}"
-    (token,) = agree([secrets.token_hex(4)], group)
-    partial = directory / f".partial-{final.name}-{token}"
-    manifest, problem = [], None
+    plan = prepare(directory, step) if rank == 0 else None
+    final, partial, problem = agree(plan, group)
+    if problem:
+        raise CheckpointError(problem)
+    manifest = None
     try:
-        if rank == 0:
-            for leftover in directory.glob(".partial-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-        dist.barrier(group=group)
         partial.mkdir(parents=True, exist_ok=True)
         manifest = write_file(partial / f"rank-{rank:05d}.safetensors", pieces)
-    except OSError as error:
+    except Exception as error:  # whatever it is, the others must hear of it
         problem = f"rank {rank}: {error}"
     gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, (manifest, problem), group=group)
     problems = [p for _, p in gathered if p is not None]
-    if not problems and rank == 0:
+    if rank == 0:
         try:
-            index = make_index(step, extra, [m for m, _ in gathered])
-            write_text(partial / "index.json", json.dumps(index, indent=1))
-            if final.exists():
-                shutil.rmtree(final)
-            os.rename(partial, final)
-            pointer = directory / f".latest-{token}"
-            write_text(pointer, final.name)
-            os.replace(pointer, directory / "latest")
-        except (OSError, CheckpointError) as error:
+            if not problems:
+                index = make_index(step, extra, [m for m, _ in gathered])
+                publish(index, partial, final)
+        except Exception as error:
             problems = [f"rank 0: {error}"]
-    (problems,) = agree([problems], group)
+        shutil.rmtree(partial, ignore_errors=True)
+    problems = agree(problems, group)
     if problems:
         raise CheckpointError(f"{final} was not saved: {'; '.join(problems)}")
     return final
+
+
+def prepare(directory: Path, step: int) -> tuple[Path, Path, str | None]:
+    """Where the checkpoint will stand, where it is written, and what is wrong."""
+    token = secrets.token_hex(4)
+    final = directory / f"step-{step:08d}"
+    partial = directory / f".partial-{final.name}-{token}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for leftover in directory.glob(".partial-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if final.exists():  # a step saved again must not pass through nothing
+            final = final.with_name(f"{final.name}-{token}")
+        partial.mkdir()
+    except OSError as error:
+        return final, partial, f"{final} was not saved: rank 0: {error}"
+    return final, partial, None
+
+
+def publish(index: dict[str, Any], partial: Path, final: Path) -> None:
+    """Move a complete checkpoint to its place and let `latest` name it."""
+    directory = final.parent
+    index = json.loads(json.dumps(index))  # as a reader will see it
+    index["checksum"] = checksum_of(index)
+    write_text(partial / "index.json", json.dumps(index, indent=1))
+    sync_directory(partial)
+    os.rename(partial, final)
+    pointer = directory / f".latest-{secrets.token_hex(4)}"
+    write_text(pointer, final.name)
+    os.replace(pointer, directory / "latest")
+    sync_directory(directory)
+    step = final.name[: len("step-00000000")]
+    for older in directory.glob(f"{step}*"):
+        if older != final and older.name.partition(step)[2][:1] in ("", "-"):
+            shutil.rmtree(older, ignore_errors=True)
 
 
 def latest(directory: str | Path) -> Path | None:
@@ -115,11 +143,15 @@ class CheckpointReader:
             self.index = json.loads((self.path / "index.json").read_text())
         except FileNotFoundError:
             raise CheckpointError(f"{path} is no checkpoint: no index.json") from None
-        except ValueError as error:
+        except ValueError as error:  # bytes that are no text, or text that is no JSON
             raise CheckpointError(f"{path}/index.json is damaged: {error}") from None
-        if self.index.get("format") != FORMAT:
-            found = self.index.get("format")
+        found = self.index.get("format") if isinstance(self.index, dict) else None
+        if found != FORMAT:
             raise CheckpointError(f"{path} has format {found}, this reads {FORMAT}")
+        if self.index.pop("checksum", None) != checksum_of(self.index):
+            raise CheckpointError(
+                f"{path}/index.json is damaged: it does not match its checksum"
+            )
         self.step: int = self.index["step"]
         self.extra: Any = self.index["extra"]
         self.tensors: dict[str, dict[str, Any]] = self.index["tensors"]
@@ -131,28 +163,25 @@ class CheckpointReader:
                     f"{file} is damaged: {nbytes} bytes, {found} found"
                 )
 
-    def check(self, wanted: list[Piece]) -> None:
-        """CheckpointError naming every tensor that is missing or has another shape."""
-        problems = []
-        for piece in wanted:
-            entry = self.tensors.get(piece.name)
-            if entry is None:
-                problems.append(f"{piece.name}: not in the checkpoint")
-            elif tuple(entry["shape"]) != tuple(piece.shape):
-                shapes = f"{entry['shape']} in the checkpoint, {list(piece.shape)} here"
-                problems.append(f"{piece.name}: {shapes}")
-        if problems:
-            lines = "\n  ".join(problems)
-            raise CheckpointError(f"{self.path} is of another model:\n  {lines}")
+    def check(self, wanted: list[Piece], ignore: str = "") -> None:
+        """CheckpointError naming every tensor missing, extra or of another shape.
 
-    def unexpected(self, wanted: list[Piece]) -> list[str]:
-        """Tensors of the checkpoint that nobody asked for."""
-        return sorted(self.tensors.keys() - {piece.name for piece in wanted})
+        Tensors of the checkpoint whose names begin with `ignore` need no taker.
+        """
+        problems = compare(
+            {piece.name: tuple(piece.shape) for piece in wanted},
+            {
+                name: tuple(entry["shape"])
+                for name, entry in self.tensors.items()
+                if not (ignore and name.startswith(ignore))
+            },
+        )
+        if problems:
+            raise CheckpointError(f"{self.path} is of another model:{problems}")
 
     @torch.no_grad()
     def read(self, wanted: list[Piece]) -> None:
         """Fill the wanted pieces' `data`, reading only what overlaps them."""
-        self.check(wanted)
         by_file: dict[str, list[tuple[Piece, int, int, int]]] = {}
         for piece in wanted:
             for start, stop, file, checksum in self.tensors[piece.name]["pieces"]:
@@ -165,8 +194,8 @@ class CheckpointReader:
                         stored = opened.get_tensor(f"{piece.name}@{start}")
                         if crc(stored) != checksum:
                             raise CheckpointError(
-                                f"{self.path / file} is damaged: {piece.name}, elements "
-                                f"{start} to {stop}, does not match its checksum"
+                                f"{self.path / file} is damaged: {piece.name}, "
+                                f"elements {start} to {stop}: wrong checksum"
                             )
                         copy_overlap(piece, stored, start)
             except SafetensorError as error:
@@ -176,30 +205,61 @@ class CheckpointReader:
 
 
 @torch.no_grad()
-def read_safetensors(path: str | Path, wanted: list[Piece]) -> None:
-    """Fill pieces from a bare model's safetensors file, reading their ranges only."""
-    with safe_open(path, framework="pt") as opened:
-        names = set(opened.keys())
-        for piece in wanted:
-            if piece.name not in names:
-                raise CheckpointError(f"{path}: {piece.name} is not in it")
-            stored = opened.get_slice(piece.name)
-            shape = tuple(stored.get_shape())
-            if shape != tuple(piece.shape):
-                raise CheckpointError(
-                    f"{path}: {piece.name} is {list(shape)}, not {list(piece.shape)}"
-                )
-            count = piece.data.numel()
-            if count == 0:
-                continue
-            if not shape:
-                piece.data.copy_(opened.get_tensor(piece.name).view(1))
-                continue
-            row = max(1, torch.Size(shape[1:]).numel())
-            first, last = piece.start // row, -(-(piece.start + count) // row)
-            rows = stored[first:last].reshape(-1)
-            offset = piece.start - first * row
-            piece.data.copy_(rows[offset : offset + count])
+def read_safetensors(path: str | Path, wanted: list[tuple[Piece, set[str]]]) -> None:
+    """Fill pieces from a bare model's safetensors file, reading their ranges only.
+
+    Args:
+        wanted: pieces, each with all names under which the file may have it: of tied
+            tensors a file often has one.
+    """
+    try:
+        with safe_open(path, framework="pt") as opened:
+            shapes = {
+                name: tuple(opened.get_slice(name).get_shape())
+                for name in opened.keys()  # noqa: SIM118 (it is no mapping)
+            }
+            needed, found = {}, {}
+            for piece, names in wanted:
+                found[piece.name] = next((n for n in names if n in shapes), "")
+                needed[found[piece.name] or piece.name] = tuple(piece.shape)
+            known = set().union(*(names for _, names in wanted))
+            spare = {n for n in shapes if n in known and n not in needed}
+            problems = compare(
+                needed, {n: shape for n, shape in shapes.items() if n not in spare}
+            )
+            if problems:
+                raise CheckpointError(f"{path} is of another model:{problems}")
+            for piece, _ in wanted:
+                if piece.data.numel():
+                    read_range(opened, found[piece.name], piece)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+def read_range(opened: Any, name: str, piece: Piece) -> None:
+    """Read a piece's elements, and of a matrix the rest of its first and last row."""
+    if not piece.shape:
+        piece.data.copy_(opened.get_tensor(name).view(1))
+        return
+    stop = piece.start + piece.data.numel()
+    row = torch.Size(piece.shape[1:]).numel()
+    first, last = piece.start // row, -(-stop // row)
+    rows = opened.get_slice(name)[first:last].reshape(-1)
+    piece.data.copy_(rows[piece.start - first * row : stop - first * row])
+
+
+def compare(here: dict[str, tuple[int, ...]], there: dict[str, tuple[int, ...]]) -> str:
+    """A line for each tensor that only one side has or that has two shapes."""
+    lines = []
+    for name in sorted({*here, *there}):
+        mine, stored = here.get(name), there.get(name)
+        if stored is None:
+            lines.append(f"{name}: not in the checkpoint, {list(mine or ())} here")
+        elif mine is None:
+            lines.append(f"{name}: {list(stored)} in the checkpoint, not here")
+        elif mine != stored:
+            lines.append(f"{name}: {list(stored)} in the checkpoint, {list(mine)} here")
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def copy_overlap(piece: Piece, stored: Tensor, start: int) -> None:
@@ -266,10 +326,24 @@ def make_index(step: int, extra: Any, manifests: list[list[dict]]) -> dict[str, 
     }
 
 
-def agree(values: list[Any], group: ProcessGroup | None) -> list[Any]:
-    """Rank 0's values on every rank."""
+def agree(value: Any, group: ProcessGroup | None) -> Any:
+    """Rank 0's value on every rank."""
+    values = [value]
     dist.broadcast_object_list(values, group=group, group_src=0)
-    return values
+    return values[0]
+
+
+def checksum_of(index: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(index, sort_keys=True).encode())
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on disk, not only the files' contents."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def crc(data: Tensor) -> int:

@@ -5,6 +5,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.checks import message_device
+
 
 @torch.no_grad()
 def clip_sharded_grad_norm_(
@@ -15,13 +17,13 @@ def clip_sharded_grad_norm_(
     Squares add up, norms do not: each rank sums the squares of its shards, the sums are
     all-reduced, and only then comes the root. Returns the norm before clipping.
     """
-    device = gradients[0].device if gradients else torch.device("cpu")
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=message_device(group))
     for gradient in gradients:
-        total += gradient.double().square().sum()
+        total += gradient.double().square().sum().to(total.device)
     dist.all_reduce(total, group=group)
     norm = total.sqrt()
-    factor = min(1.0, max_norm / (norm.item() + 1e-6))
-    for gradient in gradients:
-        gradient.mul_(factor)
+    factor = max_norm / (norm.item() + 1e-6)
+    if not factor >= 1:  # a NaN reaches every gradient: nobody takes half of a bad step
+        for gradient in gradients:
+            gradient.mul_(factor)
     return norm

@@ -1,9 +1,8 @@
 """Mixed precision: compute in 16 bits, remember in 32.
 
-    fp32 master weights --cast--> 16-bit weights -> forward, backward -> 16-bit
-    gradients
-           ^                                                                  |
-           +------- fp32 optimizer step <------- fp32 gradients <---unscale---+
+    fp32 masters --cast--> 16-bit weights -> forward, backward -> 16-bit gradients
+        ^                                                               |
+        +--- fp32 optimizer step <---- fp32 gradients <----unscale------+
 
 A bf16 weight has 8 bits of mantissa: an update below about 1/256 of it rounds away,
 step after step. The master copy adds such updates up until they count.
@@ -24,6 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
+
+from xtrain.comm.checks import message_device
 
 
 class LossScaler:
@@ -70,9 +71,8 @@ class LossScaler:
             gradient.div_(self.scale)
             finite = finite and bool(torch.isfinite(gradient).all())
         if dist.is_initialized():
-            bad = torch.tensor(0.0 if finite else 1.0)
-            if dist.get_backend(self.process_group) == "nccl":
-                bad = bad.cuda()
+            device = message_device(self.process_group)
+            bad = torch.tensor(0.0 if finite else 1.0, device=device)
             dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.process_group)
             finite = bad.item() == 0
         return finite
@@ -97,9 +97,8 @@ class MixedPrecisionOptimizer:
     """Step fp32 master copies of 16-bit parameters.
 
     Args:
-        params: the model's parameters, fp16 or bf16 (fp32 ones are stepped as they
-        are),
-            or groups of them.
+        params: the model's parameters, fp16 or bf16, or groups of them; fp32 ones are
+            stepped as they are.
         optimizer_class: built over the masters, with `defaults`.
         scaler: for fp16; call `backward(loss)` instead of `loss.backward()`.
     """
@@ -169,7 +168,7 @@ class MixedPrecisionOptimizer:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler is not None:
+        if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         for (parameter, master), saved in zip(
             self.pairs, state["masters"], strict=True

@@ -1,17 +1,37 @@
-"""A sharded model and its optimizer as the pieces of a checkpoint, and back."""
+"""A sharded model and its optimizer as the pieces of a checkpoint, and back.
 
+Every stage hands over the same things, so what one saves any other loads:
+
+    pieces   ranges of parameters that only this rank has, with their optimizer state
+    whole    tensors that every rank has whole; rank 0 writes them
+    states   of each piece: tensors cut as it is cut (moments), or one number (the step)
+"""
+
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero.checkpoint import CheckpointReader, Piece, save_pieces
+from xtrain.zero.agreement import raise_everywhere
+from xtrain.zero.checkpoint import CheckpointError, CheckpointReader, Piece, save_pieces
 
 Place = tuple[str, tuple[int, ...], int]  # name, full shape, first element held here
+States = dict[Tensor, dict[str, Tensor]]  # piece -> name of the state -> its tensor
+
+
+class Kind(NamedTuple):
+    """What a checkpoint has of one state of one parameter."""
+
+    cut: bool  # as the parameter is; otherwise one number
+    dtype: torch.dtype
+
+
+Saved = dict[str, dict[str, Kind]]  # parameter's name -> name of the state
 
 
 def save(
@@ -19,97 +39,168 @@ def save(
     step: int,
     places: dict[Tensor, Place],
     whole: dict[str, Tensor],
+    states: States,
     optimizer: Optimizer | None,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
 ) -> Path:
-    """Save local pieces, replicated tensors, optimizer state and this rank's RNG.
-
-    Args:
-        places: each local piece (flat) with where it belongs.
-        whole: tensors that every rank has whole (buffers); rank 0 writes them.
-    """
+    """Write everything, and this rank's random state."""
     rank, size = rank_and_size(group)
     pieces = [Piece(*place, data=piece) for piece, place in places.items()]
     if rank == 0:
         pieces += [Piece(n, tuple(t.shape), 0, t.reshape(-1)) for n, t in whole.items()]
-    if optimizer is not None:
-        pieces += state_pieces(places, optimizer)
-    rng = torch.get_rng_state()
-    pieces.append(Piece(f"rng.{rank}", tuple(rng.shape), 0, rng))
+    pieces += state_pieces(places, states)
+    pieces += random_pieces(rank, random_states())
     about = {"user": extra, "ranks": size, "groups": group_options(optimizer)}
     return save_pieces(directory, step, pieces, about, group)
 
 
+@torch.no_grad()
 def load(
     path: str | Path,
     places: dict[Tensor, Place],
     whole: dict[str, Tensor],
+    make_states: Callable[[Saved], States],
     optimizer: Optimizer | None,
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
-    """Fill everything from a checkpoint of any world size; its step and extra."""
+    """Fill everything from a checkpoint of any world size; its step and extra.
+
+    Random states come back when as many ranks load as had saved. CheckpointError on
+    every rank when anything is wrong on one; nothing is changed when the checkpoint is
+    of another model or incomplete, but a damaged piece shows only while it is read.
+    """
     rank, size = rank_and_size(group)
-    reader = CheckpointReader(path)
-    wanted = [Piece(*place, data=piece.detach()) for piece, place in places.items()]
-    buffers = {n: t.detach().reshape(-1).clone() for n, t in whole.items()}
-    wanted += [Piece(n, tuple(whole[n].shape), 0, t) for n, t in buffers.items()]
-    reader.check(wanted)
-    if optimizer is not None:
-        create_state(reader, places, optimizer)
-        wanted += state_pieces(places, optimizer)
-        for mine, saved in zip(
-            optimizer.param_groups, reader.extra["groups"], strict=True
-        ):
-            mine.update(saved)
-    if reader.extra["ranks"] == size:  # other ranks would draw other numbers anyway
-        rng = torch.get_rng_state()
-        wanted.append(Piece(f"rng.{rank}", tuple(rng.shape), 0, rng))
-    reader.read(wanted)
-    for name, flat in buffers.items():
-        whole[name].copy_(flat.view(whole[name].shape))
-    if reader.extra["ranks"] == size:
-        torch.set_rng_state(rng)
+    problem = None
+    try:
+        reader = CheckpointReader(path)
+        wanted = [Piece(*place, data=piece.detach()) for piece, place in places.items()]
+        flat = {n: t.detach().reshape(-1).clone() for n, t in whole.items()}
+        wanted += [Piece(n, tuple(whole[n].shape), 0, t) for n, t in flat.items()]
+        reader.check(wanted, ignore=":")
+        if optimizer is not None:
+            load_groups(optimizer, reader)
+            wanted += state_pieces(places, make_states(saved_state(reader)))
+        random = random_states() if reader.extra["ranks"] == size else {}
+        wanted += [
+            piece
+            for piece in random_pieces(rank, random)
+            if piece.name in reader.tensors
+        ]
+        reader.read(wanted)
+        for name, tensor in flat.items():
+            whole[name].copy_(tensor.view(whole[name].shape))
+        set_random_states(random)
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    raise_everywhere(CheckpointError, problem, group)
     return reader.step, reader.extra["user"]
 
 
-def state_pieces(places: dict[Tensor, Place], optimizer: Optimizer) -> list[Piece]:
+# A name that begins with ":" cannot be a parameter's.
+
+
+def state_pieces(places: dict[Tensor, Place], states: States) -> list[Piece]:
     """The optimizer's state of each piece: cut as it is cut, or one number a piece."""
     pieces = []
-    for parameter, (name, shape, start) in places.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            label = f"optimizer.{key}.{name}"
-            if value.shape == parameter.shape and value.dim() == 1:
-                pieces.append(Piece(label, shape, start, value))
-            elif parameter.numel() > 0:
-                pieces.append(Piece(label, (), 0, value.view(1)))
+    for piece, (name, shape, start) in places.items():
+        for key, value in states.get(piece, {}).items():
+            if value.dim() == 1 and value.shape == piece.shape:
+                pieces.append(Piece(f":cut:{key}:{name}", shape, start, value))
+            elif value.numel() == 1:
+                pieces.append(Piece(f":number:{key}:{name}", (), 0, value.view(1)))
+            else:
+                raise ValueError(
+                    f"{key} of {name} has shape {tuple(value.shape)}: neither its "
+                    f"piece's {tuple(piece.shape)} nor one number"
+                )
     return pieces
 
 
-def create_state(
-    reader: CheckpointReader, places: dict[Tensor, Place], optimizer: Optimizer
-) -> None:
-    """Make the state that the checkpoint has for each piece, still to be filled."""
-    for parameter, (name, shape, _) in places.items():
-        state: dict[str, Tensor] = {}
-        for label, entry in reader.tensors.items():
-            prefix, _, rest = label.partition(".")
-            key, _, owner = rest.partition(".")
-            if prefix != "optimizer" or owner != name:
-                continue
+def saved_state(reader: CheckpointReader) -> Saved:
+    """Which optimizer state a checkpoint has of which parameter."""
+    saved: Saved = {}
+    for label, entry in reader.tensors.items():
+        if label.startswith((":cut:", ":number:")):
+            _, kind, key, name = label.split(":", 3)
             dtype = getattr(torch, entry["dtype"])
-            if tuple(entry["shape"]) == shape:
-                state[key] = torch.zeros_like(parameter, dtype=dtype)
-            else:
-                state[key] = torch.zeros((), dtype=dtype)
-        if state:
-            optimizer.state[parameter] = state
+            saved.setdefault(name, {})[key] = Kind(kind == "cut", dtype)
+    return saved
 
 
-def group_options(optimizer: Optimizer | None) -> list[dict[str, Any]]:
+def empty_state(piece: Tensor, kinds: dict[str, Kind], on_device: bool) -> dict:
+    """State to be filled; its numbers on the CPU or beside the piece."""
+    device = piece.device if on_device else torch.device("cpu")
+    return {
+        key: torch.zeros_like(piece, dtype=kind.dtype, requires_grad=False)
+        if kind.cut
+        else torch.zeros((), dtype=kind.dtype, device=device)
+        for key, kind in kinds.items()
+    }
+
+
+def wants_numbers_on_device(optimizer: Optimizer) -> bool:
+    return any(
+        group.get(key) for group in optimizer.param_groups for key in NUMBERS_ON_DEVICE
+    )
+
+
+NUMBERS_ON_DEVICE = ("fused", "capturable")
+
+
+def group_options(optimizer: Optimizer | None) -> list[dict[str, Any]] | None:
     if optimizer is None:
-        return []
+        return None
     return [
-        {key: value for key, value in group.items() if key != "params"}
+        {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key != "params"
+        }
         for group in optimizer.param_groups
     ]
+
+
+def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:
+    """Give the optimizer's groups the options that were saved."""
+    saved = reader.extra["groups"]
+    if saved is None:
+        raise CheckpointError(f"{reader.path} has no optimizer state")
+    if len(saved) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"{reader.path} has {len(saved)} groups of parameters, the optimizer "
+            f"{len(optimizer.param_groups)}"
+        )
+    for group, options in zip(optimizer.param_groups, saved, strict=True):
+        for key, value in options.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def random_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def random_pieces(rank: int, states: dict[str, Tensor]) -> list[Piece]:
+    return [
+        Piece(f":random:{device}:{rank}", tuple(state.shape), 0, state)
+        for device, state in states.items()
+    ]
+
+
+def set_random_states(states: dict[str, Tensor]) -> None:
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the module's `state_dict` has; the others are made anew."""
+    kept = module.state_dict().keys()
+    return {name: t for name, t in module.named_buffers() if name in kept}

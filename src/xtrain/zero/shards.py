@@ -1,8 +1,9 @@
 """One block of a fully sharded model: gather its weights, use them, free them.
 
     at rest       shard (1/N of the block)           full buffer empty
-    forward       all-gather -> full buffer -> views stand in for the parameters ->
-    freed backward      all-gather again -> full gradients -> reduce-scatter -> freed
+    forward       all-gather -> views of the full buffer stand in for the parameters
+                  -> freed
+    backward      all-gather again -> full gradients -> reduce-scatter -> freed
 
 The full buffer keeps its identity while its memory comes and goes: autograd saved the
 views, and finds the weights in them again when they have been gathered a second time.
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.checks import message_device
 from xtrain.comm.choice import Collectives, Waitable
 from xtrain.zero.flat import FlatLayout
 
@@ -54,14 +56,17 @@ class Shards:
             compute_dtype if compute_dtype and floating else first.dtype
         )
 
-        flat = torch.zeros(
-            self.layout.padded_numel, dtype=first.dtype, device=first.device
-        )
-        for view, original in zip(self.layout.views(flat), originals, strict=True):
-            view.copy_(original.detach())
-        torch.distributed.broadcast(flat, group=group, group_src=0)
-        self.shard = self.layout.shard(flat, rank).clone()
-        self.grad_shard: Tensor | None = None
+        device = message_device(group) if first.is_meta else first.device
+        if first.is_meta:  # nobody has the weights yet: they are loaded later
+            self.shard = torch.zeros(
+                self.layout.shard_numel, dtype=first.dtype, device=device
+            )
+        else:
+            flat = first.detach().new_zeros(self.layout.padded_numel)
+            for view, original in zip(self.layout.views(flat), originals, strict=True):
+                view.copy_(original.detach())
+            torch.distributed.broadcast(flat, group=group, group_src=0)
+            self.shard = self.layout.shard(flat, rank).clone()
         self.pieces = [
             nn.Parameter(piece, requires_grad=self.trainable)
             for piece in self.layout.pieces(self.shard, rank)
@@ -71,17 +76,17 @@ class Shards:
                 module._parameters[name] = piece
 
         self.full = torch.empty(
-            self.layout.padded_numel, dtype=self.compute_dtype, device=first.device
+            self.layout.padded_numel, dtype=self.compute_dtype, device=device
         )
         self._nbytes = self.full.untyped_storage().nbytes()
         self.full.untyped_storage().resize_(0)
         self._gathering: Waitable | None = None
         self._sent: Tensor | None = None  # what an all-gather under way reads
         self.is_full = False
-        # What to do with the full gradients, once all are there.
-        self.on_gradients: Callable[[tuple[Tensor | None, ...]], None]
+        # What to do with the full gradients of one call, once all are there.
+        self.on_gradients: Callable[[int, tuple[Tensor | None, ...]], None]
         # Unshard needs an input that asks for a gradient; it gets none.
-        self.anchor = torch.zeros(0, device=first.device, requires_grad=True)
+        self.anchor = torch.zeros(0, device=device, requires_grad=True)
 
     def start_gather(self) -> None:
         """Issue the all-gather of the weights, unless it has been."""
@@ -109,12 +114,15 @@ class Shards:
         self.full.untyped_storage().resize_(0)
         self.is_full = False
 
-    def install(self) -> None:
-        """Let views of the full buffer stand in for the parameters."""
+    def install(self, call: int = 0) -> None:
+        """Let views of the full buffer stand in for the parameters.
+
+        `call` comes back with the gradients: a module may be called more than once.
+        """
         # .data: refilling the buffer must not look like a change of what autograd saved
         views = self.layout.views(self.full.data)
         if self.trainable and torch.is_grad_enabled():
-            views = list(Unshard.apply(self.anchor, self, *views))
+            views = list(Unshard.apply(self.anchor, self, call, *views))
         for view, sites in zip(views, self.sites, strict=True):
             for module, name in sites:
                 module.__dict__[name] = view  # found before module._parameters
@@ -172,12 +180,12 @@ class Unshard(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, shards: Shards, *views: Tensor
+        ctx: Any, anchor: Tensor, shards: Shards, call: int, *views: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.shards = shards
+        ctx.shards, ctx.call = shards, call
         return tuple(view.data for view in views)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        ctx.shards.on_gradients(gradients)
-        return (None, None, *[None] * len(gradients))
+        ctx.shards.on_gradients(ctx.call, gradients)
+        return (None, None, None, *[None] * len(gradients))

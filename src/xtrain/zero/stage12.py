@@ -1,8 +1,8 @@
 """ZeRO 1 and 2: every rank keeps all weights, and the optimizer state of 1/N of them.
 
     stage 1   backward: full gradients on every rank
-              step:     reduce-scatter gradients -> update own shard -> all-gather
-              weights
+              step:     reduce-scatter gradients -> update own shard
+                        -> all-gather weights
     stage 2   backward: a bucket's gradients are reduce-scattered as soon as they are
                         complete, and freed
               step:     update own shard -> all-gather weights
@@ -20,6 +20,7 @@ Models, 2020.
 """
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives, Waitable
+from xtrain.zero import resume
+from xtrain.zero.agreement import check_same_tensors
+from xtrain.zero.checkpoint import latest
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat import FlatLayout
 
@@ -67,7 +71,6 @@ class Bucket:
         self.master = nn.Parameter(copied)
         self.owns_copy = copied.data_ptr() != self.shard.data_ptr()
         self.full_grad: Tensor | None = None
-        self.grad_shard: Tensor | None = None
         self.waiting = set(parameters)
         self._slot_of = dict(zip(parameters, self.layout.slots, strict=True))
 
@@ -86,17 +89,21 @@ class Bucket:
 class ZeroOptimizer:
     """Optimizer-state sharding for the parameters of a bare module.
 
+    A parameter that gets no gradient counts as having one of zero. Buffers are the
+    caller's. Learning rate schedules take `.optimizer`.
+
     Args:
         params: parameters or groups of them with their own options; rank 0's values are
-            copied to all ranks.
+            copied to all ranks, frozen ones too.
         optimizer_class: what steps the shards, built with `defaults`; it must work
             element by element, as Adam does.
         stage: 1 or 2.
         bucket_cap_mb: MiB of parameters that are reduced and gathered together.
         master_weights: keep fp32 copies of the own shards of fp16 and bf16 parameters.
         offload: keep the shards that are stepped, and so all optimizer state, on the
-        CPU. gradient_reduction: "average" (as torch does) or "sum". collectives: TORCH
-        or RING.
+            CPU.
+        gradient_reduction: "average" (as torch does) or "sum".
+        collectives: TORCH or RING.
     """
 
     def __init__(
@@ -123,13 +130,19 @@ class ZeroOptimizer:
         self._average = gradient_reduction == "average"
         self._collectives = collectives
         groups = as_groups(params)
+        everything = [p for group in groups for p in group["params"]]
+        if len(set(everything)) < len(everything):
+            raise ValueError("a parameter is in the groups twice")
+        check_same_tensors([("", p) for p in everything], process_group)
+        for parameter in everything:
+            if not parameter.requires_grad:
+                dist.broadcast(parameter.detach(), group=process_group, group_src=0)
         self.buckets: list[Bucket] = []
         shard_groups = []
         for group in groups:
             buckets = []
-            for members in split_parameters(
-                group["params"], int(bucket_cap_mb * 2**20)
-            ):
+            trainable = [p for p in group["params"] if p.requires_grad]
+            for members in split_parameters(trainable, int(bucket_cap_mb * 2**20)):
                 low = members[0].dtype in (torch.float16, torch.bfloat16)
                 master_dtype = torch.float32 if low and master_weights else None
                 device = torch.device("cpu") if offload else None
@@ -140,6 +153,8 @@ class ZeroOptimizer:
             self.buckets += buckets
             masters = [bucket.master for bucket in buckets]
             shard_groups.append({**group, "params": masters})
+        if not self.buckets:
+            raise ValueError("no parameter requires a gradient")
         self.optimizer = optimizer_class(shard_groups, **defaults)
 
         # Backward reaches the last parameters first, so buckets leave from the end.
@@ -147,6 +162,7 @@ class ZeroOptimizer:
         self._bucket_of = {p: b for b in self.buckets for p in b.parameters}
         self._next = 0
         self._in_backward = False
+        self._is_reduced = False  # stage 1: since the last step
         self._in_flight: list[tuple[Bucket, Waitable, Tensor]] = []
         if stage == 2:
             for parameter in self._bucket_of:
@@ -162,6 +178,16 @@ class ZeroOptimizer:
         """Reduce what is not reduced yet, update the own shards, gather the weights."""
         self.reduce_gradients()
         self.optimizer.step()
+        self._is_reduced = False
+        self._gather_weights()
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """This rank's shards of the reduced gradients, for `LossScaler.unscale`."""
+        self.reduce_gradients()
+        return [b.master.grad for b in self.buckets if b.master.grad is not None]
+
+    def _gather_weights(self) -> None:
         works = []
         for bucket in self.buckets:
             if bucket.owns_copy:
@@ -174,9 +200,11 @@ class ZeroOptimizer:
         for work in works:
             work.wait()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
+        """Forget all gradients; the module's own `zero_grad` leaves the shards'."""
+        self._is_reduced = False
         for bucket in self.buckets:
-            bucket.grad_shard = bucket.full_grad = bucket.master.grad = None
+            bucket.full_grad = bucket.master.grad = None
             for parameter in bucket.parameters:
                 parameter.grad = None
 
@@ -184,24 +212,140 @@ class ZeroOptimizer:
     def reduce_gradients(self) -> None:
         """Have every rank's own shard of the gradients in `bucket.master.grad`.
 
-        `step` and `clip_grad_norm_` call it; stage 2 has nothing left to do here.
+        `step` and `clip_grad_norm_` call it; stage 2 has nothing left to do here. Every
+        rank reduces every bucket, whichever of its parameters took part there.
         """
-        for bucket in self._order if self.stage == 1 else ():
-            if all(parameter.grad is None for parameter in bucket.parameters):
-                continue
+        if self.stage == 2 or (self._is_reduced and not self._has_gradients()):
+            return
+        self._is_reduced = True
+        for bucket in self._order:
             for parameter in bucket.parameters:
                 bucket.take(parameter)
             self._reduce(bucket)
+            self._collect(1)
         self._collect(0)
+
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._bucket_of)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
 
         Returns the norm before clipping.
         """
-        self.reduce_gradients()
-        grads = [b.master.grad for b in self.buckets if b.master.grad is not None]
-        return clip_sharded_grad_norm_(grads, max_norm, self.process_group)
+        return clip_sharded_grad_norm_(self.gradients, max_norm, self.process_group)
+
+    def save_sharded(
+        self,
+        directory: str | Path,
+        step: int,
+        module: nn.Module,
+        extra: dict[str, Any] | None = None,
+    ) -> Path:
+        """Write a checkpoint, every rank its pieces; see `xtrain.zero.checkpoint`.
+
+        `module` is what the parameters belong to; its names, buffers and frozen
+        parameters are saved with them. Weights are saved from their masters. Any stage
+        and world size can load it.
+        """
+        places, whole = self._places(module), self._whole(module)
+        states = {
+            piece: {
+                key: layout.pieces(value, self.rank)[number] if is_cut else value
+                for key, value in self.optimizer.state.get(bucket.master, {}).items()
+                for is_cut in [value.shape == bucket.master.shape and value.dim() == 1]
+            }
+            for bucket in self.buckets
+            for layout in [bucket.layout]
+            for number, piece in enumerate(self._pieces[bucket])
+        }
+        group = self.process_group
+        return resume.save(
+            directory, step, places, whole, states, self.optimizer, extra, group
+        )
+
+    def load_sharded(
+        self, path: str | Path, module: nn.Module
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Read a checkpoint of any stage and world size, or a run's latest.
+
+        Returns its step and extra. CheckpointError on every rank if it does not fit.
+        """
+        path = latest(path) or path
+        places, whole = self._places(module), self._whole(module)
+        made: resume.States = {}
+
+        def make_states(saved: resume.Saved) -> resume.States:
+            for bucket in self.buckets:
+                self._make_state(bucket, saved, places, made)
+            return made
+
+        group = self.process_group
+        result = resume.load(path, places, whole, make_states, self.optimizer, group)
+        self._take_numbers(made)
+        with torch.no_grad():
+            self._gather_weights()
+        return result
+
+    # -- pieces of checkpoints
+
+    def _places(self, module: nn.Module) -> dict[Tensor, resume.Place]:
+        """Every local piece with the name, shape and first element of its parameter."""
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        missing = sum(parameter not in names for parameter in self._bucket_of)
+        if missing:
+            raise ValueError(f"{missing} parameters of the optimizer are not of module")
+        places: dict[Tensor, resume.Place] = {}
+        self._pieces: dict[Bucket, list[Tensor]] = {}
+        for bucket in self.buckets:
+            layout = bucket.layout
+            pieces = layout.pieces(bucket.master.detach(), self.rank)
+            self._pieces[bucket] = pieces
+            for piece, slot, parameter in zip(
+                pieces, layout.slots, bucket.parameters, strict=True
+            ):
+                start, _ = layout.piece_bounds(slot, self.rank)
+                places[piece] = (names[parameter], tuple(slot.shape), start)
+        return places
+
+    def _whole(self, module: nn.Module) -> dict[str, Tensor]:
+        others = {
+            n: p for n, p in module.named_parameters() if p not in self._bucket_of
+        }
+        return {**others, **resume.persistent_buffers(module)}
+
+    def _make_state(
+        self,
+        bucket: Bucket,
+        saved: resume.Saved,
+        places: dict[Tensor, resume.Place],
+        made: resume.States,
+    ) -> None:
+        """State for a bucket, cut into its pieces' in `made`; zero where none is."""
+        pieces = self._pieces[bucket]
+        kinds: dict[str, resume.Kind] = {}
+        for piece in pieces:
+            kinds |= saved.get(places[piece][0], {})
+        on_device = resume.wants_numbers_on_device(self.optimizer)
+        state = resume.empty_state(bucket.master, kinds, on_device)
+        self.optimizer.state[bucket.master] = state
+        for number, piece in enumerate(pieces):
+            made[piece] = {
+                key: bucket.layout.pieces(state[key], self.rank)[number]
+                if kinds[key].cut
+                else state[key].clone()
+                for key in saved.get(places[piece][0], {})
+            }
+        if not state:
+            del self.optimizer.state[bucket.master]
+
+    def _take_numbers(self, made: resume.States) -> None:
+        """A bucket steps as one: it has the largest of its parameters' step counts."""
+        for bucket, pieces in self._pieces.items():
+            for key, value in self.optimizer.state.get(bucket.master, {}).items():
+                if value.dim() == 0:
+                    found = [made[p][key] for p in pieces if key in made[p]]
+                    value.copy_(torch.stack(found).max())
 
     def _gradient_ready(self, parameter: nn.Parameter) -> None:
         if not self._in_backward:
@@ -262,9 +406,9 @@ def as_groups(params: Any) -> list[dict[str, Any]]:
         groups = [{"params": groups}]
     result = []
     for group in groups:
-        members = [p for p in group["params"] if p.requires_grad]
-        if members:
-            result.append({**group, "params": members})
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        result.append({**group, "params": members})
     return result
 
 

@@ -17,6 +17,7 @@ of the traffic, for the memory of the full weights.
 Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,11 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.choice import TORCH, Collectives
 from xtrain.zero import resume
-from xtrain.zero.checkpoint import Piece, latest, read_safetensors
+from xtrain.zero.agreement import check_same_tensors, raise_everywhere
+from xtrain.zero.checkpoint import CheckpointError, Piece, latest, read_safetensors
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.shards import Reduction, Shards, Site
 
@@ -42,6 +44,9 @@ class Block:
 
     def __init__(self, module: nn.Module, shards: list[Shards]):
         self.module, self.shards = module, shards
+        self.calls = 0  # forwards with gradients so far
+        self.open: set[tuple[int, Shards]] = set()  # calls that backward is inside of
+        self.trainable = [s for s in shards if s.trainable]
 
     def start_gather(self) -> None:
         for shards in self.shards:
@@ -50,6 +55,25 @@ class Block:
     def finish_gather(self) -> None:
         for shards in self.shards:
             shards.finish_gather()
+
+    def install(self) -> None:
+        for shards in self.shards:
+            shards.install(self.calls)
+
+    def uninstall(self) -> None:
+        for shards in self.shards:
+            shards.uninstall()
+
+    def enter_backward(self, call: int) -> None:
+        self.open |= {(call, shards) for shards in self.trainable or self.shards}
+
+    def leave_backward(self, call: int, shards: Shards) -> None:
+        """Free what no call needs any more."""
+        self.open.discard((call, shards))
+        if not any(other is shards for _, other in self.open):
+            shards.free()
+        if not self.open:
+            self.free()
 
     def free(self) -> None:
         for shards in self.shards:
@@ -61,6 +85,11 @@ class FullyShardedDataParallel(nn.Module):
 
     Build the optimizer over `parameters()` afterwards: they are the local pieces, views
     of flat shards, some of them empty. Names stay those of the bare module.
+
+    A module that was built on torch's meta device takes no memory: its shards begin as
+    zeros, to be filled by `load_full` or `load_sharded`. Activation checkpointing works
+    with `use_reentrant=False`. A block's output is a tensor, or tensors in lists,
+    tuples, dictionaries and dataclasses.
 
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are
@@ -95,18 +124,25 @@ class FullyShardedDataParallel(nn.Module):
         self.reshard_after_forward = reshard_after_forward
         self.compute_dtype = compute_dtype
         self._options = (collectives, gradient_reduction == "average")
-        self._shapes = {name: p.shape for name, p in module.named_parameters()}
         chosen = find_blocks(module, blocks)
+        materialise_buffers(module, process_group)
+        named = [*module.named_parameters(), *module.named_buffers()]
+        check_same_tensors(named, process_group)
+        aliases: dict[nn.Parameter, set[str]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            aliases.setdefault(parameter, set()).add(name)
+        self._aliases = {name: names for names in aliases.values() for name in names}
         self.blocks = self._shard(module, chosen)
         for buffer in module.buffers():
             dist.broadcast(buffer.detach(), group=process_group, group_src=0)
 
         self._order: list[Block] = []  # as forward met them, without the root
+        self._met: list[Block] = []
         self._reducing: list[Reduction] = []
-        self._in_backward = False
+        self._backward = -1  # autograd's number for the backward under way
         for block in self.blocks[1:]:
             block.module.register_forward_pre_hook(
-                lambda *_, block=block: self._before_forward(block)
+                lambda _, inputs, block=block: self._before_forward(block, inputs)
             )
             block.module.register_forward_hook(
                 lambda _, __, output, block=block: self._after_forward(block, output),
@@ -114,78 +150,117 @@ class FullyShardedDataParallel(nn.Module):
             )
         for block in self.blocks:
             for shards in block.shards:
-                shards.on_gradients = partial(self._reduce, shards)
+                shards.on_gradients = partial(self._reduce, block, shards)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         root = self.blocks[0]
-        self._met: list[Block] = []
+        if not in_backward():
+            self._met = []
+            for block in self.blocks:  # a forward without backward left them full
+                block.free()
         root.finish_gather()
-        for shards in root.shards:
-            shards.install()
+        root.install()
         if self.compute_dtype is not None:
             args, kwargs = cast((args, kwargs), self.compute_dtype)
         try:
             output = self.module(*args, **kwargs)
-        finally:
-            for shards in root.shards:
-                shards.uninstall()
-        self._order = self._met
+        except BaseException:
+            root.uninstall()
+            raise
+        if not in_backward():
+            self._order = self._met
         if not torch.is_grad_enabled():
+            root.uninstall()
             root.free()
+            return output
+        for tensor in tensors_of(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: self._before_backward(root, 0))
         return output
 
     # -- around each block
-    # ---------------------------------------------------------------
 
-    def _before_forward(self, block: Block) -> None:
-        self._met.append(block)
+    def _before_forward(self, block: Block, inputs: Any) -> None:
         block.finish_gather()
-        for shards in block.shards:
-            shards.install()
+        if in_backward():  # activation checkpointing computes the block once more
+            block.install()
+            return
+        block.calls += torch.is_grad_enabled()
+        block.install()
+        if not block.trainable:
+            self._watch_inputs(block, block.calls, inputs)
+        self._met.append(block)
         following = len(self._met)  # prefetch by the order of the forward before
         if following < len(self._order) and self._order[following - 1] is block:
             self._order[following].start_gather()
 
     def _after_forward(self, block: Block, output: Any) -> None:
-        for shards in block.shards:
-            shards.uninstall()
+        block.uninstall()
+        if in_backward():
+            if not block.open:  # its own backward comes later, and gathers again
+                block.free()
+            return
         if self.reshard_after_forward or not torch.is_grad_enabled():
             block.free()
         if torch.is_grad_enabled():
             for tensor in tensors_of(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self._before_backward(block))
+                    tensor.register_hook(
+                        lambda _, call=block.calls: self._before_backward(block, call)
+                    )
 
-    def _before_backward(self, block: Block) -> None:
+    def _watch_inputs(self, block: Block, call: int, inputs: Any) -> None:
+        """A frozen block has no gradients to tell that its backward is over."""
+        entries = [t for t in tensors_of(inputs) if t.requires_grad]
+        if torch.is_grad_enabled() and len(entries) == 1:
+            for shards in block.shards:
+                entries[0].register_hook(
+                    lambda _, shards=shards: block.leave_backward(call, shards)
+                )
+
+    def _before_backward(self, block: Block, call: int) -> None:
         self._watch_backward()
         block.finish_gather()
+        if block is self.blocks[0]:
+            return
+        block.enter_backward(call)
         position = next((i for i, b in enumerate(self._order) if b is block), 0)
         if position > 0:
             self._order[position - 1].start_gather()
 
     def _watch_backward(self) -> None:
-        if not self._in_backward:
-            self._in_backward = True
+        backward = torch._C._current_graph_task_id()
+        if self._backward != backward:
+            self._backward = backward
+            self._reducing.clear()  # of a backward that failed
             Variable._execution_engine.queue_callback(self._finish_backward)
 
-    def _reduce(self, shards: Shards, gradients: tuple[Tensor | None, ...]) -> None:
+    def _reduce(
+        self,
+        block: Block,
+        shards: Shards,
+        call: int,
+        gradients: tuple[Tensor | None, ...],
+    ) -> None:
         """All gradients of a block are there: its weights are free to go."""
         self._watch_backward()
-        shards.free()
+        if block is not self.blocks[0]:  # the root's are needed to the end
+            block.leave_backward(call, shards)
         self._reducing.append(shards.start_reduce(gradients))
         while len(self._reducing) > 1:  # one on its way, so gradients do not pile up
             self._reducing.pop(0).finish()
 
     def _finish_backward(self) -> None:
         """The end of backward: gradients are ready, nothing is full any more."""
-        self._in_backward = False
+        self._backward = -1
         while self._reducing:
             self._reducing.pop(0).finish()
+        self.blocks[0].uninstall()
         for block in self.blocks:
+            block.open.clear()
             block.free()
 
     # -- building
-    # ------------------------------------------------------------------------
 
     def _shard(self, root: nn.Module, chosen: list[nn.Module]) -> list[Block]:
         """Assign every parameter to the innermost block that holds all its places."""
@@ -266,24 +341,63 @@ class FullyShardedDataParallel(nn.Module):
         extra: dict[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint, every rank its pieces; see `xtrain.zero.checkpoint`."""
-        buffers = dict(self.module.named_buffers())
-        group = self.process_group
-        places = self._places()
-        return resume.save(directory, step, places, buffers, optimizer, extra, group)
+        places, states = self._places(), resume.States()
+        if optimizer is not None:
+            states = {piece: optimizer.state.get(piece, {}) for piece in places}
+        return resume.save(
+            directory,
+            step,
+            places,
+            resume.persistent_buffers(self.module),
+            states,
+            optimizer,
+            extra,
+            self.process_group,
+        )
 
     def load_sharded(
         self, path: str | Path, optimizer: Optimizer | None = None
     ) -> tuple[int, dict[str, Any] | None]:
-        """Read a checkpoint of any world size, or a run's latest: step and extra."""
-        path = latest(path) or path
-        buffers = dict(self.module.named_buffers())
-        return resume.load(path, self._places(), buffers, optimizer, self.process_group)
+        """Read a checkpoint of any stage and world size, or a run's latest.
+
+        Returns its step and extra. CheckpointError on every rank if it does not fit.
+        """
+        places = self._places()
+
+        def make_states(saved: resume.Saved) -> resume.States:
+            assert optimizer is not None
+            on_device = resume.wants_numbers_on_device(optimizer)
+            for piece, (name, _, _) in places.items():
+                kinds = saved.get(name, {})
+                optimizer.state[piece] = resume.empty_state(piece, kinds, on_device)
+                if not kinds:
+                    del optimizer.state[piece]
+            return optimizer.state
+
+        buffers = resume.persistent_buffers(self.module)
+        group, path = self.process_group, latest(path) or path
+        return resume.load(path, places, buffers, make_states, optimizer, group)
 
     def load_full(self, path: str | Path) -> None:
         """Read a bare model's safetensors file, each rank only its own ranges."""
-        places = self._places()
-        pieces = [Piece(*place, data=t.detach()) for t, place in places.items()]
-        read_safetensors(path, pieces)
+        wanted = []
+        for tensor, place in self._places().items():
+            wanted.append(
+                (Piece(*place, data=tensor.detach()), self._aliases[place[0]])
+            )
+        buffers = resume.persistent_buffers(self.module)
+        for name, buffer in buffers.items():
+            data = torch.empty_like(buffer).reshape(-1)
+            wanted.append((Piece(name, tuple(buffer.shape), 0, data), {name}))
+        problem = None
+        try:
+            read_safetensors(path, wanted)
+        except CheckpointError as error:
+            problem = str(error)
+        raise_everywhere(CheckpointError, problem, self.process_group)
+        for piece, _ in wanted:
+            if piece.name in buffers:
+                buffers[piece.name].copy_(piece.data.view(piece.shape))
 
     def _places(self) -> dict[Tensor, resume.Place]:
         """Every local piece with the name, shape and first element of its parameter."""
@@ -342,6 +456,8 @@ def tensors_of(output: Any) -> list[Tensor]:
         return [output]
     if isinstance(output, dict):
         output = list(output.values())
+    if dataclasses.is_dataclass(output):
+        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
     if isinstance(output, (list, tuple)):
         return [tensor for item in output for tensor in tensors_of(item)]
     return []
@@ -354,5 +470,27 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, dict):
         return {key: cast(item, dtype) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(cast(item, dtype) for item in value)
+        items = [cast(item, dtype) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
+
+
+def in_backward() -> bool:
+    """Whether this code runs inside `backward()`."""
+    return torch._C._current_graph_task_id() >= 0
+
+
+def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+    """Give buffers on the meta device memory; ValueError if nothing would fill them."""
+    kept = module.state_dict().keys()
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is None or not buffer.is_meta:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            if name not in kept:
+                raise ValueError(
+                    f"buffer {name} is on the meta device and not part of the model's "
+                    "state: no checkpoint would fill it"
+                )
+            owner._buffers[key] = torch.zeros_like(buffer, device=message_device(group))

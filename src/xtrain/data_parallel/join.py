@@ -1,0 +1,70 @@
+"""Uneven inputs: a rank that has run out of batches keeps the others company.
+
+    rank 0   step 0 | step 1 | step 2 | step 3 | sync
+    rank 1   step 0 | step 1 | shadow | shadow | sync      had two batches only
+
+Every step is a row of collectives, and one rank that stays away leaves all others
+waiting for ever. So each synchronised forward first asks who is still there. A rank
+whose inputs are over joins in, with gradients of zero, until nobody is.
+
+At the end the weights of a rank that stayed longest are copied to all. Its optimizer's
+state is not: to train on, give all ranks equally many batches instead.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from xtrain.comm.checks import message_device
+
+if TYPE_CHECKING:
+    from xtrain.data_parallel.ddp import DistributedDataParallel
+
+
+@contextmanager
+def join(
+    model: "DistributedDataParallel", divide_by_initial_world_size: bool = True
+) -> Iterator[None]:
+    """Train inside; leave the block when this rank's inputs are over.
+
+    Args:
+        divide_by_initial_world_size: average over all ranks, so that every sample of
+            the last steps weighs what the earlier ones did; otherwise over those that
+            are still there. It does nothing to gradients that are summed.
+
+    Costs one all-reduce of N numbers a step.
+    """
+    meeting = Meeting(model, divide_by_initial_world_size)
+    model._meeting = meeting
+    try:
+        yield
+        while meeting.meet(present=False):
+            model._shadow(meeting.host)
+        model._copy_from(meeting.host)
+    finally:
+        model._meeting = None
+        model._divisor = model._size
+
+
+class Meeting:
+    """Who still has inputs, asked once a step by every rank."""
+
+    def __init__(self, model: "DistributedDataParallel", by_initial_size: bool):
+        self._model, self._by_initial_size = model, by_initial_size
+        self.host = 0  # the first rank that has inputs, or was the last to
+
+    def meet(self, present: bool) -> bool:
+        """False when nobody has inputs any more."""
+        group = self._model.process_group
+        there = torch.zeros(self._model._size, device=message_device(group))
+        there[self._model._rank] = float(present)
+        dist.all_reduce(there, group=group)
+        ranks = there.nonzero().flatten().tolist()
+        if ranks:
+            self.host = ranks[0]
+            if not self._by_initial_size:
+                self._model._divisor = len(ranks)
+        return bool(ranks)

@@ -1,0 +1,141 @@
+"""Ranks with different numbers of batches."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
+from xtrain.comm.choice import RING, TORCH
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain.testing import expect_error
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.data_parallel.join:join",
+    "xtrain.data_parallel.join:Meeting",
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+)
+
+
+def steps_of(rank):
+    return 2 + 3 * rank % 5  # 2, 5, 3, 6: neither first nor last goes on longest
+
+
+def train(wrap, by_initial_size):
+    rank = dist.get_rank()
+    if wrap == "torch":
+        model = nn.parallel.DistributedDataParallel(make_model(rank))
+    else:
+        model = DistributedDataParallel(
+            make_model(rank), collectives=RING if wrap == "ring" else TORCH
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with model.join(divide_by_initial_world_size=by_initial_size):
+        for step in range(steps_of(rank)):
+            loss_of(model, batch_of(step, 0, rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    after = dict(model.module.state_dict())
+    if wrap != "torch":  # and a common step works again, divided by all
+        loss_of(model, batch_of(9, 0, rank)).backward()
+        again = dict(model.named_parameters())
+        return after, {name: p.grad for name, p in again.items()}
+    return after, None
+
+
+def one_process(size, by_initial_size):
+    model = make_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for step in range(max(map(steps_of, range(size)))):
+        there = [rank for rank in range(size) if step < steps_of(rank)]
+        for rank in there:
+            divisor = size if by_initial_size else len(there)
+            (loss_of(model, batch_of(step, 0, rank)) / divisor).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = {name: t.clone() for name, t in model.state_dict().items()}
+    for rank in range(size):
+        (loss_of(model, batch_of(9, 0, rank)) / size).backward()
+    return after, {f"module.{n}": p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("by_initial_size", [True, False])
+def test_uneven_inputs_equal_one_process_and_torch(world, size, by_initial_size):
+    expected, gradients = one_process(size, by_initial_size)
+    for wrap in ("ours", "ring", "torch"):
+        for after, again in world(size).run(train, wrap, by_initial_size):
+            assert largest_difference(after, expected) < 1e-12
+            if again is not None:
+                assert largest_difference(again, gradients) < 1e-12
+
+
+def join_with_buffers_and_unused():
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    model.unused_seen = []
+    torch.manual_seed(rank)
+    with model.join():
+        for step in range(2 - rank):  # rank 1 leaves first, rank 2 has nothing at all
+            model(torch.randn(4, 2) + 5, use_b=step == 0).sum().backward()
+    return dict(model.module.state_dict()), model.module.c.weight.grad
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.a, self.b, self.c = (nn.Linear(2, 2, bias=False) for _ in range(3))
+
+    def forward(self, x, use_b):
+        x = self.norm(x)
+        return self.a(x) + (self.b(x) if use_b else 0)
+
+
+def test_buffers_follow_a_rank_that_has_inputs(world):
+    results = world(3).run(join_with_buffers_and_unused)
+    for state, grad in results:
+        assert largest_difference(state, results[0][0]) == 0.0
+        assert state["norm.num_batches_tracked"] == 2
+        assert state["norm.running_mean"].mean() > 0.5
+        assert grad is None  # unused on all that had inputs
+
+
+def complains():
+    model = DistributedDataParallel(Branches())
+    with model.join():
+        for _ in range(1 - dist.get_rank()):
+            model(torch.randn(4, 2), use_b=True).sum().backward()
+
+
+def test_a_rank_in_the_shade_complains_with_the_others(world):
+    expect_error(world(2), complains, error=RuntimeError, match="got no gradient")
+
+
+def accumulate():
+    """no_sync inside join, and a forward without gradients: nobody is asked."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(make_model(rank))
+    optimizer = adamw(model.parameters())
+    with model.join():
+        for step in range(1 + rank):
+            with model.no_sync():
+                loss_of(model, batch_of(step, 0, rank)).backward()
+            with torch.no_grad():
+                loss_of(model, batch_of(step, 1, rank))
+            loss_of(model, batch_of(step, 2, rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    bare = make_model(0)
+    reference = adamw(bare.parameters())
+    for step in range(size):
+        for other in range(step, size):
+            for micro in (0, 2):
+                (loss_of(bare, batch_of(step, micro, other)) / size).backward()
+        reference.step()
+        reference.zero_grad()
+    assert largest_difference(dict(model.state_dict()), dict(bare.state_dict())) < 1e-12
+
+
+def test_accumulation_inside(world):
+    world(3).run(accumulate)
