@@ -1,0 +1,127 @@
+"""What a ledger says of collectives that a backend of ours runs: exact bytes.
+
+Over sockets the bytes of tensors that went to and came from other ranks, greetings and
+headers not counted. In shared memory nothing is sent: the bytes that a rank wrote into
+its stage, once however many read them, and those it read from the others' stages.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import ReduceOp
+
+from xtrain.backends.shared_memory import ONE_SHOT_BYTES
+from xtrain.backends.sockets import INLINE_BYTES
+from xtrain.comm import CommLedger
+
+SMALL, LARGE = 1000, 400_000  # floats, divisible by every size below
+
+pytestmark = [
+    pytest.mark.verifies(
+        "xtrain.comm.ledger:record",
+        "xtrain.comm.ledger:CommLedger",
+        "xtrain.backends.shared_memory:SharedMemory",
+        "xtrain.backends.sockets:Sockets",
+    )
+]
+
+
+def count(numel: int) -> dict[str, tuple[int, int]]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole, part = torch.ones(numel), torch.ones(numel // size)
+    pieces = list(torch.ones(numel).chunk(size))
+    mine = pieces if rank == 0 else None
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "asynchronous": lambda: dist.all_reduce(whole, async_op=True).wait(),
+        "average": lambda: dist.all_reduce(whole, ReduceOp.AVG),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(whole, whole.clone()),
+        "scatter": lambda: dist.scatter(part, mine, 0),
+        "gather": lambda: dist.gather(part, mine, 0),
+        "functional": lambda: functional.wait_tensor(
+            functional.all_reduce(whole, "sum", dist.group.WORLD)
+        ),
+        "barrier": dist.barrier,
+    }
+    counted = {}
+    for name, call in calls.items():
+        with CommLedger() as ledger:
+            call()
+        assert len(ledger.events) == 1, (name, ledger.events)
+        assert ledger.events[0].kind == "collective"
+        assert ledger.messages == 0
+        counted[name] = (ledger.bytes_sent, ledger.bytes_received)
+    return counted
+
+
+def over_sockets(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]]:
+    part, others, small = nbytes // size, size - 1, nbytes <= INLINE_BYTES
+    ring = 2 * others * part
+    reduced = (others * nbytes,) * 2 if small else (ring, ring)
+    passed_on = 0 if rank == size - 1 else nbytes
+    sent = (others * nbytes * (rank == 0)) if small else passed_on
+    return {
+        "all_reduce": reduced,
+        "asynchronous": reduced,
+        "average": reduced,
+        "functional": reduced,
+        "broadcast": (sent, nbytes * (rank != 0)),
+        "all_gather": (others * part, others * part),
+        "reduce_scatter": (others * part, others * part),
+        "all_to_all": (others * part, others * part),
+        "scatter": (others * part * (rank == 0), part * (rank != 0)),
+        "gather": (part * (rank != 0), others * part * (rank == 0)),
+        "barrier": (0, 0),
+    }
+
+
+def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]]:
+    part, others = nbytes // size, size - 1
+    small = nbytes <= ONE_SHOT_BYTES
+    reduced = (nbytes, others * nbytes) if small else (nbytes + part, 2 * others * part)
+    return over_sockets(size, nbytes, rank) | {
+        "all_reduce": reduced,
+        "asynchronous": reduced,
+        "average": reduced,
+        "functional": reduced,
+        "broadcast": (nbytes * (rank == 0), nbytes * (rank != 0)),
+        "all_gather": (part, others * part),
+        "reduce_scatter": (nbytes, others * part),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("numel", [SMALL, LARGE])
+def test_collectives_tell_what_they_moved(ours, backend, size, numel):
+    formula = in_shared_memory if backend == "xtrain-shm" else over_sockets
+    for rank, counted in enumerate(ours(size).run(count, numel)):
+        assert counted == formula(size, numel * 4, rank)
+
+
+def messages_too() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with CommLedger() as ledger:
+        request = dist.irecv(torch.empty(5), (rank - 1) % size)
+        dist.send(torch.ones(5), (rank + 1) % size)
+        request.wait()
+    assert (ledger.bytes_sent, ledger.bytes_received, ledger.messages) == (20, 20, 1)
+    assert [(e.kind, e.peer) for e in ledger.events] == [
+        ("recv", (rank - 1) % size),
+        ("send", (rank + 1) % size),
+    ]
+    members = dist.new_group([1, 2])
+    if rank in (1, 2):
+        with CommLedger() as ledger:
+            if rank == 1:
+                dist.send(torch.ones(5), 2, group=members)
+            else:
+                dist.recv(torch.ones(5), 1, group=members)
+        assert ledger.events[0].peer == 3 - rank  # in the world's numbers
+
+
+def test_messages_are_counted_with_world_ranks(ours):
+    ours(3).run(messages_too)
