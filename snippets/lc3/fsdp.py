@@ -1,0 +1,40 @@
+# torchrun --nproc-per-node 4 snippets/lc3/fsdp.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.zero import AdamW, FullyShardedDataParallel
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 5) for _ in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+torch.manual_seed(rank)
+model = FullyShardedDataParallel(Deep())
+optimizer = AdamW(model.parameters(), lr=0.01)  # after wrapping
+for name, piece in model.named_parameters():
+    if name.startswith("layers.0"):
+        print(f"rank {rank}: {name} has {piece.numel()} elements here")
+
+for _step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4, 5)).square().mean().backward()
+    norm = model.clip_grad_norm_(1.0)
+    optimizer.step()
+state = model.full_state_dict()
+print(f"rank {rank}: gradient norm {norm:.6f}; the whole model again:",
+      {name: list(t.shape) for name, t in state.items() if "1." in name})  # fmt: skip
+
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,54 @@
+# torchrun --nproc-per-node 2 snippets/lc3/gather_compute_free.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.comm.choice import Collectives
+from xtrain.zero import FullyShardedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+seen = []
+
+
+def noted(what, call):
+    def collective(*tensors, group=None):
+        seen.append(what)
+        return call(*tensors, group=group, async_op=True)
+
+    return collective
+
+
+def alive() -> int:
+    shards = [s for block in model.blocks for s in block.shards]
+    return sum(s.full.untyped_storage().nbytes() > 0 for s in shards)
+
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        seen.append(f"    layer {self.number} computes, {alive()} of 3 whole")
+        x.register_hook(
+            lambda _: seen.append(f"    through layer {self.number}, {alive()} whole")
+        )
+        return super().forward(x)
+
+
+net = nn.Sequential(*[Layer(100, 100, bias=False) for _ in range(3)])
+for number, layer in enumerate(net):
+    layer.number = number
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+gather, scatter = noted("all-gather", gather), noted("reduce-scatter", scatter)
+spy = Collectives("spy", None, gather, scatter)
+model = FullyShardedDataParallel(net, blocks=[Layer], collectives=spy)
+for _step in range(2):  # the first forward learns the order of the layers
+    seen.clear()
+    out = model(torch.ones(1, 100, requires_grad=True))
+    seen.append(f"forward is over, {alive()} whole")
+    out.sum().backward()
+    seen.append(f"backward is over, {alive()} whole")
+if rank == 0:
+    print(*seen, sep="\n")
+
+dist.barrier()
+dist.destroy_process_group()

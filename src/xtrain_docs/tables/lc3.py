@@ -1,0 +1,171 @@
+"""Tables of the lc3 pages: bytes held and bytes sent by each stage."""
+
+from xtrain.plan import RECIPES, Recipe, StateMemory, collective_traffic, state_memory
+
+from .. import runs, values
+from . import REGISTRY, Table
+from .lc1 import WORLD_SIZES, EvidenceError, count
+from .lc2 import in_phi
+
+STAGES = ("0", "1", "2", "3")
+KINDS = ("weights", "gradients", "optimizer")
+
+
+def recipe_of(stage: int, low: bool) -> str | Recipe:
+    """What our code keeps per parameter in a stage, when backward has ended."""
+    if not low or stage == 3:
+        return "fp32"  # stage 3 has float32 shards and nothing else
+    if stage == 2:  # the gradient shard is added up in float32
+        return "megatron18"
+    return "zero16"
+
+
+def held(stage: str, ranks: int, low: bool = False) -> tuple[StateMemory, dict]:
+    """Formula and measured bytes of a rank; EvidenceError unless equal on all."""
+    from ..runs_lc3 import held as run
+    from ..runs_lc3 import parameters_of_tower
+
+    number = int(stage)
+    formula = state_memory(parameters_of_tower(), ranks, number, recipe_of(number, low))
+    found = runs.remembered(run, ranks, stage, low)
+    for rank, result in enumerate(found):
+        expected = {kind: getattr(formula, kind) for kind in KINDS}
+        if result != expected:
+            raise EvidenceError(
+                f"stage {stage}, rank {rank} of {ranks}: {result}, formula {expected}"
+            )
+    return formula, found[0]
+
+
+@REGISTRY
+def zero_bytes(ranks: int = 4, low: bool = False) -> Table:
+    """Measured bytes of a rank by stage, each equal to the formula."""
+    from ..runs_lc3 import parameters_of_tower
+
+    phi = parameters_of_tower()
+    rows = []
+    for stage in STAGES:
+        formula, found = held(stage, ranks, low)
+        total = sum(found.values())
+        rows.append([stage, *(count(found[kind]) for kind in KINDS), count(total),
+                     count(formula.total), f"{total / phi:g}"])  # fmt: skip
+    header = ["stage", "weights", "gradients", "optimizer", "together", "formula",
+              "per parameter"]  # fmt: skip
+    return Table(header, rows, "lrrrrrr")
+
+
+@REGISTRY
+def zero_gigabytes(
+    billions: float = 7, ranks: tuple[int, ...] = (8, 64), recipe: str = "zero16"
+) -> Table:
+    """Model state per device of a large model, by stage; GB of 10^9 bytes."""
+    parameters = int(billions * 1e9)
+    names = ("plain data parallelism", "stage 1", "stage 2", "stage 3")
+    rows = []
+    for stage, name in enumerate(names):
+        sizes = [state_memory(parameters, n, stage, recipe).total for n in ranks]
+        rows.append([name, *(values.digits(size / 1e9, 4) for size in sizes)])
+    header = ["", *(f"{n} ranks, GB" for n in ranks)]
+    return Table(header, rows, "l" + "r" * len(ranks))
+
+
+@REGISTRY
+def recipes() -> Table:
+    """Bytes per parameter: who counts what."""
+    names = {
+        "zero16": "16-bit weights and gradients, fp32 Adam",
+        "fp32": "all fp32",
+        "megatron18": "16-bit weights, fp32 gradients, fp32 Adam",
+        "fp32_accum20": "16-bit weights and gradients, fp32 copies of both, fp32 Adam",
+    }
+    rows = [
+        [words, *map(str, (r.weight, r.gradients, r.master, r.moments, r.total))]
+        for words, r in ((names[name], RECIPES[name]) for name in names)
+    ]
+    header = ["", "weights", "gradients", "master", "moments", "together"]
+    return Table(header, rows, "lrrrrr")
+
+
+PHIS = {"0": 2, "1": 2, "2": 2, "3": 3, "3 kept": 2}
+WORDS = {
+    "0": "plain data parallelism", "1": "stage 1", "2": "stage 2", "3": "stage 3",
+    "3 kept": "stage 3, weights kept after forward",
+}  # fmt: skip
+
+
+def payload(stage: str, ranks: int) -> int:
+    """Bytes a rank sends in a step, over our ring; EvidenceError unless the formula."""
+    from ..runs_lc3 import LAYERS, WIDTH, parameters_of_tower, traffic
+
+    found = [r["sent"] for r in runs.remembered(traffic, ranks, stage, "ring", WIDTH)]
+    phi = parameters_of_tower()
+    if stage == "0":  # one element more: the flag in the last bucket
+        once = collective_traffic("ring_all_reduce", phi + 1, ranks)
+        formula = list(once.bytes(runs.ITEMSIZE).sent)
+    else:
+        layers = LAYERS if stage.startswith("3") else 1  # each padded by itself
+        shard = -(-(phi // layers) // ranks) * layers * runs.ITEMSIZE
+        each = PHIS[stage] * (ranks - 1) * shard
+        formula = [each] * ranks
+    if found != formula:
+        raise EvidenceError(f"stage {stage}: sent {found}, formula {formula}")
+    return max(found)
+
+
+@REGISTRY
+def zero_payload() -> Table:
+    """Payload of a step by stage, for 2, 3, 4 and 8 ranks, equal to the formula."""
+    from ..runs_lc3 import parameters_of_tower
+
+    phi = parameters_of_tower() * runs.ITEMSIZE
+    rows = []
+    for stage, words in WORDS.items():
+        sent = [payload(stage, ranks) for ranks in WORLD_SIZES]
+        share = sent[-1] / (phi * (WORLD_SIZES[-1] - 1) / WORLD_SIZES[-1])
+        rows.append([words, f"${round(share, 2):g}\\,\\frac{{N-1}}{{N}}\\Phi$",
+                     *map(count, sent)])  # fmt: skip
+    header = ["", "that is", *(f"{n} ranks" for n in WORLD_SIZES)]
+    return Table(header, rows, "ll" + "r" * len(WORLD_SIZES))
+
+
+@REGISTRY
+def zero_wire(ranks: int = 4, width: int = 256) -> Table:
+    """Wire bytes of a step by stage: over our ring and over gloo's collectives."""
+    from ..runs_lc3 import parameters_of_tower, traffic
+
+    phi = parameters_of_tower(width) * runs.ITEMSIZE
+    rows = []
+    for stage, words in WORDS.items():
+        ours = runs.remembered(traffic, ranks, stage, "ring", width)
+        gloo = runs.remembered(traffic, ranks, stage, "torch", width)
+        rows.append([words, _share([r["sent"] for r in ours], phi),
+                     _share([r["wire"] for r in ours], phi),
+                     _share([r["wire"] for r in gloo], phi)])  # fmt: skip
+    header = ["", "ring, payload", "ring, on the wire", "gloo's own, on the wire"]
+    return Table(header, rows, "lrrr")
+
+
+def _share(counted: list[int | None], phi: int) -> str:
+    known = [number for number in counted if number is not None]
+    if len(known) < len(counted):
+        return "not counted here"
+    return in_phi(sum(known) / len(known) / phi)
+
+
+@REGISTRY
+def zero_calls(ranks: int = 2) -> Table:
+    """The collectives of a step by stage."""
+    from ..runs_lc3 import WIDTH, traffic
+
+    rows = []
+    for stage, words in WORDS.items():
+        calls = runs.remembered(traffic, ranks, stage, "torch", WIDTH)[0]["calls"]
+        kinds = {"all-reduce": "allreduce", "all-gather": "allgather",
+                 "reduce-scatter": "reduce_scatter"}  # fmt: skip
+        numbers = [
+            sum(n for op, n in calls.items() if op.startswith((key, f"_{key}")))
+            for key in kinds.values()
+        ]
+        rows.append([words, *(str(n) if n else "-" for n in numbers)])
+    header = ["", *(f"{kind}s" for kind in kinds)]
+    return Table(header, rows, "lrrr")
