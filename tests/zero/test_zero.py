@@ -1,0 +1,404 @@
+"""Stages 1 and 2: equal to one process, to the byte what the formula says."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.training import (
+    adamw,
+    batch_of,
+    largest_difference,
+    loss_of,
+    make_model,
+    reference,
+)
+from xtrain.comm import CommLedger
+from xtrain.comm.choice import RING, TORCH
+from xtrain.plan import state_memory
+from xtrain.testing import expect_error
+from xtrain.zero import AdamW, LossScaler, ZeroOptimizer, clip_sharded_grad_norm_
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.zero.stage12:ZeroOptimizer",
+    "xtrain.zero.stage12:Bucket",
+    "xtrain.zero.stage12:as_groups",
+    "xtrain.zero.stage12:split_parameters",
+    "xtrain.zero.clip:clip_sharded_grad_norm_",
+    "xtrain.zero.agreement:check_same_tensors",
+)
+
+STEPS = 20
+CHOICES = {"torch": TORCH, "ring": RING}
+TINY = 2**-10  # MiB: every bucket holds a parameter or two
+OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
+
+
+def own_model(rank, frozen=False, dtype=torch.float64):
+    """Weights of its own on every rank; buffers, which are the caller's, of rank 0."""
+    model = make_model(100 + rank if rank else 0, frozen, dtype)
+    model.scale.copy_(make_model(0, frozen, dtype).scale)
+    return model
+
+
+def train(stage, reduction, micro_batches, frozen, choice, cap, max_norm, offload):
+    rank = dist.get_rank()
+    model = own_model(rank, frozen)
+    optimizer = ZeroOptimizer(
+        model.parameters(),
+        AdamW if choice == "ring" else torch.optim.AdamW,
+        stage=stage,
+        bucket_cap_mb=cap,
+        gradient_reduction=reduction,
+        collectives=CHOICES[choice],
+        offload=offload,
+        **OPTIONS,
+    )
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            loss_of(model, batch_of(step, micro, rank)).backward()
+        if max_norm:
+            optimizer.clip_grad_norm_(max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_twenty_steps_equal_one_process(world, size):
+    cases = [
+        (1, "average", 1, False, "torch", 25, None, False),
+        (1, "sum", 2, True, "ring", TINY, 3.0, False),
+        (2, "average", 2, True, "torch", TINY, 3.0, True),
+        (2, "sum", 1, False, "ring", 25, None, False),
+    ]
+    for case in cases if size < 8 else cases[2:]:
+        _, reduction, micro_batches, frozen, _, _, max_norm, _ = case
+        expected = reference(
+            size, STEPS, micro_batches, reduction == "average", frozen, max_norm
+        )
+        results = world(size).run(train, *case)
+        for result in results:
+            assert largest_difference(result, expected) < 1e-12, case
+            assert largest_difference(result, results[0]) == 0.0, case
+
+
+def groups_of(model):
+    named = dict(model.named_parameters())
+    norms = [p for name, p in named.items() if "norm" in name]
+    others = [p for name, p in named.items() if "norm" not in name]
+    return [{"params": norms, "weight_decay": 0.0}, {"params": others, "lr": 0.03}]
+
+
+def train_with_groups(stage):
+    rank = dist.get_rank()
+    model = own_model(rank)
+    optimizer = ZeroOptimizer(groups_of(model), AdamW, stage=stage, **OPTIONS)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 2, gamma=0.5)
+    for step in range(6):
+        loss_of(model, batch_of(step, 0, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.0, 0.1]
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_groups_and_a_schedule(world, stage):
+    bare = make_model(0)
+    optimizer = torch.optim.AdamW(groups_of(bare), **OPTIONS)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    for step in range(6):
+        for rank in range(3):
+            (loss_of(bare, batch_of(step, 0, rank)) / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    for result in world(3).run(train_with_groups, stage):
+        assert largest_difference(result, dict(bare.state_dict())) < 1e-12
+
+
+def measure(stage, dtype):
+    """(measured, computed) bytes of weights, gradients and optimizer state."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = own_model(rank, dtype=dtype)
+    optimizer = ZeroOptimizer(model.parameters(), AdamW, stage=stage, **OPTIONS)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert len(optimizer.buckets) == 1
+    measured, peak = [], []
+    for _ in range(2):
+        loss_of(model, batch_of(0, 0, rank)).backward()
+        measured.append(
+            (storages(model.parameters()), storages(grads_of(model, optimizer)))
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+        peak.append(storages(grads_of(model, optimizer)))
+    assert peak == [0, 0]
+    assert measured[0] == measured[1]
+    state = [t for s in optimizer.optimizer.state.values() for t in s.values()]
+    masters = [b.master for b in optimizer.buckets if b.owns_copy]
+    cut = storages(t for t in [*state, *masters] if t.dim())
+    numbers = [t for t in state if not t.dim()]
+    assert len(numbers) == 1  # one step count a bucket, which no formula counts
+    return (*measured[0], cut), parameters, size
+
+
+def grads_of(model, optimizer):
+    grads = [p.grad for p in model.parameters()]
+    grads += [b.master.grad for b in optimizer.buckets]
+    grads += [b.full_grad for b in optimizer.buckets]
+    return [g for g in grads if g is not None]
+
+
+def storages(tensors):
+    """Bytes of all memory behind some tensors, shared memory once."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in found.values())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_bytes_per_rank_equal_the_formula(world, size):
+    """Padding is part of the formula. Sharded 16-bit gradients are summed in fp32."""
+    for stage, dtype, recipe in (
+        (1, torch.float32, "fp32"),
+        (2, torch.float32, "fp32"),
+        (1, torch.bfloat16, "zero16"),
+        (2, torch.bfloat16, "megatron18"),
+    ):
+        for found, parameters, ranks in world(size).run(measure, stage, dtype):
+            expected = state_memory(parameters, ranks, stage, recipe)
+            weights, gradients, optimizer = found
+            padding = -parameters % ranks * dtype.itemsize  # of the flat weights
+            assert weights == expected.weights + padding
+            assert gradients == expected.gradients
+            assert optimizer == expected.optimizer
+
+
+def traffic(stage, micro_batches):
+    rank = dist.get_rank()
+    model = own_model(rank, dtype=torch.float32)
+    optimizer = ZeroOptimizer(
+        model.parameters(), AdamW, stage=stage, collectives=RING, bucket_cap_mb=TINY
+    )
+    padded = sum(bucket.layout.padded_numel for bucket in optimizer.buckets)
+    assert padded >= sum(p.numel() for p in model.parameters())
+    with CommLedger() as ledger:
+        for micro in range(micro_batches):
+            loss_of(model, batch_of(0, micro, rank)).backward()
+        optimizer.step()
+    return ledger.bytes_sent, ledger.bytes_received, 4 * padded
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_payload_is_a_reduce_scatter_and_an_all_gather(world, size):
+    """Twice (N-1)/N of the parameters; in stage 2 a reduce-scatter a micro-batch."""
+    for stage, micro_batches, passes in ((1, 1, 2), (2, 1, 2), (1, 3, 2), (2, 3, 4)):
+        for sent, received, phi in world(size).run(traffic, stage, micro_batches):
+            assert sent * size == received * size == passes * (size - 1) * phi
+
+
+def live_gradients(stage):
+    """The most bytes of full gradients that were alive at any hook of a backward."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(12)])
+    each = 64 * 64 * 4
+    optimizer = ZeroOptimizer(
+        model.parameters(), AdamW, stage=stage, bucket_cap_mb=each / 2**20
+    )
+    peak = 0
+
+    def look(_):
+        nonlocal peak
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        grads += [b.full_grad for b in optimizer.buckets if b.full_grad is not None]
+        peak = max(peak, storages(grads))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    torch.manual_seed(rank)
+    model(torch.randn(2, 64)).square().sum().backward()
+    left = storages(grads_of(model, optimizer))
+    return peak / each, left / each
+
+
+def test_stage_2_frees_full_gradients_during_backward(world):
+    size = 2
+    for peak, left in world(size).run(live_gradients, 1):
+        assert (peak, left) == (12, 12)
+    for peak, left in world(size).run(live_gradients, 2):
+        assert peak <= 3  # one complete, one on its way, one that arrives
+        assert left == 12 / size
+
+
+def masters(dtype):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parameter = nn.Parameter(torch.ones(5, dtype=dtype))
+    optimizer = ZeroOptimizer(
+        [parameter], torch.optim.SGD, stage=2, lr=0.001, gradient_reduction="sum"
+    )
+    for _ in range(100):
+        (parameter.sum() / size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    without = nn.Parameter(torch.ones(5, dtype=dtype))
+    plain = ZeroOptimizer(
+        [without], torch.optim.SGD, stage=1, lr=0.001, master_weights=False
+    )
+    for _ in range(100):
+        without.sum().backward()
+        plain.step()
+        plain.zero_grad()
+    held = optimizer.buckets[0]
+    mine = max(0, min(5 - rank * held.layout.shard_numel, held.layout.shard_numel))
+    return parameter.tolist(), without.tolist(), held.master[:mine].tolist()
+
+
+def test_masters_add_up_what_bf16_would_lose(world):
+    for weights, without, master in world(2).run(masters, torch.bfloat16):
+        assert weights == pytest.approx([0.9] * 5, abs=0.004)
+        assert without == [1.0] * 5
+        assert master == pytest.approx([0.9] * len(master), abs=1e-5)
+
+
+def scaled_fp16():
+    """A scaler over the shards: an overflow in one rank's shard is everyone's."""
+    rank = dist.get_rank()
+    parameter = nn.Parameter(torch.ones(6, dtype=torch.float16))
+    optimizer = ZeroOptimizer([parameter], AdamW, stage=2, lr=0.1)
+    scaler = LossScaler(init_scale=1024.0)
+    taken = []
+    for factor in (1.0, float("inf"), 1.0):
+        weights = torch.ones(6, dtype=torch.float16)
+        weights[0] = factor
+        loss = (parameter * weights).sum() * (1 if rank == 0 else 0.5)
+        scaler.scale_loss(loss).backward()
+        finite = scaler.unscale(optimizer.gradients)
+        scaler.update(finite)
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad()
+        taken.append(finite)
+    return taken, scaler.scale, parameter.tolist()
+
+
+def test_a_loss_scaler_over_the_shards(world):
+    for taken, scale, weights in world(3).run(scaled_fp16):
+        assert taken == [True, False, True]
+        assert scale == 512
+        # two steps of 0.1, and AdamW's decay of 0.01 * 0.1
+        assert weights == pytest.approx([0.798] * 6, abs=0.003)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+
+    def forward(self, x, use_b):
+        return self.b(x) if use_b else self.a(x)
+
+
+def other_parts(stage):
+    """Each rank uses another parameter; on each the other's gradient is zero."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = Branches()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = ZeroOptimizer(
+        model.parameters(), torch.optim.SGD, stage=stage, bucket_cap_mb=1e-6, lr=1.0
+    )
+    assert len(optimizer.buckets) == 2
+    model(torch.ones(1, 2), use_b=rank == 1).sum().backward()
+    norm = optimizer.clip_grad_norm_(100.0)
+    again = optimizer.clip_grad_norm_(100.0)  # asks, and reduces nothing twice
+    optimizer.step()
+    moved = [b - p for b, p in zip(before, model.parameters(), strict=True)]
+    return norm, again, moved
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_ranks_may_use_different_parameters(world, stage):
+    for norm, again, moved in world(2).run(other_parts, stage):
+        assert norm == again == pytest.approx(2**0.5)
+        for difference in moved:
+            torch.testing.assert_close(difference, torch.full((2, 2), 0.5))
+
+
+def clip(max_norm, bad):
+    rank = dist.get_rank()
+    shards = [torch.full((2,), 3.0 + rank), torch.zeros(0)]
+    if rank == 1 and bad:
+        shards[0][0] = float("nan")
+    norm = clip_sharded_grad_norm_(shards, max_norm)
+    return norm.item(), shards[0].tolist()
+
+
+def test_clipping_adds_squares_not_norms(world):
+    norm = (2 * 9 + 2 * 16) ** 0.5
+    for rank, (found, shard) in enumerate(world(2).run(clip, 1.0, False)):
+        assert found == pytest.approx(norm)
+        assert shard == pytest.approx([(3 + rank) / norm] * 2, rel=1e-5)
+    for rank, (_, shard) in enumerate(world(2).run(clip, 100.0, False)):
+        assert shard == [3.0 + rank] * 2
+    for found, shard in world(2).run(clip, 1.0, True):
+        assert found != found
+        assert all(value != value for value in shard)  # on both ranks
+
+
+def without_all_gather():
+    """What ranks have when the second half of the step is forgotten."""
+    rank = dist.get_rank()
+    model = own_model(rank)
+    optimizer = ZeroOptimizer(model.parameters(), AdamW, **OPTIONS)
+    optimizer._gather_weights = lambda: None
+    loss_of(model, batch_of(0, 0, rank)).backward()
+    optimizer.step()
+    return dict(model.state_dict())
+
+
+def test_without_the_all_gather_ranks_drift_apart(world):
+    results = world(2).run(without_all_gather)
+    assert largest_difference(results[0], results[1]) > 1e-3
+
+
+def bad(what):
+    model = make_model(0, frozen=True)
+    params = list(model.parameters())
+    if what == "stage":
+        ZeroOptimizer(params, AdamW, stage=3)
+    elif what == "reduction":
+        ZeroOptimizer(params, AdamW, gradient_reduction="mean")
+    elif what == "empty":
+        ZeroOptimizer([], AdamW)
+    elif what == "frozen":
+        ZeroOptimizer([p.requires_grad_(False) for p in params], AdamW)
+    elif what == "twice":
+        ZeroOptimizer([{"params": params}, {"params": params[0]}], AdamW)
+    elif what == "shapes":
+        ZeroOptimizer(nn.Linear(2, 2 + dist.get_rank()).parameters(), AdamW)
+    else:
+        optimizer = ZeroOptimizer(params, AdamW)
+        optimizer.save_sharded("/nowhere", 0, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("what", "match"),
+    [
+        ("stage", "stage=3"),
+        ("reduction", "'mean' is neither"),
+        ("empty", "no parameters"),
+        ("frozen", "no parameter requires"),
+        ("twice", "twice"),
+        ("shapes", "different parameters"),
+        ("module", "not of module"),
+    ],
+)
+def test_bad_input_is_refused_on_every_rank(world, what, match):
+    expect_error(world(2), bad, what, error=ValueError, match=match)
+
+
+def test_the_reference_optimizer_is_torchs():
+    assert isinstance(adamw([nn.Parameter(torch.ones(1))]), torch.optim.AdamW)
