@@ -26,6 +26,7 @@ from markdown.preprocessors import Preprocessor
 from . import config, fences
 
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
+ANCHORS = "<!-- xtrain anchors -->"
 KINDS = ("figure", "table", "trace")
 
 
@@ -136,15 +137,26 @@ class BlocksPreprocessor(Preprocessor):
 class RawPreprocessor(Preprocessor):
     """Stores HTML between the RAW marks as it is: nothing parses it, so it is fast.
 
-    Runs after MkDocs has looked for anchors (21) and before raw HTML is read (20).
+    What is left behind until the other half has run is a line with the anchors, because
+    MkDocs looks for those in the text (at 21).
     """
 
     def run(self, lines: list[str]) -> list[str]:
         if RAW[0] not in lines:
             return lines
         start, end = lines.index(RAW[0]), lines.index(RAW[1])
-        stored = self.md.htmlStash.store("\n".join(lines[start + 1 : end]))
-        return [*lines[:start], "", stored, "", *lines[end + 1 :]]
+        text = "\n".join(lines[start + 1 : end])
+        names = re.findall(r' id="([^"]+)"', text)
+        anchors = ANCHORS + "".join(f'<i id="{name}">' for name in names)
+        stored = self.md.htmlStash.store(text)
+        return [*lines[:start], anchors, "", stored, "", *lines[end + 1 :]]
+
+
+class AnchorsPreprocessor(Preprocessor):
+    """Takes the line with the anchors away again, before raw HTML is read (20)."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        return [line for line in lines if not line.startswith(ANCHORS)]
 
 
 def _caption(text: str, name: str) -> list[str]:
@@ -159,7 +171,8 @@ class BlocksExtension(Extension):
     """
 
     def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(RawPreprocessor(md), "xtrain-raw", 20.5)
+        md.preprocessors.register(RawPreprocessor(md), "xtrain-raw", 29.5)
+        md.preprocessors.register(AnchorsPreprocessor(md), "xtrain-anchors", 20.5)
         md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 29)
 
 

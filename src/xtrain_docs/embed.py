@@ -17,6 +17,7 @@ Whole files work too: ``--8<-- "snippets/lc1/name.py"`` and ``.out``.
 import base64
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -302,11 +303,21 @@ def evidence_link(kind: str, target: str) -> str:
         raise EmbedError(f"{kind}:{target}: there is no {path}")
     if kind == "file":
         return config.source_url(path, 1, 1)
-    lines = file.read_text().splitlines()
-    for number, line in enumerate(lines, start=1):
-        if re.match(rf"\s*(async )?(def|class) {re.escape(name)}\b", line):
-            return config.source_url(path, number, number)
+    number = _definitions(file, file.stat().st_mtime_ns).get(name)
+    if number:
+        return config.source_url(path, number, number)
     raise EmbedError(f"test:{target}: {path} has no {name!r}")
+
+
+@lru_cache(maxsize=512)
+def _definitions(file: Path, stamp: int) -> dict[str, int]:
+    """The line on which each function and class of a file begins."""
+    del stamp  # part of the key: a changed file is read again
+    found: dict[str, int] = {}
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        if match := re.match(r"\s*(?:async )?(?:def|class) (\w+)", line):
+            found.setdefault(match[1], number)
+    return found
 
 
 class LinkPreprocessor(Preprocessor):
