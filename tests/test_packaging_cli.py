@@ -69,7 +69,8 @@ def test_doctor_finds_this_machine_fit() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     findings = {f["name"]: f for f in json.loads(done.stdout)}
     assert set(findings) >= {"python", "torch", "loopback", "gpus", "gloo", "record"}
-    assert findings["gloo"]["state"] == "ok"
+    for backend in ("gloo", *doctor.OWN_BACKENDS):
+        assert findings[backend]["state"] == "ok"
     assert not [f for f in findings.values() if f["state"] == "problem"]
 
 
@@ -108,7 +109,7 @@ def test_doctor_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     class WrongWorld:
-        def __init__(self, size: int) -> None: ...
+        def __init__(self, size: int, backend: str) -> None: ...
         def __enter__(self) -> "WrongWorld":
             return self
 
@@ -117,7 +118,7 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> 
             return [3, 4]
 
     monkeypatch.setattr("xtrain.testing.World", WrongWorld)
-    finding = doctor.check_ranks()
+    finding = doctor.check_backend("gloo")
     assert finding.state == "problem"
     assert "[3, 4]" in finding.text
 

@@ -23,6 +23,8 @@ MINIMUM_TORCH = (2, 11)
 MULTI_RANK_NCCL = (2, 30)
 """From this NCCL on, several ranks may share one GPU."""
 
+OWN_BACKENDS = ("xtrain-socket", "xtrain-shm")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             mark = {"ok": "ok  ", "note": "note", "problem": "FAIL"}[finding.state]
-            print(f"{mark}  {finding.name:<9} {finding.text}", flush=True)
+            print(f"{mark}  {finding.name:<13} {finding.text}", flush=True)
     problems = sum(finding.state == "problem" for finding in findings)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -70,10 +72,12 @@ def examine() -> Iterator[Finding]:
             check_gpus,
             check_nccl,
             check_sharing,
-            check_ranks,
+            check_gloo,
         ]
         for check in checks:
             yield check()
+        for backend in OWN_BACKENDS:
+            yield check_backend(backend)
     yield check_record()
 
 
@@ -189,26 +193,28 @@ def _sum_of_ranks() -> int:
     return int(tensor.item())
 
 
-def check_ranks() -> Finding:
-    """Start two ranks on gloo and add up a tensor across them."""
+def check_gloo() -> Finding:
     import torch.distributed as dist
-
-    from xtrain.testing import World
 
     if not dist.is_gloo_available():
         return Finding("gloo", "problem", "this torch was built without gloo")
+    return check_backend("gloo")
+
+
+def check_backend(backend: str) -> Finding:
+    """Start two ranks on a CPU backend and add up a tensor across them."""
+    from xtrain.testing import World
+
     started = time.perf_counter()
     try:
-        with World(2) as world:
+        with World(2, backend) as world:
             sums = world.run(_sum_of_ranks)
     except Exception as error:
-        return Finding("gloo", "problem", f"two ranks could not all-reduce: {error}")
+        return Finding(backend, "problem", f"two ranks could not all-reduce: {error}")
     seconds = time.perf_counter() - started
     if sums != [3, 3]:
-        return Finding("gloo", "problem", f"1 + 2 across two ranks gave {sums}")
-    return Finding(
-        "gloo", "ok", f"two ranks started and all-reduced in {seconds:.1f} s"
-    )
+        return Finding(backend, "problem", f"1 + 2 across two ranks gave {sums}")
+    return Finding(backend, "ok", f"two ranks all-reduced, {seconds:.1f} s with start")
 
 
 def record_folder() -> Path:
