@@ -1,0 +1,535 @@
+"""Checkpoints: from any world size and stage to any other, and never half of one."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.training import (
+    Model,
+    batch_of,
+    largest_difference,
+    loss_of,
+    make_model,
+)
+from xtrain.testing import RankError, World, expect_error
+from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer, checkpoint
+from xtrain.zero.checkpoint import CheckpointError, CheckpointReader, Piece, latest
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.zero.checkpoint:Piece",
+    "xtrain.zero.checkpoint:save_pieces",
+    "xtrain.zero.checkpoint:prepare",
+    "xtrain.zero.checkpoint:publish",
+    "xtrain.zero.checkpoint:latest",
+    "xtrain.zero.checkpoint:CheckpointReader",
+    "xtrain.zero.checkpoint:read_safetensors",
+    "xtrain.zero.checkpoint:read_range",
+    "xtrain.zero.checkpoint:make_index",
+    "xtrain.zero.checkpoint:compare",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.resume:load",
+    "xtrain.zero.resume:state_pieces",
+    "xtrain.zero.resume:saved_state",
+    "xtrain.zero.agreement:raise_everywhere",
+    "xtrain.zero.stage12:ZeroOptimizer",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
+
+BATCHES = 3  # a step's micro-batches, dealt out to whatever ranks there are
+
+
+class Run:
+    """A model under one of the stages, trained on the same data at any world size."""
+
+    def __init__(self, stage, seed, lr, dtype=torch.float64, model=None):
+        self.stage = stage
+        bare = model or make_model(seed, frozen=True, dtype=dtype)
+        self.bare = bare
+        if stage == 3:
+            self.model = FullyShardedDataParallel(bare, gradient_reduction="sum")
+            named = list(self.model.named_parameters())
+        else:
+            self.model = bare
+            named = list(bare.named_parameters())
+        norms = [p for n, p in named if "norm" in n and p.requires_grad]
+        others = [p for n, p in named if "norm" not in n and p.requires_grad]
+        groups = [{"params": others}, {"params": norms, "weight_decay": 0.3}]
+        if stage == 3:
+            self.optimizer = AdamW(groups, lr=lr, amsgrad=True)
+        else:
+            self.optimizer = ZeroOptimizer(
+                groups,
+                torch.optim.AdamW,
+                stage=stage,
+                bucket_cap_mb=2**-10,
+                gradient_reduction="sum",
+                lr=lr,
+                amsgrad=True,
+            )
+
+    def train(self, first, last):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for step in range(first, last):
+            for micro in range(0, BATCHES + size, size):  # some get nothing but zeros
+                mine = micro + rank
+                loss = loss_of(self.model, batch_of(step, mine % BATCHES, 0))
+                (loss * (mine < BATCHES)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def weights(self):
+        if self.stage == 3:
+            return self.model.full_state_dict()
+        return dict(self.bare.state_dict())
+
+    def save(self, directory, step, extra=None):
+        if self.stage == 3:
+            return self.model.save_sharded(directory, step, self.optimizer, extra)
+        return self.optimizer.save_sharded(directory, step, self.bare, extra)
+
+    def load(self, path):
+        if self.stage == 3:
+            return self.model.load_sharded(path, self.optimizer)
+        return self.optimizer.load_sharded(path, self.bare)
+
+
+def train_and_save(stage, directory):
+    run = Run(stage, seed=0, lr=0.02)
+    run.train(0, 3)
+    run.save(directory, 3, {"epoch": 1, "loss": [0.5]})
+    torch.manual_seed(dist.get_rank() + 50)
+    path = run.save(directory, 3, {"epoch": 2, "loss": [0.5]})
+    drawn = torch.rand(3)
+    run.train(3, 6)
+    return str(path), run.weights(), drawn
+
+
+def load_and_train(stage, path):
+    run = Run(stage, seed=9 + dist.get_rank(), lr=0.5)
+    step, extra = run.load(path)
+    assert (step, extra) == (3, {"epoch": 2, "loss": [0.5]})
+    drawn = torch.rand(3)
+    at_once = run.weights()
+    run.train(3, 6)
+    return at_once, run.weights(), drawn
+
+
+@pytest.mark.parametrize(
+    ("stage", "size"), [(1, 2), (2, 3), (3, 1), (3, 4)], ids=lambda v: str(v)
+)
+def test_any_stage_and_size_continues_another(world, tmp_path, stage, size):
+    saved = world(size).run(train_and_save, stage, str(tmp_path))
+    _, expected, _ = saved[0]
+    assert {path for path, *_ in saved} == {str(latest(tmp_path))}
+    others = {1: [(3, 3), (1, 4)], 2: [(1, 1), (3, 2)], 3: [(2, 4), (3, 3)]}[stage]
+    for other_stage, other_size in [*others, (stage, size)]:
+        loaded = world(other_size).run(load_and_train, other_stage, str(tmp_path))
+        for rank, (at_once, after, drawn) in enumerate(loaded):
+            assert largest_difference(at_once, loaded[0][0]) == 0
+            assert largest_difference(after, expected) < 1e-12, (
+                other_stage,
+                other_size,
+            )
+            if other_size == size:  # each rank draws on where it was
+                assert torch.equal(drawn, saved[rank][2])
+    # A step that is saved again replaces what was there before.
+    names = [p.name for p in tmp_path.iterdir()]
+    assert sorted(names) == sorted(["latest", latest(tmp_path).name])
+
+
+def sixteen_bits(stage, directory, load):
+    run = Run(
+        stage, seed=4, lr=0.02, dtype=torch.bfloat16 if stage < 3 else torch.float32
+    )
+    if load:
+        run.load(directory)
+    else:
+        run.train(0, 2)
+        run.save(directory, 2)
+    if stage == 3:
+        return run.weights()
+    shards = {n: t for n, t in run.bare.state_dict().items() if "up.weight" in n}
+    masters = [b.master.detach().clone() for b in run.optimizer.buckets]
+    return shards, masters
+
+
+def test_masters_are_what_is_saved(world, tmp_path):
+    """fp32 masters of 16-bit weights come back exactly, and into stage 3's shards."""
+    saved = world(2).run(sixteen_bits, 2, str(tmp_path), False)
+    loaded = world(2).run(sixteen_bits, 1, str(tmp_path), True)
+    for (weights, masters), (again, masters_again) in zip(saved, loaded, strict=True):
+        assert all(torch.equal(weights[name], again[name]) for name in weights)
+        assert all(map(torch.equal, masters, masters_again))
+    (whole, *_) = world(3).run(sixteen_bits, 3, str(tmp_path), True)
+    for name, tensor in saved[0][0].items():
+        assert torch.equal(whole[name].bfloat16(), tensor)
+        assert name == "layers.1.up.weight" or not torch.equal(
+            whole[name], tensor.float()
+        )
+
+
+# -- faults
+
+
+def small(seed=0, width=5):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+
+
+def save_small(directory, step, seed=0):
+    model = FullyShardedDataParallel(small(seed))
+    optimizer = AdamW(model.parameters())
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    model.save_sharded(directory, step, optimizer, {"seed": seed})
+    return model.full_state_dict()
+
+
+def load_small(path, seed=8, width=5, with_optimizer=True):
+    model = FullyShardedDataParallel(small(seed, width))
+    optimizer = AdamW(model.parameters()) if with_optimizer else None
+    step, extra = model.load_sharded(path, optimizer)
+    return step, extra, model.full_state_dict()
+
+
+def killed_while_saving(directory, victim, after_writing):
+    original = checkpoint.write_file
+
+    def write_file(path, pieces):
+        if dist.get_rank() == victim and not after_writing:
+            os.kill(os.getpid(), signal.SIGKILL)
+        manifest = original(path, pieces)
+        if dist.get_rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return manifest
+
+    checkpoint.write_file = write_file
+    try:
+        save_small(directory, 2, seed=1)
+    finally:
+        checkpoint.write_file = original
+
+
+@pytest.mark.parametrize(("victim", "after"), [(0, True), (1, False)])
+def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, after):
+    with World(3) as world:
+        (expected, *_) = world.run(save_small, str(tmp_path), 1)
+    with World(3) as world, pytest.raises(RankError, match="SIGKILL|killed|signal 9"):
+        world.run(killed_while_saving, str(tmp_path), victim, after, timeout=20)
+    assert latest(tmp_path).name == "step-00000001"
+    assert list(tmp_path.glob(".partial-*"))  # what it had begun
+    with World(2) as world:
+        for step, extra, state in world.run(load_small, str(tmp_path)):
+            assert (step, extra) == (1, {"seed": 0})
+            assert largest_difference(state, expected) == 0
+        world.run(save_small, str(tmp_path), 2, 1)
+    assert latest(tmp_path).name == "step-00000002"
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+def refused(directory, what):
+    rank = dist.get_rank()
+    if what == "disk":
+        original = checkpoint.save_file
+
+        def save_file(tensors, path):
+            if rank == 1:
+                raise OSError(28, "No space left on device")
+            original(tensors, path)
+
+        checkpoint.save_file = save_file
+    try:
+        model = FullyShardedDataParallel(small(3))
+        extra = {"bad": object()} if what == "extra" else None
+        model.save_sharded(directory, 5, None, extra)
+    finally:
+        if what == "disk":
+            checkpoint.save_file = original
+
+
+def test_a_failing_save_fails_on_every_rank(world, tmp_path):
+    (expected, *_) = world(2).run(save_small, str(tmp_path), 1)
+    for what, match in (
+        ("disk", "rank 1.*No space"),
+        ("extra", "rank 0.*serializable"),
+    ):
+        expect_error(
+            world(2), refused, str(tmp_path), what, error=CheckpointError, match=match
+        )
+        assert latest(tmp_path).name == "step-00000001"
+        assert not list(tmp_path.glob(".partial-*"))
+    (_, _, state), *_ = world(2).run(load_small, str(tmp_path))
+    assert largest_difference(state, expected) == 0
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    expect_error(
+        world(2), refused, str(blocked), "", error=CheckpointError, match="not saved"
+    )
+
+
+def damage(path: Path, how: str):
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        data = data[:-7]
+    elif how == "missing":
+        path.unlink()
+        return
+    else:  # one bit of the first tensor, or of the text
+        place = len(data) // 2
+        if path.suffix == ".safetensors":
+            place = 10 + int.from_bytes(data[:8], "little")
+        data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
+@pytest.mark.parametrize("file", ["rank-00001.safetensors", "index.json"])
+def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
+    world(2).run(save_small, str(tmp_path), 1)
+    path = latest(tmp_path) / file
+    damage(path, how)
+    match = "no index.json" if (file, how) == ("index.json", "missing") else "damaged"
+    errors = expect_error(
+        world(3), load_small, str(tmp_path), error=CheckpointError, match=match
+    )
+    assert all(file in str(error) for error in errors)
+
+
+def test_every_flipped_bit_of_a_shard_is_found(tmp_path, world):
+    """Of the data; a few bytes of the header are padding that means nothing."""
+    world(1).run(save_small, str(tmp_path), 1)
+    path = latest(tmp_path) / "rank-00000.safetensors"
+    good = path.read_bytes()
+    header = 8 + int.from_bytes(good[:8], "little")
+    places = range(header, len(good), max(1, (len(good) - header) // 40))
+    for place in places:
+        data = bytearray(good)
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        reader = CheckpointReader(latest(tmp_path))
+        wanted = [
+            Piece(n, tuple(e["shape"]), 0, torch.zeros(size_of(e), dtype=dtype_of(e)))
+            for n, e in reader.tensors.items()
+        ]
+        with pytest.raises(CheckpointError, match="is damaged"):
+            reader.read(wanted)
+
+
+def size_of(entry):
+    return torch.Size(entry["shape"]).numel()
+
+
+def dtype_of(entry):
+    return getattr(torch, entry["dtype"])
+
+
+class Renamed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = small()
+
+
+def load_other(path, kind):
+    if kind == "wider":
+        load_small(path, width=6)
+    elif kind == "renamed":
+        FullyShardedDataParallel(Renamed()).load_sharded(path)
+    elif kind == "zero":
+        model = small(width=6)
+        ZeroOptimizer(model.parameters(), AdamW).load_sharded(path, model)
+    else:
+        model = FullyShardedDataParallel(small())
+        groups = [{"params": p} for p in model.parameters()]
+        model.load_sharded(path, AdamW(groups))
+
+
+def test_another_model_is_told_by_names_and_shapes(world, tmp_path):
+    world(2).run(save_small, str(tmp_path), 1)
+    for kind, lines in {
+        "wider": [
+            r"0\.weight: \[5, 3\] in the checkpoint, \[6, 3\] here",
+            r"1\.running_var: \[5\] in the checkpoint, \[6\] here",
+        ],
+        "zero": [r"0\.bias: \[5\] in the checkpoint, \[6\] here"],
+        "renamed": [
+            r"first\.weight: not in the checkpoint, \[5, 3\] here",
+            r"0\.weight: \[5, 3\] in the checkpoint, not here",
+            r"norm\.running_mean: not in the checkpoint",
+        ],
+        "groups": ["1 groups of parameters, the optimizer 4"],
+    }.items():
+        for line in lines:
+            expect_error(
+                world(2),
+                load_other,
+                str(tmp_path),
+                kind,
+                error=CheckpointError,
+                match=line,
+            )
+
+
+def save_without_optimizer(directory):
+    FullyShardedDataParallel(small()).save_sharded(directory, 4)
+
+
+def test_a_checkpoint_without_optimizer_state(world, tmp_path):
+    world(2).run(save_without_optimizer, str(tmp_path))
+    expect_error(
+        world(2),
+        load_small,
+        str(tmp_path),
+        error=CheckpointError,
+        match="no optimizer state",
+    )
+    (step, extra, state), *_ = world(3).run(load_small, str(tmp_path), 8, 5, False)
+    assert (step, extra) == (4, None)
+    assert torch.equal(state["0.weight"], small().state_dict()["0.weight"])
+
+
+def test_no_checkpoint_yet(tmp_path):
+    assert latest(tmp_path) is None
+    with pytest.raises(CheckpointError, match="no index.json"):
+        CheckpointReader(tmp_path)
+    (tmp_path / "index.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(CheckpointError, match="has format 99"):
+        CheckpointReader(tmp_path)
+
+
+def missing_piece(directory):
+    rank = dist.get_rank()
+    data = torch.ones(2 if rank else 3)
+    piece = Piece("weight", (6,), 0 if rank == 0 else 4, data)
+    checkpoint.save_pieces(directory, 0, [piece])
+
+
+def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
+    match = "weight: elements 3 to 4 are missing"
+    expect_error(
+        world(2), missing_piece, str(tmp_path), error=CheckpointError, match=match
+    )
+    assert latest(tmp_path) is None
+
+
+# -- a bare model's file
+
+
+class Counting:
+    """safe_open that counts the elements that were read."""
+
+    read = 0
+
+    def __init__(self, *args, **kwargs):
+        self.inner = ORIGINAL(*args, **kwargs)
+
+    def __enter__(self):
+        self.opened = self.inner.__enter__()
+        return self
+
+    def __exit__(self, *exc):
+        return self.inner.__exit__(*exc)
+
+    def keys(self):
+        return self.opened.keys()
+
+    def get_tensor(self, name):
+        tensor = self.opened.get_tensor(name)
+        Counting.read += tensor.numel()
+        return tensor
+
+    def get_slice(self, name):
+        opened = self.opened.get_slice(name)
+        outer = self
+
+        class Slice:
+            def get_shape(self):
+                return opened.get_shape()
+
+            def __getitem__(self, index):
+                tensor = opened[index]
+                outer_count(outer, tensor)
+                return tensor
+
+        return Slice()
+
+
+ORIGINAL = checkpoint.safe_open
+
+
+def outer_count(_, tensor):
+    Counting.read += tensor.numel()
+
+
+def load_full(path, meta):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with torch.device("meta" if meta else "cpu"):
+        bare = Model()
+    model = FullyShardedDataParallel(bare.double())
+    checkpoint.safe_open, Counting.read = Counting, 0
+    try:
+        model.load_full(path)
+    finally:
+        checkpoint.safe_open = ORIGINAL
+    expected = make_model(6)
+    assert largest_difference(model.full_state_dict(), dict(expected.state_dict())) == 0
+    loss = loss_of(model, batch_of(0, 0, rank))
+    assert torch.equal(loss, loss_of(expected, batch_of(0, 0, rank)))
+    loss.backward()
+    shards = [s for block in model.blocks for s in block.shards]
+    held = sum(s.layout.shard_numel for s in shards)
+    # Rows are read whole: at most two more for each matrix, besides the buffer.
+    slack = sum(2 * p.shape[-1] for p in expected.parameters() if p.dim() == 2) + 1
+    whole = sum(p.numel() for p in expected.parameters())
+    assert whole == sum(s.layout.numel for s in shards)
+    return Counting.read, held + slack, whole / size
+
+
+def test_a_bare_models_file_is_read_in_ranges(world, tmp_path):
+    state = dict(make_model(6).state_dict())
+    for dropped in ("head.weight", "embedding.weight"):  # files keep one of tied ones
+        path = tmp_path / "model.safetensors"
+        kept = {n: t.clone() for n, t in state.items() if n != dropped}
+        save_file(kept, path)
+        for size, meta in ((1, False), (3, True), (4, True)):
+            for read, limit, _ in world(size).run(load_full, str(path), meta):
+                assert read <= limit
+    both = {name: tensor.clone() for name, tensor in state.items()}
+    save_file(both, path)
+    world(2).run(load_full, str(path), True)
+
+
+def load_wrong(path):
+    FullyShardedDataParallel(small()).load_full(path)
+
+
+def test_a_wrong_file_is_told_by_names_and_shapes(world, tmp_path):
+    path = tmp_path / "model.safetensors"
+    state = dict(small(width=6).state_dict())
+    del state["0.bias"]
+    save_file({**state, "extra": torch.ones(2)}, path)
+    for match in (
+        r"0\.weight: \[6, 3\] in the checkpoint, \[5, 3\] here",
+        r"0\.bias: not in the checkpoint",
+        r"extra: \[2\] in the checkpoint, not here",
+    ):
+        expect_error(
+            world(2), load_wrong, str(path), error=CheckpointError, match=match
+        )
+    path.write_bytes(path.read_bytes()[:-9])
+    expect_error(
+        world(2), load_wrong, str(path), error=CheckpointError, match="cannot be read"
+    )
+    expect_error(
+        world(2),
+        load_wrong,
+        str(tmp_path / "none"),
+        error=CheckpointError,
+        match="none",
+    )

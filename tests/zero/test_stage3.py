@@ -1,0 +1,562 @@
+"""Stage 3: equal to one process, little in full at any time, three passes sent."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.training import (
+    Block,
+    Model,
+    batch_of,
+    largest_difference,
+    loss_of,
+    make_model,
+    reference,
+)
+from xtrain.comm import CommLedger
+from xtrain.comm.choice import RING, TORCH
+from xtrain.plan import state_memory
+from xtrain.testing import expect_error
+from xtrain.zero import AdamW, FullyShardedDataParallel
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.stage3:Block",
+    "xtrain.zero.stage3:find_blocks",
+    "xtrain.zero.stage3:nearest_block",
+    "xtrain.zero.stage3:tensors_of",
+    "xtrain.zero.stage3:cast",
+    "xtrain.zero.stage3:in_backward",
+    "xtrain.zero.stage3:materialise_buffers",
+    "xtrain.zero.shards:Shards",
+    "xtrain.zero.shards:Reduction",
+    "xtrain.zero.shards:Unshard",
+    "xtrain.zero.clip:clip_sharded_grad_norm_",
+)
+
+STEPS = 20
+CHOICES = {"torch": TORCH, "ring": RING}
+
+
+def wrap(seed, frozen=False, dtype=torch.float64, choice="torch", **options):
+    bare = make_model(seed, frozen, dtype)
+    return FullyShardedDataParallel(bare, collectives=CHOICES[choice], **options)
+
+
+def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):
+    rank = dist.get_rank()
+    model = wrap(
+        100 + rank if rank else 0,
+        frozen,
+        choice=choice,
+        reshard_after_forward=reshard,
+        blocks=blocks,
+        gradient_reduction=reduction,
+    )
+    make = AdamW if choice == "ring" else torch.optim.AdamW
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make(trainable, lr=0.02, weight_decay=0.1)
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            loss_of(model, batch_of(step, micro, rank)).backward()
+        if step == 2:  # what these gather is not used for training
+            with torch.no_grad():
+                loss_of(model, batch_of(step, 0, rank))
+        if step == 3:  # a forward whose backward never comes
+            loss_of(model, batch_of(step, 0, rank))
+        if max_norm:
+            model.clip_grad_norm_(max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.full_state_dict()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_twenty_steps_equal_one_process(world, size):
+    cases = [
+        ("average", 1, False, "torch", True, None, None),
+        ("average", 2, True, "torch", False, None, 3.0),
+        ("sum", 1, True, "ring", False, [Block, "embedding"], None),
+        ("sum", 2, False, "ring", True, ["layers.0", "layers.2", "norm"], 3.0),
+    ]
+    for case in {4: cases[1:3], 8: cases[1:2]}.get(size, cases):
+        reduction, micro_batches, frozen, *_, max_norm = case
+        expected = reference(
+            size, STEPS, micro_batches, reduction == "average", frozen, max_norm
+        )
+        for result in world(size).run(train, *case):
+            assert largest_difference(result, expected) < 1e-12, case
+
+
+def one_step(make, forward, dtype=torch.float32, **options):
+    """Compare the gradients of a sharded model with the bare one's."""
+    torch.manual_seed(0)
+    bare = make().to(dtype)
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(make().to(dtype), **options)
+    forward(bare).backward()
+    forward(model).backward()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for block in model.blocks:
+        for shards in block.shards:
+            assert not shards.is_full
+            assert shards.full.untyped_storage().nbytes() == 0
+            named = dict(bare.named_parameters())
+            for name, piece, slot in zip(
+                shards.names, shards.pieces, shards.layout.slots, strict=True
+            ):
+                first, last = shards.layout.piece_bounds(slot, rank)
+                whole = named[name].grad
+                if whole is None:
+                    assert piece.grad is None or not piece.grad.any(), name
+                    continue
+                # every rank has the same data: the average is each one's gradient
+                torch.testing.assert_close(piece.grad, whole.flatten()[first:last])
+    return size
+
+
+class Checkpointed(Model):
+    """Each layer is computed again in backward; the last one together with the norm."""
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers[:-1]:
+            hidden = checkpoint(layer, hidden, use_reentrant=False)
+
+        def last(hidden):
+            return self.head(self.norm(self.layers[-1](hidden)))
+
+        return checkpoint(last, hidden, use_reentrant=False) * self.scale
+
+
+class Segments(Model):
+    """All layers in one segment: the segment gathers them before any has its turn."""
+
+    def forward(self, tokens):
+        def run(hidden):
+            for layer in self.layers:
+                hidden = layer(hidden)
+            return hidden
+
+        hidden = checkpoint(run, self.embedding(tokens), use_reentrant=False)
+        return self.head(self.norm(hidden)) * self.scale
+
+
+def fixed_loss(model):
+    return loss_of(model, batch_of(0, 0, 0))
+
+
+def twice(model):
+    """Two forwards, then one backward, with an evaluation between."""
+    first = loss_of(model, batch_of(0, 0, 0))
+    with torch.no_grad():
+        loss_of(model, batch_of(0, 1, 0))
+    return first + loss_of(model, batch_of(0, 2, 0))
+
+
+class Shared(nn.Module):
+    """One block called three times, twice of them side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3)])
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x):
+        layer = self.layers[0]
+        return self.last(layer(torch.tanh(x)) + layer(torch.sin(x)) * layer(x))
+
+
+def shared_loss(model):
+    return model(torch.arange(6.0).view(2, 3)).square().sum()
+
+
+class FrozenBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+        for layer in self.layers[:2]:
+            layer.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return x
+
+
+@dataclasses.dataclass
+class Output:
+    value: torch.Tensor
+
+
+class Wrapped(nn.Module):
+    """Blocks that give dictionaries and dataclasses."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, given):
+            value = given.value if isinstance(given, Output) else given["x"]
+            value = torch.tanh(self.linear(value))
+            return {"x": value} if isinstance(given, Output) else Output(value)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([self.Part() for _ in range(3)])
+
+    def forward(self, x):
+        given = {"x": x}
+        for layer in self.layers:
+            given = layer(given)
+        return given.value
+
+
+class TwoTypes(nn.Module):
+    """A block with weights of two dtypes: two flat shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3).double() for _ in range(2)])
+        self.layers[1].register_parameter("gain", nn.Parameter(torch.ones(3)))
+        self.layers[1].forward = self.scaled
+
+    def to(self, dtype):
+        return self
+
+    def scaled(self, x):
+        layer = self.layers[1]
+        return nn.functional.linear(x, layer.weight, layer.bias) * layer.gain
+
+    def forward(self, x):
+        return self.layers[1](torch.tanh(self.layers[0](x.double())))
+
+
+def odd_models():
+    one_step(Checkpointed, fixed_loss)
+    one_step(Checkpointed, fixed_loss, reshard_after_forward=False)
+    one_step(Segments, fixed_loss)
+    one_step(Model, twice)
+    one_step(Model, twice, reshard_after_forward=False)
+    one_step(Shared, shared_loss)
+    one_step(Shared, shared_loss, collectives=RING)
+    one_step(FrozenBlock, shared_loss)
+    one_step(Wrapped, shared_loss)
+    one_step(TwoTypes, shared_loss)
+
+
+def test_models_that_break_naive_sharding(world):
+    world(2).run(odd_models)
+
+
+def measure(compute_dtype):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = wrap(rank, dtype=torch.float32, compute_dtype=compute_dtype)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    loss_of(model, batch_of(0, 0, rank)).backward()
+    grads = storages([p.grad for p in model.parameters()])
+    optimizer.step()
+    weights = storages(model.parameters())
+    fulls = storages(s.full for b in model.blocks for s in b.shards)
+    assert fulls == 0
+    state = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
+    parameters = [
+        sum(slot.stop - slot.start for slot in s.layout.slots)
+        for b in model.blocks
+        for s in b.shards
+    ]
+    return weights, grads, sum(t.nbytes for t in state), parameters, size
+
+
+def storages(tensors):
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in found.values())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_bytes_per_rank_equal_the_formula(world, size):
+    """Each block is padded by itself; state of padding is never made."""
+    moments = 0
+    for dtype in (None, torch.bfloat16):
+        results = world(size).run(measure, dtype)
+        for weights, grads, state, blocks, ranks in results:
+            expected = [state_memory(n, ranks, 3, "fp32") for n in blocks]
+            assert weights == sum(memory.weights for memory in expected)
+            assert grads == sum(memory.gradients for memory in expected)
+            assert state <= sum(memory.optimizer for memory in expected)
+            moments += state
+        assert moments == 8 * sum(results[0][3])
+        moments = 0
+
+
+def traffic(reshard, compute_dtype, micro_batches):
+    rank = dist.get_rank()
+    model = wrap(
+        rank,
+        dtype=torch.float32,
+        choice="ring",
+        reshard_after_forward=reshard,
+        compute_dtype=compute_dtype,
+    )
+    padded = [sum(s.layout.padded_numel for s in b.shards) for b in model.blocks]
+    sent = []
+    for _ in range(2):  # without and with prefetch
+        with CommLedger() as ledger:
+            for micro in range(micro_batches):
+                loss_of(model, batch_of(0, micro, rank)).backward()
+        sent.append(ledger.bytes_sent)
+        assert ledger.bytes_sent == ledger.bytes_received
+    return sent, padded[0], sum(padded[1:])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_payload_is_three_passes_or_two(world, size):
+    """The root block stays between forward and backward: two passes of it always."""
+    for reshard, dtype, micro_batches in (
+        (True, None, 1),
+        (False, None, 1),
+        (True, torch.bfloat16, 2),
+    ):
+        width = 4 if dtype is None else 2
+        passes = 3 if reshard else 2
+        for sent, root, blocks in world(size).run(
+            traffic, reshard, dtype, micro_batches
+        ):
+            elements = micro_batches * (2 * root + passes * blocks)
+            assert [s * size for s in sent] == [(size - 1) * width * elements] * 2
+
+
+def collectives_of_a_step():
+    """Names of the collectives of a step, in order."""
+    rank = dist.get_rank()
+    model = wrap(rank, dtype=torch.float32)
+    calls = []
+    for name in ("all_gather", "reduce_scatter"):
+        original = getattr(TORCH, name)
+
+        def spy(*tensors, group=None, name=name, original=original):
+            calls.append(name)
+            return original(*tensors, group=group)
+
+        for block in model.blocks:
+            for shards in block.shards:
+                choice = shards._collectives
+                shards._collectives = dataclasses.replace(choice, **{name: spy})
+    loss_of(model, batch_of(0, 0, rank)).backward()
+    first = list(calls)
+    calls.clear()
+    loss_of(model, batch_of(0, 0, rank)).backward()
+    return first, calls
+
+
+def test_gather_gather_reduce_and_nothing_else(world):
+    """Prefetch changes when blocks are gathered, not how often. No rank scatters."""
+    for first, second in world(2).run(collectives_of_a_step):
+        assert sorted(first) == sorted(second)
+        assert first.count("all_gather") == 1 + 3 + 3
+        assert first.count("reduce_scatter") == 4
+        assert set(first) == {"all_gather", "reduce_scatter"}
+
+
+def full_blocks(reshard, layers):
+    """The most blocks that had their weights in memory at any time, root aside."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+    )
+    module.forward = lambda x: chain(module, x)
+    model = FullyShardedDataParallel(module, reshard_after_forward=reshard)
+    peaks = {"forward": 0, "backward": 0, "after": 0, "eval": 0}
+    phase = "forward"
+    gradients = [0, 0]
+
+    def look(*_):
+        blocks = model.blocks[1:]
+        full = [s.full.untyped_storage().nbytes() for b in blocks for s in b.shards]
+        assert len(full) == layers
+        peaks[phase] = max(peaks[phase], sum(n > 0 for n in full))
+        gradients[0] = max(gradients[0], len(model._reducing))
+
+    for layer in module[1]:
+        layer.register_forward_pre_hook(look)
+        layer.register_forward_hook(look)
+        layer.register_full_backward_hook(look)
+    prefetched = []
+    for _ in range(3):
+        phase = "forward"
+        loss = model(torch.randn(2, 8)).sum()
+        look()
+        prefetched.append(peaks["forward"])
+        phase = "backward"
+        loss.backward()
+        phase = "after"
+        look()
+    phase = "eval"
+    with torch.no_grad():
+        model(torch.randn(2, 8))
+    return peaks, gradients[0], prefetched[0]
+
+
+def chain(module, x):
+    x = module[0](x)
+    for layer in module[1]:
+        x = torch.tanh(layer(x))
+    return x
+
+
+def test_at_most_two_blocks_are_full(world):
+    for peaks, reducing, first in world(2).run(full_blocks, True, 6):
+        assert peaks == {"forward": 2, "backward": 2, "after": 0, "eval": 2}
+        assert reducing <= 1
+        assert first == 1  # the first forward does not know what follows
+    for peaks, _, _ in world(2).run(full_blocks, False, 6):
+        assert (peaks["forward"], peaks["after"], peaks["eval"]) == (6, 0, 2)
+
+
+def names_and_pieces():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    bare = make_model(0, frozen=True)
+    model = wrap(rank, frozen=True)
+    expected = dict(bare.named_parameters())
+    found = dict(model.named_parameters())
+    assert list(found) == list(expected)
+    assert [p.requires_grad for p in found.values()] == [
+        p.requires_grad for p in expected.values()
+    ]
+    assert all(p.dim() == 1 for p in found.values())
+    counts = {name: p.numel() for name, p in found.items()}
+    shards = [s for b in model.blocks for s in b.shards]
+    for shard in shards:  # each piece is a view of its block's flat shard
+        base = shard.shard.untyped_storage().data_ptr()
+        assert all(
+            found[name].untyped_storage().data_ptr() == base or not found[name].numel()
+            for name in shard.names
+        )
+    kinds = {
+        (block.module, s.trainable) for block in model.blocks for s in block.shards
+    }
+    assert len(kinds) == len(shards) == 5  # one block has frozen ones too
+    return counts, {n: p.numel() for n, p in expected.items()}, size
+
+
+def test_names_are_the_bare_modules_and_pieces_add_up(world):
+    for size in (1, 3):
+        results = world(size).run(names_and_pieces)
+        whole = results[0][1]
+        for name, count in whole.items():
+            assert sum(counts[name] for counts, *_ in results) == count
+
+
+def full_state(reshard):
+    rank = dist.get_rank()
+    model = wrap(7 + rank, reshard_after_forward=reshard)
+    state = model.full_state_dict()
+    expected = make_model(7).state_dict()
+    assert largest_difference(state, dict(expected)) == 0
+    assert "head.weight" in state
+    fresh = make_model(1)
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh.head.weight, expected["embedding.weight"])
+    return [tuple(t.shape) for t in state.values()]
+
+
+def test_full_state_dict_is_the_bare_modules(world):
+    world(3).run(full_state, True)
+
+
+def sixteen_bit_compute():
+    rank = dist.get_rank()
+    model = wrap(rank, dtype=torch.float32, compute_dtype=torch.bfloat16)
+    seen = []
+    model.module.layers[0].up.register_forward_hook(
+        lambda module, args, out: seen.extend([module.weight.dtype, out.dtype])
+    )
+    loss_of(model, batch_of(0, 0, 0)).backward()  # the same data on all ranks
+    assert set(seen) == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    bare = make_model(0, dtype=torch.float32)
+    for parameter in bare.parameters():
+        parameter.data = parameter.data.bfloat16()
+    loss_of(bare, batch_of(0, 0, 0)).backward()
+    named = dict(bare.named_parameters())
+    for shards in (s for block in model.blocks for s in block.shards):
+        for name, piece, slot in zip(
+            shards.names, shards.pieces, shards.layout.slots, strict=True
+        ):
+            first, last = shards.layout.piece_bounds(slot, rank)
+            assert piece.grad.dtype == torch.float32
+            # Twice a bf16 number and half of that: two ranks' sum is exact.
+            whole = named[name].grad.float().flatten()
+            assert torch.equal(piece.grad, whole[first:last]), name
+
+
+def test_compute_dtype(world):
+    world(2).run(sixteen_bit_compute)
+
+
+def bad(what):
+    if what == "block":
+        wrap(0, blocks=["layers.0", "layers.9"])
+    elif what == "reduction":
+        wrap(0, gradient_reduction="mean")
+    elif what == "shapes":
+        FullyShardedDataParallel(nn.Linear(2, 2 + dist.get_rank()))
+    else:
+        with torch.device("meta"):
+            module = nn.Linear(2, 2)
+            module.register_buffer("table", torch.zeros(2), persistent=False)
+        FullyShardedDataParallel(module)
+
+
+@pytest.mark.parametrize(
+    ("what", "match"),
+    [
+        ("block", "layers.9.*no such modules"),
+        ("reduction", "'mean' is neither"),
+        ("shapes", "different parameters"),
+        ("buffer", "table is on the meta device"),
+    ],
+)
+def test_bad_input_is_refused_on_every_rank(world, what, match):
+    expect_error(world(2), bad, what, error=ValueError, match=match)
+
+
+def after_a_failure():
+    """A backward that raises on all ranks leaves a model that trains on."""
+    model = wrap(0)
+    expected = wrap(0)
+    fail = True
+
+    def hook(grad):
+        if fail:
+            raise RuntimeError("on purpose")
+
+    loss = None
+    for attempt in range(2):
+        fail = attempt == 0
+        hidden = []
+        handle = model.module.layers[1].register_forward_hook(
+            lambda _, __, out, hidden=hidden: hidden.append(out)
+        )
+        loss = loss_of(model, batch_of(0, 0, 0))
+        handle.remove()
+        hidden[0].register_hook(hook)
+        try:
+            loss.backward()
+        except RuntimeError:
+            assert fail
+            model.zero_grad()
+    loss_of(expected, batch_of(0, 0, 0)).backward()
+    for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def test_a_failed_backward_leaves_nothing_behind(world):
+    world(2).run(after_a_failure)
