@@ -51,6 +51,16 @@ def test_inside_raw_html_and_boxes(registered):
     assert "wzxhzdk" not in out
 
 
+def test_the_map_links_lectures_that_have_pages_and_no_others(toy):
+    toy.write("docs/en/lc2-data-parallel/index.md", "# Data parallel\n")
+    out = render(
+        '<div class="xt-map" markdown="1">\n\n```table lecture_map\n```\n\n</div>'
+    )
+    assert '<a href="lc2-data-parallel/index.md">Data parallel</a>' in out
+    assert out.count("<a ") == 1
+    assert out.count("<em>In preparation</em>") == 6
+
+
 @pytest.mark.parametrize(
     ("fence", "why"),
     [

@@ -196,7 +196,7 @@ def test_search_finds_a_function(browser):
             "return [...document.querySelectorAll('.md-search-result__link')]"
             ".map(a => a.getAttribute('href'))"
         ),
-        10,
+        30,
         "search results",
     )
     assert any("ring" in link for link in links)
@@ -280,6 +280,6 @@ def test_search_shows_its_results_on_a_phone(browser):
             "const {x, y} = first.getBoundingClientRect();"
             "return first.contains(document.elementFromPoint(x + 40, y + 40))"
         ),
-        10,
+        30,
         "a result in sight",
     )
