@@ -23,11 +23,15 @@ def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
         for contestant in race.contestants
         if not contestant.ranks or ranks in contestant.ranks
     ]
+    formulas = {c.name for c in race.contestants if c.traffic is not None}
+    assert formulas or race in SETS["backends"]  # there only the backend knows
     for result in heat.results[1:]:
+        if result.name not in formulas:
+            continue
         assert result.bytes_formula
         if result.name != "one-shot":  # torch's collective sends for it
             assert result.bytes_sent == result.bytes_formula
-        if result.wire_bytes:
+        if result.wire_bytes and world(ranks).backend == "gloo":  # others: no TCP
             for wire, formula in zip(
                 result.wire_bytes, result.bytes_formula, strict=True
             ):

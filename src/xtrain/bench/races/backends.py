@@ -1,0 +1,239 @@
+"""Our two backends against gloo, through torch's own functions.
+
+Every contestant makes the same call, such as `dist.all_reduce(tensor, group=group)`;
+only the group's backend differs. All groups stand side by side in the same processes,
+so the sides take turns from sample to sample.
+
+`size` is the whole tensor in bytes, as in the races of lecture 1; for the training step
+it is the gradients of all layers together.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from xtrain import backends
+from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
+from xtrain.bench.races.lc1 import (
+    ALL_GATHER,
+    ITEM,
+    REDUCE_SCATTER,
+    KiB,
+    MiB,
+    all_gather_reference,
+    all_gather_trial,
+    all_reduce_reference,
+    all_reduce_trial,
+    check_pieces,
+    pattern,
+    reduce_scatter_reference,
+    reduce_scatter_trial,
+)
+
+TITLE = "Our backends against gloo, under the same torch functions"
+LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
+SIZES = (4 * KiB, 256 * KiB, 16 * MiB, 64 * MiB)
+ALL_TO_ALL = dist.all_to_all_single
+BACKENDS = ("gloo", "xtrain-shm", "xtrain-socket")
+SHM, SOCKET = BACKENDS[1:]
+
+
+def group_on(backend: str) -> ProcessGroup | None:
+    """A group of all ranks on `backend`; the default group stands in for gloo."""
+    if backend == "gloo":
+        return dist.group.WORLD
+    backends.register()
+    return dist.new_group(backend=backend)
+
+
+def on(
+    make: Callable[..., Trial],
+    function: Callable[..., object],
+    backend: str,
+    case: Case,
+) -> Trial:
+    """A trial of lecture 1 whose function runs in a group on `backend`."""
+    return make(partial(function, group=group_on(backend)), case)
+
+
+def sides(make: Callable[..., Trial], *given: Any) -> tuple[Contestant, ...]:
+    """The same trial on gloo, on shared memory and on sockets."""
+    return tuple(Contestant(name, partial(make, *given, name)) for name in BACKENDS)
+
+
+# ------------------------------------------------- broadcast and all-to-all
+
+
+def broadcast_trial(backend: str, case: Case) -> Trial:
+    """From rank 0 to all."""
+    whole = pattern(case, dist.get_rank() + 1)
+    call = partial(dist.broadcast, whole, 0, group=group_on(backend))
+    return Trial(call, [whole])
+
+
+def broadcast_reference(case: Case) -> list[Tensor]:
+    """What rank 0 has."""
+    return [pattern(case, 1)]
+
+
+def all_to_all_trial(backend: str, case: Case) -> Trial:
+    """Every rank gives every rank an equal piece of its tensor."""
+    check_pieces(case)
+    whole = pattern(case, dist.get_rank() + 1)
+    landing = torch.empty_like(whole)
+    return Trial(
+        partial(ALL_TO_ALL, landing, whole, group=group_on(backend)), [landing]
+    )
+
+
+def all_to_all_reference(case: Case) -> list[Tensor]:
+    """This rank's piece of every rank's tensor."""
+    rank = dist.get_rank()
+    givers = range(case.ranks)
+    wholes = [pattern(case, giver + 1).tensor_split(case.ranks) for giver in givers]
+    return [torch.cat([pieces[rank] for pieces in wholes])]
+
+
+# -------------------------------------------------------------- point-to-point
+
+
+def ping_pong_trial(backend: str, case: Case) -> Trial:
+    """Ranks 0 and 1, 2 and 3, ...: a message there and one back."""
+    rank, group = dist.get_rank(), group_on(backend)
+    mine = pattern(case, rank + 1)
+    landing = torch.empty_like(mine)
+    send = partial(dist.send, mine, rank ^ 1, group=group)
+    receive = partial(dist.recv, landing, rank ^ 1, group=group)
+
+    def there_and_back() -> None:
+        for step in (send, receive) if rank % 2 == 0 else (receive, send):
+            step()
+
+    return Trial(there_and_back, [landing])
+
+
+def ping_pong_reference(case: Case) -> list[Tensor]:
+    """What the partner sent."""
+    return [pattern(case, (dist.get_rank() ^ 1) + 1)]
+
+
+# --------------------------------------------------------------- training step
+
+
+class Layers(nn.Module):
+    """Square linear layers whose weights take `nbytes` together."""
+
+    def __init__(self, nbytes: int):
+        super().__init__()
+        self.width = int((nbytes / LAYERS / ITEM) ** 0.5)
+        self.layers = nn.ModuleList(
+            nn.Linear(self.width, self.width, bias=False) for _ in range(LAYERS)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def ddp_trial(backend: str, case: Case) -> Trial:
+    """One step of torch's DDP with plain SGD; the weights must come out equal."""
+    torch.manual_seed(0)
+    model = Layers(case.size).to(case.device)
+    torch.manual_seed(1 + dist.get_rank())
+    x, y = torch.randn(2, BATCH, model.width, device=case.device).unbind()
+    group = group_on(backend)
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.mse_loss(ddp(x), y).backward()
+        optimizer.step()
+
+    return Trial(step, [weight.detach() for weight in model.parameters()])
+
+
+# ----------------------------------------------------------------------- races
+
+
+def goals(least: dict[str, Sequence[float]]) -> tuple[Goal, ...]:
+    """With 4 ranks, a least ratio for each of SIZES."""
+    return tuple(
+        Goal(name, ratio, size, 4)
+        for name, ratios in least.items()
+        for size, ratio in zip(SIZES, ratios, strict=True)
+    )
+
+
+def not_slower(sizes: Sequence[int]) -> tuple[Goal, ...]:
+    """Never behind gloo."""
+    return tuple(Goal(n, 1.0, size, 4) for n in (SHM, SOCKET) for size in sizes)
+
+
+RACES = [
+    Race(
+        "all_reduce",
+        "All-reduce",
+        sides(on, all_reduce_trial, dist.all_reduce),
+        sizes=SIZES,
+        reference=all_reduce_reference,
+        goals=goals({SHM: (70.0, 15.0, 3.0, 3.0), SOCKET: (15.0, 5.0, 1.8, 1.8)}),
+    ),
+    Race(
+        "reduce_scatter",
+        "Reduce-scatter",
+        sides(on, reduce_scatter_trial, REDUCE_SCATTER),
+        sizes=SIZES[:3],
+        reference=reduce_scatter_reference,
+        goals=not_slower(SIZES[:3]),
+    ),
+    Race(
+        "all_gather",
+        "All-gather",
+        sides(on, all_gather_trial, ALL_GATHER),
+        sizes=SIZES[:3],
+        reference=all_gather_reference,
+        goals=not_slower(SIZES[:3]),
+    ),
+    Race(
+        "all_to_all",
+        "All-to-all",
+        sides(all_to_all_trial),
+        sizes=SIZES[:3],
+        reference=all_to_all_reference,
+        goals=not_slower(SIZES[:3]),
+    ),
+    Race(
+        "broadcast",
+        "Broadcast",
+        sides(broadcast_trial),
+        sizes=SIZES[:3],
+        reference=broadcast_reference,
+        goals=not_slower(SIZES[:3]),
+    ),
+    Race(
+        "ping_pong",
+        "A message there and one back",
+        sides(ping_pong_trial),
+        sizes=SIZES[:3],
+        ranks=(2,),
+        reference=ping_pong_reference,
+        goals=tuple(Goal(SHM, 5.0, size, 2) for size in SIZES[:3]),
+    ),
+    Race(
+        "ddp_step",
+        "A training step of torch's DDP",
+        sides(ddp_trial),
+        sizes=(1 * MiB, 64 * MiB),
+        tolerance=1e-5,
+        goals=tuple(Goal(SHM, 1.25, 64 * MiB, ranks) for ranks in (2, 4)),
+    ),
+]
