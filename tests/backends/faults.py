@@ -55,6 +55,7 @@ class Ranks:
     def __init__(
         self, backend: str, size: int, body: Callable[..., Any], *args: Any,
         timeout: float = 20.0, join: bool = True, environment: dict | None = None,
+        linger: bool = True,
     ):  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         store = os.path.join(self._folder.name, "store")
@@ -62,6 +63,7 @@ class Ranks:
         for rank in range(size):
             ours, theirs = _FORK.Pipe()
             seat = (theirs, backend, store, rank, size, timeout, join, environment)
+            seat = (*seat, linger)
             process = _FORK.Process(target=_main, args=(body, args, *seat), daemon=True)
             process.start()
             theirs.close()
@@ -81,7 +83,9 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _main(body, args, pipe, backend, store, rank, size, timeout, join, environment):
+def _main(
+    body, args, pipe, backend, store, rank, size, timeout, join, environment, linger
+):
     torch.set_num_threads(1)
     os.environ.update(environment or {})
     xtrain.backends.register()
@@ -105,4 +109,6 @@ def _main(body, args, pipe, backend, store, rank, size, timeout, join, environme
     except BaseException as error:
         kept = str(error) if isinstance(error, RuntimeError) else traceback.format_exc()
         say(("raised", type(error).__name__, kept))
+    if not linger:
+        return
     time.sleep(60)  # stays alive: nobody learns of a fault from its exit

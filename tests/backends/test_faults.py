@@ -3,13 +3,18 @@
 import os
 import re
 import signal
+import subprocess
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.backends.faults import Ranks
+from tests.testing.processes import wait_until
+from xtrain.backends import process_group
+from xtrain.backends.liveness import Peers
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
 SOON = 5.0
@@ -519,3 +524,102 @@ def test_killed_ranks_leave_nothing(backend):
             rank.process.join()
     assert not theirs & {*unix_names().values()}
     assert not [name for name in os.listdir("/dev/shm") if "xtrain" in name]
+
+
+# ------------------------------------------------------------------------- small parts
+
+
+def waits_a_little() -> None:
+    rank = dist.get_rank()
+    if rank == 0:
+        landing = torch.zeros(1)
+        work = dist.irecv(landing, 1)
+        with pytest.raises(RuntimeError, match=r"not done after 0.05 s: recv\("):
+            work.wait(timedelta(seconds=0.05))
+        assert not work.is_completed()
+    dist.barrier()
+    if rank == 0:
+        work.wait()
+        assert landing.item() == 1
+    else:
+        dist.send(torch.ones(1), 0)
+
+
+def test_a_short_wait_ends_and_the_operation_goes_on(ours):
+    ours(2).run(waits_a_little)
+
+
+def without_lines() -> None:
+    process_group.COMPARE_LINES = False
+    tensor = torch.ones(1)
+    if dist.get_rank() == 0:
+        dist.all_reduce(tensor)
+    else:
+        dist.all_reduce(tensor)
+    process_group.COMPARE_LINES = True
+    assert tensor.item() == 2
+
+
+def test_lines_need_not_be_compared(ours):
+    ours(2).run(without_lines)
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_peers_are_watched_with_and_without_pidfd(monkeypatch, has_pidfd):
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    child = subprocess.Popen(["sleep", "60"])
+    peers = Peers()
+    peers.watch(3, child.pid)
+    peers.watch(5, os.getpid())
+    assert peers.dead() == []
+    child.send_signal(signal.SIGSTOP)
+    wait_until(lambda: peers.state(3) == "stopped")
+    assert peers.dead() == []
+    child.kill()
+    wait_until(lambda: peers.dead() == [3])  # also while nobody has reaped it
+    child.wait()
+    assert peers.dead() == [3]
+    assert peers.state(4) == "unknown"
+    peers.close()
+    assert peers.dead() == []
+
+
+def interrupted(say) -> None:
+    """Ctrl-C while it waits: raised at once, and the group is left in good order."""
+    dist.barrier()
+    say("here")
+    if dist.get_rank() == 0:
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(torch.ones(1))
+        say("interrupted")
+    else:
+        time.sleep(0.5)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2
+
+
+def test_ctrl_c_interrupts_a_wait(backend):
+    with Ranks(backend, 2, interrupted) as ranks:
+        for rank in ranks.ranks:
+            rank.hear()
+        time.sleep(0.1)
+        ranks[0].kill(signal.SIGINT)
+        assert ranks[0].hear() == "interrupted"
+        assert ranks[0].hear() == ("ended", None)
+
+
+def exits(say) -> None:
+    """A process that ends without destroying its group has left, not died."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise SystemExit(0)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_an_orderly_exit_counts_as_leaving(backend):
+    with Ranks(backend, 3, exits, linger=False) as ranks:
+        for waiting in (0, 2):
+            word = ranks[waiting].hear()
+            assert word[2].startswith("rank 1 left the group while"), word

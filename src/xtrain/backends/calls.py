@@ -6,6 +6,7 @@ that stand in different calls would otherwise add up bytes that do not belong to
 and no one would know.
 """
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -13,20 +14,33 @@ from functools import lru_cache
 from types import FrameType
 
 import torch
+from torch.distributed import c10d_logger, distributed_c10d
 
-_TORCH = os.path.dirname(torch.__file__)
-_HERE = os.path.dirname(os.path.dirname(__file__))
+_BACKENDS = os.path.dirname(__file__)
+# Between the line `dist.all_reduce(x)` and this backend.
+_BETWEEN = (_BACKENDS, c10d_logger.__file__, distributed_c10d.__file__)
+_LIBRARIES = (
+    os.path.dirname(torch.__file__),
+    os.path.dirname(_BACKENDS),
+    contextlib.__file__,
+)
 
 
-def call_site() -> str:
-    """ "file:line" of the innermost frame outside torch and xtrain."""
+def call_site() -> tuple[str, bool]:
+    """ "file:line" of the innermost frame outside torch and xtrain.
+
+    And whether that line itself calls torch.distributed. A library may have its own
+    reasons to call from two places at once: DDP's join, for ranks out of inputs.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _HERE)):
-            return f"{name}:{frame.f_lineno}"
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
-    return "?"
+    caller = frame
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if frame is None:
+        return "?", False
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}", frame is caller
 
 
 @lru_cache(maxsize=4096)

@@ -27,8 +27,8 @@ from xtrain.backends.progress import PATIENCE, Operation, Progress, Steps
 from xtrain.comm.ledger import record
 
 # Two swapped calls of equal shape differ in nothing but their lines. Rooted collectives
-# and barriers are often written `if rank == 0: ... else: ...`; of the others all ranks
-# are expected to run one and the same line.
+# and barriers are often written `if rank == 0: ... else: ...`; of the others, where a
+# line calls torch.distributed directly, all ranks are expected to run the same one.
 COMPARE_LINES = os.environ.get("XTRAIN_COMPARE_LINES", "1") != "0"
 
 
@@ -66,7 +66,8 @@ class Pending(dist.Work):
         self._receive: Receive | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._progress.wait(self._operation)
+        seconds = timeout.total_seconds() if timeout else float("inf")
+        self._progress.wait(self._operation, seconds)
         return True
 
     def is_completed(self) -> bool:
@@ -376,7 +377,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self._not_myself("send", dst)
         flat = tensor.detach().contiguous()
         record("send", "send", self._global(dst), [flat])
-        site = call_site()
+        site, _ = call_site()
         steps = send_message(
             self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype], site
         )
@@ -403,7 +404,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
         receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
         inboxes = [self._transport.inbox[source] for source in sources]
-        call = f"recv({shape_of(tensor)}, src={names}) at {call_site()}"
+        call = f"recv({shape_of(tensor)}, src={names}) at {call_site()[0]}"
 
         def steps() -> Steps:
             for inbox in inboxes:
@@ -455,9 +456,9 @@ class XtrainProcessGroup(dist.ProcessGroup):
             self._ready(name, None)
         if detail is None:
             detail = shape_of((*inputs, *outputs)[0]) if outputs else ""
-        site = call_site()
+        site, direct = call_site()
         call = signature(name, detail, op, None if root is None else self._global(root))
-        lines = COMPARE_LINES and root is None and name != "barrier"
+        lines = COMPARE_LINES and direct and root is None and name != "barrier"
         check = fingerprint(call, site if lines else "")
         flat_out = [t.detach().contiguous().view(-1) for t in outputs]
         flat_in = [t.detach().contiguous().view(-1) for t in inputs]
@@ -519,7 +520,9 @@ class XtrainProcessGroup(dist.ProcessGroup):
         """Raise when `operation` waits in vain."""
         me = f"rank {self._global(self._rank)} waited in {operation.call}"
         missing = self._transport.missing()
-        died, lost = self._peers.dead(), self._transport.lost()
+        left = {*self._transport.left()}
+        died = [r for r in self._peers.dead() if r not in left]
+        lost = self._transport.lost()
         dead = {*died, *lost}
         if dead:
             now = time.monotonic()
@@ -528,7 +531,6 @@ class XtrainProcessGroup(dist.ProcessGroup):
             if owed or now > self._first_seen_dead + self._transport.PATIENCE:
                 how = "died" if died else "is gone (its connection ended)"
                 self._break(f"{self._names_of(died or lost)} {how} while {me}")
-        left = {*self._transport.left()}
         needed = missing if operation.peers is None else operation.peers
         gone = left & {*needed}
         # Of several possible senders one is enough.

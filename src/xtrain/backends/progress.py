@@ -122,8 +122,11 @@ class Progress:
                     os.sched_yield()
         self.wait(operation)
 
-    def wait(self, operation: Operation) -> None:
-        """Return when the operation has ended; raise what it raised."""
+    def wait(self, operation: Operation, seconds: float = float("inf")) -> None:
+        """Return when the operation has ended; raise what it raised.
+
+        After `seconds` RuntimeError: the operation goes on, the group is not broken.
+        """
         began = time.monotonic()
         next_check = began + CHECK_SECONDS
         while not operation.done:
@@ -133,6 +136,8 @@ class Progress:
                 if now > next_check and not operation.done:
                     self._check_or_fail(operation)
                     next_check = now + CHECK_SECONDS
+            if now - began > seconds and not operation.done:
+                raise RuntimeError(f"not done after {seconds:g} s: {operation.call}")
             if now - began < SPIN_SECONDS:
                 os.sched_yield()
             else:
