@@ -84,16 +84,20 @@ def zero_by_ranks(recipe: str = "zero16", most: int = 1024) -> str:
 @REGISTRY
 def gradients_alive(cap_kib: float = 17) -> str:
     """Whole gradients on a rank while backward goes from last layer to first."""
+    from ..runs_lc3 import LAYERS, parameters_of_tower
     from ..runs_lc3 import gradients_alive as run
 
+    layer = parameters_of_tower() * runs.ITEMSIZE / LAYERS
     lines = {}
     for stage in ("1", "2"):
         seen = runs.remembered(run, 2, stage, cap_kib)[0]
-        lines[f"stage {stage}"] = [(float(i), b) for i, b in enumerate(seen, start=1)]
+        lines[f"stage {stage}"] = [
+            (float(i), size / layer) for i, size in enumerate(seen, start=1)
+        ]
     return line_chart(
         lines,
         Axis("layers whose backward is done", "linear", lambda n: f"{n:g}", low=1),
-        Axis("bytes of whole gradients", "linear", values.bytes_),
+        Axis("layers with a whole gradient", "linear", lambda n: f"{n:g}", high=LAYERS),
         "Whole gradients that are alive during backward",
         "A bucket holds one layer.",
     )
@@ -102,22 +106,24 @@ def gradients_alive(cap_kib: float = 17) -> str:
 @REGISTRY
 def weights_alive() -> str:
     """Gathered weights on a rank, layer by layer, forward and backward."""
-    from ..runs_lc3 import parameters_of_tower
+    from ..runs_lc3 import LAYERS, parameters_of_tower
     from ..runs_lc3 import weights_alive as run
+
+    layer = parameters_of_tower() * runs.ITEMSIZE / LAYERS
 
     names = {"3 kept": "kept after forward", "3": "freed after forward"}
     lines = {}
     for stage, name in names.items():
         seen = runs.remembered(run, 2, stage)[0]
-        lines[name] = [(float(i), float(b)) for i, b in enumerate(seen, start=1)]
+        lines[name] = [(float(i), size / layer) for i, size in enumerate(seen, 1)]
     count = len(lines["freed after forward"])
-    whole = float(parameters_of_tower() * runs.ITEMSIZE)
+    whole = float(LAYERS)
     lines = {"stages 0 to 2": [(1.0, whole), (float(count), whole)], **lines}
     return line_chart(
         lines,
         Axis("layers, forward and then backward", "linear", lambda n: f"{n:g}", low=1,
              ticks=list(range(1, count + 1))),
-        Axis("bytes of whole weights", "linear", values.bytes_),
+        Axis("whole layers", "linear", lambda n: f"{n:g}", high=LAYERS + 1),
         "Whole weights that are alive during a step",
         "Six layers; the seventh place is the backward of the last one.",
         marks=[(count / 2 + 0.5, "backward")],

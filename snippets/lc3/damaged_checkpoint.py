@@ -1,0 +1,39 @@
+# torchrun --nproc-per-node 2 snippets/lc3/damaged_checkpoint.py
+import tempfile
+
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.zero import FullyShardedDataParallel
+from xtrain.zero.checkpoint import CheckpointError
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+folder = [tempfile.mkdtemp() if rank == 0 else None]
+dist.broadcast_object_list(folder)
+
+
+def build(width: int) -> FullyShardedDataParallel:
+    return FullyShardedDataParallel(nn.Sequential(nn.Linear(8, width)))
+
+
+def load(model) -> None:
+    try:
+        model.load_sharded(folder[0])
+    except CheckpointError as error:
+        print(f"rank {rank}:", str(error).replace(folder[0], "run"))
+
+
+path = build(width=8).save_sharded(folder[0], step=7)
+load(build(width=9))  # another model
+
+if rank == 0:  # flip one bit of rank 1's file, in the first byte behind its header
+    file = path / "rank-00001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[8 + int.from_bytes(content[:8], "little")] ^= 1
+    file.write_bytes(content)
+dist.barrier()
+load(build(width=8))
+
+dist.barrier()
+dist.destroy_process_group()
