@@ -301,7 +301,7 @@ def evidence_link(kind: str, target: str) -> str:
     file = config.ROOT / path
     if not file.is_file():
         raise EmbedError(f"{kind}:{target}: there is no {path}")
-    if kind == "file":
+    if kind == "file" or not name:
         return config.source_url(path, 1, 1)
     number = _definitions(file, file.stat().st_mtime_ns).get(name)
     if number:
@@ -324,10 +324,15 @@ class LinkPreprocessor(Preprocessor):
     """Turns links to tests and sources by name into links to their lines."""
 
     def run(self, lines: list[str]) -> list[str]:
-        return [
-            LINK.sub(lambda m: f"]({evidence_link(m['kind'], m['target'])})", line)
-            for line in lines
-        ]
+        return [LINK.sub(self._link, line) for line in lines]
+
+    def _link(self, match: re.Match) -> str:
+        try:
+            return f"]({evidence_link(match['kind'], match['target'])})"
+        except (EmbedError, SymbolError):
+            if config.draft():
+                return '](# "no such evidence")'
+            raise
 
 
 NOTE = re.compile(r'<span class="c1">(?P<words>#.*?)\((?P<n>\d+)\)!</span>')

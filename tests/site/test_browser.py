@@ -110,6 +110,19 @@ def test_the_copy_button_copies_the_code_as_it_is(copying):
     compile(text, "copied", "exec")
 
 
+def test_copying_a_command_leaves_the_prompt_behind(copying):
+    block = copying.driver.find_element("css selector", "#commands ~ .language-console")
+    copying.run("arguments[0].scrollIntoView({block: 'center'})", block)
+    wait(
+        lambda: block.find_elements("css selector", "button[data-clipboard-target]"),
+        what="copy button",
+    )[0].click()
+    text = wait(
+        lambda: "make" in (found := clipboard(copying)) and found, what="commands"
+    )
+    assert text.split("\n") == ["make site", "make test"]
+
+
 def test_copy_with_imports_copies_a_file_that_stands_alone(copying):
     copying.run("document.querySelector('a.xt-standalone').click()")
     text = wait(
