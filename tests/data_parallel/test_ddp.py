@@ -198,6 +198,24 @@ def test_a_parameter_unused_on_some_ranks_only(world, choice):
         torch.testing.assert_close(everywhere, torch.ones(2, 2))
 
 
+def train_on():
+    """The step after one that was refused."""
+    bare = Branches()
+    del bare.c
+    model = DistributedDataParallel(bare)
+    with pytest.raises(RuntimeError, match="got no gradient"):
+        model(torch.ones(1, 2), use_b=dist.get_rank() == 0).sum().backward()
+    model.zero_grad()
+    model(torch.ones(1, 2), use_b=True).sum().backward()
+    return bare.b.weight.grad
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_a_refused_step_is_forgotten(world):
+    for grad in world(2).run(train_on):
+        torch.testing.assert_close(grad, torch.ones(2, 2))
+
+
 @pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
 def test_unused_parameters_count_as_zero_on_request(world):
     for a, b, c in world(3).run(unused, True):

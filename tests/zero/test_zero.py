@@ -279,7 +279,7 @@ def scaled_fp16():
         scaler.update(finite)
         if finite:
             optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
         taken.append(finite)
     return taken, scaler.scale, parameter.tolist()
 

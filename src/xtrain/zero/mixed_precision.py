@@ -153,7 +153,7 @@ class MixedPrecisionOptimizer:
                 parameter.copy_(master)
         return True
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients. Multiplying them by zero would keep a NaN for ever."""
         for parameter, master in self.pairs:
             parameter.grad = None

@@ -200,8 +200,11 @@ class ZeroOptimizer:
         for work in works:
             work.wait()
 
-    def zero_grad(self) -> None:
-        """Forget all gradients; the module's own `zero_grad` leaves the shards'."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients; the module's own `zero_grad` leaves the shards'.
+
+        They are set to None in any case: zeros would take the memory that was freed.
+        """
         self._is_reduced = False
         for bucket in self.buckets:
             bucket.full_grad = bucket.master.grad = None

@@ -233,6 +233,8 @@ class FullyShardedDataParallel(nn.Module):
         if self._backward != backward:
             self._backward = backward
             self._reducing.clear()  # of a backward that failed
+            for block in self.blocks:
+                block.open.clear()
             Variable._execution_engine.queue_callback(self._finish_backward)
 
     def _reduce(
