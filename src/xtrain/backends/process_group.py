@@ -9,6 +9,7 @@ transport do it, and returns a `Work` to wait for.
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.util import Finalize
@@ -30,6 +31,7 @@ from xtrain.comm.ledger import record
 # and barriers are often written `if rank == 0: ... else: ...`; of the others, where a
 # line calls torch.distributed directly, all ranks are expected to run the same one.
 COMPARE_LINES = os.environ.get("XTRAIN_COMPARE_LINES", "1") != "0"
+SMALL = 16  # elements; see `_kept`
 
 
 class Finished(dist.Work):
@@ -127,6 +129,9 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self._broken: RuntimeError | None = None
         self._closed = False
         self._calls = 0
+        # torch's C++ may hold a work alone, and would wait forever on one whose Python
+        # half is gone: DDP's join does so with its count of ranks.
+        self._kept: deque[dist.Work] = deque(maxlen=16)
         self._first_seen_dead: float | None = None
         self._peers = Peers()
         try:
@@ -190,6 +195,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
             self._closed = True
             self._progress.close(RuntimeError("this group has been destroyed"))
             self._leave()
+            self._kept.clear()
             self._peers.close()
 
     abort = shutdown
@@ -479,8 +485,12 @@ class XtrainProcessGroup(dist.ProcessGroup):
             return Finished(result)
         self._progress.post("collectives", operation, PATIENCE)
         if operation.done and operation.error is None:
-            return Finished(result)
-        return Pending(self._progress, operation, result)
+            work: dist.Work = Finished(result)
+        else:
+            work = Pending(self._progress, operation, result)
+        if sum(t.numel() for t in result) <= SMALL:
+            self._kept.append(work)
+        return work
 
     def _checked(
         self, call: str, steps: Steps, settle: Callable[[int, int], None] | None
