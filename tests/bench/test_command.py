@@ -94,6 +94,68 @@ def test_a_part_of_a_run_writes_only_where_it_is_told(monkeypatch, tmp_path, wor
     assert json.loads(path.read_text())["schema"] == record.SCHEMA
 
 
+@pytest.mark.usefixtures("short_races")
+def test_resume_runs_only_what_has_too_few_samples(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "own.json"
+    words = ["bench", "lc1", "--sizes", "400,800", "--output", str(path)]
+    assert cli.main(words) == 0
+    data = json.loads(path.read_text())
+    data["heats"][0]["title"] = "as it was"
+    data["heats"][1]["title"] = "as it was"
+    data["heats"][1]["results"][1]["kept"] = 1
+    path.write_text(json.dumps(data))
+    capsys.readouterr()
+    assert cli.main([*words, "--resume"]) == 0
+    shown = capsys.readouterr().out
+    assert "800 B" in shown
+    assert "400 B" not in shown
+    kept, again = record.read(path).heats
+    assert (kept.title, kept.size) == ("as it was", 400)
+    assert (again.title, again.size) == ("A test", 800)
+
+
+@pytest.mark.usefixtures("short_races")
+def test_a_run_that_was_cut_leaves_the_record_alone_and_is_resumed(
+    monkeypatch, tmp_path, capsys
+):
+    path = tmp_path / "own.json"
+    path.write_text("the record of last week")
+    words = ["bench", "lc1", "--sizes", "400,800", "--output", str(path)]
+    run_heat = command.run_heat
+
+    def cut(world, race, size, settings):
+        if size == 800:
+            raise KeyboardInterrupt
+        return run_heat(world, race, size, settings)
+
+    monkeypatch.setattr(command, "run_heat", cut)
+    assert cli.main(words) == 130
+    assert path.read_text() == "the record of last week"
+    monkeypatch.setattr(command, "run_heat", run_heat)
+    capsys.readouterr()
+    assert cli.main([*words, "--resume"]) == 0
+    assert "400 B" not in capsys.readouterr().out
+    assert [heat.size for heat in record.read(path).heats] == [400, 800]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("short_races")
+@pytest.mark.parametrize("what", ["machine", "versions", "settings"])
+def test_resume_refuses_a_record_made_otherwise(tmp_path, capsys, what):
+    path = tmp_path / "own.json"
+    words = ["bench", "lc1", "--output", str(path)]
+    assert cli.main([*words, "--resume"]) == 2
+    assert "nothing to resume" in capsys.readouterr().err
+    assert cli.main(words) == 0
+    data = json.loads(path.read_text())
+    data[what]["cores"] = 3
+    path.write_text(json.dumps(data))
+    before = path.read_text()
+    assert cli.main([*words, "--resume"]) == 2
+    assert f"its {what} is" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
 def test_a_refused_race_ends_with_its_reason(monkeypatch, tmp_path, capsys):
     wrong = contestants.all_reduce(contestants.forgets_to_communicate)
     race = contestants.race_against_gloo(wrong, ranks=(2,))

@@ -8,7 +8,7 @@ import pkgutil
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to write the record; by default docs/data/bench/NAME.json of the "
         "checkout for a full run, nowhere for a part of one",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the heats of that record that have enough samples, and run the "
+        "others: for machines that are quiet only now and then",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,34 +84,65 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     settings = _settings(arguments)
-    try:
-        heats = run_races(chosen, settings)
-    except RaceError as error:
-        # The ranks' own words; the error of the World adds every rank's traceback.
-        print(f"not timed: {error.__cause__ or error}", file=sys.stderr)
-        return 1
     output = arguments.output
     whole = not (
         arguments.quick or arguments.race or arguments.ranks or arguments.sizes
     )
     if output is None and whole:
         output = checkout() / "docs" / "data" / "bench" / f"{arguments.name}.json"
+    words = [arguments.name, *(["--quick"] if arguments.quick else [])]
+    made = record.Record(
+        schema=record.SCHEMA,
+        name=arguments.name,
+        title=module.TITLE,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=shlex.join(["xtrain", "bench", *words]),
+        machine=machine.describe(),
+        versions=machine.versions(),
+        settings=dataclasses.asdict(settings),
+        heats=[],
+    )
+    try:
+        done = finished(made, output) if arguments.resume else []
+        for heat in run_races(chosen, settings, done):
+            made.heats.append(heat)
+            if output is not None:
+                record.write(made, partial(output))
+    except RaceError as error:
+        # The ranks' own words; the error of the World adds every rank's traceback.
+        print(f"not timed: {error.__cause__ or error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if output is not None:
-        words = [arguments.name, *(["--quick"] if arguments.quick else [])]
-        found = record.Record(
-            schema=record.SCHEMA,
-            name=arguments.name,
-            title=module.TITLE,
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            command=shlex.join(["xtrain", "bench", *words]),
-            machine=machine.describe(),
-            versions=machine.versions(),
-            settings=dataclasses.asdict(settings),
-            heats=heats,
-        )
-        record.write(found, output)
+        partial(output).replace(output)
         print(f"written: {output}")
     return 0
+
+
+def partial(output: Path) -> Path:
+    """Where the heats of an unfinished run lie, so that it can be resumed."""
+    return output.with_name(output.name + ".partial")
+
+
+def finished(made: record.Record, path: Path | None) -> list[record.Heat]:
+    """The heats of a record, finished or not, in which nobody lacks samples.
+
+    ValueError when there is no such record, or when it comes from another machine,
+    other versions or other settings: such heats do not belong beside the new ones.
+    """
+    if path is not None and partial(path).is_file():
+        path = partial(path)
+    if path is None or not path.is_file():
+        raise ValueError(f"nothing to resume: no record {path or '(see --output)'}")
+    old = record.read(path)
+    for what in ("name", "machine", "versions", "settings"):
+        before, now = getattr(old, what), getattr(made, what)
+        if before != now:
+            raise ValueError(f"cannot resume {path}: its {what} is {before}, not {now}")
+    wanted = made.settings["rounds"]
+    return [h for h in old.heats if min(r.kept for r in h.results) >= wanted]
 
 
 def names() -> list[str]:
@@ -158,9 +195,14 @@ def choose(
     ]
 
 
-def run_races(chosen: Sequence[Race], settings: Settings) -> list[record.Heat]:
-    """Run every race at every size and world size, printing each when it is done."""
-    heats = []
+def run_races(
+    chosen: Sequence[Race], settings: Settings, done: Sequence[record.Heat] = ()
+) -> Iterator[record.Heat]:
+    """Run every race at every size and world size, printing each when it is done.
+
+    Heats that are in `done` are not run again.
+    """
+    known = {(heat.race, heat.size, heat.ranks): heat for heat in done}
     places = sorted({(race.backend, ranks) for race in chosen for ranks in race.ranks})
     for backend, ranks in places:
         with World(ranks, backend) as world:
@@ -168,10 +210,12 @@ def run_races(chosen: Sequence[Race], settings: Settings) -> list[record.Heat]:
                 if race.backend != backend or ranks not in race.ranks:
                     continue
                 for size in race.sizes:
-                    heat = run_heat(world, race, size, settings)
-                    print("\n".join(report.heat_lines(heat)), end="\n\n", flush=True)
-                    heats.append(heat)
-    return heats
+                    heat = known.get((race.name, size, ranks))
+                    if heat is None:
+                        heat = run_heat(world, race, size, settings)
+                        lines = report.heat_lines(heat)
+                        print("\n".join(lines), end="\n\n", flush=True)
+                    yield heat
 
 
 def checkout() -> Path:
