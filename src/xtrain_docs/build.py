@@ -40,6 +40,13 @@ def _quiet_kernels() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
+def _site_address() -> None:
+    """XTRAIN_SITE_URL names the root of the site; the English pages are one below."""
+    root = os.environ.pop("XTRAIN_SITE_URL", "").rstrip("/")
+    if root:
+        os.environ["XTRAIN_SITE_URL"] = f"{root.removesuffix('/en')}/en/"
+
+
 def build(target: Path) -> None:
     """Prebuild and build into `target`; raises on any error or warning.
 
@@ -48,6 +55,7 @@ def build(target: Path) -> None:
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     os.environ.setdefault("DISABLE_MKDOCS_2_WARNING", "true")
     _quiet_kernels()
+    _site_address()
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 

@@ -348,7 +348,10 @@ class NotePostprocessor(Postprocessor):
         words = match["words"].rstrip()
         comment = "" if words == "#" else f'<span class="c1">{words}</span> '
         number = match["n"]
-        return f'{comment}<span class="xt-note" data-n="{number}"></span>'
+        return (
+            f'{comment}<span class="xt-note" data-n="{number}" role="img" '
+            f'aria-label="note {number}"></span>'
+        )
 
 
 class EmbedExtension(Extension):

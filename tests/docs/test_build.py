@@ -88,6 +88,20 @@ def test_an_unknown_symbol_stops_the_build_strict_or_not(toy, site, strict):
         site(EMBED % "gone", strict=strict)
 
 
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("https://example.org/x", "https://example.org/x/en/"),
+        ("https://example.org/x/en/", "https://example.org/x/en/"),
+        ("", None),
+    ],
+)
+def test_the_address_is_that_of_the_root(monkeypatch, given, used):
+    monkeypatch.setenv("XTRAIN_SITE_URL", given)
+    build._site_address()
+    assert os.environ.get("XTRAIN_SITE_URL") == used
+
+
 # --- prebuild -------------------------------------------------------------------------
 
 

@@ -71,9 +71,9 @@ def test_highlights_and_notes(toy):
         page("hl: return combine", "note: for step in", "note: return combine")
     )
     assert 'class="hll"' in out
-    assert '<span class="xt-note" data-n="1"></span>' in out
+    assert '<span class="xt-note" data-n="1" role="img"' in out
     assert '<span class="c1"># one turn each</span>' in out
-    assert '<span class="xt-note" data-n="2"></span>' in out
+    assert '<span class="xt-note" data-n="2" role="img"' in out
     assert ")!" not in out
 
 
