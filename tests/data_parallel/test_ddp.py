@@ -237,14 +237,15 @@ def traffic(choice):
     chunks = [len(c) for c in torch.arange(flat).tensor_split(size)]
     reduce_scatter = sum(chunks) - chunks[rank]
     all_gather = sum(chunks) - chunks[(rank + 1) % size]
-    return ledger.bytes_sent, 4 * (reduce_scatter + all_gather)
+    # Without the buffers, which torch broadcasts: backends of ours count that too.
+    sent = sum(event.nbytes for event in ledger.events if event.kind == "send")
+    return sent, 4 * (reduce_scatter + all_gather)
 
 
 @pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_step_sends_two_n_minus_one_nths_of_the_gradients(world, size):
     for sent, expected in world(size).run(traffic, "ring"):
-        # Buffers are broadcast by torch, which has no bytes in the ledger.
         assert sent == expected
 
 
