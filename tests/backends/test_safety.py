@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import xtrain.backends
 from tests.backends.faults import Ranks
 from xtrain.backends import handshake, sockets
-from xtrain.backends.handshake import GREETING, MAGIC, Refused, admit, dial, proof
+from xtrain.backends.handshake import HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import meet
 from xtrain.backends.messages import HEADER, Garbled, Inbox, Receive, send_message
@@ -116,7 +116,7 @@ def test_a_listener_without_the_secret_gets_no_proof():
         dial(theirs, SECRET, GROUP, 2, 0, 0)
     theirs.close()
     thread.join()
-    assert len(heard[0]) == GREETING.size
+    assert len(heard[0]) == HELLO.size
     assert heard[1] == b""
 
 
@@ -127,7 +127,7 @@ def test_a_recorded_handshake_proves_nothing_again():
     recorded = []
 
     def relay() -> None:
-        for size in (GREETING.size, 32):
+        for size in (HELLO.size, 32):
             data = handshake.read_exactly(other, size, time.monotonic() + 5)
             recorded.append(data)
             middle.sendall(data)
@@ -150,7 +150,7 @@ def test_a_recorded_handshake_proves_nothing_again():
 def test_a_listeners_proof_is_no_diallers_proof():
     ours, theirs = pair()
     guest = Guest(ours)
-    theirs.sendall(GREETING.pack(MAGIC, GROUP, 2, 0, 0, bytes(16)))
+    theirs.sendall(HELLO.pack(MAGIC, GROUP, 2, 0, 0, bytes(16)))
     answer = handshake.read_exactly(theirs, 48, time.monotonic() + 5)
     theirs.sendall(answer[16:])  # reflect it
     assert guest.verdict() == "rank 2 does not know the secret"
@@ -182,7 +182,7 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
 def test_no_bytes_get_through_the_door(data, begins_well):
     ours, theirs = pair()
     if begins_well:
-        data = GREETING.pack(MAGIC, GROUP, 1, 0, 0, bytes(16)) + data
+        data = HELLO.pack(MAGIC, GROUP, 1, 0, 0, bytes(16)) + data
     guest = Guest(ours)
     theirs.sendall(data)
     theirs.shutdown(socket.SHUT_WR)
@@ -267,14 +267,14 @@ def test_ranks_with_different_secrets_do_not_meet():
 
 def attack(address: str, group: bytes, rng: random.Random) -> None:
     """Strangers of every kind at one door."""
-    greeting = GREETING.pack(MAGIC, group, 1, 0, 0, bytes(16))
+    greeting = HELLO.pack(MAGIC, group, 1, 0, 0, bytes(16))
     attacks = [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
         rng.randbytes(10_000),
         greeting[:30],  # truncated
-        GREETING.pack(MAGIC, bytes(32), 1, 0, 0, bytes(16)),  # another group
-        GREETING.pack(MAGIC, group, 1 << 31, 0, 255, bytes(16)),
+        HELLO.pack(MAGIC, bytes(32), 1, 0, 0, bytes(16)),  # another group
+        HELLO.pack(MAGIC, group, 1 << 31, 0, 255, bytes(16)),
         greeting + bytes(32),  # no proof
         greeting + proof(b"", b"dialler", greeting),
         struct.pack("<Q", 1 << 63) * 20,  # lengths, if anybody believed them
@@ -297,7 +297,7 @@ def besieged(say, enter, rank: int) -> None:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda entry: messages.append(entry.getMessage())
-    sockets.log.addHandler(handler)
+    sockets.door_log.addHandler(handler)
     dialling = sockets.reach
     if rank == 1:
         known: dict[str, object] = {}

@@ -26,7 +26,7 @@ import struct
 import time
 from pathlib import Path
 
-GREETING = struct.Struct("<8s32sIIB16s")
+HELLO = struct.Struct("<8s32sIIB16s")
 MAGIC = b"xtrain\x00\x01"
 WELCOME = b"welcome!"
 NONCE_BYTES, PROOF_BYTES = 16, 32
@@ -65,7 +65,7 @@ def dial(
     end = time.monotonic() + DIAL_SECONDS
     check_user(sock, secret)
     nonce = secrets.token_bytes(NONCE_BYTES)
-    greeting = GREETING.pack(MAGIC, group, me, peer, purpose, nonce)
+    greeting = HELLO.pack(MAGIC, group, me, peer, purpose, nonce)
     sock.sendall(greeting)
     theirs = read_exactly(sock, NONCE_BYTES, end)
     said = greeting + theirs
@@ -84,8 +84,8 @@ def admit(
     """Have a dialler prove itself; its rank and purpose, or Refused."""
     end = time.monotonic() + SECONDS
     check_user(sock, secret)
-    greeting = read_exactly(sock, GREETING.size, end)
-    magic, their_group, rank, target, purpose, _ = GREETING.unpack(greeting)
+    greeting = read_exactly(sock, HELLO.size, end)
+    magic, their_group, rank, target, purpose, _ = HELLO.unpack(greeting)
     if magic != MAGIC:
         raise Refused("no greeting of ours")
     if not hmac.compare_digest(their_group, group):
@@ -95,7 +95,7 @@ def admit(
             f"rank {rank} dialled for rank {target}, this is rank {me} of {size}"
         )
     said = greeting + secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(said[GREETING.size :] + proof(secret, b"listener", said))
+    sock.sendall(said[HELLO.size :] + proof(secret, b"listener", said))
     answer = read_exactly(sock, PROOF_BYTES, end)
     if not hmac.compare_digest(answer, proof(secret, b"dialler", said)):
         raise Refused(f"rank {rank} does not know the secret")

@@ -45,7 +45,7 @@ from xtrain.backends.progress import Steps
 from xtrain.backends.shared_memory import nbytes_of, reduce_into
 from xtrain.comm.reduce_op import combine, finish
 
-log = logging.getLogger(__name__)
+door_log = logging.getLogger(__name__)
 
 COLLECTIVES, MESSAGES = 0, 1  # what a connection is for
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
@@ -530,7 +530,7 @@ class Door:
                     raise Refused(f"rank {key[0]} is connected already")
                 self.admitted[key] = connection
         except (Refused, OSError) as error:
-            log.warning("rank %d refused a connection: %s", self._rank, error)
+            door_log.warning("rank %d refused a connection: %s", self._rank, error)
             sock.close()
 
 
