@@ -79,6 +79,13 @@ def race_date(name: str) -> str:
     return record(name).date
 
 
+def race_length(name: str) -> str:
+    """Whether the record is of a full run, in words."""
+    if "--quick" in record(name).command:
+        return "a short look on a busy machine"
+    return "a full run"
+
+
 def race_setting(name: str, setting: str) -> float:
     """One of the runner's settings in that record."""
     return record(name).settings[setting]
@@ -101,6 +108,7 @@ VALUES = (
     race_wire,
     race_cores,
     race_date,
+    race_length,
     race_setting,
     race_samples,
     race_dropped,
