@@ -305,8 +305,8 @@ def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
     assert all(file in str(error) for error in errors)
 
 
-def test_every_flipped_bit_of_a_shard_is_found(tmp_path, world):
-    """Of the data; a few bytes of the header are padding that means nothing."""
+def test_flipped_bits_are_found(tmp_path, world):
+    """Of its data, and of the index."""
     world(1).run(save_small, str(tmp_path), 1)
     path = latest(tmp_path) / "rank-00000.safetensors"
     good = path.read_bytes()
@@ -323,6 +323,17 @@ def test_every_flipped_bit_of_a_shard_is_found(tmp_path, world):
         ]
         with pytest.raises(CheckpointError, match="is damaged"):
             reader.read(wanted)
+
+    path.write_bytes(good)
+    path = latest(tmp_path) / "index.json"
+    good = path.read_bytes()
+    for place in range(0, len(good), len(good) // 60):
+        data = bytearray(good)
+        data[place] ^= 1  # often another digit, and still JSON
+        path.write_bytes(data)
+        if data.split() != good.split():
+            with pytest.raises(CheckpointError, match=r"index.json is damaged|format"):
+                CheckpointReader(latest(tmp_path))
 
 
 def size_of(entry):

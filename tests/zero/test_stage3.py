@@ -152,10 +152,17 @@ def fixed_loss(model):
 
 def twice(model):
     """Two forwards, then one backward, with an evaluation between."""
-    first = loss_of(model, batch_of(0, 0, 0))
+    first = model(batch_of(0, 0, 0))
     with torch.no_grad():
-        loss_of(model, batch_of(0, 1, 0))
-    return first + loss_of(model, batch_of(0, 2, 0))
+        model(batch_of(0, 1, 0))
+    return first.square().sum() + model(batch_of(0, 2, 0)).square().sum()
+
+
+def eval_between(model):
+    loss = loss_of(model, batch_of(0, 0, 0))
+    with torch.no_grad():
+        model(batch_of(0, 1, 0))
+    return loss
 
 
 class Shared(nn.Module):
@@ -167,7 +174,7 @@ class Shared(nn.Module):
         self.last = nn.Linear(3, 3)
 
     def forward(self, x):
-        layer = self.layers[0]
+        layer, x = self.layers[0], self.last(x)  # so that backward needs its weights
         return self.last(layer(torch.tanh(x)) + layer(torch.sin(x)) * layer(x))
 
 
@@ -244,6 +251,7 @@ def odd_models():
     one_step(Checkpointed, fixed_loss, reshard_after_forward=False)
     one_step(Segments, fixed_loss)
     one_step(Model, twice)
+    one_step(Model, eval_between)
     one_step(Model, twice, reshard_after_forward=False)
     one_step(Shared, shared_loss)
     one_step(Shared, shared_loss, collectives=RING)
