@@ -36,7 +36,8 @@ def hierarchical_all_reduce(
     """
     intra_size, inter_size = check_two_axes(tensor, op, intra_group, inter_group)
     flat = tensor.detach().reshape(-1)
-    flat = pad(flat, (0, -flat.numel() % intra_size))
+    if flat.numel() % intra_size:
+        flat = pad(flat, (0, -flat.numel() % intra_size))
     shard = torch.empty_like(flat[: flat.numel() // intra_size])
     step_op = ReduceOp.SUM if op == ReduceOp.AVG else op
 

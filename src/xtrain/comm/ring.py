@@ -95,11 +95,13 @@ def ring_all_gather(
     )
     gathered = output.detach().contiguous()
     chunks = gathered.view(size, -1)
-    chunks[rank].copy_(input.detach().reshape(-1))
+    passed_on = input.detach().contiguous().view(-1)
     underway: list[Passing] = []
     for step in range(size - 1):
-        send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
-        underway.append(ring_pass(chunks[send_chunk], chunks[recv_chunk], group))
+        arriving = chunks[(rank - 1 - step) % size]
+        underway.append(ring_pass(passed_on, arriving, group))
+        passed_on = arriving
+    chunks[rank].copy_(input.detach().reshape(-1))  # while the last send leaves
     wait_all(underway)
     if not output.is_contiguous():
         output.detach().copy_(gathered)
