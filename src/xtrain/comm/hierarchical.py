@@ -35,7 +35,7 @@ def hierarchical_all_reduce(
     2(G-1)/G of it inside its node and 2(K-1)/K of 1/G of it between K nodes.
     """
     intra_size, inter_size = check_two_axes(tensor, op, intra_group, inter_group)
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().contiguous().view(-1)
     if flat.numel() % intra_size:
         flat = pad(flat, (0, -flat.numel() % intra_size))
     shard = torch.empty_like(flat[: flat.numel() // intra_size])
@@ -46,7 +46,8 @@ def hierarchical_all_reduce(
     finish(shard, op, intra_size * inter_size)
     ring_all_gather(flat, shard, intra_group)
 
-    tensor.detach().copy_(flat[: tensor.numel()].view(tensor.shape))
+    if flat.data_ptr() != tensor.data_ptr():  # padded, or was not contiguous
+        tensor.detach().copy_(flat[: tensor.numel()].view(tensor.shape))
 
 
 def check_two_axes(
