@@ -9,6 +9,7 @@ A receive takes the first message with its tag; earlier ones with other tags wai
 memory. Nothing is ever unpickled.
 """
 
+import ctypes
 import logging
 import os
 import struct
@@ -53,9 +54,17 @@ class Garbled(RuntimeError):
 
 
 def raw(flat: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
-    # A single element may have any stride, which view would not take.
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data
+    """The bytes of a contiguous tensor, which lives as long as they do.
+
+    Not by way of `numpy()`, after which torch refuses to resize the storage: sharded
+    training frees weights like that.
+    """
+    nbytes = flat.numel() * flat.element_size()
+    if nbytes == 0:
+        return memoryview(bytearray())
+    block = (ctypes.c_ubyte * nbytes).from_address(flat.data_ptr())
+    block.tensor = flat  # type: ignore[attr-defined]
+    return memoryview(block).cast("B")
 
 
 class Stream(Protocol):
