@@ -73,10 +73,10 @@ def zero_gigabytes(
 def recipes() -> Table:
     """Bytes per parameter: who counts what."""
     names = {
-        "zero16": "16-bit weights and gradients, fp32 Adam",
+        "zero16": "the ZeRO paper",
         "fp32": "all fp32",
-        "megatron18": "16-bit weights, fp32 gradients, fp32 Adam",
-        "fp32_accum20": "16-bit weights and gradients, fp32 copies of both, fp32 Adam",
+        "megatron18": "fp32 gradients",
+        "fp32_accum20": "two copies of gradients",
     }
     rows = [
         [words, *map(str, (r.weight, r.gradients, r.master, r.moments, r.total))]
