@@ -15,6 +15,7 @@ from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
 from xtrain.backends import process_group
 from xtrain.backends.liveness import Peers
+from xtrain.backends.progress import Operation, Progress, Steps
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
 SOON = 5.0
@@ -423,6 +424,47 @@ def two_lines_of_barrier_and_broadcast() -> None:
 
 def test_barriers_and_rooted_calls_may_stand_on_different_lines(ours):
     ours(3).run(two_lines_of_barrier_and_broadcast)
+
+
+def ones_on_the_wire() -> None:
+    """What lies on a connection in the middle of a call is data."""
+    transport, other = dist.group.WORLD._transport, 1 - dist.get_rank()
+    ones = memoryview(bytearray(b"\xff" * 24))
+    assert transport.collective[other].write(ones) == 24
+    request = dist.irecv(torch.empty(1), other)
+    dist.send(torch.ones(1), other)
+    request.wait()
+    transport.in_call = True
+    assert transport.left() == []
+    transport.in_call = False
+    assert transport.left() == [other]  # between two calls it would be a goodbye
+    assert transport.collective[other].read(ones) == 24
+    transport._said_goodbye.clear()
+    dist.barrier()
+
+
+def test_a_goodbye_is_looked_for_between_calls_only(worlds_of):
+    worlds_of("xtrain-socket").get(2).run(ones_on_the_wire)
+
+
+def test_what_a_peer_did_before_it_went_may_be_enough():
+    """The check finds it gone; meanwhile all it owed has arrived."""
+    arrived = []
+
+    def check(operation: Operation) -> None:
+        arrived.append(True)
+        raise RuntimeError("gone")
+
+    def steps() -> Steps:
+        while not arrived:
+            yield
+
+    progress = Progress(check)
+    operation = Operation("recv", steps())
+    progress.post("recv", operation)
+    progress.wait(operation)
+    assert arrived == [True]
+    progress.close(RuntimeError("closed"))
 
 
 def bytes_that_look_like_a_goodbye() -> None:

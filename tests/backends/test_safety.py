@@ -27,7 +27,7 @@ from xtrain.backends.handshake import HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import meet
 from xtrain.backends.messages import HEADER, Garbled, Inbox, Receive, send_message
-from xtrain.backends.shared_memory import open_segment
+from xtrain.backends.shared_memory import length_for, open_segment
 
 GROUP, SECRET = b"g" * 32, b"a secret of this test"
 
@@ -464,6 +464,21 @@ def test_an_oversized_message_takes_no_memory_and_the_next_arrives(caplog):
     assert "dropped" in late.error
 
 
+def test_a_receive_from_anybody_takes_one_message():
+    """Two peers' messages wait already: the second stays for the next receive."""
+    inboxes = [
+        Inbox(peer, Bytes(frame(b"from %d" % peer), random.Random(0)), 1000)
+        for peer in (1, 2)
+    ]
+    for inbox in inboxes:
+        drain(inbox)
+    for peer in (1, 2):
+        receive = Receive(memoryview(bytearray(6)), 0, 0)
+        for inbox in inboxes:
+            inbox.post(receive)
+        assert (receive.source, bytes(receive.into)) == (peer, b"from %d" % peer)
+
+
 def test_a_length_alone_allocates_nothing():
     announced = HEADER.pack(0, 0, 0, 1 << 60)
     inbox = Inbox(1, Bytes(announced, random.Random(0)), max_bytes=1 << 32)
@@ -488,6 +503,7 @@ def test_shared_memory_opens_nothing_but_segments(tmp_path):
     with open(file, "r+b") as opened, refused:
         open_segment(1, os.getpid(), str(opened.fileno()), 2)
     alien = os.memfd_create("other")
+    os.ftruncate(alien, length_for(2))
     with pytest.raises(RuntimeError, match="no segment of ours"):
         open_segment(1, os.getpid(), str(alien), 2)
     small = os.memfd_create("xtrain")
