@@ -15,32 +15,23 @@ FOLDER = os.path.dirname(__file__) + "/"
 fork = multiprocessing.get_context("fork")
 
 
-def killed():
-    os.kill(os.getpid(), signal.SIGKILL)  # no goodbye, no clean-up
-
-
-def left():
-    dist.destroy_process_group()
-
-
-def stopped():
-    os.kill(os.getpid(), signal.SIGSTOP)  # alive, but it never comes
+FATES = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),  # no goodbye
+    "left": dist.destroy_process_group,
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),  # it never comes
+}
 
 
 def body(rank, fate, folder, pipe):
-    torch.set_num_threads(1)
     backends.register()
-    seconds = 4 if fate is stopped else 60
+    store = dist.FileStore(f"{folder}/{fate}", 4)
+    limit = timedelta(seconds=4 if fate == "stopped" else 60)
     dist.init_process_group(
-        "xtrain-shm",
-        store=dist.FileStore(f"{folder}/{fate.__name__}", 4),
-        rank=rank,
-        world_size=4,
-        timeout=timedelta(seconds=seconds),
+        "xtrain-shm", store=store, rank=rank, world_size=4, timeout=limit
     )
     dist.all_reduce(torch.ones(4))
     if rank == 2:
-        fate()
+        FATES[fate]()
     else:
         try:
             dist.all_reduce(torch.ones(4))
@@ -49,23 +40,19 @@ def body(rank, fate, folder, pipe):
     time.sleep(60)  # survivors stay: nobody learns of a death from a neighbour's exit
 
 
-def main():
-    for fate in (killed, left, stopped):
-        with tempfile.TemporaryDirectory() as folder:
-            pipes = [fork.Pipe() for _ in range(4)]
-            arguments = [(r, fate, folder, pipes[r][1]) for r in range(4)]
-            ranks = [fork.Process(target=body, args=each) for each in arguments]
-            for process in ranks:
-                process.start()
-            print(f"rank 2 {fate.__name__}")
-            for rank in (0, 1, 3):
-                text = pipes[rank][0].recv().replace(FOLDER, "")
-                if fate is stopped:  # without the seconds, which vary
-                    text = text.partition(" for ")[0] + ";" + text.partition(";")[2]
-                print(f"  rank {rank}: {text}")
-            for process in ranks:
-                process.kill()
-                process.join()
-
-
-main()
+for fate in FATES:
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [fork.Pipe() for _ in range(4)]
+        arguments = [(r, fate, folder, pipes[r][1]) for r in range(4)]
+        ranks = [fork.Process(target=body, args=each) for each in arguments]
+        for process in ranks:
+            process.start()
+        print(f"rank 2 {fate}")
+        for rank in (0, 1, 3):
+            text = pipes[rank][0].recv().replace(FOLDER, "")
+            if fate == "stopped":  # without the seconds, which vary
+                text = text.partition(" for ")[0] + ";" + text.partition(";")[2]
+            print(f"  rank {rank}: {text}")
+        for process in ranks:
+            process.kill()
+            process.join()

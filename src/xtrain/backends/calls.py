@@ -6,24 +6,19 @@ that stand in different calls would otherwise add up bytes that do not belong to
 and no one would know.
 """
 
-import contextlib
 import hashlib
 import os
 import sys
 from functools import lru_cache
 from types import FrameType
 
-import torch
-from torch.distributed import c10d_logger, distributed_c10d
-
-_BACKENDS = os.path.dirname(__file__)
-# Between the line `dist.all_reduce(x)` and this backend.
-_BETWEEN = (_BACKENDS, c10d_logger.__file__, distributed_c10d.__file__)
-_LIBRARIES = (
-    os.path.dirname(torch.__file__),
-    os.path.dirname(_BACKENDS),
-    contextlib.__file__,
+# Modules between the line `dist.all_reduce(x)` and this backend.
+_BETWEEN = (
+    "xtrain.backends.",
+    "torch.distributed.c10d_logger",
+    "torch.distributed.distributed_c10d",
 )
+_LIBRARIES = ("torch.", "xtrain.", "contextlib")
 
 
 def call_site() -> tuple[str, bool]:
@@ -33,14 +28,18 @@ def call_site() -> tuple[str, bool]:
     reasons to call from two places at once: DDP's join, for ranks out of inputs.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame is not None and module_of(frame).startswith(_BETWEEN):
         frame = frame.f_back
     caller = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and module_of(frame).startswith(_LIBRARIES):
         frame = frame.f_back
     if frame is None:
         return "?", False
     return f"{frame.f_code.co_filename}:{frame.f_lineno}", frame is caller
+
+
+def module_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
 
 
 @lru_cache(maxsize=4096)

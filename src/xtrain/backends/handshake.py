@@ -29,7 +29,8 @@ from pathlib import Path
 HELLO = struct.Struct("<8s32sIIB16s")
 MAGIC = b"xtrain\x00\x01"
 WELCOME = b"welcome!"
-NONCE_BYTES, PROOF_BYTES = 16, 32
+NONCE_BYTES = 16
+PROOF_BYTES = 32
 SECONDS = 5.0  # that the listener gives a dialler
 DIAL_SECONDS = 30.0  # that a dialler gives the listener, which may still be meeting
 

@@ -43,10 +43,19 @@ CHANNEL_BYTES = 1 << 20
 ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
 
 # Words of a segment, by index; the channels' counters follow.
-ARRIVED, LEFT, DESCRIBED, JOINED, PRINT, ROUNDS = 0, 1, 2, 3, 4, 6
-WRITTEN, READ = 64, 64 + MAX_RANKS
-GIVES, TAKES = 64 + 2 * MAX_RANKS, 64 + 4 * MAX_RANKS  # of an all-to-all, two steps
-TEXT_OFFSET, TEXT_BYTES = 4096, 4096
+ARRIVED = 0
+LEFT = 1
+DESCRIBED = 2
+JOINED = 3
+PRINT = 4
+ROUNDS = 6
+WRITTEN = 64
+READ = 64 + MAX_RANKS
+# Of an all-to-all, two steps.
+GIVES = 64 + 2 * MAX_RANKS
+TAKES = 64 + 4 * MAX_RANKS
+TEXT_OFFSET = 4096
+TEXT_BYTES = 4096
 STAGE_OFFSET = TEXT_OFFSET + TEXT_BYTES
 CHANNEL_OFFSET = STAGE_OFFSET + 2 * STAGE_BYTES
 
@@ -460,15 +469,15 @@ def open_segment(peer: int, pid: int, descriptor: str, size: int) -> Segment:
         os.close(opened)
 
 
-if platform.machine().lower() in ("x86_64", "amd64"):
+_KEEPS_ORDER = platform.machine().lower() in ("x86_64", "amd64")
+_lock = threading.Lock()
 
-    def fence() -> None:
-        """Order memory accesses: nothing to do, x86 keeps the order of stores."""
 
-else:
-    _lock = threading.Lock()
+def fence() -> None:
+    """Have stores before it seen before stores after it.
 
-    def fence() -> None:
-        """Order memory accesses: taking a lock makes the processor do it."""
+    x86 keeps their order by itself; elsewhere taking a lock makes the processor do it.
+    """
+    if not _KEEPS_ORDER:
         with _lock:
             pass

@@ -47,7 +47,9 @@ from xtrain.comm.reduce_op import combine, finish
 
 door_log = logging.getLogger(__name__)
 
-COLLECTIVES, MESSAGES = 0, 1  # what a connection is for
+# What a connection is for.
+COLLECTIVES = 0
+MESSAGES = 1
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
 GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
 INLINE_BYTES = 64 << 10  # up to here data rides along with the greeting
@@ -507,7 +509,8 @@ class Door:
             close_all(self.admitted)
 
     def _stand(self) -> None:
-        self._listener.settimeout(0.01)
+        with contextlib.suppress(OSError):  # closed before the door stood open
+            self._listener.settimeout(0.01)
         while not self._closed and not self.complete():
             self._guests = {t: s for t, s in self._guests.items() if t.is_alive()}
             if len(self._guests) >= MAX_GUESTS:
