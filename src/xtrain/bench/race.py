@@ -80,6 +80,9 @@ class Race:
 
     `reference` returns what every contestant must leave on this rank; None takes the
     baseline's outputs. `tolerance` is the largest absolute difference allowed.
+    `single` times every call by itself, after a barrier, as a step that needs one small
+    collective meets it; otherwise calls follow each other. A single call is too short
+    to tell foreign load: all samples are kept.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Race:
     tolerance: float = 0.0
     goals: tuple[Goal, ...] = ()
     backend: str = "gloo"
+    single: bool = False
 
     def __post_init__(self) -> None:
         names = [contestant.name for contestant in self.contestants]

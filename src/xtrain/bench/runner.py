@@ -13,6 +13,7 @@ processes used more of the machine than the limit meanwhile (`xtrain.bench.machi
 the rounds go on until enough samples are kept, or the most rounds are done.
 """
 
+import dataclasses
 import gc
 import math
 import random
@@ -62,6 +63,7 @@ QUICK = Settings(
     foreign_limit=0.25,
     patience=0.0,
 )
+SINGLE_ROUNDS = 10  # times the rounds where a sample is a single call
 # With a clock that grows in ticks, a sample must be long against a tick.
 TICKS_PER_SAMPLE = 25
 
@@ -98,6 +100,13 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
     bytes: what is wrong is not timed.
     """
     case = Case(size, world.size, world.device)
+    if race.single:
+        settings = dataclasses.replace(
+            settings,
+            rounds=SINGLE_ROUNDS * settings.rounds,
+            most_rounds=SINGLE_ROUNDS * settings.most_rounds,
+            foreign_limit=float("inf"),
+        )
     ranks = world.run(run_on_rank, race, case, settings, timeout=None)
     first = ranks[0]
     kept = {
@@ -190,6 +199,8 @@ def run_on_rank(race: Race, case: Case, settings: Settings) -> RankResult:
     calls = {
         name: _warm_up(case, trial, settings, length) for name, trial in trials.items()
     }
+    if race.single:
+        calls = dict.fromkeys(calls, 1)
     samples: dict[str, list[Sample]] = {name: [] for name in trials}
     order = list(trials)
     shuffle = random.Random(settings.seed).shuffle  # the same order on every rank

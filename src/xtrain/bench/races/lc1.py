@@ -164,10 +164,18 @@ RACES = [
         (GLOO, ONE_SHOT, TREE, HALVING, RING, SERVER),
         sizes=(4 * KiB, 64 * KiB),
         reference=all_reduce_reference,
+    ),
+    Race(
+        "all_reduce_single",
+        "All-reduce of a small tensor, one call at a time",
+        (GLOO, ONE_SHOT, TREE),
+        sizes=(4 * KiB,),
+        reference=all_reduce_reference,
         goals=(
             Goal("one-shot", 4.0, 4 * KiB, 4),
             Goal("binomial tree", 2.0, 4 * KiB, 4),
         ),
+        single=True,
     ),
     Race(
         "all_reduce",
