@@ -1,6 +1,7 @@
 """A heat refuses what is wrong, counts what it drops, and sends what the plan says."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,16 @@ def test_without_a_reference_the_baseline_decides(world):
         run_heat(world(2), race, 400, SHORT)
     near = contestants.race_against_gloo(wrong, reference=None, tolerance=1.0)
     assert run_heat(world(2), near, 400, SHORT).result(wrong.name).kept == 2
+
+
+def test_a_single_race_times_every_call_by_itself(world):
+    ring = contestants.all_reduce(ring_all_reduce, contestants.ring_traffic)
+    race = contestants.race_against_gloo(ring)
+    long = replace(SHORT, sample_seconds=0.02)
+    assert run_heat(world(2), race, 400, long).result(ring.name).calls > 1
+    heat = run_heat(world(2), replace(race, single=True), 400, long)
+    assert heat.result(ring.name).calls == 1
+    assert heat.rounds == runner.SINGLE_ROUNDS * long.rounds
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
