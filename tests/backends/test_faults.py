@@ -431,10 +431,10 @@ def ones_on_the_wire() -> None:
     transport, other = dist.group.WORLD._transport, 1 - dist.get_rank()
     ones = memoryview(bytearray(b"\xff" * 24))
     assert transport.collective[other].write(ones) == 24
+    transport.in_call = True  # or a slow message has the waiting rank look for it
     request = dist.irecv(torch.empty(1), other)
     dist.send(torch.ones(1), other)
     request.wait()
-    transport.in_call = True
     assert transport.left() == []
     transport.in_call = False
     assert transport.left() == [other]  # between two calls it would be a goodbye

@@ -330,8 +330,11 @@ def test_strangers_are_logged_and_the_group_forms_and_lives_on():
 
 
 def full_house(say, enter, rank: int) -> None:
-    """More silent strangers than the door serves at a time; they are timed out."""
-    handshake.SECONDS = 0.2
+    """More silent strangers than the door serves at a time; they are timed out.
+
+    The one that belongs here has the same time to prove itself, on a busy machine too.
+    """
+    handshake.SECONDS = 2.0
     held = []
     if rank == 1:
 
