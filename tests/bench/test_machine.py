@@ -40,6 +40,7 @@ def test_an_account_of_this_container_alone_is_not_trusted(monkeypatch, tmp_path
     stat, account = tmp_path / "stat", tmp_path / "usage"
     stat.write_text("cpu  100000 0 50000 9000 10 0 5 0 0 0\n")
     monkeypatch.setattr(machine, "_STAT", stat)
+    monkeypatch.setattr(machine, "_PROCESSES", tmp_path)
     monkeypatch.setattr(machine, "_ACCOUNT", account)
     account.write_text("1000000000\n")  # one second, of 1500
     assert machine.BusyClock().resolution > 0
@@ -47,6 +48,20 @@ def test_an_account_of_this_container_alone_is_not_trusted(monkeypatch, tmp_path
     clock = machine.BusyClock()
     assert clock.resolution == 0
     assert clock.read() == pytest.approx(1503.0)
+
+
+def test_what_the_kernel_carries_for_the_ranks_is_not_foreign(monkeypatch, tmp_path):
+    stat, account = tmp_path / "stat", tmp_path / "usage"
+    stat.write_text("cpu  100000 0 50000 9000 10 0 5 0 0 0\n")
+    account.write_text("1503000000000\n")
+    for pid, name, nanoseconds in ((14, "ksoftirqd/0", 2e9), (15, "kswapd0", 7e9)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "schedstat").write_text(f"{nanoseconds:.0f} 5 9\n")
+    monkeypatch.setattr(machine, "_PROCESSES", tmp_path)
+    monkeypatch.setattr(machine, "_STAT", stat)
+    monkeypatch.setattr(machine, "_ACCOUNT", account)
+    assert machine.BusyClock().read() == pytest.approx(1501.0)
 
 
 def test_a_system_that_does_not_tell_is_not_guessed(monkeypatch, tmp_path):
