@@ -1,0 +1,13 @@
+"""Entries of the errata pages that are proved by counting what these pages show."""
+
+from xtrain_docs.tables.home import LECTURES
+from xtrain_docs.tables.lc3 import STAGES
+
+
+def test_four_stages_and_six_parallelisms():
+    """E47: plain data parallelism and three stages are four; data, ZeRO, tensor,
+    pipeline, context and expert are six."""
+    assert STAGES == ("0", "1", "2", "3")
+    titles = [title for _, title, _ in LECTURES if title != "Communication"]
+    assert len(titles) == 6
+    assert sum("parallel" in title for title in titles) == 5  # and ZeRO

@@ -1,0 +1,143 @@
+"""Claims of the interview page of lc3, each run with and without its cause."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.training import batch_of, loss_of, make_model
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
+from xtrain.zero.flat import FlatLayout
+
+
+def ranks() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+# --------------------------------------------------- does ZeRO divide the computation?
+
+
+def work(stage):
+    """Operations of forward and backward; elements that the optimizer steps."""
+    rank, _ = ranks()
+    model = make_model(0, dtype=torch.float32)
+    if stage == 0:
+        model = DistributedDataParallel(model)
+        inner = AdamW(model.parameters())
+    elif stage == 3:
+        model = FullyShardedDataParallel(model)
+        inner = AdamW(model.parameters())
+    else:
+        inner = ZeroOptimizer(model.parameters(), AdamW, stage=stage).optimizer
+    stepped = sum(p.numel() for g in inner.param_groups for p in g["params"])
+    with FlopCounterMode(display=False) as counter:
+        loss_of(model, batch_of(0, 0, rank)).backward()
+    return counter.get_total_flops(), stepped
+
+
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+def test_every_rank_computes_its_whole_batch_in_every_stage(world):
+    size = 3
+    whole = world(size).run(work, 0)
+    parameters = whole[0][1]
+    assert min(flops for flops, _ in whole) > 0
+    for stage in (1, 2, 3):
+        for (flops, stepped), (expected, _) in zip(
+            world(size).run(work, stage), whole, strict=True
+        ):
+            assert flops == expected
+            assert stepped <= parameters / size + 10  # padding aside
+
+
+# ------------------------------------------------------- what 16-bit numbers can hold
+
+
+def test_bf16_loses_updates_below_a_512th_and_keeps_those_above_a_128th():
+    """Every bf16 number from 1 to 2 in steps of 2**-7, one update down."""
+    weights = 1 + torch.arange(1, 128, dtype=torch.float64) / 128
+    assert torch.equal(weights.bfloat16().double(), weights)
+
+    def moved(update: Tensor) -> Tensor:
+        return (weights - update).bfloat16().double() != weights
+
+    assert not moved(weights * 0.999 * 2**-9).any()
+    assert moved(weights * 1.001 * 2**-8).all()
+    some = moved(weights * 1.4 * 2**-9)  # in between it depends on the weight
+    assert some.any()
+    assert not some.all()
+
+
+def test_small_gradients_vanish_in_fp16_and_not_in_bf16():
+    small = torch.tensor(1e-8, dtype=torch.float64)
+    assert small.half() == 0
+    assert small.bfloat16() > 0
+    assert torch.finfo(torch.float16).smallest_normal == 2.0**-14
+    assert torch.tensor(2.0**-24).half() > 0  # the last one; a half of it is 0
+    assert torch.tensor(2.0**-25).half() == 0
+    exponents = torch.finfo(torch.float32).smallest_normal
+    assert torch.finfo(torch.bfloat16).smallest_normal == exponents
+
+
+# ------------------------------------- optimizers that look at more than one element
+
+
+def pieces_of(tensors: list[Tensor], size: int) -> list[list[Tensor]]:
+    """Each rank's pieces of some tensors laid end to end."""
+    layout = FlatLayout([t.shape for t in tensors], size)
+    flat = torch.zeros(layout.padded_numel, dtype=tensors[0].dtype)
+    for view, tensor in zip(layout.views(flat), tensors, strict=True):
+        view.copy_(tensor)
+    return [layout.pieces(layout.shard(flat, rank), rank) for rank in range(size)]
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """What Muon steps with: the matrix with all singular values set to 1."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_norms_need_a_sum_over_the_pieces_and_matrices_the_whole(size):
+    torch.manual_seed(0)
+    tensors = [torch.randn(6, 4).double(), torch.randn(7).double()]
+    pieces = pieces_of(tensors, size)
+    for number, tensor in enumerate(tensors):
+        squares = torch.stack([rank[number].square().sum() for rank in pieces])
+        assert squares.sum().sqrt() == pytest.approx(tensor.norm().item())
+        if number == 0:  # the first is cut: no rank has its norm
+            assert squares.max().sqrt() < 0.95 * tensor.norm()
+    # Adafactor's column means: every rank's rows give another answer.
+    rows = tensors[0].square().tensor_split(size)
+    means = torch.stack([part.sum(0) for part in rows]).sum(0) / 6
+    torch.testing.assert_close(means, tensors[0].square().mean(0))
+    assert not torch.allclose(rows[0].mean(0), means, rtol=0.1)
+    # Muon's matrix: the rows of the result are not the result of the rows.
+    half = 6 // size
+    assert not torch.allclose(
+        orthogonal(tensors[0])[:half], orthogonal(tensors[0][:half]), rtol=0.1
+    )
+
+
+def test_elements_can_be_stepped_anywhere():
+    """Adam on the pieces is Adam on the tensors, bit for bit."""
+    torch.manual_seed(0)
+    shapes = [(6, 4), (7,)]
+    whole = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    cut = [
+        nn.Parameter(piece.clone())
+        for rank in pieces_of([p.detach() for p in whole], 3)
+        for piece in rank
+    ]
+    optimizers = AdamW(whole, lr=0.1), AdamW(cut, lr=0.1)
+    for _ in range(3):
+        for parameter in whole:
+            parameter.grad = torch.randn_like(parameter)
+        grads = [g for rank in pieces_of([p.grad for p in whole], 3) for g in rank]
+        for parameter, grad in zip(cut, grads, strict=True):
+            parameter.grad = grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    expected = [p for rank in pieces_of([p.detach() for p in whole], 3) for p in rank]
+    assert all(map(torch.equal, cut, expected))
