@@ -1,0 +1,43 @@
+# torchrun --nproc-per-node 2 snippets/wrong/lc2/no_first_broadcast.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class DataParallel:
+    """Averages gradients. Who made sure that the weights are the same?"""
+
+    def __init__(self, module):
+        self.module = module  # the bug: nobody
+
+    def reduce_gradients(self):
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(dist.get_world_size())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(42)
+    inputs = torch.randn(2, 32, 3)[rank].double()  # my half of the data
+    targets = inputs.sum(1, keepdim=True)
+    torch.manual_seed(rank)  # as if nobody had set one: another on every rank
+    model = DataParallel(nn.Linear(3, 1, bias=False).double())
+    weight = model.module.weight
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(31):
+        optimizer.zero_grad()
+        loss = (model.module(inputs) - targets).square().mean()
+        loss.backward()
+        model.reduce_gradients()
+        optimizer.step()
+        if step % 10 == 0:
+            first = weight.detach().clone()
+            dist.broadcast(first, src=0)
+            apart = (weight - first).norm().item()
+            print(f"rank {rank}, step {step:2}: loss {loss.item():.4f}, "
+                  f"distance from rank 0's weights {apart:.4f}")  # fmt: skip
+
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,24 @@
+# torchrun --nproc-per-node 2 snippets/wrong/lc2/same_order_every_epoch.py
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+
+def epochs(sampler, count):
+    """The order in which this rank sees its samples, epoch by epoch."""
+    loader = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
+    orders = []
+    for _epoch in range(count):  # the bug: nobody tells the sampler which one it is
+        orders.append(torch.cat(list(loader)).tolist())
+    return orders
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for epoch, order in enumerate(epochs(DistributedSampler(range(12)), 3)):
+        print(f"rank {rank}, epoch {epoch}:", *order)
+
+    dist.barrier()
+    dist.destroy_process_group()
