@@ -1,6 +1,7 @@
 """The sampler deals the indices that torch's deals."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ LENGTHS = (0, 1, 2, 3, 5, 8, 13, 100, 101)
 
 
 @pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+@pytest.mark.filterwarnings("ignore:a second pass")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 13])
 def test_indices_equal_torchs(size):
     for length, shuffle, drop_last, seed in itertools.product(
@@ -54,9 +56,15 @@ def test_an_epoch_covers_everything_once_but_for_the_padding():
 def test_epochs_differ_only_with_set_epoch():
     sampler = data_parallel.DistributedSampler(range(50), num_replicas=2, rank=0)
     first = list(sampler)
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
+    with pytest.warns(UserWarning, match="a second pass over epoch 0.*set_epoch"):
+        assert list(sampler) == first
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in (1, 2):
+            sampler.set_epoch(epoch)
+            assert list(sampler) != first
+        in_order = data_parallel.DistributedSampler(range(9), 2, 0, shuffle=False)
+        assert list(in_order) == list(in_order)  # as it should be
 
 
 def test_it_drives_a_data_loader():

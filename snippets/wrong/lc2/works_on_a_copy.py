@@ -30,9 +30,7 @@ if __name__ == "__main__":
 
     for dtype in (torch.float32, torch.bfloat16):
         layer = nn.Linear(1, 1, bias=False, dtype=dtype)
-        sample = torch.tensor(
-            [1.0 + 2 * rank], dtype=dtype
-        )  # rank 0 has 1, rank 1 has 3
+        sample = torch.tensor([1.0 + 2 * rank], dtype=dtype)  # 1 and 3
         layer(sample).sum().backward()  # the gradient is the sample: mean 2
         average_gradients(layer)
         print(f"rank {rank}, {dtype}: mean gradient {layer.weight.grad.item()}")

@@ -10,11 +10,13 @@ parameter pays the latency over and over, and nothing is sent while backward com
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
+from xtrain.data_parallel.ddp import check_same_model
 
 
 class NaiveDataParallel(nn.Module):
@@ -42,6 +44,7 @@ class NaiveDataParallel(nn.Module):
         self.module, self.process_group = module, process_group
         _, self._size = rank_and_size(process_group)
         self._average = gradient_reduction == "average"
+        check_same_model(module, process_group)
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), group=process_group, group_src=0)
 
@@ -49,9 +52,14 @@ class NaiveDataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def reduce_gradients(self) -> None:
-        """Average the gradients over the ranks. Reducing the loss would not do it."""
+        """Average the gradients over the ranks. Reducing the loss would not do it.
+
+        A parameter that took no part on this rank has a gradient of zero here.
+        """
         for parameter in self.module.parameters():
-            if parameter.grad is not None:
+            if parameter.requires_grad:
+                if parameter.grad is None:  # unused here; another rank may wait for us
+                    parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad, group=self.process_group)
                 if self._average:
                     parameter.grad.div_(self._size)

@@ -10,6 +10,7 @@ N-th index. All ranks get equally many, since they meet in a collective at every
 rank with one batch more would wait for the others for ever.
 """
 
+import warnings
 from collections.abc import Iterator, Sized
 
 import torch
@@ -25,7 +26,7 @@ class DistributedSampler(Sampler[int]):
         num_replicas, rank: how many share the data and which one this is; from the
             default process group unless given.
         shuffle: a new permutation every epoch; call `set_epoch` before each, or every
-            epoch has the same order.
+            epoch has the same order, with a warning.
         seed: the same on all ranks.
         drop_last: leave out the tail that does not divide by the ranks; otherwise the
             first samples come again to fill it (count them once when you evaluate).
@@ -47,6 +48,7 @@ class DistributedSampler(Sampler[int]):
         self.dataset, self.num_replicas, self.rank = dataset, replicas, rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = 0
+        self._passes = 0  # since the last set_epoch
         length = len(dataset)
         rounded_down = length // replicas
         rounded_up = -(-length // replicas)
@@ -54,6 +56,13 @@ class DistributedSampler(Sampler[int]):
         self.total_size = self.num_samples * replicas
 
     def __iter__(self) -> Iterator[int]:
+        self._passes += 1
+        if self._passes == 2 and self.shuffle:
+            warnings.warn(
+                f"a second pass over epoch {self.epoch} gives the same order again: "
+                "call set_epoch before every epoch",
+                stacklevel=2,
+            )
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -69,3 +78,4 @@ class DistributedSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the permutation: call it on every rank before every epoch."""
         self.epoch = epoch
+        self._passes = 0

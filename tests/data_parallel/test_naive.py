@@ -1,0 +1,46 @@
+"""The naive form keeps the ranks' calls in pairs, whatever took part where."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.data_parallel import NaiveDataParallel
+from xtrain.testing import expect_error
+
+pytestmark = pytest.mark.verifies("xtrain.data_parallel.naive:NaiveDataParallel")
+
+
+class TwoRoads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Linear(1, 1, bias=False) for _ in range(2))
+        self.frozen = nn.Linear(1, 1, bias=False).requires_grad_(False)
+
+    def forward(self, x, road):
+        return getattr(self, road)(x) + self.frozen(x)
+
+
+def other_roads():
+    rank = dist.get_rank()
+    model = NaiveDataParallel(TwoRoads())
+    model(torch.tensor([10.0**rank]), ("left", "right")[rank % 2]).sum().backward()
+    model.reduce_gradients()
+    return [p.grad for p in model.parameters()]
+
+
+def test_unused_parameters_count_as_zero(world):
+    for left, right, frozen in world(2).run(other_roads):
+        assert (left.item(), right.item(), frozen) == (0.5, 5, None)
+    for left, right, frozen in world(3).run(other_roads):
+        assert left.item() == pytest.approx(101 / 3)
+        assert right.item() == pytest.approx(10 / 3)
+        assert frozen is None
+
+
+def other_shapes():
+    NaiveDataParallel(nn.Linear(2, 2 + dist.get_rank()))
+
+
+def test_other_models_are_refused_on_every_rank(world):
+    expect_error(world(2), other_shapes, error=ValueError, match="different models")
