@@ -273,6 +273,40 @@ def test_stage_2_reduce_scatters_in_backward_and_keeps_nothing_whole(
         assert left == 0
 
 
+def stage_2_of_the_notes():
+    """All-reduce after backward, scatter from rank 0, step, gather the weights."""
+    rank, size = ranks()
+    model = Tower()
+    model(torch.ones(2, 12) * rank).square().sum().backward()
+    alive = nbytes(p.grad for p in model.parameters())
+    flat_grad = torch.cat([p.grad.flatten() for p in model.parameters()])
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    with CommLedger() as ledger:
+        comm.ring_all_reduce(flat_grad)
+        own = nn.Parameter(flat.chunk(size)[rank].clone())
+        own.grad = torch.empty_like(own)
+        parts = [part.contiguous() for part in flat_grad.chunk(size)]
+        comm.scatter(own.grad, parts if rank == 0 else None, 0)
+        own.grad /= size
+        torch.optim.AdamW([own]).step()
+        comm.ring_all_gather(flat, own.detach())
+    return ledger.bytes_sent, flat, alive
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_reduce_and_scatter_sends_up_to_twice_as_much(world, size):
+    """E49: the weights are those of stage 2, for 4 and 3 passes instead of 2."""
+    unit = Fraction(size - 1, size) * PHI
+    ours = world(size).run(stage_of_ours, 2)
+    for rank, (sent, weights, alive) in enumerate(
+        world(size).run(stage_2_of_the_notes)
+    ):
+        assert sent == (3 if rank else 4) * unit
+        assert ours[rank][0] == 2 * unit
+        assert alive == PHI
+        torch.testing.assert_close(weights, ours[rank][1])
+
+
 # ----------------------------------------------- E54: what FSDP's strategies shard
 
 
