@@ -133,6 +133,7 @@ class ZeroOptimizer:
         everything = [p for group in groups for p in group["params"]]
         if len(set(everything)) < len(everything):
             raise ValueError("a parameter is in the groups twice")
+        check_bare(everything)
         check_same_tensors([("", p) for p in everything], process_group)
         for parameter in everything:
             if not parameter.requires_grad:
@@ -215,9 +216,16 @@ class ZeroOptimizer:
     def reduce_gradients(self) -> None:
         """Have every rank's own shard of the gradients in `bucket.master.grad`.
 
-        `step` and `clip_grad_norm_` call it; stage 2 has nothing left to do here. Every
-        rank reduces every bucket, whichever of its parameters took part there.
+        `step` and `clip_grad_norm_` call it; stage 2 has nothing left to do here, and
+        RuntimeError if there are full gradients all the same. Every rank reduces every
+        bucket, whichever of its parameters took part there.
         """
+        if self.stage == 2 and self._has_gradients():
+            kept = sum(parameter.grad is not None for parameter in self._bucket_of)
+            raise RuntimeError(
+                f"{kept} parameters have a whole gradient again: stage 2 reduced and "
+                "freed it in backward. Is another data parallelism around the module?"
+            )
         if self.stage == 2 or (self._is_reduced and not self._has_gradients()):
             return
         self._is_reduced = True
@@ -398,6 +406,23 @@ class ZeroOptimizer:
                 master.grad = reduced
             else:
                 master.grad.add_(reduced)
+
+
+def check_bare(parameters: list[nn.Parameter]) -> None:
+    """ValueError if a wrapper of ours already reduces some gradients in backward.
+
+    With two that do, the numbers may come out right, but no memory is saved.
+    """
+    for parameter in parameters:
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        for hook in hooks.values():
+            owner = type(getattr(hook, "__self__", None))
+            if owner.__module__.startswith("xtrain."):
+                raise ValueError(
+                    f"{owner.__name__} reduces the gradients of these parameters "
+                    "already, and ZeroOptimizer does that itself: give it the "
+                    "parameters of a bare module"
+                )
 
 
 def as_groups(params: Any) -> list[dict[str, Any]]:

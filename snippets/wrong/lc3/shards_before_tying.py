@@ -1,4 +1,4 @@
-# torchrun --nproc-per-node 4 snippets/wrong/lc2/shards_before_tying.py
+# torchrun --nproc-per-node 4 snippets/wrong/lc3/shards_before_tying.py
 import torch
 import torch.distributed as dist
 

@@ -1,0 +1,32 @@
+# torchrun --nproc-per-node 2 snippets/wrong/lc3/no_gather_after_step.py
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def step(weight, lr):
+    """ZeRO-1: my half of the summed gradient, my half of the update."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gradients = list(weight.grad.flatten().chunk(size))
+    mine = torch.empty_like(gradients[rank])
+    dist.reduce_scatter(mine, gradients)
+    weight.data.flatten().chunk(size)[rank].sub_(lr * mine / size)
+    weight.grad = None  # the bug: nobody tells the others about the new half
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 1, bias=False).double()
+    data = torch.randn(2, 16, 4).double()[rank]
+    for number in range(16):
+        loss = (layer(data) - data.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        step(layer.weight, lr=0.1)
+        if number % 5 == 0:
+            values = " ".join(f"{w:6.3f}" for w in layer.weight.flatten().tolist())
+            print(f"rank {rank}, step {number:2}: loss {loss:.2f}, weights", values)
+
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,26 @@
+# torchrun --nproc-per-node 3 snippets/wrong/lc3/tail_left_out.py
+import torch
+import torch.distributed as dist
+
+
+def step(weights, gradients, lr):
+    """Each rank updates its third, then all gather the weights."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    each = len(weights) // size  # the bug: 8 // 3 is 2, and 3 * 2 is 6
+    mine = slice(rank * each, (rank + 1) * each)
+    shard = weights[mine] - lr * gradients[mine]
+    shards = [torch.empty(each) for _ in range(size)]
+    dist.all_gather(shards, shard)
+    weights[: each * size] = torch.cat(shards)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for count in (6, 7, 8):
+        weights = torch.ones(count)
+        for _step in range(3):
+            step(weights, torch.ones(count), lr=0.25)
+        print(f"rank {dist.get_rank()}, {count} weights: {weights.tolist()}")
+
+    dist.barrier()
+    dist.destroy_process_group()

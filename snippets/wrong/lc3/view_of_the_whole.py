@@ -1,0 +1,23 @@
+# torchrun --nproc-per-node 4 snippets/wrong/lc3/view_of_the_whole.py
+import torch
+import torch.distributed as dist
+
+
+def my_shard(gradient):
+    """Meant: my quarter of the summed gradient, and the rest freed."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards = list(gradient.chunk(size))
+    dist.reduce_scatter(shards[rank], shards)
+    return shards[rank]  # the bug: a view, and it keeps the whole alive
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    shard = my_shard(torch.ones(4096))  # nobody else holds the gradient now
+    kept = shard.untyped_storage().nbytes()
+    print(f"rank {rank}: {shard.numel()} elements of 4 bytes, sum of {shard[0]:g} "
+          f"ranks; memory held: {kept} bytes")  # fmt: skip
+
+    dist.barrier()
+    dist.destroy_process_group()
