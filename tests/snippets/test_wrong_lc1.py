@@ -5,8 +5,6 @@ the tests of the right code assert, with the same helpers. So if one of these bu
 into `xtrain.comm`, its tests would fail as they fail here.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,38 +28,9 @@ from tests.comm.reference import (
     assert_same_on_all_ranks,
     input_of,
 )
+from tests.snippets.gallery import failures, ranks
 from xtrain import comm
-from xtrain.testing import RankError, RankTimeout, World, expect_error
-
-
-class Worlds(dict[int, World]):
-    """gloo on the CPU, whatever backend this session verifies."""
-
-    def __missing__(self, size: int) -> World:
-        self[size] = World(size)
-        return self[size]
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    worlds = Worlds()
-    yield worlds
-    for world in worlds.values():
-        world.close()
-
-
-def ranks() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
-
-def failures(world: World, check, *args, timeout=30.0) -> dict[int, str]:
-    """What each rank that did not pass has to say."""
-    try:
-        world.run(check, *args, timeout=timeout)
-    except RankError as error:
-        return {r.rank: r.summary for r in error.reports if r.kind != "returned"}
-    return {}
-
+from xtrain.testing import RankTimeout, expect_error
 
 # ------------------------------------------------------------------ the ring shift
 
