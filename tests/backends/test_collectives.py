@@ -31,11 +31,11 @@ LONG = 700_001  # floats: several stages of shared memory, a ring of many blocks
 pytestmark = [
     pytest.mark.verifies(
         "xtrain.backends.process_group:XtrainProcessGroup",
-        "xtrain.backends.process_group:Pending",
-        "xtrain.backends.process_group:Finished",
+        "xtrain.backends.works:Pending",
+        "xtrain.backends.works:Finished",
         "xtrain.backends.shared_memory:SharedMemory",
-        "xtrain.backends.shared_memory:Segment",
-        "xtrain.backends.shared_memory:reduce_into",
+        "xtrain.backends.segments:Segment",
+        "xtrain.backends.reducing:reduce_into",
         "xtrain.backends.sockets:Sockets",
         "xtrain.backends.sockets:Connection",
         "xtrain.backends.progress:Progress",
@@ -379,7 +379,7 @@ def messages() -> None:
 @pytest.mark.verifies(
     "xtrain.backends.messages:Inbox",
     "xtrain.backends.messages:send_message",
-    "xtrain.backends.shared_memory:Channel",
+    "xtrain.backends.segments:Channel",
 )
 def test_messages(ours, size):
     ours(size).run(messages)

@@ -82,7 +82,7 @@ def over_sockets(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]
 def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]]:
     part, others = nbytes // size, size - 1
     small = nbytes <= ONE_SHOT_BYTES
-    reduced = (nbytes, others * nbytes) if small else (nbytes + part, 2 * others * part)
+    reduced = (nbytes, others * nbytes) if small else (nbytes, 2 * others * part)
     return over_sockets(size, nbytes, rank) | {
         "all_reduce": reduced,
         "asynchronous": reduced,
@@ -90,7 +90,7 @@ def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, 
         "functional": reduced,
         "broadcast": (nbytes * (rank == 0), nbytes * (rank != 0)),
         "all_gather": (part, others * part),
-        "reduce_scatter": (nbytes, others * part),
+        "reduce_scatter": (others * part, others * part),
     }
 
 

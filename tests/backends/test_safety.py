@@ -27,7 +27,7 @@ from xtrain.backends.handshake import HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import meet
 from xtrain.backends.messages import HEADER, Garbled, Inbox, Receive, send_message
-from xtrain.backends.shared_memory import length_for, open_segment
+from xtrain.backends.segments import length_for, open_segment
 
 GROUP, SECRET = b"g" * 32, b"a secret of this test"
 

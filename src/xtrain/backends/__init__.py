@@ -1,10 +1,13 @@
 """lc1: torch.distributed backends in Python, over shared memory and over sockets."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 
+import torch
 import torch.distributed as dist
-from torch.distributed import Store
+from torch import Tensor
+from torch.distributed import ProcessGroup, Store
 
 from xtrain.backends.process_group import XtrainProcessGroup
 from xtrain.backends.shared_memory import SharedMemory
@@ -18,6 +21,35 @@ def register() -> None:
     for name in TRANSPORTS:
         if name.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(name, partial(_create, name), devices=["cpu"])
+
+
+def shared_empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    """An uninitialized tensor in memory that all ranks of a group see.
+
+    A collective: every rank of the group calls it, with the same shape and dtype. On
+    such a tensor, or the same part of it on all ranks, `dist.all_reduce` works in
+    place: large ones are copied into no stage. To everything else it is a tensor like
+    any other, and its memory is given back when it is used no more.
+
+    Args:
+        size: like torch.empty's, numbers or one sequence of them.
+        group: on the backend "xtrain-shm"; None is the default group.
+
+    Raises ValueError for a group on another backend, RuntimeError on every rank when a
+    rank has no memory left or asks for another shape or dtype.
+    """
+    if group is None:
+        group = dist.distributed_c10d._get_default_group()
+    if not isinstance(group, XtrainProcessGroup):
+        raise ValueError(
+            f'shared_empty: needs a group on "xtrain-shm", not on {group.name()}'
+        )
+    like = torch.empty(*size, dtype=dtype, device="meta")  # type: ignore[arg-type]
+    return group.shared_empty(like.shape, like.dtype)
 
 
 def _create(

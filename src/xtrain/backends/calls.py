@@ -4,13 +4,22 @@ Before a collective touches data, its ranks compare fingerprints: operation, sha
 dtype, reduce operation, root, and, for the symmetric ones, the line that called. Ranks
 that stand in different calls would otherwise add up bytes that do not belong together,
 and no one would know.
+
+A program makes the same calls again and again, so what a fingerprint costs is paid once
+for each of them. The text of a call is written when somebody has to read it.
 """
 
 import hashlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
 
 # Modules between the line `dist.all_reduce(x)` and this backend.
 _BETWEEN = (
@@ -21,8 +30,23 @@ _BETWEEN = (
 _LIBRARIES = ("torch.", "xtrain.", "contextlib")
 
 
-def call_site() -> tuple[str, bool]:
-    """ "file:line" of the innermost frame outside torch and xtrain.
+class Site(NamedTuple):
+    """A line of a program."""
+
+    file: str
+    line: int
+    direct: bool
+    """This line itself calls torch.distributed; no library stands between."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+NOWHERE = Site("", 0, False)
+
+
+def call_site() -> Site:
+    """The innermost line outside torch and xtrain.
 
     And whether that line itself calls torch.distributed. A library may have its own
     reasons to call from two places at once: DDP's join, for ranks out of inputs.
@@ -34,20 +58,100 @@ def call_site() -> tuple[str, bool]:
     while frame is not None and module_of(frame).startswith(_LIBRARIES):
         frame = frame.f_back
     if frame is None:
-        return "?", False
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}", frame is caller
+        return Site("?", 0, False)
+    return Site(frame.f_code.co_filename, frame.f_lineno, frame is caller)
 
 
 def module_of(frame: FrameType) -> str:
     return frame.f_globals.get("__name__", "")
 
 
+Look = tuple[torch.Size, torch.dtype]
+
+
+def look(tensor: Tensor) -> Look:
+    """What all ranks' tensors must have in common."""
+    return tensor.shape, tensor.dtype
+
+
+class Call(NamedTuple):
+    """One call of a collective: what its ranks compare and what they are shown."""
+
+    name: str
+    detail: Any
+    """A `Look`, several, or a dtype; None for nothing."""
+    op: ReduceOp.RedOpType | None
+    root: int | None
+    site: Site
+    told: Callable[[], str] | None = None
+    """Shown beside the call, not compared."""
+
+    def __str__(self) -> str:
+        told = f" {self.told()}" if self.told else ""
+        return f"{signature(*self[:4])}{told} at {self.site}"
+
+
 @lru_cache(maxsize=4096)
-def fingerprint(call: str, site: str) -> int:
+def fingerprint(
+    name: str,
+    detail: Any,
+    op: ReduceOp.RedOpType | None,
+    root: int | None,
+    site: Site = NOWHERE,
+) -> int:
     """64 bits that differ for different calls, equal in every process.
 
     Of the file only the name counts: other hosts may keep it in another folder.
     """
-    line = os.path.basename(site)
-    digest = hashlib.blake2b(f"{call}\0{line}".encode(), digest_size=8).digest()
+    line = "" if site is NOWHERE else os.path.basename(str(site))
+    text = f"{signature(name, detail, op, root)}\0{line}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def signature(
+    name: str, detail: Any, op: ReduceOp.RedOpType | None, root: int | None
+) -> str:
+    """A call as all its ranks should see it: "all_reduce([8] float32, SUM)"."""
+    parts = [] if detail is None else [in_words(detail)]
+    parts += [op.name] if op is not None else []
+    parts += [f"root={root}"] if root is not None else []
+    return f"{name}({', '.join(parts)})"
+
+
+def in_words(detail: Any) -> str:
+    if not isinstance(detail, tuple):
+        return str(detail)
+    if isinstance(detail[0], torch.Size):
+        shape, dtype = detail
+        return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+    return str([in_words(each) for each in detail])
+
+
+def shape_of(tensor: Tensor) -> str:
+    return in_words(look(tensor))
+
+
+def shapes_of(tensors: Sequence[Tensor]) -> str:
+    return str([shape_of(tensor) for tensor in tensors])
+
+
+OPS = (
+    ReduceOp.SUM,
+    ReduceOp.AVG,
+    ReduceOp.MAX,
+    ReduceOp.MIN,
+    ReduceOp.PRODUCT,
+    ReduceOp.BAND,
+    ReduceOp.BOR,
+    ReduceOp.BXOR,
+)
+
+
+def reduce_op(opts: Any) -> ReduceOp.RedOpType:
+    """The reduce operation of torch's options, one of OPS."""
+    op = opts.reduceOp if opts is not None else ReduceOp.SUM
+    for known in OPS:
+        if op == known:
+            return known
+    raise ValueError(f"reduce op {op} is not supported")

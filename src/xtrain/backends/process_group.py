@@ -8,7 +8,6 @@ transport do it, and returns a `Work` to wait for.
 """
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,11 +19,32 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.calls import call_site, fingerprint
+from xtrain.backends.arguments import (
+    check_fits,
+    check_servable,
+    check_twins,
+    flatten,
+    one_dtype,
+    row_sizes,
+)
+from xtrain.backends.calls import (
+    NOWHERE,
+    Call,
+    call_site,
+    fingerprint,
+    in_words,
+    look,
+    reduce_op,
+    shape_of,
+    shapes_of,
+)
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import Disagreement
 from xtrain.backends.messages import DTYPE_CODES, Receive, raw, send_message
 from xtrain.backends.progress import PATIENCE, Operation, Progress, Steps
+from xtrain.backends.shared_tensors import reserve
+from xtrain.backends.watching import Watch
+from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record
 
 # Two swapped calls of equal shape differ in nothing but their lines. Rooted collectives
@@ -32,77 +52,6 @@ from xtrain.comm.ledger import record
 # line calls torch.distributed directly, all ranks are expected to run the same one.
 COMPARE_LINES = os.environ.get("XTRAIN_COMPARE_LINES", "1") != "0"
 SMALL = 16  # elements; see `_kept`
-
-
-class Finished(dist.Work):
-    """The work of a call that has returned already."""
-
-    def __init__(self, result: list[Tensor]):
-        super().__init__()
-        self._result = result
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def result(self) -> list[Tensor]:
-        return self._result
-
-    def get_future(self) -> torch.futures.Future:
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result(self._result)
-        return future
-
-
-class Pending(dist.Work):
-    """The work of a call under way."""
-
-    def __init__(self, progress: Progress, operation: Operation, result: list[Tensor]):
-        super().__init__()
-        self._progress, self._operation, self._result = progress, operation, result
-        self._receive: Receive | None = None
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        seconds = timeout.total_seconds() if timeout else float("inf")
-        self._progress.wait(self._operation, seconds)
-        return True
-
-    def is_completed(self) -> bool:
-        return self._operation.done
-
-    def is_success(self) -> bool:
-        return self._operation.done and self._operation.error is None
-
-    def exception(self) -> BaseException | None:
-        return self._operation.error
-
-    def result(self) -> list[Tensor]:
-        return self._result
-
-    def _source_rank(self) -> int:
-        """The group rank whose message a receive took."""
-        source = None if self._receive is None else self._receive.source
-        return -1 if source is None else source
-
-    source_rank = _source_rank
-
-    def get_future(self) -> torch.futures.Future:
-        future: torch.futures.Future = torch.futures.Future()
-        operation = self._operation
-
-        def settle() -> None:
-            if operation.error is None:
-                future.set_result(self._result)
-            else:
-                future.set_exception(operation.error)
-
-        self._progress.when_ended(operation, settle)
-        return future
 
 
 class XtrainProcessGroup(dist.ProcessGroup):
@@ -126,13 +75,11 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self._timeout = timeout.total_seconds()
         self._names: dict[str, str] = {}
         self._world_ranks: list[int] = []
-        self._broken: RuntimeError | None = None
         self._closed = False
         self._calls = 0
         # torch's C++ may hold a work alone, and would wait forever on one whose Python
         # half is gone: DDP's join does so with its count of ranks.
         self._kept: deque[dist.Work] = deque(maxlen=16)
-        self._first_seen_dead: float | None = None
         self._peers = Peers()
         try:
             self._transport = make_transport(
@@ -141,7 +88,10 @@ class XtrainProcessGroup(dist.ProcessGroup):
         except BaseException:
             self._peers.close()
             raise
-        self._progress = Progress(self._check_waiting)
+        self._watch = Watch(
+            rank, self._transport, self._peers, self._timeout, self._global
+        )
+        self._progress = Progress(self._watch.check)
         # A process that ends in good order says so, as if it had destroyed the group.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
 
@@ -234,10 +184,10 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
         (outputs_,), (input,) = outputs, inputs
-        self._twins("all_gather", outputs_, input)
-        shapes = [shape_of(t) for t in outputs_]
+        check_twins("all_gather", self._rank, self._size, outputs_, input)
+        looks = tuple(look(t) for t in outputs_)
         return self._collective(
-            "all_gather", opts, outputs_, outputs_, [input], detail=shapes,
+            "all_gather", opts, outputs_, outputs_, [input], detail=looks,
             steps=lambda check, *flat: self._transport.all_gather(
                 list(flat[:-1]), flat[-1], check
             ),
@@ -246,7 +196,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None
     ) -> dist.Work:
-        self._fits("all_gather", output, input)
+        check_fits("all_gather", self._size, output, input)
         return self._collective(
             "all_gather_single", opts, [output], [output], [input],
             steps=lambda check, whole, part: self._transport.all_gather(
@@ -258,10 +208,10 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> dist.Work:
         (output,), (inputs_,) = outputs, inputs
-        self._twins("reduce_scatter", inputs_, output)
-        op, shapes = reduce_op(opts), [shape_of(t) for t in inputs_]
+        check_twins("reduce_scatter", self._rank, self._size, inputs_, output)
+        op, looks = reduce_op(opts), tuple(look(t) for t in inputs_)
         return self._collective(
-            "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=shapes,
+            "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=looks,
             steps=lambda check, out, *flat: self._transport.reduce_scatter(
                 out, list(flat), op, check
             ),
@@ -270,7 +220,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: Any = None
     ) -> dist.Work:
-        self._fits("reduce_scatter", input, output)
+        check_fits("reduce_scatter", self._size, input, output)
         op = reduce_op(opts)
         return self._collective(
             "reduce_scatter_single", opts, [output], [output], [input], op=op,
@@ -282,11 +232,14 @@ class XtrainProcessGroup(dist.ProcessGroup):
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        sizes = [[t.numel() for t in tensors] for tensors in (inputs, outputs)]
+        def told() -> str:
+            sizes = [[t.numel() for t in tensors] for tensors in (inputs, outputs)]
+            return f"sends {sizes[0]}, expects {sizes[1]}"
+
         return self._collective(
             "all_to_all", opts, outputs, outputs, inputs,
-            detail=self._one_dtype("all_to_all", [*inputs, *outputs]),
-            told=f"sends {sizes[0]}, expects {sizes[1]}",
+            detail=one_dtype("all_to_all", [*inputs, *outputs]),
+            told=told,
             steps=lambda check, *flat: self._transport.all_to_all(
                 list(flat[: self._size]), list(flat[self._size :]), check
             ),
@@ -300,12 +253,12 @@ class XtrainProcessGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> dist.Work:
-        out_sizes = self._row_sizes(output, output_split_sizes)
-        in_sizes = self._row_sizes(input, input_split_sizes)
+        out_sizes = row_sizes(output, output_split_sizes, self._size)
+        in_sizes = row_sizes(input, input_split_sizes, self._size)
         return self._collective(
             "all_to_all_single", opts, [output], [output], [input],
-            detail=self._one_dtype("all_to_all_single", [input, output]),
-            told=f"sends {in_sizes}, expects {out_sizes}",
+            detail=one_dtype("all_to_all_single", [input, output]),
+            told=lambda: f"sends {in_sizes}, expects {out_sizes}",
             steps=lambda check, out, flat: self._transport.all_to_all(
                 list(out.split(out_sizes)), list(flat.split(in_sizes)), check
             ),
@@ -326,8 +279,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
 
         return self._collective(
             "gather", opts, outputs_, outputs_, [input], root=root,
-            detail=self._one_dtype("gather", [input, *outputs_]),
-            told=f"sends {shape_of(input)}, expects {[shape_of(t) for t in outputs_]}",
+            detail=one_dtype("gather", [input, *outputs_]),
+            told=lambda: f"sends {shape_of(input)}, expects {shapes_of(outputs_)}",
             steps=steps,
         )  # fmt: skip
 
@@ -346,8 +299,8 @@ class XtrainProcessGroup(dist.ProcessGroup):
 
         return self._collective(
             "scatter", opts, outputs, [output], inputs_, root=root,
-            detail=self._one_dtype("scatter", [output, *inputs_]),
-            told=f"sends {[shape_of(t) for t in inputs_]}, expects {shape_of(output)}",
+            detail=one_dtype("scatter", [output, *inputs_]),
+            told=lambda: f"sends {shapes_of(inputs_)}, expects {shape_of(output)}",
             steps=steps,
         )  # fmt: skip
 
@@ -375,18 +328,63 @@ class XtrainProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    def shared_empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """See `xtrain.backends.shared_empty`."""
+        shared = getattr(self._transport, "shared", None)
+        if shared is None:
+            raise ValueError(
+                f'shared_empty: needs a group on "xtrain-shm", '
+                f"not on {self._backend_name}"
+            )
+        descriptor, error = -1, None
+        try:
+            descriptor = reserve(shape, dtype)
+        except OSError as problem:
+            error = problem
+        try:
+            descriptors = self._exchange("shared_empty", (shape, dtype), descriptor)
+            if -1 not in descriptors:
+                try:
+                    tensor = shared.map(descriptors, shape, dtype)
+                except (OSError, RuntimeError, ValueError) as problem:
+                    error = problem
+            fine = self._exchange("shared_empty", None, error is None)
+        finally:
+            if descriptor != -1:
+                os.close(descriptor)  # everyone has mapped it
+        if 0 in fine:
+            failed = self._global(fine.index(0))
+            raise RuntimeError(
+                f"shared_empty: rank {failed} has no memory for "
+                f"{in_words((shape, dtype))}"
+            ) from error
+        return tensor
+
+    def _exchange(self, name: str, detail: Any, value: int) -> list[int]:
+        """Every rank's number, in a call that all ranks must make alike."""
+        mine = torch.tensor([value])
+        everyone = mine.new_empty(self._size)
+        self._collective(
+            name, None, [everyone], [everyone], [mine], detail=detail,
+            steps=lambda check, whole, part: self._transport.all_gather(
+                list(whole.view(self._size, -1)), part, check
+            ),
+        )  # fmt: skip
+        return everyone.tolist()
+
     # -- point-to-point ----------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         (tensor,) = tensors
-        self._ready("send", tensor)
+        self._ready("send", tensors)
         self._not_myself("send", dst)
         flat = tensor.detach().contiguous()
         record("send", "send", self._global(dst), [flat])
-        site, _ = call_site()
+        site = call_site()
         steps = send_message(
-            self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype], site
-        )
+            self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
+            str(site),
+        )  # fmt: skip
         call = f"send({shape_of(tensor)}, dst={self._global(dst)}) at {site}"
         operation = Operation(call, self._breaking(call, steps), (dst,))
         self._calls += 1
@@ -404,13 +402,13 @@ class XtrainProcessGroup(dist.ProcessGroup):
         self, tensors: list[Tensor], sources: tuple[int, ...], tag: int
     ) -> dist.Work:
         (tensor,) = tensors
-        self._ready("recv", tensor)
+        self._ready("recv", tensors)
         landing = tensor.detach().contiguous()
         names = [self._global(source) for source in sources]
         record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
         receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
         inboxes = [self._transport.inbox[source] for source in sources]
-        call = f"recv({shape_of(tensor)}, src={names}) at {call_site()[0]}"
+        call = f"recv({shape_of(tensor)}, src={names}) at {call_site()}"
 
         def steps() -> Steps:
             for inbox in inboxes:
@@ -448,37 +446,33 @@ class XtrainProcessGroup(dist.ProcessGroup):
         steps: Callable[..., Steps],
         op: ReduceOp.RedOpType | None = None,
         root: int | None = None,
-        detail: object = None,
-        told: str = "",
+        detail: Any = None,
+        told: Callable[[], str] | None = None,
     ) -> dist.Work:
         """Describe the call, flatten its tensors, run or post its steps.
 
         `detail` is what the ranks compare besides op and root: the first tensor's shape
         and dtype unless given. `told` is shown when they disagree, but not compared.
         """
-        for tensor in (*outputs, *inputs):
-            self._ready(name, tensor)
-        if not outputs:
-            self._ready(name, None)
-        if detail is None:
-            detail = shape_of((*inputs, *outputs)[0]) if outputs else ""
-        site, direct = call_site()
-        call = signature(name, detail, op, None if root is None else self._global(root))
-        lines = COMPARE_LINES and direct and root is None and name != "barrier"
-        check = fingerprint(call, site if lines else "")
-        flat_out = [t.detach().contiguous().view(-1) for t in outputs]
-        flat_in = [t.detach().contiguous().view(-1) for t in inputs]
+        tensors = (*inputs, *outputs)
+        self._ready(name, tensors)
+        if detail is None and tensors:
+            detail = look(tensors[0])
+        call = Call(
+            name, detail, op, None if root is None else self._global(root),
+            call_site(), told,
+        )  # fmt: skip
+        lines = COMPARE_LINES and call.site.direct and root is None
+        compared = call.site if lines and name != "barrier" else NOWHERE
+        check = fingerprint(name, detail, op, call.root, compared)
+        flat_out = [flatten(tensor) for tensor in outputs]
+        flat_in = [flatten(tensor) for tensor in inputs]
         settle = record("collective", name, None, inputs or outputs)
-        called = f"{call}{told and f' {told}'} at {site}"
-        running = self._checked(called, steps(check, *flat_out, *flat_in), settle)
-        strided = [
-            (tensor, flat)
-            for tensor, flat in zip(outputs, flat_out, strict=True)
-            if not tensor.is_contiguous()
-        ]
-        if strided:
-            running = copy_back(running, strided)
-        operation = Operation(called, running)
+        running = self._checked(call, steps(check, *flat_out, *flat_in), settle)
+        for tensor, flat in zip(outputs, flat_out, strict=True):
+            if not tensor.is_contiguous():
+                running = copy_back(running, tensor, flat)
+        operation = Operation(call, running)
         self._calls += 1
         if opts is None or not opts.asyncOp:
             self._progress.run("collectives", operation)
@@ -493,7 +487,7 @@ class XtrainProcessGroup(dist.ProcessGroup):
         return work
 
     def _checked(
-        self, call: str, steps: Steps, settle: Callable[[int, int], None] | None
+        self, call: Call, steps: Steps, settle: Callable[[int, int], None] | None
     ) -> Steps:
         """Run steps; when the ranks turn out to be in different calls, say which."""
         transport = self._transport
@@ -502,9 +496,9 @@ class XtrainProcessGroup(dist.ProcessGroup):
         try:
             yield from self._breaking(call, steps)
         except Disagreement:
-            yield from self._breaking(call, transport.describe(call))
+            yield from self._breaking(call, transport.describe(str(call)))
             said = {r: transport.description(r) for r in transport.others}
-            said[self._rank] = call
+            said[self._rank] = str(call)
             lines = [f"  rank {self._global(r)}: {said[r]}" for r in range(self._size)]
             raise RuntimeError(
                 "the ranks of this group are in different calls:\n"
@@ -516,49 +510,15 @@ class XtrainProcessGroup(dist.ProcessGroup):
         if settle is not None:
             settle(transport.sent - sent, transport.received - received)
 
-    def _breaking(self, call: str, steps: Steps) -> Steps:
+    def _breaking(self, call: object, steps: Steps) -> Steps:
         """Run steps; an unforeseen end in the middle of them breaks the group."""
         try:
             yield from steps
         except (Disagreement, GeneratorExit):
             raise
         except BaseException as error:
-            self._broken = RuntimeError(f"{call}: {error!r}")
+            self._watch.broken = RuntimeError(f"{call}: {error!r}")
             raise
-
-    def _check_waiting(self, operation: Operation) -> None:
-        """Raise when `operation` waits in vain."""
-        me = f"rank {self._global(self._rank)} waited in {operation.call}"
-        missing = self._transport.missing()
-        left = {*self._transport.left()}
-        died = [r for r in self._peers.dead() if r not in left]
-        lost = self._transport.lost()
-        dead = {*died, *lost}
-        if dead:
-            now = time.monotonic()
-            self._first_seen_dead = self._first_seen_dead or now
-            owed = operation.peers is not None or dead & {*missing}
-            if owed or now > self._first_seen_dead + self._transport.PATIENCE:
-                how = "died" if died else "is gone (its connection ended)"
-                self._break(f"{self._names_of(died or lost)} {how} while {me}")
-        needed = missing if operation.peers is None else operation.peers
-        gone = left & {*needed}
-        # Of several possible senders one is enough.
-        if gone and (operation.peers is None or gone == {*needed}):
-            self._break(f"{self._names_of(sorted(gone))} left the group while {me}")
-        if operation.waited() > self._timeout:
-            states = [
-                f"rank {self._global(r)} ({self._peers.state(r)})" for r in needed
-            ]
-            where = "not there" if operation.peers is None else "nothing came from"
-            self._break(
-                f"timed out: {me} for {operation.waited():.1f} s; "
-                f"{where}: {', '.join(states) or 'nobody, all are in this call'}"
-            )
-
-    def _break(self, why: str) -> None:
-        self._broken = RuntimeError(why)
-        raise self._broken
 
     def _global(self, rank: int) -> int:
         """What this rank of the group is called in the world."""
@@ -569,26 +529,14 @@ class XtrainProcessGroup(dist.ProcessGroup):
                 return rank  # torch has not registered this group (yet)
         return self._world_ranks[rank]
 
-    def _names_of(self, ranks: Sequence[int]) -> str:
-        return ", ".join(f"rank {self._global(rank)}" for rank in ranks)
-
-    def _ready(self, name: str, tensor: Tensor | None) -> None:
-        if self._broken is not None:
-            raise RuntimeError(f"{name}: this group is broken: {self._broken}")
+    def _ready(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """RuntimeError when this group has ended, ValueError for a foreign tensor."""
+        if self._watch.broken is not None:
+            raise RuntimeError(f"{name}: this group is broken: {self._watch.broken}")
         if self._closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
-        if tensor is None:
-            return
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise ValueError(
-                f"{name}: {self._backend_name} serves dense CPU tensors, "
-                f"got {tensor.layout} on {tensor.device}"
-            )
-        if tensor.dtype not in DTYPE_CODES or tensor.is_conj() or tensor.is_neg():
-            raise ValueError(
-                f"{name}: {self._backend_name} does not serve {tensor.dtype}"
-                f"{' in a lazy view (use resolve_conj)' * tensor.is_conj()}"
-            )
+        for tensor in tensors:
+            check_servable(name, self._backend_name, tensor)
 
     def _not_myself(self, name: str, peer: int) -> None:
         if peer == self._rank or not 0 <= peer < self._size:
@@ -596,44 +544,6 @@ class XtrainProcessGroup(dist.ProcessGroup):
                 f"{name}: rank {self._rank} of {self._size} cannot exchange messages "
                 f"with rank {peer}"
             )
-
-    def _fits(self, name: str, whole: Tensor, part: Tensor) -> None:
-        if whole.numel() != self._size * part.numel() or whole.dtype != part.dtype:
-            raise ValueError(
-                f"{name}: {shape_of(whole)} must hold {self._size} times "
-                f"{shape_of(part)}"
-            )
-
-    def _twins(self, name: str, pieces: Sequence[Tensor], own: Tensor) -> None:
-        if len(pieces) != self._size or shape_of(pieces[self._rank]) != shape_of(own):
-            raise ValueError(
-                f"{name}: rank {self._rank} of {self._size} gave "
-                f"{[shape_of(t) for t in pieces]} for its {shape_of(own)}"
-            )
-
-    def _one_dtype(self, name: str, tensors: Sequence[Tensor]) -> torch.dtype:
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) != 1:
-            raise ValueError(f"{name}: one call moves one dtype, got {dtypes}")
-        return dtypes.pop()
-
-    def _row_sizes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        """Elements for each rank, from rows for each rank (none given: equal ones)."""
-        rows = tensor.shape[0] if tensor.dim() else 0
-        if not splits:
-            if rows % self._size:
-                raise ValueError(
-                    f"all_to_all_single: {rows} rows do not divide by "
-                    f"{self._size} ranks"
-                )
-            splits = [rows // self._size] * self._size
-        if sum(splits) != rows or len(splits) != self._size:
-            raise ValueError(
-                f"all_to_all_single: splits {list(splits)} for {rows} rows "
-                f"and {self._size} ranks"
-            )
-        row = tensor.numel() // rows if rows else 0
-        return [count * row for count in splits]
 
     def _one_by_one(
         self, method: Callable[..., dist.Work], calls: list[tuple], result: list[Tensor]
@@ -644,41 +554,10 @@ class XtrainProcessGroup(dist.ProcessGroup):
         return Finished(result)
 
 
-def copy_back(steps: Steps, strided: list[tuple[Tensor, Tensor]]) -> Steps:
-    """Run the steps, then fill non-contiguous tensors from their flat copies."""
+def copy_back(steps: Steps, tensor: Tensor, flat: Tensor) -> Steps:
+    """Run the steps, then fill a non-contiguous tensor from its flat copy."""
     yield from steps
-    for tensor, flat in strided:
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def reduce_op(opts: Any) -> ReduceOp.RedOpType:
-    op = opts.reduceOp if opts is not None else ReduceOp.SUM
-    for known in OPS:
-        if op == known:
-            return known
-    raise ValueError(f"reduce op {op} is not supported")
-
-
-OPS = (
-    ReduceOp.SUM,
-    ReduceOp.AVG,
-    ReduceOp.MAX,
-    ReduceOp.MIN,
-    ReduceOp.PRODUCT,
-    ReduceOp.BAND,
-    ReduceOp.BOR,
-    ReduceOp.BXOR,
-)
-
-
-def signature(
-    name: str, detail: object, op: ReduceOp.RedOpType | None, root: int | None
-) -> str:
-    """A call as all its ranks should see it: "all_reduce([8] float32, SUM)"."""
-    parts = [str(detail)] if detail != "" else []
-    parts += [op.name] if op is not None else []
-    parts += [f"root={root}"] if root is not None else []
-    return f"{name}({', '.join(parts)})"
+    tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def same_but_for_lines(said: dict[int, str]) -> bool:
@@ -689,7 +568,3 @@ LINES_DIFFER = (
     "\nThe calls differ in nothing but their lines. If that is meant, set "
     "XTRAIN_COMPARE_LINES=0."
 )
-
-
-def shape_of(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

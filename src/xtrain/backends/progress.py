@@ -21,7 +21,7 @@ PATIENCE = 0.003  # seconds for which `post` may wait before it leaves work behi
 IDLE_SECONDS = 0.001  # the background thread leaves waiting threads this long alone
 PAUSE_SECONDS = 50e-6  # a sleep between two passes
 SPIN_SECONDS = 0.02  # a wait that takes longer sleeps between its passes
-SPIN_PASSES = 64  # made by `run` before it looks at the clock
+SPIN_PASSES = 256  # made by `run` before it looks at the clock and at the peers
 CHECK_SECONDS = 0.002  # between two looks at the peers
 
 Steps = Generator[None, None, None]
@@ -31,12 +31,15 @@ class Operation:
     """One posted operation: `done` when its steps have ended, well or with `error`.
 
     Args:
+        call: what it is, as its text says.
         peers: the ranks it needs; None for all of them.
     """
 
     __slots__ = ("call", "done", "error", "on_end", "peers", "started", "steps")
 
-    def __init__(self, call: str, steps: Steps, peers: tuple[int, ...] | None = None):
+    def __init__(
+        self, call: object, steps: Steps, peers: tuple[int, ...] | None = None
+    ):
         self.call, self.steps, self.peers = call, steps, peers
         self.on_end: list[Callable[[], None]] = []
         self.started = time.monotonic()

@@ -4,27 +4,16 @@ Every rank owns a segment that all others map. A collective is: write into your 
 segment, wait until all have, read from theirs. No message is sent, and nothing is
 copied more often than these two steps ask for.
 
-    segment of a rank
-      words       arrived: how many steps this rank has completed; the fingerprint of
-                  its call; how far its channels are written and read
-      text        the description of its call, should the ranks disagree
-      stage 0, 1  its share of a step, in turns: one step can be written while slow
-                  readers still finish the one before
-      channels    a ring of bytes to each peer, for point-to-point messages
-
 Small all-reduces are one step: everybody writes its tensor, then adds up everybody's.
 Large ones go in pieces that fit the stage, each in two steps: everybody writes its
 piece; rank r adds up slice r of all; everybody collects the finished slices. Every byte
 is read once to be reduced and once to be collected, however many ranks there are.
 
-The segments are anonymous memory (memfd), reached through the owner's /proc entry: the
-kernel lets in the same user only, and when the last process is gone so is the memory.
+Tensors that live in shared memory themselves (`shared_empty`) need no stage.
 """
 
-import mmap
+import ctypes
 import os
-import platform
-import threading
 from array import array
 
 import torch
@@ -35,85 +24,33 @@ from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.progress import Steps
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.backends.reducing import nbytes_of, pieces, reduce_into
+from xtrain.backends.segments import (
+    ARRIVED,
+    DESCRIBED,
+    GIVES,
+    JOINED,
+    LEFT,
+    MAX_RANKS,
+    NOTE,
+    PRINT,
+    STAGE_BYTES,
+    TAKES,
+    TEXT_BYTES,
+    TEXT_OFFSET,
+    Channel,
+    Segment,
+    fence,
+    length_for,
+    make_memory,
+    open_segment,
+)
+from xtrain.backends.shared_tensors import SharedTensors
 
-MAX_RANKS = 64
-STAGE_BYTES = 1 << 20  # two of these stay in a core's cache
-CHANNEL_BYTES = 1 << 20
 ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
-
-# Words of a segment, by index; the channels' counters follow.
-ARRIVED = 0
-LEFT = 1
-DESCRIBED = 2
-JOINED = 3
-PRINT = 4
-ROUNDS = 6
-WRITTEN = 64
-READ = 64 + MAX_RANKS
-# Of an all-to-all, two steps.
-GIVES = 64 + 2 * MAX_RANKS
-TAKES = 64 + 4 * MAX_RANKS
-TEXT_OFFSET = 4096
-TEXT_BYTES = 4096
-STAGE_OFFSET = TEXT_OFFSET + TEXT_BYTES
-CHANNEL_OFFSET = STAGE_OFFSET + 2 * STAGE_BYTES
-
-
-class Segment:
-    """One rank's memory, seen from any rank."""
-
-    def __init__(self, descriptor: int, size: int):
-        length = length_for(size)
-        self.map = mmap.mmap(descriptor, length)
-        self.bytes = memoryview(self.map)
-        self.words = self.bytes[:TEXT_OFFSET].cast("Q")
-        everything = torch.frombuffer(self.map, dtype=torch.uint8)
-        stages = everything[STAGE_OFFSET:CHANNEL_OFFSET]
-        self._stages = stages.view(2, STAGE_BYTES)
-        self._typed: dict[tuple[int, torch.dtype], Tensor] = {}
-
-    def stage(self, step: int, dtype: torch.dtype) -> Tensor:
-        """The stage of a step as a flat tensor of `dtype`."""
-        key = (step % 2, dtype)
-        if key not in self._typed:
-            self._typed[key] = self._stages[step % 2].view(dtype)
-        return self._typed[key]
-
-    def channel(self, peer: int) -> memoryview:
-        start = CHANNEL_OFFSET + peer * CHANNEL_BYTES
-        return self.bytes[start : start + CHANNEL_BYTES]
-
-
-class Channel:
-    """A ring of bytes from one rank to another: counters of bytes written and read."""
-
-    def __init__(self, owner: Segment, source: int, reader: Segment, target: int):
-        self._ring = owner.channel(target)
-        self._written, self._read = owner.words, reader.words
-        self._w, self._r = WRITTEN + target, READ + source
-
-    def write(self, data: memoryview) -> int:
-        written, read = self._written[self._w], self._read[self._r]
-        start = written % CHANNEL_BYTES
-        room = CHANNEL_BYTES - (written - read)
-        count = min(data.nbytes, room, CHANNEL_BYTES - start)
-        if count:
-            self._ring[start : start + count] = data[:count]
-            fence()
-            self._written[self._w] = written + count
-        return count
-
-    def read(self, into: memoryview) -> int:
-        written, read = self._written[self._w], self._read[self._r]
-        start = read % CHANNEL_BYTES
-        count = min(into.nbytes, written - read, CHANNEL_BYTES - start)
-        if count:
-            fence()
-            into[:count] = self._ring[start : start + count]
-            fence()
-            self._read[self._r] = read + count
-        return count
+IN_PLACE_BYTES = 4 << 20  # of a shared tensor at a time: what all have stays cached
+BLOCK_BYTES = 256 << 10  # reduced at a time: stays in a core's own cache
+MAX_VIEWS = 256  # kept; a program uses a few sizes again and again
 
 
 class SharedMemory:
@@ -139,9 +76,8 @@ class SharedMemory:
         self.rank, self.size = rank, size
         self.step = self.sent = self.received = 0
         self.in_call = False
-        descriptor = os.memfd_create("xtrain", os.MFD_CLOEXEC)
+        descriptor = make_memory(length_for(size))
         try:
-            os.ftruncate(descriptor, length_for(size))
             self.mine = Segment(descriptor, size)
             self.segments = self._map_all(store, timeout, peers, descriptor)
         except BaseException:
@@ -150,6 +86,9 @@ class SharedMemory:
         finally:
             os.close(descriptor)  # everyone has mapped it
         self.words = [segment.words for segment in self.segments]
+        self.shared = SharedTensors(self.rank, self.pids)
+        self._views: dict[tuple, list[Tensor]] = {}
+        self._cuts: dict[tuple, list[tuple[Tensor, ...]]] = {}
         self.others = [peer for peer in range(size) if peer != rank]
         self.outbox = {
             peer: Channel(self.mine, rank, self.segments[peer], peer)
@@ -169,6 +108,7 @@ class SharedMemory:
     ) -> list[Segment]:
         rank, size = self.rank, self.size
         entries, group = meet(store, "shm", rank, size, str(descriptor), timeout, peers)
+        self.pids = [entry.pid for entry in entries]
         segments = []
         for peer, entry in enumerate(entries):
             if entry.host != host_key():
@@ -198,17 +138,17 @@ class SharedMemory:
 
     # -- one step ---------------------------------------------------------------------
 
-    def arrive(self, check: int = 0, rounds: int = 0) -> Steps:
+    def arrive(self, check: int = 0, note: int = 0) -> Steps:
         """Complete a step: return when all ranks have.
 
         Args:
             check: fingerprint of the call; all ranks' must be equal.
-            rounds: kept for `most_rounds` of this step.
+            note: kept for the others' `notes` of this step.
         """
         self.step += 1
         step, words = self.step, self.mine.words
         words[PRINT + step % 2] = check
-        words[ROUNDS + step % 2] = rounds
+        words[NOTE + step % 2] = note
         fence()  # what was staged is visible before the arrival is
         words[ARRIVED] = step
         for peer in self.others:
@@ -221,8 +161,9 @@ class SharedMemory:
                 if self.words[peer][PRINT + step % 2] != check:
                     raise Disagreement
 
-    def most_rounds(self) -> int:
-        return max(words[ROUNDS + self.step % 2] for words in self.words)
+    def notes(self) -> list[int]:
+        """What each rank noted in this step."""
+        return [words[NOTE + self.step % 2] for words in self.words]
 
     def missing(self) -> list[int]:
         """The ranks that have not come to this rank's call."""
@@ -259,41 +200,65 @@ class SharedMemory:
         yield from self.arrive(check)
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
-        if flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
+        if nbytes_of(flat) <= ONE_SHOT_BYTES:
             yield from self._all_reduce_at_once(flat, op, check)
             return
+        place = self.shared.place_of(flat)
+        yield from self.arrive(check, place)
+        if place and set(self.notes()) == {place}:
+            yield from self._all_reduce_in_place(self.shared.at(place, flat), op)
+            return
         for piece in flat.split(STAGE_BYTES // flat.element_size()):
-            yield from self._all_reduce_piece(piece, op, check)
-            check = 0
+            yield from self._all_reduce_piece(piece, op)
 
     def _all_reduce_at_once(
         self, flat: Tensor, op: ReduceOp.RedOpType, check: int
     ) -> Steps:
-        step, count = self.step + 1, flat.numel()
-        self.mine.stage(step, flat.dtype)[:count].copy_(flat)
+        step, nbytes = self.step + 1, nbytes_of(flat)
+        stages = self._stages(step, flat.dtype, flat.numel())
+        # torch's copy_ takes longer to find out what to do than to do it.
+        ctypes.memmove(stages[self.rank].data_ptr(), flat.data_ptr(), nbytes)
         yield from self.arrive(check)
-        shares = [s.stage(step, flat.dtype)[:count] for s in self.segments]
-        reduce_into(flat, shares, op)  # in rank order: all ranks get the same bits
-        self._count(nbytes_of(flat), (self.size - 1) * nbytes_of(flat))
+        reduce_into(flat, stages, op)  # in rank order: all ranks get the same bits
+        self._count(nbytes, (self.size - 1) * nbytes)
 
-    def _all_reduce_piece(
-        self, piece: Tensor, op: ReduceOp.RedOpType, check: int
-    ) -> Steps:
-        step, count = self.step + 1, piece.numel()
-        self.mine.stage(step, piece.dtype)[:count].copy_(piece)
-        yield from self.arrive(check)
-        slices = [
-            s.stage(step, piece.dtype)[:count].tensor_split(self.size)[self.rank]
-            for s in self.segments
-        ]
-        finished = self.mine.stage(step + 1, piece.dtype)[: slices[0].numel()]
-        reduce_into(finished, slices, op)
-        yield from self.arrive()
+    def _all_reduce_piece(self, piece: Tensor, op: ReduceOp.RedOpType) -> Steps:
+        """Slice r is reduced by rank r, which reads its own share where it is."""
+        rank, step, count = self.rank, self.step + 1, piece.numel()
         slots = piece.tensor_split(self.size)
-        for slot, segment in zip(slots, self.segments, strict=True):
-            slot.copy_(segment.stage(step + 1, piece.dtype)[: slot.numel()])
-        own, whole = nbytes_of(finished), nbytes_of(piece)
-        self._count(whole + own, (self.size - 1) * own + whole - own)
+        stages = self._slices(step, piece.dtype, count)
+        for peer in self.others:
+            stages[rank][peer].copy_(slots[peer])
+        yield from self.arrive()
+        shares = [stage[rank] for stage in stages]
+        shares[rank] = slots[rank]
+        finished = self._stages(step + 1, piece.dtype, len(slots[0]))
+        reduce_into(finished[rank][: len(shares[0])], shares, op)
+        yield from self.arrive()
+        for slot, source in zip(slots, finished, strict=True):
+            slot.copy_(source[: len(slot)])
+        whole, own = nbytes_of(piece), nbytes_of(slots[rank])
+        self._count(whole, (self.size - 1) * own + whole - own)
+
+    def _all_reduce_in_place(
+        self, tensors: list[Tensor], op: ReduceOp.RedOpType
+    ) -> Steps:
+        """The same without a stage, on tensors that all ranks see: rank's own first."""
+        part = IN_PLACE_BYTES // tensors[0].element_size()
+        block = BLOCK_BYTES // tensors[0].element_size()
+        for pieces_ in zip(*(tensor.split(part) for tensor in tensors), strict=True):
+            slots = [piece.tensor_split(self.size) for piece in pieces_]
+            order = [self.rank, *self.others]
+            shares = [slots[peer][self.rank].split(block) for peer in order]
+            for blocks in zip(*shares, strict=True):
+                reduce_into(blocks[0], list(blocks), op)
+            yield from self.arrive()
+            mine = slots[self.rank]
+            for peer in self.others:
+                mine[peer].copy_(slots[peer][peer])
+            whole, own = nbytes_of(pieces_[0]), nbytes_of(mine[self.rank])
+            self._count(own, (self.size - 1) * own + whole - own)
+        yield from self.arrive()  # nobody reads this rank's tensor any more
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
         for piece in pieces(flat, STAGE_BYTES):
@@ -330,8 +295,8 @@ class SharedMemory:
         for start in range(0, max(1, *(t.numel() for t in inputs)), part):
             step = self.step + 1
             stage = self.mine.stage(step, output.dtype)
-            for peer, source in enumerate(inputs):
-                piece = source[start : start + part]
+            for peer in self.others:
+                piece = inputs[peer][start : start + part]
                 stage[peer * part : peer * part + piece.numel()].copy_(piece)
                 self._count(nbytes_of(piece), 0)
             yield from self.arrive(check)
@@ -341,6 +306,7 @@ class SharedMemory:
                 s.stage(step, output.dtype)[place : place + target.numel()]
                 for s in self.segments
             ]
+            shares[self.rank] = inputs[self.rank][start : start + part]
             reduce_into(target, shares, op)
             self._count(0, (self.size - 1) * nbytes_of(target))
 
@@ -352,11 +318,13 @@ class SharedMemory:
             self.mine.stage(step, input.dtype)[: piece.numel()].copy_(piece)
             yield from self.arrive(check)
             check = 0
-            for output, segment in zip(outputs, self.segments, strict=True):
-                target = output[start : start + part]
-                target.copy_(segment.stage(step, input.dtype)[: target.numel()])
-            everything = sum(nbytes_of(t[start : start + part]) for t in outputs)
-            self._count(nbytes_of(piece), everything - nbytes_of(piece))
+            self._count(nbytes_of(piece), 0)
+            for peer in self.others:
+                target = outputs[peer][start : start + part]
+                stage = self.segments[peer].stage(step, input.dtype)
+                target.copy_(stage[: target.numel()])
+                self._count(0, nbytes_of(target))
+        outputs[self.rank].copy_(input)
 
     def all_to_all(
         self, outputs: list[Tensor], inputs: list[Tensor], check: int
@@ -370,21 +338,22 @@ class SharedMemory:
         while done < rounds:
             step, start = self.step + 1, done * part
             stage = self.mine.stage(step, dtype)
-            for peer, source in enumerate(inputs):
-                piece = source[start : start + part]
+            for peer in self.others:
+                piece = inputs[peer][start : start + part]
                 stage[peer * part : peer * part + piece.numel()].copy_(piece)
-                self._count(nbytes_of(piece) if peer != self.rank else 0, 0)
+                self._count(nbytes_of(piece), 0)
             yield from self.arrive(check, mine)
             if done == 0:
                 self._compare_announced()
             check, done = 0, done + 1
-            rounds = max(rounds, self.most_rounds())
+            rounds = max(rounds, *self.notes())
             place = self.rank * part
-            for peer, output in enumerate(outputs):
-                target = output[start : start + part]
+            for peer in self.others:
+                target = outputs[peer][start : start + part]
                 source = self.segments[peer].stage(step, dtype)
                 target.copy_(source[place : place + target.numel()])
-                self._count(0, nbytes_of(target) if peer != self.rank else 0)
+                self._count(0, nbytes_of(target))
+        outputs[self.rank].copy_(inputs[self.rank])
 
     def _announce(self, gives: list[int], takes: list[int]) -> None:
         """Write down what this rank will send to and expects from each rank."""
@@ -402,6 +371,27 @@ class SharedMemory:
         if gives != [list(column) for column in zip(*takes, strict=True)]:
             raise Disagreement
 
+    def _stages(self, step: int, dtype: torch.dtype, count: int) -> list[Tensor]:
+        """The first `count` elements of all ranks' stages of a step."""
+        key = (step % 2, dtype, count)
+        if key not in self._views:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            self._views[key] = [s.stage(step, dtype)[:count] for s in self.segments]
+        return self._views[key]
+
+    def _slices(
+        self, step: int, dtype: torch.dtype, count: int
+    ) -> list[tuple[Tensor, ...]]:
+        """The same, cut into a slice for each rank."""
+        key = (step % 2, dtype, count)
+        if key not in self._cuts:
+            if len(self._cuts) >= MAX_VIEWS:
+                self._cuts.clear()
+            stages = self._stages(step, dtype, count)
+            self._cuts[key] = [stage.tensor_split(self.size) for stage in stages]
+        return self._cuts[key]
+
     def _count(self, sent: int, received: int) -> None:
         self.sent += sent
         self.received += received
@@ -414,70 +404,8 @@ class SharedMemory:
         self.inbox.clear()
         self.outbox.clear()
         self.words.clear()
+        self.shared.clear()
+        self._views.clear()
+        self._cuts.clear()
         self.segments.clear()
         del self.mine
-
-
-def reduce_into(output: Tensor, shares: list[Tensor], op: ReduceOp.RedOpType) -> None:
-    """Reduce the shares in rank order into `output`; fp16 and bf16 add up in fp32."""
-    if len(shares) == 1:
-        output.copy_(shares[0])
-    elif output.dtype in (torch.float16, torch.bfloat16):
-        total = shares[0].float()
-        for share in shares[1:]:
-            combine(total, share.float(), op)
-        finish(total, op, len(shares))
-        output.copy_(total)
-        return
-    else:
-        output.copy_(shares[0])
-        for share in shares[1:]:
-            combine(output, share, op)
-    finish(output, op, len(shares))
-
-
-def pieces(flat: Tensor, nbytes: int) -> list[Tensor]:
-    """Cut a tensor into pieces of at most `nbytes`; an empty one stays one piece."""
-    return list(flat.split(max(1, nbytes // flat.element_size())))
-
-
-def nbytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def length_for(size: int) -> int:
-    """Bytes of a segment; memory that is never touched costs nothing."""
-    return CHANNEL_OFFSET + size * CHANNEL_BYTES
-
-
-def open_segment(peer: int, pid: int, descriptor: str, size: int) -> Segment:
-    """Map a peer's segment: anonymous memory of the right size made by this user."""
-    opened = os.open(f"/proc/{pid}/fd/{int(descriptor)}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        name, status = os.readlink(f"/proc/self/fd/{opened}"), os.fstat(opened)
-        if (
-            not name.startswith("/memfd:xtrain ")
-            or status.st_uid != os.geteuid()
-            or status.st_size != length_for(size)
-        ):
-            raise RuntimeError(
-                f"xtrain-shm: what the store holds for rank {peer} leads to {name} "
-                f"of user {status.st_uid}, {status.st_size} bytes: no segment of ours"
-            )
-        return Segment(opened, size)
-    finally:
-        os.close(opened)
-
-
-_KEEPS_ORDER = platform.machine().lower() in ("x86_64", "amd64")
-_lock = threading.Lock()
-
-
-def fence() -> None:
-    """Have stores before it seen before stores after it.
-
-    x86 keeps their order by itself; elsewhere taking a lock makes the processor do it.
-    """
-    if not _KEEPS_ORDER:
-        with _lock:
-            pass

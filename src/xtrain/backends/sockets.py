@@ -42,7 +42,7 @@ from xtrain.backends.messages import (
     write_all,
 )
 from xtrain.backends.progress import Steps
-from xtrain.backends.shared_memory import nbytes_of, reduce_into
+from xtrain.backends.reducing import nbytes_of, reduce_into
 from xtrain.comm.reduce_op import combine, finish
 
 door_log = logging.getLogger(__name__)

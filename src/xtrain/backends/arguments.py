@@ -1,0 +1,74 @@
+"""What a call may be given: refused on every rank before anything is sent."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from xtrain.backends.calls import shape_of, shapes_of
+from xtrain.backends.messages import DTYPE_CODES
+
+
+def check_servable(name: str, backend: str, tensor: Tensor) -> None:
+    """ValueError unless the tensor is memory of this host, as it stands."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{name}: {backend} serves dense CPU tensors, "
+            f"got {tensor.layout} on {tensor.device}"
+        )
+    if tensor.dtype not in DTYPE_CODES or tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            f"{name}: {backend} does not serve {tensor.dtype}"
+            f"{' in a lazy view (use resolve_conj)' * tensor.is_conj()}"
+        )
+
+
+def flatten(tensor: Tensor) -> Tensor:
+    """The elements in a row: the tensor's own memory where it is contiguous."""
+    if type(tensor) is Tensor and tensor.dim() == 1 and not tensor.requires_grad:
+        return tensor.contiguous()
+    return tensor.detach().contiguous().view(-1)
+
+
+def check_fits(name: str, size: int, whole: Tensor, part: Tensor) -> None:
+    """ValueError unless `whole` has `size` times the elements of `part`."""
+    if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
+        raise ValueError(
+            f"{name}: {shape_of(whole)} must hold {size} times {shape_of(part)}"
+        )
+
+
+def check_twins(
+    name: str, rank: int, size: int, pieces: Sequence[Tensor], own: Tensor
+) -> None:
+    """ValueError unless each rank has a piece, and its own looks like `own`."""
+    if len(pieces) != size or shape_of(pieces[rank]) != shape_of(own):
+        raise ValueError(
+            f"{name}: rank {rank} of {size} gave {shapes_of(pieces)} "
+            f"for its {shape_of(own)}"
+        )
+
+
+def one_dtype(name: str, tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of all tensors; ValueError when they differ."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1:
+        raise ValueError(f"{name}: one call moves one dtype, got {dtypes}")
+    return dtypes.pop()
+
+
+def row_sizes(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Elements for each rank, from rows for each rank (none given: equal ones)."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not splits:
+        if rows % size:
+            raise ValueError(
+                f"all_to_all_single: {rows} rows do not divide by {size} ranks"
+            )
+        splits = [rows // size] * size
+    if sum(splits) != rows or len(splits) != size:
+        raise ValueError(
+            f"all_to_all_single: splits {list(splits)} for {rows} rows and {size} ranks"
+        )
+    row = tensor.numel() // rows if rows else 0
+    return [count * row for count in splits]

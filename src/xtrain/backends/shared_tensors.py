@@ -1,0 +1,109 @@
+"""Tensors that live in shared memory: an all-reduce works on them where they are.
+
+    t = xtrain.backends.shared_empty(1024, 1024)     # every rank, like a collective
+    dist.all_reduce(t)                               # no stage, no copies into it
+
+torch's symmetric memory is the same idea for GPUs (`symm_mem.empty`, `rendezvous`):
+every rank allocates alike, and maps everybody's.
+"""
+
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xtrain.backends.segments import make_memory, open_memory
+
+PLACE_BITS = 44  # of a byte in a shared tensor; above them the tensor's number
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One tensor of every rank: their bytes by rank, None for this rank's own."""
+
+    address: int
+    nbytes: int
+    views: list[Tensor | None]
+
+
+class SharedTensors:
+    """The shared tensors of one rank in one group that are still in use.
+
+    Ranks number them alike, because making one is a collective. When this rank's tensor
+    and all its views are gone, so are its views of the others'.
+    """
+
+    def __init__(self, rank: int, pids: Sequence[int]):
+        self._rank, self._pids = rank, pids
+        self._made = 0
+        self._living: dict[int, Shared] = {}
+
+    def map(
+        self, descriptors: Sequence[int], shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor:
+        """This rank's tensor; descriptors[r] is that of rank r in its process."""
+        self._made += 1
+        nbytes = bytes_for(shape, dtype)
+        views: list[Tensor | None] = []
+        for peer, descriptor in enumerate(descriptors):
+            if peer == self._rank:
+                own = mmap.mmap(descriptor, nbytes)
+                views.append(None)
+                continue
+            opened = open_memory(peer, self._pids[peer], str(descriptor), nbytes)
+            try:
+                views.append(
+                    torch.frombuffer(mmap.mmap(opened, nbytes), dtype=torch.uint8)
+                )
+            finally:
+                os.close(opened)
+        tensor = torch.frombuffer(own, dtype=dtype, count=math.prod(shape))
+        self._living[self._made] = Shared(tensor.data_ptr(), nbytes, views)
+        # torch keeps the mapping for as long as the tensor or a view of it is used.
+        weakref.finalize(own, self._living.pop, self._made, None).atexit = False
+        return tensor.view(shape)
+
+    def place_of(self, flat: Tensor) -> int:
+        """A number for where in which shared tensor this one lies; 0 for nowhere."""
+        for number, shared in self._living.items():
+            offset = flat.data_ptr() - shared.address
+            if 0 <= offset < shared.nbytes:
+                return number << PLACE_BITS | offset
+        return 0
+
+    def at(self, place: int, flat: Tensor) -> list[Tensor]:
+        """The tensors of all ranks at a place that looks like `flat` on each."""
+        shared = self._living[place >> PLACE_BITS]
+        start = place & (1 << PLACE_BITS) - 1
+        stop = start + flat.numel() * flat.element_size()
+        return [
+            flat if view is None else view[start:stop].view(flat.dtype)
+            for view in shared.views
+        ]
+
+    def clear(self) -> None:
+        self._living.clear()
+
+
+def reserve(shape: torch.Size, dtype: torch.dtype) -> int:
+    """A descriptor of memory for such a tensor, taken from the system now.
+
+    Else it would be taken when it is written, and running out would kill the process.
+    """
+    nbytes = bytes_for(shape, dtype)
+    descriptor = make_memory(nbytes)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def bytes_for(shape: torch.Size, dtype: torch.dtype) -> int:
+    return max(1, math.prod(shape) * dtype.itemsize)

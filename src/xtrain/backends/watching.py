@@ -1,0 +1,70 @@
+"""When a wait is in vain, and why: a peer died, left, or does not come in time."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xtrain.backends.liveness import Peers
+from xtrain.backends.progress import Operation
+
+
+class Watch:
+    """Looks after the waits of one rank in one group.
+
+    Args:
+        transport: knows which ranks have come to the call, and which have left.
+        seconds: the group's timeout.
+        world_rank: what a rank of the group is called in the world.
+
+    `broken` is the error that ended the group, None while it lives.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        transport: Any,
+        peers: Peers,
+        seconds: float,
+        world_rank: Callable[[int], int],
+    ):
+        self._rank, self._transport, self._peers = rank, transport, peers
+        self._seconds, self._world_rank = seconds, world_rank
+        self._first_seen_dead: float | None = None
+        self.broken: RuntimeError | None = None
+
+    def check(self, operation: Operation) -> None:
+        """Raise when `operation` waits in vain."""
+        me = f"rank {self._world_rank(self._rank)} waited in {operation.call}"
+        missing = self._transport.missing()
+        left = {*self._transport.left()}
+        died = [r for r in self._peers.dead() if r not in left]
+        lost = self._transport.lost()
+        dead = {*died, *lost}
+        if dead:
+            now = time.monotonic()
+            self._first_seen_dead = self._first_seen_dead or now
+            owed = operation.peers is not None or dead & {*missing}
+            if owed or now > self._first_seen_dead + self._transport.PATIENCE:
+                how = "died" if died else "is gone (its connection ended)"
+                self._break(f"{self._names_of(died or lost)} {how} while {me}")
+        needed = missing if operation.peers is None else operation.peers
+        gone = left & {*needed}
+        # Of several possible senders one is enough.
+        if gone and (operation.peers is None or gone == {*needed}):
+            self._break(f"{self._names_of(sorted(gone))} left the group while {me}")
+        if operation.waited() > self._seconds:
+            states = [
+                f"rank {self._world_rank(r)} ({self._peers.state(r)})" for r in needed
+            ]
+            where = "not there" if operation.peers is None else "nothing came from"
+            self._break(
+                f"timed out: {me} for {operation.waited():.1f} s; "
+                f"{where}: {', '.join(states) or 'nobody, all are in this call'}"
+            )
+
+    def _break(self, why: str) -> None:
+        self.broken = RuntimeError(why)
+        raise self.broken
+
+    def _names_of(self, ranks: Sequence[int]) -> str:
+        return ", ".join(f"rank {self._world_rank(rank)}" for rank in ranks)
