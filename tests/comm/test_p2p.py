@@ -18,7 +18,14 @@ from xtrain.comm import (
     ring_shift,
     send,
 )
-from xtrain.comm.p2p import Passing, group_rank_of, post_all, ring_pass, wait_all
+from xtrain.comm.p2p import (
+    Passing,
+    group_rank_of,
+    post_all,
+    ring_expect,
+    ring_pass,
+    wait_all,
+)
 
 DTYPES = FLOATS + INTS
 
@@ -257,6 +264,35 @@ def passes() -> None:
 )
 def test_a_pass_waits_for_what_arrives_and_not_for_what_leaves(world, size):
     world(size).run(passes)
+
+
+def expected_passes() -> tuple[list, list[list]]:
+    """Chunks of 5, 0 and 7 go round; every receive is posted before the first send."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    before, counts = (rank - 1) % size, (5, 0, 7)
+    underway: list[Passing] = []
+    with CommLedger() as ledger:
+        landings = ring_expect([torch.zeros(count) for count in counts])
+        posted = [(e.kind, e.payload) for e in ledger.events]
+        for step, landing in enumerate(landings):
+            mine = torch.full((counts[step],), float(10 * rank + step))
+            underway.append(ring_pass(mine, landing))
+            assert landing.tensor.tolist() == [10.0 * before + step] * counts[step]
+    wait_all(underway)
+    return posted, ledger.events
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.verifies("xtrain.comm.p2p:Landing", "xtrain.comm.p2p:ring_expect")
+def test_receives_posted_ahead_belong_to_the_round_of_their_send(world, size):
+    results = world(size).run(expected_passes)
+    early = [] if size == 1 else [("recv", 20), ("recv", 28)]
+    if world(size).backend != "nccl":  # which posts each with its send
+        assert all(posted == early for posted, _ in results)
+    rounds = message_rounds([events for _, events in results])
+    assert [[m.nbytes for m in r] for r in rounds] == [
+        [nbytes] * size for _, nbytes in early
+    ]
 
 
 def rank_translation() -> None:

@@ -83,6 +83,7 @@ class CommLedger(TorchDispatchMode):
     """
 
     _open: ClassVar[list["CommLedger"]] = []
+    _last_round = 0
     _round = 0
     _rounds_open = 0
     _paused = 0
@@ -169,8 +170,8 @@ class CommLedger(TorchDispatchMode):
     ) -> None:
         if CommLedger._paused:
             return
-        if CommLedger._rounds_open == 0:
-            CommLedger._round += 1
+        with one_round() as number:  # of its own, unless one is open
+            pass
         values = None
         if self.keep_values and kind == "send":
             flat = torch.cat([t.detach().reshape(-1) for t in tensors])
@@ -178,7 +179,7 @@ class CommLedger(TorchDispatchMode):
                 values = tuple(flat.tolist())
         nbytes = None if kind == "collective" else payload
         rank = dist.get_rank()
-        event = Event(rank, kind, op, peer, payload, nbytes, CommLedger._round, values)
+        event = Event(rank, kind, op, peer, payload, nbytes, number, values)
         self.events.append(event)
 
 
@@ -218,12 +219,21 @@ class paused:
 
 
 class one_round:
-    """The calls made inside are issued together: they count as one round."""
+    """The calls made inside are issued together: they count as one round.
 
-    def __enter__(self) -> None:
+    `with one_round() as number:` gives the round's number; `one_round(number)` goes on
+    with it later, for the send of a receive that was posted ahead of its turn.
+    """
+
+    def __init__(self, number: int | None = None):
+        self._number = number
+
+    def __enter__(self) -> int:
         if CommLedger._rounds_open == 0:
-            CommLedger._round += 1
+            CommLedger._last_round += self._number is None
+            CommLedger._round = self._number or CommLedger._last_round
         CommLedger._rounds_open += 1
+        return CommLedger._round
 
     def __exit__(self, *exc: object) -> None:
         CommLedger._rounds_open -= 1

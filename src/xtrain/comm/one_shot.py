@@ -27,13 +27,13 @@ def one_shot_all_reduce(
     All ranks add in rank order, so all get the same bits. fp16 and bf16 add in fp32.
     """
     _, size = check_call("one_shot_all_reduce", group, tensor, op=op)
-    mine = tensor.detach().reshape(1, -1)
-    copies = mine.expand(size, -1).contiguous()
+    copies = tensor.detach().reshape(-1).expand(size, -1).contiguous()
     theirs = torch.empty_like(copies)
     dist.all_to_all_single(theirs, copies, group=group)
     if theirs.dtype in (torch.float16, torch.bfloat16):
         theirs = theirs.float()
-    for other in theirs[1:]:
-        combine(theirs[0], other, op)
-    finish(theirs[0], op, size)
-    tensor.detach().copy_(theirs[0].view(tensor.shape))
+    total, *others = theirs.unbind()
+    for other in others:
+        combine(total, other, op)
+    finish(total, op, size)
+    tensor.detach().copy_(total.view(tensor.shape))

@@ -140,12 +140,7 @@ def post_all(
     if not sends and not recvs:
         return []
     with one_round():
-        device = (recvs or sends)[0][0].device
-        if (
-            type(group) is ProcessGroup
-            and group._get_backend(device).supports_coalescing
-        ):
-            # NCCL: unbatched, the kernels of two ranks could wait for each other.
+        if batches(group, (recvs or sends)[0][0].device):
             calls = [
                 dist.P2POp(dist.irecv, t, group=group, group_peer=p) for t, p in recvs
             ]
@@ -156,6 +151,15 @@ def post_all(
         # Receives first: a message that finds its receive posted is not held up.
         works = [group.recv([tensor], peer, 0) for tensor, peer in recvs]
         return works + [group.send([tensor], peer, 0) for tensor, peer in sends]
+
+
+def batches(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether the backend wants what is issued together in one batch, as NCCL does.
+
+    There, unbatched, the kernels of two ranks could wait for each other.
+    """
+    own = type(group) is ProcessGroup
+    return own and group._get_backend(device).supports_coalescing
 
 
 def ring_shift(
@@ -186,17 +190,55 @@ class Passing:
             work.wait()
 
 
-def ring_pass(send: Tensor, recv: Tensor, group: ProcessGroup | None = None) -> Passing:
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A tensor whose receive is posted before its turn comes in a ring."""
+
+    tensor: Tensor
+    posted: list[Work]  # empty where it is posted together with its turn's send
+    round: int | None = None  # of its turn, for the ledger
+
+
+def ring_expect(
+    recvs: list[Tensor], group: ProcessGroup | None = None
+) -> list[Landing]:
+    """Post the receives of the next steps of a ring, in order, before anything is sent.
+
+    A message that finds its receive posted flows at once; otherwise its sender is first
+    told so, and that takes a round trip. Backends that batch (NCCL) post nothing here.
+    """
+    rank, size = rank_and_size(group)
+    group, before = group_or_world(group), (rank - 1) % size
+    landings = []
+    for tensor in recvs:
+        check_p2p("ring_expect", tensor, group, contiguous=True)
+        ahead = tensor.numel() > 0 and size > 1 and not batches(group, tensor.device)
+        with one_round() as number:
+            posted = [group.recv([tensor.detach()], before, 0)] if ahead else []
+        landings.append(Landing(tensor, posted, number))
+    return landings
+
+
+def ring_pass(
+    send: Tensor, recv: Tensor | Landing, group: ProcessGroup | None = None
+) -> Passing:
     """Send to the next rank, receive from the one before; return once `recv` is filled.
 
     `send` may still be on its way: wait for the result before changing it.
     """
     rank, size = rank_and_size(group)
-    works = post_all([(send, (rank + 1) % size)], [(recv, (rank - 1) % size)], group)
-    receives = min(1, recv.numel())  # they come first; an empty tensor has none
-    for work in works[:receives]:
+    to, sender = (rank + 1) % size, (rank - 1) % size
+    turn = recv if isinstance(recv, Landing) else Landing(recv, [])
+    with one_round(turn.round):
+        if turn.posted:
+            arriving, leaving = turn.posted, post_all([(send, to)], [], group)
+        else:
+            works = post_all([(send, to)], [(turn.tensor, sender)], group)
+            receives = min(1, turn.tensor.numel())  # come first; an empty one has none
+            arriving, leaving = works[:receives], works[receives:]
+    for work in arriving:
         work.wait()
-    return Passing(works[:receives], works[receives:])
+    return Passing(arriving, leaving)
 
 
 def wait_all(underway: list[Passing]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
-from xtrain.comm.p2p import Passing, ring_pass, wait_all
+from xtrain.comm.p2p import Passing, ring_expect, ring_pass, wait_all
 from xtrain.comm.reduce_op import combine, finish
 
 
@@ -46,9 +46,10 @@ def ring_all_reduce(
     finish(chunks[rank], op, size)
     wait_all(underway)  # what has been sent may be overwritten now
 
-    for step in range(size - 1):  # all-gather: what arrives is final, so it replaces
-        send_chunk, recv_chunk = (rank - step) % size, (rank - 1 - step) % size
-        underway.append(ring_pass(chunks[send_chunk], chunks[recv_chunk], group))
+    # All-gather: what arrives is final, so it replaces, and nothing has to wait for it.
+    arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
+    for step, landing in enumerate(ring_expect(arriving, group)):
+        underway.append(ring_pass(chunks[(rank - step) % size], landing, group))
     wait_all(underway)
 
     if not tensor.is_contiguous():
@@ -68,18 +69,25 @@ def ring_reduce_scatter(
     """
     rank, size = check_call("ring_reduce_scatter", group, output, op=op, whole=input)
     chunks = input.detach().contiguous().view(size, -1)
-    buffers = torch.empty_like(chunks[0]), torch.empty_like(chunks[0])
+    result = output.detach()
+    inside = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+    landing = (
+        torch.empty_like(chunks[0])
+        if inside or not output.is_contiguous()
+        else result.view(-1)
+    )
+    buffers = landing, torch.empty_like(landing)
     partial = chunks[(rank - 1) % size]
     underway: list[Passing] = []
     for step in range(size - 1):
-        incoming = buffers[step % 2]
+        incoming = buffers[(size - step) % 2]  # in turn, and the landing comes last
         wait_all(underway)  # the step before this one sent from that buffer
         underway.append(ring_pass(partial, incoming, group))
         combine(incoming, chunks[(rank - 2 - step) % size], op)
         partial = incoming
     wait_all(underway)
-    result = output.detach()
-    result.copy_(partial.view(output.shape))
+    if partial.data_ptr() != result.data_ptr():
+        result.copy_(partial.view(output.shape))
     finish(result, op, size)
 
 
@@ -96,11 +104,11 @@ def ring_all_gather(
     gathered = output.detach().contiguous()
     chunks = gathered.view(size, -1)
     passed_on = input.detach().contiguous().view(-1)
+    arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
     underway: list[Passing] = []
-    for step in range(size - 1):
-        arriving = chunks[(rank - 1 - step) % size]
-        underway.append(ring_pass(passed_on, arriving, group))
-        passed_on = arriving
+    for landing in ring_expect(arriving, group):
+        underway.append(ring_pass(passed_on, landing, group))
+        passed_on = landing.tensor
     chunks[rank].copy_(input.detach().reshape(-1))  # while the last send leaves
     wait_all(underway)
     if not output.is_contiguous():
