@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from xtrain.data_parallel import DistributedDataParallel, DistributedSampler
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, size = dist.get_rank(), dist.get_world_size()
 
 torch.manual_seed(7)
 data = torch.randn(32, 4)
@@ -27,8 +27,13 @@ for epoch in range(3):
     loss.backward()
     norms = [layer[0].weight.grad.norm().item() for layer in layers]
     optimizer.step()
-    print(f"rank {rank}, epoch {epoch}: loss {loss.item():.4f}, gradient norms of")
-    print("   layers 0 to 5:", *(f"{norm:.4f}" for norm in norms))
+    mine = [f"{number:.4f}" for number in (loss.item(), *norms)]
+    everyone = [[]] * size
+    dist.all_gather_object(everyone, mine)
+    if rank == 0:
+        print(f"epoch {epoch}   loss    gradient norms of layers 0 to 5")
+        for number, (own_loss, *own_norms) in enumerate(everyone):
+            print(f"  rank {number}  {own_loss} ", *own_norms)
 
 dist.barrier()
 dist.destroy_process_group()

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/lc2/unused_parameters.py
+from textwrap import fill
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,7 +25,7 @@ model = DistributedDataParallel(TwoRoads())
 try:
     model(torch.ones(1, 1), road).sum().backward()
 except RuntimeError as error:
-    print(f"rank {rank}: {error}")
+    print(fill(f"rank {rank}: {error}", 80, subsequent_indent="    "))
 
 road = ("left", "right")[rank]  # each rank takes another road
 model = DistributedDataParallel(TwoRoads(), find_unused_parameters=True)

@@ -1,5 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/lc3/damaged_checkpoint.py
 import tempfile
+from textwrap import fill
 
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,8 @@ def load(model) -> None:
     try:
         model.load_sharded(folder[0])
     except CheckpointError as error:
-        print(f"rank {rank}:", str(error).replace(folder[0], "run"))
+        for line in f"rank {rank}: {error}".replace(folder[0], "run").splitlines():
+            print(fill(line, 80, subsequent_indent="    "))
 
 
 path = build(width=8).save_sharded(folder[0], step=7)

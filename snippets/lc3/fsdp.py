@@ -33,8 +33,9 @@ for _step in range(3):
     norm = model.clip_grad_norm_(1.0)
     optimizer.step()
 state = model.full_state_dict()
-print(f"rank {rank}: gradient norm {norm:.6f}; the whole model again:",
-      {name: list(t.shape) for name, t in state.items() if "1." in name})  # fmt: skip
+print(f"rank {rank}: gradient norm {norm:.6f}")
+whole = [f"{name} {list(t.shape)}" for name, t in state.items() if "1." in name]
+print(f"rank {rank}: the whole model again:", *whole)
 
 dist.barrier()
 dist.destroy_process_group()

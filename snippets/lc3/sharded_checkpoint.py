@@ -32,7 +32,7 @@ model, optimizer = build(seed=0)  # on four ranks
 train(model, optimizer)
 path = model.save_sharded(folder[0], step=1, optimizer=optimizer)
 if rank == 0:
-    print("written:", *sorted(file.name for file in Path(path).iterdir()))
+    print("written:", *sorted(f.name for f in Path(path).iterdir()), sep="\n  ")
 expected = train(model, optimizer)  # one step more
 
 pair = dist.new_group([0, 1])

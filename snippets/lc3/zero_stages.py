@@ -35,8 +35,8 @@ for stage in (1, 2):
     equal = all((a - b).abs().max() < 1e-12 for a, b in pairs)
     moments = sum(s["exp_avg"].numel() for s in optimizer.optimizer.state.values())
     total = sum(p.numel() for p in model.parameters())
-    print(f"rank {rank}, stage {stage}: {grads} whole gradients after backward, "
-          f"{moments} of {total} moments, equal to one process: {equal}")  # fmt: skip
+    print(f"rank {rank}, stage {stage}: {grads} whole gradients left, "
+          f"{moments} of {total} moments; as one process: {equal}")  # fmt: skip
 
 dist.barrier()
 dist.destroy_process_group()
