@@ -60,9 +60,13 @@ def test_epochs_differ_only_with_set_epoch():
         assert list(sampler) == first
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for epoch in (1, 2):
-            sampler.set_epoch(epoch)
-            assert list(sampler) != first
+        fresh = data_parallel.DistributedSampler(range(50), num_replicas=2, rank=0)
+        orders = []
+        for epoch in (0, 1, 2):
+            fresh.set_epoch(epoch)
+            orders.append(list(fresh))
+        assert orders[0] == first
+        assert orders[1] not in (orders[0], orders[2])
         in_order = data_parallel.DistributedSampler(range(9), 2, 0, shuffle=False)
         assert list(in_order) == list(in_order)  # as it should be
 

@@ -16,9 +16,11 @@ from snippets.wrong.lc2 import (
     last_inside_no_sync,
     mean_of_means,
     no_first_broadcast,
+    no_sync_around_backward,
     only_if_dp,
     padding_counted,
     reduced_every_time,
+    runs_out_early,
     same_order_every_epoch,
     skips_the_unused,
     sum_for_mean,
@@ -30,12 +32,14 @@ from torch.nn import functional as F
 
 from tests.snippets.gallery import failures, ranks
 from tests.training import batch_of, loss_of, make_model
+from xtrain.comm import CommLedger
 from xtrain.data_parallel import (
     DistributedDataParallel,
     DistributedSampler,
     NaiveDataParallel,
     check_replicas,
 )
+from xtrain.testing import RankTimeout
 
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 NAIVE = "xtrain.data_parallel.naive:NaiveDataParallel"
@@ -352,6 +356,48 @@ def test_a_last_micro_batch_inside_no_sync(worlds, size):
         failed = failures(worlds[size], check, wrong)
         assert len(failed) == size
     assert all("replicas differ" in said for said in failed.values())
+
+
+def one_call_a_step(accumulate) -> None:
+    calls, _ = no_sync_around_backward.count_calls(accumulate)
+    assert calls == 1
+
+
+def one_call_of_ours(accumulate) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    with CommLedger() as ledger:
+        accumulate(model, torch.ones(4, 3, 4))
+    assert len([e for e in ledger.events if e.op == "allreduce"]) == 1
+
+
+@pytest.mark.verifies(DDP)
+def test_torchs_no_sync_is_decided_in_forward(worlds):
+    """The gradient is right in either case, so only the calls can show it."""
+    inside = no_sync_around_backward.forward_inside
+    around_backward = no_sync_around_backward.accumulate
+    worlds[2].run(one_call_a_step, inside)
+    assert len(failures(worlds[2], one_call_a_step, around_backward)) == 2
+    for either in (inside, around_backward):  # ours looks in backward
+        worlds[2].run(one_call_of_ours, either)
+
+
+def train_joined(model, batches):
+    with model.join():
+        return runs_out_early.train(model, batches)
+
+
+@pytest.mark.verifies(DDP, "xtrain.data_parallel.join:join")
+def test_a_rank_that_runs_out_of_batches_is_shown(worlds):
+    steps = worlds[3].run(runs_out_early.program, train_joined)
+    assert steps == [3, 2, 1]
+    with pytest.raises(RankTimeout) as caught:
+        worlds[3].run(runs_out_early.program, runs_out_early.train, timeout=2)
+    kinds = [report.kind for report in caught.value.reports]
+    assert kinds == ["waiting", "waiting", "returned"]
+    for report in caught.value.reports[:2]:
+        assert "in _finish (src/xtrain/data_parallel/ddp.py" in report.summary
+        assert "in train" in report.detail
 
 
 def sums_are_counted_once(accumulate, count) -> None:
