@@ -3,6 +3,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from xtrain.data_parallel import check_replicas
+
 
 def average(grad):
     dist.all_reduce(grad)
@@ -33,6 +35,11 @@ if __name__ == "__main__":
         norm, slope = model.weight.norm(), model.weight.grad.norm()
         print(f"rank {rank}, step {step}: loss {loss:.3f}, "
               f"norm of weights {norm:.3f}, of gradients {slope:.3f}")  # fmt: skip
+
+    try:
+        check_replicas(model)
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}")
 
     dist.barrier()
     dist.destroy_process_group()

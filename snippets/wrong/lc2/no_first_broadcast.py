@@ -3,6 +3,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from xtrain.data_parallel import check_replicas
+
 
 class DataParallel:
     """Averages gradients. Who made sure that the weights are the same?"""
@@ -38,6 +40,11 @@ if __name__ == "__main__":
             apart = (weight - first).norm().item()
             print(f"rank {rank}, step {step:2}: loss {loss.item():.4f}, "
                   f"distance from rank 0's weights {apart:.4f}")  # fmt: skip
+
+    try:
+        check_replicas(model.module)
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}")
 
     dist.barrier()
     dist.destroy_process_group()

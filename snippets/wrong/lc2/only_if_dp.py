@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from xtrain.data_parallel import DistributedDataParallel
+from xtrain.data_parallel import DistributedDataParallel, check_replicas
 
 
 def wrap(model, dp, cp):
@@ -29,6 +29,11 @@ if __name__ == "__main__":
             norm = next(model.parameters()).norm().item()
             print(f"rank {rank}, step {step:2}: loss {loss.item():.3f}, "
                   f"norm of the weights {norm:.4f}")  # fmt: skip
+
+    try:
+        check_replicas(model)
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}")
 
     dist.barrier()
     dist.destroy_process_group()

@@ -1,8 +1,12 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/same_order_every_epoch.py
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+
+from xtrain import data_parallel
 
 
 def epochs(sampler, count):
@@ -19,6 +23,11 @@ if __name__ == "__main__":
     rank = dist.get_rank()
     for epoch, order in enumerate(epochs(DistributedSampler(range(12)), 3)):
         print(f"rank {rank}, epoch {epoch}:", *order)
+
+    with warnings.catch_warnings(record=True) as caught:
+        epochs(data_parallel.DistributedSampler(range(12)), 3)
+    for warning in caught:
+        print(f"rank {rank}, our sampler: {warning.message}")
 
     dist.barrier()
     dist.destroy_process_group()

@@ -3,6 +3,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from xtrain.data_parallel import DistributedDataParallel
+
 
 class TwoRoads(nn.Module):
     def __init__(self):
@@ -35,6 +37,11 @@ if __name__ == "__main__":
         right = {"left": 5, "right": 500}[name]
         found = "none" if grad is None else f"{grad.item():g}"
         print(f"rank {rank}: gradient of {name} is {found}, right is {right}")
+
+    try:
+        DistributedDataParallel(model)(sample, road).sum().backward()
+    except RuntimeError as error:
+        print(f"rank {rank}, our DDP: {error}")
 
     dist.barrier()
     dist.destroy_process_group()

@@ -3,6 +3,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from xtrain.data_parallel import check_replicas
+
 
 def step(weight, lr):
     """ZeRO-1: my half of the summed gradient, my half of the update."""
@@ -27,6 +29,11 @@ if __name__ == "__main__":
         if number % 5 == 0:
             values = " ".join(f"{w:6.3f}" for w in layer.weight.flatten().tolist())
             print(f"rank {rank}, step {number:2}: loss {loss:.2f}, weights", values)
+
+    try:
+        check_replicas(layer)
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}")
 
     dist.barrier()
     dist.destroy_process_group()
