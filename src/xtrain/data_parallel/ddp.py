@@ -224,8 +224,8 @@ def broadcast_all(
 ) -> None:
     """Copy one rank's tensors to all: one broadcast for each dtype and device."""
     kinds: dict[object, list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for tensor in tensors:  # .data: graphs of earlier forwards take no notice
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.data)
     for members in kinds.values():
         flat = torch.cat([t.reshape(-1) for t in members])
         dist.broadcast(flat, group=group, group_src=group_src)

@@ -1,0 +1,117 @@
+"""Functions that run on every rank for tables of lc2 and lc3: torch's own, files."""
+
+import json
+import shutil
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.comm import CommLedger
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain.zero import FullyShardedDataParallel
+
+from .runs_lc3 import WIDTH, Tower, Training, nbytes
+
+
+def settings(kind: str) -> dict[str, int]:
+    """Weights at rest, and the collectives of a step, of FSDP in some setting.
+
+    Args:
+        kind: a `ShardingStrategy` of FSDP1, or "fully_shard" or "ours", followed by
+            "freed" or "kept" for what becomes of the weights after forward.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+    from torch.distributed.fsdp import ShardingStrategy, fully_shard
+
+    warnings.simplefilter("ignore")  # FSDP1 says that it is slow on CPUs
+    tower = Tower()
+    model: nn.Module = tower
+    name, _, after = kind.partition(" ")
+    if name == "fully_shard":
+        for layer in tower.layers:
+            fully_shard(layer, reshard_after_forward=after == "freed")
+        fully_shard(tower, reshard_after_forward=after == "freed")
+    elif name == "ours":
+        model = FullyShardedDataParallel(tower, reshard_after_forward=after == "freed")
+    else:
+        model = FSDP1(
+            tower,
+            sharding_strategy=ShardingStrategy[name],
+            device_id=torch.device("cpu"),
+            auto_wrap_policy=lambda module, recurse, nonwrapped_numel: (
+                recurse or isinstance(module, nn.Linear)
+            ),
+        )
+    local = (getattr(p, "_local_tensor", p) for p in model.parameters())
+    held = nbytes(local)
+    with CommLedger() as ledger:
+        model(torch.ones(2, WIDTH)).sum().backward()
+    calls = [event.op for event in ledger.events if event.kind == "collective"]
+    kinds = {"gathers": "gather", "scatters": "reduce_scatter", "reduces": "allreduce"}
+    return {
+        "held": held,
+        **{key: sum(word in op for op in calls) for key, word in kinds.items()},
+    }
+
+
+def ddp_on_the_wire(kind: str, width: int) -> dict[str, Any]:
+    """All-reduces and wire bytes of one step under a wrapper, connections warm.
+
+    Args:
+        kind: "ours" or "torch".
+    """
+    theirs = nn.parallel.DistributedDataParallel
+    wrap: Any = DistributedDataParallel if kind == "ours" else theirs
+    model = wrap(Tower(width=width), bucket_cap_mb=1)
+    x = torch.ones(2, width)
+    for _ in range(3):  # torch's buckets are made anew after the first step
+        model(x).sum().backward()
+    dist.barrier()
+    time.sleep(0.05)  # let the last bytes of the barrier leave
+    with CommLedger() as ledger:
+        model(x).sum().backward()
+        time.sleep(0.05)
+    calls = [event for event in ledger.events if event.kind == "collective"]
+    return {
+        "calls": len(calls),
+        "payload": [event.payload for event in calls],
+        "wire": ledger.wire_bytes,
+    }
+
+
+def checkpoint_files() -> dict[str, int]:
+    """Bytes of this rank's file by what they hold, and of the index.
+
+    A safetensors file begins with the length of its header, in eight bytes, and the
+    header: JSON that has the shape and place of every tensor.
+    """
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    training = Training("3")
+    for _ in range(2):
+        training.step()
+    path = training.model.save_sharded(folder[0], 2, training.optimizer)
+    content = (Path(path) / f"rank-{dist.get_rank():05d}.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    cut = [  # weights, and what is cut like them; random states and steps are not
+        last - first
+        for name, entry in header.items()
+        if not name.startswith(":") or name.startswith(":cut:")
+        for first, last in [entry["data_offsets"]]
+    ]
+    sizes = {
+        "state": sum(cut),
+        "rest": len(content) - sum(cut),
+        "index": (Path(path) / "index.json").stat().st_size,
+    }
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return sizes

@@ -1,0 +1,90 @@
+"""What the pages of lc2 say about torch's own classes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.data import DataLoader
+
+from xtrain.data_parallel import DistributedDataParallel, DistributedSampler
+
+
+@pytest.fixture(autouse=True)
+def gloo_on_cpu(xtrain_worlds):
+    """Skip elsewhere: torch's classes are looked at on gloo."""
+    if (xtrain_worlds.backend, xtrain_worlds.device) != ("gloo", "cpu"):
+        pytest.skip("what torch's classes do is looked at on gloo")
+
+
+class TwoRoads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Linear(1, 1, bias=False) for _ in range(2))
+
+    def forward(self, x, road):
+        return getattr(self, road)(x)
+
+
+def one_step_with_an_unused_parameter(wrap):
+    """What two steps with an unused parameter complain about."""
+    model, complaints = wrap(TwoRoads()), []
+    for _ in range(2):
+        try:
+            model(torch.ones(1, 1), "left").sum().backward()
+        except RuntimeError as error:
+            complaints.append(str(error))
+        else:
+            complaints.append("")
+        model.zero_grad()
+    return complaints
+
+
+def test_torch_notices_an_unused_parameter_one_step_late(world):
+    for first, second in world(2).run(one_step_with_an_unused_parameter, TorchDDP):
+        assert first == ""
+        assert "Expected to have finished reduction in the prior iteration" in second
+    ours = world(2).run(one_step_with_an_unused_parameter, DistributedDataParallel)
+    for first, _ in ours:
+        assert "right.weight" in first
+
+
+def around_the_wrapper(wrap):
+    """The gradient when the bare module is called instead of the wrapper."""
+    rank = dist.get_rank()
+    model = wrap(nn.Linear(1, 1, bias=False))
+    model(torch.ones(1, 1)).sum().backward()
+    model.zero_grad()
+    model.module(torch.full((1, 1), 1.0 + rank)).sum().backward()
+    return model.module.weight.grad.item()
+
+
+def test_torch_reduces_nothing_if_the_bare_module_is_called(world):
+    assert world(2).run(around_the_wrapper, TorchDDP) == [1.0, 2.0]
+    assert world(2).run(around_the_wrapper, DistributedDataParallel) == [1.5, 1.5]
+
+
+def two_forwards(wrap):
+    """The gradient of two forwards before one backward, with buffers in the graph."""
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    torch.manual_seed(dist.get_rank())
+    first, second = model(torch.randn(4, 3)), model(torch.randn(4, 3))
+    (first - second).pow(3).sum().backward()
+    return model.module[0].weight.grad
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:broadcast_all")
+def test_two_forwards_and_one_backward_with_buffers(world):
+    """The second broadcast writes into buffers that the first graph holds."""
+    theirs = world(2).run(two_forwards, TorchDDP)
+    for mine, other in zip(
+        world(2).run(two_forwards, DistributedDataParallel), theirs, strict=True
+    ):
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_loader_does_not_shuffle_what_a_sampler_deals():
+    sampler = DistributedSampler(range(4), num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        DataLoader(range(4), sampler=sampler, shuffle=True)

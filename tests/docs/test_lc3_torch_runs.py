@@ -1,0 +1,46 @@
+"""Tables beside torch's classes and of checkpoints: refused when a run disagrees."""
+
+import pytest
+
+from xtrain_docs import runs, runs_lc3_torch
+from xtrain_docs.tables import lc3_torch
+from xtrain_docs.tables.lc1 import EvidenceError
+
+
+@pytest.fixture
+def on_ranks(world, tmp_path, monkeypatch):
+    """Runs happen on this session's ranks and are remembered for one test only."""
+    if (world(2).device, world(2).backend) != ("cpu", "gloo"):
+        pytest.skip("the pages' runs are made over gloo on CPUs")
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
+    monkeypatch.setattr(runs, "_world", world)
+
+
+def test_settings_of_torch_and_ours_do_the_same(on_ranks):
+    rows = {row[0]: row[2:] for row in lc3_torch.fsdp_settings(2).rows}
+    assert rows["FSDP1, `FULL_SHARD`"] == ["0.5", "12", "6", "-"]
+    assert rows["FSDP1, `SHARD_GRAD_OP`"] == ["0.5", "6", "6", "-"]
+    assert rows["FSDP1, `NO_SHARD`"] == ["1", "-", "-", "6"]
+    assert rows["FSDP2, resharded"] == rows["FSDP1, `FULL_SHARD`"]
+    assert rows["FSDP2, not resharded"] == rows["FSDP1, `SHARD_GRAD_OP`"]
+    assert rows["ours, resharded"] == rows["FSDP2, resharded"]
+    assert rows["ours, not resharded"] == rows["FSDP2, not resharded"]
+
+
+def test_both_wrappers_reduce_the_same_bytes(on_ranks):
+    torchs, ours = lc3_torch.ddp_beside_torch(2, 64).rows
+    assert torchs[1] == ours[1] == "1"
+    found = runs.remembered(runs_lc3_torch.ddp_on_the_wire, 2, "ours", 64)
+    bytes_of = [sum(result["payload"]) for result in found]
+    assert bytes_of == [4 * (6 * (64 * 64 + 64) + 1)] * 2
+
+
+def test_checkpoints_have_every_byte_once(on_ranks, monkeypatch):
+    monkeypatch.setattr(lc3_torch, "WORLD_SIZES", (2, 3))
+    rows = lc3_torch.checkpoint_bytes().rows
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert len({row[1] for row in rows}) == 1
+    short = [{"state": 1, "rest": 0, "index": 0}]
+    monkeypatch.setattr(runs, "remembered", lambda *_: short)
+    with pytest.raises(EvidenceError, match="1 ranks wrote 1"):
+        lc3_torch.checkpoint_bytes()

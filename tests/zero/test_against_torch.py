@@ -1,0 +1,47 @@
+"""What the pages of lc3 say about torch's own classes."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from xtrain.comm import CommLedger
+
+
+@pytest.fixture(autouse=True)
+def gloo_on_cpu(xtrain_worlds):
+    """Skip elsewhere: torch's classes are looked at on gloo."""
+    if (xtrain_worlds.backend, xtrain_worlds.device) != ("gloo", "cpu"):
+        pytest.skip("what torch's classes do is looked at on gloo")
+
+
+def step_of_torchs_stage_1():
+    """Elements stepped here; all-reduced and broadcast elements of a step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, and used
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    torch.manual_seed(0)
+    bare = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)])
+    model = DistributedDataParallel(bare)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, lr=0.01, foreach=False
+    )
+    with CommLedger() as ledger:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    mine = optimizer.optim.param_groups[0]["params"]
+    reduced, sent = (
+        sum(e.payload for e in ledger.events if kind in e.op) // 4
+        for kind in ("reduce", "broadcast")
+    )
+    return sum(p.numel() for p in mine), reduced, sent
+
+
+def test_torchs_stage_1_all_reduces_and_then_broadcasts_whole_parameters(world):
+    """Three matrices of 16 on two ranks: one steps two, the other one."""
+    results = world(2).run(step_of_torchs_stage_1)
+    assert sorted(stepped for stepped, *_ in results) == [16, 32]
+    for _, reduced, sent in results:
+        assert (reduced, sent) == (48, 48)
