@@ -58,7 +58,7 @@ class NaiveDataParallel(nn.Module):
         """
         for parameter in self.module.parameters():
             if parameter.requires_grad:
-                if parameter.grad is None:  # unused here; another rank may wait for us
+                if parameter.grad is None:  # unused here; others may wait for us
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad, group=self.process_group)
                 if self._average:

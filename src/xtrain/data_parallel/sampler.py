@@ -68,7 +68,7 @@ class DistributedSampler(Sampler[int]):
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             indices = torch.randperm(len(indices), generator=generator).tolist()
         if not self.drop_last and indices:
-            while len(indices) < self.total_size:  # more ranks than samples: go round
+            while len(indices) < self.total_size:  # fewer samples than that: again
                 indices += indices[: self.total_size - len(indices)]
         return iter(indices[self.rank : self.total_size : self.num_replicas])
 
