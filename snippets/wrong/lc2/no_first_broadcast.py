@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/no_first_broadcast.py
+from textwrap import fill
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -44,7 +46,7 @@ if __name__ == "__main__":
     try:
         check_replicas(model.module)
     except RuntimeError as error:
-        print(f"rank {rank}: {error}")
+        print(fill(f"rank {rank}: {error}", 84, subsequent_indent="  "))
 
     dist.barrier()
     dist.destroy_process_group()

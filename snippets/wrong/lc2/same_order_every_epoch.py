@@ -1,5 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/same_order_every_epoch.py
 import warnings
+from textwrap import fill
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,13 @@ if __name__ == "__main__":
     with warnings.catch_warnings(record=True) as caught:
         epochs(data_parallel.DistributedSampler(range(12)), 3)
     for warning in caught:
-        print(f"rank {rank}, our sampler: {warning.message}")
+        print(
+            fill(
+                f"rank {rank}, our sampler: {warning.message}",
+                84,
+                subsequent_indent="  ",
+            )
+        )
 
     dist.barrier()
     dist.destroy_process_group()

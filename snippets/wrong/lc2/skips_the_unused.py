@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/skips_the_unused.py
+from textwrap import fill
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,7 +43,7 @@ if __name__ == "__main__":
     try:
         DistributedDataParallel(model)(sample, road).sum().backward()
     except RuntimeError as error:
-        print(f"rank {rank}, our DDP: {error}")
+        print(fill(f"rank {rank}, our DDP: {error}", 84, subsequent_indent="  "))
 
     dist.barrier()
     dist.destroy_process_group()

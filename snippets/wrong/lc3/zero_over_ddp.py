@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc3/zero_over_ddp.py
+from textwrap import fill
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,11 +28,11 @@ if __name__ == "__main__":
         try:
             optimizer.step()
         except RuntimeError as error:
-            print(f"  {error}")
+            print(fill(f"  {error}", 84, subsequent_indent="  "))
     try:
         build(DistributedDataParallel)
     except ValueError as error:
-        print(f"rank {rank}, our own: {error}")
+        print(fill(f"rank {rank}, our own: {error}", 84, subsequent_indent="  "))
 
     dist.barrier()
     dist.destroy_process_group()
