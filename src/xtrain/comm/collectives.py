@@ -253,6 +253,7 @@ def barrier(group: ProcessGroup | None = None) -> None:
     while distance < size:
         ring_shift(token, landing, shift=distance, group=group)
         distance *= 2
+    landing.cpu()  # a GPU has queued the messages; this waits until they are here
 
 
 def root_of(
