@@ -38,8 +38,8 @@ class Case:
 class Trial:
     """A contestant ready to run, on one rank.
 
-    `call` does the work once; it is checked once and then timed many times. `outputs`
-    are the tensors that the first call leaves: they must equal the race's reference.
+    `call` does the work once; it is checked and then timed many times. `outputs`
+    are the tensors that the checked calls leave: they must equal the race's reference.
     `settle` runs after the check and puts the state where any number of calls is
     fine (an in-place sum of ones would grow out of a float's range).
     """
@@ -80,6 +80,9 @@ class Race:
 
     `reference` returns what every contestant must leave on this rank; None takes the
     baseline's outputs. `tolerance` is the largest absolute difference allowed.
+    Outputs are compared after `checked_calls` calls: a training step shows in the
+    weights of the next. With `memory` each contestant also runs once more in processes
+    of its own, to see how much memory it takes.
     `single` times every call by itself, after a barrier, as a step that needs one small
     collective meets it; otherwise calls follow each other. A single call is too short
     to tell foreign load: all samples are kept.
@@ -95,6 +98,8 @@ class Race:
     goals: tuple[Goal, ...] = ()
     backend: str = "gloo"
     single: bool = False
+    checked_calls: int = 1
+    memory: bool = False
 
     def __post_init__(self) -> None:
         names = [contestant.name for contestant in self.contestants]

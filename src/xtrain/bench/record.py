@@ -28,7 +28,8 @@ class Result:
     holds what each rank's ledger counted for one call and equals the formula
     exactly; None where only the backend knows. `bytes_formula` is what the
     algorithm sends; `wire_bytes` what each rank's TCP sockets really sent in one
-    call, the backend's headers included.
+    call, the backend's headers included; `peak_bytes` the most memory that a rank
+    took, where the race asks for it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Result:
     bytes_sent: list[int] | None
     bytes_formula: list[int] | None
     wire_bytes: list[int] | None
+    peak_bytes: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,12 @@ def read(path: Path) -> Record:
     return _build(Record, data, path.name)
 
 
+def _required(kind: Any) -> set[str]:
+    """Fields that every record has: those that came later have a default."""
+    fields = dataclasses.fields(kind)
+    return {field.name for field in fields if field.default is dataclasses.MISSING}
+
+
 def _build(kind: Any, data: Any, where: str) -> Any:
     """`data` as `kind`: a dataclass, a list, an optional or a plain type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -123,13 +131,13 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         if not isinstance(data, dict):
             raise ValueError(f"{where}: expected an object, got {data!r}")
         hints = typing.get_type_hints(kind)
-        if hints.keys() != data.keys():
-            missing = sorted(hints.keys() - data.keys())
-            extra = sorted(data.keys() - hints.keys())
+        missing = sorted(_required(kind) - data.keys())
+        extra = sorted(data.keys() - hints.keys())
+        if missing or extra:
             raise ValueError(f"{where}: missing {missing}, unknown {extra}")
         values = {
-            name: _build(hint, data[name], f"{where}.{name}")
-            for name, hint in hints.items()
+            name: _build(hints[name], value, f"{where}.{name}")
+            for name, value in data.items()
         }
         return kind(**values)
     if origin is types.UnionType:

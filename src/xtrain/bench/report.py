@@ -9,12 +9,17 @@ def heat_lines(heat: Heat) -> list[str]:
         ["contestant", "time", "ratio", "quartiles", "sent per rank", "dropped", ""]
     ]
     rows += [_row(result, heat) for result in heat.results]
+    if any(result.peak_bytes for result in heat.results):
+        for row, cell in zip(
+            rows, ["peak", *map(peak_text, heat.results)], strict=True
+        ):
+            row.insert(5, cell)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     where = f"{heat.ranks} ranks on {heat.backend}"
     lines = [f"{heat.title}, {bytes_text(heat.size)}, {where}"]
     for row in rows:
         cells = [
-            cell.ljust(width) if column in (0, 4, 6) else cell.rjust(width)
+            cell.ljust(width) if column in (0, 4, len(row) - 1) else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  " + "  ".join(cells).rstrip())
@@ -48,6 +53,11 @@ def sent_text(result: Result) -> str:
     if result.wire_bytes is not None:
         return f"{_span(result.wire_bytes)} on the wire"
     return "-"
+
+
+def peak_text(result: Result) -> str:
+    """The most memory that any rank took."""
+    return "-" if result.peak_bytes is None else bytes_text(max(result.peak_bytes))
 
 
 def goal_text(result: Result) -> str:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.bench import machine, medians
+from xtrain.bench import machine, medians, memory
 from xtrain.bench.race import Case, Contestant, Race, RaceError, Trial, synchronize
 from xtrain.bench.record import Heat, Result
 from xtrain.comm import CommLedger
@@ -63,7 +63,7 @@ QUICK = Settings(
     foreign_limit=0.25,
     patience=0.0,
 )
-SINGLE_ROUNDS = 10  # times the rounds where a sample is a single call
+SINGLE_ROUNDS = 40  # times the rounds where a sample is a single call
 # With a clock that grows in ticks, a sample must be long against a tick.
 TICKS_PER_SAMPLE = 25
 
@@ -115,6 +115,7 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
     }
     baseline = kept[race.contestants[0].name]
     results = []
+    peaks = _measure_memory(world, race, case)
     for contestant in race.starters(case):
         name = contestant.name
         own = contestant is race.contestants[0]
@@ -130,6 +131,7 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
                     [rank.bytes_formula[name] for rank in ranks]
                 ),
                 wire_bytes=_all_or_none([rank.wire_bytes[name] for rank in ranks]),
+                peak_bytes=peaks.get(name),
             )
         )
     foreign = [
@@ -149,6 +151,20 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
         foreign=medians.quantile(foreign, 0.5) if foreign else None,
         results=results,
     )
+
+
+def _measure_memory(world: World, race: Race, case: Case) -> dict[str, list[int]]:
+    """The peak of each contestant on each rank, in new processes for each of them."""
+    peaks = {}
+    for contestant in race.starters(case) if race.memory else ():
+        with World(world.size, world.backend, world.device) as fresh:
+            counts = fresh.run(
+                memory.peak_on_rank, contestant, case, race.checked_calls, timeout=None
+            )
+        known = _all_or_none(counts)
+        if known is not None:
+            peaks[contestant.name] = known
+    return peaks
 
 
 def keep(sample: Sample, limit: float) -> float | None:
@@ -243,6 +259,8 @@ def _check_all(
         with CommLedger() as ledger:
             trial.call()
             synchronize(case.device)
+        for _ in range(1, race.checked_calls):
+            trial.call()
         name = contestant.name
         if expected is None:
             expected = [output.detach().clone() for output in trial.outputs]

@@ -11,6 +11,11 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from xtrain.comm.direct import (
+    direct_all_gather,
+    direct_all_reduce,
+    direct_reduce_scatter,
+)
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
@@ -66,4 +71,7 @@ RING = Collectives(
     _at_once(ring_all_reduce),
     _at_once(ring_all_gather),
     _at_once(ring_reduce_scatter),
+)
+DIRECT = Collectives(
+    "direct", direct_all_reduce, direct_all_gather, direct_reduce_scatter
 )

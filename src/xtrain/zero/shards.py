@@ -134,12 +134,15 @@ class Shards:
 
     def start_reduce(self, gradients: tuple[Tensor | None, ...]) -> "Reduction":
         """Issue the reduce-scatter of the full gradients."""
-        flat = torch.zeros(
+        flat = torch.empty(
             self.layout.padded_numel, dtype=self.compute_dtype, device=self.full.device
         )
+        flat[self.layout.numel :].zero_()
         views = self.layout.views(flat)
         for view, gradient in zip(views, gradients, strict=True):
-            if gradient is not None:
+            if gradient is None:
+                view.zero_()
+            else:
                 view.copy_(gradient)
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self._collectives.reduce_scatter(reduced, flat, group=self.group)

@@ -38,6 +38,8 @@ from xtrain.zero.checkpoint import latest
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat import FlatLayout
 
+BUCKET_CAP_MB = 8.0  # small enough that the C library keeps a bucket's memory at hand
+
 
 class Bucket:
     """Some parameters of one group and dtype: flat weights, flat gradients, own shard.
@@ -77,10 +79,13 @@ class Bucket:
     def take(self, parameter: nn.Parameter) -> None:
         """Move a parameter's gradient into the flat gradient."""
         if self.full_grad is None:
-            self.full_grad = torch.zeros_like(self.flat)
+            self.full_grad = torch.empty_like(self.flat)
+            self.full_grad[self.layout.numel :].zero_()
         slot = self._slot_of[parameter]
-        if parameter.grad is not None:
-            view = self.full_grad[slot.start : slot.stop].view(slot.shape)
+        view = self.full_grad[slot.start : slot.stop].view(slot.shape)
+        if parameter.grad is None:
+            view.zero_()
+        else:
             view.copy_(parameter.grad)
         parameter.grad = None
         self.waiting.discard(parameter)
@@ -112,7 +117,7 @@ class ZeroOptimizer:
         optimizer_class: type[Optimizer],
         stage: int = 1,
         process_group: ProcessGroup | None = None,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float = BUCKET_CAP_MB,
         master_weights: bool = True,
         offload: bool = False,
         gradient_reduction: str = "average",

@@ -1,0 +1,125 @@
+"""Reduce-scatter and all-gather in a single round: everybody writes to everybody.
+
+    all-gather         rank r sends its piece to all others, and receives theirs where
+                       they belong
+    reduce-scatter     rank r sends every other rank that one's chunk, receives N - 1
+                       versions of its own, and adds them up
+
+The bytes are those of a ring, (N-1)/N of the whole tensor a rank, in one step instead
+of N - 1. A ring is kinder to a network, as nobody talks to anyone but neighbours; this
+is kinder to whoever computes meanwhile: all messages are issued at once and nothing
+more has to be done until they are there. So both return handles, and the bytes travel
+while backward goes on. Sums are in rank order.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import check_call
+from xtrain.comm.p2p import post_all
+
+
+class Underway:
+    """Messages on their way, and what to do when they are there."""
+
+    def __init__(self, works: list, finish: Callable[[], None] = lambda: None):
+        self._works, self._finish = works, finish
+
+    def wait(self) -> None:
+        """Return when the output is complete. To be called once."""
+        for work in self._works:
+            work.wait()
+        self._finish()
+
+
+def direct_all_gather(
+    output: Tensor, input: Tensor, group: ProcessGroup | None = None
+) -> Underway:
+    """Begin to put all the `input`s, one after the other, into every `output`.
+
+    Both contiguous. Each rank sends (N-1)/N of `output` in one step.
+    """
+    rank, size = check_call(
+        "direct_all_gather",
+        group,
+        input,
+        whole=output,
+        written=[output],
+        rules=[contiguous(output, input)],
+    )
+    chunks, mine = output.detach().view(size, -1), input.detach().view(-1)
+    others = [peer for peer in range(size) if peer != rank]
+    works = post_all(
+        [(mine, peer) for peer in others],
+        [(chunks[peer], peer) for peer in others],
+        group,
+    )
+    chunks[rank].copy_(mine)  # while the messages travel
+    return Underway(works)
+
+
+def direct_reduce_scatter(
+    output: Tensor, input: Tensor, group: ProcessGroup | None = None
+) -> Underway:
+    """Begin to sum everybody's chunk r of `input` into rank r's `output`.
+
+    Both contiguous. Each rank sends (N-1)/N of `input` in one step, and takes as much
+    memory to receive into.
+    """
+    rank, size = check_call(
+        "direct_reduce_scatter",
+        group,
+        output,
+        whole=input,
+        rules=[contiguous(output, input)],
+    )
+    chunks, total = input.detach().view(size, -1), output.detach().view(-1)
+    others = [peer for peer in range(size) if peer != rank]
+    versions = {peer: torch.empty_like(total) for peer in others}
+    works = post_all(
+        [(chunks[peer], peer) for peer in others],
+        [(versions[peer], peer) for peer in others],
+        group,
+    )
+
+    def add_up() -> None:
+        versions[rank] = chunks[rank]
+        if size == 1:
+            total.copy_(chunks[rank])
+        else:
+            torch.add(versions[0], versions[1], out=total)
+        for peer in range(2, size):
+            total.add_(versions[peer])
+
+    return Underway(works, add_up)
+
+
+def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Underway:
+    """Begin to sum `tensor` over all ranks, in place: the first half of two.
+
+    The second half, in which everybody gets all sums, runs in `wait`. Needs a
+    contiguous tensor. Each rank sends 2(N-1)/N of it, padded to N equal chunks.
+    """
+    _, size = check_call("direct_all_reduce", group, tensor, rules=[contiguous(tensor)])
+    whole = tensor.detach().view(-1)
+    missing = -whole.numel() % size
+    if missing:
+        whole = torch.cat([whole, whole.new_zeros(missing)])
+    sums = torch.empty_like(whole[: whole.numel() // size])
+    halfway = direct_reduce_scatter(sums, whole, group)
+
+    def gather() -> None:
+        halfway.wait()
+        direct_all_gather(whole, sums, group).wait()
+        if missing:
+            tensor.detach().view(-1).copy_(whole[:-missing])
+
+    return Underway([], gather)
+
+
+def contiguous(*tensors: Tensor) -> tuple[bool, str]:
+    """A rule for `check_call`."""
+    return all(t.is_contiguous() for t in tensors), "needs contiguous tensors"
