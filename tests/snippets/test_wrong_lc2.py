@@ -313,6 +313,18 @@ def test_a_mean_of_means_needs_ragged_counts_to_show(worlds):
         assert len(failures(worlds[2], every_token_counts_alike, wrong, counts)) == 2
 
 
+def test_the_mean_of_no_tokens():
+    """torch's own loss has a gradient of zero then, a masked sum over a count NaN."""
+    logits = torch.randn(4, 3, requires_grad=True)
+    loss = F.cross_entropy(logits, torch.full((4,), -100))
+    assert bool(loss.isnan())
+    loss.backward()
+    assert logits.grad.count_nonzero() == 0
+    mask = torch.zeros(4)
+    (logits.logsumexp(1) * mask).sum().div(mask.sum()).backward()
+    assert bool(logits.grad.isnan().all())
+
+
 # ----------------------------------------------------------------- accumulation, hooks
 
 

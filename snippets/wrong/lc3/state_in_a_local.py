@@ -35,5 +35,5 @@ if __name__ == "__main__":
     for steps in (1, 2, 3, 10, 1000):
         mine, loss = train(Adam, steps)
         theirs, right = train(torch.optim.Adam, steps)
-        apart = (mine - theirs).abs().max().item()
-        print(f"{steps:4} steps: off by {apart:.6f}, loss {loss:.2f} / {right:.2f}")
+        off = (mine - theirs).abs().max().item()
+        print(f"{steps:4} steps: off {off:.4f}, loss {loss:.2f}, torch {right:.2f}")

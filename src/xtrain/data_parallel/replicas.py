@@ -31,17 +31,18 @@ def check_replicas(module: nn.Module, group: ProcessGroup | None = None) -> None
     mine = [(digest(p), norm_of(p)) for p in module.parameters()]
     theirs: list[list[tuple[bytes, float]]] = [[]] * rank_and_size(group)[1]
     dist.all_gather_object(theirs, mine, group=group)
-    differing: dict[str, list[int]] = {}
-    for rank, other in enumerate(theirs):
-        for name, (bits, _), (right, _) in zip(names, other, theirs[0], strict=True):
-            if bits != right:
-                differing.setdefault(name, []).append(rank)
+    differing: dict[int, list[int]] = {}
+    for number, (right, _) in enumerate(theirs[0]):
+        ranks = [r for r, other in enumerate(theirs) if other[number][0] != right]
+        if ranks:
+            differing[number] = ranks
     if differing:
-        name, ranks = min(differing.items(), key=lambda item: names.index(item[0]))
-        norms = [round(other[names.index(name)][1], 5) for other in theirs]
+        first, ranks = next(iter(differing.items()))
+        norms = [round(other[first][1], 5) for other in theirs]
         raise RuntimeError(
-            f"replicas differ in {len(differing)} of {len(names)} parameters: {name} "
-            f"on ranks {ranks} is not rank 0's; its norms, by rank: {norms}"
+            f"replicas differ in {len(differing)} of {len(names)} parameters: "
+            f"{names[first]} on ranks {ranks} is not rank 0's; its norms, by rank: "
+            f"{norms}"
         )
 
 
