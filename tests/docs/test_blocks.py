@@ -59,6 +59,13 @@ def test_the_map_links_lectures_that_have_pages_and_no_others(toy):
     assert '<a href="lc2-data-parallel/index.md">Data parallel</a>' in out
     assert out.count("<a ") == 1
     assert out.count("<em>In preparation</em>") == 6
+    toy.write("docs/en/bugs/lc2.md", "# Bugs\n")
+    toy.write("docs/en/interview/lc3.md", "# Questions\n")
+    out = render(
+        '<div class="xt-map" markdown="1">\n\n```table lecture_map\n```\n\n</div>'
+    )
+    assert '<a href="bugs/lc2.md">Bugs</a>' in out
+    assert out.count("<a ") == 2  # lecture 3 itself is still in preparation
 
 
 @pytest.mark.parametrize(

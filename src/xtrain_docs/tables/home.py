@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from .. import config
 from . import REGISTRY
 
+SEPARATOR = " \u00b7 "
 LECTURES = (
     ("lc1-communication", "Communication",
      "Send and receive, then every collective built from them: ring, tree, halving and "
@@ -33,26 +34,40 @@ LECTURES = (
 class Cards:
     """A list of titles and texts, which the style sheet lays out as cards."""
 
-    cards: tuple[tuple[str, str, str], ...]
+    cards: tuple[tuple[str, str, str, list[str]], ...]
 
     def markdown(self) -> list[str]:
-        """One list item per card: title, text, state."""
+        """One list item per card: title, text, links to more, state."""
         lines: list[str] = []
-        for title, text, state in self.cards:
+        for title, text, state, links in self.cards:
             lines += [f"-   {title}", "", f"    {text}", ""]
+            if links:
+                lines += [f"    {SEPARATOR.join(links)}", ""]
             if state:
                 lines += [f"    *{state}*", ""]
         return lines
 
 
+BESIDE = (
+    ("bugs", "Bugs"), ("interview", "Interview"), ("errata", "Errata"),
+    ("benchmarks", "Races"),
+)  # fmt: skip
+"""Folders that have a page for each lecture, and what its link says."""
+
+
 @REGISTRY
 def lecture_map() -> Cards:
-    """All lectures; one without pages is said to be in preparation."""
-    return Cards(
-        tuple(
-            (f"[{title}]({folder}/index.md)", text, "")
-            if (config.PAGES / folder / "index.md").is_file()
-            else (title, text, "In preparation")
-            for folder, title, text in LECTURES
-        )
-    )
+    """All lectures and what goes with them; one without pages is in preparation."""
+    cards = []
+    for folder, title, text in LECTURES:
+        page = f"{folder.partition('-')[0]}.md"
+        links = [
+            f"[{word}]({beside}/{page})"
+            for beside, word in BESIDE
+            if (config.PAGES / beside / page).is_file()
+        ]
+        if (config.PAGES / folder / "index.md").is_file():
+            cards.append((f"[{title}]({folder}/index.md)", text, "", links))
+        else:
+            cards.append((title, text, "In preparation", []))
+    return Cards(tuple(cards))
