@@ -37,7 +37,7 @@ pytestmark = [
         "xtrain.backends.segments:Segment",
         "xtrain.backends.reducing:reduce_into",
         "xtrain.backends.sockets:Sockets",
-        "xtrain.backends.sockets:Connection",
+        "xtrain.backends.connections:Connection",
         "xtrain.backends.progress:Progress",
         "xtrain.backends.progress:Operation",
         "xtrain.backends:register",

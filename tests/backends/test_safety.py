@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import xtrain.backends
 from tests.backends.faults import Ranks
-from xtrain.backends import handshake, sockets
+from xtrain.backends import door, handshake
 from xtrain.backends.handshake import HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import meet
@@ -37,8 +37,8 @@ pytestmark = [
         "xtrain.backends.handshake:dial",
         "xtrain.backends.handshake:read_secret",
         "xtrain.backends.handshake:check_user",
-        "xtrain.backends.sockets:Door",
-        "xtrain.backends.sockets:listen",
+        "xtrain.backends.door:Door",
+        "xtrain.backends.door:listen",
     )
 ]
 
@@ -217,13 +217,13 @@ def test_the_secret_comes_from_the_environment_or_a_private_file(monkeypatch, tm
 def test_tcp_only_with_a_secret(monkeypatch):
     monkeypatch.setenv("XTRAIN_SOCKET_ADDRESS", "127.0.0.1")
     with pytest.raises(ValueError, match="needs a secret"):
-        sockets.listen(b"")
-    listener, address = sockets.listen(SECRET)
+        door.listen(b"")
+    listener, address = door.listen(SECRET)
     assert listener.getsockname()[0] == "127.0.0.1"
     assert address == f"tcp:127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     monkeypatch.delenv("XTRAIN_SOCKET_ADDRESS")
-    listener, address = sockets.listen(b"")
+    listener, address = door.listen(b"")
     assert listener.family == socket.AF_UNIX
     assert address.startswith("unix:")
     listener.close()
@@ -297,8 +297,8 @@ def besieged(say, enter, rank: int) -> None:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda entry: messages.append(entry.getMessage())
-    sockets.door_log.addHandler(handler)
-    dialling = sockets.reach
+    door.log.addHandler(handler)
+    dialling = door.reach
     if rank == 1:
         known: dict[str, object] = {}
 
@@ -308,9 +308,9 @@ def besieged(say, enter, rank: int) -> None:
             attack(entries[0].address, group, random.Random(1))
             return entries, group
 
-        sockets.meet = spy
+        door.meet = spy
     enter()
-    sockets.reach = dialling
+    door.reach = dialling
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == 2
@@ -350,7 +350,7 @@ def full_house(say, enter, rank: int) -> None:
                 held.append(sock)
             return entries, group
 
-        sockets.meet = spy
+        door.meet = spy
     enter()
     dist.barrier()
     say((len(held), threading.active_count()))

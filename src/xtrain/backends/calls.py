@@ -52,10 +52,10 @@ def call_site() -> Site:
     reasons to call from two places at once: DDP's join, for ranks out of inputs.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and module_of(frame).startswith(_BETWEEN):
+    while frame is not None and is_between(module_of(frame)):
         frame = frame.f_back
     caller = frame
-    while frame is not None and module_of(frame).startswith(_LIBRARIES):
+    while frame is not None and is_library(module_of(frame)):
         frame = frame.f_back
     if frame is None:
         return Site("?", 0, False)
@@ -64,6 +64,16 @@ def call_site() -> Site:
 
 def module_of(frame: FrameType) -> str:
     return frame.f_globals.get("__name__", "")
+
+
+@lru_cache(maxsize=4096)
+def is_between(module: str) -> bool:
+    return module.startswith(_BETWEEN)
+
+
+@lru_cache(maxsize=4096)
+def is_library(module: str) -> bool:
+    return module.startswith(_LIBRARIES)
 
 
 Look = tuple[torch.Size, torch.dtype]
@@ -89,6 +99,18 @@ class Call(NamedTuple):
     def __str__(self) -> str:
         told = f" {self.told()}" if self.told else ""
         return f"{signature(*self[:4])}{told} at {self.site}"
+
+
+class Message(NamedTuple):
+    """One end of a message, in the world's ranks."""
+
+    name: str
+    look: Look
+    peer: str
+    site: Site
+
+    def __str__(self) -> str:
+        return f"{self.name}({in_words(self.look)}, {self.peer}) at {self.site}"
 
 
 @lru_cache(maxsize=4096)

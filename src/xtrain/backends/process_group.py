@@ -30,6 +30,7 @@ from xtrain.backends.arguments import (
 from xtrain.backends.calls import (
     NOWHERE,
     Call,
+    Message,
     call_site,
     fingerprint,
     in_words,
@@ -40,7 +41,7 @@ from xtrain.backends.calls import (
 )
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import Disagreement
-from xtrain.backends.messages import DTYPE_CODES, Receive, raw, send_message
+from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
 from xtrain.backends.progress import PATIENCE, Operation, Progress, Steps
 from xtrain.backends.shared_tensors import reserve
 from xtrain.backends.watching import Watch
@@ -378,14 +379,14 @@ class XtrainProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         self._ready("send", tensors)
         self._not_myself("send", dst)
-        flat = tensor.detach().contiguous()
-        record("send", "send", self._global(dst), [flat])
-        site = call_site()
+        flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        peer = self._global(dst)
+        record("send", "send", peer, [flat])
+        call = Message("send", look(tensor), f"dst={peer}", call_site())
         steps = send_message(
             self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
-            str(site),
+            call.site,
         )  # fmt: skip
-        call = f"send({shape_of(tensor)}, dst={self._global(dst)}) at {site}"
         operation = Operation(call, self._breaking(call, steps), (dst,))
         self._calls += 1
         self._progress.post(("send", dst), operation)
@@ -403,30 +404,21 @@ class XtrainProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         (tensor,) = tensors
         self._ready("recv", tensors)
-        landing = tensor.detach().contiguous()
+        landing = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         names = [self._global(source) for source in sources]
         record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
         receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
         inboxes = [self._transport.inbox[source] for source in sources]
-        call = f"recv({shape_of(tensor)}, src={names}) at {call_site()}"
+        call = Message("recv", look(tensor), f"src={names}", call_site())
 
         def steps() -> Steps:
-            for inbox in inboxes:
-                inbox.post(receive)
-            while not receive.done:
-                for inbox in inboxes:
-                    inbox.pump()
-                if not receive.done:
-                    yield
-            if not tensor.is_contiguous() and receive.error is None:
-                tensor.detach().copy_(landing)
-
-        def checked() -> Steps:
-            yield from self._breaking(call, steps())
+            yield from self._breaking(call, arrival(receive, inboxes))
             if receive.error is not None:  # the message is gone, the group is fine
                 raise RuntimeError(f"{call}: {receive.error}")
+            if landing is not tensor:
+                tensor.detach().copy_(landing)
 
-        operation = Operation(call, checked(), sources)
+        operation = Operation(call, steps(), sources)
         self._calls += 1
         self._progress.post(("recv", id(receive)), operation)
         work = Pending(self._progress, operation, tensors)

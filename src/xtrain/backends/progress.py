@@ -101,16 +101,17 @@ class Progress:
         could take them over.
         """
         with self._lock:
+            if not self._queues and operation.advance():  # the short way
+                return
             self._queues.setdefault(queue, deque()).append(operation)
-        while True:
+        while time.monotonic() < operation.started + patience:
+            os.sched_yield()
             with self._lock:
                 self._advance_all()
             if operation.done:
                 return
-            if self._last_pass >= operation.started + patience:
-                self._wake_background()
-                return
-            os.sched_yield()
+        if not self._pending.is_set():
+            self._wake_background()
 
     def run(self, queue: Hashable, operation: Operation) -> None:
         """Queue an operation, wait for it and raise what it raises."""
@@ -130,7 +131,7 @@ class Progress:
 
         After `seconds` RuntimeError: the operation goes on, the group is not broken.
         """
-        began = time.monotonic()
+        began = 0.0 if operation.done else time.monotonic()
         next_check = began + CHECK_SECONDS
         while not operation.done:
             with self._lock:

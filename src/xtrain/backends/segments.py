@@ -23,6 +23,7 @@ from torch import Tensor
 MAX_RANKS = 64
 STAGE_BYTES = 2 << 20  # the stages of four ranks stay in a shared cache
 CHANNEL_BYTES = 1 << 20
+SHOWN_BYTES = 128 << 10  # written or read at a time, so that both sides copy at once
 
 # Words of a segment, by index; the channels' counters follow.
 ARRIVED = 0
@@ -79,7 +80,7 @@ class Channel:
         written, read = self._written[self._w], self._read[self._r]
         start = written % CHANNEL_BYTES
         room = CHANNEL_BYTES - (written - read)
-        count = min(data.nbytes, room, CHANNEL_BYTES - start)
+        count = min(data.nbytes, room, CHANNEL_BYTES - start, SHOWN_BYTES)
         if count:
             self._ring[start : start + count] = data[:count]
             fence()
@@ -88,8 +89,10 @@ class Channel:
 
     def read(self, into: memoryview) -> int:
         written, read = self._written[self._w], self._read[self._r]
+        if written == read:
+            return 0
         start = read % CHANNEL_BYTES
-        count = min(into.nbytes, written - read, CHANNEL_BYTES - start)
+        count = min(into.nbytes, written - read, CHANNEL_BYTES - start, SHOWN_BYTES)
         if count:
             fence()
             into[:count] = self._ring[start : start + count]

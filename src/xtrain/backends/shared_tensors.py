@@ -7,12 +7,14 @@ torch's symmetric memory is the same idea for GPUs (`symm_mem.empty`, `rendezvou
 every rank allocates alike, and maps everybody's.
 """
 
+import errno
 import math
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ class SharedTensors:
                 )
             finally:
                 os.close(opened)
-        tensor = torch.frombuffer(own, dtype=dtype, count=math.prod(shape))
+        tensor = torch.frombuffer(own, dtype=dtype)[: math.prod(shape)]
         self._living[self._made] = Shared(tensor.data_ptr(), nbytes, views)
         # torch keeps the mapping for as long as the tensor or a view of it is used.
         weakref.finalize(own, self._living.pop, self._made, None).atexit = False
@@ -91,19 +93,25 @@ class SharedTensors:
 
 
 def reserve(shape: torch.Size, dtype: torch.dtype) -> int:
-    """A descriptor of memory for such a tensor, taken from the system now.
+    """A descriptor of memory for such a tensor; OSError when it is not to be had.
 
-    Else it would be taken when it is written, and running out would kill the process.
+    The system hands pages out when they are written, and kills who writes more than
+    there are. So more than is there is refused now.
     """
     nbytes = bytes_for(shape, dtype)
-    descriptor = make_memory(nbytes)
-    try:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    if nbytes > available_bytes():
+        raise OSError(errno.ENOMEM, f"{nbytes} bytes are not available")
+    return make_memory(nbytes)
+
+
+def available_bytes() -> int:
+    """What the system could hand out without taking it from anybody."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 1 << 62  # it does not say
 
 
 def bytes_for(shape: torch.Size, dtype: torch.dtype) -> int:
-    return max(1, math.prod(shape) * dtype.itemsize)
+    """Whole elements of any dtype, and never none."""
+    return math.prod(shape) * dtype.itemsize // 16 * 16 + 16

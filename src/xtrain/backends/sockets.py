@@ -15,14 +15,7 @@ Inside one host the connections are Unix sockets, across hosts TCP. Two for each
 one for collectives and one for messages, so that neither can hold the other up.
 """
 
-import contextlib
-import logging
-import os
-import secrets
-import socket
 import struct
-import threading
-import time
 from array import array
 from collections.abc import Generator
 
@@ -30,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.handshake import Refused, admit, dial, read_secret
+from xtrain.backends.door import COLLECTIVES, MESSAGES, connect_all
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
+from xtrain.backends.meeting import Disagreement
 from xtrain.backends.messages import (
     MAX_MESSAGE_BYTES,
     Garbled,
@@ -45,82 +38,10 @@ from xtrain.backends.progress import Steps
 from xtrain.backends.reducing import nbytes_of, reduce_into
 from xtrain.comm.reduce_op import combine, finish
 
-door_log = logging.getLogger(__name__)
-
-# What a connection is for.
-COLLECTIVES = 0
-MESSAGES = 1
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
 GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
 INLINE_BYTES = 64 << 10  # up to here data rides along with the greeting
-BLOCK_BYTES = 128 << 10  # reduced at a time: small enough to still be in the cache
-MAX_GUESTS = 64  # handshakes at a time
-REACH_SECONDS = 10.0
-TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", 13)
-
-
-class Connection:
-    """A connected socket as a stream that never waits."""
-
-    def __init__(self, sock: socket.socket):
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            tune(sock)
-        self.sock = sock
-        self.lost = False
-
-    def write(self, data: memoryview) -> int:
-        try:
-            return self.sock.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.lost = True
-            return 0
-
-    def read(self, into: memoryview) -> int:
-        try:
-            count = self.sock.recv_into(into)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.lost = True
-            return 0
-        if count == 0:
-            self.lost = True
-        return count
-
-    def peek(self, count: int) -> bytes:
-        try:
-            return self.sock.recv(count, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return b""
-
-    def close(self) -> None:
-        """Close, and have all that was written arrive.
-
-        A socket closed while something in it is unread resets the connection, and what
-        is still under way is lost.
-        """
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_WR)
-            while self.sock.recv(1 << 16):
-                pass
-        self.lost = True
-        self.sock.close()
-
-    def ended(self) -> bool:
-        """True when the other side is gone and all it said has been read."""
-        if not self.lost:
-            try:
-                self.lost = (
-                    self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-                )
-            except BlockingIOError:
-                pass
-            except OSError:
-                self.lost = True
-        return self.lost
+BLOCK_BYTES = 256 << 10  # reduced at a time: small enough to still be in the cache
 
 
 class Sockets:
@@ -422,180 +343,3 @@ ENDED = object()
 
 def typed(data: bytearray, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-
-
-# -- meeting ---------------------------------------------------------------------------
-
-
-Key = tuple[int, int]  # rank, purpose
-
-
-def connect_all(
-    store: Store, rank: int, size: int, timeout: float, peers: Peers
-) -> dict[Key, Connection]:
-    """Connect this rank with every other, twice; {(rank, purpose): connection}.
-
-    Each rank listens for the higher ranks and dials the lower ones.
-    """
-    secret = read_secret()
-    listener, address = listen(secret)
-    door, dialled = None, {}
-    try:
-        entries, group = meet(store, "socket", rank, size, address, timeout, peers)
-        door = Door(listener, secret, group, rank, size)
-        for peer, entry in enumerate(entries[:rank]):
-            for purpose in (COLLECTIVES, MESSAGES):
-                sock = reach(peer, entry.address, entry.host == host_key())
-                dialled[peer, purpose] = Connection(sock)
-                dial(sock, secret, group, rank, peer, purpose)
-                sock.setblocking(False)
-        wait_until(
-            door.complete, peers, timeout,
-            lambda: f"no connection from ranks {door.absent()}",
-        )  # fmt: skip
-    except (Refused, OSError) as error:
-        close_all(dialled)
-        raise RuntimeError(f"rank {rank} cannot join the group: {error}") from error
-    except BaseException:
-        close_all(dialled)
-        raise
-    finally:
-        listener.close()
-        if door is not None:
-            door.close()
-    forget(store, "socket", rank)
-    return dialled | door.admitted
-
-
-def close_all(connections: dict[Key, Connection]) -> None:
-    for connection in connections.values():
-        connection.sock.close()
-
-
-class Door:
-    """Admits the higher ranks; refuses and logs everybody else, and stays open."""
-
-    def __init__(
-        self, listener: socket.socket, secret: bytes, group: bytes, rank: int, size: int
-    ):
-        self._listener, self._secret, self._group = listener, secret, group
-        self._rank, self._size = rank, size
-        higher = range(rank + 1, size)
-        self._expected = {(r, p) for r in higher for p in (COLLECTIVES, MESSAGES)}
-        self.admitted: dict[Key, Connection] = {}
-        self._guests: dict[threading.Thread, socket.socket] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        self._porter = threading.Thread(target=self._stand, name="xtrain-door")
-        self._porter.start()
-
-    def complete(self) -> bool:
-        return self._expected == self.admitted.keys()
-
-    def absent(self) -> list[int]:
-        return sorted({rank for rank, _ in self._expected - self.admitted.keys()})
-
-    def close(self) -> None:
-        """Send away whoever is still proving himself."""
-        self._closed = True
-        self._porter.join()
-        inside = {connection.sock for connection in self.admitted.values()}
-        for guest, sock in self._guests.items():
-            if sock not in inside:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-            guest.join()
-        if not self.complete():
-            close_all(self.admitted)
-
-    def _stand(self) -> None:
-        with contextlib.suppress(OSError):  # closed before the door stood open
-            self._listener.settimeout(0.01)
-        while not self._closed and not self.complete():
-            self._guests = {t: s for t, s in self._guests.items() if t.is_alive()}
-            if len(self._guests) >= MAX_GUESTS:
-                time.sleep(0.01)
-                continue
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:  # nobody within the time, or the listener is closed
-                continue
-            guest = threading.Thread(target=self._admit, args=(sock,), daemon=True)
-            self._guests[guest] = sock
-            guest.start()
-
-    def _admit(self, sock: socket.socket) -> None:
-        try:
-            key = admit(sock, self._secret, self._group, self._rank, self._size)
-            connection = Connection(sock)
-            with self._lock:
-                if key not in self._expected or key in self.admitted:
-                    raise Refused(f"rank {key[0]} is connected already")
-                self.admitted[key] = connection
-        except (Refused, OSError) as error:
-            door_log.warning("rank %d refused a connection: %s", self._rank, error)
-            sock.close()
-
-
-def listen(secret: bytes) -> tuple[socket.socket, str]:
-    """Open a listener: Unix, or TCP where XTRAIN_SOCKET_ADDRESS says so."""
-    address = os.environ.get("XTRAIN_SOCKET_ADDRESS", "")
-    if not address:
-        name = f"xtrain-{secrets.token_hex(16)}"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(f"\0{name}")  # abstract: there is no file to leave behind
-        listener.listen(MAX_GUESTS)
-        return listener, f"unix:{name}"
-    if not secret:
-        raise ValueError(
-            f"XTRAIN_SOCKET_ADDRESS={address} asks for TCP, which needs a secret: set "
-            "XTRAIN_SECRET, or XTRAIN_SECRET_FILE to a file that only you can read"
-        )
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family, backlog=MAX_GUESTS)
-    return listener, f"tcp:{address}:{listener.getsockname()[1]}"
-
-
-def reach(peer: int, address: str, same_host: bool) -> socket.socket:
-    """Open a connection to the address that a peer gave."""
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isdecimal():
-        return socket.create_connection((host, int(port)), REACH_SECONDS)
-    if kind != "unix" or not same_host:
-        raise Refused(
-            f"rank {peer} is at {address}, out of reach from here; on several "
-            "hosts set XTRAIN_SOCKET_ADDRESS to an address of each host, and "
-            "XTRAIN_SECRET to the same secret on all"
-        )
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(REACH_SECONDS)
-        sock.connect(f"\0{rest}")
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def tune(sock: socket.socket) -> None:
-    """No waiting for more data, and have the system notice a vanished host.
-
-    Probes go out when a connection is idle; what is sent must be confirmed in time.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in WATCH.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if sock.getpeername()[0] in ("127.0.0.1", "::1"):
-        with contextlib.suppress(OSError):  # paced algorithms lose time on loopback
-            sock.setsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, b"cubic")
-
-
-WATCH = {
-    "TCP_KEEPIDLE": 1,  # seconds of silence before the first probe
-    "TCP_KEEPINTVL": 1,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 4000,  # milliseconds until sent data must be confirmed
-}

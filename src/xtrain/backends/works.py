@@ -45,6 +45,8 @@ class Pending(dist.Work):
         self._receive: Receive | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._operation.done and self._operation.error is None:
+            return True
         seconds = timeout.total_seconds() if timeout else float("inf")
         self._progress.wait(self._operation, seconds)
         return True
