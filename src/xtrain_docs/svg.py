@@ -203,8 +203,10 @@ def _legend(names: Sequence[str], width: int) -> tuple[list[str], int]:
 
 
 def fit(drawing: str, width: int) -> str:
-    """A drawing that shrinks with the page and grows to at most 1.25 of its size."""
-    style = f'style="min-width:0;max-width:{round(1.25 * width)}px"'
+    """A drawing of 0.8 to 1.25 of its size; on a narrower page it scrolls."""
+    style = (
+        f'style="min-width:{round(0.8 * width)}px;max-width:{round(1.25 * width)}px"'
+    )
     return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
 
 

@@ -51,7 +51,7 @@ def ddp_beside_torch(ranks: int = 4, width: int = 256) -> Table:
             raise EvidenceError(f"{kind}: all-reduces {payload} bytes, not {phi}")
         rows.append([words, str(found[0]["calls"]), count(payload),
                      _share([r["wire"] for r in found], phi)])  # fmt: skip
-    header = ["", "all-reduces", "of together, bytes", "a rank sends"]
+    header = ["", "all-reduces", "bytes reduced", "a rank sends"]
     return Table(header, rows, "lrrr")
 
 
