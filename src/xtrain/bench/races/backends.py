@@ -4,12 +4,17 @@ Every contestant makes the same call, such as `dist.all_reduce(tensor, group=gro
 only the group's backend differs. All groups stand side by side in the same processes,
 so the sides take turns from sample to sample.
 
+The last races take the tricks of shared memory one by one: the baseline does without,
+everything else is equal.
+
 `size` is the whole tensor in bytes, as in the races of lecture 1; for the training step
 it is the gradients of all layers together.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,6 +25,8 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from xtrain import backends
+from xtrain.backends.calls import NOWHERE
+from xtrain.backends.reducing import reduce_into
 from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
 from xtrain.bench.races.lc1 import (
     ALL_GATHER,
@@ -35,7 +42,9 @@ from xtrain.bench.races.lc1 import (
     pattern,
     reduce_scatter_reference,
     reduce_scatter_trial,
+    total,
 )
+from xtrain.comm.reduce_op import combine, finish
 
 TITLE = "Our backends against gloo, under the same torch functions"
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
@@ -66,6 +75,24 @@ def on(
 def sides(make: Callable[..., Trial], *given: Any) -> tuple[Contestant, ...]:
     """The same trial on gloo, on shared memory and on sockets."""
     return tuple(Contestant(name, partial(make, *given, name)) for name in BACKENDS)
+
+
+# ------------------------------------------------------ tensors in shared memory
+
+
+def shared_trial(case: Case) -> Trial:
+    """An all-reduce of a tensor that lives in shared memory."""
+    group = group_on(SHM)
+    tensor = backends.shared_empty(case.size // ITEM, dtype=torch.float32, group=group)
+    tensor.copy_(pattern(case, dist.get_rank() + 1))
+    return Trial(partial(dist.all_reduce, tensor, group=group), [tensor], tensor.zero_)
+
+
+def copy_trial(case: Case) -> Trial:
+    """Every rank reads a tensor once and writes one: no all-reduce can do with less."""
+    source = total(case)
+    landing = torch.zeros_like(source)
+    return Trial(partial(landing.copy_, source), [landing])
 
 
 # ------------------------------------------------- broadcast and all-to-all
@@ -161,15 +188,71 @@ def ddp_trial(backend: str, case: Case) -> Trial:
     return Trial(step, [weight.detach() for weight in model.parameters()])
 
 
+# ---------------------------------------------------------------------- tricks
+
+GROUP, MEMORY = "xtrain.backends.process_group", "xtrain.backends.shared_memory"
+Change = tuple[str, str, Any]
+"""Of a module the name, of a name in it the value."""
+
+
+def changed_trial(changes: Sequence[Change], case: Case) -> Trial:
+    """An all-reduce over shared memory, with a few names changed while it runs."""
+    tensor = pattern(case, dist.get_rank() + 1)
+    group = group_on(SHM)
+    changed = [(import_module(where), name, value) for where, name, value in changes]
+    usual = [(where, name, getattr(where, name)) for where, name, _ in changed]
+
+    def call() -> None:
+        for where, name, value in changed:
+            setattr(where, name, value)
+        try:
+            dist.all_reduce(tensor, group=group)
+        finally:
+            for where, name, value in usual:
+                setattr(where, name, value)
+
+    return Trial(call, [tensor], tensor.zero_)
+
+
+def variant(name: str, *changes: Change) -> Contestant:
+    """The all-reduce over shared memory with some changes."""
+    return Contestant(name, partial(changed_trial, changes))
+
+
+def no_site() -> Any:
+    """In place of the walk to the line that called."""
+    return NOWHERE
+
+
+def no_print(*call: Any) -> int:
+    """In place of a fingerprint: 0 is compared with nothing."""
+    return 0
+
+
+def nap() -> None:
+    """In place of giving the turn away: the shortest sleep there is."""
+    time.sleep(1e-6)
+
+
+def copy_then_add(output: Tensor, shares: list[Tensor], op: Any) -> None:
+    """In place of reading two shares at first."""
+    output.copy_(shares[0])
+    for share in shares[1:]:
+        combine(output, share, op)
+    finish(output, op, len(shares))
+
+
 # ----------------------------------------------------------------------- races
 
 
-def goals(least: dict[str, Sequence[float]]) -> tuple[Goal, ...]:
-    """With 4 ranks, a least ratio for each of SIZES."""
+def goals(
+    least: dict[str, Sequence[float]], sizes: Sequence[int] = SIZES
+) -> tuple[Goal, ...]:
+    """With 4 ranks, a least ratio for each size."""
     return tuple(
         Goal(name, ratio, size, 4)
         for name, ratios in least.items()
-        for size, ratio in zip(SIZES, ratios, strict=True)
+        for size, ratio in zip(sizes, ratios, strict=True)
     )
 
 
@@ -177,6 +260,8 @@ def not_slower(sizes: Sequence[int]) -> tuple[Goal, ...]:
     """Never behind gloo."""
     return tuple(Goal(n, 1.0, size, 4) for n in (SHM, SOCKET) for size in sizes)
 
+
+SHARED = Contestant("shared tensor", shared_trial)
 
 RACES = [
     Race(
@@ -186,6 +271,38 @@ RACES = [
         sizes=SIZES,
         reference=all_reduce_reference,
         goals=goals({SHM: (70.0, 15.0, 3.0, 3.0), SOCKET: (15.0, 5.0, 1.8, 1.8)}),
+    ),
+    Race(
+        "all_reduce_single",
+        "All-reduce of a small tensor, one call at a time",
+        sides(on, all_reduce_trial, dist.all_reduce),
+        sizes=SIZES[:1],
+        reference=all_reduce_reference,
+        goals=goals({SHM: (70.0,), SOCKET: (15.0,)}, SIZES[:1]),
+        single=True,
+    ),
+    Race(
+        "all_reduce_shared",
+        "All-reduce of a tensor that lives in shared memory",
+        (
+            Contestant("gloo", partial(on, all_reduce_trial, dist.all_reduce, "gloo")),
+            SHARED,
+        ),
+        sizes=SIZES[2:],
+        reference=all_reduce_reference,
+        goals=goals({SHARED.name: (5.0, 5.0)}, SIZES[2:]),
+    ),
+    Race(
+        "copy_floor",
+        "All-reduce against one copy of the tensor",
+        (
+            Contestant("one copy", copy_trial),
+            Contestant(SHM, partial(on, all_reduce_trial, dist.all_reduce, SHM)),
+            SHARED,
+        ),
+        sizes=SIZES[2:],
+        reference=all_reduce_reference,
+        goals=goals({SHM: (0.5, 0.5), SHARED.name: (0.5, 0.5)}, SIZES[2:]),
     ),
     Race(
         "reduce_scatter",
@@ -235,5 +352,65 @@ RACES = [
         sizes=(1 * MiB, 64 * MiB),
         tolerance=1e-5,
         goals=tuple(Goal(SHM, 1.25, 64 * MiB, ranks) for ranks in (2, 4)),
+    ),
+    Race(
+        "check",
+        "The check for mismatches",
+        (
+            variant("with the check"),
+            variant(
+                "without",
+                (GROUP, "call_site", no_site),
+                (GROUP, "fingerprint", no_print),
+            ),
+        ),
+        sizes=SIZES[:1],
+        reference=all_reduce_reference,
+    ),
+    Race(
+        "trick_one_step",
+        "One step or two",
+        (
+            variant("two steps", (MEMORY, "ONE_SHOT_BYTES", 0)),
+            variant("one step", (MEMORY, "ONE_SHOT_BYTES", 1 * MiB)),
+        ),
+        sizes=(4 * KiB, 64 * KiB, 256 * KiB, 1 * MiB),
+        ranks=(4,),
+        reference=all_reduce_reference,
+    ),
+    Race(
+        "trick_yield",
+        "Yield or sleep",
+        (
+            variant("sleep", ("os", "sched_yield", nap)),
+            variant("yield"),
+        ),
+        sizes=(4 * KiB, 256 * KiB, 16 * MiB),
+        ranks=(4,),
+        reference=all_reduce_reference,
+    ),
+    Race(
+        "trick_stage",
+        "How large a stage",
+        (
+            variant("128 KiB", (MEMORY, "STAGE_BYTES", 128 * KiB)),
+            variant("512 KiB", (MEMORY, "STAGE_BYTES", 512 * KiB)),
+            variant("1 MiB", (MEMORY, "STAGE_BYTES", 1 * MiB)),
+            variant("2 MiB"),
+        ),
+        sizes=(16 * MiB, 64 * MiB),
+        ranks=(4,),
+        reference=all_reduce_reference,
+    ),
+    Race(
+        "trick_two_shares",
+        "The first two shares at once",
+        (
+            variant("copy one, add", (MEMORY, "reduce_into", copy_then_add)),
+            variant("add two", (MEMORY, "reduce_into", reduce_into)),
+        ),
+        sizes=(4 * KiB, 256 * KiB, 16 * MiB),
+        ranks=(4,),
+        reference=all_reduce_reference,
     ),
 ]
