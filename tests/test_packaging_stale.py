@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mkdocs", reason="the docs extra is not installed")
 
-from xtrain_docs import config, prebuild, stale, symbols
+from xtrain_docs import authored, config, stale, symbols
 
 SYMBOL = "xtrain.plan.traffic:ceil_log2"
 
@@ -30,7 +30,7 @@ def record(digest: str, outcome: str = "passed") -> dict:
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of records, and a site whose pages embed one symbol."""
     monkeypatch.setattr(config, "RECORDS", (tmp_path,))
-    monkeypatch.setattr(prebuild, "embedded", lambda: {SYMBOL: []})
+    monkeypatch.setattr(authored, "embedded", lambda: {SYMBOL: []})
     return tmp_path
 
 

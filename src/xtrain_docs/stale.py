@@ -7,7 +7,7 @@
 
 import sys
 
-from . import prebuild, symbols, verification
+from . import authored, symbols, verification
 
 SHOWN = 5
 """How many unproved symbols are named; the others are counted."""
@@ -16,7 +16,7 @@ SHOWN = 5
 def unproved() -> dict[str, str]:
     """Each embedded symbol that no current passing test verifies, with the reason."""
     reasons = {}
-    for reference in prebuild.embedded():
+    for reference in authored.embedded():
         try:
             verification.check(symbols.resolve(reference).key)
         except verification.UnverifiedError as error:

@@ -84,7 +84,7 @@ def difference(path: Path) -> str:
 
 def embedded() -> list[Path]:
     """The snippets whose output some page shows."""
-    from .prebuild import references
+    from .authored import references
 
     names = {name for name in references() if name.endswith(".out")}
     return [(config.ROOT / name).with_suffix(".py") for name in sorted(names)]

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from xtrain_docs import build, prebuild, serve, transcripts, verification
+from xtrain_docs import (
+    authored,
+    build,
+    ledger_page,
+    prebuild,
+    serve,
+    source_pages,
+    transcripts,
+    verification,
+)
 from xtrain_docs.symbols import SymbolError
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +117,7 @@ def test_the_address_is_that_of_the_root(monkeypatch, given, used):
 def test_source_pages_have_an_anchor_on_every_line_and_nothing_acts(toy, monkeypatch):
     text = 'x = "$a$ {{ b }} [c](test:d)"\n\n```py\n"""`e`"""\n'
     path = toy.write("src/toy/odd.py", text)
-    page = prebuild.source_page(path)
+    page = source_pages.source_page(path)
     assert page.count('class="xt-line"') == 4
     assert 'id="L4"' in page
     body = page.split("</h1>")[-1].split("---\n", 2)[2]
@@ -120,7 +129,7 @@ def test_source_pages_have_an_anchor_on_every_line_and_nothing_acts(toy, monkeyp
 def test_the_ledger_lists_tests_and_says_what_is_not_verified(toy):
     toy.record("toy.ring:ring")
     toy.write("docs/en/a.md", EMBED % "_hidden")
-    assert prebuild.write_ledger() == 2
+    assert ledger_page.write_ledger() == 2
     text = (toy.root / "docs/en/verification/ledger.md").read_text()
     assert "1 of 2 functions" in text
     assert "| 2 | gloo on cpu | 1, 4 |" in text
@@ -129,19 +138,19 @@ def test_the_ledger_lists_tests_and_says_what_is_not_verified(toy):
 
 
 def test_an_empty_ledger_says_how_to_fill_it(toy):
-    prebuild.write_ledger()
+    ledger_page.write_ledger()
     text = (toy.root / "docs/en/verification/ledger.md").read_text()
     assert "No test run is recorded" in text
     assert "make test" in text
 
 
 def test_generated_files_that_are_no_longer_made_go_away(toy, monkeypatch):
-    monkeypatch.setattr(prebuild, "SHOWN", ("src/toy",))
-    prebuild.write_source_pages()
+    monkeypatch.setattr(source_pages, "SHOWN", ("src/toy",))
+    source_pages.write_source_pages()
     gone = toy.root / "docs/en/source/toy/steps.py.md"
     assert gone.is_file()
     (toy.root / "src/toy/steps.py").unlink()
-    prebuild.write_source_pages()
+    source_pages.write_source_pages()
     assert not gone.exists()
 
 
@@ -269,14 +278,14 @@ def test_another_modules_change_runs_nothing(shown, runs):
 @pytest.mark.parametrize("defect", ["transcript", "typed"])
 def test_stale_output_and_typed_code_stop_the_build(shown, monkeypatch, defect):
     monkeypatch.setattr(
-        prebuild.transcripts.subprocess,
+        transcripts.subprocess,
         "run",
         lambda *a, **k: subprocess.CompletedProcess(a, 1, "-one\n+two\n", ""),
     )
     error = transcripts.StaleTranscriptError
     if defect == "typed":
         shown.write("docs/en/b.md", "```py\nx = 1\n```\n")
-        error = prebuild.PageError
+        error = authored.PageError
     with pytest.raises(error, match="typed Python: x = 1|-one"):
         prebuild.main()
 

@@ -7,8 +7,8 @@ import yaml
 
 from tests.docs.rendering import EXTENSIONS, render
 from xtrain.testing.marks import marked_tests
-from xtrain_docs import config, guards, prebuild, symbols
-from xtrain_docs.prebuild import embedded, pages
+from xtrain_docs import authored, config, guards, symbols
+from xtrain_docs.authored import embedded, pages
 
 PAGES = pages()
 NAMES = [page.relative_to(config.PAGES).as_posix() for page in PAGES]
@@ -57,7 +57,7 @@ def test_every_embedded_symbol_is_named_by_a_test(reference, marked):
 
 def test_a_symbol_without_a_test_is_found(toy):
     toy.write("docs/en/a.md", '```py\n--8<-- "toy.ring:ring"\n```\n')
-    assert list(prebuild.embedded()) == ["toy.ring:ring"]
+    assert list(authored.embedded()) == ["toy.ring:ring"]
     assert not marked_tests(toy.root / "tests", toy.root).get("toy.ring:ring")
     toy.write(
         "tests/test_ring.py",

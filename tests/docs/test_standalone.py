@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from xtrain_docs import prebuild
+from xtrain_docs import authored
 from xtrain_docs.standalone import standalone
 from xtrain_docs.symbols import SymbolError
 
-EMBEDDED = sorted(r for r in prebuild.embedded() if "." not in r.split(":")[1])
+EMBEDDED = sorted(r for r in authored.embedded() if "." not in r.split(":")[1])
 
 
 def test_runs_in_a_fresh_interpreter_without_the_package(toy):

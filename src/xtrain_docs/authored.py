@@ -1,0 +1,47 @@
+"""Pages that people write, and what they embed."""
+
+from pathlib import Path
+
+from . import config, embed, fences, guards
+
+
+def pages() -> list[Path]:
+    """Pages people write: generated ones left out."""
+    return sorted(
+        path
+        for path in config.PAGES.rglob("*.md")
+        if "generated: true" not in path.read_text()[:400]
+    )
+
+
+def references() -> dict[str, list[Path]]:
+    """Everything that some page embeds, symbols and files, and the pages."""
+    found: dict[str, list[Path]] = {}
+    for page in pages():
+        for fence in fences.fences(page.read_text().splitlines()):
+            if parsed := embed.parse(fence.body):
+                found.setdefault(parsed[0], []).append(page)
+    return found
+
+
+def embedded() -> dict[str, list[Path]]:
+    """Every symbol reference on some page, and the pages."""
+    return {name: where for name, where in references().items() if ":" in name}
+
+
+class PageError(ValueError):
+    """A page holds what must not be typed into one. Stops the build."""
+
+
+def require_no_typed_code() -> None:
+    """PageError if some page has Python typed into it."""
+    problems = [
+        f"{page.relative_to(config.PAGES)}, {problem}"
+        for page in pages()
+        for problem in guards.typed_code(page.read_text())
+    ]
+    if problems:
+        raise PageError(
+            "\n".join(problems)
+            + "\nEmbed a symbol or a snippet, or mark the fence .pseudo or .wrong."
+        )

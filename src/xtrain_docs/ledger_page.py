@@ -1,0 +1,127 @@
+"""The page with every symbol and its evidence: docs/en/verification/ledger.md."""
+
+from collections import Counter
+
+from . import config, embed, symbols, verification
+from .authored import embedded
+from .generated import write
+
+
+def write_ledger() -> int:
+    """docs/en/verification/ledger.md: every symbol with its evidence."""
+    ledger = verification.ledger()
+    shown = {
+        f"{reference.split(':')[0]}:{reference.split(':')[1].split('.')[0]}"
+        for reference in embedded()
+    }
+    by_module: dict[str, list[verification.Summary]] = {}
+    for key in sorted({*ledger.symbols(), *shown}):
+        if summary := ledger.summary_or_none(key):
+            by_module.setdefault(key.split(":")[0], []).append(summary)
+    lines = _ledger_head(by_module)
+    for module, summaries in by_module.items():
+        lines += [f"## `{module}`", ""]
+        for summary in summaries:
+            lines += _ledger_entry(summary)
+    write(config.PAGES / "verification" / "ledger.md", "\n".join([*lines, ""]))
+    return sum(map(len, by_module.values()))
+
+
+def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
+    summaries = [s for group in by_module.values() for s in group]
+    head = [
+        "---",
+        "title: Ledger",
+        "description: Which test verifies which function, where and when.",
+        "generated: true",
+        "search: {exclude: true}",
+        "---",
+        "",
+        "# Ledger",
+        "",
+    ]
+    if not summaries:
+        return [
+            *head,
+            "No test run is recorded yet. The next one fills this page:",
+            "{ .xt-empty }",
+            "",
+            "```console",
+            f"$ {config.VERIFY_COMMAND}",
+            "```",
+        ]
+    good = sum(s.verified for s in summaries)
+    runs = sorted({
+        (e.day, e.backend, e.device, e.torch, e.platform)
+        for s in summaries
+        for e in s.current
+        if e.passed
+    })  # fmt: skip
+    tests = len({t["id"] for s in summaries for e in s.current for t in e.passed})
+    head += [
+        f"{good} of {len(summaries)} functions and classes are verified on their "
+        f"current source, by {tests} tests.",
+        "",
+        "| backend | device | torch | platform | last run |",
+        "| :--- | :--- | :--- | :--- | :--- |",
+    ]
+    places = {run[1:]: run[0] for run in runs}
+    head += [
+        f"| {backend} | {device} | {torch} | {platform} | "
+        f"{verification.pretty_day(day)} |"
+        for (backend, device, torch, platform), day in sorted(places.items())
+    ]
+    return [*head, ""]
+
+
+def _ledger_entry(summary: verification.Summary) -> list[str]:
+    name = summary.symbol.split(":")[1]
+    state = "verified" if summary.verified else "unverified"
+    found = symbols.resolve(summary.symbol)
+    place = f"{found.path}:{found.first}".removeprefix("src/")
+    url = config.source_url(found.path, found.first, found.last)
+    lines = [
+        f"### `{name}` {{ #{embed.anchor(summary.symbol)} .xt-ledger-{state} }}",
+        "",
+        f"[{place}]({url}){{ .xt-path }}",
+        "",
+    ]
+    runs: dict[str, dict[str, set[int]]] = {}
+    failed: set[str] = set()
+    cases: Counter[str] = Counter()
+    for item in summary.current:
+        for test in item.tests:
+            name = _function(test["id"])
+            cases[name] += 1
+            where = runs.setdefault(name, {})
+            sizes = where.setdefault(f"{item.backend} on {item.device}", set())
+            sizes.update(test.get("world_sizes") or ())
+            if test["outcome"] not in ("passed", "skipped"):
+                failed.add(name)
+    if not runs:
+        why = "the source has changed since" if summary.stale else "no test names it"
+        return [*lines, f"Not verified: {why}.", ""]
+    lines += ["| test | cases | where | ranks |", "| :--- | ---: | :--- | :--- |"]
+    for name, where in sorted(runs.items()):
+        result = " **fails**" if name in failed else ""
+        for place, sizes in sorted(where.items()):
+            ranks = ", ".join(map(str, sorted(sizes))) or "none"
+            lines.append(
+                f"| {_test_link(name)}{result} | {cases[name]} | {place} | {ranks} |"
+            )
+    return [*lines, ""]
+
+
+def _function(test_id: str) -> str:
+    """tests/a.py::test_b[4-float] as tests/a.py::test_b."""
+    return test_id.split("[")[0]
+
+
+def _test_link(test: str) -> str:
+    path, _, name = test.partition("::")
+    name = name.split("::")[-1]
+    try:
+        url = embed.evidence_link("test", f"{path}::{name}")
+    except embed.EmbedError:
+        return f"`{test}`"
+    return f"[`{name}`]({url})"
