@@ -38,13 +38,13 @@ class Bucket:
         self.spare = self.flat[sum(sizes) :]
         self.waiting: set[nn.Parameter] = set(parameters)
 
-    def take(self, parameter: nn.Parameter) -> None:
-        """Move a parameter's gradient into the bucket, where it may be already."""
+    def take(self, parameter: nn.Parameter, divisor: int) -> None:
+        """Move a parameter's gradient, divided, into the bucket; it may be there."""
         view, grad = self.views[parameter], parameter.grad
         if grad is None:
             view.zero_()
-        elif grad.data_ptr() != view.data_ptr():
-            view.copy_(grad)
+        else:  # one pass over memory; dividing the sum later would be a second one
+            torch.div(grad, divisor, out=view)
             parameter.grad = view
         self.waiting.discard(parameter)
 

@@ -78,7 +78,7 @@ class DistributedDataParallel(nn.Module):
 
         self._buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
         self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
-        self._divisor = self._size  # what a sum is divided by to average
+        self._average_over(self._size)
         self._meeting: Meeting | None = None  # open inside join()
         self._sync = True
         self._in_backward = False
@@ -104,6 +104,10 @@ class DistributedDataParallel(nn.Module):
     ) -> AbstractContextManager[None]:
         """Context in which ranks may have different numbers of batches."""
         return join(self, divide_by_initial_world_size)
+
+    def _average_over(self, ranks: int) -> None:
+        # Gradients are divided before they are summed, as torch does.
+        self._divisor = ranks if self._average else 1
 
     def _synchronise_buffers(self, host: int = 0) -> None:
         if self._broadcast_buffers and self.training:
@@ -152,7 +156,7 @@ class DistributedDataParallel(nn.Module):
         if not self._in_backward:
             self._in_backward = True
             Variable._execution_engine.queue_callback(self._finish)
-        self._bucket_of[parameter].take(parameter)
+        self._bucket_of[parameter].take(parameter, self._divisor)
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             self._send_next()
 
@@ -168,7 +172,7 @@ class DistributedDataParallel(nn.Module):
         unused = [p for bucket in self._buckets for p in bucket.waiting]
         for parameter in unused:
             self._split_sum(parameter)
-            self._bucket_of[parameter].take(parameter)
+            self._bucket_of[parameter].take(parameter, self._divisor)
         # The spare element tells every rank how many parameters went unused, on any. It
         # is zero unless some did here, and then its bucket, the last, has not left yet.
         flag = self._buckets[-1].spare
@@ -183,8 +187,6 @@ class DistributedDataParallel(nn.Module):
         flag.zero_()
         for bucket in self._buckets:
             bucket.waiting = set(bucket.parameters)
-            if self._average:
-                bucket.flat.div_(self._divisor)
         if anywhere_unused and not self._find_unused:
             raise RuntimeError(self._complain(unused))
         used: Iterable[nn.Parameter] = self._bucket_of

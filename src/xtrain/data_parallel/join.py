@@ -46,7 +46,7 @@ def join(
         model._copy_from(meeting.host)
     finally:
         model._meeting = None
-        model._divisor = model._size
+        model._average_over(model._size)
 
 
 class Meeting:
@@ -66,5 +66,5 @@ class Meeting:
         if ranks:
             self.host = ranks[0]
             if not self._by_initial_size:
-                self._model._divisor = len(ranks)
+                self._model._average_over(len(ranks))
         return bool(ranks)
