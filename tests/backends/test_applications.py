@@ -24,6 +24,7 @@ DIM, HEADS, VOCAB, LENGTH, BATCH = 16, 4, 31, 12, 8
 pytestmark = [
     pytest.mark.verifies(
         "xtrain.backends.process_group:XtrainProcessGroup",
+        "xtrain.backends.stepping:SteppedGroup",
         "xtrain.backends.shared_memory:SharedMemory",
         "xtrain.backends.sockets:Sockets",
     )

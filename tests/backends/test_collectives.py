@@ -31,6 +31,7 @@ LONG = 700_001  # floats: several stages of shared memory, a ring of many blocks
 pytestmark = [
     pytest.mark.verifies(
         "xtrain.backends.process_group:XtrainProcessGroup",
+        "xtrain.backends.stepping:SteppedGroup",
         "xtrain.backends.works:Pending",
         "xtrain.backends.works:Finished",
         "xtrain.backends.shared_memory:SharedMemory",

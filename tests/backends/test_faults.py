@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import process_group
+from xtrain.backends import stepping
 from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import Operation, Progress, Steps
 
@@ -23,6 +23,8 @@ SOON = 5.0
 pytestmark = [
     pytest.mark.verifies(
         "xtrain.backends.process_group:XtrainProcessGroup",
+        "xtrain.backends.stepping:SteppedGroup",
+        "xtrain.backends.watching:Watch",
         "xtrain.backends.liveness:Peers",
         "xtrain.backends.meeting:meet",
         "xtrain.backends.progress:Progress",
@@ -592,13 +594,13 @@ def test_a_short_wait_ends_and_the_operation_goes_on(ours):
 
 
 def without_lines() -> None:
-    process_group.COMPARE_LINES = False
+    stepping.COMPARE_LINES = False
     tensor = torch.ones(1)
     if dist.get_rank() == 0:
         dist.all_reduce(tensor)
     else:
         dist.all_reduce(tensor)
-    process_group.COMPARE_LINES = True
+    stepping.COMPARE_LINES = True
     assert tensor.item() == 2
 
 

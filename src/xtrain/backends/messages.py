@@ -48,6 +48,7 @@ DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 HEADER = struct.Struct("<qIIQ")  # tag, dtype code, length of the site, payload bytes
 MAX_SITE = 200  # bytes of "file:line", cut beyond
 MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
+JOINED_BYTES = 1 << 14  # up to here header and payload are written at once
 SCRATCH_BYTES = 1 << 16  # what nobody wants is read in pieces of this size
 
 
@@ -107,6 +108,9 @@ def send_message(
     """Write one frame."""
     where = encoded(site)
     header = HEADER.pack(tag, dtype, len(where), payload.nbytes) + where
+    if payload.nbytes <= JOINED_BYTES:
+        yield from write_all(stream, memoryview(b"".join((header, payload))))
+        return
     yield from write_all(stream, memoryview(header))
     yield from write_all(stream, payload)
 

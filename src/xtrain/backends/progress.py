@@ -18,6 +18,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable
 
 PATIENCE = 0.003  # seconds for which `post` may wait before it leaves work behind
+# The same where ranks take all cores: work left behind gains nothing, there is no core
+# to do it meanwhile, and it loses what is in the caches now.
+CROWDED_PATIENCE = 0.05
 IDLE_SECONDS = 0.001  # the background thread leaves waiting threads this long alone
 PAUSE_SECONDS = 50e-6  # a sleep between two passes
 SPIN_SECONDS = 0.02  # a wait that takes longer sleeps between its passes

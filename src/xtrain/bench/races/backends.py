@@ -190,7 +190,7 @@ def ddp_trial(backend: str, case: Case) -> Trial:
 
 # ---------------------------------------------------------------------- tricks
 
-GROUP, MEMORY = "xtrain.backends.process_group", "xtrain.backends.shared_memory"
+CALLS, MEMORY = "xtrain.backends.stepping", "xtrain.backends.shared_memory"
 Change = tuple[str, str, Any]
 """Of a module the name, of a name in it the value."""
 
@@ -360,8 +360,8 @@ RACES = [
             variant("with the check"),
             variant(
                 "without",
-                (GROUP, "call_site", no_site),
-                (GROUP, "fingerprint", no_print),
+                (CALLS, "call_site", no_site),
+                (CALLS, "fingerprint", no_print),
             ),
         ),
         sizes=SIZES[:1],

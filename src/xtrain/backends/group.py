@@ -1,0 +1,137 @@
+# mypy: disable-error-code="override,assignment,call-arg,misc"
+"""A group as torch knows it: its names, its ranks, and how it ends."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store
+
+from xtrain.backends.arguments import check_servable
+from xtrain.backends.liveness import Peers
+from xtrain.backends.progress import CROWDED_PATIENCE, PATIENCE, Progress
+from xtrain.backends.watching import Watch
+
+
+class Group(dist.ProcessGroup):
+    """What torch asks a group about itself; joining and leaving it."""
+
+    def __init__(
+        self,
+        backend: str,
+        make_transport: Callable[[Store, int, int, float, Peers], Any],
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+    ):
+        super().__init__(rank, size)
+        self._backend_name, self._rank, self._size = backend, rank, size
+        self._timeout = timeout.total_seconds()
+        crowded = size >= (os.cpu_count() or 1)
+        self._patience = CROWDED_PATIENCE if crowded else PATIENCE
+        self._names: dict[str, str] = {}
+        self._world_ranks: list[int] = []
+        self._closed = False
+        self._calls = 0
+        # torch's C++ may hold a work alone, and would wait forever on one whose Python
+        # half is gone: DDP's join does so with its count of ranks.
+        self._kept: deque[dist.Work] = deque(maxlen=16)
+        self._peers = Peers()
+        try:
+            self._transport = make_transport(
+                store, rank, size, self._timeout, self._peers
+            )
+        except BaseException:
+            self._peers.close()
+            raise
+        self._watch = Watch(
+            rank, self._transport, self._peers, self._timeout, self._global
+        )
+        self._progress = Progress(self._watch.check)
+        # A process that ends in good order says so, as if it had destroyed the group.
+        self._leave = Finalize(self, self._transport.close, exitpriority=1)
+
+    def getBackendName(self) -> str:
+        return self._backend_name
+
+    def name(self) -> str:
+        return self._backend_name
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def setGroupName(self, name: str) -> None:
+        self._names["name"] = name
+
+    def getGroupName(self) -> str:
+        return self._names.get("name", "")
+
+    def setGroupDesc(self, description: str) -> None:
+        self._names["desc"] = description
+
+    def getGroupDesc(self) -> str:
+        return self._names.get("desc", "")
+
+    @property
+    def group_name(self) -> str:
+        return self.getGroupName()
+
+    @property
+    def group_desc(self) -> str:
+        return self.getGroupDesc()
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many calls this rank has made."""
+        return self._calls
+
+    def shutdown(self) -> None:
+        """Leave the group: peers that still wait for this rank are told."""
+        if not self._closed:
+            self._closed = True
+            self._progress.close(RuntimeError("this group has been destroyed"))
+            self._leave()
+            self._kept.clear()
+            self._peers.close()
+
+    abort = shutdown
+
+    def _global(self, rank: int) -> int:
+        """What this rank of the group is called in the world."""
+        if not self._world_ranks:
+            try:
+                self._world_ranks = dist.get_process_group_ranks(self)
+            except (KeyError, ValueError, RuntimeError):
+                return rank  # torch has not registered this group (yet)
+        return self._world_ranks[rank]
+
+    def _ready(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """RuntimeError when this group has ended, ValueError for a foreign tensor."""
+        if self._watch.broken is not None:
+            raise RuntimeError(f"{name}: this group is broken: {self._watch.broken}")
+        if self._closed:
+            raise RuntimeError(f"{name}: this group has been destroyed")
+        for tensor in tensors:
+            check_servable(name, self._backend_name, tensor)
+
+    def _not_myself(self, name: str, peer: int) -> None:
+        if peer == self._rank or not 0 <= peer < self._size:
+            raise ValueError(
+                f"{name}: rank {self._rank} of {self._size} cannot exchange messages "
+                f"with rank {peer}"
+            )
