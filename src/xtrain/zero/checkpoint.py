@@ -12,7 +12,8 @@ and reads only the pieces that overlap them, so the world size may change, and n
 ever holds a whole model.
 
 A checkpoint is written beside its place, checked, and moved there in one step: a run
-that dies while saving leaves the one before untouched. Every piece has a checksum.
+that dies while saving leaves the one before untouched. Every piece has a checksum, and
+all are looked at before the first byte of a live model changes.
 """
 
 import json
@@ -20,9 +21,11 @@ import os
 import secrets
 import shutil
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,6 +53,16 @@ class Piece:
     data: Tensor
 
 
+class Stored(NamedTuple):
+    """A piece in a file of a checkpoint."""
+
+    file: str
+    name: str
+    start: int
+    stop: int
+    checksum: int
+
+
 def save_pieces(
     directory: str | Path,
     step: int,
@@ -64,6 +77,7 @@ def save_pieces(
     """
     rank, size = rank_and_size(group)
     directory = Path(directory)
+    check_step(step, group)
     plan = prepare(directory, step) if rank == 0 else None
     final, partial, problem = agree(plan, group)
     if problem:
@@ -89,6 +103,18 @@ def save_pieces(
     if problems:
         raise CheckpointError(f"{final} was not saved: {'; '.join(problems)}")
     return final
+
+
+def check_step(step: int, group: ProcessGroup | None) -> None:
+    """ValueError on every rank unless all save the same step, 0 or more."""
+    steps: list[Any] = [None] * rank_and_size(group)[1]
+    dist.all_gather_object(steps, step, group=group)
+    for rank, other in enumerate(steps):
+        if not isinstance(other, int) or other < 0 or other != steps[0]:
+            raise ValueError(
+                f"step={other!r} on rank {rank}, {steps[0]!r} on rank 0: it must be "
+                "the same integer on every rank, not below 0"
+            )
 
 
 def prepare(directory: Path, step: int) -> tuple[Path, Path, str | None]:
@@ -148,7 +174,8 @@ class CheckpointReader:
         found = self.index.get("format") if isinstance(self.index, dict) else None
         if found != FORMAT:
             raise CheckpointError(f"{path} has format {found}, this reads {FORMAT}")
-        if self.index.pop("checksum", None) != checksum_of(self.index):
+        self.checksum: int = self.index.pop("checksum", None)
+        if self.checksum != checksum_of(self.index):
             raise CheckpointError(
                 f"{path}/index.json is damaged: it does not match its checksum"
             )
@@ -169,7 +196,7 @@ class CheckpointReader:
         Tensors of the checkpoint whose names begin with `ignore` need no taker.
         """
         problems = compare(
-            {piece.name: tuple(piece.shape) for piece in wanted},
+            {p.name: tuple(p.shape) for p in wanted if torch.Size(p.shape).numel()},
             {
                 name: tuple(entry["shape"])
                 for name, entry in self.tensors.items()
@@ -179,29 +206,62 @@ class CheckpointReader:
         if problems:
             raise CheckpointError(f"{self.path} is of another model:{problems}")
 
+    def verify(self, wanted: list[Piece], rank: int = 0, size: int = 1) -> None:
+        """CheckpointError if a stored piece is damaged; nothing is changed.
+
+        A rank looks at every piece that it is going to read, and at one in `size` of
+        all the others: together they see every piece of every file.
+        """
+        everything = {
+            Stored(file, name, start, stop, checksum)
+            for name, entry in self.tensors.items()
+            for start, stop, file, checksum in entry["pieces"]
+        }
+        needed = {stored for piece in wanted for stored in self.overlapping(piece)}
+        share = sorted(everything - needed)[rank::size]
+        for _ in self.load(needed.union(share)):
+            pass
+
     @torch.no_grad()
     def read(self, wanted: list[Piece]) -> None:
         """Fill the wanted pieces' `data`, reading only what overlaps them."""
-        by_file: dict[str, list[tuple[Piece, int, int, int]]] = {}
+        takers: dict[Stored, list[Piece]] = {}
         for piece in wanted:
-            for start, stop, file, checksum in self.tensors[piece.name]["pieces"]:
-                if start < piece.start + piece.data.numel() and piece.start < stop:
-                    by_file.setdefault(file, []).append((piece, start, stop, checksum))
-        for file, overlaps in by_file.items():
+            for stored in self.overlapping(piece):
+                takers.setdefault(stored, []).append(piece)
+        for stored, data in self.load(takers):
+            for piece in takers[stored]:
+                copy_overlap(piece, data, stored.start)
+
+    def overlapping(self, piece: Piece) -> Iterator[Stored]:
+        """The stored pieces that have elements of a wanted one."""
+        if piece.data.numel() == 0:  # a tensor without elements is in no file
+            return
+        for start, stop, file, checksum in self.tensors[piece.name]["pieces"]:
+            if max(start, piece.start) < min(stop, piece.start + piece.data.numel()):
+                yield Stored(file, piece.name, start, stop, checksum)
+
+    def load(self, pieces: Iterable[Stored]) -> Iterator[tuple[Stored, Tensor]]:
+        """Stored pieces with their data, file by file; CheckpointError at a damaged."""
+        for file, members in groupby(sorted(pieces), lambda stored: stored.file):
+            path = self.path / file
             try:
-                with safe_open(self.path / file, framework="pt") as opened:
-                    for piece, start, stop, checksum in overlaps:
-                        stored = opened.get_tensor(f"{piece.name}@{start}")
-                        if crc(stored) != checksum:
-                            raise CheckpointError(
-                                f"{self.path / file} is damaged: {piece.name}, "
-                                f"elements {start} to {stop}: wrong checksum"
-                            )
-                        copy_overlap(piece, stored, start)
-            except SafetensorError as error:
-                raise CheckpointError(
-                    f"{self.path / file} is damaged: {error}"
-                ) from None
+                with safe_open(path, framework="pt") as opened:
+                    for stored in members:
+                        data = opened.get_tensor(f"{stored.name}@{stored.start}")
+                        self.check_data(path, stored, data)
+                        yield stored, data
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} is damaged: {error}") from None
+
+    def check_data(self, path: Path, stored: Stored, data: Tensor) -> None:
+        """CheckpointError unless the data are what the index says was written."""
+        what = f"{stored.name}, elements {stored.start} to {stored.stop}"
+        dtype = str(data.dtype).removeprefix("torch.")
+        if dtype != self.tensors[stored.name]["dtype"]:
+            raise CheckpointError(f"{path} is damaged: {what}: dtype {dtype}")
+        if data.numel() != stored.stop - stored.start or crc(data) != stored.checksum:
+            raise CheckpointError(f"{path} is damaged: {what}: wrong checksum")
 
 
 @torch.no_grad()
@@ -305,6 +365,12 @@ def make_index(step: int, extra: Any, manifests: list[list[dict]]) -> dict[str, 
             continue
         about = {"shape": entry["shape"], "dtype": entry["dtype"], "pieces": []}
         tensor = tensors.setdefault(entry["name"], about)
+        for key in ("shape", "dtype"):
+            if tensor[key] != entry[key]:
+                raise CheckpointError(
+                    f"{entry['name']}: {key} {tensor[key]} and {entry[key]} on "
+                    "different ranks"
+                )
         tensor["pieces"].append(
             [entry["start"], entry["stop"], entry["file"], entry["checksum"]]
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -49,7 +50,12 @@ def save(
     pieces = [Piece(*place, data=piece) for piece, place in places.items()]
     if rank == 0:
         pieces += [Piece(n, tuple(t.shape), 0, t.reshape(-1)) for n, t in whole.items()]
-    pieces += state_pieces(places, states)
+    problem = None
+    try:
+        pieces += state_pieces(places, states)
+    except ValueError as error:
+        problem = str(error)
+    raise_everywhere(ValueError, problem, group)
     pieces += random_pieces(rank, random_states())
     about = {"user": extra, "ranks": size, "groups": group_options(optimizer)}
     return save_pieces(directory, step, pieces, about, group)
@@ -67,8 +73,9 @@ def load(
     """Fill everything from a checkpoint of any world size; its step and extra.
 
     Random states come back when as many ranks load as had saved. CheckpointError on
-    every rank when anything is wrong on one; nothing is changed when the checkpoint is
-    of another model or incomplete, but a damaged piece shows only while it is read.
+    every rank when anything is wrong on one, and then nothing has changed on any: the
+    ranks look at every piece of every file, and agree, before the first one is put in
+    its place. So a load reads the checkpoint twice.
     """
     rank, size = rank_and_size(group)
     problem = None
@@ -78,23 +85,44 @@ def load(
         flat = {n: t.detach().reshape(-1).clone() for n, t in whole.items()}
         wanted += [Piece(n, tuple(whole[n].shape), 0, t) for n, t in flat.items()]
         reader.check(wanted, ignore=":")
-        if optimizer is not None:
-            load_groups(optimizer, reader)
-            wanted += state_pieces(places, make_states(saved_state(reader)))
+        check_groups(optimizer, reader)
+        saved = {} if optimizer is None else saved_state(reader)
         random = random_states() if reader.extra["ranks"] == size else {}
         wanted += [
             piece
             for piece in random_pieces(rank, random)
             if piece.name in reader.tensors
         ]
+        reader.verify(wanted + saved_pieces(places, saved), rank, size)
+    except (CheckpointError, OSError) as error:
+        problem = str(error)
+    raise_everywhere(CheckpointError, problem, group)
+    check_same_checkpoint(reader, group)
+    try:  # a file that is damaged from now on is still refused, but too late
+        if optimizer is not None:
+            load_groups(optimizer, reader)
+            wanted += state_pieces(places, make_states(saved))
         reader.read(wanted)
         for name, tensor in flat.items():
             whole[name].copy_(tensor.view(whole[name].shape))
         set_random_states(random)
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         problem = str(error)
     raise_everywhere(CheckpointError, problem, group)
     return reader.step, reader.extra["user"]
+
+
+def check_same_checkpoint(reader: CheckpointReader, group: ProcessGroup | None) -> None:
+    """CheckpointError on every rank unless all have opened the same one."""
+    mine = (str(reader.path), reader.checksum)
+    theirs: list = [None] * rank_and_size(group)[1]
+    dist.all_gather_object(theirs, mine, group=group)
+    for rank, (path, checksum) in enumerate(theirs):
+        if checksum != theirs[0][1]:
+            raise CheckpointError(
+                f"ranks 0 and {rank} load different checkpoints: {theirs[0][0]} and "
+                f"{path}"
+            )
 
 
 # A name that begins with ":" cannot be a parameter's.
@@ -115,6 +143,17 @@ def state_pieces(places: dict[Tensor, Place], states: States) -> list[Piece]:
                     f"piece's {tuple(piece.shape)} nor one number"
                 )
     return pieces
+
+
+def saved_pieces(places: dict[Tensor, Place], saved: Saved) -> list[Piece]:
+    """What `state_pieces` will ask for, before there is any state to fill."""
+    return [
+        Piece(f":cut:{key}:{name}", shape, start, piece)
+        if kind.cut
+        else Piece(f":number:{key}:{name}", (), 0, torch.empty(1))
+        for piece, (name, shape, start) in places.items()
+        for key, kind in saved.get(name, {}).items()
+    ]
 
 
 def saved_state(reader: CheckpointReader) -> Saved:
@@ -161,8 +200,12 @@ def group_options(optimizer: Optimizer | None) -> list[dict[str, Any]] | None:
     ]
 
 
-def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:
-    """Give the optimizer's groups the options that were saved."""
+def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
+    """CheckpointError unless the checkpoint has what such an optimizer needs."""
+    if not isinstance(reader.extra, dict) or "ranks" not in reader.extra:
+        raise CheckpointError(f"{reader.path} is no checkpoint of a sharded model")
+    if optimizer is None:
+        return
     saved = reader.extra["groups"]
     if saved is None:
         raise CheckpointError(f"{reader.path} has no optimizer state")
@@ -171,6 +214,11 @@ def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:
             f"{reader.path} has {len(saved)} groups of parameters, the optimizer "
             f"{len(optimizer.param_groups)}"
         )
+
+
+def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:
+    """Give the optimizer's groups the options that were saved."""
+    saved = reader.extra["groups"]
     for group, options in zip(optimizer.param_groups, saved, strict=True):
         for key, value in options.items():
             if isinstance(group.get(key), Tensor):
