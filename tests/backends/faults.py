@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,11 +59,20 @@ class Ranks:
         linger: bool = True,
     ):  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
-        store = os.path.join(self._folder.name, "store")
+        self.store = Path(self._folder.name, "store")
         self.ranks = []
         for rank in range(size):
             ours, theirs = _FORK.Pipe()
-            seat = (theirs, backend, store, rank, size, timeout, join, environment)
+            seat = (
+                theirs,
+                backend,
+                str(self.store),
+                rank,
+                size,
+                timeout,
+                join,
+                environment,
+            )
             seat = (*seat, linger)
             process = _FORK.Process(target=_main, args=(body, args, *seat), daemon=True)
             process.start()

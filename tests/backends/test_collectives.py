@@ -386,6 +386,30 @@ def test_messages(ours, size):
     ours(size).run(messages)
 
 
+# ---------------------------------------------------------------------------- in place
+
+
+def into_its_own_piece(numel: int) -> None:
+    """The output is a part of the input, or the input of the output."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = torch.arange(numel * size).mul_(rank + 1)
+    pieces = list(whole.clone().chunk(size))
+    mine = whole.chunk(size)[rank]
+    dist.reduce_scatter_tensor(mine, whole)
+    total = torch.arange(numel * size).mul_(size * (size + 1) // 2)
+    assert torch.equal(mine, total.chunk(size)[rank])
+    dist.reduce_scatter(pieces[rank], pieces)
+    assert torch.equal(pieces[rank], total.chunk(size)[rank])
+    dist.all_gather_into_tensor(whole, mine)
+    assert torch.equal(whole, total)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("numel", [5, 600_000])
+def test_in_place(ours, size, numel):
+    ours(size).run(into_its_own_piece, numel)
+
+
 # -------------------------------------------------------------------------- bad input
 
 

@@ -247,7 +247,7 @@ def test_over_tcp_no_secret_enters_the_store():
     with Ranks("xtrain-socket", 3, over_tcp, environment=environment) as ranks:
         for rank in ranks.ranks:
             assert rank.hear() == ({socket.AF_INET}, True)
-        store = Path(ranks._folder.name, "store").read_bytes()
+        store = ranks.store.read_bytes()
     assert b"tcp:127.0.0.1:" in store
     assert secret.encode() not in store
 
@@ -257,7 +257,7 @@ def test_ranks_with_different_secrets_do_not_meet():
         os.environ["XTRAIN_SECRET"] = f"secret {rank}"
         enter()
 
-    with Ranks("xtrain-socket", 2, body, join=False, timeout=2.0) as ranks:
+    with Ranks("xtrain-socket", 2, body, join=False, timeout=4.0) as ranks:
         assert "does not know the secret" in ranks[1].hear()[2]
         assert "no connection from ranks [1]" in ranks[0].hear()[2]
 
@@ -536,7 +536,7 @@ def misled(say, enter, rank: int) -> None:
 
 
 def test_a_segment_of_somebody_else_is_not_believed():
-    with Ranks("xtrain-shm", 2, misled, join=False, timeout=1.0) as ranks:
+    with Ranks("xtrain-shm", 2, misled, join=False, timeout=3.0) as ranks:
         assert "ranks [1] did not map the memory of this group" in ranks[0].hear()[2]
         assert ranks[1].hear()[2].startswith("rank 0 left the group")
 

@@ -292,6 +292,9 @@ class SharedMemory:
         self, output: Tensor, inputs: list[Tensor], op: ReduceOp.RedOpType, check: int
     ) -> Steps:
         part = STAGE_BYTES // self.size // 8 * 8 // output.element_size()
+        own = inputs[self.rank]
+        if own.data_ptr() == output.data_ptr():  # in place: it is read once more
+            own = own.clone()
         for start in range(0, max(1, *(t.numel() for t in inputs)), part):
             step = self.step + 1
             stage = self.mine.stage(step, output.dtype)
@@ -306,7 +309,7 @@ class SharedMemory:
                 s.stage(step, output.dtype)[place : place + target.numel()]
                 for s in self.segments
             ]
-            shares[self.rank] = inputs[self.rank][start : start + part]
+            shares[self.rank] = own[start : start + part]
             reduce_into(target, shares, op)
             self._count(0, (self.size - 1) * nbytes_of(target))
 
