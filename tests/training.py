@@ -8,6 +8,7 @@ missing broadcast shows.
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -97,3 +98,31 @@ def adamw(params) -> torch.optim.Optimizer:
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     assert list(a) == list(b), (list(a), list(b))
     return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+GROUPS = [[0, 3], [1, 2, 4]]  # of five ranks; most have another rank inside
+
+
+def my_group():
+    """The group of GROUPS that this rank is in: its number, the group, the rank in it.
+
+    Each group trains for itself, beside the other.
+    """
+    groups = [dist.new_group(members) for members in GROUPS]
+    rank = dist.get_rank()
+    number = next(n for n, members in enumerate(GROUPS) if rank in members)
+    return number, groups[number], GROUPS[number].index(rank)
+
+
+def reference_of_group(number: int, steps: int, max_norm: float | None = None):
+    """What one process makes of a group's batches: the weights afterwards."""
+    model, size = make_model(20 + number), len(GROUPS[number])
+    optimizer = adamw(model.parameters())
+    for step in range(steps):
+        for index in range(size):
+            (loss_of(model, batch_of(step, number, index)) / size).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}

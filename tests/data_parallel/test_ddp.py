@@ -16,13 +16,13 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.testing import RankError, expect_error
 
 STEPS = 20
-CHOICES = {"torch": TORCH, "ring": RING}
+CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
 
 

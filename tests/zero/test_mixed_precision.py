@@ -162,3 +162,58 @@ def test_training_under_ddp(world, dtype):
     (losses, state), (_, other) = world(2).run(train_in_sixteen_bits, dtype)
     assert losses[-1] < losses[0] / 2
     assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_loading_reaches_the_weights_too():
+    saved, other = (
+        MixedPrecisionOptimizer([nn.Parameter(value)], AdamW)
+        for value in (torch.full((3,), 1.5).bfloat16(), torch.zeros(3).bfloat16())
+    )
+    other.load_state_dict(saved.state_dict())
+    ((parameter, master),) = other.pairs
+    assert parameter.tolist() == master.tolist() == [1.5] * 3
+
+
+def test_an_overflow_in_any_gradient_counts():
+    for bad in range(3):
+        parameters = [
+            nn.Parameter(torch.ones(2, dtype=torch.float16)) for _ in range(3)
+        ]
+        optimizer = MixedPrecisionOptimizer(parameters, AdamW, LossScaler(4.0))
+        for number, parameter in enumerate(parameters):
+            parameter.grad = torch.ones_like(parameter)
+            if number == bad:
+                parameter.grad[1] = float("-inf")
+        assert optimizer.step() is False
+        assert optimizer.scaler.scale == 2.0
+
+
+def test_groups_keep_their_options():
+    first, second = (nn.Parameter(torch.ones(2).bfloat16()) for _ in range(2))
+    groups = [{"params": [first], "lr": 0.0}, {"params": [second]}]
+    optimizer = MixedPrecisionOptimizer(groups, torch.optim.SGD, lr=0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.5]
+    (first.sum() + second.sum()).backward()
+    optimizer.step()
+    assert (first.tolist(), second.tolist()) == ([1.0, 1.0], [0.5, 0.5])
+
+
+def test_a_gradient_that_is_gone_is_not_used_again():
+    """The model's own `zero_grad` leaves the masters' gradients behind."""
+    parameter = nn.Parameter(torch.ones(2).bfloat16())
+    optimizer = MixedPrecisionOptimizer([parameter], torch.optim.SGD, lr=0.5)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    parameter.grad = None
+    optimizer.step()
+    assert parameter.tolist() == [0.5, 0.5]
+
+
+def test_without_distribution_a_scaler_decides_alone():
+    assert not dist.is_initialized()
+    scaler = LossScaler(init_scale=4.0)
+    gradient = torch.tensor([8.0, -2.0])
+    assert scaler.unscale([gradient]) is True
+    assert gradient.tolist() == [2.0, -0.5]
+    assert scaler.unscale([]) is True
+    assert scaler.scale_loss(torch.tensor(3.0)).item() == 12.0

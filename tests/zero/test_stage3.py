@@ -18,7 +18,7 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.verifies(
 )
 
 STEPS = 20
-CHOICES = {"torch": TORCH, "ring": RING}
+CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 
 
 def wrap(seed, frozen=False, dtype=torch.float64, choice="torch", **options):
@@ -82,8 +82,9 @@ def test_twenty_steps_equal_one_process(world, size):
         ("average", 2, True, "torch", False, None, 3.0),
         ("sum", 1, True, "ring", False, [Block, "embedding"], None),
         ("sum", 2, False, "ring", True, ["layers.0", "layers.2", "norm"], 3.0),
+        ("average", 1, True, "direct", True, None, None),
     ]
-    for case in {4: cases[1:3], 8: cases[1:2]}.get(size, cases):
+    for case in {4: cases[1:3] + cases[4:], 8: cases[1:2]}.get(size, cases):
         reduction, micro_batches, frozen, *_, max_norm = case
         expected = reference(
             size, STEPS, micro_batches, reduction == "average", frozen, max_norm

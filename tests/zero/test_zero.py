@@ -14,7 +14,7 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, LossScaler, ZeroOptimizer, clip_sharded_grad_norm_
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.verifies(
 )
 
 STEPS = 20
-CHOICES = {"torch": TORCH, "ring": RING}
+CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
 OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
 
@@ -290,6 +290,46 @@ def test_a_loss_scaler_over_the_shards(world):
         assert scale == 512
         # two steps of 0.1, and AdamW's decay of 0.01 * 0.1
         assert weights == pytest.approx([0.798] * 6, abs=0.003)
+
+
+def masters_of_rank_0():
+    """Each rank begins with other weights; the masters must be rank 0's."""
+    rank = dist.get_rank()
+    parameter = nn.Parameter(torch.arange(5.0).bfloat16() + 10 * rank)
+    optimizer = ZeroOptimizer([parameter], torch.optim.SGD, lr=1.0)
+    (bucket,) = optimizer.buckets
+    whole = torch.zeros(bucket.layout.padded_numel)
+    whole[:5] = torch.arange(5.0)
+    assert torch.equal(bucket.master, bucket.layout.shard(whole, rank))
+    optimizer.step()
+    return parameter.tolist()
+
+
+def test_masters_begin_as_rank_0s_weights(world):
+    assert world(3).run(masters_of_rank_0) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
+
+
+def only_rank_0_has_a_gradient(stage):
+    """The second backward is rank 0's alone, onto gradients that were kept."""
+    rank = dist.get_rank()
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = ZeroOptimizer([parameter], torch.optim.SGD, stage=stage, lr=1.0)
+    weights = []
+    for step in range(2):
+        if step == 0 or rank == 0 or stage == 2:  # stage 2 meets in backward
+            (parameter.sum() * (step == 0 or rank == 0)).backward()
+        optimizer.step()
+        weights.append(parameter.tolist())
+    return weights
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_step_waits_for_nobodys_gradient(world, stage):
+    """Every rank reduces every bucket, whatever it has itself."""
+    size = 2
+    kept = -1 - (1 + 1 / size)
+    for weights in world(size).run(only_rank_0_has_a_gradient, stage):
+        assert weights == [[-1.0] * 3, [kept] * 3]
 
 
 class Branches(nn.Module):
