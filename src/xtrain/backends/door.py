@@ -20,7 +20,7 @@ from xtrain.backends.handshake import Refused, admit, dial, read_secret
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import forget, host_key, meet, wait_until
 
-log = logging.getLogger(__name__)
+refusals = logging.getLogger(__name__)
 
 # What a connection is for.
 COLLECTIVES = 0
@@ -134,7 +134,7 @@ class Door:
                     raise Refused(f"rank {key[0]} is connected already")
                 self.admitted[key] = connection
         except (Refused, OSError) as error:
-            log.warning("rank %d refused a connection: %s", self._rank, error)
+            refusals.warning("rank %d refused a connection: %s", self._rank, error)
             sock.close()
 
 

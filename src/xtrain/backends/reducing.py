@@ -6,6 +6,8 @@ from torch.distributed import ReduceOp
 
 from xtrain.comm.reduce_op import COMBINE, combine, finish
 
+BLOCK_BYTES = 256 << 10  # reduced at a time: stays in a core's own cache
+
 
 def reduce_into(output: Tensor, shares: list[Tensor], op: ReduceOp.RedOpType) -> None:
     """Reduce the shares in their order into `output`; fp16 and bf16 add up in fp32.

@@ -24,7 +24,7 @@ from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.progress import Steps
-from xtrain.backends.reducing import nbytes_of, pieces, reduce_into
+from xtrain.backends.reducing import BLOCK_BYTES, nbytes_of, pieces, reduce_into
 from xtrain.backends.segments import (
     ARRIVED,
     DESCRIBED,
@@ -49,7 +49,6 @@ from xtrain.backends.shared_tensors import SharedTensors
 
 ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
 IN_PLACE_BYTES = 4 << 20  # of a shared tensor at a time: what all have stays cached
-BLOCK_BYTES = 256 << 10  # reduced at a time: stays in a core's own cache
 MAX_VIEWS = 256  # kept; a program uses a few sizes again and again
 
 

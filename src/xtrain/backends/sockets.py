@@ -35,13 +35,12 @@ from xtrain.backends.messages import (
     write_all,
 )
 from xtrain.backends.progress import Steps
-from xtrain.backends.reducing import nbytes_of, reduce_into
+from xtrain.backends.reducing import BLOCK_BYTES, nbytes_of, reduce_into
 from xtrain.comm.reduce_op import combine, finish
 
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
 GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
 INLINE_BYTES = 64 << 10  # up to here data rides along with the greeting
-BLOCK_BYTES = 256 << 10  # reduced at a time: small enough to still be in the cache
 
 
 class Sockets:
