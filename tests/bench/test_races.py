@@ -24,7 +24,7 @@ def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
         if not contestant.ranks or ranks in contestant.ranks
     ]
     formulas = {c.name for c in race.contestants if c.traffic is not None}
-    assert formulas or race in SETS["backends"]  # there only the backend knows
+    assert formulas or race not in SETS["lc1"]  # elsewhere often only gloo knows
     for result in heat.results[1:]:
         if result.name not in formulas:
             continue

@@ -1,0 +1,185 @@
+"""Training steps as trials: who trains wrongly is not timed; memory and wire bytes."""
+
+import os
+import sys
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.bench.test_runner import SHORT
+from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
+from xtrain.bench.llama import Llama, Shape, parameters_for, width_for
+from xtrain.bench.races import lc2, lc3
+from xtrain.bench.runner import run_heat
+from xtrain.bench.training import (
+    CHECKED,
+    TOLERANCE,
+    adamw,
+    model_for,
+    training_trial,
+)
+from xtrain.comm import CommLedger
+from xtrain.data_parallel import NaiveDataParallel
+
+TINY = Shape(layers=2, batch=1, sequence=8)
+SIZE = 4096
+MiB = 2**20
+
+
+@pytest.mark.parametrize("size", [SIZE, 2 * MiB, 16 * MiB])
+def test_the_model_is_as_large_as_it_says(size):
+    for shape in (TINY, lc2.SEND):
+        width = width_for(size, shape.layers)
+        numel = sum(p.numel() for p in model_for(Case(size, 2), shape).parameters())
+        assert numel == parameters_for(width, shape.layers)
+        assert 4 * numel <= size or width == width_for(1, shape.layers)
+        assert 4 * parameters_for(width + 32, shape.layers) > size
+
+
+def test_the_model_is_causal_and_knows_positions():
+    torch.manual_seed(0)
+    model = Llama(32, TINY)
+    x = torch.randn(1, 8, 32)
+    layer, turn = model.layers[0], model.turn
+    before = layer(x, turn)
+    changed = x.clone()
+    changed[:, -1] += 1
+    torch.testing.assert_close(layer(changed, turn)[:, :-1], before[:, :-1])
+    swapped = x[:, [1, 0, *range(2, 8)]]  # the last token sees the same set of others
+    assert not torch.allclose(layer(swapped, turn)[:, -1], before[:, -1])
+
+
+def alone(model, group):
+    """Forgets to average gradients."""
+    return model, adamw(model)
+
+
+def slower(model, group):
+    """Another learning rate: right gradients, wrong updates."""
+    wrapped, optimizer = lc2.our_ddp(model, group)
+    optimizer.param_groups[0]["lr"] = 1e-4
+    return wrapped, optimizer
+
+
+def race_of(*wraps, **changes):
+    sides = [
+        Contestant(wrap.__name__, partial(training_trial, TINY, wrap, "gloo"))
+        for wrap in (lc2.torch_ddp, *wraps)
+    ]
+    options = {"tolerance": TOLERANCE, "checked_calls": CHECKED} | changes
+    return Race("test", "A test", tuple(sides), sizes=(SIZE,), **options)
+
+
+@pytest.mark.parametrize("wrong", [alone, slower])
+def test_who_trains_wrongly_is_not_timed(world, wrong):
+    with pytest.raises(RaceError, match=f"{wrong.__name__}.*output 0 differs"):
+        run_heat(world(2), race_of(lc2.our_ddp, wrong), SIZE, SHORT)
+
+
+def test_one_checked_call_would_not_have_noticed(world):
+    """The first loss is that of the weights everybody begins with."""
+    race = race_of(slower, checked_calls=1)
+    assert run_heat(world(2), race, SIZE, SHORT).result("slower").kept == 2
+
+
+def naive(model, group):
+    wrapped = NaiveDataParallel(model, group)
+    inner = adamw(model)
+
+    class Reducing:
+        zero_grad = inner.zero_grad
+
+        def step(self):
+            wrapped.reduce_gradients()
+            inner.step()
+
+    return wrapped, Reducing()
+
+
+def test_an_independent_side_agrees(world):
+    assert run_heat(world(2), race_of(naive), SIZE, SHORT).result("naive").kept == 2
+
+
+# ------------------------------------------------------------------------- memory
+
+
+def holding(nbytes: int, case: Case) -> Trial:
+    """Holds 4 MiB always and `nbytes` while it is called."""
+    kept = torch.ones(MiB)
+
+    def call():
+        torch.ones(nbytes // 4).sum()
+
+    return Trial(call, [kept])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="needs /proc")
+def test_the_peak_is_what_a_step_holds(world, xtrain_worlds):
+    if xtrain_worlds.device != "cpu":
+        pytest.skip("on a GPU torch's allocator counts")
+    large, small = (Contestant("c", partial(holding, n * MiB)) for n in (64, 16))
+    race = Race(
+        "memory",
+        "Memory",
+        (large, Contestant("small", small.make)),
+        sizes=(SIZE,),
+        memory=True,
+        tolerance=float("inf"),
+    )
+    first, second = run_heat(world(2), race, SIZE, SHORT).results
+    for high, low in zip(first.peak_bytes, second.peak_bytes, strict=True):
+        assert 68 * MiB <= high <= 80 * MiB
+        assert 20 * MiB <= low <= 32 * MiB
+
+
+def test_races_that_do_not_ask_measure_no_memory(world):
+    heat = run_heat(world(2), race_of(lc2.our_ddp), SIZE, SHORT)
+    assert [result.peak_bytes for result in heat.results] == [None, None]
+
+
+def test_where_nobody_tells_there_is_no_peak(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "missing")
+    contestant = Contestant("c", partial(holding, 4))
+    assert memory.peak_on_rank(contestant, Case(SIZE, 1), 1) is None
+
+
+# --------------------------------------------------- what gloo sends for a step
+
+SIDES = {  # how many halves of a ring all-reduce: gloo's reduce-scatter counts as two
+    lc2.torch_ddp: 2,
+    lc2.our_ddp: 2,
+    lc3.torch_zero1: 3,  # all-reduce, then everybody broadcasts its part
+    lc3.our_zero: 3,
+    lc3.torch_fsdp: 4,  # gather, gather, reduce-scatter; but the root is gathered once
+    lc3.our_fsdp: 4,
+}
+
+
+def wire_of_a_step(wrap):
+    case = Case(2 * MiB, dist.get_world_size())
+    trial = training_trial(TINY, wrap, "gloo", case)
+    trial.call()  # connections and first-step surprises
+    dist.barrier()
+    with CommLedger() as ledger:
+        trial.call()
+        dist.barrier()
+    return ledger.wire_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP counters are Linux's")
+@pytest.mark.parametrize("wrap", SIDES, ids=lambda wrap: wrap.__name__)
+def test_wire_bytes_of_a_step_over_gloo_follow_the_formula(world, xtrain_worlds, wrap):
+    if (xtrain_worlds.backend, xtrain_worlds.device) != ("gloo", "cpu"):
+        pytest.skip("about gloo's sockets")
+    size = 4
+    model = model_for(Case(2 * MiB, size), TINY)
+    numel = sum(p.numel() for p in model.parameters())
+    layers = sum(p.numel() for layer in model.layers for p in layer.parameters())
+    halves = SIDES[wrap] * numel
+    if SIDES[wrap] == 4:
+        halves -= numel - layers
+    formula = (size - 1) * halves * 4  # of all ranks together
+    sent = sum(world(size).run(wire_of_a_step, wrap))
+    assert formula <= sent <= 1.02 * formula + 100_000

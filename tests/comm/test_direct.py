@@ -1,0 +1,123 @@
+"""Everybody to everybody in one step: results, handles, bytes, bad input."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from xtrain.comm import CommLedger
+from xtrain.comm.choice import DIRECT
+from xtrain.comm.direct import (
+    direct_all_gather,
+    direct_all_reduce,
+    direct_reduce_scatter,
+)
+
+pytestmark = pytest.mark.verifies(
+    "xtrain.comm.direct:direct_all_gather",
+    "xtrain.comm.direct:direct_all_reduce",
+    "xtrain.comm.direct:direct_reduce_scatter",
+    "xtrain.comm.direct:Underway",
+)
+PIECES = (0, 1, 3, 1000)
+
+
+def values(rank: int, numel: int, dtype=torch.float64):
+    """Whole numbers, so that sums are exact in any order."""
+    return (torch.arange(numel) * (rank + 1) % 97).to(dtype)
+
+
+def results_of_one_rank() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for numel in PIECES:
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int32):
+            whole = size * numel
+            total = sum(values(r, whole, dtype) for r in range(size))
+            output = torch.full((numel,), 7).to(dtype)
+            mine = values(rank, whole, dtype)
+            direct_reduce_scatter(output, mine).wait()
+            assert torch.equal(output, total.view(size, -1)[rank])
+            assert torch.equal(mine, values(rank, whole, dtype)), "the input changed"
+
+            gathered = torch.full((size, numel), 7).to(dtype)
+            direct_all_gather(gathered, values(rank, numel, dtype)).wait()
+            expected = torch.stack([values(r, numel, dtype) for r in range(size)])
+            assert torch.equal(gathered, expected)
+
+            summed = values(rank, numel, dtype)
+            direct_all_reduce(summed).wait()
+            assert torch.equal(
+                summed, sum(values(r, numel, dtype) for r in range(size))
+            )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_results_are_exact(world, size):
+    world(size).run(results_of_one_rank)
+
+
+def several_at_once():
+    """Calls issued together and waited for in another order."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    outputs = [torch.zeros(5) for _ in range(3)]
+    inputs = [values(rank + k, 5 * size, torch.float32) for k in range(3)]
+    handles = [
+        DIRECT.reduce_scatter(o, i, group=None)
+        for o, i in zip(outputs, inputs, strict=True)
+    ]
+    for handle in reversed(handles):
+        handle.wait()
+    return outputs
+
+
+def test_several_may_be_under_way(world):
+    size = 4
+    for rank, outputs in enumerate(world(size).run(several_at_once)):
+        for k, output in enumerate(outputs):
+            total = sum(values(r + k, 5 * size, torch.float32) for r in range(size))
+            assert torch.equal(output, total.view(size, -1)[rank])
+
+
+def traffic():
+    size = dist.get_world_size()
+    counts = []
+    for call in (
+        lambda: direct_reduce_scatter(torch.zeros(6), torch.ones(6 * size)),
+        lambda: direct_all_gather(torch.zeros(6 * size), torch.ones(6)),
+        lambda: direct_all_reduce(torch.ones(6 * size - 1)),  # padded by one
+    ):
+        with CommLedger() as ledger:
+            call().wait()
+        counts.append((ledger.bytes_sent, ledger.bytes_received, ledger.messages))
+    return counts
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bytes_are_those_of_a_ring(world, size):
+    half = (size - 1) * 6 * 4
+    for counts in world(size).run(traffic):
+        assert counts[:2] == [(half, half, size - 1)] * 2
+        assert counts[2] == (2 * half, 2 * half, 2 * (size - 1))
+
+
+def bad_calls():
+    size = dist.get_world_size()
+    found = []
+    for call, rule in (
+        (
+            lambda: direct_all_gather(torch.zeros(size * 3), torch.zeros(4)),
+            "must hold 2 times",
+        ),
+        (
+            lambda: direct_reduce_scatter(torch.zeros(3), torch.zeros(size * 3 + 1)),
+            "must hold 2 times",
+        ),
+        (lambda: direct_all_reduce(torch.zeros(4, 6).T), "contiguous"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            call()
+        found.append(rule)
+    return found
+
+
+def test_bad_calls_are_refused_before_anything_is_sent(world):
+    assert [len(found) for found in world(2).run(bad_calls)] == [3, 3]
