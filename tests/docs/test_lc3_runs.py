@@ -11,7 +11,7 @@ from xtrain_docs.tables.lc1 import EvidenceError
 
 SYMBOLS = (
     "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage12:Bucket",
+    "xtrain.zero.buckets:Bucket",
     "xtrain.zero.stage3:FullyShardedDataParallel",
     "xtrain.zero.shards:Shards",
 )

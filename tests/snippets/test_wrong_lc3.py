@@ -201,7 +201,7 @@ def by_stage_2(gradient):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.verifies(ZERO, "xtrain.zero.stage12:Bucket")
+@pytest.mark.verifies(ZERO, "xtrain.zero.buckets:Bucket")
 def test_a_view_keeps_the_whole_gradient_alive(worlds, size):
     for right in (by_stage_1, by_stage_2):
         worlds[size].run(shard_keeps_nothing_else_alive, right)
@@ -236,7 +236,7 @@ def zero_over_a_bare_module() -> None:
         optimizer.step()
 
 
-@pytest.mark.verifies(ZERO, "xtrain.zero.stage12:check_bare")
+@pytest.mark.verifies(ZERO, "xtrain.zero.buckets:check_bare")
 def test_zero_over_another_data_parallelism_is_refused(worlds):
     worlds[2].run(zero_over_a_bare_module)
     for stage in (1, 2):

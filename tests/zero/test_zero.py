@@ -21,9 +21,9 @@ from xtrain.zero import AdamW, LossScaler, ZeroOptimizer, clip_sharded_grad_norm
 
 pytestmark = pytest.mark.verifies(
     "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage12:Bucket",
-    "xtrain.zero.stage12:as_groups",
-    "xtrain.zero.stage12:split_parameters",
+    "xtrain.zero.buckets:Bucket",
+    "xtrain.zero.buckets:as_groups",
+    "xtrain.zero.buckets:split_parameters",
     "xtrain.zero.clip:clip_sharded_grad_norm_",
     "xtrain.zero.agreement:check_same_tensors",
 )

@@ -19,7 +19,6 @@ Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Paramete
 Models, 2020.
 """
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -34,61 +33,15 @@ from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives, Waitable
 from xtrain.zero import resume
 from xtrain.zero.agreement import check_same_tensors
+from xtrain.zero.buckets import (
+    BUCKET_CAP_MB,
+    Bucket,
+    as_groups,
+    check_bare,
+    split_parameters,
+)
 from xtrain.zero.checkpoint import latest
 from xtrain.zero.clip import clip_sharded_grad_norm_
-from xtrain.zero.flat import FlatLayout
-
-BUCKET_CAP_MB = 8.0  # small enough that the C library keeps a bucket's memory at hand
-
-
-class Bucket:
-    """Some parameters of one group and dtype: flat weights, flat gradients, own shard.
-
-    The parameters become views of `flat`. `master` is what the optimizer steps: the own
-    shard of `flat`, or an fp32 copy of it.
-    """
-
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        rank: int,
-        size: int,
-        master_dtype: torch.dtype | None,
-        master_device: torch.device | None,
-    ):
-        self.parameters = parameters
-        self.layout = FlatLayout([p.shape for p in parameters], size)
-        first = parameters[0]
-        self.flat = torch.zeros(
-            self.layout.padded_numel, dtype=first.dtype, device=first.device
-        )
-        views = self.layout.views(self.flat)
-        for parameter, view in zip(parameters, views, strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
-        self.shard = self.layout.shard(self.flat, rank)
-        copied = self.shard.to(
-            dtype=master_dtype or first.dtype, device=master_device or first.device
-        )
-        self.master = nn.Parameter(copied)
-        self.owns_copy = copied.data_ptr() != self.shard.data_ptr()
-        self.full_grad: Tensor | None = None
-        self.waiting = set(parameters)
-        self._slot_of = dict(zip(parameters, self.layout.slots, strict=True))
-
-    def take(self, parameter: nn.Parameter) -> None:
-        """Move a parameter's gradient into the flat gradient."""
-        if self.full_grad is None:
-            self.full_grad = torch.empty_like(self.flat)
-            self.full_grad[self.layout.numel :].zero_()
-        slot = self._slot_of[parameter]
-        view = self.full_grad[slot.start : slot.stop].view(slot.shape)
-        if parameter.grad is None:
-            view.zero_()
-        else:
-            view.copy_(parameter.grad)
-        parameter.grad = None
-        self.waiting.discard(parameter)
 
 
 class ZeroOptimizer:
@@ -411,52 +364,3 @@ class ZeroOptimizer:
                 master.grad = reduced
             else:
                 master.grad.add_(reduced)
-
-
-def check_bare(parameters: list[nn.Parameter]) -> None:
-    """ValueError if a wrapper of ours already reduces some gradients in backward.
-
-    With two that do, the numbers may come out right, but no memory is saved.
-    """
-    for parameter in parameters:
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        for hook in hooks.values():
-            owner = type(getattr(hook, "__self__", None))
-            if owner.__module__.startswith("xtrain."):
-                raise ValueError(
-                    f"{owner.__name__} reduces the gradients of these parameters "
-                    "already, and ZeroOptimizer does that itself: give it the "
-                    "parameters of a bare module"
-                )
-
-
-def as_groups(params: Any) -> list[dict[str, Any]]:
-    """Parameters or groups of them as torch optimizers take them, as groups."""
-    groups = list(params)
-    if not groups:
-        raise ValueError("no parameters to optimize")
-    if not isinstance(groups[0], dict):
-        groups = [{"params": groups}]
-    result = []
-    for group in groups:
-        members = group["params"]
-        members = [members] if isinstance(members, Tensor) else list(members)
-        result.append({**group, "params": members})
-    return result
-
-
-def split_parameters(
-    parameters: list[nn.Parameter], cap_bytes: int
-) -> list[list[nn.Parameter]]:
-    """Neighbouring parameters of one dtype and device, up to `cap_bytes` together."""
-    lists: dict[object, list[list[nn.Parameter]]] = defaultdict(lambda: [[]])
-    used: dict[object, int] = defaultdict(int)
-    for parameter in parameters:
-        kind = (parameter.dtype, parameter.device)
-        nbytes = parameter.numel() * parameter.element_size()
-        if lists[kind][-1] and used[kind] + nbytes > cap_bytes:
-            lists[kind].append([])
-            used[kind] = 0
-        lists[kind][-1].append(parameter)
-        used[kind] += nbytes
-    return [members for kind in lists.values() for members in kind]

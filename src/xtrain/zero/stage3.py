@@ -17,7 +17,6 @@ of the traffic, for the memory of the full weights.
 Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
-import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -30,54 +29,15 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.checks import message_device, rank_and_size
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives
 from xtrain.zero import resume
 from xtrain.zero.agreement import check_same_tensors, raise_everywhere
+from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
 from xtrain.zero.checkpoint import CheckpointError, Piece, latest, read_safetensors
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.shards import Reduction, Shards, Site
-
-
-class Block:
-    """A module whose parameters are gathered together."""
-
-    def __init__(self, module: nn.Module, shards: list[Shards]):
-        self.module, self.shards = module, shards
-        self.calls = 0  # forwards with gradients so far
-        self.open: set[tuple[int, Shards]] = set()  # calls that backward is inside of
-        self.trainable = [s for s in shards if s.trainable]
-
-    def start_gather(self) -> None:
-        for shards in self.shards:
-            shards.start_gather()
-
-    def finish_gather(self) -> None:
-        for shards in self.shards:
-            shards.finish_gather()
-
-    def install(self) -> None:
-        for shards in self.shards:
-            shards.install(self.calls)
-
-    def uninstall(self) -> None:
-        for shards in self.shards:
-            shards.uninstall()
-
-    def enter_backward(self, call: int) -> None:
-        self.open |= {(call, shards) for shards in self.trainable or self.shards}
-
-    def leave_backward(self, call: int, shards: Shards) -> None:
-        """Free what no call needs any more."""
-        self.open.discard((call, shards))
-        if not any(other is shards for _, other in self.open):
-            shards.free()
-        if not self.open:
-            self.free()
-
-    def free(self) -> None:
-        for shards in self.shards:
-            shards.free()
+from xtrain.zero.structures import cast, tensors_of
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -414,85 +374,6 @@ class FullyShardedDataParallel(nn.Module):
         return places
 
 
-def find_blocks(
-    root: nn.Module, blocks: Iterable[type[nn.Module] | str] | None
-) -> list[nn.Module]:
-    """The modules to be gathered one by one; see FullyShardedDataParallel."""
-    if blocks is None:
-        lists = [m for m in root.modules() if isinstance(m, nn.ModuleList)]
-        return [child for entries in lists for child in entries]
-    wanted = list(blocks)
-    names = {entry for entry in wanted if isinstance(entry, str)}
-    classes = tuple(entry for entry in wanted if not isinstance(entry, str))
-    known = dict(root.named_modules())
-    unknown = sorted(names - known.keys())
-    if unknown:
-        raise ValueError(
-            f"blocks {unknown}: no such modules; there are {sorted(known)}"
-        )
-    return [
-        module
-        for name, module in known.items()
-        if module is not root and (name in names or isinstance(module, classes))
-    ]
-
-
-def nearest_block(
-    root: nn.Module, chosen: list[nn.Module]
-) -> dict[nn.Module, nn.Module]:
-    """For each module the innermost chosen one around it, or the root."""
-    nearest: dict[nn.Module, nn.Module] = {}
-
-    def visit(module: nn.Module, block: nn.Module) -> None:
-        block = module if any(module is m for m in chosen) else block
-        nearest[module] = block
-        for child in module.children():
-            visit(child, block)
-
-    visit(root, root)
-    return nearest
-
-
-def tensors_of(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, dict):
-        output = list(output.values())
-    if dataclasses.is_dataclass(output):
-        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
-    if isinstance(output, (list, tuple)):
-        return [tensor for item in output for tensor in tensors_of(item)]
-    return []
-
-
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors anywhere in a structure, in another dtype."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: cast(item, dtype) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [cast(item, dtype) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
 def in_backward() -> bool:
     """Whether this code runs inside `backward()`."""
     return torch._C._current_graph_task_id() >= 0
-
-
-def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Give buffers on the meta device memory; ValueError if nothing would fill them."""
-    kept = module.state_dict().keys()
-    for prefix, owner in module.named_modules():
-        for key, buffer in owner._buffers.items():
-            if buffer is None or not buffer.is_meta:
-                continue
-            name = f"{prefix}.{key}" if prefix else key
-            if name not in kept:
-                raise ValueError(
-                    f"buffer {name} is on the meta device and not part of the model's "
-                    "state: no checkpoint would fill it"
-                )
-            owner._buffers[key] = torch.zeros_like(buffer, device=message_device(group))

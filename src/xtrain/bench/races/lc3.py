@@ -35,7 +35,7 @@ from xtrain.bench.training import (
 from xtrain.comm.choice import DIRECT
 from xtrain.plan import Traffic, collective_traffic
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
-from xtrain.zero.stage12 import BUCKET_CAP_MB, split_parameters
+from xtrain.zero.buckets import BUCKET_CAP_MB, split_parameters
 
 TITLE = "Lecture 3: our ZeRO stages against torch's FSDP2 and ZeroRedundancyOptimizer"
 

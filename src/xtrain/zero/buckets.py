@@ -1,0 +1,114 @@
+"""What ZeRO 1 and 2 cut up: buckets of parameters, flat, each rank stepping its shard.
+
+weights    | a        | b  | c     |.|     one flat tensor, padded
+shards     | rank 0   | rank 1   | rank 2   |
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xtrain.zero.flat import FlatLayout
+
+BUCKET_CAP_MB = 8.0  # small enough that the C library keeps a bucket's memory at hand
+
+
+class Bucket:
+    """Some parameters of one group and dtype: flat weights, flat gradients, own shard.
+
+    The parameters become views of `flat`. `master` is what the optimizer steps: the own
+    shard of `flat`, or an fp32 copy of it.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        rank: int,
+        size: int,
+        master_dtype: torch.dtype | None,
+        master_device: torch.device | None,
+    ):
+        self.parameters = parameters
+        self.layout = FlatLayout([p.shape for p in parameters], size)
+        first = parameters[0]
+        self.flat = torch.zeros(
+            self.layout.padded_numel, dtype=first.dtype, device=first.device
+        )
+        views = self.layout.views(self.flat)
+        for parameter, view in zip(parameters, views, strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self.shard = self.layout.shard(self.flat, rank)
+        copied = self.shard.to(
+            dtype=master_dtype or first.dtype, device=master_device or first.device
+        )
+        self.master = nn.Parameter(copied)
+        self.owns_copy = copied.data_ptr() != self.shard.data_ptr()
+        self.full_grad: Tensor | None = None
+        self.waiting = set(parameters)
+        self._slot_of = dict(zip(parameters, self.layout.slots, strict=True))
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Move a parameter's gradient into the flat gradient."""
+        if self.full_grad is None:
+            self.full_grad = torch.empty_like(self.flat)
+            self.full_grad[self.layout.numel :].zero_()
+        slot = self._slot_of[parameter]
+        view = self.full_grad[slot.start : slot.stop].view(slot.shape)
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            view.copy_(parameter.grad)
+        parameter.grad = None
+        self.waiting.discard(parameter)
+
+
+def split_parameters(
+    parameters: list[nn.Parameter], cap_bytes: int
+) -> list[list[nn.Parameter]]:
+    """Neighbouring parameters of one dtype and device, up to `cap_bytes` together."""
+    lists: dict[object, list[list[nn.Parameter]]] = defaultdict(lambda: [[]])
+    used: dict[object, int] = defaultdict(int)
+    for parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        nbytes = parameter.numel() * parameter.element_size()
+        if lists[kind][-1] and used[kind] + nbytes > cap_bytes:
+            lists[kind].append([])
+            used[kind] = 0
+        lists[kind][-1].append(parameter)
+        used[kind] += nbytes
+    return [members for kind in lists.values() for members in kind]
+
+
+def as_groups(params: Any) -> list[dict[str, Any]]:
+    """Parameters or groups of them as torch optimizers take them, as groups."""
+    groups = list(params)
+    if not groups:
+        raise ValueError("no parameters to optimize")
+    if not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    result = []
+    for group in groups:
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        result.append({**group, "params": members})
+    return result
+
+
+def check_bare(parameters: list[nn.Parameter]) -> None:
+    """ValueError if a wrapper of ours already reduces some gradients in backward.
+
+    With two that do, the numbers may come out right, but no memory is saved.
+    """
+    for parameter in parameters:
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        for hook in hooks.values():
+            owner = type(getattr(hook, "__self__", None))
+            if owner.__module__.startswith("xtrain."):
+                raise ValueError(
+                    f"{owner.__name__} reduces the gradients of these parameters "
+                    "already, and ZeroOptimizer does that itself: give it the "
+                    "parameters of a bare module"
+                )
