@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from . import config, embed, fences, guards
+from . import config, excerpts, fences, guards
 
 
 def pages() -> list[Path]:
@@ -19,7 +19,7 @@ def references() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for page in pages():
         for fence in fences.fences(page.read_text().splitlines()):
-            if parsed := embed.parse(fence.body):
+            if parsed := excerpts.parse(fence.body):
                 found.setdefault(parsed[0], []).append(page)
     return found
 

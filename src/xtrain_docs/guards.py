@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
-from . import embed, fences
+from . import excerpts, fences
 
 PYTHON = ("py", "python", "python3", "py3", "pycon", "pytb")
 EXEMPT = ("pseudo", "wrong")
@@ -38,7 +38,7 @@ def typed_code(text: str) -> list[str]:
     for fence in fences.fences(text.splitlines()):
         if fence.language not in PYTHON or set(fence.classes) & set(EXEMPT):
             continue
-        if embed.parse(fence.body) is None:
+        if excerpts.parse(fence.body) is None:
             first = next((line for line in fence.body if line.strip()), "")
             problems.append(f"line {fence.start + 1}: typed Python: {first.strip()}")
     return problems

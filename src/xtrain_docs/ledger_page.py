@@ -2,8 +2,9 @@
 
 from collections import Counter
 
-from . import config, embed, symbols, verification
+from . import config, embed, evidence_links, symbols, verification
 from .authored import embedded
+from .excerpts import EmbedError
 from .generated import write
 
 
@@ -121,7 +122,7 @@ def _test_link(test: str) -> str:
     path, _, name = test.partition("::")
     name = name.split("::")[-1]
     try:
-        url = embed.evidence_link("test", f"{path}::{name}")
-    except embed.EmbedError:
+        url = evidence_links.evidence_link("test", f"{path}::{name}")
+    except EmbedError:
         return f"`{test}`"
     return f"[`{name}`]({url})"

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.docs.rendering import render
-from xtrain_docs import embed, symbols, verification
-from xtrain_docs.embed import EmbedError, Options
+from xtrain_docs import excerpts, symbols, verification
+from xtrain_docs.excerpts import EmbedError, Options
 from xtrain_docs.symbols import SymbolError, resolve
 
 
@@ -259,7 +259,7 @@ def test_fences_inside_lists_and_boxes(toy):
 
 
 def test_options_are_read_one_per_line():
-    reference, options = embed.parse(
+    reference, options = excerpts.parse(
         ['--8<-- "a.b:c"', "doc: off", 'hl: x = "quoted"', "note: y"]
     )
     assert reference == "a.b:c"
