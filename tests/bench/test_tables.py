@@ -7,7 +7,9 @@ import pytest
 from tests.bench.test_record import BASELINE, HEAT, RECORD, RESULT
 from xtrain.bench import record
 from xtrain_docs import races, values
+from xtrain_docs.figures.training_races import training_race
 from xtrain_docs.tables import races as tables
+from xtrain_docs.tables import training_races as training
 
 SLOW = dataclasses.replace(
     RESULT, name="tree", seconds=0.004, ratio=0.5, ratio_low=0.4, ratio_high=0.6
@@ -98,3 +100,54 @@ def test_numbers_on_pages():
 def test_a_number_that_was_not_measured_stops_the_build(expression, why):
     with pytest.raises(values.ValuesError, match=why):
         values.evaluate(expression)
+
+
+# ------------------------------------------------------------ whole training steps
+
+STEPS = [
+    dataclasses.replace(HEAT, race=f"x_{shape}", results=[BASELINE, RESULT, SLOW])
+    for shape in reversed(training.SHAPES)
+]
+
+
+@pytest.fixture
+def steps(tmp_path):
+    def write(heats):
+        record.write(dataclasses.replace(MADE_UP, heats=heats), tmp_path / "steps.json")
+        races.record.cache_clear()
+
+    write(STEPS)
+    return write
+
+
+def test_steps_stand_below_each_other(steps):
+    rows = training.training_results("steps", 2, "x_").rows
+    assert [row[0] for row in rows if row[0]] == ["compute", "send", "small"]
+    assert rows[1][1:4] == ["ring", "2 ms", "**1.25x**"]
+
+
+def test_bars_are_the_ratios_of_the_chosen(steps):
+    drawing = training_race("steps", "x_", 2, only="tree")
+    assert drawing.count("<rect") == 3
+    assert "send, tree: 0.50x" in drawing
+    with pytest.raises(ValueError, match="nobody is called.*star"):
+        training_race("steps", "x_", 2, only="tree; star")
+
+
+def test_memory_is_that_of_the_busiest_rank(steps):
+    def holding(result, *peaks):
+        return dataclasses.replace(result, peak_bytes=[n * 2**20 for n in peaks])
+
+    results = [holding(BASELINE, 400, 300), holding(RESULT, 100, 300)]
+    steps([dataclasses.replace(STEPS[1], results=results)])
+    rows = training.training_memory("steps", "x_").rows
+    assert rows == [["gloo", "400 MiB", "1.00"], ["ring", "300 MiB", "0.75"]]
+    steps([dataclasses.replace(STEPS[1], results=[results[0], RESULT])])
+    with pytest.raises(ValueError, match="no peak of ring"):
+        training.training_memory("steps", "x_")
+
+
+def test_the_steps_are_those_of_the_races():
+    rows = training.training_steps().rows
+    assert [row[0] for row in rows] == ["compute", "send", "small"]
+    assert [row[1] for row in rows] == ["4", "8", "4"]

@@ -17,13 +17,13 @@ def race_results(race: str, ranks: int, record: str = "lc1") -> Table:
     for heat in races.heats(record, race, ranks):
         for result in heat.results:
             size = bytes_(heat.size) if result is heat.results[0] else ""
-            rows.append([size, *_cells(result, heat)])
+            rows.append([size, *cells(result, heat)])
     header = ["tensor", "contestant", "time", "times as fast", "middle half of rounds",
               "dropped"]  # fmt: skip
     return Table(header, rows, "llrrrr")
 
 
-def _cells(result: "Result", heat: "Heat") -> list[str]:
+def cells(result: "Result", heat: "Heat") -> list[str]:
     baseline = result is heat.results[0]
     time = "" if result.seconds is None else seconds(result.seconds)
     if baseline:

@@ -1,0 +1,44 @@
+"""The races of whole training steps as a drawing."""
+
+from .. import races
+from ..svg import Axis, bar_chart, fit
+from ..tables.training_races import SHAPES
+from . import REGISTRY
+
+
+@REGISTRY
+def training_race(record: str, prefix: str = "", ranks: int = 4, only: str = "") -> str:
+    """How many times as fast as the baseline the contestants are, step by step.
+
+    Args:
+        record: name of the record, such as lc2.
+        prefix: how the races' names begin, such as fsdp_.
+        only: contestants to show, separated by semicolons; all by default.
+    """
+    wanted = [name.strip() for name in only.split(";") if name.strip()]
+    bars: dict[str, dict[str, float]] = {}
+    baseline = ""
+    for shape in SHAPES:
+        for heat in races.heats(record, prefix + shape, ranks):
+            baseline = heat.results[0].name
+            bars[shape] = {
+                result.name: races.ratio(result)
+                for result in heat.results[1:]
+                if not wanted or result.name in wanted
+            }
+    unknown = set(wanted) - {name for inner in bars.values() for name in inner}
+    if unknown:
+        raise ValueError(f"{record}: nobody is called {sorted(unknown)}")
+    cores, date = races.race_cores(record), races.race_date(record)
+    drawing = bar_chart(
+        bars,
+        Axis(
+            f"times as fast as {baseline}; {cores} cores, {date}",
+            format=lambda v: f"{v:.2f}x",
+        ),
+        f"{ranks} ranks, {date}",
+        f"Ratios of medians against {baseline}; {cores} cores.",
+        reference=(1.0, baseline),
+        width=500,
+    )
+    return fit(drawing, 500)

@@ -1,0 +1,74 @@
+"""Tables of the races of whole training steps."""
+
+from .. import races
+from ..values import bytes_, number
+from . import REGISTRY, Table
+from .races import cells
+
+SHAPES = ("compute", "send", "small")
+"""Ends of the races' names, and their order in tables."""
+
+
+@REGISTRY
+def training_steps() -> Table:
+    """The three steps that are raced: model and batch of each rank."""
+    from xtrain.bench.llama import parameters_for, width_for
+    from xtrain.bench.races import lc2
+
+    rows = []
+    for shape, size in lc2.SIZES.items():
+        width = width_for(size, shape.layers)
+        parameters = parameters_for(width, shape.layers)
+        rows.append(
+            [
+                {lc2.COMPUTE: "compute", lc2.SEND: "send", lc2.SMALL: "small"}[shape],
+                str(shape.layers),
+                str(width),
+                number(parameters),
+                bytes_(4 * parameters),
+                str(shape.batch),
+                str(shape.sequence),
+            ]
+        )
+    header = ["step", "layers", "width", "parameters", "weights", "batch", "tokens"]
+    return Table(header, rows, "lrrrrrr")
+
+
+@REGISTRY
+def training_results(record: str, ranks: int, prefix: str = "") -> Table:
+    """All steps of one kind of race: time, ratio, spread and dropped samples.
+
+    Args:
+        prefix: how the races' names begin, such as fsdp_.
+    """
+    rows = []
+    for shape in SHAPES:
+        for heat in races.heats(record, prefix + shape, ranks):
+            for result in heat.results:
+                step = shape if result is heat.results[0] else ""
+                rows.append([step, *cells(result, heat)])
+    header = ["step", "contestant", "time", "times as fast", "middle half of rounds",
+              "dropped"]  # fmt: skip
+    return Table(header, rows, "llrrrr")
+
+
+@REGISTRY
+def training_memory(record: str, prefix: str = "") -> Table:
+    """Peak memory of the rank that takes most, in the step with much to send."""
+    heats = [h for h in races.record(record).heats if h.race == f"{prefix}send"]
+    names = [result.name for result in heats[0].results]
+    rows = []
+    for name in names:
+        row = [name]
+        for heat in heats:
+            peaks = [
+                max(r.peak_bytes or [0]) for r in (heat.results[0], heat.result(name))
+            ]
+            if not all(peaks):
+                raise ValueError(f"{record}, {heat.race}: no peak of {name}")
+            row += [bytes_(peaks[1]), f"{peaks[1] / peaks[0]:.2f}"]
+        rows.append(row)
+    header = ["contestant"]
+    for heat in heats:
+        header += [f"{heat.ranks} ranks", "of the baseline's"]
+    return Table(header, rows, "l" + "rr" * len(heats))
