@@ -161,7 +161,7 @@ def race(
 
 
 RACES = [
-    fsdp_race("fsdp_compute", "Stage 3, much to compute", COMPUTE, 1.05, None),
+    fsdp_race("fsdp_compute", "Stage 3, much to compute", COMPUTE, 1.15, None),
     fsdp_race("fsdp_send", "Stage 3, much to send", SEND, 1.15, 2.0),
     fsdp_race("fsdp_small", "Stage 3, a small step", SMALL, 1.15, 2.0),
     zero_race("zero1_compute", "Stages 1 and 2, much to compute", COMPUTE),
