@@ -126,6 +126,24 @@ def test_steps_stand_below_each_other(steps):
     assert rows[1][1:4] == ["ring", "2 ms", "**1.25x**"]
 
 
+def test_a_missed_goal_shows_even_where_rounding_hides_it(steps):
+    close = dataclasses.replace(RESULT, goal=1.2499)
+    just = dataclasses.replace(SLOW, goal=0.5)
+    steps(
+        [
+            dataclasses.replace(heat, results=[BASELINE, close, just])
+            for heat in (*STEPS, *(dataclasses.replace(h, ranks=4) for h in STEPS))
+        ]
+    )
+    rows = training.training_goals("steps", "x_").rows
+    assert rows[0] == ["compute", "ring", "1.25x", "1.25x", "1.25x"]
+    assert rows[1] == ["", "tree", "0.50x", "0.50x", "0.50x"]
+    close = dataclasses.replace(RESULT, goal=1.2504)
+    steps([dataclasses.replace(heat, results=[BASELINE, close]) for heat in STEPS])
+    rows = training.training_goals("steps", "x_").rows
+    assert rows[0] == ["compute", "ring", "1.25x", "**1.2500x, missed**"]
+
+
 def test_bars_are_the_ratios_of_the_chosen(steps):
     drawing = training_race("steps", "x_", 2, only="tree")
     assert drawing.count("<rect") == 3

@@ -39,6 +39,6 @@ def training_race(record: str, prefix: str = "", ranks: int = 4, only: str = "")
         f"{ranks} ranks, {date}",
         f"Ratios of medians against {baseline}; {cores} cores.",
         reference=(1.0, baseline),
-        width=500,
+        width=420,
     )
-    return fit(drawing, 500)
+    return fit(drawing, 420)

@@ -1,9 +1,14 @@
 """Tables of the races of whole training steps."""
 
+from typing import TYPE_CHECKING
+
 from .. import races
 from ..values import bytes_, number
 from . import REGISTRY, Table
 from .races import cells
+
+if TYPE_CHECKING:
+    from xtrain.bench.record import Result
 
 SHAPES = ("compute", "send", "small")
 """Ends of the races' names, and their order in tables."""
@@ -50,6 +55,41 @@ def training_results(record: str, ranks: int, prefix: str = "") -> Table:
     header = ["step", "contestant", "time", "times as fast", "middle half of rounds",
               "dropped"]  # fmt: skip
     return Table(header, rows, "llrrrr")
+
+
+@REGISTRY
+def training_goals(record: str, prefix: str = "") -> Table:
+    """Every goal, and what was measured at each number of ranks."""
+    ranks = sorted({heat.ranks for heat in races.record(record).heats})
+    rows = []
+    for shape in SHAPES:
+        heats = [
+            heat
+            for count in ranks
+            for heat in races.heats(record, prefix + shape, count)
+        ]
+        before = ""
+        for result in heats[0].results:
+            if result.goal is None:
+                continue
+            step = "" if shape == before else shape
+            row = [step, result.name, f"{result.goal:.2f}x"]
+            row += [_against_goal(heat.result(result.name)) for heat in heats]
+            rows.append(row)
+            before = shape
+    header = ["step", "contestant", "goal", *(f"{count} ranks" for count in ranks)]
+    return Table(header, rows, "llr" + "r" * len(ranks))
+
+
+def _against_goal(result: "Result") -> str:
+    """The ratio; with as many digits as it takes to see that a goal was missed."""
+    ratio, goal = races.ratio(result), result.goal
+    if goal is None or ratio >= goal:
+        return f"{ratio:.2f}x"
+    digits = 2
+    while f"{ratio:.{digits}f}" == f"{goal:.{digits}f}":
+        digits += 1
+    return f"**{ratio:.{digits}f}x, missed**"
 
 
 @REGISTRY
