@@ -97,6 +97,8 @@ def _main(
     body, args, pipe, backend, store, rank, size, timeout, join, environment, linger
 ):
     torch.set_num_threads(1)
+    # A test run in a shell's background ignores Ctrl-C; its ranks must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment or {})
     xtrain.backends.register()
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,14 @@ from xtrain.backends import door, handshake
 from xtrain.backends.handshake import HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import meet
-from xtrain.backends.messages import HEADER, Garbled, Inbox, Receive, send_message
+from xtrain.backends.messages import (
+    DTYPES,
+    HEADER,
+    Garbled,
+    Inbox,
+    Receive,
+    send_message,
+)
 from xtrain.backends.segments import length_for, open_segment
 
 GROUP, SECRET = b"g" * 32, b"a secret of this test"
@@ -297,7 +305,7 @@ def besieged(say, enter, rank: int) -> None:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda entry: messages.append(entry.getMessage())
-    door.log.addHandler(handler)
+    door.refusals.addHandler(handler)
     dialling = door.reach
     if rank == 1:
         known: dict[str, object] = {}
@@ -364,6 +372,48 @@ def test_silent_strangers_cannot_fill_the_house():
         assert threads == 1
 
 
+def crowd(listener: socket.socket) -> list[socket.socket]:
+    """As many guests as may wait at a door."""
+    guests = []
+    while True:
+        guests.append(socket.socket(socket.AF_UNIX))
+        guests[-1].setblocking(False)
+        try:
+            guests[-1].connect(listener.getsockname())
+        except BlockingIOError:
+            return guests
+
+
+def test_a_crowd_at_the_door_is_waited_for(monkeypatch):
+    """The system turns away whom it has no room to keep waiting: ask again."""
+    listener, address = door.listen(b"")
+    with listener, contextlib.ExitStack() as stack:
+        for guest in crowd(listener):
+            stack.enter_context(guest)
+        turned_away = threading.Event()
+
+        def nap(seconds: float) -> None:
+            turned_away.set()
+            time.sleep(seconds)
+
+        def admit_one() -> None:
+            assert turned_away.wait(20)
+            stack.enter_context(listener.accept()[0])
+
+        porter = threading.Thread(target=admit_one)
+        porter.start()
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=nap)
+        monkeypatch.setattr(door, "time", clock)
+        with door.reach(0, address, same_host=True) as sock:
+            assert sock.getpeername() == listener.getsockname()
+        porter.join()
+        monkeypatch.setattr(door, "REACH_SECONDS", 0.05)
+        for guest in crowd(listener):
+            stack.enter_context(guest)
+        with pytest.raises(BlockingIOError):
+            door.reach(0, address, same_host=True)
+
+
 # ---------------------------------------------------------------------------- framing
 
 
@@ -416,7 +466,7 @@ def test_no_bytes_make_a_receive_lie(data, seed):
     if receive.error is not None or len(data) < HEADER.size:
         assert landing == b"\xaa" * 24
     if receive.done and receive.error is None:
-        assert HEADER.pack(0, 7, 0, 24)[:12] in data
+        assert HEADER.pack(0, 7, 24, b"")[:20] in data
         assert bytes(landing) in data
 
 
@@ -483,14 +533,27 @@ def test_a_receive_from_anybody_takes_one_message():
 
 
 def test_a_length_alone_allocates_nothing():
-    announced = HEADER.pack(0, 0, 0, 1 << 60)
+    announced = HEADER.pack(0, 0, 1 << 60, b"")
     inbox = Inbox(1, Bytes(announced, random.Random(0)), max_bytes=1 << 32)
     drain(inbox, 100)  # 2 ** 60 bytes would raise MemoryError
 
 
-@pytest.mark.parametrize("header", [(0, 99, 0, 4), (0, 0, 5000, 4)])
-def test_bytes_that_are_no_frame_are_named(header):
-    inbox = Inbox(3, Bytes(HEADER.pack(*header) + bytes(99), random.Random(0)), 1000)
+def test_a_site_is_any_bytes():
+    """It is made text for an error's sake only, and stays in its place."""
+    data = HEADER.pack(0, 0, 4, b"\xff\x00\xfe:7") + b"wide"
+    inbox = Inbox(3, Bytes(data + frame(b"next!", site="x" * 900), random.Random(0)), 9)
+    narrow, after = (Receive(memoryview(bytearray(n)), 0, 0) for n in (2, 4))
+    inbox.post(narrow)
+    inbox.post(after)
+    drain(inbox)
+    assert "sent 4 bytes of uint8 at \ufffd\x00\ufffd:7, but this" in narrow.error
+    assert f"sent 5 bytes of uint8 at {'x' * 200}, but this" in after.error
+
+
+@pytest.mark.parametrize("dtype", [len(DTYPES), 1 << 31])
+def test_bytes_that_are_no_frame_are_named(dtype):
+    header = HEADER.pack(0, dtype, 4, b"")
+    inbox = Inbox(3, Bytes(header + bytes(99), random.Random(0)), 1000)
     with pytest.raises(Garbled, match="rank 3 sent bytes that are no message"):
         drain(inbox)
 

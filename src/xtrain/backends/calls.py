@@ -28,6 +28,19 @@ _BETWEEN = (
     "torch.distributed.distributed_c10d",
 )
 _LIBRARIES = ("torch.", "xtrain.", "contextlib")
+PROGRAM, LIBRARY, BETWEEN = range(3)
+
+
+class Kinds(dict[str, int]):
+    """What kind of code a module is, found once for each: every call asks for some."""
+
+    def __missing__(self, module: str) -> int:
+        library = LIBRARY if module.startswith(_LIBRARIES) else PROGRAM
+        self[module] = BETWEEN if module.startswith(_BETWEEN) else library
+        return self[module]
+
+
+KINDS = Kinds()
 
 
 class Site(NamedTuple):
@@ -52,28 +65,14 @@ def call_site() -> Site:
     reasons to call from two places at once: DDP's join, for ranks out of inputs.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_between(module_of(frame)):
+    while frame is not None and KINDS[frame.f_globals.get("__name__", "")] == BETWEEN:
         frame = frame.f_back
     caller = frame
-    while frame is not None and is_library(module_of(frame)):
+    while frame is not None and KINDS[frame.f_globals.get("__name__", "")] != PROGRAM:
         frame = frame.f_back
     if frame is None:
         return Site("?", 0, False)
     return Site(frame.f_code.co_filename, frame.f_lineno, frame is caller)
-
-
-def module_of(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
-
-
-@lru_cache(maxsize=4096)
-def is_between(module: str) -> bool:
-    return module.startswith(_BETWEEN)
-
-
-@lru_cache(maxsize=4096)
-def is_library(module: str) -> bool:
-    return module.startswith(_LIBRARIES)
 
 
 Look = tuple[torch.Size, torch.dtype]
@@ -105,12 +104,14 @@ class Message(NamedTuple):
     """One end of a message, in the world's ranks."""
 
     name: str
-    look: Look
-    peer: str
+    tensor: Tensor
+    key: str
+    peer: int | list[int]
     site: Site
 
     def __str__(self) -> str:
-        return f"{self.name}({in_words(self.look)}, {self.peer}) at {self.site}"
+        what = f"{shape_of(self.tensor)}, {self.key}={self.peer}"
+        return f"{self.name}({what}) at {self.site}"
 
 
 @lru_cache(maxsize=4096)

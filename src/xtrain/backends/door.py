@@ -170,10 +170,17 @@ def reach(peer: int, address: str, same_host: bool) -> socket.socket:
             "XTRAIN_SECRET to the same secret on all"
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(REACH_SECONDS)
-        sock.connect(f"\0{rest}")
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    end = time.monotonic() + REACH_SECONDS
+    while True:
+        try:
+            sock.settimeout(REACH_SECONDS)
+            sock.connect(f"\0{rest}")
+            return sock
+        except BlockingIOError:  # as many as may wait at that door do
+            if time.monotonic() > end:
+                sock.close()
+                raise
+            time.sleep(0.01)
+        except OSError:
+            sock.close()
+            raise

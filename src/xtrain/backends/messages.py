@@ -1,9 +1,9 @@
 """Messages over a stream of bytes: framing, tags, and a place for the unexpected.
 
 A frame is a header (tag, dtype, payload length, where the sender's call stands), then
-the payload. The receiver reads a header first and knows all before it touches its
-tensor: a message of another size or dtype than the receive asks for is refused, and
-named.
+the payload. Every header has the same length, so it is read at once. The receiver reads
+it first and knows all before it touches its tensor: a message of another size or dtype
+than the receive asks for is refused, and named.
 
 A receive takes the first message with its tag; earlier ones with other tags wait in
 memory. Nothing is ever unpickled.
@@ -45,8 +45,8 @@ DTYPES = (
     torch.float8_e5m2,
 )
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-HEADER = struct.Struct("<qIIQ")  # tag, dtype code, length of the site, payload bytes
-MAX_SITE = 200  # bytes of "file:line", cut beyond
+MAX_SITE = 200  # bytes of "file:line", cut beyond, filled up with zeros
+HEADER = struct.Struct(f"<qIQ{MAX_SITE}s")  # tag, dtype code, payload bytes, site
 MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
 JOINED_BYTES = 1 << 14  # up to here header and payload are written at once
 SCRATCH_BYTES = 1 << 16  # what nobody wants is read in pieces of this size
@@ -62,7 +62,7 @@ def raw(flat: Tensor) -> memoryview:
     Not by way of `numpy()`, after which torch refuses to resize the storage: sharded
     training frees weights like that.
     """
-    nbytes = flat.numel() * flat.element_size()
+    nbytes = flat.nbytes
     if nbytes == 0:
         return memoryview(bytearray())
     block = (ctypes.c_ubyte * nbytes).from_address(flat.data_ptr())
@@ -106,8 +106,7 @@ def send_message(
     stream: Stream, payload: memoryview, tag: int, dtype: int, site: object
 ) -> Steps:
     """Write one frame."""
-    where = encoded(site)
-    header = HEADER.pack(tag, dtype, len(where), payload.nbytes) + where
+    header = HEADER.pack(tag, dtype, payload.nbytes, encoded(site))
     if payload.nbytes <= JOINED_BYTES:
         yield from write_all(stream, memoryview(b"".join((header, payload))))
         return
@@ -119,6 +118,11 @@ def send_message(
 def encoded(site: object) -> bytes:
     """The end of a site's text: a program sends from the same lines again and again."""
     return str(site).encode()[-MAX_SITE:]
+
+
+def decoded(site: bytes) -> str:
+    """The text again: only for whom an error needs it."""
+    return site.rstrip(b"\0").decode(errors="replace")
 
 
 class Receive:
@@ -144,11 +148,11 @@ class Inbox:
     def __init__(self, peer: int, stream: Stream, max_bytes: int):
         self.peer, self._stream, self._max_bytes = peer, stream, max_bytes
         self.posted: deque[Receive] = deque()
-        self._unexpected: list[tuple[int, int, str, int, bytearray | None]] = []
+        self._unexpected: list[tuple[int, int, bytes, int, bytearray | None]] = []
         self._reading = self._read_frames()
 
     def pump(self) -> None:
-        """Move what has arrived; returns as soon as it would have to wait."""
+        """Move what has arrived: up to the end of a wanted message, or a wait."""
         next(self._reading)
 
     def close(self) -> None:
@@ -163,9 +167,10 @@ class Inbox:
             if tag == receive.tag:
                 del self._unexpected[index]
                 if data is None:
+                    sent = f"{describe(nbytes, dtype)} at {decoded(site)}"
                     receive.error = (
-                        f"rank {self.peer} sent {describe(nbytes, dtype)} at {site} "
-                        f"before this receive; over {self._max_bytes} that is dropped"
+                        f"rank {self.peer} sent {sent} before this receive; "
+                        f"over {self._max_bytes} that is dropped"
                     )
                 elif self._accept(receive, dtype, site, nbytes):
                     receive.into[:] = data
@@ -174,22 +179,20 @@ class Inbox:
         self.posted.append(receive)
 
     def _read_frames(self) -> Steps:
-        header, text = memoryview(bytearray(HEADER.size)), bytearray(MAX_SITE)
-        site = memoryview(text)
+        header = memoryview(bytearray(HEADER.size))
         while True:
             yield from read_all(self._stream, header)
-            tag, dtype, site_length, nbytes = HEADER.unpack(header)
-            if site_length > MAX_SITE or dtype >= len(DTYPES):
+            tag, dtype, nbytes, site = HEADER.unpack(header)
+            if dtype >= len(DTYPES):
                 raise Garbled(f"rank {self.peer} sent bytes that are no message")
-            yield from read_all(self._stream, site[:site_length])
-            where = text[:site_length].decode(errors="replace")
             receive = self._take(tag)
             if receive is not None:
-                if self._accept(receive, dtype, where, nbytes):
+                if self._accept(receive, dtype, site, nbytes):
                     yield from read_all(self._stream, receive.into)
                 else:
                     yield from self._skip(nbytes)
                 receive.done = True
+                yield  # who waits for it goes on at once
                 continue
             data = None
             if nbytes > self._max_bytes:
@@ -201,7 +204,7 @@ class Inbox:
             else:
                 data = bytearray(nbytes)
                 yield from read_all(self._stream, memoryview(data))
-            self._unexpected.append((tag, dtype, where, nbytes, data))
+            self._unexpected.append((tag, dtype, site, nbytes, data))
             receive = self._take(tag)  # posted while the payload came in
             if receive is not None:
                 self.post(receive)
@@ -224,13 +227,13 @@ class Inbox:
                 return receive
         return None
 
-    def _accept(self, receive: Receive, dtype: int, site: str, nbytes: int) -> bool:
+    def _accept(self, receive: Receive, dtype: int, site: bytes, nbytes: int) -> bool:
         receive.source = self.peer
         if (dtype, nbytes) == (receive.dtype, receive.into.nbytes):
             return True
         receive.error = (
-            f"rank {self.peer} sent {describe(nbytes, dtype)} at {site}, but this "
-            f"receive takes {describe(receive.into.nbytes, receive.dtype)}"
+            f"rank {self.peer} sent {describe(nbytes, dtype)} at {decoded(site)}, but "
+            f"this receive takes {describe(receive.into.nbytes, receive.dtype)}"
         )
         return False
 

@@ -259,7 +259,7 @@ class XtrainProcessGroup(SteppedGroup):
         flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         peer = self._global(dst)
         record("send", "send", peer, [flat])
-        call = Message("send", look(tensor), f"dst={peer}", call_site())
+        call = Message("send", tensor, "dst", peer, call_site())
         steps = send_message(
             self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
             call.site,
@@ -286,7 +286,7 @@ class XtrainProcessGroup(SteppedGroup):
         record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
         receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
         inboxes = [self._transport.inbox[source] for source in sources]
-        call = Message("recv", look(tensor), f"src={names}", call_site())
+        call = Message("recv", tensor, "src", names, call_site())
 
         def steps() -> Steps:
             yield from self._breaking(call, arrival(receive, inboxes))

@@ -24,7 +24,7 @@ CROWDED_PATIENCE = 0.05
 IDLE_SECONDS = 0.001  # the background thread leaves waiting threads this long alone
 PAUSE_SECONDS = 50e-6  # a sleep between two passes
 SPIN_SECONDS = 0.02  # a wait that takes longer sleeps between its passes
-SPIN_PASSES = 256  # made by `run` before it looks at the clock and at the peers
+SPIN_PASSES = 256  # on the short way, before a look at the clock and at the peers
 CHECK_SECONDS = 0.002  # between two looks at the peers
 
 Steps = Generator[None, None, None]
@@ -119,14 +119,7 @@ class Progress:
     def run(self, queue: Hashable, operation: Operation) -> None:
         """Queue an operation, wait for it and raise what it raises."""
         with self._lock:
-            waiting = self._queues.setdefault(queue, deque())
-            waiting.append(operation)
-            if len(self._queues) == 1 and len(waiting) == 1:  # the short way
-                for _ in range(SPIN_PASSES):
-                    if operation.advance():
-                        del self._queues[queue]
-                        break
-                    os.sched_yield()
+            self._queues.setdefault(queue, deque()).append(operation)
         self.wait(operation)
 
     def wait(self, operation: Operation, seconds: float = float("inf")) -> None:
@@ -134,6 +127,8 @@ class Progress:
 
         After `seconds` RuntimeError: the operation goes on, the group is not broken.
         """
+        with self._lock:
+            self._advance_alone(operation)
         began = 0.0 if operation.done else time.monotonic()
         next_check = began + CHECK_SECONDS
         while not operation.done:
@@ -177,6 +172,20 @@ class Progress:
             thread.join()
         self.fail_all(error)
 
+    def _advance_alone(self, operation: Operation) -> None:
+        """The short way: nothing else is pending, so nothing else is looked at."""
+        if len(self._queues) != 1:
+            return
+        ((key, queue),) = self._queues.items()
+        if len(queue) != 1 or queue[0] is not operation:
+            return
+        self._last_pass = time.monotonic()
+        for _ in range(SPIN_PASSES):
+            if operation.advance():
+                self._take_out(key, queue, operation)
+                return
+            os.sched_yield()
+
     def _advance_all(self) -> None:
         self._last_pass = time.monotonic()
         for key, queue in list(self._queues.items()):
@@ -184,12 +193,18 @@ class Progress:
                 first = queue[0]
                 if not first.done and not first.advance():
                     break
-                if queue and queue[0] is first:  # or a callback has been here before
-                    queue.popleft()
-                if queue:
-                    queue[0].started = self._last_pass  # its turn begins
-            if not queue and self._queues.get(key) is queue:
-                del self._queues[key]
+                self._take_out(key, queue, first)
+
+    def _take_out(
+        self, key: Hashable, queue: deque[Operation], ended: Operation
+    ) -> None:
+        """Drop the ended first of a queue, and the queue with its last."""
+        if queue and queue[0] is ended:  # or a callback has been here before
+            queue.popleft()
+        if queue:
+            queue[0].started = self._last_pass  # its turn begins
+        elif self._queues.get(key) is queue:
+            del self._queues[key]
 
     def _check_or_fail(self, operation: Operation) -> None:
         try:
