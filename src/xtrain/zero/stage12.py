@@ -61,7 +61,7 @@ class ZeroOptimizer:
         offload: keep the shards that are stepped, and so all optimizer state, on the
             CPU.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH or RING.
+        collectives: TORCH, RING or DIRECT (see `xtrain.comm.choice`).
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class FullyShardedDataParallel(nn.Module):
         blocks: module classes, or names of modules, that are gathered one by one; the
             children of every ModuleList unless given. The rest is the root block.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH or RING.
+        collectives: TORCH, RING or DIRECT (see `xtrain.comm.choice`).
     """
 
     def __init__(
