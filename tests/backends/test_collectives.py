@@ -36,7 +36,7 @@ pytestmark = [
         "xtrain.backends.works:Finished",
         "xtrain.backends.shared_memory:SharedMemory",
         "xtrain.backends.segments:Segment",
-        "xtrain.backends.reducing:reduce_into",
+        "xtrain.comm.reduce_op:reduce_into",
         "xtrain.backends.sockets:Sockets",
         "xtrain.backends.connections:Connection",
         "xtrain.backends.progress:Progress",

@@ -19,7 +19,7 @@ pytestmark = [
         "xtrain.backends:shared_empty",
         "xtrain.backends.shared_tensors:SharedTensors",
         "xtrain.backends.shared_memory:SharedMemory",
-        "xtrain.backends.reducing:reduce_into",
+        "xtrain.comm.reduce_op:reduce_into",
     )
 ]
 

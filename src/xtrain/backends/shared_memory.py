@@ -23,8 +23,8 @@ from torch.distributed import ReduceOp, Store
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
+from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of, pieces
 from xtrain.backends.progress import Steps
-from xtrain.backends.reducing import BLOCK_BYTES, nbytes_of, pieces, reduce_into
 from xtrain.backends.segments import (
     ARRIVED,
     DESCRIBED,
@@ -46,6 +46,7 @@ from xtrain.backends.segments import (
     open_segment,
 )
 from xtrain.backends.shared_tensors import SharedTensors
+from xtrain.comm.reduce_op import reduce_into
 
 ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
 IN_PLACE_BYTES = 4 << 20  # of a shared tensor at a time: what all have stays cached

@@ -34,9 +34,9 @@ from xtrain.backends.messages import (
     read_all,
     write_all,
 )
+from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of
 from xtrain.backends.progress import Steps
-from xtrain.backends.reducing import BLOCK_BYTES, nbytes_of, reduce_into
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import combine, finish, reduce_into
 
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
 GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from xtrain.comm.direct import (
     direct_all_gather,
@@ -75,3 +77,13 @@ RING = Collectives(
 DIRECT = Collectives(
     "direct", direct_all_reduce, direct_all_gather, direct_reduce_scatter
 )
+
+
+def suited_to(group: ProcessGroup | None, device: torch.device) -> Collectives:
+    """Whose collectives sharded training uses unless told: torch's, on gloo DIRECT.
+
+    gloo has no reduce-scatter of its own: it runs a whole all-reduce and keeps a piece,
+    which is twice the bytes.
+    """
+    config = dist.get_backend_config(group)
+    return DIRECT if f"{device.type}:gloo" in config and device.type == "cpu" else TORCH

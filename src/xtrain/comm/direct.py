@@ -9,17 +9,18 @@ The bytes are those of a ring, (N-1)/N of the whole tensor a rank, in one step i
 of N - 1. A ring is kinder to a network, as nobody talks to anyone but neighbours; this
 is kinder to whoever computes meanwhile: all messages are issued at once and nothing
 more has to be done until they are there. So both return handles, and the bytes travel
-while backward goes on. Sums are in rank order.
+while backward goes on. Sums are in rank order, those of fp16 and bf16 in fp32.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
 from xtrain.comm.p2p import post_all
+from xtrain.comm.reduce_op import reduce_into
 
 
 class Underway:
@@ -87,12 +88,7 @@ def direct_reduce_scatter(
 
     def add_up() -> None:
         versions[rank] = chunks[rank]
-        if size == 1:
-            total.copy_(chunks[rank])
-        else:
-            torch.add(versions[0], versions[1], out=total)
-        for peer in range(2, size):
-            total.add_(versions[peer])
+        reduce_into(total, [versions[r] for r in range(size)], ReduceOp.SUM)
 
     return Underway(works, add_up)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import reduce_into
 
 
 def one_shot_all_reduce(
@@ -30,10 +30,5 @@ def one_shot_all_reduce(
     copies = tensor.detach().reshape(-1).expand(size, -1).contiguous()
     theirs = torch.empty_like(copies)
     dist.all_to_all_single(theirs, copies, group=group)
-    if theirs.dtype in (torch.float16, torch.bfloat16):
-        theirs = theirs.float()
-    total, *others = theirs.unbind()
-    for other in others:
-        combine(total, other, op)
-    finish(total, op, size)
-    tensor.detach().copy_(total.view(tensor.shape))
+    shares = theirs.view(size, *tensor.shape).unbind()
+    reduce_into(tensor.detach(), list(shares), op)

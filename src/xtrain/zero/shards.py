@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
-from xtrain.comm.choice import Collectives, Waitable
+from xtrain.comm.choice import Collectives, Waitable, suited_to
 from xtrain.zero.flat import FlatLayout
 
 Site = tuple[nn.Module, str]  # a module and the name of its parameter
@@ -40,7 +40,7 @@ class Shards:
         rank: int,
         size: int,
         compute_dtype: torch.dtype | None,
-        collectives: Collectives,
+        collectives: Collectives | None,
         average: bool,
     ):
         originals = list(parameters)
@@ -50,13 +50,14 @@ class Shards:
         self.layout = FlatLayout([p.shape for p in originals], size)
         self.trainable = first.requires_grad
         self.group, self.rank, self.size = group, rank, size
-        self._collectives, self._average = collectives, average
+        self._average = average
         floating = first.is_floating_point()
         self.compute_dtype = (
             compute_dtype if compute_dtype and floating else first.dtype
         )
 
         device = message_device(group) if first.is_meta else first.device
+        self.collectives = collectives or suited_to(group, device)
         if first.is_meta:  # nobody has the weights yet: they are loaded later
             self.shard = torch.zeros(
                 self.layout.shard_numel, dtype=first.dtype, device=device
@@ -94,7 +95,7 @@ class Shards:
             return
         self.full.untyped_storage().resize_(self._nbytes)
         self._sent = self.shard.to(self.compute_dtype)
-        self._gathering = self._collectives.all_gather(
+        self._gathering = self.collectives.all_gather(
             self.full.data, self._sent, group=self.group
         )
 
@@ -145,7 +146,7 @@ class Shards:
             else:
                 view.copy_(gradient)
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
-        work = self._collectives.reduce_scatter(reduced, flat, group=self.group)
+        work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         return Reduction(self, work, flat, reduced)
 
     def add_gradient(self, reduced: Tensor) -> None:

@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.choice import TORCH, Collectives, Waitable
+from xtrain.comm.choice import Collectives, Waitable, suited_to
 from xtrain.zero import resume
 from xtrain.zero.agreement import check_same_tensors
 from xtrain.zero.buckets import (
@@ -61,7 +61,8 @@ class ZeroOptimizer:
         offload: keep the shards that are stepped, and so all optimizer state, on the
             CPU.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH, RING or DIRECT (see `xtrain.comm.choice`).
+        collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
+            `xtrain.comm.choice`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ZeroOptimizer:
         master_weights: bool = True,
         offload: bool = False,
         gradient_reduction: str = "average",
-        collectives: Collectives = TORCH,
+        collectives: Collectives | None = None,
         **defaults: Any,
     ):
         if stage not in (1, 2):
@@ -86,7 +87,6 @@ class ZeroOptimizer:
         self.stage, self.process_group = stage, process_group
         self.rank, self.size = rank_and_size(process_group)
         self._average = gradient_reduction == "average"
-        self._collectives = collectives
         groups = as_groups(params)
         everything = [p for group in groups for p in group["params"]]
         if len(set(everything)) < len(everything):
@@ -114,6 +114,8 @@ class ZeroOptimizer:
             shard_groups.append({**group, "params": masters})
         if not self.buckets:
             raise ValueError("no parameter requires a gradient")
+        device = self.buckets[0].flat.device
+        self._collectives = collectives or suited_to(process_group, device)
         self.optimizer = optimizer_class(shard_groups, **defaults)
 
         # Backward reaches the last parameters first, so buckets leave from the end.

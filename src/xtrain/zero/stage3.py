@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.choice import TORCH, Collectives
+from xtrain.comm.choice import Collectives
 from xtrain.zero import resume
 from xtrain.zero.agreement import check_same_tensors, raise_everywhere
 from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
@@ -61,7 +61,8 @@ class FullyShardedDataParallel(nn.Module):
         blocks: module classes, or names of modules, that are gathered one by one; the
             children of every ModuleList unless given. The rest is the root block.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH, RING or DIRECT (see `xtrain.comm.choice`).
+        collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
+            `xtrain.comm.choice`.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FullyShardedDataParallel(nn.Module):
         reshard_after_forward: bool = True,
         blocks: Iterable[type[nn.Module] | str] | None = None,
         gradient_reduction: str = "average",
-        collectives: Collectives = TORCH,
+        collectives: Collectives | None = None,
     ):
         super().__init__()
         if gradient_reduction not in ("average", "sum"):
@@ -280,8 +281,7 @@ class FullyShardedDataParallel(nn.Module):
         for block in self.blocks:
             for shards in block.shards:
                 flat = shards.shard.new_empty(shards.layout.padded_numel)
-                collectives, _ = self._options
-                collectives.all_gather(
+                shards.collectives.all_gather(
                     flat, shards.shard, group=self.process_group
                 ).wait()
                 views = shards.layout.views(flat)

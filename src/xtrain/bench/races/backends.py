@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from xtrain import backends
 from xtrain.backends.calls import NOWHERE
-from xtrain.backends.reducing import reduce_into
 from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
 from xtrain.bench.races.lc1 import (
     ALL_GATHER,
@@ -44,7 +43,7 @@ from xtrain.bench.races.lc1 import (
     reduce_scatter_trial,
     total,
 )
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import combine, finish, reduce_into
 
 TITLE = "Our backends against gloo, under the same torch functions"
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
