@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.comm import CommLedger
+from xtrain.comm.choice import TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.zero import FullyShardedDataParallel
 
@@ -38,7 +39,9 @@ def settings(kind: str) -> dict[str, int]:
             fully_shard(layer, reshard_after_forward=after == "freed")
         fully_shard(tower, reshard_after_forward=after == "freed")
     elif name == "ours":
-        model = FullyShardedDataParallel(tower, reshard_after_forward=after == "freed")
+        model = FullyShardedDataParallel(
+            tower, reshard_after_forward=after == "freed", collectives=TORCH
+        )
     else:
         model = FSDP1(
             tower,

@@ -32,7 +32,7 @@ from xtrain.bench.training import (
     sum_of,
     training_trial,
 )
-from xtrain.comm.choice import DIRECT, TORCH
+from xtrain.comm.choice import TORCH
 from xtrain.plan import Traffic, collective_traffic
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.buckets import BUCKET_CAP_MB, split_parameters
@@ -58,6 +58,11 @@ def our_fsdp(model: nn.Module, group: ProcessGroup, **options: Any) -> Wrapped:
     return wrapped, adamw(wrapped)
 
 
+def our_fsdp_with_torchs(model: nn.Module, group: ProcessGroup) -> Wrapped:
+    """Stage 3 with the collectives that FSDP2 calls."""
+    return our_fsdp(model, group, collectives=TORCH)
+
+
 def torch_zero1(model: nn.Module, group: ProcessGroup, **options: Any) -> Wrapped:
     """torch's DDP with its ZeroRedundancyOptimizer, as its users write it."""
     ddp = TorchDDP(model, process_group=group)
@@ -73,6 +78,11 @@ def our_zero(model: nn.Module, group: ProcessGroup, **options: Any) -> Wrapped:
         model.parameters(), AdamW, process_group=group, **options, **OPTIONS
     )
     return model, optimizer
+
+
+def our_zero_with_torchs(model: nn.Module, group: ProcessGroup) -> Wrapped:
+    """Stage 1 with torch's collectives."""
+    return our_zero(model, group, collectives=TORCH)
 
 
 def shard_traffic(numel: int, ranks: int) -> Traffic:
@@ -103,11 +113,10 @@ def fsdp_race(
 ) -> Race:
     """Stage 3 against FSDP2; the least ratios asked of two contestants."""
     on = partial(partial, training_trial, shape)
-    direct, indirect = (partial(our_fsdp, collectives=c) for c in (DIRECT, TORCH))
     sides = (
         Contestant("torch FSDP2", on(torch_fsdp, "gloo")),
-        Contestant("ours, torch's collectives", on(indirect, "gloo")),
-        Contestant("ours", on(direct, "gloo"), partial(fsdp_traffic, shape)),
+        Contestant("ours, torch's collectives", on(our_fsdp_with_torchs, "gloo")),
+        Contestant("ours", on(our_fsdp, "gloo"), partial(fsdp_traffic, shape)),
         Contestant("torch FSDP2 on xtrain-shm", on(torch_fsdp, "xtrain-shm")),
         Contestant("ours on xtrain-shm", on(our_fsdp, "xtrain-shm")),
     )
@@ -120,15 +129,13 @@ def zero_race(name: str, title: str, shape: Shape) -> Race:
     on = partial(partial, training_trial, shape)
     viewing = partial(torch_zero1, parameters_as_bucket_view=True)
     formula = partial(zero_traffic, shape)
-    indirect = partial(our_zero, stage=1, collectives=TORCH)
-    direct1 = partial(our_zero, stage=1, collectives=DIRECT)
-    direct2 = partial(our_zero, stage=2, collectives=DIRECT)
+    stage2 = partial(our_zero, stage=2)
     sides = (
         Contestant("torch ZRO", on(torch_zero1, "gloo")),
         Contestant("torch ZRO, parameters as views", on(viewing, "gloo")),
-        Contestant("stage 1, torch's collectives", on(indirect, "gloo")),
-        Contestant("stage 1", on(direct1, "gloo"), formula),
-        Contestant("stage 2", on(direct2, "gloo"), formula),
+        Contestant("stage 1, torch's collectives", on(our_zero_with_torchs, "gloo")),
+        Contestant("stage 1", on(our_zero, "gloo"), formula),
+        Contestant("stage 2", on(stage2, "gloo"), formula),
         Contestant("stage 1 on xtrain-shm", on(our_zero, "xtrain-shm")),
     )
     goals = {"stage 1": 1.0, "stage 1 on xtrain-shm": 1.0}
