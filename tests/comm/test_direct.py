@@ -80,6 +80,27 @@ def test_several_may_be_under_way(world):
             assert torch.equal(output, total.view(size, -1)[rank])
 
 
+def beside_a_message():
+    """A message of the program's own crosses a call that is under way."""
+    rank = dist.get_rank()
+    output, word = torch.zeros(2), torch.full((2,), 40.0 + rank)
+    if rank == 0:
+        handle = DIRECT.reduce_scatter(output, torch.ones(4), group=None)
+        dist.send(word, 1)
+    else:
+        dist.recv(word, 0)
+        handle = DIRECT.reduce_scatter(output, torch.ones(4), group=None)
+    handle.wait()
+    return word.tolist(), output.tolist()
+
+
+def test_a_programs_own_messages_do_not_mix_with_them(world):
+    if world(2).backend == "nccl":
+        pytest.skip("NCCL knows no tags: its messages keep their order")
+    for word, output in world(2).run(beside_a_message):
+        assert (word, output) == ([40.0] * 2, [2.0] * 2)
+
+
 def traffic():
     size = dist.get_world_size()
     counts = []

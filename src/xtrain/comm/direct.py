@@ -22,6 +22,8 @@ from xtrain.comm.checks import check_call
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
 
+TAG = 3  # messages of the program's own may travel meanwhile; theirs is 0 unless said
+
 
 class Underway:
     """Messages on their way, and what to do when they are there."""
@@ -57,6 +59,7 @@ def direct_all_gather(
         [(mine, peer) for peer in others],
         [(chunks[peer], peer) for peer in others],
         group,
+        TAG,
     )
     chunks[rank].copy_(mine)  # while the messages travel
     return Underway(works)
@@ -84,6 +87,7 @@ def direct_reduce_scatter(
         [(chunks[peer], peer) for peer in others],
         [(versions[peer], peer) for peer in others],
         group,
+        TAG,
     )
 
     def add_up() -> None:

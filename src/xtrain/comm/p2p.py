@@ -115,10 +115,12 @@ def post_all(
     sends: list[tuple[Tensor, int]],
     recvs: list[tuple[Tensor, int]],
     group: ProcessGroup | None = None,
+    tag: int = 0,
 ) -> list[Work]:
     """Post all receives and sends (contiguous tensor, group rank), to be waited for.
 
-    Empty tensors send no message. What a rank sends to itself is copied at once.
+    Empty tensors send no message. What a rank sends to itself is copied at once. NCCL
+    knows no tags.
     """
     me, size = rank_and_size(group)
     group = group_or_world(group)
@@ -142,15 +144,17 @@ def post_all(
     with one_round():
         if batches(group, (recvs or sends)[0][0].device):
             calls = [
-                dist.P2POp(dist.irecv, t, group=group, group_peer=p) for t, p in recvs
+                dist.P2POp(dist.irecv, t, group=group, tag=tag, group_peer=p)
+                for t, p in recvs
             ]
             calls += [
-                dist.P2POp(dist.isend, t, group=group, group_peer=p) for t, p in sends
+                dist.P2POp(dist.isend, t, group=group, tag=tag, group_peer=p)
+                for t, p in sends
             ]
             return dist.batch_isend_irecv(calls)
         # Receives first: a message that finds its receive posted is not held up.
-        works = [group.recv([tensor], peer, 0) for tensor, peer in recvs]
-        return works + [group.send([tensor], peer, 0) for tensor, peer in sends]
+        works = [group.recv([tensor], peer, tag) for tensor, peer in recvs]
+        return works + [group.send([tensor], peer, tag) for tensor, peer in sends]
 
 
 def batches(group: ProcessGroup, device: torch.device) -> bool:
