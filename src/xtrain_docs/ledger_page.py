@@ -87,29 +87,29 @@ def _ledger_entry(summary: verification.Summary) -> list[str]:
         f"[{place}]({url}){{ .xt-path }}",
         "",
     ]
-    runs: dict[str, dict[str, set[int]]] = {}
-    failed: set[str] = set()
-    cases: Counter[str] = Counter()
+    runs: dict[tuple[str, str], set[int]] = {}
+    failed: set[tuple[str, str]] = set()
+    cases: Counter[tuple[str, str]] = Counter()
     for item in summary.current:
         for test in item.tests:
-            name = _function(test["id"])
-            cases[name] += 1
-            where = runs.setdefault(name, {})
-            sizes = where.setdefault(f"{item.backend} on {item.device}", set())
-            sizes.update(test.get("world_sizes") or ())
-            if test["outcome"] not in ("passed", "skipped"):
-                failed.add(name)
+            if test["outcome"] == "skipped":
+                continue
+            run = _function(test["id"]), f"{item.backend} on {item.device}"
+            cases[run] += 1
+            runs.setdefault(run, set()).update(test.get("world_sizes") or ())
+            if test["outcome"] != "passed":
+                failed.add(run)
     if not runs:
         why = "the source has changed since" if summary.stale else "no test names it"
         return [*lines, f"Not verified: {why}.", ""]
     lines += ["| test | cases | where | ranks |", "| :--- | ---: | :--- | :--- |"]
-    for name, where in sorted(runs.items()):
-        result = " **fails**" if name in failed else ""
-        for place, sizes in sorted(where.items()):
-            ranks = ", ".join(map(str, sorted(sizes))) or "none"
-            lines.append(
-                f"| {_test_link(name)}{result} | {cases[name]} | {place} | {ranks} |"
-            )
+    for run, sizes in sorted(runs.items()):
+        name, place = run
+        result = " **fails**" if run in failed else ""
+        ranks = ", ".join(map(str, sorted(sizes))) or "none"
+        lines.append(
+            f"| {_test_link(name)}{result} | {cases[run]} | {place} | {ranks} |"
+        )
     return [*lines, ""]
 
 

@@ -62,7 +62,9 @@ class Toy:
         path.write_text(text)
         return path
 
-    def record(self, key: str, outcome: str = "passed", **changes) -> None:
+    def record(
+        self, key: str, outcome: str = "passed", *, backend: str = "gloo", **changes
+    ) -> None:
         """A record in which one test of `key` ended as given."""
         entry = {
             "digest": symbols.key_digest(key),
@@ -82,11 +84,11 @@ class Toy:
             "torch": "2.13.0",
             "python": "3.11.7",
             "platform": "Linux",
-            "backend": "gloo",
+            "backend": backend,
             "device": "cpu",
             "symbols": {key: entry | changes},
         }
-        self.write("build/verification/gloo-cpu.json", json.dumps(record))
+        self.write(f"build/verification/{backend}-cpu.json", json.dumps(record))
 
 
 @pytest.fixture

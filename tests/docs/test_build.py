@@ -137,6 +137,18 @@ def test_the_ledger_lists_tests_and_says_what_is_not_verified(toy):
     assert "Not verified: no test names it" in text
 
 
+def test_the_ledger_counts_what_ran_on_each_backend(toy):
+    toy.record("toy.ring:ring")
+    toy.record("toy.ring:ring", outcome="failed", backend="xtrain-shm")
+    toy.record("toy.ring:ring", outcome="skipped", backend="xtrain-socket")
+    ledger_page.write_ledger()
+    text = (toy.root / "docs/en/verification/ledger.md").read_text()
+    rows = [line for line in text.splitlines() if "test_ring.py.md#L2" in line]
+    assert len(rows) == 2  # what was skipped proves nothing
+    assert rows[0].endswith(") | 2 | gloo on cpu | 1, 4 |")
+    assert rows[1].endswith(" **fails** | 2 | xtrain-shm on cpu | 1, 4 |")
+
+
 def test_an_empty_ledger_says_how_to_fill_it(toy):
     ledger_page.write_ledger()
     text = (toy.root / "docs/en/verification/ledger.md").read_text()
