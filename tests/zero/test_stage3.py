@@ -356,8 +356,8 @@ def collectives_of_a_step():
 
         for block in model.blocks:
             for shards in block.shards:
-                choice = shards._collectives
-                shards._collectives = dataclasses.replace(choice, **{name: spy})
+                choice = shards.collectives
+                shards.collectives = dataclasses.replace(choice, **{name: spy})
     loss_of(model, batch_of(0, 0, rank)).backward()
     first = list(calls)
     calls.clear()
