@@ -16,8 +16,6 @@ import runpy
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -86,14 +84,19 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
     outputs = [SharedFile("stdout") for _ in range(size)]
     ranks: list[RankProcess] = []
     try:
-        with _meeting_point() as port:
+        with socket.create_server(("127.0.0.1", 0), backlog=size) as listener:
+            port = listener.getsockname()[1]
             for rank, output in enumerate(outputs):
                 environment = _environment(rank, size, port) if command.ranks else {}
                 seat = Seat(str(path), command.arguments, environment, output.path)
                 name = f"{Path(path).name} rank {rank}"
                 fork = sys.platform == "linux" and not torch.cuda.is_initialized()
                 ranks.append(RankProcess(name, script_main, seat, fork))
+            # Only now: a thread serves the store, and a child that was forked while it
+            # held a lock, of the C library's say, would wait for that lock forever.
+            store = _serve_store(listener)
             ending = collect(ranks, timeout)
+            del store
             if not ending.complete(size):
                 raise explain(str(path), ranks, ending, timeout)
         return [output.take() for output in outputs]
@@ -131,20 +134,15 @@ def script_main(seat: Seat, jobs: Connection) -> None:
     jobs.send(outcome)
 
 
-@contextmanager
-def _meeting_point() -> Iterator[int]:
-    """A store on a free port of 127.0.0.1, served by this process."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        yield port
-        del store
+def _serve_store(listener: socket.socket) -> dist.TCPStore:
+    """The store that ranks meet in, on a port that is listened on already."""
+    return dist.TCPStore(
+        "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
