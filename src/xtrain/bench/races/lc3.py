@@ -32,7 +32,7 @@ from xtrain.bench.training import (
     sum_of,
     training_trial,
 )
-from xtrain.comm.choice import TORCH
+from xtrain.comm.choice import DIRECT, TORCH
 from xtrain.plan import Traffic, collective_traffic
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.buckets import BUCKET_CAP_MB, split_parameters
@@ -113,10 +113,11 @@ def fsdp_race(
 ) -> Race:
     """Stage 3 against FSDP2; the least ratios asked of two contestants."""
     on = partial(partial, training_trial, shape)
+    ours = partial(our_fsdp, collectives=DIRECT)
     sides = (
         Contestant("torch FSDP2", on(torch_fsdp, "gloo")),
         Contestant("ours, torch's collectives", on(our_fsdp_with_torchs, "gloo")),
-        Contestant("ours", on(our_fsdp, "gloo"), partial(fsdp_traffic, shape)),
+        Contestant("ours", on(ours, "gloo"), partial(fsdp_traffic, shape)),
         Contestant("torch FSDP2 on xtrain-shm", on(torch_fsdp, "xtrain-shm")),
         Contestant("ours on xtrain-shm", on(our_fsdp, "xtrain-shm")),
     )
@@ -129,12 +130,13 @@ def zero_race(name: str, title: str, shape: Shape) -> Race:
     on = partial(partial, training_trial, shape)
     viewing = partial(torch_zero1, parameters_as_bucket_view=True)
     formula = partial(zero_traffic, shape)
-    stage2 = partial(our_zero, stage=2)
+    stage1 = partial(our_zero, collectives=DIRECT)
+    stage2 = partial(our_zero, stage=2, collectives=DIRECT)
     sides = (
         Contestant("torch ZRO", on(torch_zero1, "gloo")),
         Contestant("torch ZRO, parameters as views", on(viewing, "gloo")),
         Contestant("stage 1, torch's collectives", on(our_zero_with_torchs, "gloo")),
-        Contestant("stage 1", on(our_zero, "gloo"), formula),
+        Contestant("stage 1", on(stage1, "gloo"), formula),
         Contestant("stage 2", on(stage2, "gloo"), formula),
         Contestant("stage 1 on xtrain-shm", on(our_zero, "xtrain-shm")),
     )
