@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain_docs import config, symbols, verification
+from xtrain_docs import config, runs, symbols, verification
 
 RING = '''"""A toy ring."""
 
@@ -125,3 +125,12 @@ def pretend_verified(monkeypatch):
         return verification.Summary(key, [evidence])
 
     monkeypatch.setattr(verification, "check", check)
+
+
+@pytest.fixture
+def on_ranks(world, tmp_path, monkeypatch):
+    """Runs happen on this session's ranks and are remembered for one test only."""
+    if (world(2).device, world(2).backend) != ("cpu", "gloo"):
+        pytest.skip("the pages' runs are made over gloo on CPUs")
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
+    monkeypatch.setattr(runs, "_world", world)

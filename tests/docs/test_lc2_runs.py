@@ -12,15 +12,6 @@ from xtrain_docs.tables.lc1 import EvidenceError
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
 
-@pytest.fixture
-def on_ranks(world, tmp_path, monkeypatch):
-    """Runs happen on this session's ranks and are remembered for one test only."""
-    if (world(2).device, world(2).backend) != ("cpu", "gloo"):
-        pytest.skip("the pages' runs are made over gloo on CPUs")
-    monkeypatch.setattr(runs, "FOLDER", tmp_path)
-    monkeypatch.setattr(runs, "_world", world)
-
-
 @pytest.mark.verifies(DDP)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_a_step_sends_its_formula(on_ranks, ranks):

@@ -18,15 +18,6 @@ SYMBOLS = (
 MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 
 
-@pytest.fixture
-def on_ranks(world, tmp_path, monkeypatch):
-    """Runs happen on this session's ranks and are remembered for one test only."""
-    if (world(2).device, world(2).backend) != ("cpu", "gloo"):
-        pytest.skip("the pages' runs are made over gloo on CPUs")
-    monkeypatch.setattr(runs, "FOLDER", tmp_path)
-    monkeypatch.setattr(runs, "_world", world)
-
-
 @pytest.mark.verifies(*SYMBOLS, *MEMORY)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_bytes_held_equal_the_formula(on_ranks, ranks):

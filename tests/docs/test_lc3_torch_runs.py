@@ -7,15 +7,6 @@ from xtrain_docs.tables import lc3_torch
 from xtrain_docs.tables.lc1 import EvidenceError
 
 
-@pytest.fixture
-def on_ranks(world, tmp_path, monkeypatch):
-    """Runs happen on this session's ranks and are remembered for one test only."""
-    if (world(2).device, world(2).backend) != ("cpu", "gloo"):
-        pytest.skip("the pages' runs are made over gloo on CPUs")
-    monkeypatch.setattr(runs, "FOLDER", tmp_path)
-    monkeypatch.setattr(runs, "_world", world)
-
-
 def test_settings_of_torch_and_ours_do_the_same(on_ranks):
     rows = {row[0]: row[2:] for row in lc3_torch.fsdp_settings(2).rows}
     assert rows["FSDP1, `FULL_SHARD`"] == ["0.5", "12", "6", "-"]

@@ -85,5 +85,5 @@ def suited_to(group: ProcessGroup | None, device: torch.device) -> Collectives:
     gloo has no reduce-scatter of its own: it runs a whole all-reduce and keeps a piece,
     which is twice the bytes.
     """
-    config = dist.get_backend_config(group)
-    return DIRECT if f"{device.type}:gloo" in config and device.type == "cpu" else TORCH
+    on_gloo = "cpu:gloo" in dist.get_backend_config(group)
+    return DIRECT if on_gloo and device.type == "cpu" else TORCH

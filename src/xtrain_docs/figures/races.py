@@ -40,19 +40,29 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", path: str = "") -> str:
             bars[values.bytes_(heat.size)] = ratios
     if not bars:
         return no_record(race, ranks)
-    cores = found.machine.get("cores", "")
+    where = f"{found.machine.get('cores', '')} cores, {found.date[:10]}"
+    title = f"{ranks} ranks on {found.heats[0].backend}"
+    return ratio_bars(bars, baseline, where, title, 500)
+
+
+def ratio_bars(
+    bars: dict[str, dict[str, float]], baseline: str, where: str, title: str, width: int
+) -> str:
+    """Ratios of medians in groups of bars, with a mark for the baseline.
+
+    Args:
+        where: the machine and the day, in words.
+        title: of the drawing, for who does not see it.
+    """
     drawing = bar_chart(
         bars,
-        Axis(
-            f"times as fast as {baseline}; {cores} cores, {found.date[:10]}",
-            format=lambda v: f"{v:.2f}x",
-        ),
-        f"{ranks} ranks on {found.heats[0].backend}, {found.date[:10]}",
-        f"Ratios of medians against {baseline}; {cores} cores.",
+        Axis(f"times as fast as {baseline}; {where}", format=lambda v: f"{v:.2f}x"),
+        title,
+        f"Ratios of medians against {baseline}; {where}.",
         reference=(1.0, baseline),
-        width=500,
+        width=width,
     )
-    return fit(drawing, 500)
+    return fit(drawing, width)
 
 
 def no_record(race: str, ranks: int) -> str:

@@ -1,9 +1,9 @@
 """The races of whole training steps as a drawing."""
 
 from .. import races
-from ..svg import Axis, bar_chart, fit
 from ..tables.training_races import SHAPES
 from . import REGISTRY
+from .races import ratio_bars
 
 
 @REGISTRY
@@ -30,15 +30,4 @@ def training_race(record: str, prefix: str = "", ranks: int = 4, only: str = "")
     if unknown:
         raise ValueError(f"{record}: nobody is called {sorted(unknown)}")
     cores, date = races.race_cores(record), races.race_date(record)
-    drawing = bar_chart(
-        bars,
-        Axis(
-            f"times as fast as {baseline}; {cores} cores, {date}",
-            format=lambda v: f"{v:.2f}x",
-        ),
-        f"{ranks} ranks, {date}",
-        f"Ratios of medians against {baseline}; {cores} cores.",
-        reference=(1.0, baseline),
-        width=420,
-    )
-    return fit(drawing, 420)
+    return ratio_bars(bars, baseline, f"{cores} cores, {date}", f"{ranks} ranks", 420)

@@ -8,7 +8,7 @@ On gloo ours runs with its default, messages from everybody to everybody
 (`xtrain.comm.direct`), and with torch's collectives.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
 
 from xtrain.bench.llama import Llama, Shape
-from xtrain.bench.race import Case, Contestant, Goal, Race
-from xtrain.bench.races.lc2 import COMPUTE, SEND, SIZES, SMALL, MiB
+from xtrain.bench.race import Case, Contestant, Race
+from xtrain.bench.races.lc2 import COMPUTE, SEND, SMALL, MiB, race
 from xtrain.bench.training import (
-    CHECKED,
     OPTIONS,
-    TOLERANCE,
     adamw,
     model_for,
     sum_of,
@@ -142,32 +140,6 @@ def zero_race(name: str, title: str, shape: Shape) -> Race:
     )
     goals = {"stage 1": 1.0, "stage 1 on xtrain-shm": 1.0}
     return race(name, title, shape, sides, goals)
-
-
-def race(
-    name: str,
-    title: str,
-    shape: Shape,
-    sides: tuple[Contestant, ...],
-    goals: Mapping[str, float | None],
-) -> Race:
-    """A race of steps of one shape."""
-    size = SIZES[shape]
-    return Race(
-        name,
-        title,
-        sides,
-        sizes=(size,),
-        tolerance=TOLERANCE,
-        checked_calls=CHECKED,
-        memory=shape is SEND,
-        goals=tuple(
-            Goal(who, ratio, size, ranks)
-            for who, ratio in goals.items()
-            if ratio is not None
-            for ranks in (2, 4)
-        ),
-    )
 
 
 RACES = [
