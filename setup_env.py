@@ -4,8 +4,9 @@
     python setup_env.py --dev            also linters, type checker, pre-commit
     python setup_env.py --torch 2.12.1   another torch than the pinned one
 
-A torch that this Python already has (2.11 or newer) is used as it is. A second run
-with the same pyproject.toml and constraints.txt does nothing. `make` calls this.
+A torch that this Python already has (2.11 or newer) is used as it is. A torch that
+was named once stays until another one is named. A second run with the same
+pyproject.toml and constraints.txt does nothing. `make` calls this.
 """
 
 import sys
@@ -65,6 +66,18 @@ HINTS = [
         "names another one. The lines above say which package.",
     ),
 ]
+
+# As pip writes it: a path with a blank or a long one does not fit into a #! line.
+TORCHRUN = """\
+#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
+import sys
+
+from torch.distributed.run import main
+
+sys.exit(main())
+"""
 
 
 class SetupError(Exception):
@@ -187,17 +200,58 @@ def make_venv(venv: Path, share_packages: bool) -> None:
     command = [sys.executable, "-m", "venv", str(venv)]
     if share_packages and not inside_venv:
         command.insert(3, "--system-site-packages")
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
+    # Half made, it has a Python and no pip. This word stays where even the lines
+    # below do not get to run (kill -9, a power cut), so that nobody trusts it.
+    venv.mkdir(parents=True)
+    (venv / "xtrain.json").write_text(json.dumps({"making": True}))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SetupError(f"Could not make {venv}:\n{done.stdout}{done.stderr}")
+        if share_packages and inside_venv:
+            # "System" would mean the Python underneath this virtual environment, so
+            # point at the packages of this one instead. Its name sorts behind the
+            # file that points at xtrain: theirs may hold another xtrain.
+            code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+            shared = [p for p in sys.path if re.search("(site|dist)-packages$", p)]
+            target = Path(ask(venv_python(venv), code) or "", "zz_shared_packages.pth")
+            target.write_text("\n".join(shared) + "\n")
+    except BaseException:  # Ctrl-C, too
         shutil.rmtree(venv, ignore_errors=True)
-        raise SetupError(f"Could not make {venv}:\n{done.stdout}{done.stderr}")
-    if share_packages and inside_venv:
-        # "System" would mean the Python underneath this virtual environment, so
-        # point at the packages of this one instead.
-        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        shared = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
-        target = Path(ask(venv_python(venv), code) or "", "_shared_packages.pth")
-        target.write_text("\n".join(shared) + "\n")
+        raise
+
+
+def check_pip(venv: Path) -> None:
+    """An environment that somebody made by hand may have none, or a broken one."""
+    python = venv_python(venv)
+    done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True)
+    if done.returncode:
+        raise SetupError(
+            f"{venv} has no pip that works. Remove that folder, and it is made anew;\n"
+            f"or, if it is yours to keep, give it one: {python} -m ensurepip"
+        )
+
+
+def write_torchrun(python: Path) -> None:
+    """A torch outside the environment left its launcher outside, too."""
+    script = python.with_name("torchrun")
+    if not script.exists():
+        script.write_text(TORCHRUN.format(python=python))
+        script.chmod(0o755)
+
+
+def check_import(python: Path) -> None:
+    """Does `import xtrain` find this folder? PyPI has another project's xtrain."""
+    found = ask(
+        python,
+        "from importlib.util import find_spec; print(find_spec('xtrain').origin)",
+    )
+    if found is None or not Path(found).is_relative_to(ROOT / "src"):
+        raise SetupError(
+            f"`import xtrain` finds {found or 'nothing'}, not {ROOT / 'src'}.\n"
+            "The xtrain on PyPI is another project with the same import name; if it\n"
+            f"is the one found, remove it: {python} -m pip uninstall xtrain"
+        )
 
 
 def effective_constraints(
@@ -243,7 +297,8 @@ def read_state(venv: Path, base: str) -> dict[str, str | None]:
         return {}
     file = venv / "xtrain.json"
     if file.exists():
-        return json.loads(file.read_text())
+        state = json.loads(file.read_text())
+        return {} if "making" in state else state
     # Somebody made it by hand, perhaps around a torch they chose: use it as it is.
     if tuple(map(int, version.split())) < MINIMUM_PYTHON:
         raise SetupError(
@@ -254,6 +309,7 @@ def read_state(venv: Path, base: str) -> dict[str, str | None]:
         "python": base,
         "root": str(ROOT),
         "torch": None,
+        "chosen": "",
         "extras": "",
         "key": "",
     }
@@ -267,15 +323,23 @@ def setup(arguments: argparse.Namespace) -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     constraints = (ROOT / "constraints.txt").read_text()
     extras = "docs,test" + (",dev" if arguments.dev else "")
-    wanted_torch = arguments.torch or pinned_torch(constraints)
+    pinned = pinned_torch(constraints)
 
     base = f"{sys.prefix} {sys.version_info[0]}.{sys.version_info[1]}"
     state = read_state(venv, base)
     if state and arguments.keep_python:
         base = state["python"]
-    inputs = [pyproject, constraints, base, arguments.torch]
-    key = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
-    same = state.get("key") == key and str(ROOT) == state.get("root")
+    usable = bool(state) and state["python"] == base and state["root"] == str(ROOT)
+    # The torch that was named, now or earlier. Naming the pin takes that back.
+    named = arguments.torch or (usable and state.get("chosen")) or ""
+    if named == pinned and usable and state["torch"]:
+        named = ""
+
+    def key_of(torch: str) -> str:
+        inputs = [pyproject, constraints, base, torch]
+        return hashlib.sha256("\0".join(inputs).encode()).hexdigest()
+
+    same = usable and state["key"] == key_of(named)
     if same and set(extras.split(",")) <= set(state["extras"].split(",")):
         return
 
@@ -283,34 +347,37 @@ def setup(arguments: argparse.Namespace) -> None:
     check_tools()
 
     in_python = None
-    if not arguments.torch and importlib.util.find_spec("torch"):
+    if not named and importlib.util.find_spec("torch"):
         in_python = torch_of(sys.executable)
         if in_python and not new_enough(in_python):
             say(f"      its torch {in_python} is older than 2.11 and is left alone")
             in_python = None
-    usable = bool(state) and state["python"] == base and state["root"] == str(ROOT)
     if not usable:
         say(f"[2/4] Making {venv.name}" + (" anew" if venv.exists() else ""))
         make_venv(venv, share_packages=in_python is not None)
         state = {"python": base, "root": str(ROOT), "torch": None, "extras": ""}
     else:
         say(f"[2/4] {venv.name} is there")
+        check_pip(venv)
     state["key"] = ""
     state_file.write_text(json.dumps(state))
 
     # torch first and alone, so that nothing else can pull another one.
+    wanted_torch = named or pinned
+    if named and not arguments.torch:
+        say(f"      torch {named} was chosen earlier; TORCH={pinned} takes it back")
     torch = torch_of(python)
-    if torch and new_enough(torch) and not arguments.torch and state["torch"] is None:
+    if torch and new_enough(torch) and not named and state["torch"] is None:
         say(f"[3/4] torch {torch} is already importable and is kept")
         ours = False
     elif torch and torch.split("+")[0] == wanted_torch.split("+")[0]:
         say(f"[3/4] torch {torch}")
-        ours = not arguments.torch
+        ours = wanted_torch == pinned
     else:
         where = " ".join(arguments.torch_args)
         say(f"[3/4] Installing torch {wanted_torch} {where}(once; it is large)")
         pip = [str(python), "-m", "pip", "install", f"torch=={wanted_torch}"]
-        if not arguments.torch:
+        if wanted_torch == pinned:
             pins.write_text(re.sub(r"(?m)^torch==.*\n", "", constraints))
             pip += ["-c", str(pins)]
         run_quietly(pip + arguments.torch_args, "Installing torch")
@@ -320,9 +387,9 @@ def setup(arguments: argparse.Namespace) -> None:
                 f"torch {wanted_torch} is there, but `import torch` fails; see:\n"
                 f"  {python} -c 'import torch'"
             )
-        state["torch"] = "installed"
+        ours = wanted_torch == pinned
+        state.update(torch="installed", chosen="" if ours else named)
         state_file.write_text(json.dumps(state))
-        ours = not arguments.torch
 
     say(f"[4/4] Installing xtrain and what the extras {extras} need")
     pins.write_text(effective_constraints(python, constraints, torch, ours))
@@ -334,7 +401,10 @@ def setup(arguments: argparse.Namespace) -> None:
     )
     if torch_of(python) != torch:
         raise SetupError(f"torch {torch} did not survive the installation")
-    state.update(key=key, extras=extras)
+    check_import(python)
+    write_torchrun(python)
+    chosen = "" if wanted_torch == pinned and state["torch"] else named
+    state.update(key=key_of(chosen), chosen=chosen, extras=extras)
     state_file.write_text(json.dumps(state))
     say(f"      {venv.name} is ready (torch {torch})")
 

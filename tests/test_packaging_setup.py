@@ -2,8 +2,12 @@
 
 import importlib.util
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -134,6 +138,99 @@ def test_no_environment_and_a_broken_one_are_made_anew(
     assert setup_env.read_state(tmp_path / "env", "here 3.11") == {}
 
 
+def test_ctrl_c_while_the_environment_is_made_leaves_nothing(tmp_path: Path) -> None:
+    """The signal goes to the whole group, as a terminal sends it."""
+    for name in ("setup_env.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    command = [sys.executable, "setup_env.py", "--torch", "2.13.0"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / ".venv" / "bin" / "python").exists():
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; run it again" in said
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_what_a_kill_leaves_half_made_is_made_anew(
+    setup_env: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of ours runs after kill -9, so the word is there from the start."""
+
+    def killed(*details: object, **options: object) -> None:
+        make_environment(tmp_path / "env", None)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        try:
+            monkeypatch.setattr(setup_env.subprocess, "run", killed)
+            setup_env.make_venv(tmp_path / "env", share_packages=False)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "env" / "bin" / "python").exists()
+    assert setup_env.read_state(tmp_path / "env", "here 3.11") == {}
+
+
+def test_an_environment_without_a_pip_that_works_is_named(
+    setup_env: types.ModuleType, ready: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an older xtrain left it after Ctrl-C, or as a tool without pip makes it."""
+    (ready / ".venv" / "xtrain.json").unlink()
+    (ready / ".venv" / "bin" / "python").unlink()
+    python = ready / ".venv" / "bin" / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$2" = pip ] && exit 1\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    assert run_setup(setup_env) == 1
+    said = capsys.readouterr().out
+    assert "has no pip that works. Remove that folder" in said
+    assert str(ready / ".venv") in said
+
+
+def test_a_torch_that_is_kept_gets_a_torchrun_in_the_environment(
+    setup_env: types.ModuleType, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho this one >&2\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    setup_env.write_torchrun(python)
+    done = subprocess.run([folder / "torchrun", "-h"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("this one"), "started by the environment's Python"
+    assert "--nproc-per-node" in done.stdout
+    (folder / "torchrun").write_text("pip's own")
+    setup_env.write_torchrun(python)
+    assert (folder / "torchrun").read_text() == "pip's own"
+
+
+def test_another_projects_xtrain_is_named(
+    setup_env: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup_env.check_import(Path(sys.executable))  # ours is found
+    (tmp_path / "xtrain").mkdir()
+    (tmp_path / "xtrain" / "__init__.py").write_text("import jax_that_is_not_here\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(setup_env.SetupError, match="pip uninstall xtrain") as caught:
+        setup_env.check_import(Path(sys.executable))
+    assert str(tmp_path / "xtrain") in str(caught.value)
+
+
+def run_setup(setup_env: types.ModuleType, *words: str) -> int:
+    """`python setup_env.py *words` in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["setup_env.py", *words])
+        return setup_env.main()
+
+
 @pytest.fixture
 def ready(
     setup_env: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +239,7 @@ def ready(
     import hashlib
 
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    monkeypatch.setattr(setup_env, "check_import", lambda python: None)
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
     base = f"{sys.prefix} {sys.version_info[0]}.{sys.version_info[1]}"
@@ -246,34 +344,87 @@ def test_an_old_torch_is_replaced_in_the_environment_only(
     assert str(ready / ".venv") in commands[0][0]
 
 
-def test_a_torch_of_ours_is_not_taken_for_the_users_after_a_failure(
+@pytest.fixture
+def pip(
     setup_env: types.ModuleType, ready: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TORCH=2.12.0 was installed, then the network went; the pin comes back."""
-    torch = {"version": "2.13.0"}
+) -> dict[str, str]:
+    """A pip whose "torch" is the installed one; it fails at `broken`, if given."""
+    world = {"torch": "2.13.0", "broken": ""}
 
     def install(command: list[str], what: str) -> None:
-        if what == "Installing torch":
-            torch["version"] = command[-1].removeprefix("torch==")
-        elif torch["version"] == "2.12.0":
+        if what == world["broken"]:
             raise setup_env.SetupError("no network")
+        named = [word for word in command if word.startswith("torch==")]
+        if named:
+            world["torch"] = named[0].removeprefix("torch==")
 
-    (ready / "constraints.txt").write_text("torch==2.13.0\npytest==9.2.0\n")
     monkeypatch.setattr(setup_env, "run_quietly", install)
-    monkeypatch.setattr(setup_env, "torch_of", lambda python: torch["version"])
-    monkeypatch.setattr(sys, "argv", ["setup_env.py", "--torch", "2.12.0"])
+    monkeypatch.setattr(setup_env, "torch_of", lambda python: world["torch"])
+    return world
+
+
+def test_a_torch_that_was_named_once_stays(
+    setup_env: types.ModuleType,
+    ready: Path,
+    pip: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_setup(setup_env, "--torch", "2.15.0") == 0
+    assert pip["torch"] == "2.15.0"
+    capsys.readouterr()
+    assert run_setup(setup_env) == 0
+    assert capsys.readouterr().out == "", "there is nothing to do"
+    (ready / "constraints.txt").write_text("torch==2.13.0\npytest==9.2.0\n")
+    assert run_setup(setup_env) == 0
+    assert "torch 2.15.0 was chosen earlier; TORCH=2.13.0" in capsys.readouterr().out
+    assert pip["torch"] == "2.15.0"
+    assert run_setup(setup_env, "--torch", "2.13.0") == 0
+    assert pip["torch"] == "2.13.0"
+    (ready / "constraints.txt").write_text("torch==2.14.0\n")
+    assert run_setup(setup_env) == 0
+    assert pip["torch"] == "2.14.0", "whoever named the pin follows it"
+
+
+def test_the_pin_by_name_gets_all_its_pins_and_is_quick_the_second_time(
+    setup_env: types.ModuleType,
+    ready: Path,
+    pip: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pip["torch"] = "2.12.0"
     (ready / ".venv" / "xtrain.json").unlink()
-    assert setup_env.main() == 1
-    torch_pin = "torch==2.13.0"
+    (ready / "constraints.txt").write_text("torch==2.13.0\nsympy==1.14.0\n")
+    assert run_setup(setup_env, "--torch", "2.13.0") == 0
+    pins = (ready / ".venv" / "constraints.txt").read_text()
+    assert pins == "torch==2.13.0\nsympy==1.14.0\n"
+    capsys.readouterr()
+    assert run_setup(setup_env, "--torch", "2.13.0") == 0
+    assert capsys.readouterr().out == ""
 
-    def install_pin(command: list[str], what: str) -> None:
-        if torch_pin in command:
-            torch["version"] = "2.13.0"
 
-    monkeypatch.setattr(setup_env, "run_quietly", install_pin)
-    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
-    assert setup_env.main() == 0
-    assert torch["version"] == "2.13.0"
+def test_a_torch_that_cannot_be_had_is_not_remembered(
+    setup_env: types.ModuleType, ready: Path, pip: dict[str, str]
+) -> None:
+    pip["broken"] = "Installing torch"
+    assert run_setup(setup_env, "--torch", "9.9.9") == 1
+    pip["broken"] = ""
+    assert run_setup(setup_env) == 0
+    assert pip["torch"] == "2.13.0"
+
+
+def test_a_torch_of_ours_is_not_taken_for_the_users_after_a_failure(
+    setup_env: types.ModuleType, ready: Path, pip: dict[str, str]
+) -> None:
+    """TORCH=2.12.0 was installed, then the network went; naming the pin brings it."""
+    (ready / "constraints.txt").write_text("torch==2.13.0\npytest==9.2.0\n")
+    (ready / ".venv" / "xtrain.json").unlink()
+    pip["broken"] = "Installing xtrain"
+    assert run_setup(setup_env, "--torch", "2.12.0") == 1
+    pip["broken"] = ""
+    assert run_setup(setup_env) == 0
+    assert pip["torch"] == "2.12.0", "as it was named"
+    assert run_setup(setup_env, "--torch", "2.13.0") == 0
+    assert pip["torch"] == "2.13.0"
 
 
 def test_an_older_python_is_told(tmp_path: Path) -> None:
