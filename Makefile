@@ -46,7 +46,7 @@ help:
 	@echo 'make clean     remove what was built (make clean VENV_TOO=1: .venv also)'
 	@echo
 	@echo 'PYTHON=python3.12       the Python that makes .venv (3.11 or newer)'
-	@echo 'TORCH=2.12.1            another torch than the pinned one'
+	@echo 'TORCH=2.12.1            another torch than the pinned one; it stays'
 	@echo 'TORCH_ARGS="..."        more arguments for pip install torch'
 	@echo 'ARGS="-k ring -x"       more arguments for pytest'
 	@echo 'WORKERS=$(WORKERS)               test processes side by side'
@@ -58,7 +58,8 @@ env: python-is-there
 dev: python-is-there
 	@$(SETUP) --dev
 	@if [ -d .git ] && [ -z "$$CI" ] && [ ! -e .git/hooks/pre-commit ]; then \
-	  $(PY) -m pre_commit install; \
+	  $(PY) -m pre_commit install || \
+	  echo 'No git hooks, then; make lint types checks the same.'; \
 	fi
 
 .PHONY: python-is-there
@@ -73,8 +74,13 @@ python-is-there:
 	  exit 1; \
 	fi
 
-site: build
+site: port build
 	@$(PY) -m xtrain_docs.serve --port $(PORT)
+
+# Asked first: the build takes minutes, and would be for nothing.
+.PHONY: port
+port: env
+	@$(PY) -m xtrain_docs.serve --port $(PORT) --check
 
 build: verify
 	@$(PY) -m xtrain_docs.build

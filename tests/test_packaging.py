@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
@@ -38,7 +39,7 @@ def requirements(*extras: str) -> list[Requirement]:
     for extra in extras:
         lines += project["optional-dependencies"][extra]
     parsed = [Requirement(line) for line in lines]
-    return [r for r in parsed if r.name != "xtrain"]
+    return [r for r in parsed if r.name != project["name"]]
 
 
 def pins() -> list[Requirement]:
@@ -76,6 +77,7 @@ def test_supported_versions() -> None:
     torch = next(r for r in requirements() if r.name == "torch")
     assert str(torch.specifier) == ">=2.11"
     assert set(project["optional-dependencies"]) == {"docs", "test", "dev"}
+    assert project["name"] != "xtrain", "on PyPI that is another project"
     assert project["scripts"] == {"xtrain": "xtrain.cli:main"}
 
 
@@ -173,35 +175,48 @@ def test_the_pins_stand_in_order() -> None:
     assert names == sorted(names)
 
 
-def test_the_wheel_holds_both_packages_and_no_tests(tmp_path: Path) -> None:
-    if shutil.which("git") is None:
-        pytest.skip("needs git, which tells the build what is ignored")
+def build(target: str, folder: Path) -> Path:
+    """The "wheel" or the "sdist" of this checkout."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "hatchling",
-            "build",
-            "-t",
-            "wheel",
-            "-d",
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        [*command, "-d", str(folder)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name == f"xtrain-{xtrain.__version__}-py3-none-any.whl"
+    (made,) = folder.iterdir()
+    name = pyproject()["project"]["name"].replace("-", "_")
+    assert made.name.startswith(f"{name}-{xtrain.__version__}")
+    return made
+
+
+def test_the_source_distribution_holds_every_file_of_the_repository(
+    tmp_path: Path,
+) -> None:
+    """So its tests have all they look at, also .ci/run and the workflows."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    files = [f for f in listed.stdout.split("\0") if f and (ROOT / f).is_file()]
+    assert [file for file in files if file not in names] == []
+    generated = [n for n in names if n.startswith(("build/", "docs/en/assets/fonts"))]
+    assert generated == []
+
+
+def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
+    tmp_path: Path,
+) -> None:
+    wheel = build("wheel", tmp_path)
+    assert wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"xtrain/__init__.py", "xtrain/py.typed", "xtrain/cli.py"} <= names
-    assert "xtrain_docs/__init__.py" in names
     metadata = {n for n in names if ".dist-info/" in n}
     assert any(n.endswith("entry_points.txt") for n in metadata)
     assert any(n.endswith("licenses/LICENSE") for n in metadata)
     folders = {n.split("/")[0] for n in names - metadata}
-    assert folders == {"xtrain", "xtrain_docs"}
+    assert folders == {"xtrain"}
     assert not [n for n in names if "__pycache__" in n]
 
 
@@ -336,14 +351,15 @@ def test_the_test_matrix_covers_what_is_supported() -> None:
     classifiers = pyproject()["project"]["classifiers"]
     pythons = [c.split(" :: ")[-1] for c in classifiers if re.search(r":: 3\.\d+$", c)]
     assert matrix["python"] == pythons
-    oldest = next(r for r in requirements() if r.name == "torch")
-    newest = pinned_version("torch", "3.11.9")
+    torch = next(r for r in requirements() if r.name == "torch")
+    oldest = Version(str(torch.specifier).removeprefix(">="))
+    pinned = pinned_version("torch", "3.11.9")
     versions = [Version(version) for version in matrix["torch"]]
-    assert all(version in oldest.specifier for version in versions)
-    assert str(oldest.specifier).removeprefix(">=") == ".".join(
-        map(str, versions[0].release[:2])
-    )
-    assert versions[-1] == newest
+    assert versions == sorted(set(versions))
+    assert versions[0] == oldest
+    assert pinned in versions
+    assert pinned is not None
+    assert versions[-1] >= pinned
     assert flow["jobs"]["gpu"]["runs-on"] == ["self-hosted", "gpu"]
 
 

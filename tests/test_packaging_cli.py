@@ -69,6 +69,9 @@ def test_doctor_finds_this_machine_fit() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     findings = {f["name"]: f for f in json.loads(done.stdout)}
     assert set(findings) >= {"python", "torch", "loopback", "gpus", "gloo", "record"}
+    assert findings["xtrain"]["state"] == "ok"
+    assert "torch has gloo" in findings["backends"]["text"]
+    assert "ours: xtrain-socket, xtrain-shm" in findings["backends"]["text"]
     for backend in ("gloo", *doctor.OWN_BACKENDS):
         assert findings[backend]["state"] == "ok"
     assert not [f for f in findings.values() if f["state"] == "problem"]
@@ -84,6 +87,61 @@ def test_doctor_prints_a_line_for_each_finding_and_fails_on_a_problem(
     assert lines[0].split() == ["ok", "a", "fine"]
     assert lines[1].split() == ["FAIL", "b", "broken"]
     assert lines[-1].startswith("1 to repair")
+
+
+def test_doctor_says_which_backends_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    ours = "ours: xtrain-socket, xtrain-shm"
+    monkeypatch.setattr(dist, "is_backend_available", lambda n: n in ("gloo", "mpi"))
+    assert doctor.check_backends().text == f"torch has gloo, mpi, not nccl, ucc; {ours}"
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
+    text = doctor.check_backends().text
+    assert text == f"torch has gloo, nccl, mpi, ucc; {ours}"
+
+
+class InstalledXtrain:
+    """What importlib.metadata says of another project's xtrain in `folder`."""
+
+    version = "0.4.3"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = ["xtrain-0.4.3.dist-info/RECORD", "xtrain/__init__.py"]
+
+    def locate_file(self, file: str) -> Path:
+        return self.folder / file
+
+
+def test_doctor_names_another_projects_xtrain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours = Path(xtrain.__file__).parents[1]
+    for folder, state, word in (
+        (ours, "problem", "pip uninstall"),
+        (tmp_path, "note", "hides"),
+    ):
+        other = InstalledXtrain(folder)
+        monkeypatch.setattr(doctor.metadata, "distribution", lambda name, o=other: o)
+        finding = doctor.check_name()
+        assert finding.state == state
+        assert word in finding.text
+        assert "another project's xtrain 0.4.3" in finding.text
+    other.files = ["__editable__.pth"]  # a checkout of ours under its former name
+    assert doctor.check_name().state == "ok"
+
+
+def test_doctor_does_not_send_the_user_of_a_wheel_to_make(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "lib" / "site-packages" / "xtrain"
+    monkeypatch.setattr(xtrain, "__file__", str(site / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "examine", lambda: iter([doctor.check_record()]))
+    assert cli.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "can run xtrain; its tests come with the source" in said
+    assert "make" not in said
 
 
 def test_doctor_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

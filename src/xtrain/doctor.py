@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -51,18 +52,22 @@ def run(arguments: argparse.Namespace) -> int:
             mark = {"ok": "ok  ", "note": "note", "problem": "FAIL"}[finding.state]
             print(f"{mark}  {finding.name:<13} {finding.text}", flush=True)
     problems = sum(finding.state == "problem" for finding in findings)
+    what = "the tests" if checkout() else "xtrain"
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     elif problems:
-        print(f"\n{problems} to repair before the tests can run.")
-    else:
+        print(f"\n{problems} to repair before {what} can run.")
+    elif checkout():
         print("\nThis machine can run the tests: make test")
+    else:
+        print("\nThis machine can run xtrain; its tests come with the source.")
     return 1 if problems else 0
 
 
 def examine() -> Iterator[Finding]:
     """All findings in order. Without torch, what needs it is left out."""
     yield check_python()
+    yield check_name()
     torch_finding = check_torch()
     yield torch_finding
     yield check_loopback()
@@ -70,6 +75,7 @@ def examine() -> Iterator[Finding]:
         checks: list[Callable[[], Finding]] = [
             check_numpy,
             check_gpus,
+            check_backends,
             check_nccl,
             check_sharing,
             check_gloo,
@@ -87,6 +93,37 @@ def check_python() -> Finding:
     if sys.version_info[:2] < MINIMUM_PYTHON:
         return Finding("python", "problem", f"{text}: xtrain needs 3.11 or newer")
     return Finding("python", "ok", text)
+
+
+def checkout() -> Path | None:
+    """The source tree that this package runs from; None for an installed wheel."""
+    folder = Path(xtrain.__file__).resolve().parents[2]
+    return folder if (folder / "setup_env.py").exists() else None
+
+
+def check_name() -> Finding:
+    """Is the other project that is called xtrain on PyPI installed, too?"""
+    ours = Path(xtrain.__file__).resolve()
+    text = f"{xtrain.__version__} in {ours.parent}"
+    try:
+        other = metadata.distribution("xtrain")
+    except metadata.PackageNotFoundError:
+        return Finding("xtrain", "ok", text)
+    files = [Path(str(other.locate_file(file))) for file in other.files or []]
+    theirs = [f.resolve() for f in files if f.parts[-2:] == ("xtrain", "__init__.py")]
+    if ours in theirs:
+        return Finding(
+            "xtrain",
+            "problem",
+            f"another project's xtrain {other.version} was installed over this one: "
+            "pip uninstall xtrain, then install this one again",
+        )
+    if theirs:
+        text += (
+            f"; hides another project's xtrain {other.version} in {theirs[0].parent}"
+        )
+        return Finding("xtrain", "note", text)
+    return Finding("xtrain", "ok", text)
 
 
 def check_torch() -> Finding:
@@ -147,6 +184,18 @@ def check_gpus() -> Finding:
         return Finding("gpus", "note", "none: this torch is a CPU build")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("gpus", "ok", f"{len(names)}: {', '.join(sorted(set(names)))}")
+
+
+def check_backends() -> Finding:
+    """Which backends of torch.distributed are there, torch's and ours."""
+    import torch.distributed as dist
+
+    names = ("gloo", "nccl", "mpi", "ucc")
+    there = [name for name in names if dist.is_backend_available(name)]
+    missing = [name for name in names if name not in there]
+    text = f"torch has {', '.join(there) or 'none'}"
+    text += f", not {', '.join(missing)}" if missing else ""
+    return Finding("backends", "ok", f"{text}; ours: {', '.join(OWN_BACKENDS)}")
 
 
 def _nccl_version() -> tuple[int, ...] | None:
@@ -219,14 +268,16 @@ def check_backend(backend: str) -> Finding:
 
 def record_folder() -> Path:
     """Where a test run writes the verification record."""
-    checkout = Path(xtrain.__file__).resolve().parents[2]
-    root = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
-    return root / "build" / "verification"
+    return (checkout() or Path.cwd()) / "build" / "verification"
 
 
 def check_record() -> Finding:
     folder = record_folder()
     files = sorted(folder.glob("*.json"))
+    if not files and not checkout():
+        return Finding(
+            "record", "note", "none; the tests, which write it, come with the source"
+        )
     if not files:
         return Finding("record", "note", f"none in {folder}; `make test` writes it")
     texts = []

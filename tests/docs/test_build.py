@@ -190,11 +190,57 @@ def test_serves_pages_and_the_sites_own_404(address):
     assert lost.value.read() == b"lost"
 
 
-def test_a_taken_port_is_said_plainly(address, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(serve.config, "SITE", tmp_path)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/a%00b",
+        "/" + "a" * 5000,
+        "/assets/",  # a folder without an index
+        "/outside/secret.txt",  # a link out of the site
+        "/secret.txt",
+        "/..%2f..%2fetc/passwd",
+        "/ring",
+    ],
+)
+def test_serves_nothing_but_the_files_of_the_site(address, tmp_path, path, capfd):
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "hidden.js").write_text("")
+    outside = tmp_path.with_name(tmp_path.name + "-outside")
+    outside.mkdir()
+    (outside / "secret.txt").write_text("secret")
+    (tmp_path / "outside").symlink_to(outside)
+    (tmp_path / "secret.txt").symlink_to(outside / "secret.txt")
+    (tmp_path / "ring").symlink_to("ring")
+    with pytest.raises(urllib.error.HTTPError) as lost:
+        urllib.request.urlopen(address + path)
+    assert lost.value.code == 404
+    assert lost.value.read() == b"lost"
+    assert capfd.readouterr().err == "", "no traceback"
+
+
+def test_serves_links_that_stay_inside(address, tmp_path):
+    (tmp_path / "again.html").symlink_to("index.html")
+    assert urllib.request.urlopen(f"{address}/again.html").read() == b"home"
+
+
+@pytest.mark.parametrize("how", [[], ["--check"]])
+def test_a_taken_port_is_said_before_anything_is_built(
+    address, capsys, tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr(serve.config, "SITE", tmp_path / "not built")
+    monkeypatch.setattr(serve.build, "main", lambda words: pytest.fail("builds"))
     port = address.rsplit(":", 1)[1]
-    assert serve.main(["--port", port]) == 1
-    assert "--port 0" in capsys.readouterr().err
+    assert serve.main(["--port", port, *how]) == 1
+    said = capsys.readouterr().err
+    assert f"port {port} cannot be used (Address already in use)" in said
+    assert "make site PORT=" in said
+    assert "--port 8123); 0 takes any" in said
+    assert serve.main(["--port", "70000", *how]) == 1
+
+
+def test_a_free_port_is_only_looked_at(monkeypatch):
+    monkeypatch.setattr(serve.build, "main", lambda words: pytest.fail("builds"))
+    assert serve.main(["--port", "0", "--check"]) == 0
 
 
 # --- transcripts ----------------------------------------------------------------------
