@@ -16,6 +16,11 @@ def session(sid: int) -> list[int]:
     return found
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    return _fields(Path(f"/proc/{pid}"))[0] not in "Z-"
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Poll `condition`; AssertionError when it stays false."""
     deadline = time.monotonic() + seconds

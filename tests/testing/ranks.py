@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -65,6 +66,53 @@ class PickyError(ValueError):
 
 def raise_picky() -> None:
     raise PickyError(3, found=4)
+
+
+class MuteError(ValueError):
+    """Fails while it is printed."""
+
+    def __str__(self) -> str:
+        raise KeyError(self.args)
+
+
+def raise_mute() -> None:
+    raise MuteError(7)
+
+
+class ProudError(ValueError):
+    """Travels, but nothing that inherits from it can be made."""
+
+    def __new__(cls, *, code: int) -> "ProudError":
+        return super().__new__(cls, code)
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return proud, self.args
+
+
+def proud(code: int) -> ProudError:
+    return ProudError(code=code)
+
+
+def raise_proud() -> None:
+    raise proud(7)
+
+
+def fork_and_leave(how: str) -> list[int]:
+    """Start two processes that outlive this call, and sometimes this rank."""
+    started = subprocess.Popen(["sleep", str(PLAIN_SLEEP)])
+    forked = os.fork()
+    if not forked:
+        time.sleep(PLAIN_SLEEP)
+        os._exit(0)
+    pids = [started.pid, forked]
+    if how == "exit":
+        sys.stderr.write(f"left {pids}")
+        sys.stderr.flush()
+        os._exit(3)
+    return pids
 
 
 def exit_with(code: int) -> None:

@@ -68,6 +68,23 @@ def test_an_exception_that_cannot_travel_keeps_its_nearest_type(world):
         world(1).run(ranks.raise_picky)
 
 
+def test_an_exception_that_cannot_be_printed_leaves_the_ranks_alive(world):
+    pool = world(2)
+    before = pool.run(ranks.pid)
+    with pytest.raises(ranks.MuteError) as caught:
+        pool.run(ranks.raise_mute)
+    assert kinds(caught.value) == ["raised", "raised"]
+    assert "in raise_mute" in str(caught.value)
+    assert pool.run(ranks.pid) == before
+
+
+def test_an_exception_that_cannot_be_inherited_from_is_the_cause(world):
+    with pytest.raises(RankError, match="rank 0 failed") as caught:
+        world(1).run(ranks.raise_proud)
+    assert isinstance(caught.value.__cause__, ranks.ProudError)
+    assert caught.value.__cause__.args == (7,)
+
+
 def test_a_killed_rank_is_named_with_its_signal_and_replaced(world):
     pool = world(4)
     before = pool.run(ranks.pid)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.processes import session, wait_until
+from tests.testing import ranks
+from tests.testing.processes import alive, session, wait_until
+from xtrain.testing import RankDied, World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +93,21 @@ def test_a_program_that_never_closes_its_world(scratch):
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "")
     assert_nothing_left(process, scratch)
+
+
+def test_what_a_rank_has_forked_ends_with_its_world():
+    with World(2) as world:
+        pids = [pid for pids in world.run(ranks.fork_and_leave, "stay") for pid in pids]
+        assert all(alive(pid) for pid in pids)
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_what_a_rank_has_forked_ends_when_the_rank_is_gone():
+    with World(1) as world, pytest.raises(RankDied, match="exited with code 3") as died:
+        world.run(ranks.fork_and_leave, "exit")
+    (said,) = re.findall(r"left \[(.*)\]", str(died.value))
+    pids = [int(pid) for pid in said.split(",")]
+    wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_a_program_killed_in_the_middle_of_a_run(scratch):

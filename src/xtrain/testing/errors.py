@@ -8,6 +8,7 @@ The type of the first failure is kept, so `pytest.raises(ValueError)` works on a
 `World.run` as it does on a plain call.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 
@@ -104,13 +105,12 @@ def from_reports(
 def raised(name: str, reports: list[RankReport], first: RankReport) -> RankError:
     """A RankError that is also an instance of the type that `first` raised."""
     original = first.exception
-    kind: type[RankError] = RankError
+    told = (f"{name}: rank {first.rank} failed", reports, first)
+    error = RankError(*told)
     if isinstance(original, Exception):
-        try:
+        # Not always: two C layouts that Python cannot join, a __new__ of its own.
+        with contextlib.suppress(Exception):
             title = f"RankError[{type(original).__name__}]"
-            kind = type(title, (RankError, type(original)), {})
-        except TypeError:
-            pass  # two C layouts that Python cannot join
-    error = kind(f"{name}: rank {first.rank} failed", reports, first)
+            error = type(title, (RankError, type(original)), {})(*told)
     error.__cause__ = original
     return error

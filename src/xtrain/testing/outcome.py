@@ -50,8 +50,12 @@ def load_error(data: bytes) -> BaseException | None:
 
 
 def _dump_error(error: BaseException) -> bytes:
+    try:
+        message = str(error)
+    except Exception:
+        message = f"{type(error).__name__} (its message cannot be shown)"
     candidates: list[tuple[object, ...]] = [(error,)]
-    candidates += [(_stand_in, kind, str(error)) for kind in type(error).__mro__[:-1]]
+    candidates += [(_stand_in, kind, message) for kind in type(error).__mro__[:-1]]
     for candidate in candidates:
         try:
             data = pickle.dumps(candidate)

@@ -1,10 +1,11 @@
 """One child process that can be fed, asked for its stack, and ended.
 
 The pool of a World and the runner of scripts both stand on it. The child runs
-`body(seat, jobs)` after it tied itself to its parent, moved its stderr into a file
-that the parent reads, and started its watcher.
+`body(seat, jobs)` after it tied itself to its parent, opened a process group of its
+own, moved its stderr into a file that the parent reads, and started its watcher.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -80,8 +81,13 @@ class RankProcess:
         return self._stderr.take()
 
     def kill(self) -> None:
-        """End the process now, wherever it is."""
-        self._process.kill()
+        """End the process now, wherever it is, and all that it has forked."""
+        # A rank that ended by itself may have left children: its group is still there.
+        pid = self._process.pid
+        assert pid, "group 0 would be our own"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        self._process.kill()  # it may not have opened its group yet
 
     def close(self) -> None:
         """Wait for a process that ends, and release what was held for it."""
@@ -124,6 +130,7 @@ def _child(
     parent: int,
 ) -> None:
     die_with_parent(parent)
+    os.setpgid(0, 0)
     # Ctrl-C reaches the whole terminal group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stderr = os.open(path, os.O_WRONLY | os.O_APPEND)
