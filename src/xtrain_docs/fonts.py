@@ -6,6 +6,7 @@ Without one of them the site still builds: that text falls back to a system font
 
 import hashlib
 import importlib.util
+import inspect
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,6 +74,7 @@ def make(face: Face, source: Path, target: Path) -> None:
     options = subset.Options(flavor="woff2", hinting=False, notdef_outline=True)
     options.layout_features = ["kern", "liga", "mark", "mkmk", "ccmp", "locl", "tnum",
                                "ssty", "dtls", "flac"]  # fmt: skip
+    options.name_IDs = [*options.name_IDs, 13, 14]  # the licence and its address
     if face.family == "xt-code":
         options.layout_features.remove("liga")
     cutter = subset.Subsetter(options)
@@ -93,7 +95,8 @@ def write_fonts(folder: Path | None = None) -> int:
         if source is None:
             print(f"font package {face.package} is not installed: system font instead")
             continue
-        known = json.dumps(asdict(face), sort_keys=True) + str(source.stat().st_size)
+        known = json.dumps(asdict(face), sort_keys=True) + inspect.getsource(make)
+        known += str(source.stat().st_size)
         stamp = hashlib.sha256(known.encode()).hexdigest()[:8]
         name = f"{face.family}-{face.style}-{stamp}.woff2"
         kept.add(name)

@@ -1,10 +1,12 @@
 """Web fonts: cut from packages; without a package the text falls back."""
 
+import re
 import shutil
 
 import pytest
+from fontTools import ttLib
 
-from xtrain_docs import fonts
+from xtrain_docs import fonts, licences
 
 
 def test_a_face_is_cut_to_its_letters(tmp_path):
@@ -16,6 +18,22 @@ def test_a_face_is_cut_to_its_letters(tmp_path):
     fonts.make(face, source, target)
     assert target.read_bytes()[:4] == b"wOF2"
     assert target.stat().st_size < source.stat().st_size / 3
+    names = ttLib.TTFont(target)["name"]
+    assert "Instrument Sans Project" in names.getDebugName(0)
+    assert "SIL Open Font License" in names.getDebugName(13)
+    assert names.getDebugName(14).startswith("https://")
+
+
+def test_the_site_ships_the_licences_of_its_fonts_and_its_theme(tmp_path):
+    licences.write_licences(tmp_path)
+    text = (tmp_path / "assets" / "LICENSES.txt").read_text()
+    for project in ("Bricolage Grotesque", "Instrument Sans", "JetBrains Mono", "STIX"):
+        assert re.search(rf"Copyright \d.*The {project}.* Authors", text), project
+    assert text.count("SIL OPEN FONT LICENSE Version 1.1") == 1
+    assert "TERMINATION\nThis license becomes null and void" in text, "the whole of it"
+    assert "Martin Donath" in text
+    assert "Permission is hereby granted, free of charge" in text
+    assert "Pictogrammers" in text
 
 
 def test_without_packages_there_is_an_empty_style_sheet(tmp_path, monkeypatch, capsys):
