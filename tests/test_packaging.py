@@ -250,6 +250,15 @@ def test_the_readme_shows_a_snippet_and_its_transcript_as_they_are() -> None:
         assert shown == file.read_text(), f"copy {file.name} into README.md"
 
 
+def test_the_readme_names_the_pinned_torch_and_the_newest_tested() -> None:
+    text = (ROOT / "README.md").read_text()
+    flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    newest = flow["jobs"]["cpu"]["strategy"]["matrix"]["torch"][-1]
+    assert f"`make test TORCH={newest}`" in text
+    assert f"`TORCH={pinned_version('torch', '3.11.9')}`, the pinned one" in text
+    assert f"`{pyproject()['project']['name']}`" in text, "the name on an index"
+
+
 def make_targets() -> set[str]:
     makefile = (ROOT / "Makefile").read_text()
     return set(re.findall(r"(?m)^([a-z]+):", makefile))
