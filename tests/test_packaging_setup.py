@@ -1,5 +1,6 @@
 """`setup_env.py`: what it decides, and what it says when something is missing."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -142,15 +143,24 @@ def test_ctrl_c_while_the_environment_is_made_leaves_nothing(tmp_path: Path) -> 
     """The signal goes to the whole group, as a terminal sends it."""
     for name in ("setup_env.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    command = [sys.executable, "setup_env.py", "--torch", "2.13.0"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "setup_env.py", "--torch", "2.13.0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A test run in a shell's background ignores Ctrl-C; its children must not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while not (tmp_path / ".venv" / "bin" / "python").exists():
-        assert process.poll() is None, process.stdout and process.stdout.read()
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    try:
+        while not (tmp_path / ".venv" / "bin" / "python").exists():
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
     assert "stopped; run it again" in said
     assert not (tmp_path / ".venv").exists()
@@ -389,12 +399,22 @@ def test_the_pin_by_name_gets_all_its_pins_and_is_quick_the_second_time(
     setup_env: types.ModuleType,
     ready: Path,
     pip: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pip["torch"] = "2.12.0"
     (ready / ".venv" / "xtrain.json").unlink()
     (ready / "constraints.txt").write_text("torch==2.13.0\nsympy==1.14.0\n")
+    needs = setup_env.effective_constraints
+    told: list[bool] = []
+
+    def recording(python: Path, text: str, torch: str, ours: bool) -> str:
+        told.append(ours)
+        return needs(python, text, torch, ours)
+
+    monkeypatch.setattr(setup_env, "effective_constraints", recording)
     assert run_setup(setup_env, "--torch", "2.13.0") == 0
+    assert told == [True]
     pins = (ready / ".venv" / "constraints.txt").read_text()
     assert pins == "torch==2.13.0\nsympy==1.14.0\n"
     capsys.readouterr()
