@@ -106,6 +106,8 @@ class CheckpointReader:
 
     def stored(self, name: str) -> Iterator[Stored]:
         """A tensor's pieces."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path} has no {name}")
         for start, stop, file, checksum in self.tensors[name]["pieces"]:
             yield Stored(file, name, start, stop, checksum)
 
