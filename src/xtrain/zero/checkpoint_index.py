@@ -133,7 +133,8 @@ def parse_index(text: bytes, path: Path) -> dict[str, Any]:
 
 def check_structure(index: dict[str, Any]) -> None:
     """CheckpointError unless an index has everything, of the right types, in range."""
-    files, tensors = index.get("files"), index.get("tensors")
+    files: Any = index.get("files")
+    tensors: Any = index.get("tensors")
     require(is_count(index.get("step")), "its step is no number from 0 on")
     require(is_count(index.get("world_size")), "its world size is no number")
     require("extra" in index, "it has no extra")
@@ -150,7 +151,8 @@ def check_structure(index: dict[str, Any]) -> None:
 
 def check_tensor(name: str, entry: dict[str, Any], files: dict[str, int]) -> None:
     """CheckpointError unless a tensor's pieces cover it, and lie in known files."""
-    shape, pieces = entry.get("shape"), entry.get("pieces")
+    shape: Any = entry.get("shape")
+    pieces: Any = entry.get("pieces")
     require(
         isinstance(shape, list) and all(map(is_count, shape)), f"{name} has no shape"
     )
