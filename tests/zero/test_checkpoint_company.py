@@ -178,8 +178,9 @@ def test_what_a_save_that_was_killed_left_is_removed(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / FILE).write_text("half")
     (tmp_path / ".latest-cccccccc").write_text("step-00")
-    save(tmp_path, 2)
+    path = save(tmp_path, 2)
     assert leftovers(tmp_path) == set()
+    assert {file.name for file in path.iterdir()} == {FILE, "index.json"}
 
 
 # -- somebody reads
@@ -232,7 +233,7 @@ def test_a_checkpoint_that_is_gone_says_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint_locks, "take_lock", too_late)
     with pytest.raises(CheckpointReplaced, match="load again"):
-        CheckpointReader(path)
+        checkpoint_locks.hold(path / "index.json")
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="no index.json"):
         CheckpointReader(path)
