@@ -211,6 +211,23 @@ def test_a_problem_is_said_once_with_the_ranks_that_have_it():
 # -- saving
 
 
+def fail_then_save(directory):
+    """A load's error lives on, and with it all that the load's frames refer to."""
+    save_small(directory, 1)
+    try:
+        load_small(directory, width=6)
+    except CheckpointError as error:
+        kept = error
+    save_small(directory, 1)
+    dist.barrier()
+    return len(list(Path(directory).glob("step-*"))), str(kept)
+
+
+def test_a_load_that_failed_does_not_hold_its_checkpoint(world, tmp_path):
+    for count, said in world(2).run(fail_then_save, str(tmp_path)):
+        assert count == 1 and "of another model" in said
+
+
 def save_from_elsewhere(directory):
     """A relative path, and rank 1 works in another directory."""
     rank, before = dist.get_rank(), os.getcwd()
