@@ -446,6 +446,31 @@ def test_state_that_the_checkpoint_has_not_is_gone(world, tmp_path, stage):
         assert after == {"step", "exp_avg", "exp_avg_sq"}
 
 
+def save_uneven_steps(directory):
+    """As if some parameters had got no gradient in some steps."""
+    model = FullyShardedDataParallel(small())
+    optimizer = AdamW(model.parameters())
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    for number, piece in enumerate(model.parameters()):
+        if piece in optimizer.state:
+            optimizer.state[piece]["step"].fill_((3, 7, 5, 1)[number])
+    model.save_sharded(directory, 1, optimizer)
+
+
+def load_as_one(directory):
+    model = small()
+    optimizer = ZeroOptimizer(model.parameters(), AdamW)
+    optimizer.load_sharded(directory, model)
+    (bucket,) = optimizer.buckets
+    return optimizer.optimizer.state[bucket.master]["step"].item()
+
+
+def test_a_bucket_takes_the_largest_of_its_parameters_step_counts(world, tmp_path):
+    world(2).run(save_uneven_steps, str(tmp_path))
+    assert world(2).run(load_as_one, str(tmp_path)) == [7, 7]
+
+
 def learning_rates(directory):
     model = FullyShardedDataParallel(small())
     rate = torch.tensor(0.25)
