@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import config, prebuild
+from . import config, kept, prebuild
 
 ROOT_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>xtrain</title>
@@ -70,6 +70,7 @@ def build(target: Path) -> None:
         mkdocs_build(loaded)
     finally:
         loaded.plugins.on_shutdown()
+    kept.note_used()
     (fresh / "index.html").write_text(ROOT_PAGE)
     shutil.copyfile(fresh / "en" / "404.html", fresh / "404.html")
     (fresh / ".nojekyll").touch()
