@@ -59,12 +59,15 @@ def build(target: Path) -> None:
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
+    from .progress import Progress
+
     prebuild.main()
     fresh = target.with_name(target.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     loaded = load_config(
         str(main_config()), site_dir=str(fresh / "en"), strict=not config.draft()
     )
+    loaded.plugins["xtrain/progress"] = Progress()
     loaded.plugins.on_startup(command="build", dirty=False)
     try:
         mkdocs_build(loaded)

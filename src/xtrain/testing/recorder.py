@@ -90,7 +90,7 @@ class Recorder:
         worst = next(o for o in ("failed", "skipped", "passed") if o in outcomes)
         seconds += report.duration if report.when == "call" else 0.0
         self.phases[report.nodeid] = worst, seconds
-        proofs = dict(report.user_properties).get(_PROOFS)
+        proofs: Any = dict(report.user_properties).get(_PROOFS)
         if proofs:  # the teardown's report has them, the last of the three
             self.results[report.nodeid] = record.Result(
                 report.nodeid, worst, proofs, seconds
