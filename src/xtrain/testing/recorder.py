@@ -62,7 +62,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Watch what a test runs, its fixtures included."""
-        with watching(item.stash.get(_MARKED, ())) as seen:
+        with watching(item.stash.get(_MARKED, {})) as seen:
             item.stash[_SEEN] = seen
             return (yield)
 
