@@ -3,6 +3,7 @@
     build/verification/gloo-cpu.json
     {"schema": 2, "created": ..., "torch": ..., "python": ..., "platform": ...,
      "backend": "gloo", "device": "cpu",
+     "ran": {"passed": 900, ...}, "skipped": {reason: how many},      of the last run
      "symbols": {"xtrain.comm.ring:ring_all_reduce": {
         "digest": sha256 of the symbol's source,
         "tests": [{"id", "outcome", "stamp", "places", "seconds"}]}}}

@@ -5,6 +5,7 @@ the process that writes the record; without xdist both are the same process.
 """
 
 import platform
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -34,6 +35,7 @@ class Recorder:
         self.writes = not hasattr(config, "workerinput")
         self.results: dict[str, record.Result] = {}
         self.phases: dict[str, tuple[str, float]] = {}
+        self.skipped: Counter[str] = Counter()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Digest the symbols right after their modules were imported."""
@@ -62,7 +64,8 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Watch what a test runs, its fixtures included."""
-        with watching(item.stash.get(_MARKED, {})) as seen:
+        marked: dict[str, tuple[str, str]] = item.stash.get(_MARKED, {})
+        with watching(marked) as seen:
             item.stash[_SEEN] = seen
             return (yield)
 
@@ -90,6 +93,8 @@ class Recorder:
         worst = next(o for o in ("failed", "skipped", "passed") if o in outcomes)
         seconds += report.duration if report.when == "call" else 0.0
         self.phases[report.nodeid] = worst, seconds
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
         proofs: Any = dict(report.user_properties).get(_PROOFS)
         if proofs:  # the teardown's report has them, the last of the three
             self.results[report.nodeid] = record.Result(
@@ -107,6 +112,8 @@ class Recorder:
             "platform": self._platform(),
             "backend": choice.backend,
             "device": choice.device,
+            "ran": dict(Counter(worst for worst, _ in self.phases.values())),
+            "skipped": dict(self.skipped.most_common()),
         }
         marked: dict[str, set[str]] = {}
         for folder in self.tests:
