@@ -17,6 +17,7 @@ from xtrain.comm.mesh import axis_ranks, mesh_coordinates
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.tree import _halve_and_double
 from xtrain_docs import config, kept, runs, runs_lc1
+from xtrain_docs import races as recorded
 from xtrain_docs.figures import lc1 as figures
 from xtrain_docs.figures import races
 from xtrain_docs.svg import Axis, bar_chart
@@ -225,11 +226,11 @@ def test_one_shot_shows_its_messages(on_ranks, world):
 
 
 def test_a_race_without_a_record_says_so(tmp_path):
-    drawing = races.lc1_race("all_reduce", path=str(tmp_path / "none.json"))
+    drawing = races.lc1_race("all_reduce", record="none")
     assert "No recorded race yet" in drawing
 
 
-def test_a_race_is_drawn_from_its_record(tmp_path):
+def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
     def result(name, ratio):
         empty = dict.fromkeys(
             ("seconds", "seconds_low", "seconds_high", "ratio_low", "ratio_high",
@@ -244,12 +245,12 @@ def test_a_race_is_drawn_from_its_record(tmp_path):
     record = {"schema": 1, "name": "lc1", "title": "t", "date": "2026-11-21T00:00:00",
               "command": "xtrain bench lc1", "machine": {"cores": 2}, "versions": {},
               "settings": {}, "heats": [heat]}  # fmt: skip
-    path = tmp_path / "lc1.json"
-    path.write_text(json.dumps(record))
-    drawing = races.lc1_race("all_reduce", only="ring", path=str(path))
+    (tmp_path / "made-up.json").write_text(json.dumps(record))
+    monkeypatch.setattr(recorded, "RECORDS", tmp_path)
+    drawing = races.lc1_race("all_reduce", only="ring", record="made-up")
     assert "1 MiB, ring: 1.25x" in drawing
     assert "tree" not in drawing
-    assert "No recorded race" in races.lc1_race("all_reduce", 2, path=str(path))
+    assert "No recorded race" in races.lc1_race("all_reduce", 2, record="made-up")
 
 
 # ------------------------------------------------------------ the shape of a page
