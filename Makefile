@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test browser verify check lint format types wheel clean
+.PHONY: help env dev site build serve test browser verify verify-gpu record check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -39,6 +39,8 @@ help:
 	@echo 'make serve     serve what is built'
 	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
+	@echo 'make verify-gpu  run under NCCL what can run on the GPUs here, record it'
+	@echo 'make record    keep what tests and build gave, to be committed with the code'
 	@echo 'make check     what CI checks: lint, types, tests, pages'
 	@echo 'make lint types format    ruff and mypy'
 	@echo 'make dev       also install linters, type checker and git hooks'
@@ -97,10 +99,18 @@ browser: build
 	$(PYTEST) tests/site $(ARGS)
 
 # The pages show what the tests have proved. Are all of them proved as they stand?
-# If not, run the tests that carry @pytest.mark.verifies.
+# If not, run the tests of what is not that carry @pytest.mark.verifies.
 verify: env
 	@$(PY) -m xtrain_docs.stale || \
-	  $(PYTEST) -n $(WORKERS) -m verifies $(ARGS)
+	  $(PYTEST) -n $(WORKERS) -m verifies $$($(PY) -m xtrain_docs.stale --files)
+
+# Everything that can run under NCCL here, and a record of it to send.
+verify-gpu: env
+	@$(PY) -m xtrain.testing.verify_gpu $(ARGS)
+
+# What tests and build gave here, to be committed with the code it is of.
+record: build
+	@$(PY) -m xtrain_docs.record
 
 check: dev lint types test
 	@$(PY) -m xtrain_docs.build

@@ -7,22 +7,31 @@ import pytest
 
 pytest.importorskip("mkdocs", reason="the docs extra is not installed")
 
+from xtrain.testing.closure import torch_minor
+from xtrain.testing.record import SCHEMA, stamp_of
 from xtrain_docs import authored, config, stale, symbols
 
 SYMBOL = "xtrain.plan.traffic:ceil_log2"
 
 
-def record(digest: str, outcome: str = "passed") -> dict:
-    test = {"id": "tests/t.py::t", "outcome": outcome, "world_sizes": [2], "seconds": 0}
+def record(outcome: str = "passed", torch: str = "", **changes: str) -> dict:
+    test = {
+        "id": "tests/t.py::t",
+        "outcome": outcome,
+        "stamp": stamp_of("tests/t.py", SYMBOL, config.ROOT),
+        "places": [],
+        "seconds": 0,
+    }
+    entry = {"digest": symbols.key_digest(SYMBOL), "tests": [test | changes]}
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "created": "2026-11-21T10:00:00",
-        "torch": "2.13.0",
+        "torch": torch or f"{torch_minor()}.0",
         "python": "3.11.7",
         "platform": "here",
         "backend": "gloo",
         "device": "cpu",
-        "symbols": {SYMBOL: {"digest": digest, "tests": [test]}},
+        "symbols": {SYMBOL: entry},
     }
 
 
@@ -44,15 +53,16 @@ def test_without_a_record_the_tests_must_run(
 def test_with_a_current_record_they_need_not(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    current = record(symbols.key_digest(SYMBOL))
-    (records / "gloo-cpu.json").write_text(json.dumps(current))
+    (records / "gloo-cpu.json").write_text(json.dumps(record()))
     assert stale.main() == 0
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("why", ["the code has changed", "the test fails"])
-def test_otherwise_they_must(records: Path, why: str) -> None:
-    digest = "0" * 64 if "changed" in why else symbols.key_digest(SYMBOL)
-    outcome = "failed" if "fails" in why else "passed"
-    (records / "gloo-cpu.json").write_text(json.dumps(record(digest, outcome)))
+@pytest.mark.parametrize(
+    "changes",
+    [{"stamp": "0" * 16}, {"outcome": "failed"}, {"torch": "1.0.0"}],
+    ids=["the code has changed", "the test fails", "another torch"],
+)
+def test_otherwise_they_must(records: Path, changes: dict) -> None:
+    (records / "gloo-cpu.json").write_text(json.dumps(record(**changes)))
     assert stale.main() == 1

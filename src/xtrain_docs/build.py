@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import config, licences, prebuild
+from . import config, kept, licences, prebuild
 
 ROOT_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>xtrain</title>
@@ -59,18 +59,22 @@ def build(target: Path) -> None:
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
+    from .progress import Progress
+
     prebuild.main()
     fresh = target.with_name(target.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     loaded = load_config(
         str(main_config()), site_dir=str(fresh / "en"), strict=not config.draft()
     )
+    loaded.plugins["xtrain/progress"] = Progress()
     loaded.plugins.on_startup(command="build", dirty=False)
     try:
         mkdocs_build(loaded)
     finally:
         loaded.plugins.on_shutdown()
     licences.write_licences(fresh / "en")
+    kept.note_used()
     (fresh / "index.html").write_text(ROOT_PAGE)
     shutil.copyfile(fresh / "en" / "404.html", fresh / "404.html")
     (fresh / ".nojekyll").touch()

@@ -9,11 +9,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 PAGES = ROOT / "docs" / "en"
 BUILD = ROOT / "build"
-RECORDS = (BUILD / "verification", ROOT / "docs" / "data" / "verification")
-"""Folders of verification records: what the last test run wrote, and what was
-committed from machines with GPUs."""
+COMMITTED_RECORDS = ROOT / "docs" / "data" / "verification"
+RECORDS = (BUILD / "verification", COMMITTED_RECORDS)
+"""Folders of verification records: what the last test run wrote, and what travels with
+the code (`make record`), from machines with GPUs too."""
 
-TRACES = BUILD / "traces"
 SITE = BUILD / "site"
 
 VERIFY_COMMAND = "make test"

@@ -41,7 +41,8 @@ def verified_line(key: str) -> list[str]:
         return ["", f"Not verified: {problem}", "{ .xt-verified .xt-unverified }", ""]
     tests = f"{summary.passed} test{'s' if summary.passed != 1 else ''}"
     parts = [f"[Verified by {tests}](/verification/ledger.md#{anchor(key)})"]
-    parts.append(", ".join(summary.places))
+    if summary.places:
+        parts.append(", ".join(summary.places))
     if summary.world_sizes:
         sizes = ", ".join(map(str, summary.world_sizes))
         ranks = "rank" if summary.world_sizes == [1] else "ranks"

@@ -92,13 +92,14 @@ def _ledger_entry(summary: verification.Summary) -> list[str]:
     cases: Counter[tuple[str, str]] = Counter()
     for item in summary.current:
         for test in item.tests:
-            if test["outcome"] == "skipped":
+            if test["outcome"] in ("skipped", "unused"):
                 continue
-            run = _function(test["id"]), f"{item.backend} on {item.device}"
-            cases[run] += 1
-            runs.setdefault(run, set()).update(test.get("world_sizes") or ())
-            if test["outcome"] != "passed":
-                failed.add(run)
+            for place, sizes in _places(test, item.device).items():
+                run = _function(test["id"]), place
+                cases[run] += 1
+                runs.setdefault(run, set()).update(sizes)
+                if test["outcome"] != "passed":
+                    failed.add(run)
     if not runs:
         why = "the source has changed since" if summary.stale else "no test names it"
         return [*lines, f"Not verified: {why}.", ""]
@@ -111,6 +112,14 @@ def _ledger_entry(summary: verification.Summary) -> list[str]:
             f"| {_test_link(name)}{result} | {cases[run]} | {place} | {ranks} |"
         )
     return [*lines, ""]
+
+
+def _places(test: dict, device: str) -> dict[str, set[int]]:
+    """Where a test ran the symbol, and with how many ranks there."""
+    places: dict[str, set[int]] = {}
+    for backend, size in test["places"]:
+        places.setdefault(f"{backend} on {device}", set()).add(size)
+    return places or {"in its own process": set()}
 
 
 def _function(test_id: str) -> str:

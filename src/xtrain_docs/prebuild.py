@@ -26,17 +26,22 @@ def record_traces() -> int:
     return len(done)
 
 
+def say(line: str) -> None:
+    """Print at once, also into a pipe."""
+    print(line, flush=True)
+
+
 def main() -> None:
     """Check the pages, then write everything, saying what."""
     if not config.draft():
         require_no_typed_code()
         transcripts.require_embedded()
-        print("transcripts: as fresh runs print them")
-    print(f"fonts: {fonts.write_fonts()} faces")
-    print(f"source pages: {write_source_pages()}")
-    print(f"reference pages: {write_reference()}")
-    print(f"ledger: {write_ledger()} symbols")
-    print(f"traces: {record_traces()} recorded or still current")
+        say("transcripts: as fresh runs print them")
+    say(f"fonts: {fonts.write_fonts()} faces")
+    say(f"source pages: {write_source_pages()}")
+    say(f"reference pages: {write_reference()}")
+    say(f"ledger: {write_ledger()} symbols")
+    say(f"traces: {record_traces()} recorded or still current")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """The recorded races, for tables, figures and numbers on pages.
 
+    docs/data/bench/lc1.json      the machine that pages describe
+    docs/data/bench/lc1-2.json    another one: its ratios stand beside the first's
+
 A record is read once for each build; a page that names a heat or a contestant that
 is not in it stops the build.
 """
@@ -15,15 +18,41 @@ if TYPE_CHECKING:
 RECORDS = config.ROOT / "docs" / "data" / "bench"
 
 
-@cache
 def record(name: str) -> "Record":
     """The record docs/data/bench/NAME.json."""
+    return records(name)[0]
+
+
+@cache
+def records(name: str) -> "list[Record]":
+    """The records of all machines, NAME.json first."""
     from xtrain.bench.record import read
 
     path = RECORDS / f"{name}.json"
     if not path.is_file():
         raise ValueError(f"no record {path.name}: `xtrain bench {name}` writes it")
-    return read(path)
+    others = sorted(RECORDS.glob(f"{name}-*.json"), key=lambda p: (len(p.name), p.name))
+    return [read(each) for each in (path, *others)]
+
+
+class Ratio(float):
+    """A ratio of the first machine, with those of all: `low` to `high`."""
+
+    low: float
+    high: float
+
+
+def ratios(name: str, heat: "Heat", contestant: str) -> list[float | None]:
+    """The ratio of a contestant on every machine, None where it was not measured."""
+    found: list[float | None] = []
+    for each in records(name):
+        try:
+            there = each.heat(heat.race, heat.size, heat.ranks).result(contestant)
+        except ValueError:
+            found.append(None)
+        else:
+            found.append(there.ratio)
+    return found
 
 
 def heats(name: str, race: str, ranks: int) -> "list[Heat]":
@@ -47,8 +76,12 @@ def ratio(result: "Result") -> float:
 def race_ratio(
     name: str, race: str, contestant: str, size: int, ranks: int = 4
 ) -> float:
-    """How many times as fast as the baseline, as recorded."""
-    return ratio(record(name).heat(race, size, ranks).result(contestant))
+    """How many times as fast as the baseline, as recorded, on all machines."""
+    heat = record(name).heat(race, size, ranks)
+    found = Ratio(ratio(heat.result(contestant)))
+    measured = [r for r in ratios(name, heat, contestant) if r is not None]
+    found.low, found.high = min(measured), max(measured)
+    return found
 
 
 def race_seconds(

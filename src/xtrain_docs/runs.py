@@ -2,51 +2,42 @@
 
 `sent(name, numel, ranks)` runs one collective on real ranks under a `CommLedger`
 and returns the bytes and messages of every rank and the number of rounds. Results are
-kept in build/runs until the code they depend on changes.
+kept until the code they depend on changes (`kept`).
 """
 
-import hashlib
+import importlib
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from . import config
+from . import kept
 
 ITEMSIZE = 4
-FOLDER = config.BUILD / "runs"
-
-
-@lru_cache(maxsize=8)
-def code_digest(module: str) -> str:
-    """A digest of all code that the runs of one module of this package depend on."""
-    total = hashlib.sha256()
-    folders = ["comm"] if module.endswith("lc1") else ["comm", "data_parallel", "zero"]
-    here = config.SOURCE / "xtrain_docs"
-    paths = [here / "runs.py", here / f"{module.rpartition('.')[2]}.py"]
-    for name in folders:
-        paths += sorted((config.SOURCE / "xtrain" / name).rglob("*.py"))
-    for path in filter(Path.is_file, paths):
-        total.update(path.read_bytes())
-    return total.hexdigest()[:16]
 
 
 def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
     """`World(ranks).run(function, *arguments)`, or what it gave before, as JSON.
 
-    The file is named by the code's digest, so a change of the code runs it again.
+    It runs again when any code that the function's module reaches has changed.
     """
-    asked = json.dumps([function.__module__, function.__qualname__, ranks, arguments])
-    stamp = hashlib.sha256(
-        (asked + code_digest(function.__module__)).encode()
-    ).hexdigest()[:16]
-    path = FOLDER / f"{function.__name__}-{ranks}-{stamp}.json"
-    if not path.is_file():
-        results = _world(ranks).run(function, *arguments, timeout=60.0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"asked": asked, "results": results}))
-    return json.loads(path.read_text())["results"]
+    module = function.__module__
+    asked = json.dumps([f"{module}:{function.__qualname__}", ranks, *arguments])
+    return kept.remembered(
+        module.rpartition(".")[2],
+        asked,
+        kept.stamp([kept.module_file(module)]),
+        lambda: again(asked),
+        f"run: {asked}",
+    )
+
+
+def again(asked: str) -> list[Any]:
+    """Run now what `remembered` is asked for."""
+    reference, ranks, *arguments = json.loads(asked)
+    module, _, name = reference.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    return _world(ranks).run(function, *arguments, timeout=60.0)
 
 
 @lru_cache(maxsize=4)

@@ -1,13 +1,17 @@
 """Is everything that the pages embed proved as it stands?
 
     python -m xtrain_docs.stale        exit status 1, and which is not, when some is not
+    python -m xtrain_docs.stale --files    prints the files of tests that must run
 
-`make verify` asks this, and runs the tests that feed the record only when it must.
+`make verify` asks this, and runs the tests that feed the record only where it must.
 """
 
 import sys
 
-from . import authored, symbols, verification
+from xtrain.testing.closure import torch_minor
+from xtrain.testing.marks import marked_tests
+
+from . import authored, config, symbols, verification
 
 SHOWN = 5
 """How many unproved symbols are named; the others are counted."""
@@ -18,7 +22,10 @@ def unproved() -> dict[str, str]:
     reasons = {}
     for reference in authored.embedded():
         try:
-            verification.check(symbols.resolve(reference).key)
+            summary = verification.check(symbols.resolve(reference).key)
+            tried = {minor(e.torch) for e in summary.current if e.passed}
+            if torch_minor() not in tried:
+                reasons[reference] = f"not tested on torch {torch_minor()}"
         except verification.UnverifiedError as error:
             reasons[reference] = str(error)
         except ValueError:
@@ -26,8 +33,24 @@ def unproved() -> dict[str, str]:
     return reasons
 
 
-def main() -> int:
+def minor(torch: str) -> str:
+    """2.13.0+cpu as 2.13."""
+    return ".".join(torch.split(".")[:2])
+
+
+def files() -> list[str]:
+    """The files with tests of what is not proved."""
+    keys = {symbols.resolve(reference).key for reference in unproved()}
+    marked = marked_tests(config.ROOT / "tests", config.ROOT)
+    tests = (test for key in keys for test in marked.get(key, ()))
+    return sorted({test.partition("::")[0] for test in tests})
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Print what is not proved; 1 when something is not."""
+    if arguments == ["--files"]:
+        print("\n".join(files()))
+        return 0
     missing = sorted(unproved())
     if not missing:
         return 0
@@ -41,4 +64,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -227,16 +227,19 @@ def bar_chart(
     description: str = "",
     reference: tuple[float, str] | None = None,
     width: int = 720,
+    also: Mapping[tuple[str, str], Sequence[float]] | None = None,
 ) -> str:
     """Horizontal bars, grouped: one group per outer name, one bar per inner name.
 
     Args:
         reference: a value to mark with a line and its name, such as 1.0, "gloo".
+        also: further values of a group's bar, each a stroke across it.
     """
     names = list(dict.fromkeys(n for group in bars.values() for n in group))
     if not names:
         raise ValueError(f"{title}: no bars")
     numbers = [v for group in bars.values() for v in group.values()]
+    numbers += [v for values in (also or {}).values() for v in values]
     ends = value.ends([*numbers, *([reference[0]] if reference else [])])
     left = 20 + 7.4 * max(len(name) for name in bars)
     right, bar, gap = 78, 20, 16
@@ -259,7 +262,12 @@ def bar_chart(
                 f'class="xt-bar-fill xt-s{index % 8}"><title>'
                 f"{html.escape(f'{group}, {name}: {words}')}</title></rect>"
             )
-            body.append(text(left + size + 8, y + 14.5, words, "xt-value-text"))
+            strokes = [
+                wide * value.place(v, ends) for v in (also or {}).get((group, name), ())
+            ]
+            body += [line(left + s, y, left + s, y + bar, "xt-mark") for s in strokes]
+            after = left + max(size, *strokes, 0.0) + 8
+            body.append(text(after, y + 14.5, words, "xt-value-text"))
             y += bar
         y += gap
     bottom = y - gap + 4

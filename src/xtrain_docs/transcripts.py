@@ -12,18 +12,17 @@ xtrain that it reaches by imports.
 """
 
 import argparse
-import ast
 import difflib
 import hashlib
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from . import config
+from . import config, kept
 
 
 class StaleTranscriptError(ValueError):
@@ -90,72 +89,49 @@ def embedded() -> list[Path]:
     return [(config.ROOT / name).with_suffix(".py") for name in sorted(names)]
 
 
-def dependencies(path: Path) -> list[Path]:
-    """The snippet and every module of ours that it reaches by imports."""
-    found: dict[Path, None] = {}
-    waiting = [path]
-    while waiting:
-        file = waiting.pop()
-        if file in found or not file.is_file():
-            continue
-        found[file] = None
-        for name in _imports(file):
-            base = config.SOURCE.joinpath(*name.split("."))
-            waiting += [base.with_suffix(".py"), base / "__init__.py"]
-    return sorted(found)
-
-
-def _imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def stamp(path: Path) -> str:
     """Changes whenever the transcript could stop being true."""
-    total = hashlib.sha256()
-    for file in [*dependencies(path), path.with_suffix(".out")]:
-        total.update(file.read_bytes() if file.is_file() else b"")
-    return total.hexdigest()
+    transcript = path.with_suffix(".out")
+    text = transcript.read_text() if transcript.is_file() else ""
+    return hashlib.sha256(f"{kept.stamp([path])}{text}".encode()).hexdigest()[:16]
 
 
 def check_embedded() -> list[str]:
     """Problems of the transcripts on pages; runs only what may have changed."""
-    memory = config.BUILD / "transcripts.json"
-    held = json.loads(memory.read_text()) if memory.is_file() else {}
     problems = []
     for path in embedded():
         name = path.relative_to(config.ROOT).as_posix()
-        now = stamp(path)
-        if held.get(name) == now:
-            continue
-        if text := difference(path):
-            command = f"python -m xtrain_docs.transcripts --write {name}"
-            problems.append(f"{text}\n{name}: stale transcript. Run: {command}")
-            continue
-        held[name] = now
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        memory.write_text(json.dumps(held, indent=1))
+        try:
+            kept.remembered(
+                "transcripts", name, stamp(path), partial(hold, path), f"run: {name}"
+            )
+        except StaleTranscriptError as problem:
+            problems.append(str(problem))
     return problems
+
+
+def hold(path: Path) -> bool:
+    """True when a fresh run prints the transcript; StaleTranscriptError if not."""
+    if text := difference(path):
+        name = path.relative_to(config.ROOT).as_posix()
+        command = f"python -m xtrain_docs.transcripts --write {name}"
+        raise StaleTranscriptError(f"{text}\n{name}: stale transcript. Run: {command}")
+    return True
 
 
 def require_embedded() -> None:
     """Check in a fresh interpreter, as its ranks are forked from it.
 
-    Raises:
-        StaleTranscriptError: with the differences and the command that records anew.
+    What does not hold is printed, with the command that records it anew.
     """
     command = [sys.executable, "-m", "xtrain_docs.transcripts", "--embedded"]
     paths = [str(config.SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise StaleTranscriptError(f"\n{done.stdout}{done.stderr}".rstrip())
+    if subprocess.run(command, env=os.environ | environment).returncode:
+        raise StaleTranscriptError("a transcript on a page is stale, see above")
+    kept.used["transcripts"] = {
+        path.relative_to(config.ROOT).as_posix(): stamp(path) for path in embedded()
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -167,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.embedded:
         problems = check_embedded()
-        print("\n\n".join(problems))
+        print("".join(f"{problem}\n\n" for problem in problems), end="")
         return 1 if problems else 0
     stale = 0
     for path in snippets(options.paths or [config.ROOT / "snippets"]):

@@ -82,8 +82,10 @@ def percent(number: float, places: int = 0) -> str:
 
 @text_filter
 def times(number: float, significant: int = 3) -> str:
-    """1.75 as `1.75x`."""
-    return f"{digits(number, significant)}x"
+    """1.75 as `1.75x`; a ratio of several machines as `1.75x to 2.1x`."""
+    ends = (getattr(number, "low", number), getattr(number, "high", number))
+    low, high = (f"{digits(end, significant)}x" for end in ends)
+    return low if low == high else f"{low} to {high}"
 
 
 @text_filter

@@ -1,10 +1,11 @@
 """What the tests have proved: reads the records that test runs write."""
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+
+from xtrain.testing.record import SCHEMA, current
 
 from . import config, symbols
 
@@ -15,7 +16,7 @@ class UnverifiedError(ValueError):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The tests of one symbol in one record, for one digest of its source."""
+    """Tests of one symbol in one record that are all current, or all not."""
 
     symbol: str
     backend: str
@@ -23,7 +24,6 @@ class Evidence:
     created: str
     torch: str
     platform: str
-    digest: str
     tests: tuple[dict, ...]
 
     @property
@@ -67,9 +67,15 @@ class Summary:
 
     @property
     def places(self) -> list[str]:
-        """Where it ran: `gloo on cpu` ..."""
-        ran = Counter((e.backend, e.device) for e in self.current if e.passed)
-        return [f"{backend} on {device}" for backend, device in sorted(ran)]
+        """Where ranks ran it: `gloo on cpu` ...; none for what no rank has to run."""
+        return sorted(
+            {
+                f"{backend} on {evidence.device}"
+                for evidence in self.current
+                for test in evidence.passed
+                for backend, _ in test["places"]
+            }
+        )
 
     @property
     def world_sizes(self) -> list[int]:
@@ -79,7 +85,7 @@ class Summary:
                 size
                 for evidence in self.current
                 for test in evidence.passed
-                for size in test.get("world_sizes") or ()
+                for _, size in test["places"]
             }
         )
 
@@ -88,15 +94,6 @@ class Summary:
         """The latest day among the current evidence."""
         return max((e.day for e in self.current if e.passed), default="")
 
-    def seconds(self, test: str) -> float:
-        """The longest time a test took."""
-        return max(
-            (t.get("seconds") or 0.0)
-            for e in self.current
-            for t in e.tests
-            if t["id"] == test
-        )
-
 
 def read_records(folders: tuple[Path, ...] | None = None) -> list[dict]:
     """Every record file, oldest first. An unreadable one stops the build."""
@@ -104,48 +101,41 @@ def read_records(folders: tuple[Path, ...] | None = None) -> list[dict]:
     for folder in folders if folders is not None else config.RECORDS:
         for path in sorted(folder.glob("*.json")):
             record = json.loads(path.read_text())
-            if record.get("schema") != 1:
-                raise UnverifiedError(f"{path} is not a record of schema 1")
+            if record.get("schema") != SCHEMA:
+                raise UnverifiedError(f"{path} is not a record of schema {SCHEMA}")
             records.append(record)
     return sorted(records, key=lambda record: record["created"])
-
-
-def evidence(record: dict) -> list[Evidence]:
-    """The evidence in one record."""
-    return [
-        Evidence(
-            symbol,
-            record["backend"],
-            record["device"],
-            record["created"],
-            record["torch"],
-            record.get("platform", ""),
-            entry["digest"],
-            tuple(entry["tests"]),
-        )
-        for symbol, entry in record["symbols"].items()
-    ]
 
 
 class Ledger:
     """All records together, looked up by symbol."""
 
     def __init__(self, folders: tuple[Path, ...] | None = None) -> None:
-        self.evidence = [e for r in read_records(folders) for e in evidence(r)]
+        self.current: dict[str, list[Evidence]] = {}
+        self.stale: dict[str, list[Evidence]] = {}
+        for record in read_records(folders):
+            self._add(record)
+
+    def _add(self, record: dict) -> None:
+        about = (record["backend"], record["device"], record["created"],
+                 record["torch"], record.get("platform", ""))  # fmt: skip
+        good = current(record, config.ROOT)
+        for symbol, entry in record["symbols"].items():
+            tests = good.get(symbol, [])
+            old = [test for test in entry["tests"] if test not in tests]
+            for kind, found in ((self.current, tests), (self.stale, old)):
+                if found:
+                    evidence = Evidence(symbol, *about, tuple(found))
+                    kind.setdefault(symbol, []).append(evidence)
 
     def symbols(self) -> list[str]:
         """Every symbol that some record mentions."""
-        return sorted({e.symbol for e in self.evidence})
+        return sorted({*self.current, *self.stale})
 
     def summary(self, key: str, root: Path | None = None) -> Summary:
         """The evidence for `module:name`, split into current and stale."""
-        now = symbols.key_digest(key, root)
-        summary = Summary(key)
-        for item in self.evidence:
-            if item.symbol == key:
-                current = item.digest == now
-                (summary.current if current else summary.stale).append(item)
-        return summary
+        symbols.key_digest(key, root)  # SymbolError where there is no such symbol
+        return Summary(key, self.current.get(key, []), self.stale.get(key, []))
 
     def summary_or_none(self, key: str) -> Summary | None:
         """The summary, or None where the symbol no longer exists."""
@@ -179,7 +169,7 @@ def check(key: str, root: Path | None = None) -> Summary:
     if summary.failed:
         why = f"{summary.failed[0]} fails"
     elif summary.stale:
-        why = "its source has changed since the recorded test run"
+        why = "code has changed since the recorded test run"
     else:
         why = (
             f'no recorded test names it (mark one with @pytest.mark.verifies("{key}"))'

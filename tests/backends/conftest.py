@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from xtrain.testing import World
-from xtrain.testing.recorder import note_world
 from xtrain.testing.worlds import Worlds
 
 OURS = ("xtrain-shm", "xtrain-socket")
@@ -36,11 +35,10 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ours(request, backend, worlds_of) -> Callable[[int], World]:
+def ours(backend, worlds_of) -> Callable[[int], World]:
     """`ours(size)`: ranks on the backend of this test."""
 
     def get(size: int) -> World:
-        note_world(request.node, size)
         return worlds_of(backend).get(size)
 
     return get

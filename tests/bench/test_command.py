@@ -191,3 +191,12 @@ def test_report_says_what_was_not_measured():
         }
     )
     assert report.goal_text(lost) == "goal 1x: not measured"
+
+
+def test_a_record_of_another_machine_stands_beside_the_first(tmp_path):
+    paths = []
+    for _ in range(3):
+        paths.append(command.new_output(tmp_path, "lc1", another=True))
+        paths[-1].write_text("{}")
+    assert [path.name for path in paths] == ["lc1.json", "lc1-2.json", "lc1-3.json"]
+    assert command.new_output(tmp_path, "lc1", another=False).name == "lc1.json"

@@ -78,3 +78,9 @@ def test_the_description_names_no_host():
     assert described["memory_bytes"] > 2**28
     assert socket.gethostname() not in str(described)
     assert set(machine.versions()) == {"python", "torch", "xtrain"}
+
+
+def test_the_facts_of_a_machine_are_measured():
+    facts = machine.facts()
+    assert 1e-7 < facts["wake_seconds"] < 1
+    assert 1e7 < facts["copy_bytes_per_second"] < 1e13

@@ -7,6 +7,7 @@ import pytest
 from tests.bench.test_record import BASELINE, HEAT, RECORD, RESULT
 from xtrain.bench import record
 from xtrain_docs import races, values
+from xtrain_docs.figures.races import lc1_race
 from xtrain_docs.figures.training_races import training_race
 from xtrain_docs.tables import races as tables
 from xtrain_docs.tables import training_races as training
@@ -36,9 +37,9 @@ MADE_UP = dataclasses.replace(
 def made_up(monkeypatch, tmp_path):
     record.write(MADE_UP, tmp_path / "lc1.json")
     monkeypatch.setattr(races, "RECORDS", tmp_path)
-    races.record.cache_clear()
+    races.records.cache_clear()
     yield
-    races.record.cache_clear()
+    races.records.cache_clear()
 
 
 def test_results_show_ratio_spread_and_dropped_samples():
@@ -102,6 +103,55 @@ def test_a_number_that_was_not_measured_stops_the_build(expression, why):
         values.evaluate(expression)
 
 
+# ------------------------------------------------------------------ several machines
+
+
+@pytest.fixture
+def another(tmp_path):
+    """The same races on a second machine, where the ring was slower; `tree` is new."""
+    slower = dataclasses.replace(RESULT, ratio=0.8)
+    heats = [dataclasses.replace(HEAT, results=[BASELINE, slower])]
+    facts = {"wake_seconds": 90e-6, "copy_bytes_per_second": 12e9}
+    second = dataclasses.replace(MADE_UP, heats=heats, facts=facts)
+    record.write(second, tmp_path / "lc1-2.json")
+    races.records.cache_clear()
+
+
+def test_a_number_on_a_page_is_the_range_over_all_machines(another):
+    text = values.evaluate("race_ratio('lc1', 'all_reduce', 'ring', 24, 2) | times")
+    assert text == "0.8x to 1.25x"
+    text = values.evaluate("race_ratio('lc1', 'all_reduce', 'tree', 24, 2) | times")
+    assert text == "0.5x"
+
+
+def test_tables_have_a_column_for_every_machine(another):
+    table = tables.race_results("all_reduce", 2)
+    assert table.header[-2:] == ["dropped", "on machine 2"]
+    assert [row[-1] for row in table.rows] == ["", "0.80x", "not raced", "not raced"]
+
+
+def test_a_goal_is_met_where_every_machine_meets_it(another):
+    ring = tables.race_goals().rows[0]
+    assert ring[-2:] == ["1.25x, 0.80x", "**missed** on 1 of 2 machines"]
+
+
+def test_machines_stand_side_by_side_with_what_they_are_like(another):
+    table = tables.race_machine()
+    assert table.header == ["", "machine 1", "machine 2"]
+    rows = {name: cells for name, *cells in table.rows}
+    waking = rows["waking a process, there and back"]
+    assert waking == ["not recorded", "90 us"]
+    assert rows["one core copies"] == ["not recorded", "12 GB/s"]
+
+
+def test_the_drawing_shows_the_other_machines(another, tmp_path):
+    drawing = lc1_race("all_reduce", 2)
+    assert "strokes: other machines" in drawing
+    (tmp_path / "lc1-2.json").unlink()
+    races.records.cache_clear()
+    assert "strokes" not in lc1_race("all_reduce", 2)
+
+
 # ------------------------------------------------------------ whole training steps
 
 STEPS = [
@@ -114,7 +164,7 @@ STEPS = [
 def steps(tmp_path):
     def write(heats):
         record.write(dataclasses.replace(MADE_UP, heats=heats), tmp_path / "steps.json")
-        races.record.cache_clear()
+        races.records.cache_clear()
 
     write(STEPS)
     return write

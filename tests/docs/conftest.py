@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from xtrain_docs import config, runs, symbols, verification
+from xtrain.testing import record
+from xtrain_docs import config, kept, runs, symbols, verification
 
 RING = '''"""A toy ring."""
 
@@ -63,23 +64,31 @@ class Toy:
         return path
 
     def record(
-        self, key: str, outcome: str = "passed", *, backend: str = "gloo", **changes
+        self,
+        key: str,
+        outcome: str = "passed",
+        *,
+        backend: str = "gloo",
+        places: list | None = None,
+        **changes,
     ) -> None:
         """A record in which one test of `key` ended as given."""
+        stamp = record.stamp_of("tests/test_ring.py", key, self.root)
         entry = {
             "digest": symbols.key_digest(key),
             "tests": [
                 {
                     "id": f"tests/test_ring.py::test_ring[{size}]",
                     "outcome": outcome,
-                    "world_sizes": [size],
+                    "stamp": stamp,
+                    "places": [[backend, size]] if places is None else places,
                     "seconds": 0.1,
                 }
                 for size in (1, 4)
             ],
         }
-        record = {
-            "schema": 1,
+        written = {
+            "schema": record.SCHEMA,
             "created": "2026-11-21T01:00:00+00:00",
             "torch": "2.13.0",
             "python": "3.11.7",
@@ -88,7 +97,7 @@ class Toy:
             "device": "cpu",
             "symbols": {key: entry | changes},
         }
-        self.write(f"build/verification/{backend}-cpu.json", json.dumps(record))
+        self.write(f"build/verification/{backend}-cpu.json", json.dumps(written))
 
 
 @pytest.fixture
@@ -100,6 +109,7 @@ def toy(tmp_path, monkeypatch) -> Toy:
     repository.write("src/toy/steps.py", STEPS)
     repository.write("tests/test_ring.py", "\ndef test_ring():\n    pass\n")
     (tmp_path / "docs/en").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
     monkeypatch.setattr(config, "ROOT", tmp_path)
     monkeypatch.setattr(config, "SOURCE", tmp_path / "src")
     monkeypatch.setattr(config, "PAGES", tmp_path / "docs/en")
@@ -118,9 +128,9 @@ def pretend_verified(monkeypatch):
 
     def check(key: str, root: Path | None = None) -> verification.Summary:
         symbols.key_digest(key, root)
-        test = {"id": "a", "outcome": "passed", "world_sizes": [4]}
+        test = {"id": "a", "outcome": "passed", "places": [["gloo", 4]]}
         evidence = verification.Evidence(
-            key, "gloo", "cpu", "2026-11-21", "2.13", "Linux", "", (test,)
+            key, "gloo", "cpu", "2026-11-21", "2.13", "Linux", (test,)
         )
         return verification.Summary(key, [evidence])
 
@@ -132,5 +142,17 @@ def on_ranks(world, tmp_path, monkeypatch):
     """Runs happen on this session's ranks and are remembered for one test only."""
     if (world(2).device, world(2).backend) != ("cpu", "gloo"):
         pytest.skip("the pages' runs are made over gloo on CPUs")
-    monkeypatch.setattr(runs, "FOLDER", tmp_path)
     monkeypatch.setattr(runs, "_world", world)
+    forget(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def nothing_kept(tmp_path, monkeypatch):
+    """No earlier build has run anything; what this test runs is kept in a folder."""
+    return forget(monkeypatch, tmp_path)
+
+
+def forget(monkeypatch, folder):
+    monkeypatch.setattr(kept, "local", lambda: folder)
+    monkeypatch.setattr(kept, "committed", lambda: folder / "committed")
+    return folder

@@ -328,7 +328,7 @@ def test_a_stale_transcript_on_a_page_is_found(shown, runs, file, text):
 
 def test_another_modules_change_runs_nothing(shown, runs):
     transcripts.check_embedded()
-    shown.write("src/toy/steps.py", "X = 1\n")
+    shown.write("src/toy/lone.py", "X = 1\n")
     transcripts.check_embedded()
     assert runs == ["a.py"]
 
@@ -344,7 +344,7 @@ def test_stale_output_and_typed_code_stop_the_build(shown, monkeypatch, defect):
     if defect == "typed":
         shown.write("docs/en/b.md", "```py\nx = 1\n```\n")
         error = authored.PageError
-    with pytest.raises(error, match="typed Python: x = 1|-one"):
+    with pytest.raises(error, match="typed Python: x = 1|is stale, see above"):
         prebuild.main()
 
 

@@ -168,11 +168,30 @@ def test_a_changed_source_is_not_verified(toy):
         render(page())
 
 
-def test_a_change_elsewhere_in_the_file_does_not_matter(toy):
+@pytest.mark.parametrize(
+    "file", ["src/toy/ring.py", "src/toy/steps.py", "tests/test_ring.py"]
+)
+def test_a_change_of_anything_its_tests_reach_matters(toy, file):
     toy.record("toy.ring:ring")
-    path = toy.root / "src/toy/ring.py"
+    path = toy.root / file
     path.write_text("# a new first line\n" + path.read_text())
+    with pytest.raises(verification.UnverifiedError, match="code has changed"):
+        render(page())
+
+
+def test_a_change_of_what_its_tests_do_not_reach_does_not_matter(toy):
+    toy.record("toy.ring:ring")
+    toy.write("src/toy/lone.py", "X = 1\n")
+    toy.write("tests/test_other.py", "X = 1\n")
     assert "Verified by" in render(page())
+
+
+def test_what_no_rank_ran_shows_no_backend(toy):
+    toy.record("toy.ring:ring", places=[])
+    assert "gloo" not in render(page())
+    toy.record("toy.ring:ring")
+    verification._cache.clear()
+    assert "gloo on cpu" in render(page())
 
 
 def test_a_failed_test_is_not_evidence(toy):

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from tests.docs.conftest import forget
 from xtrain.comm.mesh import axis_ranks, mesh_coordinates
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.tree import _halve_and_double
-from xtrain_docs import config, runs, runs_lc1
+from xtrain_docs import config, kept, runs, runs_lc1
+from xtrain_docs import races as recorded
 from xtrain_docs.figures import lc1 as figures
 from xtrain_docs.figures import races
 from xtrain_docs.svg import Axis, bar_chart
@@ -28,8 +30,8 @@ def on_ranks(world, tmp_path, monkeypatch):
     """Runs happen on this session's ranks and are remembered for one test only."""
     if world(2).device != "cpu":
         pytest.skip("the pages' runs are made on CPUs")
-    monkeypatch.setattr(runs, "FOLDER", tmp_path)
     monkeypatch.setattr(runs, "_world", world)
+    forget(monkeypatch, tmp_path)
 
 
 # ---------------------------------------------------------------------- tables
@@ -89,13 +91,13 @@ def test_gloo_reduce_scatter_sends_an_all_reduce(on_ranks, world):
 
 def test_runs_are_remembered_until_the_code_changes(on_ranks, monkeypatch, tmp_path):
     first = runs.sent("barrier", 1, 2)
-    files = list(tmp_path.glob("*.json"))
-    assert len(files) == 1
-    stored = json.loads(files[0].read_text())
-    stored["results"][0]["sent"] = 123
-    files[0].write_text(json.dumps(stored))
+    shelf = tmp_path / "runs_lc1.json"
+    stored = json.loads(shelf.read_text())
+    (entry,) = stored.values()
+    entry["result"][0]["sent"] = 123
+    kept.write(shelf, stored)
     assert runs.sent("barrier", 1, 2)["sent"][0] == 123
-    monkeypatch.setattr(runs, "code_digest", lambda module: "changed")
+    monkeypatch.setattr(kept, "stamp", lambda roots: "changed")
     assert runs.sent("barrier", 1, 2) == first
 
 
@@ -224,11 +226,11 @@ def test_one_shot_shows_its_messages(on_ranks, world):
 
 
 def test_a_race_without_a_record_says_so(tmp_path):
-    drawing = races.lc1_race("all_reduce", path=str(tmp_path / "none.json"))
+    drawing = races.lc1_race("all_reduce", record="none")
     assert "No recorded race yet" in drawing
 
 
-def test_a_race_is_drawn_from_its_record(tmp_path):
+def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
     def result(name, ratio):
         empty = dict.fromkeys(
             ("seconds", "seconds_low", "seconds_high", "ratio_low", "ratio_high",
@@ -243,12 +245,12 @@ def test_a_race_is_drawn_from_its_record(tmp_path):
     record = {"schema": 1, "name": "lc1", "title": "t", "date": "2026-11-21T00:00:00",
               "command": "xtrain bench lc1", "machine": {"cores": 2}, "versions": {},
               "settings": {}, "heats": [heat]}  # fmt: skip
-    path = tmp_path / "lc1.json"
-    path.write_text(json.dumps(record))
-    drawing = races.lc1_race("all_reduce", only="ring", path=str(path))
+    (tmp_path / "made-up.json").write_text(json.dumps(record))
+    monkeypatch.setattr(recorded, "RECORDS", tmp_path)
+    drawing = races.lc1_race("all_reduce", only="ring", record="made-up")
     assert "1 MiB, ring: 1.25x" in drawing
     assert "tree" not in drawing
-    assert "No recorded race" in races.lc1_race("all_reduce", 2, path=str(path))
+    assert "No recorded race" in races.lc1_race("all_reduce", 2, record="made-up")
 
 
 # ------------------------------------------------------------ the shape of a page

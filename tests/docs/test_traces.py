@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from xtrain_docs import config
 from xtrain_docs.blocks import registry
 from xtrain_docs.traces import Trace, record
 from xtrain_docs.traces.record import TraceError, decode, encode, replay
@@ -53,13 +52,7 @@ def test_an_end_that_the_messages_do_not_make_is_refused():
         two_ranks(rounds=[[(1, 0, (encode(1, 0),))]])
 
 
-@pytest.fixture
-def fresh_traces(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "TRACES", tmp_path)
-    return tmp_path
-
-
-def test_the_ring_as_it_really_runs(fresh_traces):
+def test_the_ring_as_it_really_runs(nothing_kept):
     trace = registry("trace").run("ring_all_reduce", {"ranks": 3})
     data = trace.data
     assert len(data["steps"]) == 4
@@ -73,7 +66,7 @@ def test_the_ring_as_it_really_runs(fresh_traces):
     assert data["steps"][-1]["state"] == [[[0, 1, 2]] * 3] * 3
 
 
-def test_a_trace_is_read_back_while_nothing_changes(fresh_traces, monkeypatch):
+def test_a_trace_is_read_back_while_nothing_changes(nothing_kept, monkeypatch):
     run = registry("trace").run
     first = run("all_to_all_single", {"ranks": 2})
     monkeypatch.setattr(record, "record", lambda *a, **k: pytest.fail("ran again"))

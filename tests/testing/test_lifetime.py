@@ -139,8 +139,8 @@ def test_a_killed_xdist_worker_takes_its_ranks_along(scratch):
     wait_until(lambda: session(process.pid) == [])
     record = json.loads((scratch / "build/verification/gloo-cpu.json").read_text())
     tests = record["symbols"]["xtrain.testing.world:World"]["tests"]
-    assert [(t["id"], t["outcome"], t["world_sizes"]) for t in tests] == [
-        (f"test_inner.py::test_fine[{size}]", "passed", [size]) for size in (1, 2, 3)
+    assert [(t["id"], t["outcome"], t["places"]) for t in tests] == [
+        (f"test_inner.py::test_fine[{size}]", "passed", []) for size in (1, 2, 3)
     ]
 
 

@@ -25,12 +25,15 @@ def project(pytester):
     """A repository with tests and a module `house` to verify."""
     pytester.makeini(INI)
     pytester.makepyfile(
-        house="def room():\n    return 1\n\n\ndef hall():\n    return 2\n"
+        house="import os\n\n\ndef room():\n    return os.getpid()\n\n\n"
+        "def hall(open):\n    assert open\n"
     )
     pytester.makeconftest(CONFTEST)
 
     def write(text: str) -> pytest.Pytester:
-        pytester.makepyfile(test_house="import os, pytest\n" + text)
+        pytester.makepyfile(
+            test_house="import os, pytest\nfrom house import room, hall\n" + text
+        )
         return pytester
 
     return write
@@ -45,11 +48,11 @@ VERIFYING = """
 @pytest.mark.verifies("house:room")
 @pytest.mark.parametrize("size", [1, 2])
 def test_room(world, size):
-    assert len(world(size).run(os.getpid)) == size
+    assert len(world(size).run(room)) == size
 
 @pytest.mark.verifies("house:room", "house:hall")
 def test_hall():
-    assert HALL
+    hall(HALL)
 
 @pytest.mark.verifies("house:hall")
 def test_skipped():
@@ -74,18 +77,22 @@ def check_first_record(pytester):
     assert {name: test["outcome"] for name, test in room.items()} == {
         "test_room[1]": "passed",
         "test_room[2]": "passed",
-        "test_hall": "passed",
+        "test_hall": "unused",  # marked with it, and does not run it
     }
-    assert room["test_room[2]"]["world_sizes"] == [2]
-    assert room["test_hall"]["world_sizes"] == []
+    assert room["test_room[2]"]["places"] == [["gloo", 2]]
     assert room["test_room[2]"]["seconds"] > 0
+    assert outcomes(record, "house:hall")["test_hall"]["outcome"] == "passed"
+    assert outcomes(record, "house:hall")["test_hall"]["places"] == []
     assert outcomes(record, "house:hall")["test_skipped"]["outcome"] == "skipped"
 
 
 def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
     pytester = project("HALL = True\n" + VERIFYING)
     monkeypatch.syspath_prepend(pytester.path)
-    pytester.runpytest_inprocess().assert_outcomes(passed=4, skipped=1)
+    pytester.runpytest_inprocess("-k", "not test_hall")
+    pytester.runpytest_inprocess("-k", "test_hall").assert_outcomes(
+        passed=1, deselected=4
+    )
     check_first_record(pytester)
 
     project("HALL = False\n" + VERIFYING)
@@ -93,8 +100,9 @@ def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
         failed=1, deselected=4
     )
     record = read_record(pytester)
-    assert outcomes(record, "house:room")["test_hall"]["outcome"] == "failed"
-    assert outcomes(record, "house:room")["test_room[1]"]["outcome"] == "passed"
+    assert outcomes(record, "house:hall")["test_hall"]["outcome"] == "failed"
+    # The file of tests has changed, so its other results are of the past.
+    assert outcomes(record, "house:room").keys() == {"test_hall"}
 
 
 def test_a_mark_on_a_symbol_that_is_not_there_fails_its_test(project, monkeypatch):

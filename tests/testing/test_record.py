@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from pathlib import Path
 
 import pytest
 
@@ -39,8 +40,22 @@ def inn(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def passed(test=TEST, symbol=SYMBOL, outcome="passed"):
-    return record.Result(test, outcome, {symbol: digest(symbol)}, [2, 4], 0.5)
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """Tests run in the repository in which the tests of the house stand."""
+    (tmp_path / "tests").mkdir(exist_ok=True)
+    (tmp_path / "tests/test_house.py").write_text("from house import room\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def passed(test=TEST, symbol=SYMBOL, outcome="passed", places=(("gloo", 2),)):
+    stamp = record.stamp_of(test, symbol, Path.cwd())
+    proof = digest(symbol), stamp, None if places is None else list(places)
+    return record.Result(test, outcome, {symbol: proof}, 0.5)
+
+
+def merge(old, results):
+    return record.merge(old, HEAD, results, MARKED, Path.cwd())
 
 
 def edit(path, old, new):
@@ -88,35 +103,49 @@ def test_an_unknown_symbol_is_named(house, inn, symbol, message):
 
 def test_a_run_adds_to_what_earlier_runs_saw(house):
     cellar = "tests/test_house.py::test_cellar"
-    first = record.merge({}, HEAD, [passed()], MARKED)
-    second = record.merge(first, HEAD, [passed(cellar, OTHER)], MARKED)
+    first = merge({}, [passed()])
+    second = merge(first, [passed(cellar, OTHER)])
     assert set(second["symbols"]) == {SYMBOL, OTHER}
     assert second["symbols"][SYMBOL] == first["symbols"][SYMBOL]
-    third = record.merge(second, HEAD, [passed(outcome="failed")], MARKED)
+    third = merge(second, [passed(outcome="failed")])
     assert [t["outcome"] for t in third["symbols"][SYMBOL]["tests"]] == ["failed"]
 
 
 def test_results_on_older_source_are_forgotten(house):
-    first = record.merge({}, HEAD, [passed()], MARKED)
+    first = merge({}, [passed()])
     edit(house, "return x", "return -x")
-    assert record.merge(first, HEAD, [], MARKED)["symbols"] == {}
+    assert merge(first, [])["symbols"] == {}
+
+
+@pytest.mark.parametrize("file", ["house.py", "tests/test_house.py", "cupboard.py"])
+def test_results_are_forgotten_when_anything_their_test_reaches_changes(house, file):
+    Path("tests/conftest.py").write_text("")
+    # What stands beside the tests is found from the root of the repository.
+    Path("tests/test_house.py").write_text("import cupboard\n")
+    Path("cupboard.py").write_text("")
+    first = merge({}, [passed()])
+    assert SYMBOL in merge(first, [])["symbols"]
+    Path("unrelated.py").write_text("X = 1\n")
+    assert SYMBOL in merge(first, [])["symbols"]
+    Path(file).write_text(Path(file).read_text() + "# a word\n")
+    assert merge(first, [])["symbols"].get(SYMBOL, {"tests": []})["tests"] == []
 
 
 def test_results_of_tests_that_are_gone_are_forgotten(house):
     gone = passed("tests/test_house.py::test_old[3]")
-    first = record.merge({}, HEAD, [gone, passed(TEST + "[a::b]")], MARKED)
+    first = merge({}, [gone, passed(TEST + "[a::b]")])
     assert len(first["symbols"][SYMBOL]["tests"]) == 2
-    second = record.merge(first, HEAD, [], MARKED)
+    second = merge(first, [])
     assert [t["id"] for t in second["symbols"][SYMBOL]["tests"]] == [TEST + "[a::b]"]
 
 
 def test_the_record_has_the_agreed_shape(house, tmp_path):
     path = tmp_path / "deep" / "gloo-cpu.json"
-    record.update(path, HEAD, [passed()], MARKED)
+    record.update(path, HEAD, [passed()], MARKED, tmp_path)
     written = json.loads(path.read_text())
     assert written.pop("created").endswith("+00:00")
     assert written == {
-        "schema": 1,
+        "schema": record.SCHEMA,
         **HEAD,
         "symbols": {
             SYMBOL: {
@@ -125,7 +154,8 @@ def test_the_record_has_the_agreed_shape(house, tmp_path):
                     {
                         "id": TEST,
                         "outcome": "passed",
-                        "world_sizes": [2, 4],
+                        "stamp": record.stamp_of(TEST, SYMBOL, tmp_path),
+                        "places": [["gloo", 2]],
                         "seconds": 0.5,
                     }
                 ],
@@ -139,7 +169,9 @@ def test_runs_that_end_together_do_not_lose_results(house, tmp_path):
     names = [f"tests/test_house.py::test_room[{i}]" for i in range(8)]
     fork = multiprocessing.get_context("fork")
     writers = [
-        fork.Process(target=record.update, args=(path, HEAD, [passed(name)], MARKED))
+        fork.Process(
+            target=record.update, args=(path, HEAD, [passed(name)], MARKED, tmp_path)
+        )
         for name in names
     ]
     for writer in writers:
@@ -152,16 +184,18 @@ def test_runs_that_end_together_do_not_lose_results(house, tmp_path):
 def test_a_broken_record_counts_as_none(tmp_path):
     path = tmp_path / "gloo-cpu.json"
     assert record.read(path) == {}
-    path.write_text('{"schema": 2, "symbols": {}}')
+    path.write_text('{"schema": 1, "symbols": {}}')
     assert record.read(path) == {}
     path.write_text("{")
     assert record.read(path) == {}
 
 
 def problems(*results):
-    return record.problems(
-        [record.merge({}, HEAD, results, MARKED)] if results else [], {SYMBOL: {TEST}}
-    )
+    return found([merge({}, results)] if results else [])
+
+
+def found(records):
+    return record.problems(records, {SYMBOL: {TEST}}, Path.cwd())
 
 
 def test_the_check_says_what_is_missing(house):
@@ -172,17 +206,18 @@ def test_the_check_says_what_is_missing(house):
     assert problems(passed(outcome="skipped")) == [
         f"{SYMBOL}: all of its tests were skipped"
     ]
-    old = record.merge({}, HEAD, [passed()], MARKED)
+    unused = f"{SYMBOL}: {TEST} is marked with it and does not run it"
+    assert problems(passed(places=None)) == [unused]
+    assert problems(passed(TEST + "[1]", places=None), passed(TEST + "[2]")) == []
+    old = merge({}, [passed()])
     edit(house, "return x", "return -x")
-    stale = record.problems([old], {SYMBOL: {TEST}})
-    assert stale == [f"{SYMBOL}: its source changed since its tests ran"]
+    stale = found([old])
+    assert stale == [f"{SYMBOL}: code has changed since its tests ran"]
     # Another machine's record on the current source makes up for it.
-    new = record.merge({}, HEAD, [passed()], MARKED)
-    assert record.problems([old, new], {SYMBOL: {TEST}}) == []
+    new = merge({}, [passed()])
+    assert found([old, new]) == []
     house.write_text("")
-    assert record.problems([old], {SYMBOL: {TEST}}) == [
-        f"{SYMBOL}: there is no such symbol"
-    ]
+    assert found([old]) == [f"{SYMBOL}: there is no such symbol"]
 
 
 MARKS = """
@@ -229,13 +264,12 @@ def test_marks_are_read_without_importing(tmp_path):
 
 def test_the_command_line_answers_with_its_exit_code(house, tmp_path, capsys):
     tests, records = tmp_path / "tests", tmp_path / "records"
-    tests.mkdir()
     (tests / "test_house.py").write_text(
         f"@pytest.mark.verifies({SYMBOL!r})\ndef test_room(): ...\n"
     )
     arguments = ["--check", "--tests", str(tests), "--records", str(records)]
     assert record.main(arguments) == 1
     assert capsys.readouterr().out == f"{SYMBOL}: {TEST} has not run\n"
-    record.update(records / "gloo-cpu.json", HEAD, [passed()], MARKED)
+    record.update(records / "gloo-cpu.json", HEAD, [passed()], MARKED, tmp_path)
     assert record.main(arguments) == 0
     assert capsys.readouterr().out == "1 symbols are verified as they stand\n"

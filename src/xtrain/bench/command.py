@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkout for a full run, nowhere for a part of one",
     )
     parser.add_argument(
+        "--another",
+        action="store_true",
+        help="this is another machine than that of the record: write NAME-2.json, or "
+        "the next number, and leave the others; pages show what all machines gave",
+    )
+    parser.add_argument(
         "--resume",
         action="store_true",
         help="keep the heats of that record that have enough samples, and run the "
@@ -89,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.quick or arguments.race or arguments.ranks or arguments.sizes
     )
     if output is None and whole:
-        output = checkout() / "docs" / "data" / "bench" / f"{arguments.name}.json"
+        folder = checkout() / "docs" / "data" / "bench"
+        output = new_output(folder, arguments.name, arguments.another)
     words = [arguments.name, *(["--quick"] if arguments.quick else [])]
     made = record.Record(
         schema=record.SCHEMA,
@@ -101,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         versions=machine.versions(),
         settings=dataclasses.asdict(settings),
         heats=[],
+        facts=machine.facts() if output is not None else {},
     )
     try:
         done = finished(made, output) if arguments.resume else []
@@ -119,6 +127,14 @@ def run(arguments: argparse.Namespace) -> int:
         partial(output).replace(output)
         print(f"written: {output}")
     return 0
+
+
+def new_output(folder: Path, name: str, another: bool) -> Path:
+    """NAME.json, or for another machine the first of NAME-2.json, ... not there."""
+    output, number = folder / f"{name}.json", 2
+    while another and output.is_file():
+        output, number = folder / f"{name}-{number}.json", number + 1
+    return output
 
 
 def partial(output: Path) -> Path:

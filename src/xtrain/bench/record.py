@@ -77,7 +77,10 @@ class Heat:
 
 @dataclass(frozen=True)
 class Record:
-    """One run of `xtrain bench`."""
+    """One run of `xtrain bench`, on one machine.
+
+    `facts` are figures of the machine, measured then; see `machine.facts`.
+    """
 
     schema: int
     name: str
@@ -88,6 +91,7 @@ class Record:
     versions: dict[str, str]
     settings: dict[str, Any]
     heats: list[Heat]
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def heat(self, race: str, size: int, ranks: int) -> Heat:
         """The heat of one race; ValueError if it was not run."""
@@ -121,7 +125,8 @@ def read(path: Path) -> Record:
 def _required(kind: Any) -> set[str]:
     """Fields that every record has: those that came later have a default."""
     fields = dataclasses.fields(kind)
-    return {field.name for field in fields if field.default is dataclasses.MISSING}
+    missing = dataclasses.MISSING
+    return {f.name for f in fields if f.default is f.default_factory is missing}
 
 
 def _build(kind: Any, data: Any, where: str) -> Any:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Outcome:
     """ "ready", "returned" or "raised", and what came of it.
 
-    `reusable` says that the rank can take another job afterwards.
+    `reusable` says that the rank can take another job afterwards; `executed` which of
+    the watched symbols it has run.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class Outcome:
     traceback: str = ""
     at: float = 0.0
     reusable: bool = False
+    executed: tuple[str, ...] = ()
 
 
 def failure(error: BaseException, reusable: bool = False) -> Outcome:

@@ -20,7 +20,7 @@ from xtrain.testing.placement import (
     place,
     this_machine,
 )
-from xtrain.testing.recorder import Recorder, note_world
+from xtrain.testing.recorder import Recorder
 from xtrain.testing.world import World
 from xtrain.testing.worlds import Worlds
 
@@ -102,7 +102,6 @@ def world(
             place(size, choice, machine)
         except ValueError as misfit:
             pytest.skip(str(misfit))
-        note_world(request.node, size)
         return xtrain_worlds.get(size)
 
     return get

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 
+from xtrain.testing import executed
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome
 from xtrain.testing.placement import Choice, place, registration, this_machine
@@ -111,6 +112,9 @@ class Pool:
         for rank in self._ranks:
             sys.stderr.write(rank.take_stderr())
         answers = [ending.answers.get(rank) for rank in range(self.size)]
+        if seen := executed.current():
+            for answer in ending.answers.values():
+                seen.on_ranks(answer.executed, self.backend, self.size)
         if all(answer is not None and answer.reusable for answer in answers):
             self._tell("reset")
             self._idle = True

@@ -11,13 +11,13 @@ neighbours still communicate could break them.
 import os
 import pickle
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
 
-from xtrain.testing import transport
+from xtrain.testing import executed, transport
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.placement import registration
 from xtrain.testing.state import Clean
@@ -76,6 +76,13 @@ def join(seat: Seat) -> None:
 
 
 def answer(call: transport.Call, clean: Clean) -> Outcome:
+    """Make one call and say how it went, and what it ran."""
+    with executed.watching(call.watched) as seen:
+        outcome = make(call, clean)
+    return replace(outcome, executed=tuple(seen.places))
+
+
+def make(call: transport.Call, clean: Clean) -> Outcome:
     """Make one call and say how it went."""
     try:
         transport.ensure_module(call.module, call.file)

@@ -1,14 +1,20 @@
 """The verification record: which tests passed on which version of which symbol.
 
     build/verification/gloo-cpu.json
-    {"schema": 1, "created": ..., "torch": ..., "python": ..., "platform": ...,
+    {"schema": 2, "created": ..., "torch": ..., "python": ..., "platform": ...,
      "backend": "gloo", "device": "cpu",
+     "ran": {"passed": 900, ...}, "skipped": {reason: how many},      of the last run
      "symbols": {"xtrain.comm.ring:ring_all_reduce": {
         "digest": sha256 of the symbol's source,
-        "tests": [{"id", "outcome", "world_sizes", "seconds"}]}}}
+        "tests": [{"id", "outcome", "stamp", "places", "seconds"}]}}}
+
+A test's stamp is the digest of all code that it reaches (`closure`); "places" are the
+backends and numbers of ranks on which it ran the symbol, none for its own process. A
+test that passed without running the symbol has the outcome "unused": no evidence.
 
 A run adds what it saw to what earlier runs saw, so running one test does not forget
-the others; a symbol whose source changed starts empty. Command line:
+the others; a result is forgotten when the symbol or anything the test reaches changes.
+Command line:
 
     python -m xtrain.testing.record --check     exit code 1 when tests must run
 """
@@ -24,66 +30,97 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from xtrain.testing.closure import stamp
+from xtrain.testing.executed import Place
 from xtrain.testing.marks import Marked, marked_tests
-from xtrain.testing.source import digest
+from xtrain.testing.source import digest, locate
 
 Record = dict[str, Any]
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One test that ran: what it verifies (symbol -> digest) and how it ended."""
+    """One test that ran, how it ended, and what it says of each marked symbol.
+
+    A proof is the symbol's digest, the test's stamp, and the places where the test ran
+    the symbol; None when it did not.
+    """
 
     id: str
     outcome: str
-    verifies: dict[str, str]
-    world_sizes: list[int]
+    proofs: dict[str, tuple[str, str, list[Place] | None]]
     seconds: float
 
 
+def stamp_of(test_id: str, symbol: str, root: Path) -> str:
+    """The stamp of a test's evidence for a symbol: changes with all code they reach."""
+    return _stamp(test_id.partition("::")[0], locate(symbol)[0], root)
+
+
+def _stamp(file: str, module: Path, root: Path) -> str:
+    test = root / file
+    above = [folder / "conftest.py" for folder in test.parents]
+    roots = [test, module, *(path for path in above if path.is_relative_to(root))]
+    return stamp(roots, (root / "src", root))
+
+
 def merge(
-    old: Record, head: Record, results: Iterable[Result], marked: Marked
+    old: Record, head: Record, results: Iterable[Result], marked: Marked, root: Path
 ) -> Record:
     """The record after a run with `results`.
 
-    Earlier results stay when the symbol's source is the same and the test still
-    exists with its mark (`marked`).
+    Earlier results stay while they are current and the test still has its mark
+    (`marked`).
     """
     results = list(results)
+    again = {result.id for result in results}
     symbols: dict[str, Any] = {}
-    for symbol, entry in old.get("symbols", {}).items():
-        kept = [
-            test
-            for test in entry["tests"]
-            if _base(test["id"]) in marked.get(symbol, ())
-        ]
-        if kept and _digest(symbol) == entry["digest"]:
-            symbols[symbol] = {"digest": entry["digest"], "tests": kept}
+    for symbol, tests in current(old, root).items():
+        names = marked.get(symbol, ())
+        kept = [t for t in tests if t["id"] not in again and _base(t["id"]) in names]
+        if kept:
+            symbols[symbol] = {"digest": _digest(symbol), "tests": kept}
     for result in results:
-        test = {
-            "id": result.id,
-            "outcome": result.outcome,
-            "world_sizes": result.world_sizes,
-            "seconds": round(result.seconds, 4),
-        }
-        for symbol, sha in result.verifies.items():
-            entry = symbols.get(symbol)
-            if entry is None or entry["digest"] != sha:
-                entry = symbols[symbol] = {"digest": sha, "tests": []}
-            entry["tests"] = [t for t in entry["tests"] if t["id"] != result.id]
-            entry["tests"].append(test)
+        for symbol, (sha, now, places) in result.proofs.items():
+            entry = symbols.setdefault(symbol, {"digest": sha, "tests": []})
+            unused = result.outcome == "passed" and places is None
+            entry["tests"].append(
+                {
+                    "id": result.id,
+                    "outcome": "unused" if unused else result.outcome,
+                    "stamp": now,
+                    "places": [list(place) for place in places or ()],
+                    "seconds": round(result.seconds, 2),
+                }
+            )
     for entry in symbols.values():
         entry["tests"].sort(key=lambda test: test["id"])
     created = datetime.now(UTC).isoformat(timespec="seconds")
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "created": created,
         **head,
         "symbols": dict(sorted(symbols.items())),
     }
 
 
-def update(path: Path, head: Record, results: Iterable[Result], marked: Marked) -> None:
+def current(record: Record, root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of a record that hold for the code as it stands, by symbol."""
+    found = {}
+    for symbol, entry in record.get("symbols", {}).items():
+        if entry["digest"] == _digest(symbol):
+            found[symbol] = [
+                test
+                for test in entry["tests"]
+                if test["stamp"] == stamp_of(test["id"], symbol, root)
+            ]
+    return found
+
+
+def update(
+    path: Path, head: Record, results: Iterable[Result], marked: Marked, root: Path
+) -> None:
     """Merge `results` into the file at `path`, whole or not at all.
 
     Two test runs may end at the same time, hence the lock.
@@ -91,7 +128,7 @@ def update(path: Path, head: Record, results: Iterable[Result], marked: Marked) 
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        record = merge(read(path), head, results, marked)
+        record = merge(read(path), head, results, marked, root)
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         os.replace(fresh, path)
@@ -103,33 +140,39 @@ def read(path: Path) -> Record:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return record if record.get("schema") == 1 else {}
+    return record if record.get("schema") == SCHEMA else {}
 
 
-def problems(records: Iterable[Record], marked: Marked) -> list[str]:
+def problems(records: Iterable[Record], marked: Marked, root: Path) -> list[str]:
     """Why the records do not prove every marked symbol as it stands; empty if they do.
 
-    A symbol is proved when each test marked with it was recorded on the current
-    source, at least one passed and none failed.
+    A symbol is proved when each test marked with it has run on the code as it stands
+    and ran the symbol, at least one passed and none failed.
     """
     records = list(records)
+    good = [current(record, root) for record in records]
     found = []
     for symbol, names in sorted(marked.items()):
-        now = _digest(symbol)
-        if now is None:
+        if _digest(symbol) is None:
             found.append(f"{symbol}: there is no such symbol")
             continue
-        entries = [r["symbols"][symbol] for r in records if symbol in r["symbols"]]
-        tests = [t for e in entries if e["digest"] == now for t in e["tests"]]
+        tests = [test for each in good for test in each.get(symbol, ())]
+        outcomes: dict[str, set[str]] = {}
+        for test in tests:
+            outcomes.setdefault(_base(test["id"]), set()).add(test["outcome"])
         failed = sorted({t["id"] for t in tests if t["outcome"] == "failed"})
-        missing = sorted(names - {_base(t["id"]) for t in tests})
-        if entries and not tests:
-            found.append(f"{symbol}: its source changed since its tests ran")
+        missing = sorted(names - outcomes.keys())
+        unused = sorted(name for name in outcomes if outcomes[name] == {"unused"})
+        known = any(symbol in record["symbols"] for record in records)
+        if known and not tests:
+            found.append(f"{symbol}: code has changed since its tests ran")
         elif failed:
             found.append(f"{symbol}: {failed[0]} failed")
         elif missing:
             found.append(f"{symbol}: {missing[0]} has not run")
-        elif not any(t["outcome"] == "passed" for t in tests):
+        elif unused:
+            found.append(f"{symbol}: {unused[0]} is marked with it and does not run it")
+        elif not any(test["outcome"] == "passed" for test in tests):
             found.append(f"{symbol}: all of its tests were skipped")
     return found
 
@@ -141,9 +184,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tests", type=Path, default=Path("tests"))
     parser.add_argument("--records", type=Path, default=Path("build/verification"))
     options = parser.parse_args(arguments)
-    marked = marked_tests(options.tests.resolve(), options.tests.resolve().parent)
+    root = options.tests.resolve().parent
+    marked = marked_tests(options.tests.resolve(), root)
     records = [read(path) for path in sorted(options.records.glob("*.json"))]
-    found = problems([record for record in records if record], marked)
+    found = problems([record for record in records if record], marked, root)
     for line in found:
         print(line)
     if not found:

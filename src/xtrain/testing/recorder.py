@@ -5,29 +5,23 @@ the process that writes the record; without xdist both are the same process.
 """
 
 import platform
+from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 import torch
 
 from xtrain.testing import record
+from xtrain.testing.executed import Seen, watching
 from xtrain.testing.marks import marked_tests
 from xtrain.testing.placement import Choice, Machine
 from xtrain.testing.source import digest
 
-_SYMBOLS = "xtrain verifies"
-_SIZES = "xtrain world sizes"
+_PROOFS = "xtrain verifies"
+_MARKED = pytest.StashKey[dict[str, tuple[str, str]]]()
+_SEEN = pytest.StashKey[Seen]()
 _WRONG = pytest.StashKey[str]()
-
-
-def note_world(node: pytest.Item, size: int) -> None:
-    """Remember that the running test used a world of this size."""
-    sizes: Any = dict(node.user_properties).get(_SIZES)
-    if sizes is None:
-        sizes = []
-        node.user_properties.append((_SIZES, sizes))
-    if size not in sizes:
-        sizes.append(size)
 
 
 class Recorder:
@@ -40,40 +34,72 @@ class Recorder:
         self.machine = machine
         self.writes = not hasattr(config, "workerinput")
         self.results: dict[str, record.Result] = {}
+        self.phases: dict[str, tuple[str, float]] = {}
+        self.skipped: Counter[str] = Counter()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Digest the symbols right after their modules were imported."""
+        digests: dict[tuple[str, str], tuple[str, str]] = {}
+
+        def digests_of(file: str, symbol: str) -> tuple[str, str]:
+            key = file, symbol
+            if key not in digests:
+                stamp = record.stamp_of(file, symbol, self.root)
+                digests[key] = digest(symbol), stamp
+            return digests[key]
+
         for item in items:
             symbols = {s for m in item.iter_markers("verifies") for s in m.args}
             if not symbols:
                 continue
+            file = item.nodeid.partition("::")[0]
             try:
-                digests = {symbol: digest(symbol) for symbol in sorted(symbols)}
-                item.user_properties.append((_SYMBOLS, digests))
+                marked = {
+                    symbol: digests_of(file, symbol) for symbol in sorted(symbols)
+                }
+                item.stash[_MARKED] = marked
             except ValueError as error:
                 item.stash[_WRONG] = str(error)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Watch what a test runs, its fixtures included."""
+        marked: dict[str, tuple[str, str]] = item.stash.get(_MARKED, {})
+        with watching(marked) as seen:
+            item.stash[_SEEN] = seen
+            return (yield)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """A test that claims to verify what does not exist must not pass."""
         if _WRONG in item.stash:
             pytest.fail(f"verifies: {item.stash[_WRONG]}", pytrace=False)
 
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Note for every marked symbol where the test has run it, if it has."""
+        if _MARKED in item.stash:
+            places = item.stash[_SEEN].places
+            proofs = {
+                symbol: (*digests, sorted(places[symbol]) if symbol in places else None)
+                for symbol, digests in item.stash[_MARKED].items()
+            }
+            item.user_properties.append((_PROOFS, proofs))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add one phase of one test: setup, call or teardown."""
-        facts: dict[str, Any] = dict(report.user_properties)
-        if not self.writes or _SYMBOLS not in facts:
+        if not self.writes:
             return
-        before = self.results.get(report.nodeid)
-        outcomes = {report.outcome, before.outcome if before else "passed"}
+        before, seconds = self.phases.get(report.nodeid, ("passed", 0.0))
+        outcomes = (report.outcome, before)
         worst = next(o for o in ("failed", "skipped", "passed") if o in outcomes)
-        self.results[report.nodeid] = record.Result(
-            id=report.nodeid,
-            outcome=worst,
-            verifies=facts[_SYMBOLS],
-            world_sizes=sorted(facts.get(_SIZES, [])),
-            seconds=(before.seconds if before else 0.0)
-            + (report.duration if report.when == "call" else 0.0),
-        )
+        seconds += report.duration if report.when == "call" else 0.0
+        self.phases[report.nodeid] = worst, seconds
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
+        proofs: Any = dict(report.user_properties).get(_PROOFS)
+        if proofs:  # the teardown's report has them, the last of the three
+            self.results[report.nodeid] = record.Result(
+                report.nodeid, worst, proofs, seconds
+            )
 
     def pytest_sessionfinish(self) -> None:
         """Write what was seen; a run without verifying tests writes nothing."""
@@ -86,6 +112,8 @@ class Recorder:
             "platform": self._platform(),
             "backend": choice.backend,
             "device": choice.device,
+            "ran": dict(Counter(worst for worst, _ in self.phases.values())),
+            "skipped": dict(self.skipped.most_common()),
         }
         marked: dict[str, set[str]] = {}
         for folder in self.tests:
@@ -94,7 +122,7 @@ class Recorder:
         path = (
             self.root / "build/verification" / f"{choice.backend}-{choice.device}.json"
         )
-        record.update(path, head, self.results.values(), marked)
+        record.update(path, head, self.results.values(), marked, self.root)
 
     def _platform(self) -> str:
         parts = [platform.platform()]

@@ -16,18 +16,21 @@ import runpy
 import shlex
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from xtrain.testing import executed
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.placement import loopback
 from xtrain.testing.process import RankProcess
 from xtrain.testing.supervise import collect, explain
+
+SCRIPT_BACKEND = "gloo"  # what a snippet runs on where no GPU is shown to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Seat:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     stdout: str
+    watched: tuple[str, ...] = ()
 
 
 def read_command(path: str | os.PathLike[str]) -> Command:
@@ -81,6 +85,8 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
     """
     command = read_command(path)
     size = command.ranks or 1
+    seen = executed.current()
+    watched = seen.symbols if seen else ()
     outputs = [SharedFile("stdout") for _ in range(size)]
     ranks: list[RankProcess] = []
     try:
@@ -88,7 +94,9 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
             port = listener.getsockname()[1]
             for rank, output in enumerate(outputs):
                 environment = _environment(rank, size, port) if command.ranks else {}
-                seat = Seat(str(path), command.arguments, environment, output.path)
+                seat = Seat(
+                    str(path), command.arguments, environment, output.path, watched
+                )
                 name = f"{Path(path).name} rank {rank}"
                 fork = sys.platform == "linux" and not torch.cuda.is_initialized()
                 ranks.append(RankProcess(name, script_main, seat, fork))
@@ -97,6 +105,9 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
             store = _serve_store(listener)
             ending = collect(ranks, timeout)
             del store
+            if seen:
+                for answer in ending.answers.values():
+                    seen.on_ranks(answer.executed, SCRIPT_BACKEND, size)
             if not ending.complete(size):
                 raise explain(str(path), ranks, ending, timeout)
         return [output.take() for output in outputs]
@@ -122,16 +133,17 @@ def script_main(seat: Seat, jobs: Connection) -> None:
     torch.set_num_threads(1)
     sys.argv = [seat.path, *seat.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(seat.path)))
-    try:
-        runpy.run_path(seat.path, run_name="__main__")
-        outcome = Outcome("returned")
-    except SystemExit as stop:
-        outcome = Outcome("returned") if not stop.code else failure(stop)
-    except BaseException as error:
-        outcome = failure(error)
-    atexit._run_exitfuncs()
+    with executed.watching(seat.watched) as seen:
+        try:
+            runpy.run_path(seat.path, run_name="__main__")
+            outcome = Outcome("returned")
+        except SystemExit as stop:
+            outcome = Outcome("returned") if not stop.code else failure(stop)
+        except BaseException as error:
+            outcome = failure(error)
+        atexit._run_exitfuncs()
     _flush()
-    jobs.send(outcome)
+    jobs.send(replace(outcome, executed=tuple(seen.places)))
 
 
 def _serve_store(listener: socket.socket) -> dist.TCPStore:

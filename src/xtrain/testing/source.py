@@ -14,11 +14,16 @@ from pathlib import Path
 
 def digest(symbol: str) -> str:
     """sha256 of the symbol's lines; ValueError when there is no such symbol."""
+    return hashlib.sha256(definition(symbol).encode()).hexdigest()
+
+
+def definition(symbol: str) -> str:
+    """The symbol's lines; ValueError when there is no such symbol."""
     path, name = locate(symbol)
     source = _definitions(path, path.stat().st_mtime_ns).get(name)
     if source is None:
         raise ValueError(f"{symbol!r}: {path} defines no {name!r} at its top level")
-    return hashlib.sha256(source.encode()).hexdigest()
+    return source
 
 
 def locate(symbol: str) -> tuple[Path, str]:

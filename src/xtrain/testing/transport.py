@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from xtrain.testing import executed
+
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
@@ -45,12 +47,16 @@ def dumps(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that another process can make: where the function is, and the rest."""
+    """A call that another process can make: where the function is, and the rest.
+
+    `watched` are symbols of which the answer tells whether the call ran them.
+    """
 
     name: str
     module: str
     file: str
     pickled: bytes
+    watched: tuple[str, ...] = ()
 
 
 def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
@@ -72,7 +78,14 @@ def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
             f"{module}.{name} and its arguments must be picklable: {error}"
         ) from error
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return Call(f"{module}.{name}", module, os.path.abspath(file) if file else "", call)
+    seen = executed.current()
+    return Call(
+        name=f"{module}.{name}",
+        module=module,
+        file=os.path.abspath(file) if file else "",
+        pickled=call,
+        watched=seen.symbols if seen else (),
+    )
 
 
 def ensure_module(module: str, file: str) -> None:

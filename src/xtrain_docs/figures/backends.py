@@ -1,6 +1,5 @@
 """The backends' races as a drawing."""
 
-from .. import races
 from . import REGISTRY
 from .races import lc1_race
 
@@ -8,5 +7,4 @@ from .races import lc1_race
 @REGISTRY
 def backends_race(race: str, ranks: int = 4, only: str = "") -> str:
     """How many times as fast as gloo the backends are, by size."""
-    path = races.RECORDS / "backends.json"
-    return lc1_race(race, ranks, only, path=str(path))
+    return lc1_race(race, ranks, only, record="backends")

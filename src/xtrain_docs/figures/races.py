@@ -1,31 +1,27 @@
-"""Races against torch, drawn from the recorded benchmark; empty until there is one."""
+"""Races against torch, drawn from the recorded benchmarks; empty until there is one."""
 
-from pathlib import Path
-
-from .. import config, values
+from .. import races, values
 from ..svg import Axis, bar_chart, document, fit, text
 from . import REGISTRY
 
-RECORD = config.ROOT / "docs" / "data" / "bench" / "lc1.json"
-
 
 @REGISTRY
-def lc1_race(race: str, ranks: int = 4, only: str = "", path: str = "") -> str:
+def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> str:
     """How many times as fast as the baseline each contestant is, by size.
 
-    Args:
-        race: name of the race in `xtrain.bench.races.lc1`.
-        only: contestants to show, separated by commas; all by default.
-        path: another record than docs/data/bench/lc1.json.
-    """
-    record = Path(path) if path else RECORD
-    if not record.is_file():
-        return no_record(race, ranks)
-    from xtrain.bench.record import read
+    What it was on other machines is a stroke across the bar.
 
-    found = read(record)
+    Args:
+        race: name of the race in `xtrain.bench.races`.
+        only: contestants to show, separated by commas; all by default.
+        record: another set of races.
+    """
+    if not (races.RECORDS / f"{record}.json").is_file():
+        return no_record(race, ranks)
+    found = races.record(record)
     wanted = [name.strip() for name in only.split(",") if name.strip()]
     bars: dict[str, dict[str, float]] = {}
+    also: dict[tuple[str, str], list[float]] = {}
     baseline = ""
     for heat in found.heats:
         if heat.race != race or heat.ranks != ranks:
@@ -36,23 +32,35 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", path: str = "") -> str:
             for result in heat.results[1:]
             if result.ratio is not None and (not wanted or result.name in wanted)
         }
+        size = values.bytes_(heat.size)
         if ratios:
-            bars[values.bytes_(heat.size)] = ratios
+            bars[size] = ratios
+        for name in ratios:
+            others = races.ratios(record, heat, name)[1:]
+            also[size, name] = [ratio for ratio in others if ratio is not None]
     if not bars:
         return no_record(race, ranks)
     where = f"{found.machine.get('cores', '')} cores, {found.date[:10]}"
+    if any(also.values()):
+        where += "; strokes: other machines"
     title = f"{ranks} ranks on {found.heats[0].backend}"
-    return ratio_bars(bars, baseline, where, title, 500)
+    return ratio_bars(bars, baseline, where, title, 500, also)
 
 
 def ratio_bars(
-    bars: dict[str, dict[str, float]], baseline: str, where: str, title: str, width: int
+    bars: dict[str, dict[str, float]],
+    baseline: str,
+    where: str,
+    title: str,
+    width: int,
+    also: dict[tuple[str, str], list[float]] | None = None,
 ) -> str:
     """Ratios of medians in groups of bars, with a mark for the baseline.
 
     Args:
         where: the machine and the day, in words.
-        title: of the drawing, for who does not see it.
+        title: of the drawing, for those who do not see it.
+        also: ratios on other machines, by group and bar.
     """
     drawing = bar_chart(
         bars,
@@ -61,6 +69,7 @@ def ratio_bars(
         f"Ratios of medians against {baseline}; {where}.",
         reference=(1.0, baseline),
         width=width,
+        also=also,
     )
     return fit(drawing, width)
 

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from .. import races
-from ..values import bytes_, number, percent, seconds
+from ..values import bytes_, number, percent, seconds, si
 from . import REGISTRY, Table
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Heat, Result
+    from xtrain.bench.record import Heat, Record, Result
 
 
 @REGISTRY
@@ -17,13 +17,20 @@ def race_results(race: str, ranks: int, record: str = "lc1") -> Table:
     for heat in races.heats(record, race, ranks):
         for result in heat.results:
             size = bytes_(heat.size) if result is heat.results[0] else ""
-            rows.append([size, *cells(result, heat)])
-    header = ["tensor", "contestant", "time", "times as fast", "middle half of rounds",
-              "dropped"]  # fmt: skip
-    return Table(header, rows, "llrrrr")
+            rows.append([size, *cells(result, heat, record)])
+    header = ["tensor", *columns(record)]
+    return Table(header, rows, "l" + "l" + "r" * (len(header) - 2))
 
 
-def cells(result: "Result", heat: "Heat") -> list[str]:
+def columns(record: str) -> list[str]:
+    """What `cells` holds of each contestant."""
+    machines = len(races.records(record))
+    others = [f"on machine {number}" for number in range(2, machines + 1)]
+    return ["contestant", "time", "times as fast", "middle half of rounds", "dropped",
+            *others]  # fmt: skip
+
+
+def cells(result: "Result", heat: "Heat", record: str) -> list[str]:
     baseline = result is heat.results[0]
     time = "" if result.seconds is None else seconds(result.seconds)
     if baseline:
@@ -34,7 +41,13 @@ def cells(result: "Result", heat: "Heat") -> list[str]:
         speed = f"**{_times(result.ratio)}**"
         spread = _spread(result)
     dropped = f"{result.dropped} of {result.kept + result.dropped}"
-    return [result.name, time, speed, spread, dropped]
+    others = ["" if baseline else _elsewhere(r) for r in
+              races.ratios(record, heat, result.name)[1:]]  # fmt: skip
+    return [result.name, time, speed, spread, dropped, *others]
+
+
+def _elsewhere(ratio: float | None) -> str:
+    return "not raced" if ratio is None else _times(ratio)
 
 
 def _spread(result: "Result") -> str:
@@ -56,11 +69,10 @@ def race_goals(record: str = "lc1") -> Table:
         for result in heat.results:
             if result.goal is None:
                 continue
-            measured = "not measured"
-            verdict = ""
-            if result.ratio is not None:
-                measured = _times(result.ratio)
-                verdict = "met" if result.ratio >= result.goal else "**missed**"
+            found = races.ratios(record, heat, result.name)
+            measured = ", ".join("not measured" if r is None else _times(r)
+                                 for r in found)  # fmt: skip
+            verdict = _verdict([r for r in found if r is not None], result.goal)
             rows.append(
                 [
                     f"{heat.title}: {result.name}",
@@ -73,6 +85,14 @@ def race_goals(record: str = "lc1") -> Table:
             )
     header = ["race", "tensor", "ranks", "goal", "measured", ""]
     return Table(header, rows, "lrrrrl")
+
+
+def _verdict(ratios: list[float], goal: float) -> str:
+    """Of all machines together: a goal is met where every one meets it."""
+    missed = sum(ratio < goal for ratio in ratios)
+    if missed and missed < len(ratios):
+        return f"**missed** on {missed} of {len(ratios)} machines"
+    return "**missed**" if missed else "met" * bool(ratios)
 
 
 @REGISTRY
@@ -119,24 +139,39 @@ def _busiest(counts: list[int] | None, otherwise: str) -> str:
 
 @REGISTRY
 def race_machine(record: str = "lc1") -> Table:
-    """Where and how a record was made."""
-    found = races.record(record)
-    machine, settings = found.machine, found.settings
+    """Where and how the records were made, a column for each machine."""
+    columns = [_about(found) for found in races.records(record)]
+    rows = [[name, *(column.get(name, "not recorded") for column in columns)]
+            for name in columns[0]]  # fmt: skip
+    numbers = [f"machine {number + 1}" for number in range(len(columns))]
+    header = ["", *(numbers if len(columns) > 1 else [""])]
+    return Table(header, rows, "l" * len(header))
+
+
+def _about(found: "Record") -> dict[str, str]:
+    machine, settings, facts = found.machine, found.settings, found.facts
     memory = machine.get("memory_bytes")
+    results = [result for heat in found.heats for result in heat.results]
+    taken = sum(result.kept + result.dropped for result in results)
+    about = {
+        "command": f"`{found.command}`",
+        "date": found.date,
+        "machine": f"{machine['cores']} cores, {machine['cpu']}",
+        "memory": bytes_(memory) if memory else "unknown",
+        "system": f"{machine['system']}, TCP {machine.get('tcp') or 'unknown'}",
+        "waking a process, there and back": "not recorded",
+        "one core copies": "not recorded",
+        "versions": ", ".join(f"{k} {v}" for k, v in found.versions.items()),
+        "samples wanted": f"{settings['rounds']} of each contestant",
+        "one sample": f"at least {seconds(settings['sample_seconds'])}",
+        "dropped above": f"{percent(settings['foreign_limit'])} foreign load",
+        "dropped": f"{sum(result.dropped for result in results)} of {taken}",
+    }
+    if facts:
+        about["waking a process, there and back"] = seconds(facts["wake_seconds"])
+        about["one core copies"] = si(facts["copy_bytes_per_second"], "B/s")
     foreign = [h.foreign for h in found.heats if h.foreign is not None]
-    rows = [
-        ["command", f"`{found.command}`"],
-        ["date", found.date],
-        ["machine", f"{machine['cores']} cores, {machine['cpu']}"],
-        ["memory", bytes_(memory) if memory else "unknown"],
-        ["system", f"{machine['system']}, TCP {machine.get('tcp') or 'unknown'}"],
-        ["versions", ", ".join(f"{k} {v}" for k, v in found.versions.items())],
-        ["samples wanted", f"{settings['rounds']} of each contestant"],
-        ["one sample", f"at least {seconds(settings['sample_seconds'])}"],
-        ["dropped above", f"{percent(settings['foreign_limit'])} foreign load"],
-        ["dropped", f"{races.race_dropped(record)} of {races.race_samples(record)}"],
-    ]
     if foreign:
-        rows.append(["foreign load in kept samples", f"up to {percent(max(foreign), 1)}"
-                     " (median of a heat)"])  # fmt: skip
-    return Table(["", ""], rows, "ll")
+        words = f"up to {percent(max(foreign), 1)} (median of a heat)"
+        about["foreign load in kept samples"] = words
+    return about

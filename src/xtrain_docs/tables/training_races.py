@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .. import races
 from ..values import bytes_, number
 from . import REGISTRY, Table
-from .races import cells
+from .races import cells, columns
 
 if TYPE_CHECKING:
     from xtrain.bench.record import Result
@@ -51,10 +51,9 @@ def training_results(record: str, ranks: int, prefix: str = "") -> Table:
         for heat in races.heats(record, prefix + shape, ranks):
             for result in heat.results:
                 step = shape if result is heat.results[0] else ""
-                rows.append([step, *cells(result, heat)])
-    header = ["step", "contestant", "time", "times as fast", "middle half of rounds",
-              "dropped"]  # fmt: skip
-    return Table(header, rows, "llrrrr")
+                rows.append([step, *cells(result, heat, record)])
+    header = ["step", *columns(record)]
+    return Table(header, rows, "ll" + "r" * (len(header) - 2))
 
 
 @REGISTRY

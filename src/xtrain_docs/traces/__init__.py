@@ -10,16 +10,12 @@ and whose contributions they held. The steps, the contents and the final state a
 checked against each other, so a picture cannot show what did not happen.
 """
 
-import contextlib
-import hashlib
 import html
 import json
-import os
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from .. import config
+from .. import kept
 from ..blocks import Registry
 
 REGISTRY = Registry("trace")
@@ -84,17 +80,6 @@ def _does(message: dict[str, Any]) -> str:
     ]
 
 
-@lru_cache(maxsize=1)
-def _sources() -> str:
-    """A digest of all code a trace depends on."""
-    total = hashlib.sha256()
-    folders = (config.SOURCE / "xtrain" / "comm", config.SOURCE / "xtrain_docs/traces")
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            total.update(path.read_bytes())
-    return total.hexdigest()[:16]
-
-
 def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
     """The trace of one function, recorded now or read back if nothing changed.
 
@@ -103,22 +88,19 @@ def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
         kind: how it is called and what it leaves behind; see `record.KINDS`.
         options: cells, root, and keyword arguments of the function.
     """
-    from .record import record
-
     autoplay = bool(options.pop("autoplay", False))
     asked = json.dumps([reference, kind, ranks, options], sort_keys=True)
-    name = reference.partition(":")[2]
-    stamp = hashlib.sha256((asked + _sources()).encode()).hexdigest()[:16]
-    path = config.TRACES / f"{name}-{ranks}-{stamp}.json"
-    if path.is_file():
-        return Trace(json.loads(path.read_text()), autoplay)
-    data = record(reference, kind, ranks, **options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"{name}-{ranks}-*.json"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if json.loads(old.read_text()).get("asked") == asked:
-                old.unlink()
-    part = path.with_suffix(f".{os.getpid()}")  # several processes may record it
-    part.write_text(json.dumps(data | {"asked": asked}))
-    part.replace(path)
-    return Trace(data | {"asked": asked}, autoplay)
+    recorder = kept.module_file("xtrain_docs.traces.record")
+    now = kept.stamp([recorder, kept.module_file(reference.partition(":")[0])])
+    data = kept.remembered(
+        "traces", asked, now, lambda: again(asked), f"trace: {asked}"
+    )
+    return Trace(data, autoplay)
+
+
+def again(asked: str) -> dict[str, Any]:
+    """Record now what `recorded` is asked for."""
+    from .record import record
+
+    reference, kind, ranks, options = json.loads(asked)
+    return record(reference, kind, ranks, **options)

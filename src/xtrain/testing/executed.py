@@ -1,0 +1,144 @@
+"""Which symbols a test really runs, in its own process and on its ranks.
+
+    with watching(["xtrain.comm.ring:ring_all_reduce"]) as seen:
+        world.run(reduce_on_every_rank)
+    seen.places    {"xtrain.comm.ring:ring_all_reduce": {("gloo", 4)}}
+
+A mark says what a test is about; only a test that has run the symbol is evidence for
+it. A place is the backend and the number of ranks it ran on; none for this process
+itself, so a formula that no rank computes has no backend. What holds no code that could
+run (a constant) is taken by the mark alone.
+"""
+
+import ast
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+from xtrain.testing.source import definition, locate
+
+Place = tuple[str, int]  # backend and number of ranks
+
+
+@dataclass(slots=True)
+class Seen:
+    """What has run so far; `places` has a key for every symbol that did."""
+
+    symbols: tuple[str, ...]
+    places: dict[str, set[Place]] = field(default_factory=dict)
+
+    def here(self, symbol: str) -> None:
+        """It ran in this process."""
+        self.places.setdefault(symbol, set())
+
+    def on_ranks(self, symbols: Iterable[str], backend: str, size: int) -> None:
+        """They ran on a rank of a World of `size`."""
+        for symbol in symbols:
+            self.places.setdefault(symbol, set()).add((backend, size))
+
+
+_now: list[Seen] = []
+
+
+def current() -> Seen | None:
+    """What the running test is watched for."""
+    return _now[-1] if _now else None
+
+
+@contextmanager
+def watching(symbols: Iterable[str]) -> Iterator[Seen]:
+    """Notice which of `symbols` this process runs, until the block ends."""
+    seen = Seen(tuple(symbols))
+    wanted: dict[tuple[str, str], str] = {}
+    for symbol in seen.symbols:
+        target = code_of(symbol)
+        if target is None:
+            seen.here(symbol)
+        else:
+            wanted[target] = symbol
+    _now.append(seen)
+    stop = _watch(wanted, seen) if wanted else None
+    try:
+        yield seen
+    finally:
+        if stop is not None:
+            stop()
+        _now.remove(seen)
+
+
+@lru_cache(maxsize=4096)
+def code_of(symbol: str) -> tuple[str, str] | None:
+    """File and name of the code to watch for; None where no function stands in it."""
+    tree = ast.parse(definition(symbol))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    if not any(isinstance(node, functions) for node in ast.walk(tree)):
+        return None
+    path, name = locate(symbol)
+    return str(path), name
+
+
+def _watch(wanted: dict[tuple[str, str], str], seen: Seen) -> Callable[[], None]:
+    """Have the interpreter report calls; returns what ends that."""
+
+    def notice(code: CodeType) -> str | None:
+        top = code.co_qualname.partition(".")[0]
+        symbol = wanted.get((code.co_filename, top))
+        if symbol is not None:
+            seen.here(symbol)
+        return symbol
+
+    return _monitor(notice) if sys.version_info >= (3, 12) else _profile(notice, wanted)
+
+
+def _monitor(notice: Callable[[CodeType], str | None]) -> Callable[[], None]:
+    """Python 3.12: each piece of code reports once and is then left alone."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+    tool = next((n for n in (4, 3) if monitoring.get_tool(n) is None), None)
+    if tool is None:  # a watch inside a watch inside a watch
+        return lambda: None
+    monitoring.use_tool_id(tool, "xtrain verifies")
+
+    def started(code: CodeType, offset: int) -> Any:
+        notice(code)
+        return monitoring.DISABLE
+
+    monitoring.register_callback(tool, monitoring.events.PY_START, started)
+    monitoring.set_events(tool, monitoring.events.PY_START)
+    monitoring.restart_events()
+
+    def stop() -> None:
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
+
+    return stop
+
+
+def _profile(
+    notice: Callable[[CodeType], str | None], wanted: dict[tuple[str, str], str]
+) -> Callable[[], None]:
+    """Python 3.11: every call is looked at, until all symbols have been seen."""
+    known: set[CodeType] = set()
+    left = set(wanted.values())
+    before = sys.getprofile()
+
+    def called(frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or frame.f_code in known:
+            return
+        known.add(frame.f_code)
+        left.discard(notice(frame.f_code) or "")
+        if not left:
+            sys.setprofile(before)
+
+    def stop() -> None:
+        if sys.getprofile() is called:
+            sys.setprofile(before)
+        threading.setprofile(before)
+
+    threading.setprofile(called)
+    sys.setprofile(called)
+    return stop

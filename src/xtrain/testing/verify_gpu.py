@@ -1,0 +1,75 @@
+"""Everything that can run under NCCL on this machine, and a record of it to send.
+
+    make verify-gpu                            with any number of GPUs, one included
+    python -m xtrain.testing.verify_gpu -k ring      further words go to pytest
+
+Worlds with more ranks than GPUs share them where NCCL allows it (2.30), and are skipped
+with that reason elsewhere.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from xtrain.testing import record
+from xtrain.testing.placement import Machine, this_machine
+
+# The folders whose tests take their ranks from the session's backend.
+FOLDERS = ("comm", "data_parallel", "zero", "testing")
+WORKERS = 4  # each keeps ranks with a CUDA context, half a GiB of memory a rank
+RECORDS = Path("docs/data/verification")
+
+
+def main(arguments: list[str], machine: Machine | None = None) -> int:
+    """Run, write the record, say what ran; pytest's exit code, or 2 without a GPU."""
+    machine = machine or this_machine()
+    if machine.gpus == 0 or machine.nccl is None:
+        print("no GPU that torch and NCCL can use: xtrain doctor says what is missing")
+        return 2
+    folders = [str(path) for name in FOLDERS if (path := Path("tests", name)).is_dir()]
+    options = ["-q", "-n", str(WORKERS), "--backend", "nccl"]
+    command = [sys.executable, "-m", "pytest", *options, *folders, *arguments]
+    print(" ".join(command), flush=True)
+    code = subprocess.run(command).returncode
+    written = Path("build/verification/nccl-cuda.json")
+    print("\n".join(summary(record.read(written))))
+    if code == 0:
+        print(keep(written))
+    return code
+
+
+def summary(of: record.Record) -> list[str]:
+    """What ran where, and why the rest was skipped, a line each."""
+    if not of:
+        return ["no test that verifies something has run"]
+    ran = of.get("ran", {})
+    lines = [
+        "",
+        f"{of['platform']}, torch {of['torch']}",
+        f"{ran.get('passed', 0)} tests passed, {ran.get('failed', 0)} failed, "
+        f"{ran.get('skipped', 0)} were skipped:",
+    ]
+    lines += [f"  {count:5}  {why}" for why, count in of.get("skipped", {}).items()]
+    proved = [
+        symbol
+        for symbol, entry in of["symbols"].items()
+        if any(test["outcome"] == "passed" for test in entry["tests"])
+    ]
+    return [*lines, f"{len(proved)} functions and classes ran under NCCL"]
+
+
+def keep(written: Path) -> str:
+    """Copy the record to where the pages look; how to send it."""
+    gpu = record.read(written)["platform"].rpartition(" x ")[2].partition(",")[0]
+    name = "-".join(gpu.lower().split()) or "gpu"
+    target = RECORDS / f"nccl-{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(written.read_text())
+    return (
+        f"\nThe record is {target}. The pages of your checkout show it from now on. To "
+        "send it: commit that one file and open a pull request."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

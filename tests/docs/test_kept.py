@@ -1,0 +1,131 @@
+"""Kept results: good while nothing they depend on changes, and true when run anew."""
+
+import json
+import multiprocessing
+
+import pytest
+
+from xtrain_docs import config, kept, runs, traces, transcripts
+
+CODE = ("src/toy/__init__.py", "src/toy/ring.py", "src/toy/steps.py")
+
+
+@pytest.fixture
+def ask(toy, monkeypatch):
+    """Ask for a result of toy.ring; how often it was run."""
+    monkeypatch.setattr(kept, "used", {})
+    ran = []
+
+    def ask_once(result="seen", asked="ring"):
+        now = kept.stamp([kept.module_file("toy.ring")])
+        return kept.remembered("toys", asked, now, lambda: ran.append(1) or result)
+
+    ask_once.ran = ran
+    return ask_once
+
+
+def test_a_result_is_kept_as_json(toy, ask):
+    assert ask((1, {"a": None})) == ask("new") == [1, {"a": None}]
+    assert ask("new", "another") == "new"
+    assert len(ask.ran) == 2
+    now = kept.stamp([kept.module_file("toy.ring")])
+    assert kept.used == {"toys": {"ring": now, "another": now}}
+
+
+@pytest.mark.parametrize("file", CODE)
+def test_an_edit_of_any_helper_runs_it_again(toy, ask, file):
+    ask()
+    path = toy.root / file
+    path.write_text(path.read_text() + "# another word\n")
+    assert ask("new") == "new"
+    assert len(ask.ran) == 2
+
+
+def test_an_edit_of_what_it_does_not_reach_runs_nothing(toy, ask):
+    ask()
+    toy.write("src/toy/lone.py", "X = 1\n")
+    toy.write("src/elsewhere/ring.py", "X = 1\n")
+    assert ask("new") == "seen"
+
+
+def test_another_torch_runs_it_again(toy, ask, monkeypatch):
+    ask()
+    monkeypatch.setattr(kept.closure, "torch_minor", lambda: "9.9")
+    assert ask("new") == "new"
+
+
+def test_what_is_committed_comes_first_while_it_is_good(toy, ask):
+    ask("local")
+    now = kept.stamp([kept.module_file("toy.ring")])
+    shelf = kept.committed() / "toys.json"
+    kept.write(shelf, {"ring": {"stamp": now, "result": "committed"}})
+    assert ask() == "committed"
+    kept.write(shelf, {"ring": {"stamp": "old", "result": "committed"}})
+    assert ask() == "local"
+    assert len(ask.ran) == 1
+
+
+def keep(path, number):
+    kept.put(path, {f"entry {number}": {"stamp": "s", "result": number}})
+
+
+def test_processes_that_keep_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "shelf.json"
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=keep, args=(path, n)) for n in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(json.loads(path.read_text())) == 8
+    assert len(path.read_text().splitlines()) == 10  # a line each
+
+
+# --- the committed ones --------------------------------------------------------------
+
+AGAIN = {"traces": traces.again}
+COMMITTED = [
+    (path.stem, asked)
+    for path in sorted(kept.committed().glob("*.json"))
+    if path.stem != "transcripts"  # tests/snippets runs every snippet
+    for asked in kept.read(path)
+]
+
+
+def close(fresh, stored):
+    """Equal, but for bytes on a wire: the system counts what it sends twice, too."""
+    if isinstance(stored, dict):
+        return fresh.keys() == stored.keys() and all(
+            fresh[key] == pytest.approx(stored[key], rel=0.02)
+            if key == "wire" and stored[key] is not None
+            else close(fresh[key], stored[key])
+            for key in stored
+        )
+    if isinstance(stored, list):
+        return len(fresh) == len(stored) and all(map(close, fresh, stored))
+    return fresh == stored
+
+
+@pytest.mark.parametrize(("shelf", "asked"), COMMITTED)
+def test_a_committed_result_comes_out_again(world, monkeypatch, shelf, asked):
+    if (world(2).device, world(2).backend) != ("cpu", "gloo"):
+        pytest.skip("the pages' runs are made over gloo on CPUs")
+    monkeypatch.setattr(runs, "_world", world)
+    stored = kept.read(kept.committed() / f"{shelf}.json")[asked]["result"]
+    fresh = json.loads(json.dumps(AGAIN.get(shelf, runs.again)(asked)))
+    assert close(fresh, stored)
+
+
+def test_what_is_close_and_what_is_not():
+    assert close([{"wire": 1000, "sent": 1}], [{"wire": 1010, "sent": 1}])
+    assert not close([{"wire": 1000}], [{"wire": 1100}])
+    assert not close([{"sent": 1000}], [{"sent": 1010}])
+    assert not close([1], [1, 2])
+    assert not close({"a": 1}, {"b": 1})
+
+
+def test_every_shelf_is_of_something_that_can_run_again():
+    for shelf in {shelf for shelf, _ in COMMITTED} - {"traces"}:
+        assert kept.module_file(f"xtrain_docs.{shelf}").is_file()
+    assert transcripts.embedded()
+    assert config.ROOT in kept.committed().parents

@@ -1,0 +1,118 @@
+"""`make record`: what is committed is what this code gave, and CI refuses the rest."""
+
+import json
+
+import pytest
+
+from xtrain.testing.record import SCHEMA, stamp_of
+from xtrain_docs import config, kept, record, symbols
+
+RING, WHEEL = "toy.ring:ring", "toy.ring:Wheel"
+TESTS = """
+@pytest.mark.verifies("toy.ring:ring", "toy.ring:Wheel")
+def test_ring():
+    pass
+"""
+
+
+@pytest.fixture
+def built(toy, monkeypatch):
+    """A checkout where the tests have run and the pages were built."""
+    monkeypatch.setattr(kept, "used", {})
+    folder = toy.root / "docs/data/verification"
+    monkeypatch.setattr(config, "COMMITTED_RECORDS", folder)
+    toy.write("tests/test_ring.py", TESTS)
+    toy.record(RING)
+    build(toy, "ring")
+    return toy
+
+
+def build(toy, *asked):
+    kept.used.clear()
+    for name in asked:
+        now = kept.stamp([kept.module_file("toy.ring")])
+        kept.remembered("toys", name, now, lambda: "seen")
+    kept.note_used()
+
+
+def test_what_is_recorded_is_of_this_code(built, capsys):
+    assert record.main(["--check"]) == 1
+    out = capsys.readouterr().out
+    assert "toys: ring is missing" in out
+    assert "toy.ring:ring: tests/test_ring.py::test_ring[1]: here ['passed'" in out
+    assert "run make record and commit docs/data" in out
+    assert record.main([]) == 0
+    assert record.main(["--check"]) == 0
+    assert kept.read(kept.committed() / "toys.json")["ring"]["result"] == "seen"
+
+
+def test_a_second_record_changes_nothing(built, capsys):
+    record.main([])
+    files = sorted((built.root / "docs/data").rglob("*.json"))
+    assert len(files) == 2
+    before = [path.read_text() for path in files]
+    rerun = json.loads((config.BUILD / "verification/gloo-cpu.json").read_text())
+    rerun["created"] = "2027-01-01T00:00:00+00:00"
+    for test in rerun["symbols"][RING]["tests"]:
+        test["seconds"] = 9.9
+    built.write("build/verification/gloo-cpu.json", json.dumps(rerun))
+    capsys.readouterr()
+    assert record.main([]) == 0
+    assert capsys.readouterr().out == "what is committed is of this code\n"
+    assert [path.read_text() for path in files] == before
+
+
+@pytest.mark.parametrize("file", ["src/toy/steps.py", "tests/test_ring.py"])
+def test_changed_code_makes_the_record_stale(built, file):
+    record.main([])
+    path = built.root / file
+    path.write_text(path.read_text() + "# a word\n")
+    built.record(RING)
+    build(built, "ring")
+    assert record.main(["--check"]) == 1
+    assert record.main([]) == 0
+    assert record.main(["--check"]) == 0
+
+
+def test_what_no_page_asks_for_any_more_goes(built):
+    record.main([])
+    build(built, "wheel")
+    assert record.main(["--check"]) == 1
+    record.main([])
+    assert list(kept.read(kept.committed() / "toys.json")) == ["wheel"]
+    kept.used.clear()
+    kept.note_used()
+    record.main([])
+    assert not (kept.committed() / "toys.json").exists()
+
+
+def test_a_run_of_some_tests_keeps_what_is_known_of_the_others(built):
+    record.main([])
+    stamp = stamp_of("tests/test_ring.py", WHEEL, built.root)
+    test = {"id": "tests/test_ring.py::test_ring", "outcome": "passed",
+            "stamp": stamp, "places": [], "seconds": 1.0}  # fmt: skip
+    entry = {"digest": symbols.key_digest(WHEEL), "tests": [test]}
+    partial = {"schema": SCHEMA, "created": "2027-01-01", "symbols": {WHEEL: entry}}
+    built.write("build/verification/gloo-cpu.json", json.dumps(partial))
+    record.main([])
+    path = config.COMMITTED_RECORDS / "gloo-cpu.json"
+    assert json.loads(path.read_text())["symbols"].keys() == {RING, WHEEL}
+
+
+def test_a_test_without_its_mark_is_forgotten(built):
+    record.main([])
+    # Another file has the mark now; the first still passes, and says nothing of it.
+    built.write("tests/test_ring.py", TESTS.replace('"toy.ring:ring", ', ""))
+    built.record(RING)
+    record.main([])
+    path = config.COMMITTED_RECORDS / "gloo-cpu.json"
+    assert json.loads(path.read_text())["symbols"] == {}
+
+
+def test_without_a_build_or_a_run_it_says_what_to_do(toy, monkeypatch):
+    monkeypatch.setattr(kept, "used", {})
+    with pytest.raises(SystemExit, match="run make build"):
+        record.main(["--check"])
+    kept.note_used()
+    with pytest.raises(SystemExit, match="run make test"):
+        record.main(["--check"])

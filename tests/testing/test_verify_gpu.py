@@ -1,0 +1,75 @@
+"""`make verify-gpu`, as far as a machine without a GPU can tell."""
+
+import json
+import subprocess
+
+import pytest
+
+from xtrain.testing import record, verify_gpu
+from xtrain.testing.placement import Machine
+
+RECORD = {
+    "schema": record.SCHEMA,
+    "platform": "Linux, 1 x NVIDIA H200, NCCL 2.28.9",
+    "torch": "2.11.0",
+    "ran": {"passed": 7, "skipped": 3},
+    "skipped": {"4 ranks need 4 GPUs, there are 1": 2, "about gloo": 1},
+    "symbols": {
+        "a:ran": {"tests": [{"outcome": "passed"}, {"outcome": "skipped"}]},
+        "a:skipped": {"tests": [{"outcome": "skipped"}]},
+    },
+}
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder where pytest is only pretended to run, and leaves a record."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests/comm").mkdir(parents=True)
+    asked = []
+
+    def run(command):
+        asked.append(command)
+        written = tmp_path / "build/verification/nccl-cuda.json"
+        written.parent.mkdir(parents=True)
+        written.write_text(json.dumps(RECORD))
+        return subprocess.CompletedProcess(command, verify_gpu_code[0])
+
+    verify_gpu_code = [0]
+    monkeypatch.setattr(verify_gpu.subprocess, "run", run)
+    return asked, verify_gpu_code, tmp_path
+
+
+@pytest.mark.parametrize("machine", [Machine(), Machine(1, None)])
+def test_without_a_gpu_it_says_so_and_runs_nothing(checkout, capsys, machine):
+    assert verify_gpu.main([], machine) == 2
+    assert "xtrain doctor says what is missing" in capsys.readouterr().out
+    assert checkout[0] == []
+
+
+def test_one_gpu_is_enough_and_every_skip_has_its_reason(checkout, capsys):
+    asked, _, folder = checkout
+    assert verify_gpu.main(["-k", "ring"], Machine(1, (2, 28, 9))) == 0
+    ((_, _, _, *words),) = asked
+    assert words[-3:] == ["tests/comm", "-k", "ring"]
+    assert "nccl" in words
+    out = capsys.readouterr().out
+    assert "7 tests passed, 0 failed, 3 were skipped" in out
+    assert "    2  4 ranks need 4 GPUs, there are 1\n" in out
+    assert "1 functions and classes ran under NCCL" in out
+    kept = folder / "docs/data/verification/nccl-nvidia-h200.json"
+    assert json.loads(kept.read_text()) == RECORD
+    assert "open a pull request" in out
+
+
+def test_a_run_that_failed_is_not_kept(checkout, capsys):
+    _, code, folder = checkout
+    code[0] = 1
+    assert verify_gpu.main([], Machine(1, (2, 30, 3))) == 1
+    assert "pull request" not in capsys.readouterr().out
+    assert not (folder / "docs").exists()
+
+
+def test_the_folders_are_there(request):
+    tests = request.config.rootpath / "tests"
+    assert all((tests / name).is_dir() for name in verify_gpu.FOLDERS)
