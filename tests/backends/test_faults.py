@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks
@@ -560,6 +561,27 @@ def lines_may_differ(compare_lines: str | None) -> list[str]:
 @pytest.mark.parametrize("compare_lines", [None, "0"])
 def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
     assert ours(3).run(lines_may_differ, compare_lines) == [[], [], []]
+
+
+def lines_that_are_never_compared() -> None:
+    group, x = new_group("1"), torch.ones(2)
+    if on(0):
+        dist.barrier(group)
+        dist.broadcast(x, 0, group=group)
+        y = differentiable.all_reduce(x, group=group)
+    else:
+        dist.barrier(group)
+        dist.broadcast(x, 0, group=group)
+        y = differentiable.all_reduce(x, group=group)
+    assert y.tolist() == [3, 3]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_calls_with_a_root_barriers_and_those_of_libraries_have_no_line_to_compare(
+    ours,
+):
+    ours(3).run(lines_that_are_never_compared)
 
 
 def compared_by_one_rank() -> str:
