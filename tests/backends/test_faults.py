@@ -397,10 +397,12 @@ def test_ranks_in_different_calls_are_all_shown(ours, mistake, length):
 # ----------------------------------------------------------------- calls that are alike
 
 
-def in_order(first, second) -> None:
-    """Two calls, the other way round on rank 1."""
-    for call in (second, first) if on(1) else (first, second):
-        call()
+def in_order(first, second, group) -> None:
+    """Two calls, the other way round on rank 1, with one between them."""
+    calls = (second, first) if on(1) else (first, second)
+    calls[0]()
+    dist.all_reduce(torch.ones(1), group=group)
+    calls[1]()
 
 
 def swapped_all_reduce(a, b, group):
@@ -410,7 +412,7 @@ def swapped_all_reduce(a, b, group):
     def second():
         dist.all_reduce(b, group=group)
 
-    in_order(first, second)
+    in_order(first, second, group)
 
 
 def swapped_reduce_scatter(a, b, group):
@@ -422,7 +424,7 @@ def swapped_reduce_scatter(a, b, group):
     def second():
         dist.reduce_scatter_tensor(out, b, group=group)
 
-    in_order(first, second)
+    in_order(first, second, group)
 
 
 def swapped_all_gather(a, b, group):
@@ -434,7 +436,7 @@ def swapped_all_gather(a, b, group):
     def second():
         dist.all_gather_into_tensor(out, b, group=group)
 
-    in_order(first, second)
+    in_order(first, second, group)
 
 
 def swapped_broadcast(a, b, group):
@@ -444,7 +446,7 @@ def swapped_broadcast(a, b, group):
     def second():
         dist.broadcast(b, 0, group=group)
 
-    in_order(first, second)
+    in_order(first, second, group)
 
 
 SYMMETRIC = [swapped_all_reduce, swapped_reduce_scatter, swapped_all_gather]
