@@ -13,7 +13,7 @@ import logging
 
 from xtrain.backends.calls import Call
 
-log = logging.getLogger(__name__)
+swap_log = logging.getLogger(__name__)
 MAX_CALLS = 4096  # remembered; a program makes the same calls again and again
 
 
@@ -37,7 +37,7 @@ class Swaps:
             earlier = self._mine.get((peer, check))
             if earlier is not None and check not in self._warned:
                 self._warned.add(check)
-                log.warning(
+                swap_log.warning(
                     "Are these calls swapped? This rank ran\n  %s\nwhile another rank "
                     "was elsewhere; now that rank runs it, and this one\n  %s\nTensors "
                     "that do not belong together were combined. XTRAIN_COMPARE_LINES=1 "
