@@ -22,9 +22,10 @@ from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends.calls import BETWEEN, KINDS, PROGRAM
+from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.swaps import MAX_CALLS, Swaps
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
 SOON = 5.0
@@ -563,6 +564,34 @@ def lines_may_differ(compare_lines: str | None) -> list[str]:
 @pytest.mark.parametrize("compare_lines", [None, "0"])
 def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
     assert ours(3).run(lines_may_differ, compare_lines) == [[], [], []]
+
+
+def takes_turns() -> list[str]:
+    """Right, though it looks like a swap: one rank after the other gives its tensor."""
+    group, size = new_group(None), dist.get_world_size()
+    with logged() as records:
+        for turn in range(size):
+            mine, nothing = torch.full((2,), turn + 1.0), torch.zeros(2)
+            if on(turn):
+                dist.all_reduce(mine, group=group)
+            else:
+                dist.all_reduce(nothing, group=group)
+            assert (mine if on(turn) else nothing).tolist() == [turn + 1, turn + 1]
+    dist.destroy_process_group(group)
+    return [record.getMessage() for record in records]
+
+
+def test_ranks_that_take_turns_on_two_lines_are_warned_and_served(ours):
+    for told in ours(3).run(takes_turns):
+        assert told and all("Are these calls swapped?" in each for each in told)
+
+
+@pytest.mark.verifies("xtrain.backends.swaps:Swaps")
+def test_a_program_of_ever_new_calls_from_two_lines_fills_no_memory():
+    swaps, call = Swaps(0), Call("all_reduce", None, None, None, NOWHERE)
+    for number in range(3 * MAX_CALLS):
+        swaps.note(call, [2 * number, 2 * number + 1])
+    assert len(swaps._mine) <= MAX_CALLS
 
 
 def lines_that_are_never_compared() -> None:
