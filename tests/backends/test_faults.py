@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch.distributed as dist
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import stepping
+from xtrain.backends import meeting, stepping
 from xtrain.backends.liveness import Peers
+from xtrain.backends.meeting import Forming, host_key
 from xtrain.backends.progress import Operation, Progress, Steps
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
@@ -27,7 +29,7 @@ pytestmark = [
         "xtrain.backends.stepping:SteppedGroup",
         "xtrain.backends.watching:Watch",
         "xtrain.backends.liveness:Peers",
-        "xtrain.backends.meeting:meet",
+        "xtrain.backends.meeting:Forming",
         "xtrain.backends.progress:Progress",
     )
 ]
@@ -203,6 +205,101 @@ def test_a_rank_that_never_comes_is_named(backend):
             word = ranks[present].hear()
             assert "not complete within 3 s" in word[2], word
             assert "ranks [3]" in word[2], word
+
+
+def stuck_after_meeting(say, enter, rank: int) -> None:
+    """Rank 0 has told where it is, read where the others are, and does nothing more."""
+    if rank == 0:
+        meet = Forming.meet
+
+        def sleep(self, address):
+            meet(self, address)
+            say("here")
+            time.sleep(60)
+
+        Forming.meet = sleep
+    enter()
+
+
+def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
+    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=300.0) as ranks:
+        ranks[0].hear()
+        ranks[0].kill()
+        for survivor in (1, 2):
+            word = ranks[survivor].hear()
+            assert "rank 0 died while the group was being formed" in word[2], word
+
+
+def test_the_timeout_limits_connecting_too(backend):
+    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=2.0) as ranks:
+        ranks[0].hear()
+        for waiting in (1, 2):
+            word = ranks[waiting].hear()
+            assert "the group was not complete within 2 s: " in word[2], word
+            assert "ranks [0]" in word[2], word
+
+
+def late_to_a_new_group(say) -> None:
+    if dist.get_rank() == 1:
+        wait_until(Path(os.environ["LATE"]).exists, 60)
+    dist.new_group(timeout=timedelta(seconds=1))
+
+
+def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
+    sign = tmp_path / "late"
+    environment = {"LATE": str(sign)}
+    with Ranks(backend, 2, late_to_a_new_group, environment=environment) as ranks:
+        why = "the group was not complete within 1 s: nothing was heard from ranks [1]"
+        assert ranks[0].hear()[2] == why
+        sign.touch()
+        assert ranks[1].hear()[2] == f"rank 0 gave up this group: {why}"
+
+
+def test_a_new_groups_timeout_limits_its_forming_on_gloo_as_well(tmp_path):
+    """Its default group would wait 300 s; over a file gloo counts in whole seconds."""
+    environment = {"LATE": str(tmp_path / "never")}
+    with Ranks(
+        "gloo", 2, late_to_a_new_group, environment=environment, timeout=300.0
+    ) as ranks:
+        assert ranks[0].hear()[:2] == ("raised", "RuntimeError")
+
+
+def test_a_rank_that_gave_up_may_come_again(monkeypatch):
+    """Others that find its old line wait for a new one, for a while."""
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 20.0)
+    store, met = dist.HashStore(), {}
+    with pytest.raises(RuntimeError, match="not complete within 0.1 s"):
+        meet_in(store, 0, 0.1, met)
+    other = threading.Thread(target=meet_in, args=(store, 1, 20.0, met))
+    other.start()
+    wait_until(lambda: store.check(["socket/1"]))
+    meet_in(store, 0, 20.0, met)
+    other.join()
+    assert met[0] == met[1]
+
+
+def test_a_rank_that_begins_anew_is_noticed():
+    """Whoever has read its first line waits in vain for what that line led to."""
+    store, peers = dist.HashStore(), Peers()
+    line = f"{host_key()} {os.getpid()} {{}} unix:y"
+    store.set("socket/0", line.format("0" * 32))
+    forming = Forming(store, "socket", 1, 2, 20.0, peers)
+    forming.meet("unix:x")
+    looks = iter(range(1000))
+
+    def ready() -> bool:
+        if next(looks) == 3:
+            store.set("socket/0", line.format("1" * 32))
+        return False
+
+    with pytest.raises(RuntimeError, match="rank 0 began anew"):
+        forming.wait_until(ready, lambda: "no reason")
+    peers.close()
+
+
+def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
+    with Forming(store, "socket", rank, 2, seconds, Peers()) as forming:
+        met[rank] = forming.meet(f"unix:{rank}")
 
 
 # --------------------------------------------------------------------- stopped and left

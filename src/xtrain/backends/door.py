@@ -56,20 +56,21 @@ def connect_all(
     need be, until the timeout. RuntimeError naming the ranks that are not connected by
     then, that die or give up, or that prove nothing.
     """
-    secret = read_secret()
-    listener, address = listen(secret)
     party: list[Door | Call] = []
     try:
-        with listener, Forming(store, "socket", rank, size, timeout, peers) as forming:
-            entries, group = forming.meet(address)
-            party.append(Door(listener, secret, group, rank, size))
-            for peer, entry in enumerate(entries[:rank]):
-                for purpose in PURPOSES:
-                    party.append(Call(secret, group, rank, (peer, purpose), entry))
-            forming.wait_until(
-                lambda: not [one for one in party if not one.advance()],
-                lambda: why(party),
-            )
+        with Forming(store, "socket", rank, size, timeout, peers) as forming:
+            secret = read_secret()
+            listener, address = listen(secret)
+            with listener:
+                entries, group = forming.meet(address)
+                party.append(Door(listener, secret, group, rank, size))
+                for peer, entry in enumerate(entries[:rank]):
+                    for purpose in PURPOSES:
+                        party.append(Call(secret, group, rank, (peer, purpose), entry))
+                forming.wait_until(
+                    lambda: not [one for one in party if not one.advance()],
+                    lambda: why(party),
+                )
     except BaseException as error:
         for one in party:
             close_all(one.admitted)
