@@ -300,6 +300,7 @@ def test_a_rank_that_begins_anew_is_noticed():
 def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
     with Forming(store, "socket", rank, 2, seconds, Peers()) as forming:
         met[rank] = forming.meet(f"unix:{rank}")
+        forming.wait_until(lambda: len(met) == 2, lambda: "the other has not met")
 
 
 # --------------------------------------------------------------------- stopped and left

@@ -202,7 +202,8 @@ def test_a_relay_cannot_change_what_a_dialler_says():
         assert listener == "rank 2 does not know the secret", name
 
 
-def test_a_relay_cannot_change_what_a_listener_answers():
+def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
+    monkeypatch.setattr(handshake, "SECONDS", 0.3)  # for the second proof, in vain
     (ours, left), (right, theirs) = pair(), pair()
 
     def alter(data: bytes) -> bytes:
@@ -489,27 +490,26 @@ def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
 
 def flood(address: tuple[str, int], seconds: float) -> None:
     """500 silent connections that come again when they are dropped, for a while."""
-    end, living, made = time.monotonic() + seconds, [], 0
-    while time.monotonic() < end and made < 50_000:
+    end, living, made = time.monotonic() + seconds, {}, 0
+    while time.monotonic() < end and made < 200_000 and os.getppid() != 1:
         while len(living) < 500:
             sock = socket.socket()
             sock.setblocking(False)
             sock.connect_ex(address)
-            living.append(sock)
+            living[sock] = time.monotonic()
             made += 1
         time.sleep(0.001)
-        for sock in list(living):
+        for sock, since in list(living.items()):
             try:
                 over = sock.recv(1) == b""
             except BlockingIOError:
-                continue
-            except OSError:
-                over = True
+                over = False
+            except OSError as error:  # not connected yet: ask again, more eagerly
+                late = time.monotonic() > since + 0.1
+                over = late or error.errno != errno.ENOTCONN
             if over:
                 sock.close()
-                living.remove(sock)
-        if os.getppid() == 1:
-            return
+                del living[sock]
 
 
 def flooded(say, enter, rank: int) -> None:
@@ -735,7 +735,7 @@ FRAMES = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(FRAMES, FRAMES, st.integers(0, 2**32))
 @pytest.mark.verifies("xtrain.backends.messages:Inbox")
 def test_no_frames_make_a_receive_lie(frames, receives, seed):
@@ -756,7 +756,7 @@ def test_no_frames_make_a_receive_lie(frames, receives, seed):
         inbox.post(posted[-1])
         for _ in range(rng.randint(0, 40)):
             inbox.pump()
-    drain(inbox, 500)
+    drain(inbox, 60)
     left = list(zip(frames, payloads, strict=True))
     for receive, (tag, dtype, size) in zip(posted, receives, strict=True):
         first = next((one for one in left if one[0][0] == tag), None)
@@ -984,7 +984,7 @@ def outcome(act) -> object:
         return error  # of memory that is not there (yet)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(LIES)
 @pytest.mark.verifies("xtrain.backends.meeting:Forming")
 def test_no_line_does_more_than_be_refused(line):
