@@ -278,23 +278,39 @@ def test_a_rank_that_gave_up_may_come_again(monkeypatch):
     assert met[0] == met[1]
 
 
-def test_a_rank_that_begins_anew_is_noticed():
+@pytest.mark.parametrize("peer", [0, 2])
+def test_a_rank_that_begins_anew_is_noticed(peer):
     """Whoever has read its first line waits in vain for what that line led to."""
     store, peers = dist.HashStore(), Peers()
     line = f"{host_key()} {os.getpid()} {{}} unix:y"
-    store.set("socket/0", line.format("0" * 32))
-    forming = Forming(store, "socket", 1, 2, 20.0, peers)
+    for other in (0, 2):
+        store.set(f"socket/{other}", line.format("0" * 32))
+    forming = Forming(store, "socket", 1, 3, 20.0, peers)
     forming.meet("unix:x")
     looks = iter(range(1000))
 
     def ready() -> bool:
         if next(looks) == 3:
-            store.set("socket/0", line.format("1" * 32))
+            store.set(f"socket/{peer}", line.format("1" * 32))
         return False
 
-    with pytest.raises(RuntimeError, match="rank 0 began anew"):
+    with pytest.raises(RuntimeError, match=f"rank {peer} began anew"):
         forming.wait_until(ready, lambda: "no reason")
     peers.close()
+
+
+def test_a_reason_is_passed_on_as_it_is_but_cut_and_in_plain_characters(monkeypatch):
+    """It comes from the store, where anybody may write."""
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.0)
+    store = dist.HashStore()
+    store.set("socket/0", "gave-up rank 0 gave up this group: \x1b[2J\n" + 5000 * "x")
+    told = "rank 0 gave up this group: ?[2J?" + "x" * 468
+    for rank in (1, 2):
+        with pytest.raises(RuntimeError) as raised:
+            meet_in(store, rank, 20.0, {})
+        assert str(raised.value) == told
+        assert store.get(f"socket/{rank}").decode() == f"gave-up {told}"
+        store.set("socket/0", "")
 
 
 def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:

@@ -647,6 +647,50 @@ def test_a_crowd_at_the_door_is_waited_for(monkeypatch):
         assert gate.admitted.keys() == {(1, 0)}
 
 
+def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
+    with doorway() as (gate, entry), contextlib.ExitStack() as stack:
+        for _ in range(700):
+            guest = stack.enter_context(socket.socket(socket.AF_UNIX))
+            guest.connect("\0" + entry.address.removeprefix("unix:"))
+        rank = call(entry)
+        passes = 0
+        while not rank.advance():  # no time passes in which silence could be punished
+            gate.advance()
+            passes += 1
+            assert passes < 10
+        assert gate.admitted.keys() == {(1, 0)}
+        assert len(gate._guests) <= door.MAX_GUESTS
+
+
+def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
+    """Neither the one that was made, nor that of a stranger who has not spoken yet."""
+    monkeypatch.setattr(handshake, "GREETING_SECONDS", 20.0)
+    store, secret, errors = dist.HashStore(), b"", []
+    monkeypatch.delenv("XTRAIN_SECRET", raising=False)
+
+    def forms_in_vain() -> None:
+        try:
+            door.connect_all(store, 0, 2, 2.0, Peers())
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    rank = threading.Thread(target=forms_in_vain)
+    rank.start()
+    with Forming(store, "socket", 1, 2, 20.0, Peers()) as forming:
+        entries, group = forming.meet("unix:x")
+        made = door.Call(secret, group, 1, (0, 0), entries[0])
+        wait_until(made.advance)
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect("\0" + entries[0].address.removeprefix("unix:"))
+            rank.join()
+            assert stranger.recv(1) == b""
+    assert made.admitted[0, 0].ended()
+    made.admitted[0, 0].sock.close()
+    assert errors == [
+        "the group was not complete within 2 s: no connection with ranks [1]"
+    ]
+
+
 def test_an_address_where_nobody_listens_is_named(monkeypatch):
     monkeypatch.setattr(door, "GRACE_SECONDS", 0.05)
     nobody = f"unix:xtrain-{secrets.token_hex(16)}"
