@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import xtrain.backends
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import door, handshake, sockets
+from xtrain.backends import door, handshake, meeting, sockets
 from xtrain.backends.connections import Connection
 from xtrain.backends.handshake import ANSWER, HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
@@ -1058,6 +1058,20 @@ def test_one_line_twice_names_two_groups(tmp_path):
         store = dist.FileStore(str(tmp_path / f"store{attempt}"), 1)
         digests.append(Forming(store, "socket", 0, 1, 20.0, Peers()).meet("unix:x")[1])
     assert digests[0] != digests[1]
+
+
+def test_the_line_of_every_rank_is_in_the_digest(monkeypatch):
+    """Who replaces one of them, whichever, gets another group."""
+    monkeypatch.setattr(meeting.secrets, "token_hex", lambda count: TOKEN)
+    digests = []
+    for replaced in (None, 0, 2, 3):
+        store = dist.HashStore()
+        for peer in (0, 2, 3):
+            address = "unix:relay" if peer == replaced else f"unix:{peer}"
+            store.set(f"socket/{peer}", f"elsewhere 7 {TOKEN} {address}")
+        forming = Forming(store, "socket", 1, 4, 20.0, Peers())
+        digests.append(forming.meet("unix:1")[1])
+    assert len(set(digests)) == 4
 
 
 class Rewritten:
