@@ -712,6 +712,7 @@ def test_whoever_has_proven_itself_stays_when_it_is_crowded(monkeypatch):
         assert len(gate._guests) == 3
         assert gate.trouble == "the last refusal: too many were here"
         advance(rank, gate)
+        assert rank.trouble == ""  # it has not had to come again
         assert gate.admitted.keys() == {(1, 0)}
 
 

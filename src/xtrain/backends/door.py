@@ -147,7 +147,6 @@ class Door:
             connection, self._secret, self._group, self._rank, self._size, self.admitted
         )
         self._guests.append(Guest(connection, steps))
-        self._hear(self._guests[-1])  # a rank has said its word when it is accepted
         if len(self._guests) > MAX_GUESTS:
             first = min(self._guests, key=lambda guest: guest.proven)
             self._guests.remove(first)
