@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
+from xtrain.backends import meeting
 from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
+from xtrain.backends.meeting import Forming, host_key
 from xtrain.backends.progress import Operation, Progress, Steps
 from xtrain.backends.swaps import MAX_CALLS, Swaps
 
@@ -36,7 +39,7 @@ pytestmark = [
         "xtrain.backends.stepping:SteppedGroup",
         "xtrain.backends.watching:Watch",
         "xtrain.backends.liveness:Peers",
-        "xtrain.backends.meeting:meet",
+        "xtrain.backends.meeting:Forming",
         "xtrain.backends.progress:Progress",
     )
 ]
@@ -212,6 +215,118 @@ def test_a_rank_that_never_comes_is_named(backend):
             word = ranks[present].hear()
             assert "not complete within 3 s" in word[2], word
             assert "ranks [3]" in word[2], word
+
+
+def stuck_after_meeting(say, enter, rank: int) -> None:
+    """Rank 0 has told where it is, read where the others are, and does nothing more."""
+    if rank == 0:
+        meet = Forming.meet
+
+        def sleep(self, address):
+            meet(self, address)
+            say("here")
+            time.sleep(60)
+
+        Forming.meet = sleep
+    enter()
+
+
+def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
+    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=300.0) as ranks:
+        ranks[0].hear()
+        ranks[0].kill()
+        for survivor in (1, 2):
+            word = ranks[survivor].hear()
+            assert "rank 0 died while the group was being formed" in word[2], word
+
+
+def test_the_timeout_limits_connecting_too(backend):
+    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=2.0) as ranks:
+        ranks[0].hear()
+        for waiting in (1, 2):
+            word = ranks[waiting].hear()
+            assert "the group was not complete within 2 s: " in word[2], word
+            assert "ranks [0]" in word[2], word
+
+
+def late_to_a_new_group(say) -> None:
+    if dist.get_rank() == 1:
+        wait_until(Path(os.environ["LATE"]).exists, 60)
+    dist.new_group(timeout=timedelta(seconds=1))
+
+
+def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
+    sign = tmp_path / "late"
+    environment = {"LATE": str(sign)}
+    with Ranks(backend, 2, late_to_a_new_group, environment=environment) as ranks:
+        why = "the group was not complete within 1 s: nothing was heard from ranks [1]"
+        assert ranks[0].hear()[2] == why
+        sign.touch()
+        assert ranks[1].hear()[2] == f"rank 0 gave up this group: {why}"
+
+
+def test_a_new_groups_timeout_limits_its_forming_on_gloo_as_well(tmp_path):
+    """Its default group would wait 300 s; over a file gloo counts in whole seconds."""
+    environment = {"LATE": str(tmp_path / "never")}
+    with Ranks(
+        "gloo", 2, late_to_a_new_group, environment=environment, timeout=300.0
+    ) as ranks:
+        assert ranks[0].hear()[:2] == ("raised", "RuntimeError")
+
+
+def test_a_rank_that_gave_up_may_come_again(monkeypatch):
+    """Others that find its old line wait for a new one, for a while."""
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 20.0)
+    store, met = dist.HashStore(), {}
+    with pytest.raises(RuntimeError, match="not complete within 0.1 s"):
+        meet_in(store, 0, 0.1, met)
+    other = threading.Thread(target=meet_in, args=(store, 1, 20.0, met))
+    other.start()
+    wait_until(lambda: store.check(["socket/1"]))
+    meet_in(store, 0, 20.0, met)
+    other.join()
+    assert met[0] == met[1]
+
+
+@pytest.mark.parametrize("peer", [0, 2])
+def test_a_rank_that_begins_anew_is_noticed(peer):
+    """Whoever has read its first line waits in vain for what that line led to."""
+    store, peers = dist.HashStore(), Peers()
+    line = f"{host_key()} {os.getpid()} {{}} unix:y"
+    for other in (0, 2):
+        store.set(f"socket/{other}", line.format("0" * 32))
+    forming = Forming(store, "socket", 1, 3, 20.0, peers)
+    forming.meet("unix:x")
+    looks = iter(range(1000))
+
+    def ready() -> bool:
+        if next(looks) == 3:
+            store.set(f"socket/{peer}", line.format("1" * 32))
+        return False
+
+    with pytest.raises(RuntimeError, match=f"rank {peer} began anew"):
+        forming.wait_until(ready, lambda: "no reason")
+    peers.close()
+
+
+def test_a_reason_is_passed_on_as_it_is_but_cut_and_in_plain_characters(monkeypatch):
+    """It comes from the store, where anybody may write."""
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.0)
+    store = dist.HashStore()
+    store.set("socket/0", "gave-up rank 0 gave up this group: \x1b[2J\n" + 5000 * "x")
+    told = "rank 0 gave up this group: ?[2J?" + "x" * 468
+    for rank in (1, 2):
+        with pytest.raises(RuntimeError) as raised:
+            meet_in(store, rank, 20.0, {})
+        assert str(raised.value) == told
+        assert store.get(f"socket/{rank}").decode() == f"gave-up {told}"
+        store.set("socket/0", "")
+
+
+def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
+    with Forming(store, "socket", rank, 2, seconds, Peers()) as forming:
+        met[rank] = forming.meet(f"unix:{rank}")
+        forming.wait_until(lambda: len(met) == 2, lambda: "the other has not met")
 
 
 # --------------------------------------------------------------------- stopped and left

@@ -65,7 +65,7 @@ class Node:
         inside = ["sh", "-c", f'hostname host{number}; exec "$@"', "sh", *torchrun]
         environment = os.environ | {
             "XTRAIN_SOCKET_ADDRESS": address,
-            "XTRAIN_SECRET": "of both hosts",
+            "XTRAIN_SECRET": "the secret of both hosts",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(SOURCE),
         }

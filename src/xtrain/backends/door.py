@@ -3,32 +3,48 @@
 Each rank listens for the higher ranks and dials the lower ones, twice: one connection
 for collectives and one for messages. Whoever comes must prove himself (`handshake`);
 strangers are refused, and keep nobody else from entering.
+
+All of it runs in the thread that forms the group, in turns, until every connection is
+made: who has nothing to say holds nobody up.
 """
 
 import contextlib
+import errno
+import ipaddress
 import logging
 import os
+import re
 import secrets
+import select
 import socket
-import threading
 import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed import Store
 
 from xtrain.backends.connections import Connection
-from xtrain.backends.handshake import Refused, admit, dial, read_secret
+from xtrain.backends.handshake import (
+    PURPOSES,
+    Key,
+    Refused,
+    admit,
+    check_user,
+    dial,
+    read_secret,
+)
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import forget, host_key, meet, wait_until
+from xtrain.backends.meeting import GRACE_SECONDS, Entry, Forming, host_key
+from xtrain.backends.progress import Steps
 
 refusals = logging.getLogger(__name__)
 
-# What a connection is for.
-COLLECTIVES = 0
-MESSAGES = 1
-MAX_GUESTS = 64  # handshakes at a time
-REACH_SECONDS = 10.0
-
-Key = tuple[int, int]  # rank, purpose
+BACKLOG = 4096  # connections that may wait to be accepted
+MAX_GUESTS = 256  # handshakes at a time
+MAX_LOGGED = 20  # refusals of one group, each in a line of its own
+CONNECT_SECONDS = 3.0  # for one attempt, which a full backlog may swallow
+AGAIN_SECONDS = 0.01  # between two attempts
 
 
 def connect_all(
@@ -36,36 +52,42 @@ def connect_all(
 ) -> dict[Key, Connection]:
     """Connect this rank with every other, twice; {(rank, purpose): connection}.
 
-    Each rank listens for the higher ranks and dials the lower ones.
+    Each rank listens for the higher ranks and dials the lower ones, again and again if
+    need be, until the timeout. RuntimeError naming the ranks that are not connected by
+    then, that die or give up, or that prove nothing.
     """
-    secret = read_secret()
-    listener, address = listen(secret)
-    door, dialled = None, {}
+    party: list[Door | Call] = []
     try:
-        entries, group = meet(store, "socket", rank, size, address, timeout, peers)
-        door = Door(listener, secret, group, rank, size)
-        for peer, entry in enumerate(entries[:rank]):
-            for purpose in (COLLECTIVES, MESSAGES):
-                sock = reach(peer, entry.address, entry.host == host_key())
-                dialled[peer, purpose] = Connection(sock)
-                dial(sock, secret, group, rank, peer, purpose)
-                sock.setblocking(False)
-        wait_until(
-            door.complete, peers, timeout,
-            lambda: f"no connection from ranks {door.absent()}",
-        )  # fmt: skip
-    except (Refused, OSError) as error:
-        close_all(dialled)
-        raise RuntimeError(f"rank {rank} cannot join the group: {error}") from error
-    except BaseException:
-        close_all(dialled)
+        with Forming(store, "socket", rank, size, timeout, peers) as forming:
+            secret = read_secret()
+            listener, address = listen(secret)
+            with listener:
+                entries, group = forming.meet(address)
+                party.append(Door(listener, secret, group, rank, size))
+                for peer, entry in enumerate(entries[:rank]):
+                    for purpose in PURPOSES:
+                        party.append(Call(secret, group, rank, (peer, purpose), entry))
+                forming.wait_until(
+                    lambda: not [one for one in party if not one.advance()],
+                    lambda: why(party),
+                )
+    except BaseException as error:
+        for one in party:
+            close_all(one.admitted)
+        if isinstance(error, (Refused, OSError)):
+            raise RuntimeError(f"rank {rank} cannot join the group: {error}") from error
         raise
     finally:
-        listener.close()
-        if door is not None:
-            door.close()
-    forget(store, "socket", rank)
-    return dialled | door.admitted
+        for one in party:
+            one.close()
+    return {key: made for one in party for key, made in one.admitted.items()}
+
+
+def why(party: Sequence["Door | Call"]) -> str:
+    """What is missing, and what is known about the reason."""
+    absent = sorted({rank for one in party for rank in one.absent()})
+    troubles = "; ".join(one.trouble for one in party if one.absent() and one.trouble)
+    return f"no connection with ranks {absent}{f' ({troubles})' * bool(troubles)}"
 
 
 def close_all(connections: dict[Key, Connection]) -> None:
@@ -79,63 +101,141 @@ class Door:
     def __init__(
         self, listener: socket.socket, secret: bytes, group: bytes, rank: int, size: int
     ):
+        listener.setblocking(False)
         self._listener, self._secret, self._group = listener, secret, group
         self._rank, self._size = rank, size
         higher = range(rank + 1, size)
-        self._expected = {(r, p) for r in higher for p in (COLLECTIVES, MESSAGES)}
+        self._expected = {(peer, purpose) for peer in higher for purpose in PURPOSES}
         self.admitted: dict[Key, Connection] = {}
-        self._guests: dict[threading.Thread, socket.socket] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        self._porter = threading.Thread(target=self._stand, name="xtrain-door")
-        self._porter.start()
-
-    def complete(self) -> bool:
-        return self._expected == self.admitted.keys()
+        self.trouble = ""
+        self.refused = 0
+        self._guests: list[Guest] = []
 
     def absent(self) -> list[int]:
         return sorted({rank for rank, _ in self._expected - self.admitted.keys()})
 
+    def advance(self) -> bool:
+        """Let in who has come, hear everybody; True when all who belong are inside."""
+        for _ in range(MAX_GUESTS):
+            if not self._accept():
+                break
+        for guest in list(self._guests):
+            self._hear(guest)
+        return not self.absent()
+
     def close(self) -> None:
         """Send away whoever is still proving himself."""
-        self._closed = True
-        self._porter.join()
-        inside = {connection.sock for connection in self.admitted.values()}
-        for guest, sock in self._guests.items():
-            if sock not in inside:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-            guest.join()
-        if not self.complete():
-            close_all(self.admitted)
+        for guest in self._guests:
+            guest.connection.sock.close()
+        if self.refused > MAX_LOGGED:
+            refusals.warning(
+                "rank %d refused %d connections in all", self._rank, self.refused
+            )
 
-    def _stand(self) -> None:
-        with contextlib.suppress(OSError):  # closed before the door stood open
-            self._listener.settimeout(0.01)
-        while not self._closed and not self.complete():
-            self._guests = {t: s for t, s in self._guests.items() if t.is_alive()}
-            if len(self._guests) >= MAX_GUESTS:
-                time.sleep(0.01)
-                continue
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:  # nobody within the time, or the listener is closed
-                continue
-            guest = threading.Thread(target=self._admit, args=(sock,), daemon=True)
-            self._guests[guest] = sock
-            guest.start()
-
-    def _admit(self, sock: socket.socket) -> None:
+    def _accept(self) -> bool:
         try:
-            key = admit(sock, self._secret, self._group, self._rank, self._size)
+            sock, _ = self._listener.accept()
+        except OSError:  # nobody there, or gone again
+            return False
+        try:
+            check_user(sock, self._secret)
             connection = Connection(sock)
-            with self._lock:
-                if key not in self._expected or key in self.admitted:
-                    raise Refused(f"rank {key[0]} is connected already")
-                self.admitted[key] = connection
         except (Refused, OSError) as error:
+            self._refuse(sock, error)
+            return True
+        steps = admit(
+            connection, self._secret, self._group, self._rank, self._size, self.admitted
+        )
+        self._guests.append(Guest(connection, steps))
+        if len(self._guests) > MAX_GUESTS:
+            first = min(self._guests, key=lambda guest: guest.proven)
+            self._guests.remove(first)
+            self._refuse(first.connection.sock, Refused("too many were here"))
+        return True
+
+    def _hear(self, guest: "Guest") -> None:
+        try:
+            guest.proven = next(guest.steps)
+            return
+        except StopIteration as end:
+            self.admitted[end.value] = guest.connection
+        except (Refused, OSError) as error:
+            self._refuse(guest.connection.sock, error)
+        self._guests.remove(guest)
+
+    def _refuse(self, sock: socket.socket, error: Exception) -> None:
+        sock.close()
+        self.refused += 1
+        self.trouble = f"the last refusal: {error}"
+        if self.refused <= MAX_LOGGED:
             refusals.warning("rank %d refused a connection: %s", self._rank, error)
+
+
+@dataclass(eq=False)
+class Guest:
+    """Somebody who has come, and how far his handshake is."""
+
+    connection: Connection
+    steps: Generator[bool, None, Key]
+    proven: bool = False
+
+
+class Call:
+    """This rank's way to one connection with a lower rank."""
+
+    def __init__(self, secret: bytes, group: bytes, rank: int, key: Key, entry: Entry):
+        self._secret, self._group, self._rank = secret, group, rank
+        self._key, self._entry = key, entry
+        self.admitted: dict[Key, Connection] = {}
+        self.trouble = ""
+        self._steps = self._dial_until_admitted()
+
+    def absent(self) -> list[int]:
+        return [] if self.admitted else [self._key[0]]
+
+    def advance(self) -> bool:
+        """Go on; True when the connection is made."""
+        return next(self._steps, ENDED) is ENDED
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def _dial_until_admitted(self) -> Steps:
+        refused = 0.0
+        while True:
+            try:
+                self.admitted[self._key] = yield from self._dial()
+                return
+            except (ConnectionError, TimeoutError, BlockingIOError) as error:
+                self.trouble = f"rank {self._key[0]}: {error}"
+                gone = isinstance(error, ConnectionRefusedError)
+            now = time.monotonic()
+            refused = (refused or now) if gone else 0.0
+            if gone and now > refused + GRACE_SECONDS:
+                raise Refused(f"{self.trouble} at {self._entry.address}")
+            while time.monotonic() < now + AGAIN_SECONDS:
+                yield
+
+    def _dial(self) -> Generator[None, None, Connection]:
+        peer, purpose = self._key
+        sock = yield from reach(
+            peer, self._entry.address, self._entry.host == host_key()
+        )
+        try:
+            check_user(sock, self._secret)
+            connection = Connection(sock)
+            proving = dial(
+                connection, self._secret, self._group, self._rank, peer, purpose
+            )
+            for _ in proving:
+                yield
+        except BaseException:
             sock.close()
+            raise
+        return connection
+
+
+ENDED = object()
 
 
 def listen(secret: bytes) -> tuple[socket.socket, str]:
@@ -145,7 +245,7 @@ def listen(secret: bytes) -> tuple[socket.socket, str]:
         name = f"xtrain-{secrets.token_hex(16)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0{name}")  # abstract: there is no file to leave behind
-        listener.listen(MAX_GUESTS)
+        listener.listen(BACKLOG)
         return listener, f"unix:{name}"
     if not secret:
         raise ValueError(
@@ -153,34 +253,56 @@ def listen(secret: bytes) -> tuple[socket.socket, str]:
             "XTRAIN_SECRET, or XTRAIN_SECRET_FILE to a file that only you can read"
         )
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family, backlog=MAX_GUESTS)
-    return listener, f"tcp:{address}:{listener.getsockname()[1]}"
+    listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+    host, port = listener.getsockname()[:2]
+    return listener, f"tcp:{host}:{port}"
 
 
-def reach(peer: int, address: str, same_host: bool) -> socket.socket:
+def reach(
+    peer: int, address: str, same_host: bool
+) -> Generator[None, None, socket.socket]:
     """Open a connection to the address that a peer gave."""
+    family, target = parse_address(peer, address, same_host)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        error = sock.connect_ex(target)
+        end = time.monotonic() + CONNECT_SECONDS
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT)
+        while error == errno.EINPROGRESS:
+            yield
+            if poll.poll(0):
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            elif time.monotonic() > end:
+                error = errno.ETIMEDOUT
+        if error == errno.EADDRNOTAVAIL:  # all ports are in use for the moment
+            error = errno.EAGAIN
+        if error:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def parse_address(peer: int, address: str, same_host: bool) -> tuple[int, Any]:
+    """The family and address to connect to; Refused for what no rank writes."""
     kind, _, rest = address.partition(":")
+    if kind == "unix" and same_host and UNIX_NAME.fullmatch(rest):
+        return socket.AF_UNIX, f"\0{rest}"
     host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isdecimal():
-        return socket.create_connection((host, int(port)), REACH_SECONDS)
-    if kind != "unix" or not same_host:
-        raise Refused(
-            f"rank {peer} is at {address}, out of reach from here; on several "
-            "hosts set XTRAIN_SOCKET_ADDRESS to an address of each host, and "
-            "XTRAIN_SECRET to the same secret on all"
-        )
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end = time.monotonic() + REACH_SECONDS
-    while True:
-        try:
-            sock.settimeout(REACH_SECONDS)
-            sock.connect(f"\0{rest}")
-            return sock
-        except BlockingIOError:  # as many as may wait at that door do
-            if time.monotonic() > end:
-                sock.close()
-                raise
-            time.sleep(0.01)
-        except OSError:
-            sock.close()
-            raise
+    if kind == "tcp" and PORT.fullmatch(port) and int(port) < 1 << 16:
+        with contextlib.suppress(ValueError):  # a name would be looked up, and wait
+            version = ipaddress.ip_address(host).version
+            family = socket.AF_INET if version == 4 else socket.AF_INET6
+            return family, (host, int(port))
+    raise Refused(
+        f"rank {peer} is at {address}, out of reach from here; on several "
+        "hosts set XTRAIN_SOCKET_ADDRESS to an address of each host, and "
+        "XTRAIN_SECRET to the same secret on all"
+    )
+
+
+UNIX_NAME = re.compile(r"xtrain-[0-9a-f]{32}")
+PORT = re.compile(r"[1-9][0-9]{0,4}")

@@ -6,14 +6,19 @@ proof.
 
 With a secret (the environment variable XTRAIN_SECRET, or the path of a file that only
 the user can read in XTRAIN_SECRET_FILE) each side shows that it knows it, by keyed
-hashes over fresh random numbers of both sides, the group, both ranks and the purpose: a
-recorded handshake proves nothing a second time, nor in another group. Without a secret
-only processes of the same user on the same host get in, by the word of the kernel.
+hashes over the group, both ranks, the purpose and fresh random numbers of both sides: a
+recorded handshake proves nothing a second time, nor in another group. The digest that
+names the group covers the ranks' real addresses (`meeting`): ranks that a relay brings
+together, having put its own address into the store, prove nothing to each other.
+Without a secret only processes of the same user on the same host get in, by the word of
+the kernel.
 
-    dialler   -> greeting: magic, group, ranks, purpose, nonce
-    listener  -> nonce, HMAC("listener", everything above)
-    dialler   -> HMAC("dialler", everything above)
-    listener  -> welcome
+    dialler   -> greeting: magic, group, ranks, purpose, nonce; HMAC("dialler", it)
+    listener  -> answer, nonce, HMAC("listener", everything above)
+    dialler   -> HMAC("dialler again", everything above)
+    listener  -> HMAC("welcome", everything above)
+
+Whoever dials proves itself first: a stranger gets no hash to try secrets on.
 """
 
 import hashlib
@@ -24,15 +29,32 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Container, Generator
 from pathlib import Path
 
+from xtrain.backends.connections import Connection
+
 HELLO = struct.Struct("<8s32sIIB16s")
-MAGIC = b"xtrain\x00\x01"
-WELCOME = b"welcome!"
+MAGIC = b"xtrain\x00\x02"
+ANSWER = struct.Struct("<B16s32s")  # one of the next five, nonce, proof
+GO_ON, NO_SECRET, OTHER_GROUP, OTHER_RANK, TAKEN = range(5)
+REASONS = {
+    OTHER_GROUP: "was given other addresses by the store than rank {me}: "
+    "somebody else writes there, or it belongs to another group",
+    OTHER_RANK: "does not expect rank {me}",
+    TAKEN: "is connected with a rank {me} already",
+}
+# What a connection is for.
+COLLECTIVES = 0
+MESSAGES = 1
+PURPOSES = (COLLECTIVES, MESSAGES)
 NONCE_BYTES = 16
 PROOF_BYTES = 32
-SECONDS = 5.0  # that the listener gives a dialler
-DIAL_SECONDS = 30.0  # that a dialler gives the listener, which may still be meeting
+MIN_SECRET_BYTES = 16
+GREETING_SECONDS = 0.5  # for the first proof; a rank that was slower dials again
+SECONDS = 5.0  # for the second
+
+Key = tuple[int, int]  # rank, purpose
 
 
 class Refused(Exception):
@@ -43,7 +65,7 @@ def read_secret() -> bytes:
     """The secret of this user's jobs; empty when there is none."""
     text = os.environ.get("XTRAIN_SECRET")
     if text:
-        return text.encode()
+        return long_enough("XTRAIN_SECRET", text.encode())
     path = os.environ.get("XTRAIN_SECRET_FILE")
     if not path:
         return b""
@@ -53,54 +75,95 @@ def read_secret() -> bytes:
             f"XTRAIN_SECRET_FILE {path}: must belong to you and be readable by nobody "
             f"else (mode 600), it has mode {stat.S_IMODE(status.st_mode):o}"
         )
-    secret = Path(path).read_bytes().strip()
-    if not secret:
-        raise ValueError(f"XTRAIN_SECRET_FILE {path} is empty")
+    return long_enough(f"XTRAIN_SECRET_FILE {path}", Path(path).read_bytes().strip())
+
+
+def long_enough(source: str, secret: bytes) -> bytes:
+    """The secret; ValueError for one that could be guessed from a recorded proof."""
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ValueError(
+            f"{source}: a secret has at least {MIN_SECRET_BYTES} bytes, this one has "
+            f"{len(secret)}; make one with: openssl rand -hex 32"
+        )
     return secret
 
 
 def dial(
-    sock: socket.socket, secret: bytes, group: bytes, me: int, peer: int, purpose: int
-) -> None:
-    """Prove this side to the listener and have it prove itself, or raise Refused."""
-    end = time.monotonic() + DIAL_SECONDS
-    check_user(sock, secret)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    greeting = HELLO.pack(MAGIC, group, me, peer, purpose, nonce)
-    sock.sendall(greeting)
-    theirs = read_exactly(sock, NONCE_BYTES, end)
-    said = greeting + theirs
-    if not hmac.compare_digest(
-        read_exactly(sock, PROOF_BYTES, end), proof(secret, b"listener", said)
-    ):
+    connection: Connection,
+    secret: bytes,
+    group: bytes,
+    me: int,
+    peer: int,
+    purpose: int,
+) -> Generator[bool, None, None]:
+    """Prove this side to the listener and have it prove itself, or raise Refused.
+
+    Yields while there is nothing to read. ConnectionError when the listener hangs up:
+    it may have been busy, so a rank dials again.
+    """
+    greeting = HELLO.pack(
+        MAGIC, group, me, peer, purpose, secrets.token_bytes(NONCE_BYTES)
+    )
+    said = greeting + proof(secret, b"dialler", greeting)
+    say(connection, said)
+    answer = yield from read_exactly(connection, ANSWER.size)
+    status, _, shown = ANSWER.unpack(answer)
+    if status == NO_SECRET:
+        raise Refused(f"rank {peer} holds another secret than rank {me}")
+    said += answer[:-PROOF_BYTES]
+    if not hmac.compare_digest(shown, proof(secret, b"listener", said)):
         raise Refused(f"the listener of rank {peer} does not know the secret")
-    sock.sendall(proof(secret, b"dialler", said))
-    if read_exactly(sock, len(WELCOME), end) != WELCOME:
+    if status != GO_ON:
+        reason = REASONS.get(status, "does not want rank {me}")
+        raise Refused(f"rank {peer} {reason.format(me=me)}")
+    said += shown
+    said += proof(secret, b"dialler again", said)
+    say(connection, said[-PROOF_BYTES:])
+    welcome = yield from read_exactly(connection, PROOF_BYTES)
+    if not hmac.compare_digest(welcome, proof(secret, b"welcome", said)):
         raise Refused(f"rank {peer} did not welcome rank {me}")
 
 
 def admit(
-    sock: socket.socket, secret: bytes, group: bytes, me: int, size: int
-) -> tuple[int, int]:
-    """Have a dialler prove itself; its rank and purpose, or Refused."""
-    end = time.monotonic() + SECONDS
-    check_user(sock, secret)
-    greeting = read_exactly(sock, HELLO.size, end)
+    connection: Connection,
+    secret: bytes,
+    group: bytes,
+    me: int,
+    size: int,
+    admitted: Container[Key],
+) -> Generator[bool, None, Key]:
+    """Have a dialler prove itself; its rank and purpose, or Refused.
+
+    Yields while there is nothing to read: whether the dialler has proven itself once.
+    """
+    now = time.monotonic()
+    greeting = yield from read_exactly(connection, HELLO.size, now + GREETING_SECONDS)
     magic, their_group, rank, target, purpose, _ = HELLO.unpack(greeting)
     if magic != MAGIC:
         raise Refused("no greeting of ours")
-    if not hmac.compare_digest(their_group, group):
-        raise Refused(f"rank {rank} of another group")
-    if target != me or not me < rank < size:
-        raise Refused(
-            f"rank {rank} dialled for rank {target}, this is rank {me} of {size}"
-        )
-    said = greeting + secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(said[HELLO.size :] + proof(secret, b"listener", said))
-    answer = read_exactly(sock, PROOF_BYTES, end)
-    if not hmac.compare_digest(answer, proof(secret, b"dialler", said)):
+    shown = yield from read_exactly(connection, PROOF_BYTES, now + GREETING_SECONDS)
+    if not hmac.compare_digest(shown, proof(secret, b"dialler", greeting)):
+        say(connection, ANSWER.pack(NO_SECRET, bytes(NONCE_BYTES), bytes(PROOF_BYTES)))
         raise Refused(f"rank {rank} does not know the secret")
-    sock.sendall(WELCOME)
+    answer, reason = GO_ON, ""
+    if not hmac.compare_digest(their_group, group):
+        answer, reason = OTHER_GROUP, f"rank {rank} of another group"
+    elif target != me or not me < rank < size or purpose not in PURPOSES:
+        answer = OTHER_RANK
+        reason = f"rank {rank} dialled for rank {target}, this is rank {me} of {size}"
+    elif (rank, purpose) in admitted:
+        answer, reason = TAKEN, f"rank {rank} is connected already"
+    said = greeting + shown + bytes([answer]) + secrets.token_bytes(NONCE_BYTES)
+    said += proof(secret, b"listener", said)
+    say(connection, said[-ANSWER.size :])
+    if answer != GO_ON:
+        raise Refused(reason)
+    shown = yield from read_exactly(connection, PROOF_BYTES, now + SECONDS, proven=True)
+    if not hmac.compare_digest(shown, proof(secret, b"dialler again", said)):
+        raise Refused(f"rank {rank} does not know the secret")
+    if (rank, purpose) in admitted:
+        raise Refused(f"rank {rank} is connected already")
+    say(connection, proof(secret, b"welcome", said + shown))
     return rank, purpose
 
 
@@ -109,30 +172,44 @@ def proof(secret: bytes, role: bytes, said: bytes) -> bytes:
 
 
 def check_user(sock: socket.socket, secret: bytes) -> None:
-    """Without a secret the kernel must vouch for the other process's user."""
-    if secret:
-        return
+    """On a Unix socket the kernel must vouch for the other process's user.
+
+    Over TCP it cannot, so there the secret must.
+    """
     if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
-        raise Refused("no secret, and the kernel cannot tell whose process this is")
+        if not secret:
+            raise Refused("no secret, and the kernel cannot tell whose process this is")
+        return
     size = struct.calcsize("3i")
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     _, user, _ = struct.unpack("3i", credentials)
-    if user != os.getuid():
-        raise Refused(f"a process of user {user}, this one belongs to {os.getuid()}")
+    if user != os.geteuid():
+        raise Refused(f"a process of user {user}, this one belongs to {os.geteuid()}")
 
 
-def read_exactly(sock: socket.socket, count: int, end: float) -> bytes:
-    """The next `count` bytes, or Refused; all of them are here by the time `end`."""
-    data = bytearray()
-    while len(data) < count:
-        left = end - time.monotonic()
-        sock.settimeout(max(left, 0.001))
-        try:
-            piece = sock.recv(count - len(data)) if left > 0 else b""
-        except TimeoutError:
-            piece = b""
-        if not piece:
-            how = "closed" if time.monotonic() < end else "too late"
-            raise Refused(f"{how} after {len(data)} of {count} bytes")
-        data += piece
+def say(connection: Connection, data: bytes) -> None:
+    """A new connection has room for all that a handshake says."""
+    if connection.write(memoryview(data)) != len(data):
+        raise ConnectionError("closed before it was answered")
+
+
+def read_exactly(
+    connection: Connection,
+    count: int,
+    end: float = float("inf"),
+    proven: bool = False,
+) -> Generator[bool, None, bytes]:
+    """The next `count` bytes; Refused unless all of them are here by the time `end`."""
+    data = bytearray(count)
+    left = memoryview(data)
+    while left.nbytes:
+        got = connection.read(left)
+        left = left[got:]
+        if not got:
+            so_far = f"after {count - left.nbytes} of {count} bytes"
+            if connection.lost:
+                raise ConnectionError(f"closed {so_far}")
+            if time.monotonic() > end:
+                raise Refused(f"too late {so_far}")
+            yield proven
     return bytes(data)

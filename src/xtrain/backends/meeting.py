@@ -8,17 +8,23 @@ lead to must prove itself.
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 from torch.distributed import Store
 
 from xtrain.backends.liveness import Peers
 
 POLL_SECONDS = 0.001
+LOOK_SECONDS = 0.02  # between two looks at a line that has been read already
+GRACE_SECONDS = 1.0  # for a rank that has given up to come again
+GAVE_UP = "gave-up "
+LINE = re.compile(r"(\S{1,200}) ([1-9]\d{0,8}) [0-9a-f]{32} (\S{1,200})", re.ASCII)
 
 
 class Disagreement(Exception):
@@ -34,67 +40,146 @@ class Entry:
     address: str
 
 
-def meet(
-    store: Store, kind: str, rank: int, size: int, address: str, seconds: float,
-    peers: Peers,
-) -> tuple[list[Entry], bytes]:  # fmt: skip
-    """Exchange addresses; the entries in rank order and a digest of them all.
+class Forming:
+    """One rank's way into a group that forms, as a context.
 
-    The digest names the group: random numbers of all ranks are in it. Processes of this
-    host are watched by `peers` from now on. Raises RuntimeError when one of them dies,
-    or when `seconds` are over, naming the ranks.
+    Args:
+        kind: keeps the lines of different transports apart.
+        seconds: the limit of all of it, from now on: the timeout that
+            `init_process_group` or `new_group` was given. gloo's groups have the same
+            one.
+        peers: watches the processes of this host from the moment they are known.
+
+    A rank that fails leaves the reason in its line, so those who wait for it, and those
+    who come later, are told.
     """
-    mine = f"{host_key()} {os.getpid()} {secrets.token_hex(16)} {address}"
-    store.set(f"{kind}/{rank}", mine)
-    lines: dict[int, str] = {}
-    entries: dict[int, Entry] = {}
 
-    def all_here() -> bool:
-        for peer in range(size):
-            if peer not in lines and store.check([f"{kind}/{peer}"]):
-                lines[peer] = store.get(f"{kind}/{peer}").decode(errors="replace")
-                entries[peer] = read_entry(peer, lines[peer])
-                if peer != rank and entries[peer].host == host_key():
-                    peers.watch(peer, entries[peer].pid)
-        return len(lines) == size
+    def __init__(
+        self, store: Store, kind: str, rank: int, size: int, seconds: float,
+        peers: Peers,
+    ):  # fmt: skip
+        self._store, self._kind, self._peers = store, kind, peers
+        self.rank, self._size, self._seconds = rank, size, seconds
+        self._end = time.monotonic() + seconds
+        self._lines: dict[int, str] = {}
+        self._entries: dict[int, Entry] = {}
+        self._gave_up: dict[int, str] = {}  # lines of ranks that may come again
+        self._patience: dict[int, float] = {}  # until when they may
+        self._next_look, self._looked = 0.0, 0
+        self._told: str | None = None
 
-    wait_until(
-        all_here, peers, seconds,
-        lambda: f"nothing was heard from ranks {sorted({*range(size)} - {*lines})}",
-    )  # fmt: skip
-    everything = "\n".join(lines[peer] for peer in range(size))
-    digest = hashlib.sha256(everything.encode()).digest()
-    return [entries[peer] for peer in range(size)], digest
+    def __enter__(self) -> "Forming":
+        return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take this rank's line back, or leave the reason why it gave up."""
+        line = ""
+        if error is not None:
+            why = str(error) or type(error).__name__
+            line = self._told or f"rank {self.rank} gave up this group: {why}"
+            line = GAVE_UP + line
+        with contextlib.suppress(RuntimeError):
+            self._store.set(self._key(self.rank), line)
 
-def forget(store: Store, kind: str, rank: int) -> None:
-    """Take this rank's line back once everybody has read it."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):
-        store.delete_key(f"{kind}/{rank}")
+    def meet(self, address: str) -> tuple[list[Entry], bytes]:
+        """Exchange addresses; the entries in rank order and a digest of them all.
+
+        The digest names the group: random numbers of all ranks are in it. A rank's own
+        line goes into its digest as the rank wrote it, whatever the store holds now. So
+        two ranks have the same digest only if each has read what the other has written.
+
+        Raises RuntimeError naming the ranks that die, give up or do not come in time.
+        """
+        mine = f"{host_key()} {os.getpid()} {secrets.token_hex(16)} {address}"
+        self._lines[self.rank] = mine
+        self._entries[self.rank] = read_entry(self.rank, mine)
+        self._store.set(self._key(self.rank), mine)
+        self.wait_until(
+            self._all_here, lambda: f"nothing was heard from ranks {self._absent()}"
+        )
+        ranks = range(self._size)
+        lines = [hashlib.sha256(self._lines[rank].encode()).digest() for rank in ranks]
+        digest = hashlib.sha256(b"".join(lines)).digest()
+        return [self._entries[rank] for rank in ranks], digest
+
+    def wait_until(self, ready: Callable[[], bool], why: Callable[[], str]) -> None:
+        """Poll `ready`; RuntimeError when a rank dies or gives up, or the time is over.
+
+        In the last case it says why.
+        """
+        while not ready():
+            dead = self._peers.dead()
+            if dead and not ready():
+                names = ", ".join(f"rank {peer}" for peer in dead)
+                raise RuntimeError(f"{names} died while the group was being formed")
+            self._look_around()
+            if time.monotonic() > self._end:
+                for line in self._gave_up.values():
+                    self._raise_gave_up(line)
+                raise RuntimeError(
+                    f"the group was not complete within {self._seconds:g} s: {why()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _all_here(self) -> bool:
+        for peer in self._absent():
+            line = self._read(peer)
+            if line.startswith(GAVE_UP):
+                now, self._gave_up[peer] = time.monotonic(), line
+                if now > self._patience.setdefault(peer, now + GRACE_SECONDS):
+                    self._raise_gave_up(line)
+            elif line:
+                self._gave_up.pop(peer, None)
+                self._lines[peer] = line
+                self._entries[peer] = read_entry(peer, line)
+                if self._entries[peer].host == host_key():
+                    self._peers.watch(peer, self._entries[peer].pid)
+        return len(self._lines) == self._size
+
+    def _absent(self) -> list[int]:
+        return [peer for peer in range(self._size) if peer not in self._lines]
+
+    def _look_around(self) -> None:
+        """One rank after the other: does its line still stand?"""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._looked = (self._looked + 1) % self._size
+        peer, line = self._looked, self._read(self._looked)
+        if peer == self.rank or not line or self._lines.get(peer, line) == line:
+            return
+        if not line.startswith(GAVE_UP):
+            raise RuntimeError(f"rank {peer} began anew while the group was formed")
+        self._raise_gave_up(line)
+
+    def _raise_gave_up(self, line: str) -> None:
+        reason = line.removeprefix(GAVE_UP)[:500]
+        self._told = "".join(c if c.isprintable() else "?" for c in reason)
+        raise RuntimeError(self._told)
+
+    def _key(self, rank: int) -> str:
+        return f"{self._kind}/{rank}"
+
+    def _read(self, peer: int) -> str:
+        """A rank's line, empty when there is none: lines are emptied, never deleted.
+
+        To ask for a key that somebody deletes would wait for the store's own timeout.
+        """
+        if not self._store.check([self._key(peer)]):
+            return ""
+        return self._store.get(self._key(peer)).decode(errors="replace")
 
 
 def read_entry(peer: int, line: str) -> Entry:
-    parts = line.split(" ")
-    if len(parts) != 4 or not parts[1].isdecimal():
+    parts = LINE.fullmatch(line)
+    if parts is None:
         raise RuntimeError(f"what the store holds for rank {peer} is no address")
-    return Entry(parts[0], int(parts[1]), parts[3])
-
-
-def wait_until(
-    ready: Callable[[], bool], peers: Peers, seconds: float, why: Callable[[], str]
-) -> None:
-    """Poll `ready`; RuntimeError when a peer dies or the time is over."""
-    end = time.monotonic() + seconds
-    while not ready():
-        dead = peers.dead()
-        if dead and not ready():
-            names = ", ".join(f"rank {peer}" for peer in dead)
-            raise RuntimeError(f"{names} died while the group was being formed")
-        if time.monotonic() > end:
-            raise RuntimeError(
-                f"the group was not complete within {seconds:g} s: {why()}"
-            )
-        time.sleep(POLL_SECONDS)
+    return Entry(parts[1], int(parts[2]), parts[3])
 
 
 def host_key() -> str:

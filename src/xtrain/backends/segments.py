@@ -15,6 +15,7 @@ kernel lets in the same user only, and when the last process is gone so is the m
 import mmap
 import os
 import platform
+import re
 import threading
 
 import torch
@@ -128,7 +129,16 @@ def make_memory(nbytes: int) -> int:
 
 def open_memory(peer: int, pid: int, descriptor: str, nbytes: int) -> int:
     """A descriptor of memory that a peer has made, or RuntimeError."""
-    opened = os.open(f"/proc/{pid}/fd/{int(descriptor)}", os.O_RDWR | os.O_CLOEXEC)
+    if not re.fullmatch(r"[0-9]{1,9}", descriptor):
+        raise RuntimeError(f"what the store holds for rank {peer} is no address")
+    try:
+        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        raise  # it has gone, for a reason that others know
+    except OSError as error:
+        raise RuntimeError(
+            f"xtrain-shm: the memory of rank {peer} cannot be opened: {error}"
+        ) from error
     name, status = os.readlink(f"/proc/self/fd/{opened}"), os.fstat(opened)
     if (
         name.startswith("/memfd:xtrain ")

@@ -12,6 +12,7 @@ is read once to be reduced and once to be collected, however many ranks there ar
 Tensors that live in shared memory themselves (`shared_empty`) need no stage.
 """
 
+import contextlib
 import ctypes
 import os
 from array import array
@@ -22,7 +23,7 @@ from torch.distributed import ReduceOp, Store
 
 from xtrain.backends.calls import compare
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Disagreement, forget, host_key, meet, wait_until
+from xtrain.backends.meeting import Disagreement, Forming, host_key
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of, pieces
 from xtrain.backends.progress import Steps
@@ -109,34 +110,52 @@ class SharedMemory:
         self, store: Store, timeout: float, peers: Peers, descriptor: int
     ) -> list[Segment]:
         rank, size = self.rank, self.size
-        entries, group = meet(store, "shm", rank, size, str(descriptor), timeout, peers)
-        self.pids = [entry.pid for entry in entries]
-        segments = []
-        for peer, entry in enumerate(entries):
-            if entry.host != host_key():
-                raise RuntimeError(
-                    f"xtrain-shm: rank {peer} runs on another host than rank {rank}; "
-                    'shared memory serves one host, use "xtrain-socket" across hosts'
-                )
-            if peer == rank:
-                segments.append(self.mine)
-            else:
-                segments.append(open_segment(peer, entry.pid, entry.address, size))
-        # A segment is believed once it shows the group's number and its owner's rank:
-        # then its owner has read the same lines, and mapped every segment.
-        number = int.from_bytes(group[:7], "little") << 6
-        self.mine.words[JOINED] = number + rank
+        with Forming(store, "shm", rank, size, timeout, peers) as forming:
+            entries, group = forming.meet(str(descriptor))
+            self.pids = [entry.pid for entry in entries]
+            for peer, entry in enumerate(entries):
+                if entry.host != host_key():
+                    raise RuntimeError(
+                        f"xtrain-shm: rank {peer} runs on another host than rank "
+                        f"{rank}; shared memory serves one host, use "
+                        '"xtrain-socket" across hosts'
+                    )
+            # A segment is believed once it shows the group's number and its owner's
+            # rank: then its owner has read the same lines, and mapped every segment.
+            number = int.from_bytes(group[:7], "little") << 6
+            segments = {rank: self.mine}
 
-        def unknown() -> list[int]:
-            words = enumerate(segment.words[JOINED] for segment in segments)
-            return [peer for peer, word in words if word != number + peer]
+            def unknown() -> list[int]:
+                return [
+                    peer
+                    for peer in range(size)
+                    if peer not in segments
+                    or segments[peer].words[JOINED] != number + peer
+                ]
 
-        wait_until(
-            lambda: not unknown(), peers, timeout,
-            lambda: f"ranks {unknown()} did not map the memory of this group",
-        )  # fmt: skip
-        forget(store, "shm", rank)
-        return segments
+            def all_known() -> bool:
+                for peer, entry in enumerate(entries):
+                    if peer not in segments:
+                        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                            segments[peer] = open_segment(
+                                peer, entry.pid, entry.address, size
+                            )
+                if len(segments) == size:
+                    self.mine.words[JOINED] = number + rank
+                    for peer in unknown():
+                        if segments[peer].words[JOINED]:
+                            raise RuntimeError(
+                                f"xtrain-shm: what the store holds for rank {peer} "
+                                "leads to memory of another rank or group, or it was "
+                                "given other lines"
+                            )
+                return not unknown()
+
+            forming.wait_until(
+                all_known,
+                lambda: f"ranks {unknown()} did not map the memory of this group",
+            )
+        return [segments[peer] for peer in range(size)]
 
     # -- one step ---------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
 from xtrain.backends.calls import compare
-from xtrain.backends.door import COLLECTIVES, MESSAGES, connect_all
+from xtrain.backends.door import connect_all
+from xtrain.backends.handshake import COLLECTIVES, MESSAGES
 from xtrain.backends.liveness import Peers
 from xtrain.backends.meeting import Disagreement
 from xtrain.backends.messages import (
