@@ -134,7 +134,7 @@ def test_gloo_waits_for_its_timeout_in_different_calls():
     hung = [operation_and_root[:2], operation_and_root[2:], [extra]]
     for pair in hung:  # one gives up, and the other loses its connection
         assert any("Timed out waiting 1000ms" in text for text, _ in pair), pair
-        assert all(waited > 0.9 for _, waited in pair), pair
+        assert max(waited for _, waited in pair) > 0.9, pair
 
 
 # ------------------------------------------------------------------ rank 3 dies
