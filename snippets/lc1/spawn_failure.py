@@ -2,7 +2,8 @@
 import os
 import time
 
-from torch.multiprocessing.spawn import ProcessException, spawn
+from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import ProcessException
 
 
 def work(rank, how):
@@ -14,12 +15,13 @@ def work(rank, how):
         os._exit(3)  # as after a crash in C++, or when the system runs out of memory
 
 
-if __name__ == "__main__":  # spawned processes import this file again
+if __name__ == "__main__":
     for how in ("raises", "exits"):
         started = time.monotonic()
-        ranks = spawn(work, (how,), nprocs=3, join=False)  # join=True waits and raises
+        # spawn() is this call with "spawn", which imports torch anew in each process.
+        ranks = start_processes(work, (how,), nprocs=3, join=False, start_method="fork")
         try:
-            while not ranks.join():  # False while some of them are alive
+            while not ranks.join():  # False while some are alive; join=True does this
                 pass
         except ProcessException as error:  # of the first rank that failed
             print(f"{type(error).__name__}: rank {error.error_index}")
