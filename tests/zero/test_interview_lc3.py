@@ -10,6 +10,7 @@ from tests.training import batch_of, loss_of, make_model
 from xtrain.comm import CommLedger
 from xtrain.comm.choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.data_parallel.replicas import digest
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.flat import FlatLayout
 
@@ -51,6 +52,37 @@ def test_every_rank_computes_its_whole_batch_in_every_stage(world):
         ):
             assert flops == expected
             assert stepped <= parameters / size + 10  # padding aside
+
+
+# ------------------------------------------- data parallelism keeps the state N times
+
+
+def state_after_three_steps(optimizer_class, averaged):
+    """Digests of Adam's state after steps on this rank's own data."""
+    rank, _ = ranks()
+    model = make_model(0)
+    wrapped = DistributedDataParallel(model) if averaged else model
+    optimizer = optimizer_class(model.parameters(), lr=0.02)
+    for step in range(3):
+        loss_of(wrapped, batch_of(step, 0, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [
+        {name: digest(torch.as_tensor(value)) for name, value in state.items()}
+        for state in optimizer.state.values()
+    ]
+
+
+@pytest.mark.verifies("xtrain.zero.adam:Adam")
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, AdamW])
+def test_the_state_of_adam_is_the_same_on_all_ranks(world, optimizer_class):
+    """First and second moment and step of every parameter, bit for bit."""
+    first, *others = world(3).run(state_after_three_steps, optimizer_class, True)
+    assert len(first) == len(list(make_model(0).parameters()))
+    assert all({"exp_avg", "exp_avg_sq", "step"} <= state.keys() for state in first)
+    assert all(other == first for other in others)
+    first, *others = world(3).run(state_after_three_steps, optimizer_class, False)
+    assert all(other != first for other in others)  # their data did differ
 
 
 # ------------------------------------------- what data parallelism and the stages call
