@@ -14,8 +14,9 @@ rank = dist.get_rank()
 device = torch.device("cuda", rank % gpus) if cuda else torch.device("cpu")
 if cuda:
     torch.cuda.set_device(device)
-# On a GPU work queues up in streams: the message gets one of its own, beside the
-# stream that computes. On a CPU gloo's own threads carry it.
+# NCCL has a stream of its own, which waits for what the calling stream holds. Called
+# from a side stream the message does not wait for the computation. On a CPU gloo's own
+# threads carry it.
 side = torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext()
 
 message = torch.full((1 << 20,), float(rank), device=device)

@@ -1,12 +1,22 @@
 """Claims of the interview page of lc1, each run with and without its cause."""
 
 import os
+import pickle
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from xtrain import comm
+from xtrain.testing import World
+
+
+@pytest.fixture
+def gloo(xtrain_worlds):
+    """Skip where the session runs another backend: the claim is about gloo."""
+    if xtrain_worlds.backend != "gloo":
+        pytest.skip(f"about gloo, the backend here is {xtrain_worlds.backend}")
 
 
 def ranks() -> tuple[int, int]:
@@ -39,6 +49,64 @@ def test_replicas_need_the_sum_on_every_rank(world):
     assert not any(torch.equal(at_one[0], weight) for weight in at_one[1:])
     two_steps = world(4).run(one_training_step, "reduce, broadcast")
     assert all(torch.equal(everywhere[0], weight) for weight in two_steps)
+
+
+# ------------------------------------------------------------- one program, N ranks
+
+
+def add_up_my_share(numbers):
+    """The same line of the same program; the rank decides which numbers it takes."""
+    rank, size = ranks()
+    share = numbers[rank::size]
+    total = torch.tensor(float(sum(share)))
+    comm.all_reduce(total)
+    return share, total.item()
+
+
+def test_the_rank_decides_which_data_a_process_works_on(world):
+    numbers = list(range(10))
+    results = world(4).run(add_up_my_share, numbers)
+    shares = [share for share, _ in results]
+    assert shares == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+    assert [total for _, total in results] == [sum(numbers)] * 4
+
+
+# ------------------------------------------------- experts: at most k ranks a token
+
+
+def dispatch_to_experts(tokens, experts_per_rank, choices):
+    """Each token goes once to every rank that has one of its experts, and comes home.
+
+    Returns the numbers of ranks that the tokens visited, and whether they are home.
+    """
+    rank, size = ranks()
+    own = torch.arange(rank * tokens, (rank + 1) * tokens).cpu()
+    generator = torch.Generator("cpu").manual_seed(rank)
+    scores = torch.rand(
+        tokens, size * experts_per_rank, generator=generator, device="cpu"
+    )
+    experts = scores.topk(choices).indices
+    goes_to = torch.zeros(tokens, size, dtype=torch.bool, device="cpu")
+    goes_to.scatter_(1, experts // experts_per_rank, True)
+    where, which = goes_to.T.nonzero(as_tuple=True)  # by destination
+    device = torch.empty(0).device
+    copies, sizes = own[which].to(device), where.bincount(minlength=size).tolist()
+    arriving = comm.exchange_split_sizes(sizes, device=device)
+    landed = torch.empty(sum(arriving), dtype=copies.dtype)
+    comm.all_to_all_single(landed, copies, arriving, sizes)
+    back = torch.empty_like(copies)
+    comm.all_to_all_single(back, landed, sizes, arriving)  # the two lists swapped
+    return goes_to.sum(1).tolist(), torch.equal(back, copies), landed.tolist()
+
+
+def test_a_token_visits_at_most_as_many_ranks_as_it_has_experts(world):
+    size, tokens, choices = 4, 40, 3
+    results = world(size).run(dispatch_to_experts, tokens, 2, choices)
+    visits = [ranks for visited, _, _ in results for ranks in visited]
+    assert set(visits) == {2, 3}  # two of three experts may live together; never four
+    landed = [token for _, _, arrived in results for token in arrived]
+    assert [landed.count(token) for token in range(size * tokens)] == visits
+    assert all(came_home for _, came_home, _ in results)
 
 
 # -------------------------------------------------------------- order of calls
@@ -78,6 +146,47 @@ def test_debug_checks_show_every_ranks_call(world, name):
         assert f"[{size}]" in messages[0].split(f"rank {rank}: ")[1].split("\n")[0]
 
 
+# ------------------------------------------------------------------ a hang, recorded
+
+
+def one_call_behind(path):
+    """Rank 1 comes to the last all-reduce late: the flight recorder of each, then."""
+    rank, _ = ranks()
+    for _ in range(2000):
+        dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(5), async_op=True)
+        path.touch()
+    while not path.exists():
+        time.sleep(0.001)
+    dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    if rank == 1:
+        (path.parent / "rank 1 has looked").touch()
+        dist.all_reduce(torch.ones(5))
+    else:
+        while not (path.parent / "rank 1 has looked").exists():
+            time.sleep(0.001)
+        work.wait()
+    return len(dump["entries"]), dump["entries"][-1]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"),
+    reason="this torch records NCCL's calls only",
+)
+def test_the_flight_recorder_is_on_and_shows_who_is_behind(gloo, tmp_path):
+    with World(2) as own_world:
+        (ahead, last), (behind, before) = own_world.run(
+            one_call_behind, tmp_path / "rank 0 has called"
+        )
+    assert ahead == behind == 2000  # the newest, unless TORCH_FR_BUFFER_SIZE says
+    assert last["collective_seq_id"] == before["collective_seq_id"] + 1
+    assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[5]])
+    assert before["input_sizes"] == [[1]]
+    lines = [frame["name"] for frame in last["frames"]]
+    assert "one_call_behind" in lines
+
+
 # ------------------------------------------------------------ groups and addresses
 
 
@@ -93,6 +202,37 @@ def group_without_an_address():
 
 def test_sub_groups_meet_in_the_store_of_the_world(world):
     assert world(4).run(group_without_an_address) == [1, 1, 5, 5]
+
+
+# --------------------------------------------------------------- the same bits again
+
+
+def sums_of(calls):
+    """The same random tensor reduced again and again, by torch and by each of ours."""
+    rank, _ = ranks()
+    generator = torch.Generator("cpu").manual_seed(rank)
+    tensor = torch.randn(10_007, generator=generator, device="cpu")
+    tensor = tensor.to(torch.empty(0).device)
+    algorithms = [dist.all_reduce]
+    for name in ("ring", "tree", "halving_doubling", "one_shot"):
+        algorithms.append(getattr(comm, f"{name}_all_reduce"))
+    results = []
+    for algorithm in algorithms:
+        copies = [tensor.clone() for _ in range(calls)]
+        for copy in copies:
+            algorithm(copy)
+        assert all(torch.equal(copies[0], copy) for copy in copies)
+        results.append(copies[0])
+    return results
+
+
+def test_the_same_call_gives_the_same_bits_again(world, xtrain_worlds):
+    """In one job, and in the next: the order of the additions depends on no timing."""
+    first = world(4).run(sums_of, 10)
+    with World(4, xtrain_worlds.backend, xtrain_worlds.device) as another_job:
+        second = another_job.run(sums_of, 2)
+    for mine, again in zip(first, second, strict=True):
+        assert all(map(torch.equal, mine, again))
 
 
 # ------------------------------------------------------- stale is not asynchronous

@@ -2,7 +2,10 @@
 
 import os
 import socket
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,3 +190,31 @@ def use_store(store) -> None:
 )
 def test_a_store_is_shared(world, size):
     world(size).run(key_value_stores)
+
+
+# -------------------------------------------------------------- several machines
+
+
+def test_one_torchrun_on_each_node_makes_one_job():
+    """Two agents with other node ranks, here on one machine: four ranks, two a node."""
+    root, port = Path(__file__).parents[2], free_port()
+    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
+              "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+              "--master-port", str(port)]  # fmt: skip
+    script = "snippets/lc1/process_group.py"
+    agents = [
+        subprocess.Popen(
+            [*common, "--node-rank", str(node), script],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    told = [agent.communicate(timeout=240) for agent in agents]
+    for node, (out, errors) in enumerate(told):
+        for local in range(2):
+            line = f"RANK={2 * node + local}  LOCAL_RANK={local}  WORLD_SIZE=4"
+            assert line in out, out + errors
+        assert out.count("the ranks add up to 6") == 2

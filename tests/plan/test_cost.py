@@ -20,8 +20,9 @@ from xtrain.plan import (
     fastest,
     hierarchical_time,
     nccl_all_reduce_time,
+    nccl_protocol,
 )
-from xtrain.plan.cost import COSTS
+from xtrain.plan.cost import COSTS, NCCL_PROTOCOLS
 
 pytestmark = pytest.mark.verifies(
     "xtrain.plan.cost:Cost",
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.verifies(
     "xtrain.plan.cost:bus_bandwidth_factor",
     "xtrain.plan.cost:bus_bandwidth",
     "xtrain.plan.cost:nccl_all_reduce_time",
+    "xtrain.plan.cost:nccl_protocol",
 )
 
 MICRO, GB = 1e-6, 1e9
@@ -250,9 +252,9 @@ def test_gradients_of_idefics_80b_over_340_gigabit():
 
 def test_nccl_ring_share_of_the_bus_is_one_over_the_bus_factor():
     rate = 100 * GB
-    latency = nccl_all_reduce_time("ring", 0, 8, 1, rate)
+    latency = nccl_all_reduce_time("ring", 0, 8, 1, rate, "Simple")
     size = 1e9
-    moving = nccl_all_reduce_time("ring", size, 8, 1, rate) - latency
+    moving = nccl_all_reduce_time("ring", size, 8, 1, rate, "Simple") - latency
     assert size / moving / rate == pytest.approx(
         1 / float(bus_bandwidth_factor("all_reduce", 8)), rel=1e-9
     )
@@ -260,13 +262,60 @@ def test_nccl_ring_share_of_the_bus_is_one_over_the_bus_factor():
 
 
 def test_nccl_latencies():
-    assert nccl_all_reduce_time("ring", 0, 8, 1, GB) / MICRO == pytest.approx(56)
-    assert nccl_all_reduce_time("ring", 0, 64, 8, GB) / MICRO == pytest.approx(
-        585, abs=0.5
-    )
-    assert nccl_all_reduce_time("tree", 0, 64, 8, GB) / MICRO == pytest.approx(
-        148, abs=0.5
-    )
+    """Of each protocol, added up by hand; a small message takes LL."""
+
+    def latency(algorithm, ranks, nodes, protocol):
+        found = nccl_all_reduce_time(algorithm, 0, ranks, nodes, GB, protocol)
+        return found / MICRO
+
+    assert latency("ring", 8, 1, "Simple") == pytest.approx(8.4 + 14 * 3.4)
+    assert latency("ring", 64, 8, "Simple") == pytest.approx(8.4 + 112 * 3.4 + 14 * 14)
+    assert latency("tree", 64, 8, "Simple") == pytest.approx(8.4 + 2 * (7 * 4 + 3 * 14))
+    assert latency("ring", 64, 8, "LL") == pytest.approx(6.6 + 112 * 0.6 + 14 * 2.7)
+    assert latency("tree", 64, 8, "LL") == pytest.approx(6.8 + 2 * (7 * 0.6 + 3 * 5))
+    assert latency("ring", 64, 8, None) == pytest.approx(112, abs=0.5)
+    assert latency("tree", 64, 8, None) == pytest.approx(45, abs=0.5)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (64, 8), (16, 2)])
+def test_nccl_takes_the_fastest_protocol_of_each_size(algorithm, ranks, nodes):
+    """LL for small messages, LL128 for middle ones, Simple for large ones."""
+    rate, chosen = 100 * GB, []
+    for size in (0, *(2**power for power in range(6, 35))):
+        times = {
+            name: nccl_all_reduce_time(algorithm, size, ranks, nodes, rate, name)
+            for name in NCCL_PROTOCOLS
+        }
+        protocol = nccl_protocol(algorithm, size, ranks, nodes, rate)
+        assert times[protocol] == min(times.values())
+        assert (
+            nccl_all_reduce_time(algorithm, size, ranks, nodes, rate)
+            == (times[protocol])
+        )
+        chosen.append(protocol)
+    assert list(dict.fromkeys(chosen)) == ["LL", "LL128", "Simple"]
+    assert sorted(chosen, key=NCCL_PROTOCOLS.index) == chosen  # and never back
+
+
+def test_nccl_protocols_pay_for_latency_with_payload():
+    """Half of what LL moves is flags, and 8 bytes of every 128 of LL128."""
+    size, rate = 1e12, 100 * GB
+
+    def share(algorithm, protocol, nodes):
+        moving, latency = (
+            nccl_all_reduce_time(algorithm, n, 8 * nodes, nodes, rate, protocol)
+            for n in (size, 0)
+        )
+        whole = nccl_all_reduce_time(algorithm, size, 8 * nodes, nodes, rate, "Simple")
+        whole -= nccl_all_reduce_time(algorithm, 0, 8 * nodes, nodes, rate, "Simple")
+        return whole / (moving - latency)
+
+    assert share("ring", "LL", 4) == pytest.approx(0.5)
+    assert share("ring", "LL128", 4) == pytest.approx(0.92)
+    assert share("tree", "LL", 4) == pytest.approx(1 / 3.8)
+    assert share("tree", "LL128", 4) == pytest.approx(120 / 128)
+    assert share("tree", "LL128", 1) == pytest.approx(7 / 9)
 
 
 def test_nccl_tree_hands_over_to_the_ring_at_213_megabytes():
@@ -310,6 +359,7 @@ def test_hierarchy_wins_where_the_links_between_nodes_are_slow():
         ),
         (lambda: bus_bandwidth_factor("ring", 2), "unknown collective"),
         (lambda: nccl_all_reduce_time("star", 1, 8, 1, GB), "unknown algorithm"),
+        (lambda: nccl_all_reduce_time("ring", 1, 8, 1, GB, "LL2"), "protocol 'LL2'"),
         (
             lambda: nccl_all_reduce_time("ring", 1, 8, 3, GB),
             "8 ranks do not divide",

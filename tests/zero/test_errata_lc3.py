@@ -368,3 +368,24 @@ def test_shard_grad_op_shards_weights_at_rest(on_cpu, world):
             assert found == halves
             assert sum("gather" in op for op in calls) == 3 * gathers, calls
             assert sum("reduce_scatter" in op for op in calls) == 3
+
+
+def held_between_the_passes(reshard):
+    """Bytes of weights that a rank has after forward."""
+    from torch.distributed.fsdp import fully_shard
+
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(3)]
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=reshard)
+    model = fully_shard(nn.Sequential(*layers), reshard_after_forward=reshard)
+    loss = model(torch.ones(2, 8)).sum()
+    held = nbytes(p.to_local() for p in model.parameters())
+    loss.backward()
+    return held, nbytes(p.to_local() for p in model.parameters())
+
+
+def test_fsdp2_may_keep_a_copy_in_each_node_until_backward(on_cpu, world):
+    """Four ranks, two a node: halves between the passes, quarters at rest."""
+    whole = 3 * 8 * 8 * 4
+    assert world(4).run(held_between_the_passes, True) == [(whole // 4, whole // 4)] * 4
+    assert world(4).run(held_between_the_passes, 2) == [(whole // 2, whole // 4)] * 4

@@ -7,7 +7,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.training import batch_of, loss_of, make_model
+from xtrain.comm import CommLedger
+from xtrain.comm.choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.data_parallel.replicas import digest
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.flat import FlatLayout
 
@@ -51,6 +54,105 @@ def test_every_rank_computes_its_whole_batch_in_every_stage(world):
             assert stepped <= parameters / size + 10  # padding aside
 
 
+# ------------------------------------------- data parallelism keeps the state N times
+
+
+def state_after_three_steps(optimizer_class, averaged):
+    """Digests of Adam's state after steps on this rank's own data."""
+    rank, _ = ranks()
+    model = make_model(0)
+    wrapped = DistributedDataParallel(model) if averaged else model
+    optimizer = optimizer_class(model.parameters(), lr=0.02)
+    for step in range(3):
+        loss_of(wrapped, batch_of(step, 0, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [
+        {name: digest(torch.as_tensor(value)) for name, value in state.items()}
+        for state in optimizer.state.values()
+    ]
+
+
+@pytest.mark.verifies("xtrain.zero.adam:Adam")
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, AdamW])
+def test_the_state_of_adam_is_the_same_on_all_ranks(world, optimizer_class):
+    """First and second moment and step of every parameter, bit for bit."""
+    first, *others = world(3).run(state_after_three_steps, optimizer_class, True)
+    assert len(first) == len(list(make_model(0).parameters()))
+    assert all({"exp_avg", "exp_avg_sq", "step"} <= state.keys() for state in first)
+    assert all(other == first for other in others)
+    first, *others = world(3).run(state_after_three_steps, optimizer_class, False)
+    assert all(other != first for other in others)  # their data did differ
+
+
+# ------------------------------------------- what data parallelism and the stages call
+
+
+def step_of(stage, collectives):
+    """Calls of backward and of the step, and bytes sent, of one training step."""
+    rank, _ = ranks()
+    collectives = {"ring": RING, "torch": TORCH}[collectives]
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(*[nn.Linear(12, 12) for _ in range(3)])
+    if stage == 0:
+        model = DistributedDataParallel(model, collectives=collectives)
+        optimizer = AdamW(model.parameters())
+    elif stage == 3:
+        model = FullyShardedDataParallel(
+            model, blocks=[nn.Linear], collectives=collectives
+        )
+        optimizer = AdamW(model.parameters())
+    else:
+        optimizer = ZeroOptimizer(
+            model.parameters(), AdamW, stage=stage, collectives=collectives
+        )
+    rows = torch.ones(2, 12) * rank
+    with CommLedger() as forward:
+        loss = model(rows).square().sum()
+    with CommLedger() as backward:
+        loss.backward()
+    with CommLedger() as step:
+        optimizer.step()
+    ledgers = (forward, backward, step)
+    calls = [{kind_of(e.op) for e in ledger.events} for ledger in ledgers]
+    sent = sum(e.nbytes or 0 for w in ledgers for e in w.events if e.kind == "send")
+    return calls, sent
+
+
+def kind_of(op: str) -> str:
+    """torch's names differ by version; a reduce-scatter has "scatter" in all."""
+    names = {
+        "scatter": "reduce-scatter",
+        "gather": "all-gather",
+        "reduce": "all-reduce",
+    }
+    return next((kind for name, kind in names.items() if name in op), "message")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_stage_calls_the_collectives_of_its_name(world, size):
+    """DDP all-reduces; stages 1 and 2 scatter and gather; stage 3 gathers twice."""
+    expected = {
+        0: (set(), {"all-reduce"}, set()),
+        1: (set(), set(), {"reduce-scatter", "all-gather"}),
+        2: (set(), {"reduce-scatter"}, {"all-gather"}),
+        3: ({"all-gather"}, {"all-gather", "reduce-scatter"}, set()),
+    }
+    for stage, kinds in expected.items():
+        for calls, _ in world(size).run(step_of, stage, "torch"):
+            assert tuple(calls) == kinds, stage
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ddp_sends_two_passes_over_the_parameters_and_stage_3_three(world, size):
+    phi = 4 * 3 * (12 * 12 + 12)  # bytes
+    once = phi * (size - 1) // size
+    for stage, passes in ((0, 2), (1, 2), (2, 2), (3, 3)):
+        flag = passes * 4 if stage == 0 else 0  # DDP's last bucket has an element more
+        for _, sent in world(size).run(step_of, stage, "ring"):
+            assert 0 <= sent - passes * once <= flag, stage
+
+
 # ------------------------------------------------------- what 16-bit numbers can hold
 
 
@@ -67,6 +169,17 @@ def test_bf16_loses_updates_below_a_512th_and_keeps_those_above_a_128th():
     some = moved(weights * 1.4 * 2**-9)  # in between it depends on the weight
     assert some.any()
     assert not some.all()
+
+
+def test_a_step_of_one_ten_thousandth_moves_small_bf16_weights_and_no_large_one():
+    """Above 0.0512 none moves, below 0.0256 all do: 1e-4 times 2**9 and 2**8."""
+    every = torch.arange(2**15, dtype=torch.int32).to(torch.int16)
+    weights = every.view(torch.bfloat16)  # all that are positive, in order
+    weights = weights[weights.isfinite() & (weights > 1e-3) & (weights < 100)].double()
+    moves = (weights - 1e-4).bfloat16().double() != weights
+    assert not moves[weights > 1e-4 * 2**9].any()
+    assert moves[weights < 1e-4 * 2**8].all()
+    assert moves[(weights - 0.02).abs().argmin()]
 
 
 def test_the_three_formats():
@@ -91,6 +204,7 @@ def test_small_gradients_vanish_in_fp16_and_not_in_bf16():
     assert torch.finfo(torch.float16).smallest_normal == 2.0**-14
     assert torch.tensor(2.0**-24).half() > 0  # the last one; a half of it is 0
     assert torch.tensor(2.0**-25).half() == 0
+    assert torch.tensor(1.001 * 2.0**-25).half() == 2.0**-24  # to the nearest: up
     exponents = torch.finfo(torch.float32).smallest_normal
     assert torch.finfo(torch.bfloat16).smallest_normal == exponents
 

@@ -14,6 +14,7 @@ from xtrain.plan.cost import (
     fastest,
     hierarchical_time,
     nccl_all_reduce_time,
+    nccl_protocol,
 )
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
 from xtrain.plan.memory import (
@@ -54,6 +55,7 @@ __all__ = [
     "hierarchical_between_nodes",
     "hierarchical_time",
     "nccl_all_reduce_time",
+    "nccl_protocol",
     "peak_flops",
     "state_memory",
     "zero_memory",
