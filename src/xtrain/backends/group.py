@@ -39,6 +39,7 @@ class Group(dist.ProcessGroup):
         self._names: dict[str, str] = {}
         self._world_ranks: list[int] = []
         self._closed = False
+        self.stand_in = dist.ProcessGroup(rank, size)  # see `operators`
         self._calls = 0
         # torch's C++ may hold a work alone, and would wait forever on one whose Python
         # half is gone: DDP's join does so with its count of ranks.
@@ -99,6 +100,12 @@ class Group(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         """How many calls this rank has made."""
         return self._calls
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The timeout of calls from now on that have none of their own."""
+        self._watch.seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""

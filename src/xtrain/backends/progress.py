@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
+from typing import Any
 
 from xtrain.backends.callbacks import Callbacks
 
@@ -39,14 +40,21 @@ class Operation:
     Args:
         call: what it is, as its text says.
         peers: the ranks it needs; None for all of them.
+        opts: torch's options of the call, which may hold a timeout of its own.
     """
 
-    __slots__ = ("call", "done", "error", "on_end", "peers", "started", "steps")
+    __slots__ = (
+        "call", "done", "error", "on_end", "opts", "peers", "started", "steps",
+    )  # fmt: skip
 
     def __init__(
-        self, call: object, steps: Steps, peers: tuple[int, ...] | None = None
+        self,
+        call: object,
+        steps: Steps,
+        peers: tuple[int, ...] | None = None,
+        opts: Any = None,
     ):
-        self.call, self.steps, self.peers = call, steps, peers
+        self.call, self.steps, self.peers, self.opts = call, steps, peers, opts
         self.on_end: list[Callable[[], None]] = []
         self.started = time.monotonic()
         self.done = False
@@ -68,6 +76,12 @@ class Operation:
     def waited(self) -> float:
         """Seconds since it could begin."""
         return time.monotonic() - self.started
+
+    def own_timeout(self) -> float | None:
+        """The seconds that this call was given; None where it was given none."""
+        timeout = getattr(self.opts, "timeout", None)
+        seconds = -1.0 if timeout is None else timeout.total_seconds()
+        return seconds if seconds > 0 else None  # torch's "unset" is negative
 
     def fail(self, error: BaseException) -> None:
         """End it with `error`, wherever it is."""
