@@ -5,8 +5,8 @@ for them. So it runs neither on the thread that moves the bytes nor under a lock
 
     work ends -> its callback is queued -> a thread runs one callback after the other
 
-If a callback runs for longer than LONG_SECONDS while others are queued, another thread
-goes on with those: one of them may be what the first callback waits for.
+If a callback waits for another future of the group, or takes longer than LONG_SECONDS,
+another thread goes on with the queue: what the callback waits for may be in there.
 """
 
 import logging
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-LONG_SECONDS = 0.002
+LONG_SECONDS = 0.05
 CLOSE_SECONDS = 1.0  # that `close` gives callbacks to end
 
 
@@ -27,7 +27,8 @@ class Callbacks:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[Callable[[], None]] = deque()
-        self._running: list[float] = []  # when each running callback began
+        # When each callback that others wait for began.
+        self._running: dict[threading.Thread, float] = {}
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._closed = False
@@ -36,10 +37,14 @@ class Callbacks:
         """Have a callback run soon; returns at once."""
         with self._changed:
             self._queue.append(callback)
-            if self._idle:
-                self._changed.notify()
-            else:
-                self._start_thread()
+            self._call_thread()
+
+    def step_aside(self) -> None:
+        """The current callback, if this is one, is going to wait: others may run."""
+        with self._changed:
+            held = self._running.pop(threading.current_thread(), None)
+            if held is not None and self._queue:
+                self._call_thread()
 
     def close(self) -> None:
         """End the threads when the queue is empty; leave those that take too long."""
@@ -51,7 +56,10 @@ class Callbacks:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _start_thread(self) -> None:
+    def _call_thread(self) -> None:
+        if self._idle:
+            self._changed.notify()
+            return
         thread = threading.Thread(
             target=self._run, name="xtrain-callbacks", daemon=True
         )
@@ -59,22 +67,22 @@ class Callbacks:
         thread.start()
 
     def _run(self) -> None:
+        me = threading.current_thread()
         while True:
             with self._changed:
                 callback = self._next()
                 if callback is None:
-                    self._threads.discard(threading.current_thread())
+                    self._threads.discard(me)
                     return
-                began = time.monotonic()
-                self._running.append(began)
-                if self._queue and not self._idle:
-                    self._start_thread()  # should this callback take long
+                self._running[me] = time.monotonic()
+                if self._queue:
+                    self._call_thread()  # should this callback take long
             try:
                 callback()
             except BaseException:
                 log.exception("a callback of a future failed")
             with self._changed:
-                self._running.remove(began)
+                self._running.pop(me, None)
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for a callback's turn; None when there will be no more."""
@@ -82,8 +90,8 @@ class Callbacks:
         try:
             while True:
                 if self._queue:
-                    long_at = max(self._running, default=0.0) + LONG_SECONDS
-                    wait = long_at - time.monotonic()
+                    began = max(self._running.values(), default=0.0)
+                    wait = began + LONG_SECONDS - time.monotonic()
                     if not self._running or wait <= 0:
                         return self._queue.popleft()
                     self._changed.wait(wait)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import ScriptObject, Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -35,6 +36,7 @@ from xtrain.backends.observers import (
 from xtrain.backends.works import Finished
 
 Method = Callable[..., dist.Work]
+FAKE = _TorchDispatchModeKey.FAKE
 
 
 def as_operator(name: str, method: Method) -> Method:
@@ -123,9 +125,11 @@ class Bottom(TorchDispatchMode):
         if func is not self._func:
             return func(*args, **(kwargs or {}))
         after = tensors_in(args)
-        if any(is_fake(tensor) for tensor in (*self._before, *after)):
+        if any(isinstance(tensor, FakeTensor) for tensor in (*self._before, *after)):
             self.work = Finished(tensors_in(args[0]))
             return answer(func, args, self.work)
+        if _get_dispatch_mode(FAKE) is not None:  # torch keeps it below all others
+            return func(*args, **(kwargs or {}))  # it refuses real tensors
         if any(has_own_dispatch(tensor) for tensor in after):
             return NotImplemented  # their class takes them apart and calls again
         given = {id(old): new for old, new in zip(self._before, after, strict=True)}
@@ -146,10 +150,6 @@ def answer(func: Any, args: Any, work: dist.Work) -> Any:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def is_fake(tensor: Tensor) -> bool:
-    return isinstance(tensor, FakeTensor)
 
 
 def is_group(value: Any) -> bool:

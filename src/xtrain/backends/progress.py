@@ -115,7 +115,7 @@ class Progress:
         self._pending = threading.Event()
         self._last_pass = 0.0
         self._closed: BaseException | None = None
-        self._callbacks = Callbacks()
+        self.callbacks = Callbacks()
         self._thread: threading.Thread | None = None
 
     def post(self, queue: Hashable, operation: Operation, patience: float = 0) -> None:
@@ -175,7 +175,7 @@ class Progress:
         """
         with self._lock:
             if not operation.done:
-                operation.on_end.append(lambda: self._callbacks.add(callback))
+                operation.on_end.append(lambda: self.callbacks.add(callback))
                 return
         callback()
 
@@ -203,7 +203,7 @@ class Progress:
         if thread not in (None, threading.current_thread()) and not below:
             thread.join()
         self.fail_all(error)
-        self._callbacks.close()
+        self.callbacks.close()
 
     def _append(self, queue: Hashable, operation: Operation) -> None:
         if self._closed:

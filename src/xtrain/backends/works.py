@@ -13,6 +13,18 @@ from xtrain.backends.observers import observed, unobserved
 from xtrain.backends.progress import Operation, Progress
 
 
+class WorkFuture(torch.futures.Future):
+    """The future of a call under way: callbacks that wait for it hold up no others."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self._progress = progress
+
+    def wait(self) -> list[Tensor]:
+        self._progress.callbacks.step_aside()
+        return super().wait()
+
+
 class Finished(dist.Work):
     """The work of a call that has returned already."""
 
@@ -110,7 +122,7 @@ class Pending(dist.Work):
     source_rank = _source_rank
 
     def get_future(self) -> torch.futures.Future:
-        future: torch.futures.Future = torch.futures.Future()
+        future = WorkFuture(self._progress)
         operation = self._operation
 
         def settle() -> None:
