@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.backends import shared_empty
+from xtrain.backends import register, shared_empty
 from xtrain.backends.arguments import row_sizes
 from xtrain.backends.calls import fingerprint
 from xtrain.backends.shared_memory import IN_PLACE_BYTES
@@ -84,6 +84,7 @@ def test_coalesced_calls_go_on_in_the_background(ours):
 @pytest.mark.verifies("xtrain.backends.group:refuse_other_devices")
 def test_a_group_of_several_backends_is_refused_and_not_half_built(backend, text):
     """torch takes a group in Python for the whole, and drops the other half."""
+    register()
     both = text.format(backend)
     with pytest.raises(
         ValueError, match=f'"{both}": torch would build {backend} alone'

@@ -70,6 +70,10 @@ class Several(dist.Work):
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
 
+    def exception(self) -> BaseException | None:
+        errors = (work.exception() for work in self._works if not work.is_success())
+        return next(errors, None)
+
     def result(self) -> list[Tensor]:
         return self._result
 
