@@ -94,7 +94,15 @@ def _dispatched(
     return dist.Work.unbox(work)
 
 
-class Catch(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A dispatch mode that leaves torch.compile alone, whose import takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Catch(Mode):
     """Catches the operator of a call, which is not run, and lets all others pass."""
 
     func: Any = None
@@ -107,7 +115,7 @@ class Catch(TorchDispatchMode):
         return answer(func, args, Finished([]))
 
 
-class Bottom(TorchDispatchMode):
+class Bottom(Mode):
     """Below all modes: runs a group's method in place of the operator's kernel.
 
     Args:
