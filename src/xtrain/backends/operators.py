@@ -108,7 +108,9 @@ class Catch(Mode):
     func: Any = None
     args: tuple = ()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func.namespace != "c10d":  # a barrier makes a tensor first
             return func(*args, **(kwargs or {}))
         self.func, self.args = func, args
@@ -129,7 +131,9 @@ class Bottom(Mode):
         self._before = tensors_in(shown)
         self.work: dist.Work | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is not self._func:
             return func(*args, **(kwargs or {}))
         after = tensors_in(args)
@@ -161,4 +165,5 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def is_group(value: Any) -> bool:
-    return isinstance(value, ScriptObject) and value._type().name() == "ProcessGroup"
+    kind = value._type() if isinstance(value, ScriptObject) else None
+    return getattr(kind, "name", str)() == "ProcessGroup"

@@ -58,10 +58,10 @@ class Several(dist.Work):
         self._works, self._result = works, result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        end = time.monotonic() + timeout.total_seconds() if timeout else None
+        end = time.monotonic() + timeout.total_seconds() if timeout else 0.0
         for work in self._works:
-            left = None if end is None else max(0.001, end - time.monotonic())
-            work.wait(None if left is None else timedelta(seconds=left))
+            left = timedelta(seconds=max(0.001, end - time.monotonic()))
+            work.wait(left if timeout else timedelta())  # torch's word for no timeout
         return True
 
     def is_completed(self) -> bool:
