@@ -286,10 +286,16 @@ def test_a_group_is_destroyed_while_a_callback_blocks(backend):
 
 
 def destroyed_by_a_callback(say) -> None:
-    future = called_back(lambda f: dist.destroy_process_group())
+    sent = threading.Event()
+
+    def destroys(future):
+        assert sent.wait(PATIENT)
+        dist.destroy_process_group()
+
+    future = called_back(destroys)
+    sent.set()
     future.wait()
-    with pytest.raises(ValueError, match="initialized"):
-        dist.barrier()
+    assert not dist.is_initialized()
 
 
 def test_a_callback_may_destroy_the_group(backend):
