@@ -41,6 +41,9 @@ class Finished(dist.Work):
     def is_success(self) -> bool:
         return True
 
+    def exception(self) -> BaseException | None:
+        return None
+
     def result(self) -> list[Tensor]:
         return self._result
 
