@@ -30,8 +30,9 @@ from xtrain.backends.meeting import Forming, host_key
 from xtrain.backends.progress import Operation, Progress, Steps
 from xtrain.backends.swaps import MAX_CALLS, Swaps
 
-# On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
-SOON = 5.0
+# On a quiet machine a death is noticed within 5 ms; a loaded one may take its time, but
+# not the group's timeout.
+SOON = 20.0
 
 pytestmark = [
     pytest.mark.verifies(
