@@ -33,7 +33,7 @@ pytestmark = pytest.mark.verifies(
     "xtrain.zero.checkpoint:save_pieces",
     "xtrain.zero.checkpoint:check_step",
     "xtrain.zero.resume:load",
-    "xtrain.zero.agreement:check_same_tensors",
+    "xtrain.comm.agreement:check_same",
     "xtrain.zero.agreement:raise_everywhere",
 )
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.verifies(
     "xtrain.zero.buckets:as_groups",
     "xtrain.zero.buckets:split_parameters",
     "xtrain.zero.clip:clip_sharded_grad_norm_",
-    "xtrain.zero.agreement:check_same_tensors",
+    "xtrain.comm.agreement:check_same",
 )
 
 STEPS = 20
