@@ -21,6 +21,7 @@ Models, 2020.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -415,16 +416,18 @@ class ZeroOptimizer(Optimizer):
                 f"a state_dict of rank {found[0]} of {found[1]} ranks; this is rank "
                 f"{self.rank} of {self.size}"
             )
-        mine = [
-            ([len(g["params"]) for g in d["param_groups"]],
-             [list(m.shape) for m in d["shard"]["masters"]])
-            for d in (state_dict, self.state_dict())
-        ]  # fmt: skip
-        if mine[0] != mine[1]:
-            raise ValueError(
-                "a state_dict of other groups and masters: shards of each group, and "
-                f"shapes of masters, are {mine[0]}; here they are {mine[1]}"
-            )
+        theirs = [list(master.shape) for master in shard["masters"]]
+        mine = [list(b.master.shape) for b in self.buckets if b.owns_copy]
+        if theirs != mine:
+            raise ValueError(f"masters of shapes {theirs} in it, {mine} here")
+        for number, (group, saved) in enumerate(
+            zip_longest(self.param_groups, state_dict["param_groups"], fillvalue={})
+        ):
+            held, found = len(group.get("params", ())), len(saved.get("params", ()))
+            if held != found:
+                raise ValueError(
+                    f"{found} shards in group {number} of it, {held} in it here"
+                )
 
     # -- pieces of checkpoints
 
