@@ -85,6 +85,8 @@ def split_parameters(
 
 def as_groups(params: Any) -> list[dict[str, Any]]:
     """Parameters or groups of them as torch optimizers take them, as groups."""
+    if isinstance(params, Tensor):
+        raise ValueError("params is one tensor: put it into a list")
     groups = list(params)
     if not groups:
         raise ValueError("no parameters to optimize")
