@@ -125,11 +125,11 @@ def cases(odd):
     yield lambda: ddp(gradient_reduction="mean" if odd else "sum"), "rank 1: gradient_r"
     yield lambda: fsdp(blocks=["x"] if odd else None), "rank 1: blocks ['x']: no such"
     yield lambda: ddp(on_meta() if odd else net()), "rank 1: 0.weight is on the meta de"
-    yield lambda: ddp(half), "0.weight is [3, 2] float32 trained and [3, 2] float64 tra"
+    yield lambda: ddp(half), "0.weight is [3, 2] float32 trained and [3, 2] float64 t"
     yield lambda: naive(half), "[3, 2] float32 trained and [3, 2] float64 trained"
     yield (
         lambda: fsdp(half),
-        "0.weight is [3, 2] float32 trained and [3, 2] float64 tra",
+        "0.weight is [3, 2] float32 trained and [3, 2] float64 t",
     )
     yield lambda: zero(half), "parameter 0 is [3, 2] float32 trained and [3, 2] float64"
     yield lambda: clip_sharded_grad_norm_([], 1.0 + odd), "by rank: [1.0, 2.0, 1.0]"
@@ -156,15 +156,18 @@ def cases(odd):
     for stage in (1, 2):
         yield (
             lambda s=stage: ddp(after(lambda m: zero(m, stage=s))),
-            "ZeroOptimizer reduces the gradients of these parameters already, and Distr",
+            "ZeroOptimizer reduces the gradients of these parameters already, and D",
         )
         yield (
             lambda s=stage: zero(after(lambda m: zero(m, stage=s))),
-            "ZeroOptimizer reduces the gradients of these parameters already, and ZeroO",
+            "ZeroOptimizer reduces the gradients of these parameters already, and Z",
         )
     yield lambda: zero(fsdp()), "FullyShardedDataParallel reduces the gradients of the"
     yield lambda: zero(ddp()), "DistributedDataParallel reduces the gradients of these"
-    yield lambda: ZeroOptimizer(torch.ones(3), AdamW), "tensor(1.) is not a parameter"
+    yield (
+        lambda: ZeroOptimizer(torch.ones(3), AdamW),
+        "params is one tensor: put it into",
+    )
 
 
 def what_is_said():
