@@ -166,7 +166,7 @@ def cases(odd):
     yield lambda: zero(ddp()), "DistributedDataParallel reduces the gradients of these"
     yield (
         lambda: ZeroOptimizer(torch.ones(3), AdamW),
-        "params is one tensor: put it into",
+        "params is one tensor: put it in",
     )
 
 
