@@ -190,6 +190,18 @@ def test_bad_arguments_are_named_on_every_rank(world):
         assert len({message for _, message in said}) == 1, said
 
 
+def after_a_refusal():
+    """Options that the inner optimizer refuses leave the module free for another."""
+    model = net()
+    with pytest.raises(ValueError, match="lr=-1"):
+        zero(model, stage=2, lr=-1)
+    zero(model, stage=2)
+
+
+def test_a_refused_optimizer_holds_nothing(world):
+    world(2).run(after_a_refusal)
+
+
 def late_and_odd(what):
     optimizer = zero()
     odd = dist.get_rank() == 1

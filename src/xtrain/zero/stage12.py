@@ -132,11 +132,12 @@ class ZeroOptimizer(Optimizer):
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self._is_built = True
         self._share_with_inner()
+        self._take_over(list(self._bucket_of))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Shard and step more parameters; every rank must add the same ones.
+        """Shard and step more parameters, as `torch.optim.Optimizer` does.
 
-        Between `step` and the next backward: gradients that are there stay local.
+        Call it on every rank, between `step` and the next backward.
         """
         if not self._is_built:  # torch's __init__, with groups that are shards already
             super().add_param_group(param_group)
@@ -149,6 +150,7 @@ class ZeroOptimizer(Optimizer):
         self._check_same(groups, {}, problem)
         self.optimizer.add_param_group(self._shard(groups[0]))
         self._share_with_inner()
+        self._take_over([p for p in groups[0]["params"] if p.requires_grad])
 
     def _shard(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group's parameters in buckets; the group with their masters instead."""
@@ -170,13 +172,16 @@ class ZeroOptimizer(Optimizer):
             self.buckets.append(bucket)
             self._bucket_of.update(dict.fromkeys(members, bucket))
             masters.append(bucket.master)
-        claim(trainable, "ZeroOptimizer")
-        if self.stage == 2:
-            for parameter in trainable:
-                parameter.register_post_accumulate_grad_hook(self._gradient_ready)
         # Backward reaches the last parameters first, so buckets leave from the end.
         self._order = self.buckets[::-1]
         return {**group, "params": masters}
+
+    def _take_over(self, parameters: list[Tensor]) -> None:
+        """From here on the gradients of these parameters are reduced here."""
+        claim(parameters, "ZeroOptimizer")
+        if self.stage == 2:
+            for parameter in parameters:
+                parameter.register_post_accumulate_grad_hook(self._gradient_ready)
 
     def _share_with_inner(self) -> None:
         """One list of groups and one state for both, and the markers in the first."""
