@@ -142,7 +142,7 @@ def state_of_another(what):
         ("rank", "a state_dict of rank 0 of 2 ranks; this is rank 1 of 2"),
         ("torch", "a state_dict of rank None"),
         ("masters", "masters of shapes"),
-        ("groups", "0 shards in group 1 of it, 1 in it here"),
+        ("groups", r"groups of \[2\] shards in it, of \[2, 1\] here"),
     ],
 )
 def test_a_state_dict_of_another_rank_is_refused_on_every_rank(world, what, match):

@@ -112,7 +112,7 @@ def all_to_all_single_async(
 ) -> Handle:
     """`all_to_all_single` that returns at once, with a handle to wait for."""
     _, size = rank_and_size(group)
-    if not (isinstance(output, Tensor) and isinstance(input, Tensor)):
+    if not all(isinstance(tensor, Tensor) for tensor in (output, input)):
         check_call("all_to_all_single", group, output, input, compare=())  # raises
     problems = [
         *_split_problems("input", input, input_split_sizes, size),

@@ -21,7 +21,6 @@ Models, 2020.
 
 from collections.abc import Callable
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -425,14 +424,12 @@ class ZeroOptimizer(Optimizer):
         mine = [list(b.master.shape) for b in self.buckets if b.owns_copy]
         if theirs != mine:
             raise ValueError(f"masters of shapes {theirs} in it, {mine} here")
-        for number, (group, saved) in enumerate(
-            zip_longest(self.param_groups, state_dict["param_groups"], fillvalue={})
-        ):
-            held, found = len(group.get("params", ())), len(saved.get("params", ()))
-            if held != found:
-                raise ValueError(
-                    f"{found} shards in group {number} of it, {held} in it here"
-                )
+        saved, held = (
+            [len(group["params"]) for group in groups]
+            for groups in (state_dict["param_groups"], self.param_groups)
+        )
+        if saved != held:
+            raise ValueError(f"groups of {saved} shards in it, of {held} here")
 
     # -- pieces of checkpoints
 
