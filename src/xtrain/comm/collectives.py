@@ -99,7 +99,9 @@ def all_reduce(
 
     A small tensor takes the tree (few steps), a large one the ring (least volume).
     """
-    nbytes = tensor.nbytes if isinstance(tensor, Tensor) else 0
+    nbytes = 0  # the algorithms refuse what is no tensor
+    if isinstance(tensor, Tensor):
+        nbytes = tensor.numel() * tensor.element_size()
     if nbytes <= TREE_MAX_BYTES:
         tree_all_reduce(tensor, op, group)
     else:

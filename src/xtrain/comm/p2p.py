@@ -62,8 +62,8 @@ def isend(
 ) -> Work:
     """Start sending; do not touch `tensor` before `.wait()` of the result returned."""
     peer = group_rank_of("dst", dst, group_dst, group)
-    refuse_itself("isend", peer, group)
     check_p2p("isend", tensor, group)
+    refuse_itself("isend", peer, group)
     return group_or_world(group).send([tensor.detach().contiguous()], peer, tag)
 
 
@@ -79,8 +79,8 @@ def irecv(
     It must be contiguous; `recv` takes any strides.
     """
     peer = group_rank_of("src", src, group_src, group)
-    refuse_itself("irecv", peer, group)
     check_p2p("irecv", tensor, group, contiguous=True)
+    refuse_itself("irecv", peer, group)
     return group_or_world(group).recv([tensor.detach()], peer, tag)
 
 
