@@ -167,9 +167,12 @@ def with_late_parameters(stage):
         parameter.data += rank  # what rank 0 has counts
     added = {"params": late, "lr": 0.01}
     optimizer.add_param_group(added)
+    freed = []
+    late[0].register_post_accumulate_grad_hook(lambda p: freed.append(p.grad is None))
     steps_of(model, optimizer, range(2, 4))
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
     assert all(p.grad is None for p in model.parameters())
+    assert freed == [stage == 2] * 2  # taken in backward, not at its end
     return dict(model.state_dict())
 
 
