@@ -286,6 +286,81 @@ def test_buckets_run_from_the_last_parameter_to_the_first():
     assert [bucket.spare.numel() for bucket in buckets] == [0, 0, 1]
 
 
+@pytest.mark.verifies("xtrain.data_parallel.buckets:make_buckets")
+def test_the_first_bucket_holds_a_mebibyte_and_the_others_the_cap():
+    parameters = [nn.Parameter(torch.zeros(2**16)) for _ in range(12)]  # 3 MiB
+
+    def sizes(cap_bytes):
+        return [
+            len(bucket.parameters) for bucket in make_buckets(parameters, cap_bytes)
+        ]
+
+    assert sizes(25 * 2**20) == [4, 8]
+    assert sizes(3 * 2**19) == [4, 6, 2]
+    first, _ = make_buckets(parameters, 25 * 2**20)
+    last = parameters[:7:-1]  # what backward reaches first
+    assert all(p is q for p, q in zip(first.parameters, last, strict=True))
+
+
+@pytest.mark.verifies("xtrain.data_parallel.buckets:make_buckets")
+def test_a_bucket_may_be_as_large_as_the_cap():
+    parameters = [nn.Parameter(torch.zeros(5)) for _ in range(4)]
+    for cap, expected in ((40, [2, 2]), (39, [1, 1, 1, 1]), (60, [3, 1])):
+        buckets = make_buckets(parameters, cap)
+        assert [len(bucket.parameters) for bucket in buckets] == expected
+
+
+def nested_no_sync():
+    """Collectives in each of three backwards: inside both, inside one, outside."""
+    rank = dist.get_rank()
+    model = DistributedDataParallel(make_model(0), broadcast_buffers=False)
+    counts = []
+
+    def backward(micro):
+        with CommLedger() as ledger:
+            loss_of(model, batch_of(0, micro, rank)).backward()
+        counts.append(sum(event.kind == "collective" for event in ledger.events))
+
+    with model.no_sync():
+        with model.no_sync():
+            backward(0)
+        backward(1)
+    backward(2)
+    return counts
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_the_outer_no_sync_still_holds_when_an_inner_one_ends(world):
+    for inner, outer, outside in world(2).run(nested_no_sync):
+        assert (inner, outer) == (0, 0)
+        assert outside > 0
+
+
+def own_buffers(broadcast):
+    """A buffer when the wrapper is built, and after two forwards on own data."""
+    rank = dist.get_rank()
+    bare = nn.BatchNorm1d(2)
+    bare.running_mean.fill_(10.0 * (1 + rank))
+    model = DistributedDataParallel(bare, broadcast_buffers=broadcast)
+    built = bare.running_mean.clone()
+    for _ in range(2):
+        model(torch.ones(4, 2) * rank)
+    return built.tolist(), bare.running_mean.tolist()
+
+
+@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+def test_buffers_begin_as_rank_0s_and_follow_it_only_where_wanted(world):
+    for broadcast in (True, False):
+        results = world(2).run(own_buffers, broadcast)
+        assert [built for built, _ in results] == [[10.0, 10.0]] * 2
+        (first, _), (second, _) = (after for _, after in results)
+        # Means of 10 move a tenth of the way, twice; rank 1's data are ones.
+        assert first == pytest.approx(8.1)
+        alone = 0.9 * (0.9 * 10 + 0.1) + 0.1
+        following = 0.9 * (0.9 * 10) + 0.1  # the second forward begins with rank 0's
+        assert second == pytest.approx(following if broadcast else alone)
+
+
 def under_autocast():
     model = DistributedDataParallel(make_model(dist.get_rank(), dtype=torch.float32))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -372,6 +447,11 @@ def different_models():
     DistributedDataParallel(nn.Linear(2, 2 + dist.get_rank()))
 
 
+def different_dtypes():
+    model = nn.Linear(2, 2)
+    DistributedDataParallel(model.double() if dist.get_rank() == 2 else model)
+
+
 def bad_reduction():
     DistributedDataParallel(nn.Linear(2, 2), gradient_reduction="mean")
 
@@ -382,6 +462,9 @@ def bad_reduction():
 )
 def test_bad_models_and_options_are_refused_on_every_rank(world):
     expect_error(world(3), different_models, error=ValueError, match="different models")
+    expect_error(
+        world(3), different_dtypes, error=ValueError, match="2. float64 traine"
+    )
     expect_error(world(2), bad_reduction, error=ValueError, match="'mean' is neither")
 
 

@@ -15,7 +15,7 @@ from tests.training import (
     my_group,
     reference_of_group,
 )
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.data_parallel import (
     DistributedDataParallel,
     NaiveDataParallel,
@@ -41,8 +41,9 @@ def train(kind):
     if kind == "naive":
         model = NaiveDataParallel(bare, process_group=group)
     else:
-        choice = RING if kind == "ring" else TORCH
-        model = DistributedDataParallel(bare, process_group=group, collectives=choice)
+        choices = {"ring": RING, "torch": TORCH, "direct": DIRECT}
+        chosen = {} if kind == "default" else {"collectives": choices[kind]}
+        model = DistributedDataParallel(bare, process_group=group, **chosen)
     optimizer = adamw(model.parameters())
     for step in range(STEPS):
         loss_of(model, batch_of(step, number, index)).backward()
@@ -63,7 +64,7 @@ def train(kind):
     return number, dict(bare.state_dict()), said
 
 
-@pytest.mark.parametrize("kind", ["naive", "torch", "ring"])
+@pytest.mark.parametrize("kind", ["naive", "default", "torch", "ring", "direct"])
 def test_groups_train_for_themselves(world, kind):
     for number, state, said in world(SIZE).run(train, kind):
         assert largest_difference(state, reference_of_group(number, STEPS)) < 1e-12

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
+from xtrain.comm import CommLedger
 from xtrain.comm.choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.testing import expect_error
@@ -139,3 +140,66 @@ def accumulate():
 
 def test_accumulation_inside(world):
     world(3).run(accumulate)
+
+
+def forward_afterwards():
+    """Collectives of a forward inside the context, and of one after it."""
+    rank = dist.get_rank()
+    model = DistributedDataParallel(make_model(0), broadcast_buffers=False)
+    counts = []
+
+    def forward():
+        with CommLedger() as ledger:
+            loss = loss_of(model, batch_of(0, 0, rank))
+        counts.append(len(ledger.events))
+        return loss
+
+    with model.join():
+        forward().backward()
+    forward()
+    return counts
+
+
+def test_nobody_is_asked_any_more_when_it_is_over(world):
+    for inside, outside in world(2).run(forward_afterwards):
+        assert inside > 0
+        assert outside == 0
+
+
+class Remembers(nn.Module):
+    """A buffer that every forward changes."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.register_buffer("seen", torch.full((2,), 100.0 * rank).double())
+
+    def forward(self, x):
+        self.seen += x.mean()
+        return (self.weight * x).sum()
+
+
+def shadows_with_buffers(steps):
+    """On a rank without inputs: whose step it met, and its buffer after that."""
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Remembers(rank))
+    shadow, seen = model._shadow, []
+
+    def look(host):
+        shadow(host)
+        seen.append((host, model.module.seen[0].item()))
+
+    model._shadow = look
+    with model.join():
+        for step in range(steps[rank]):
+            model(torch.full((1,), 1.0 + step + 10 * rank).double()).backward()
+            model.zero_grad()
+    return seen
+
+
+def test_a_rank_in_the_shade_has_the_buffers_of_the_step(world):
+    """Rank 1 goes on alone: its buffers are sent before its forward changes them."""
+    (shade, lonely) = world(2).run(shadows_with_buffers, [1, 3])
+    assert lonely == []
+    # Rank 0's 0 was everybody's in step 0; rank 1 then added 11, 12 and 13.
+    assert shade == [(1, 11.0), (1, 23.0)]

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from xtrain import data_parallel
@@ -83,3 +84,14 @@ def test_it_drives_a_data_loader():
 def test_a_rank_outside_the_replicas_is_refused():
     with pytest.raises(ValueError, match=r"rank 2 is not in 0\.\.1"):
         data_parallel.DistributedSampler(range(4), num_replicas=2, rank=2)
+
+
+def from_the_group():
+    sampler = data_parallel.DistributedSampler(range(6), shuffle=False)
+    assert sampler.num_replicas == dist.get_world_size()
+    return list(sampler)
+
+
+@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+def test_rank_and_size_come_from_the_group_unless_given(world):
+    assert world(3).run(from_the_group) == [[0, 3], [1, 4], [2, 5]]

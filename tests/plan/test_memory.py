@@ -109,3 +109,9 @@ def test_for_any_size(parameters, ranks, recipe):
 def test_bad_input(arguments, match):
     with pytest.raises(ValueError, match=match):
         zero_memory(*arguments)
+
+
+def test_the_default_recipe_is_the_papers():
+    for stage in range(4):
+        assert state_memory(10, 2, stage) == state_memory(10, 2, stage, "zero16")
+        assert state_memory(10, 2, stage) != state_memory(10, 2, stage, "fp32")

@@ -46,7 +46,10 @@ def nbytes(tensors) -> int:
 
 
 def bytes_of_training(dtype, make_optimizer):
-    """Bytes per parameter of weights, gradients and state after a real step."""
+    """Bytes per parameter after a real step: weights, gradients, masters, moments.
+
+    And their sum while the masters are stepped.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(dtype)
     optimizer = make_optimizer(model.parameters())
@@ -54,28 +57,36 @@ def bytes_of_training(dtype, make_optimizer):
     inner = optimizer.optimizer if mixed else optimizer
     loss = model(torch.ones(2, 5, dtype=dtype)).float().square().sum()
     loss.backward()
-    grads = [p.grad for p in model.parameters()]
-    optimizer.step()
     parameters = list(model.parameters())
     stepped = [p for group in inner.param_groups for p in group["params"]]
     mine = {id(p) for p in parameters}
     masters = [p for p in stepped if id(p) not in mine]
-    moments = [t for s in inner.state.values() for t in s.values() if t.dim()]
     phi = sum(p.numel() for p in parameters)
-    held = (parameters, grads, masters, moments)
-    return tuple(Fraction(nbytes(tensors), phi) for tensors in held)
+
+    def held():
+        grads = [p.grad for p in (*parameters, *masters) if p.grad is not None]
+        moments = [t for s in inner.state.values() for t in s.values() if t.dim()]
+        kinds = (parameters, grads, masters, moments)
+        return tuple(Fraction(nbytes(tensors), phi) for tensors in kinds)
+
+    inside = []
+    inner.register_step_post_hook(lambda *_: inside.append(sum(held())))
+    optimizer.step()
+    return held(), inside[0]
 
 
 def test_sixteen_bytes_per_parameter_in_either_precision():
     """torch's own optimizer too: nowhere is there an fp32 copy of fp32 weights."""
+    in_fp32, in_bf16 = (4, 4, 0, 8), (2, 2, 4, 8)
     for optimizer in (torch.optim.AdamW, AdamW):
-        assert bytes_of_training(torch.float32, optimizer) == (4, 4, 0, 8)
+        assert bytes_of_training(torch.float32, optimizer) == (in_fp32, 16)
 
     def mixed(parameters):
         return MixedPrecisionOptimizer(parameters, AdamW)
 
-    assert bytes_of_training(torch.float32, mixed) == (4, 4, 0, 8)
-    assert bytes_of_training(torch.bfloat16, mixed) == (2, 2, 4, 8)
+    assert bytes_of_training(torch.float32, mixed) == (in_fp32, 16)
+    # Between steps; inside one every master has an fp32 gradient too, for a moment.
+    assert bytes_of_training(torch.bfloat16, mixed) == (in_bf16, 20)
     # The notes add 4 for a master to the first row: 20, so 140 GB for 7 billion.
     assert sum((4, 4, 4, 8)) * 7 == 140
     assert zero_memory(7 * BILLION, 1, 0, "fp32") == 112 * BILLION

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.verifies(
     "xtrain.zero.checkpoint:save_pieces",
     "xtrain.zero.checkpoint:check_step",
     "xtrain.zero.resume:load",
-    "xtrain.zero.agreement:check_same_tensors",
+    "xtrain.comm.agreement:check_same",
     "xtrain.zero.agreement:raise_everywhere",
 )
 
@@ -74,7 +74,7 @@ class Run:
 
 def train(stage, choice, directory):
     number, group, index = my_group()
-    choice = RING if choice == "ring" else TORCH
+    choice = {"ring": RING, "torch": TORCH, "default": None}[choice]
     run = Run(stage, group, 20 + number if index == 0 else 90 + index, choice)
     if stage < 3:  # buffers are the caller's
         run.model.scale.copy_(make_model(20 + number).scale)
@@ -97,7 +97,11 @@ def train(stage, choice, directory):
 
 
 @pytest.mark.parametrize(
-    ("stage", "choice"), [(1, "torch"), (2, "ring"), (3, "torch"), (3, "ring")]
+    ("stage", "choice"),
+    [
+        *[(1, "torch"), (2, "ring"), (3, "torch"), (3, "ring")],
+        *[(stage, "default") for stage in (1, 2, 3)],
+    ],
 )
 def test_groups_train_save_and_load_for_themselves(world, tmp_path, stage, choice):
     for number, state, said in world(SIZE).run(train, stage, choice, str(tmp_path)):

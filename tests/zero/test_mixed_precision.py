@@ -87,6 +87,7 @@ def test_a_nan_is_skipped_and_forgotten():
     )
     parameter.grad = torch.tensor([1.0, float("nan")], dtype=torch.float16)
     assert optimizer.step() is False
+    assert optimizer.pairs[0][1].grad is None
     assert torch.equal(parameter, torch.ones_like(parameter))
     assert optimizer.optimizer.state == {}
     assert optimizer.scaler.scale == 2.0

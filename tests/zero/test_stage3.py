@@ -510,6 +510,159 @@ def test_compute_dtype(world):
     world(2).run(sixteen_bit_compute)
 
 
+class Sees(nn.Module):
+    """Notes the dtypes that come in."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, options):
+        self.seen += [x.dtype, options["mask"].dtype, options["index"].dtype]
+        return self.linear(x * options["mask"]).sum()
+
+
+def what_comes_in(compute_dtype):
+    model = FullyShardedDataParallel(Sees(), compute_dtype=compute_dtype)
+    given = {"mask": torch.ones(3), "index": torch.arange(3)}
+    model(torch.ones(2, 3), given).backward()
+    return model.module.seen
+
+
+def test_floating_point_inputs_are_cast(world):
+    low, whole = torch.bfloat16, torch.float32
+    assert world(2).run(what_comes_in, low) == [[low, low, torch.int64]] * 2
+    assert world(2).run(what_comes_in, None) == [[whole, whole, torch.int64]] * 2
+
+
+def a_third():
+    """The mean of 1, 0 and 0, from bf16 gradients, for fp32 shards."""
+    model = FullyShardedDataParallel(
+        nn.Linear(3, 1, bias=False), compute_dtype=torch.bfloat16
+    )
+    (model(torch.ones(1, 3)) * (dist.get_rank() == 0)).sum().backward()
+    return [p.grad.tolist() for p in model.parameters()]
+
+
+def test_gradients_are_divided_in_the_precision_of_the_shards(world):
+    assert world(3).run(a_third) == [[[torch.tensor(1 / 3).item()]]] * 3
+
+
+class Half(nn.Module):
+    """A block of which a step uses one part; on request it fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(2, 1)
+        self.fails = False
+
+    def forward(self, x):
+        if self.fails:
+            raise KeyError("on purpose")
+        return self.used(x)
+
+
+def halves():
+    return nn.Sequential(nn.Linear(3, 3), nn.ModuleList([Half(), Half()]))
+
+
+def run_halves(model, x):
+    x = model[0](x)
+    for part in model[1]:
+        x = part(x)
+    return x.sum()
+
+
+def unused_in_a_block():
+    """Memory that nobody fills holds NaN: gradients of what took no part are zero."""
+    torch.use_deterministic_algorithms(True)
+    module = halves()
+    module.forward = lambda x: run_halves(module, x)
+    model = FullyShardedDataParallel(module)
+    model(torch.ones(2, 3)).backward()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    assert all(torch.isfinite(grad).all() for grad in grads.values())
+    assert not any(grads[name].any() for name in grads if "unused" in name)
+    shards = [s for block in model.blocks for s in block.shards]
+    assert all(s.layout.numel < s.layout.padded_numel for s in shards[1:])  # padded
+    return sum(bool(grad.any()) for grad in grads.values())
+
+
+def test_what_took_no_part_has_a_gradient_of_zero(world):
+    assert min(world(2).run(unused_in_a_block)) > 0
+
+
+def attributes(model):
+    """Which modules still have something in front of their parameters."""
+    return [
+        f"{prefix}.{name}"
+        for prefix, module in model.module.named_modules()
+        for name in module._parameters
+        if name in module.__dict__ or getattr(module, name).dim() != 1
+    ]
+
+
+def after_a_block_failed():
+    """A forward that raises inside a block, which a caller catches and goes on."""
+    module = halves()
+    module.forward = lambda x: run_halves(module, x)
+    model = FullyShardedDataParallel(module)
+    x = torch.ones(2, 3)
+    left = []
+    model(x).backward()
+    left.append(attributes(model))
+    with torch.no_grad():
+        model(x)
+    left.append(attributes(model))
+    module[1][1].fails = True
+    with pytest.raises(KeyError):
+        model(x)
+    left.append(attributes(model))
+    full = [
+        s.full.untyped_storage().nbytes() for b in model.blocks[1:] for s in b.shards
+    ]
+    module[1][1].fails = False
+    model.zero_grad()
+    model(x).backward()
+    left.append(attributes(model))
+    return left, full
+
+
+def test_parameters_are_back_after_a_step_and_after_a_failure(world):
+    for left, full in world(2).run(after_a_block_failed):
+        assert left == [[], [], [], []]
+        assert full == [0, 0]
+
+
+def own_pieces():
+    """state_dict and named_parameters have the same names; what is saved comes back."""
+    rank = dist.get_rank()
+    model, other = wrap(0), wrap(1)
+    state = model.state_dict()
+    bare = make_model(0)
+    assert list(state) == list(bare.state_dict())
+    assert [n for n, _ in model.named_parameters()] == [
+        n for n, _ in bare.named_parameters()
+    ]
+    assert [n for n, _ in model.named_buffers()] == ["scale"]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(state[name], parameter)
+    other.load_state_dict(state)
+    assert largest_difference(other.full_state_dict(), dict(bare.state_dict())) == 0.0
+    loss_of(other, batch_of(0, 0, rank)).backward()  # pieces are still the shards'
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict(bare.state_dict())
+    return {name: tensor.numel() for name, tensor in state.items()}
+
+
+def test_a_state_dict_holds_this_ranks_pieces_under_bare_names(world):
+    first, second = world(2).run(own_pieces)
+    whole = make_model(0).state_dict()
+    for name in whole.keys() - {"scale"}:
+        assert first[name] + second[name] == whole[name].numel()
+
+
 def bad(what):
     if what == "block":
         wrap(0, blocks=["layers.0", "layers.9"])

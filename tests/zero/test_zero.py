@@ -18,6 +18,7 @@ from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, LossScaler, ZeroOptimizer, clip_sharded_grad_norm_
+from xtrain.zero.buckets import split_parameters
 
 pytestmark = pytest.mark.verifies(
     "xtrain.zero.stage12:ZeroOptimizer",
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.verifies(
     "xtrain.zero.buckets:as_groups",
     "xtrain.zero.buckets:split_parameters",
     "xtrain.zero.clip:clip_sharded_grad_norm_",
-    "xtrain.zero.agreement:check_same_tensors",
+    "xtrain.comm.agreement:check_same",
 )
 
 STEPS = 20
@@ -386,6 +387,156 @@ def test_clipping_adds_squares_not_norms(world):
     for found, shard in world(2).run(clip, 1.0, True):
         assert found != found
         assert all(value != value for value in shard)  # on both ranks
+
+
+def test_squares_are_taken_in_float64(world):
+    """1e20 squared is more than float32 holds, 1e-30 squared less than it resolves."""
+    for value in (1e20, 1e-30):
+        for norm, _ in world(2).run(clip_of, value):
+            assert norm == pytest.approx(2 * value, rel=1e-6)
+
+
+def clip_of(value):
+    shard = torch.full((2,), value)
+    norm = clip_sharded_grad_norm_([shard], float("inf"))
+    return norm.item(), shard.tolist()
+
+
+def a_third(stage):
+    """The mean of 1, 0 and 0, from bf16 gradients, for fp32 masters."""
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = ZeroOptimizer([parameter], torch.optim.SGD, stage=stage, lr=1.0)
+    (parameter * (dist.get_rank() == 0)).sum().backward()
+    (gradient,) = optimizer.gradients
+    return gradient.dtype, gradient.tolist()
+
+
+def test_gradients_are_divided_in_the_precision_of_the_masters(world):
+    third = torch.tensor(1 / 3).item()
+    assert third != torch.tensor(1 / 3).bfloat16().item()
+    for stage in (1, 2):
+        expected = [(torch.float32, [third])] * 3
+        assert world(3).run(a_third, stage) == expected
+
+
+def clip_between_micro_batches(stage):
+    rank = dist.get_rank()
+    model = make_model(0)
+    optimizer = ZeroOptimizer(model.parameters(), AdamW, stage=stage, **OPTIONS)
+    for step in range(2):
+        loss_of(model, batch_of(step, 0, rank)).backward()
+        optimizer.clip_grad_norm_(0.5)
+        loss_of(model, batch_of(step, 1, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_backward_after_clipping_adds_to_what_is_left(world, stage):
+    size, bare = 2, make_model(0)
+    optimizer = adamw(bare.parameters())
+    for step in range(2):
+        for micro in (0, 1):
+            for rank in range(size):
+                (loss_of(bare, batch_of(step, micro, rank)) / size).backward()
+            if micro == 0:
+                nn.utils.clip_grad_norm_(bare.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    for weights in world(size).run(clip_between_micro_batches, stage):
+        assert largest_difference(weights, dict(bare.state_dict())) < 1e-12
+
+
+@pytest.mark.verifies("xtrain.zero.buckets:split_parameters")
+def test_neighbours_share_a_bucket_up_to_the_cap_and_only_with_their_own_dtype():
+    def sizes(numbers, cap):
+        parameters = [nn.Parameter(torch.zeros(n)) for n in numbers]
+        lists = split_parameters(parameters, cap)
+        order = [id(p) for members in lists for p in members]
+        assert order == list(map(id, parameters))
+        return [[p.numel() for p in members] for members in lists]
+
+    assert sizes([5, 5, 5, 5, 5], 40) == [[5, 5], [5, 5], [5]]  # 40 bytes fit exactly
+    assert sizes([5, 5, 5, 5, 5], 39) == [[5]] * 5
+    assert sizes([20, 1, 1, 1], 12) == [[20], [1, 1, 1]]  # counted anew
+    kinds = [torch.float32, torch.float64, torch.float32, torch.bfloat16]
+    mixed = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in kinds]
+    lists = split_parameters(mixed, 1000)
+    assert [{p.dtype for p in members} for members in lists] == [
+        {torch.float32},
+        {torch.float64},
+        {torch.bfloat16},
+    ]
+
+
+class OfAllTypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        kinds = (torch.float64, torch.float32, torch.float64)
+        self.layers = nn.ModuleList([nn.Linear(3, 3).to(dtype) for dtype in kinds])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x.to(layer.weight.dtype)))
+        return x
+
+
+class Late:
+    """A collective that is issued when it is waited for, and no sooner."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def wait(self):
+        function, tensors, group = self.call
+        function(*tensors, group=group)
+
+
+def late(name):
+    function = getattr(RING, name)
+    return lambda *tensors, group=None: Late(
+        lambda *t, group: function(*t, group=group).wait(), tensors, group
+    )
+
+
+LATE = type(RING)(
+    "late", late("all_reduce"), late("all_gather"), late("reduce_scatter")
+)
+
+
+def waited_for(stage):
+    """Two steps of a model of two dtypes, its gradients begun in memory full of NaN."""
+    torch.use_deterministic_algorithms(True)  # torch.empty is filled with NaN
+    rank = dist.get_rank()
+    model = OfAllTypes()
+    model.layers[1].register_parameter("unused", nn.Parameter(torch.ones(2)))
+    optimizer = ZeroOptimizer(
+        model.parameters(), AdamW, stage, collectives=LATE, lr=0.1, bucket_cap_mb=2**-14
+    )
+    assert len(optimizer.buckets) == 5
+    for step in range(2):
+        model(torch.ones(2, 3) * (rank + step)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_every_collective_is_waited_for_and_what_has_no_gradient_is_zero(world, stage):
+    bare = OfAllTypes()
+    bare.layers[1].register_parameter("unused", nn.Parameter(torch.ones(2)))
+    optimizer = torch.optim.AdamW(bare.parameters(), lr=0.1)
+    for step in range(2):
+        for rank in range(3):
+            (bare(torch.ones(2, 3) * (rank + step)).sum() / 3).backward()
+        bare.layers[1].unused.grad = torch.zeros(2)
+        optimizer.step()
+        optimizer.zero_grad()
+    for weights in world(3).run(waited_for, stage):
+        for name, tensor in bare.state_dict().items():  # a NaN is no small difference
+            torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-6)
 
 
 def without_all_gather():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from xtrain.comm.checks import check_call, rank_and_size, refuse
+from xtrain.comm.checks import check_call, rank_and_size, refuse, shape_of
 from xtrain.comm.p2p import post_all
 
 
@@ -56,9 +56,9 @@ def all_to_all_async(
 ) -> Handle:
     """`all_to_all` that returns at once, with a handle to wait for."""
     rank, size = rank_and_size(group)
-    inputs, outputs = input_tensor_list, output_tensor_list
+    inputs, outputs = list(input_tensor_list or ()), list(output_tensor_list or ())
     counts = (len(outputs), len(inputs))
-    own = [list(t.shape) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])]
+    own = [shape_of(t) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])]
     check_call(
         "all_to_all", group, *inputs, *outputs, compare=(),
         written=outputs,
@@ -112,6 +112,8 @@ def all_to_all_single_async(
 ) -> Handle:
     """`all_to_all_single` that returns at once, with a handle to wait for."""
     _, size = rank_and_size(group)
+    if not all(isinstance(tensor, Tensor) for tensor in (output, input)):
+        check_call("all_to_all_single", group, output, input, compare=())  # raises
     problems = [
         *_split_problems("input", input, input_split_sizes, size),
         *_split_problems("output", output, output_split_sizes, size),

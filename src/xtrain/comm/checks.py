@@ -25,7 +25,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from xtrain.comm.ledger import paused
 from xtrain.comm.reduce_op import BITWISE, COMBINE, combine
 
-_NO_OP: Any = object()  # None is what a caller may pass by mistake
+_MISSING: Any = object()  # None is what a caller may pass by mistake
 _debug = os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0")
 
 
@@ -70,8 +70,8 @@ def check_call(
     name: str,
     group: ProcessGroup | None,
     *tensors: Tensor,
-    op: ReduceOp.RedOpType = _NO_OP,
-    whole: Tensor | None = None,
+    op: ReduceOp.RedOpType = _MISSING,
+    whole: Tensor = _MISSING,
     compare: Sequence[object] | None = None,
     rules: Sequence[tuple[bool, str]] = (),
     written: Sequence[Tensor] | None = None,
@@ -94,11 +94,13 @@ def check_call(
         across: the mesh's other group, when the call runs over two axes of it.
     """
     rank, size = rank_and_size(group)
-    if whole is not None:
+    if whole is not _MISSING:
         part = tensors[0]
         tensors = (*tensors, whole)
-        message = f"{list(whole.shape)} must hold {size} times {list(part.shape)}"
-        rules = [(whole.numel() == size * part.numel(), message), *rules]
+        message = f"{shape_of(whole)} must hold {size} times {shape_of(part)}"
+        both = isinstance(whole, Tensor) and isinstance(part, Tensor)
+        holds = both and whole.numel() == size * part.numel()
+        rules = [(holds, message), *rules]
     problem = _problem(tensors, op, group, rules)
     if problem is None:
         problem = _overlap(tensors[:1] if written is None else written)
@@ -112,6 +114,11 @@ def check_call(
     if problem is not None:
         raise ValueError(f"{name}: {problem}")
     return rank, size
+
+
+def shape_of(tensor: object) -> object:
+    """For what is compared and told before it is known to be a tensor."""
+    return list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
 
 
 def refuse(name: str, group: ProcessGroup | None, problem: str) -> NoReturn:
@@ -128,7 +135,7 @@ def check_p2p(
     written: bool = False,
 ) -> None:
     """Check the tensor of one send or receive."""
-    problem = _problem((tensor,), _NO_OP, group, ()) or _overlap((tensor,) * written)
+    problem = _problem((tensor,), _MISSING, group, ()) or _overlap((tensor,) * written)
     if problem is None and contiguous and not tensor.is_contiguous():
         problem = (
             f"needs a contiguous tensor, got shape {list(tensor.shape)} with "
@@ -164,7 +171,7 @@ def _problem(
                 f"tensor on {tensor.device}, but backend {dist.get_backend(group)} "
                 f"serves {[d.type for d in served]}"
             )
-    if op is not _NO_OP:
+    if op is not _MISSING:
         dtype = tensors[0].dtype
         if not isinstance(op, ReduceOp.RedOpType) or op not in COMBINE:
             return f"reduce op {_name(op)} is not one of {[_name(o) for o in COMBINE]}"
@@ -250,7 +257,7 @@ def _describe_call(
         compare = [list(t.shape) for t in tensors[:1]]
     what = [str(part) for part in compare]
     what += [str(t.dtype).removeprefix("torch.") for t in tensors[:1]]
-    what += [_name(op)] if op is not _NO_OP else []
+    what += [_name(op)] if op is not _MISSING else []
     return f"{name}({', '.join(what)})"
 
 

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, message_device, rank_and_size, refuse
+from xtrain.comm.checks import (
+    check_call,
+    message_device,
+    rank_and_size,
+    refuse,
+    shape_of,
+)
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -33,7 +39,7 @@ def broadcast(
 ) -> None:
     """Copy rank `src`'s tensor into everybody's `tensor`: ceil(log2 N) steps."""
     root = root_of("broadcast", "src", src, group_src, group)
-    check_call("broadcast", group, tensor, compare=(list(tensor.shape), f"src={root}"))
+    check_call("broadcast", group, tensor, compare=(shape_of(tensor), f"src={root}"))
     flat = tensor.detach().contiguous().view(-1)
     tree_broadcast(flat, root, group)
     if not tensor.is_contiguous():
@@ -52,7 +58,7 @@ def broadcast_naive(
         "broadcast_naive",
         group,
         tensor,
-        compare=(list(tensor.shape), f"src={root}"),
+        compare=(shape_of(tensor), f"src={root}"),
     )
     flat = tensor.detach().contiguous().view(-1)
     if rank == root:
@@ -76,7 +82,7 @@ def reduce(
     The tensors of the other ranks keep their values (torch leaves them undefined).
     """
     root = root_of("reduce", "dst", dst, group_dst, group)
-    shape = list(tensor.shape)
+    shape = shape_of(tensor)
     rank, _ = check_call("reduce", group, tensor, op=op, compare=(shape, f"dst={root}"))
     partial = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     tree_reduce(partial, root, op, group)
@@ -93,7 +99,10 @@ def all_reduce(
 
     A small tensor takes the tree (few steps), a large one the ring (least volume).
     """
-    if tensor.numel() * tensor.element_size() <= TREE_MAX_BYTES:
+    nbytes = 0  # the algorithms refuse what is no tensor
+    if isinstance(tensor, Tensor):
+        nbytes = tensor.numel() * tensor.element_size()
+    if nbytes <= TREE_MAX_BYTES:
         tree_all_reduce(tensor, op, group)
     else:
         ring_all_reduce(tensor, op, group)
@@ -163,15 +172,16 @@ def all_gather(
     a rank received in one step it passes on in the next.
     """
     rank, size = rank_and_size(group)
-    shapes = [list(t.shape) for t in tensor_list]
+    tensor_list = list(tensor_list or ())
+    shapes = [shape_of(t) for t in tensor_list]
     check_call(
         "all_gather", group, tensor, *tensor_list,
         compare=[shapes], written=tensor_list,
         rules=[
             (len(shapes) == size, f"{len(shapes)} output tensors for {size} ranks"),
             (
-                shapes[rank : rank + 1] == [list(tensor.shape)],
-                f"rank {rank}: outputs {shapes}, input {list(tensor.shape)}",
+                shapes[rank : rank + 1] == [shape_of(tensor)],
+                f"rank {rank}: outputs {shapes}, input {shape_of(tensor)}",
             ),
         ],
     )  # fmt: skip
@@ -203,14 +213,15 @@ def reduce_scatter(
     Ranks may have different shapes when the lists' tensors have them too.
     """
     rank, size = rank_and_size(group)
-    shapes = [list(t.shape) for t in input_list]
+    input_list = list(input_list or ())
+    shapes = [shape_of(t) for t in input_list]
     check_call(
         "reduce_scatter", group, output, *input_list, op=op, compare=[shapes],
         rules=[
             (len(shapes) == size, f"{len(shapes)} input tensors for {size} ranks"),
             (
-                shapes[rank : rank + 1] == [list(output.shape)],
-                f"rank {rank}: inputs {shapes}, output {list(output.shape)}",
+                shapes[rank : rank + 1] == [shape_of(output)],
+                f"rank {rank}: inputs {shapes}, output {shape_of(output)}",
             ),
         ],
     )  # fmt: skip
@@ -281,7 +292,7 @@ def _list_on_root(
 ) -> list[Tensor] | None:
     """Check the list that only the root passes; None on the other ranks."""
     rank, size = rank_and_size(group)
-    shapes = None if pieces is None else [list(piece.shape) for piece in pieces]
+    shapes = None if pieces is None else [shape_of(piece) for piece in pieces]
     rules = [
         (shapes is None, f"{name} must be None on rank {rank}, the root is {root}")
     ]
@@ -294,8 +305,8 @@ def _list_on_root(
                 f"{name} needs {size} tensors, got {shapes}",
             ),
             (
-                own == [list(tensor.shape)],
-                f"{name}[{rank}] {own}, tensor {tensor.shape}",
+                own == [shape_of(tensor)],
+                f"{name}[{rank}] {own}, tensor {shape_of(tensor)}",
             ),
         ]
     tensors = [tensor, *pieces] if pieces else [tensor]

@@ -122,4 +122,6 @@ def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Unde
 
 def contiguous(*tensors: Tensor) -> tuple[bool, str]:
     """A rule for `check_call`."""
-    return all(t.is_contiguous() for t in tensors), "needs contiguous tensors"
+    return all(
+        isinstance(t, Tensor) and t.is_contiguous() for t in tensors
+    ), "needs contiguous tensors"

@@ -63,6 +63,7 @@ def isend(
     """Start sending; do not touch `tensor` before `.wait()` of the result returned."""
     peer = group_rank_of("dst", dst, group_dst, group)
     check_p2p("isend", tensor, group)
+    refuse_itself("isend", peer, group)
     return group_or_world(group).send([tensor.detach().contiguous()], peer, tag)
 
 
@@ -79,6 +80,7 @@ def irecv(
     """
     peer = group_rank_of("src", src, group_src, group)
     check_p2p("irecv", tensor, group, contiguous=True)
+    refuse_itself("irecv", peer, group)
     return group_or_world(group).recv([tensor.detach()], peer, tag)
 
 
@@ -250,6 +252,15 @@ def wait_all(underway: list[Passing]) -> None:
     for step in underway:
         step.wait()
     underway.clear()
+
+
+def refuse_itself(name: str, peer: int, group: ProcessGroup | None) -> None:
+    """ValueError for a message to this rank: nobody else could take it."""
+    if peer == rank_and_size(group)[0]:
+        raise ValueError(
+            f"{name}: group rank {peer} is this rank itself: copy the tensor, or use "
+            "exchange, which copies what a rank sends to itself"
+        )
 
 
 def group_rank_of(

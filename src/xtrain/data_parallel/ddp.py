@@ -15,7 +15,7 @@ Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Traini
 2020.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -25,6 +25,14 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.agreement import (
+    check_filled,
+    check_options,
+    check_same,
+    check_unwrapped,
+    claim,
+    problem_of,
+)
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives, Waitable
 from xtrain.data_parallel.buckets import make_buckets
@@ -59,13 +67,22 @@ class DistributedDataParallel(nn.Module):
         collectives: Collectives = TORCH,
     ):
         super().__init__()
+        problem = problem_of(
+            lambda: check_options(gradient_reduction, bucket_cap_mb),
+            lambda: check_unwrapped(module, "DistributedDataParallel"),
+            lambda: check_filled(named_tensors(module)),
+            lambda: check_trainable(module),
+        )
+        options = {
+            "bucket_cap_mb": bucket_cap_mb,
+            "broadcast_buffers": broadcast_buffers,
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_reduction": gradient_reduction,
+            "collectives": collectives.name,
+        }
+        check_same_model(module, process_group, options, problem)
         trainable = [p for p in module.parameters() if p.requires_grad]
-        if not trainable:
-            raise ValueError("the module has no parameter that requires a gradient")
-        if gradient_reduction not in ("average", "sum"):
-            raise ValueError(
-                f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
-            )
+        claim(trainable, "DistributedDataParallel")
         self.module, self.process_group = module, process_group
         self._rank, self._size = rank_and_size(process_group)
         self._broadcast_buffers = broadcast_buffers
@@ -73,7 +90,6 @@ class DistributedDataParallel(nn.Module):
         self._average = gradient_reduction == "average"
         self._collectives = collectives
         self._names = {p: name for name, p in module.named_parameters()}
-        check_same_model(module, process_group)
         broadcast_all([*module.parameters(), *module.buffers()], process_group)
 
         self._buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
@@ -236,22 +252,23 @@ def broadcast_all(
             tensor.copy_(piece.view(tensor.shape))
 
 
-def check_same_model(module: nn.Module, group: ProcessGroup | None) -> None:
-    """ValueError on every rank unless all have the same names, shapes and dtypes."""
-    mine = {
-        name: (list(t.shape), str(t.dtype), t.requires_grad)
-        for name, t in (*module.named_parameters(), *module.named_buffers())
-    }
-    theirs: list[dict] = [{}] * rank_and_size(group)[1]
-    dist.all_gather_object(theirs, mine, group=group)
-    for rank, other in enumerate(theirs):
-        differing = sorted(
-            n for n in {*theirs[0], *other} if theirs[0].get(n) != other.get(n)
-        )
-        if differing:
-            first = differing[0]
-            raise ValueError(
-                f"ranks 0 and {rank} wrap different models: {first} is "
-                f"{theirs[0].get(first)} and {other.get(first)}"
-                f" ({len(differing)} tensors differ)"
-            )
+def check_same_model(
+    module: nn.Module,
+    group: ProcessGroup | None,
+    options: Mapping[str, object] | None = None,
+    problem: str | None = None,
+) -> None:
+    """ValueError on every rank unless all have the same names, shapes and dtypes.
+
+    Also if a rank was given other `options`, or has found a `problem`.
+    """
+    check_same("models", named_tensors(module), group, options, problem)
+
+
+def check_trainable(module: nn.Module) -> None:
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError("the module has no parameter that requires a gradient")
+
+
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

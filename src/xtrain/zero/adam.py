@@ -14,6 +14,7 @@ into pieces anywhere.
 Kingma and Ba, Adam, 2015; Loshchilov and Hutter, Decoupled Weight Decay, 2019.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,11 +44,12 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         maximize: bool = False,
     ):
-        ranges = [lr >= 0, eps >= 0, weight_decay >= 0, *(0 <= b < 1 for b in betas)]
-        if not all(ranges):
+        numbers = (lr, eps, weight_decay)
+        ranges = [0 <= number < math.inf for number in numbers]
+        if not all(ranges) or not all(0 <= b < 1 for b in betas):
             raise ValueError(
                 f"lr={lr}, eps={eps} and weight_decay={weight_decay} must not be "
-                f"negative, betas={betas} must lie in [0, 1)"
+                f"negative and must be finite, betas={betas} must lie in [0, 1)"
             )
         defaults = {
             "lr": lr,

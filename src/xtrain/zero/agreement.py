@@ -1,33 +1,12 @@
 """Questions that all ranks answer together: a mistake is an error on every rank."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-
-
-def check_same_tensors(
-    tensors: Iterable[tuple[str, Tensor]], group: ProcessGroup | None
-) -> None:
-    """ValueError on every rank unless all have the same names, shapes and dtypes."""
-    mine = [(n, list(t.shape), str(t.dtype), t.requires_grad) for n, t in tensors]
-    theirs: list = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(theirs, mine, group=group)
-    for rank, other in enumerate(theirs):
-        if other == theirs[0]:
-            continue
-        first, second = next(
-            (a, b)
-            for a, b in zip([*theirs[0], None], [*other, None], strict=False)
-            if a != b
-        )
-        raise ValueError(
-            f"ranks 0 and {rank} have different parameters: {first} and {second}"
-        )
 
 
 def raise_everywhere(

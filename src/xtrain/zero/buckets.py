@@ -45,6 +45,7 @@ class Bucket:
             dtype=master_dtype or first.dtype, device=master_device or first.device
         )
         self.master = nn.Parameter(copied)
+        self.kind = (copied.dtype, copied.device)
         self.owns_copy = copied.data_ptr() != self.shard.data_ptr()
         self.full_grad: Tensor | None = None
         self.waiting = set(parameters)
@@ -84,6 +85,8 @@ def split_parameters(
 
 def as_groups(params: Any) -> list[dict[str, Any]]:
     """Parameters or groups of them as torch optimizers take them, as groups."""
+    if isinstance(params, Tensor):
+        raise ValueError("params is one tensor: put it into a list")
     groups = list(params)
     if not groups:
         raise ValueError("no parameters to optimize")
@@ -93,22 +96,7 @@ def as_groups(params: Any) -> list[dict[str, Any]]:
     for group in groups:
         members = group["params"]
         members = [members] if isinstance(members, Tensor) else list(members)
+        # torch takes named parameters too
+        members = [m[1] if isinstance(m, tuple) else m for m in members]
         result.append({**group, "params": members})
     return result
-
-
-def check_bare(parameters: list[nn.Parameter]) -> None:
-    """ValueError if a wrapper of ours already reduces some gradients in backward.
-
-    With two that do, the numbers may come out right, but no memory is saved.
-    """
-    for parameter in parameters:
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        for hook in hooks.values():
-            owner = type(getattr(hook, "__self__", None))
-            if owner.__module__.startswith("xtrain."):
-                raise ValueError(
-                    f"{owner.__name__} reduces the gradients of these parameters "
-                    "already, and ZeroOptimizer does that itself: give it the "
-                    "parameters of a bare module"
-                )

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import message_device
+from xtrain.comm.checks import message_device, rank_and_size
 
 
 @torch.no_grad()
@@ -15,13 +15,22 @@ def clip_sharded_grad_norm_(
     """Scale disjoint gradient shards to a norm of at most `max_norm` over all ranks.
 
     Squares add up, norms do not: each rank sums the squares of its shards, the sums are
-    all-reduced, and only then comes the root. Returns the norm before clipping.
+    all-reduced, and only then comes the root. Returns the norm before clipping. What
+    every rank has for `max_norm` travels along: they must give the same.
     """
-    total = torch.zeros((), dtype=torch.float64, device=message_device(group))
+    rank, size = rank_and_size(group)
+    numbers = torch.zeros(1 + size, dtype=torch.float64, device=message_device(group))
+    numbers[1 + rank] = max_norm
     for gradient in gradients:
-        total += gradient.double().square().sum().to(total.device)
-    dist.all_reduce(total, group=group)
-    norm = total.sqrt()
+        numbers[0] += gradient.double().square().sum().to(numbers.device)
+    dist.all_reduce(numbers, group=group)
+    limits = numbers[1:].tolist()
+    if not all(limit == limits[0] >= 0 for limit in limits):
+        raise ValueError(
+            f"max_norm must be the same on all ranks, and not negative; by rank: "
+            f"{limits}"
+        )
+    norm = numbers[0].sqrt()
     factor = max_norm / (norm.item() + 1e-6)
     if not factor >= 1:  # a NaN reaches every gradient: nobody takes half of a bad step
         for gradient in gradients:

@@ -15,6 +15,7 @@ bf16 has the range of fp32 and needs no scale.
 Micikevicius et al., Mixed Precision Training, 2018.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,10 +47,13 @@ class LossScaler:
         growth_interval: int = 2000,
         process_group: ProcessGroup | None = None,
     ):
-        if init_scale <= 0 or growth_factor <= 1 or not 0 < backoff_factor < 1:
+        scales = 0 < init_scale < math.inf and 1 < growth_factor < math.inf
+        if not scales or not 0 < backoff_factor < 1 or growth_interval < 1:
             raise ValueError(
                 f"init_scale={init_scale} must be positive, growth_factor="
-                f"{growth_factor} above 1, backoff_factor={backoff_factor} in (0, 1)"
+                f"{growth_factor} above 1, both finite, backoff_factor="
+                f"{backoff_factor} in (0, 1), growth_interval={growth_interval} not "
+                "below 1"
             )
         self.scale = init_scale
         self.growth_factor, self.growth_interval = growth_factor, growth_interval
@@ -136,22 +140,26 @@ class MixedPrecisionOptimizer:
 
     @torch.no_grad()
     def step(self) -> bool:
-        """Update the masters, then the model; False when an overflow skipped it."""
-        for parameter, master in self.pairs:
-            if master is not parameter:
-                grad = parameter.grad
-                master.grad = None if grad is None else grad.float()
+        """Update the masters, then the model; False when an overflow skipped it.
+
+        The masters' gradients live in here only: 4 bytes per parameter for a moment.
+        """
+        copies = [(p, master) for p, master in self.pairs if master is not p]
+        for parameter, master in copies:
+            grad = parameter.grad
+            master.grad = None if grad is None else grad.float()
+        finite = True
         if self.scaler is not None:
             gradients = [m.grad for _, m in self.pairs if m.grad is not None]
             finite = self.scaler.unscale(gradients)
             self.scaler.update(finite)
-            if not finite:
-                return False
-        self.optimizer.step()
-        for parameter, master in self.pairs:
-            if master is not parameter:
+        if finite:
+            self.optimizer.step()
+        for parameter, master in copies:
+            master.grad = None
+            if finite:
                 parameter.copy_(master)
-        return True
+        return finite
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients. Multiplying them by zero would keep a NaN for ever."""

@@ -187,6 +187,7 @@ class Unshard(torch.autograd.Function):
         ctx: Any, anchor: Tensor, shards: Shards, call: int, *views: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.shards, ctx.call = shards, call
+        ctx.set_materialize_grads(False)  # no zeros for what took no part
         return tuple(view.data for view in views)
 
     @staticmethod

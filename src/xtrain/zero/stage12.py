@@ -19,6 +19,8 @@ Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Paramete
 Models, 2020.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +31,35 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.agreement import (
+    check_bare,
+    check_filled,
+    check_options,
+    check_same,
+    claim,
+    problem_of,
+)
+from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.choice import Collectives, Waitable, suited_to
 from xtrain.zero import resume
-from xtrain.zero.agreement import check_same_tensors, raising_everywhere
-from xtrain.zero.buckets import (
-    BUCKET_CAP_MB,
-    Bucket,
-    as_groups,
-    check_bare,
-    split_parameters,
-)
+from xtrain.zero.agreement import raise_everywhere, raising_everywhere
+from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
 from xtrain.zero.clip import clip_sharded_grad_norm_
+from xtrain.zero.grad_scaler import mark, marker
 
 
-class ZeroOptimizer:
+class ZeroOptimizer(Optimizer):
     """Optimizer-state sharding for the parameters of a bare module.
 
+    It is an optimizer of torch's: learning rate schedules, step hooks, `GradScaler` and
+    `step(closure)` work on it. Its `param_groups` and `state` are those of the inner
+    optimizer, so an option that is changed there reaches the shards; `params` in them
+    are this rank's shards, not the module's parameters (and an empty one for each
+    dtype, by which `GradScaler` asks all ranks). Clip with `clip_grad_norm_` here:
+    torch's function would see one rank's part.
+
     A parameter that gets no gradient counts as having one of zero. Buffers are the
-    caller's. Learning rate schedules take `.optimizer`.
+    caller's.
 
     Args:
         params: parameters or groups of them with their own options; rank 0's values are
@@ -62,6 +74,8 @@ class ZeroOptimizer:
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
             `xtrain.comm.choice`.
+
+    All ranks must give the same, `defaults` and options of groups included.
     """
 
     def __init__(
@@ -77,69 +91,179 @@ class ZeroOptimizer:
         collectives: Collectives | None = None,
         **defaults: Any,
     ):
-        if stage not in (1, 2):
-            raise ValueError(f"stage={stage}: ZeroOptimizer knows stages 1 and 2")
-        if gradient_reduction not in ("average", "sum"):
-            raise ValueError(
-                f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
-            )
+        self._is_built = False
         self.stage, self.process_group = stage, process_group
         self.rank, self.size = rank_and_size(process_group)
-        self._average = gradient_reduction == "average"
-        groups = as_groups(params)
-        everything = [p for group in groups for p in group["params"]]
-        if len(set(everything)) < len(everything):
-            raise ValueError("a parameter is in the groups twice")
-        check_bare(everything)
-        check_same_tensors([("", p) for p in everything], process_group)
-        for parameter in everything:
-            if not parameter.requires_grad:
-                dist.broadcast(parameter.detach(), group=process_group, group_src=0)
         self.buckets: list[Bucket] = []
-        shard_groups = []
-        for group in groups:
-            buckets = []
-            trainable = [p for p in group["params"] if p.requires_grad]
-            for members in split_parameters(trainable, int(bucket_cap_mb * 2**20)):
-                low = members[0].dtype in (torch.float16, torch.bfloat16)
-                master_dtype = torch.float32 if low and master_weights else None
-                device = torch.device("cpu") if offload else None
-                bucket = Bucket(members, self.rank, self.size, master_dtype, device)
-                dist.broadcast(bucket.flat, group=process_group, group_src=0)
-                bucket.master.data.copy_(bucket.shard)
-                buckets.append(bucket)
-            self.buckets += buckets
-            masters = [bucket.master for bucket in buckets]
-            shard_groups.append({**group, "params": masters})
-        if not self.buckets:
-            raise ValueError("no parameter requires a gradient")
-        device = self.buckets[0].flat.device
-        self._collectives = collectives or suited_to(process_group, device)
-        self.optimizer = optimizer_class(shard_groups, **defaults)
-
-        # Backward reaches the last parameters first, so buckets leave from the end.
-        self._order = self.buckets[::-1]
-        self._bucket_of = {p: b for b in self.buckets for p in b.parameters}
+        self._bucket_of: dict[Tensor, Bucket] = {}
+        self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
+        groups: list[dict[str, Any]] = []
+        problem = problem_of(
+            lambda: check_stage(stage),
+            lambda: check_options(gradient_reduction, bucket_cap_mb),
+            lambda: groups.extend(as_groups(params)),
+            lambda: self._check_parameters(groups),
+            lambda: check_trainable(groups),
+        )
+        options = {
+            "optimizer_class": optimizer_class,
+            "stage": stage,
+            "bucket_cap_mb": bucket_cap_mb,
+            "master_weights": master_weights,
+            "offload": offload,
+            "gradient_reduction": gradient_reduction,
+            "collectives": collectives and collectives.name,
+            **defaults,
+        }
+        self._check_same(groups, options, problem)
+        self._average = gradient_reduction == "average"
+        self._cap_bytes = int(bucket_cap_mb * 2**20)
+        self._master_weights, self._offload = master_weights, offload
         self._next = 0
         self._in_backward = False
         self._is_reduced = False  # stage 1: since the last step
         self._in_flight: list[tuple[Bucket, Waitable, Tensor]] = []
-        if stage == 2:
-            for parameter in self._bucket_of:
+        shard_groups = [self._shard(group) for group in groups]
+        device = self.buckets[0].flat.device
+        self._collectives = collectives or suited_to(process_group, device)
+        self.optimizer = optimizer_class(shard_groups, **defaults)
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
+        self._is_built = True
+        self._share_with_inner()
+        self._take_over(list(self._bucket_of))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Shard and step more parameters, as `torch.optim.Optimizer` does.
+
+        Call it on every rank, between `step` and the next backward.
+        """
+        if not self._is_built:  # torch's __init__, with groups that are shards already
+            super().add_param_group(param_group)
+            return
+        groups: list[dict[str, Any]] = []
+        problem = problem_of(
+            lambda: groups.extend(as_groups([param_group])),
+            lambda: self._check_parameters(groups),
+        )
+        self._check_same(groups, {}, problem)
+        self.optimizer.add_param_group(self._shard(groups[0]))
+        self._share_with_inner()
+        self._take_over([p for p in groups[0]["params"] if p.requires_grad])
+
+    def _shard(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A group's parameters in buckets; the group with their masters instead."""
+        everything = group["params"]
+        trainable = [p for p in everything if p.requires_grad]
+        for parameter in everything:
+            if not parameter.requires_grad:
+                dist.broadcast(
+                    parameter.detach(), group=self.process_group, group_src=0
+                )
+        device = torch.device("cpu") if self._offload else None
+        masters = []
+        for members in split_parameters(trainable, self._cap_bytes):
+            low = members[0].dtype in (torch.float16, torch.bfloat16)
+            dtype = torch.float32 if low and self._master_weights else None
+            bucket = Bucket(members, self.rank, self.size, dtype, device)
+            dist.broadcast(bucket.flat, group=self.process_group, group_src=0)
+            bucket.master.data.copy_(bucket.shard)
+            self.buckets.append(bucket)
+            self._bucket_of.update(dict.fromkeys(members, bucket))
+            masters.append(bucket.master)
+        # Backward reaches the last parameters first, so buckets leave from the end.
+        self._order = self.buckets[::-1]
+        return {**group, "params": masters}
+
+    def _take_over(self, parameters: list[Tensor]) -> None:
+        """From here on the gradients of these parameters are reduced here."""
+        claim(parameters, "ZeroOptimizer")
+        if self.stage == 2:
+            for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(self._gradient_ready)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's groups: change learning rates here."""
-        return self.optimizer.param_groups
+    def _share_with_inner(self) -> None:
+        """One list of groups and one state for both, and the markers in the first."""
+        inner = self.optimizer
+        self.param_groups, self.state = inner.param_groups, inner.state
+        for bucket in self.buckets:
+            if bucket.kind not in self._markers:
+                self._markers[bucket.kind] = marker(*bucket.kind)
+                self.param_groups[0]["params"].append(self._markers[bucket.kind])
+        self._mark()
+
+    def _mark(self) -> None:
+        for kind, parameter in self._markers.items():
+            mark(parameter, partial(self._unscale, kind))
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Reduce what is not reduced yet, update the own shards, gather the weights."""
+    def _unscale(
+        self,
+        kind: tuple[torch.dtype, torch.device],
+        found_inf: Tensor,
+        inverse_scale: Tensor,
+    ) -> None:
+        """What GradScaler does to the gradients of one kind, for all ranks together."""
         self.reduce_gradients()
+        masters = [b.master for b in self.buckets if b.kind == kind]
+        gradients = [m.grad for m in masters if m.grad is not None]
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                gradients, found_inf, inverse_scale
+            )
+        anywhere = found_inf.to(message_device(self.process_group))
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self.process_group)
+        found_inf.copy_(anywhere)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Reduce what is not reduced yet, update the own shards, gather the weights."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.reduce_gradients()
+        for parameter in self._markers.values():
+            parameter.grad = None  # they have nothing to step
         self.optimizer.step()
+        self._mark()
         self._is_reduced = False
         self._gather_weights()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank's shards, and those masters that are copies.
+
+        Only the same rank of as many ranks can load it: `save_sharded` writes what any
+        number of them can. The weights are in the module's own `state_dict`.
+        """
+        masters = [b.master.detach() for b in self.buckets if b.owns_copy]
+        shard = {"rank": self.rank, "size": self.size, "masters": masters}
+        return {**super().state_dict(), "shard": shard}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave on this rank; every rank must call it.
+
+        ValueError on every rank, and nothing changed, if one has another's. Weights
+        that have masters become those.
+        """
+        problem = problem_of(lambda: self._check_state(state_dict))
+        raise_everywhere(ValueError, problem, self.process_group)
+        super().load_state_dict(state_dict)
+        self.optimizer.__setstate__(
+            {"state": self.state, "param_groups": self.param_groups}
+        )
+        self._share_with_inner()
+        copies = [b for b in self.buckets if b.owns_copy]
+        for bucket, saved in zip(copies, state_dict["shard"]["masters"], strict=True):
+            bucket.master.copy_(saved)
+        self._gather_weights()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a ZeroOptimizer belongs to its process group and its module's parameters, "
+            "so it cannot be pickled or copied: keep its state_dict(), or save_sharded"
+        )
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -170,6 +294,7 @@ class ZeroOptimizer:
             bucket.full_grad = bucket.master.grad = None
             for parameter in bucket.parameters:
                 parameter.grad = None
+        self._mark()
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
@@ -259,6 +384,54 @@ class ZeroOptimizer:
             self._gather_weights()
         return result
 
+    # -- what all ranks must give alike
+
+    def _check_parameters(self, groups: list[dict[str, Any]]) -> None:
+        parameters = [p for group in groups for p in group["params"]]
+        for parameter in parameters:
+            if not isinstance(parameter, Tensor) or not parameter.is_leaf:
+                raise ValueError(f"{parameter!r} is not a parameter")
+        everything = [*parameters, *self._bucket_of]
+        if len(set(everything)) < len(everything):
+            raise ValueError("a parameter is in the groups twice")
+        check_bare(parameters, "ZeroOptimizer")
+        check_filled(numbered(parameters))
+
+    def _check_same(
+        self,
+        groups: list[dict[str, Any]],
+        options: dict[str, object],
+        problem: str | None,
+    ) -> None:
+        of_groups = {
+            f"{key} of group {number}": value
+            for number, group in enumerate(groups)
+            for key, value in group.items()
+            if key != "params"
+        }
+        parameters = numbered([p for group in groups for p in group["params"]])
+        options = {**options, **of_groups}
+        check_same("parameters", parameters, self.process_group, options, problem)
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        shard = state_dict.get("shard", {})
+        found = shard.get("rank"), shard.get("size")
+        if found != (self.rank, self.size):
+            raise ValueError(
+                f"a state_dict of rank {found[0]} of {found[1]} ranks; this is rank "
+                f"{self.rank} of {self.size}"
+            )
+        theirs = [list(master.shape) for master in shard["masters"]]
+        mine = [list(b.master.shape) for b in self.buckets if b.owns_copy]
+        if theirs != mine:
+            raise ValueError(f"masters of shapes {theirs} in it, {mine} here")
+        saved, held = (
+            [len(group["params"]) for group in groups]
+            for groups in (state_dict["param_groups"], self.param_groups)
+        )
+        if saved != held:
+            raise ValueError(f"groups of {saved} shards in it, of {held} here")
+
     # -- pieces of checkpoints
 
     def _places(self, module: nn.Module) -> dict[Tensor, resume.Place]:
@@ -319,6 +492,8 @@ class ZeroOptimizer:
                     found = [made[p][key] for p in pieces if key in made[p]]
                     value.copy_(torch.stack(found).max())
 
+    # -- hooks of stage 2, and what both stages do with a bucket
+
     def _gradient_ready(self, parameter: nn.Parameter) -> None:
         if not self._in_backward:
             self._in_backward = True
@@ -367,3 +542,17 @@ class ZeroOptimizer:
                 master.grad = reduced
             else:
                 master.grad.add_(reduced)
+
+
+def check_stage(stage: int) -> None:
+    if stage not in (1, 2):
+        raise ValueError(f"stage={stage}: ZeroOptimizer knows stages 1 and 2")
+
+
+def check_trainable(groups: list[dict[str, Any]]) -> None:
+    if not any(p.requires_grad for group in groups for p in group["params"]):
+        raise ValueError("no parameter requires a gradient")
+
+
+def numbered(parameters: list[Tensor]) -> list[tuple[str, Tensor]]:
+    return [(f"parameter {number}", p) for number, p in enumerate(parameters)]

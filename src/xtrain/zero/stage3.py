@@ -29,10 +29,18 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.comm.agreement import (
+    as_text,
+    check_options,
+    check_same,
+    check_unwrapped,
+    claim,
+    problem_of,
+)
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import Collectives
 from xtrain.zero import resume
-from xtrain.zero.agreement import check_same_tensors, raising_everywhere
+from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
 from xtrain.zero.checkpoint import (
     CheckpointError,
@@ -68,6 +76,8 @@ class FullyShardedDataParallel(nn.Module):
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
             `xtrain.comm.choice`.
+
+    All ranks must give the same.
     """
 
     def __init__(
@@ -81,24 +91,35 @@ class FullyShardedDataParallel(nn.Module):
         collectives: Collectives | None = None,
     ):
         super().__init__()
-        if gradient_reduction not in ("average", "sum"):
-            raise ValueError(
-                f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
-            )
+        blocks = None if blocks is None else list(blocks)
+        chosen: list[nn.Module] = []
+        problem = problem_of(
+            lambda: check_options(gradient_reduction),
+            lambda: check_compute_dtype(compute_dtype),
+            lambda: check_unwrapped(module, "FullyShardedDataParallel"),
+            lambda: chosen.extend(find_blocks(module, blocks)),
+            lambda: materialise_buffers(module, process_group),
+        )
+        named = [*module.named_parameters(), *module.named_buffers()]
+        options = {
+            "compute_dtype": compute_dtype,
+            "reshard_after_forward": reshard_after_forward,
+            "blocks": blocks and sorted(map(as_text, blocks)),
+            "gradient_reduction": gradient_reduction,
+            "collectives": collectives and collectives.name,
+        }
+        check_same("parameters", named, process_group, options, problem)
         self.module, self.process_group = module, process_group
         self.rank, self.size = rank_and_size(process_group)
         self.reshard_after_forward = reshard_after_forward
         self.compute_dtype = compute_dtype
         self._options = (collectives, gradient_reduction == "average")
-        chosen = find_blocks(module, blocks)
-        materialise_buffers(module, process_group)
-        named = [*module.named_parameters(), *module.named_buffers()]
-        check_same_tensors(named, process_group)
         aliases: dict[nn.Parameter, set[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             aliases.setdefault(parameter, set()).add(name)
         self._aliases = {name: names for names in aliases.values() for name in names}
         self.blocks = self._shard(module, chosen)
+        claim(self.parameters(), "FullyShardedDataParallel")
         for buffer in module.buffers():
             dist.broadcast(buffer.detach(), group=process_group, group_src=0)
 
@@ -271,6 +292,22 @@ class FullyShardedDataParallel(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.named_parameters(*args, **kwargs)
 
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.named_buffers(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """This rank's pieces of the parameters, flat, and the buffers.
+
+        Under the bare module's names, as `named_parameters`. Only the same rank of as
+        many ranks can load it: `full_state_dict` gives whole tensors, `save_sharded`
+        writes what any number of ranks can load.
+        """
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load what `state_dict` gave on this rank."""
+        return self.module.load_state_dict(*args, **kwargs)
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
 
@@ -383,6 +420,11 @@ class FullyShardedDataParallel(nn.Module):
                 start, _ = layout.piece_bounds(slot, shards.rank)
                 places[piece] = (name, tuple(slot.shape), start)
         return places
+
+
+def check_compute_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"compute_dtype={dtype} is no floating-point dtype")
 
 
 def in_backward() -> bool:

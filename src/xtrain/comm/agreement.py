@@ -1,0 +1,144 @@
+"""What a wrapper asks the other ranks when it is built: do we all build the same?
+
+    rank 0   options, tensors, what is wrong here --+
+    rank 1   options, tensors, what is wrong here --+--> all-gather --> the same verdict
+
+A rank that refused its arguments alone would leave the others waiting in the first
+collective, and ranks with other options would train on and be wrong. One exchange of a
+few bytes a tensor, when the wrapper is built, makes an error on every rank of both.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import rank_and_size
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+def check_same(
+    what: str,
+    tensors: Named,
+    group: ProcessGroup | None,
+    options: Mapping[str, object] | None = None,
+    problem: str | None = None,
+) -> None:
+    """ValueError on every rank unless all have the same options and the same tensors.
+
+    Args:
+        what: the name of all tensors together, for the message.
+        tensors: compared by name, shape, dtype and whether they are trained.
+        options: compared by what they print as.
+        problem: what is wrong on this rank, whatever the others do.
+    """
+    chosen = {name: as_text(value) for name, value in (options or {}).items()}
+    mine = problem, chosen, {name: describe(tensor) for name, tensor in tensors}
+    theirs: list[Any] = [None] * rank_and_size(group)[1]
+    dist.all_gather_object(theirs, mine, group=group)
+    problems = [problem for problem, _, _ in theirs]
+    if any(problems):
+        raise ValueError(told(problems))
+    for rank, (_, *both) in enumerate(theirs):
+        for first, other, kind in zip(theirs[0][1:], both, ("", what), strict=True):
+            differing = [n for n in {**first, **other} if first.get(n) != other.get(n)]
+            if differing:
+                name = differing[0]
+                raise ValueError(
+                    f"ranks 0 and {rank} have different {kind or name}: {name} is "
+                    f"{first.get(name, 'missing')} and {other.get(name, 'missing')}"
+                )
+
+
+def told(problems: list[str | None]) -> str:
+    """One line of what the ranks complain about; by rank, unless all say the same."""
+    if len(set(problems)) == 1:
+        return str(problems[0])
+    return "; ".join(f"rank {r}: {text}" for r, text in enumerate(problems) if text)
+
+
+def describe(tensor: Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{list(tensor.shape)} {dtype}{' trained' * tensor.requires_grad}"
+
+
+def as_text(value: object) -> str:
+    """A value as all ranks print it: no addresses, functions and classes by name."""
+    if isinstance(value, Tensor):
+        return str(value.tolist())
+    name = getattr(value, "__qualname__", None)
+    return name or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def problem_of(*checks: Callable[[], None]) -> str | None:
+    """What the first check that fails says, for `check_same` to tell all ranks."""
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def check_options(
+    gradient_reduction: object = "average", bucket_cap_mb: Any = 1.0
+) -> None:
+    if gradient_reduction not in ("average", "sum"):
+        raise ValueError(
+            f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
+        )
+    number = isinstance(bucket_cap_mb, (int, float))
+    if not number or not 0 < bucket_cap_mb < math.inf or bucket_cap_mb is True:
+        raise ValueError(
+            f"bucket_cap_mb={bucket_cap_mb!r} must be a number of MiB, above 0 and "
+            "finite"
+        )
+
+
+def check_filled(tensors: Named) -> None:
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device, so there are no values to copy to the "
+                "other ranks: fill the module first, after module.to_empty(device=...)"
+            )
+
+
+def claim(parameters: Iterable[Tensor], owner: str) -> None:
+    """Remember who reduces the gradients of these parameters, for `check_bare`."""
+    for parameter in parameters:
+        parameter._gradients_reduced_by = owner  # type: ignore[attr-defined]
+
+
+def check_bare(parameters: Iterable[Tensor], owner: str) -> None:
+    """ValueError if a wrapper of ours reduces some of these gradients already.
+
+    With two that do, the numbers may come out right, but no memory is saved.
+    """
+    for parameter in parameters:
+        other = getattr(parameter, "_gradients_reduced_by", None)
+        if other is not None:
+            raise ValueError(
+                f"{other} reduces the gradients of these parameters already, and "
+                f"{owner} does that itself: give it the parameters of a bare module"
+            )
+
+
+def check_unwrapped(module: nn.Module, owner: str) -> None:
+    """`check_bare`, also where a wrapper of torch's or ours is inside the module."""
+    for part in module.modules():
+        kind = type(part)
+        if kind.__module__.startswith(WRAPPERS):
+            raise ValueError(
+                f"{kind.__module__}.{kind.__qualname__} reduces the gradients of this "
+                f"module already, and {owner} does that itself: give it the bare module"
+            )
+    check_bare(module.parameters(), owner)
+
+
+WRAPPERS = ("xtrain.data_parallel", "xtrain.zero", "torch.nn.parallel")
