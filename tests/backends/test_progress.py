@@ -432,3 +432,16 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_stopped(backend):
                 assert word[0] == "raised", (name, word)
                 named = "rank 1 (stopped)" in word[2] or "stopped: rank 1" in word[2]
                 assert named, (name, word)
+
+
+def form_and_leave(rounds: int) -> int:
+    for _ in range(rounds):
+        group = dist.new_group(backend=dist.get_backend())
+        dist.barrier(group)
+        dist.destroy_process_group(group)
+    return rounds
+
+
+def test_many_ranks_form_a_group_again_and_again(ours):
+    """Ranks look at each other while each becomes a member, at any moment of it."""
+    assert ours(8).run(form_and_leave, 40, timeout=120.0) == [40] * 8

@@ -142,8 +142,9 @@ class SharedMemory:
                             )
                 if len(segments) == size:
                     self.mine.words[JOINED] = number + rank
-                    for peer in unknown():
-                        if segments[peer].words[JOINED]:
+                    for peer, segment in segments.items():
+                        shown = segment.words[JOINED]  # once: it is set meanwhile
+                        if shown not in (0, number + peer):
                             raise RuntimeError(
                                 f"xtrain-shm: what the store holds for rank {peer} "
                                 "leads to memory of another rank or group, or it was "
