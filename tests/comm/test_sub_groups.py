@@ -1,8 +1,9 @@
 """Every call of `xtrain.comm` inside a group of some of the ranks.
 
-Of four ranks 1 and 3 work in one group while 0 and 2 work in the other, on other data.
-A message that forgot its group would go to group rank 0 or 1 of the world: to the other
-group, or to oneself.
+Of four ranks 1 and 3 work in one group while 0 and 2 work in the other, on data of
+another size and dtype. A message that forgot its group would go to group rank 0 or 1 of
+the world: to the other group, or to oneself. A check that forgot it would compare calls
+that differ.
 """
 
 import pytest
@@ -26,7 +27,9 @@ SHAPE = (2, 5)  # of which two ranks get a row each
 
 def mine_and_all(members, shape=SHAPE):
     """What this rank brings, and what each member does: group ranks in order."""
-    inputs = [input_of(rank, shape, torch.float32) for rank in members]
+    half = members[0]
+    dtype, shape = (torch.float32, torch.float64)[half], (*shape[:-1], shape[-1] + half)
+    inputs = [input_of(rank, shape, dtype) for rank in members]
     return inputs[members.index(dist.get_rank())].clone(), inputs
 
 
@@ -49,7 +52,7 @@ def hierarchical(group, members, me):
 def direct(group, members, me):
     mine, inputs = mine_and_all(members)
     total = sum(inputs)
-    part, whole = torch.empty(SHAPE[1]), torch.empty(2, *SHAPE)
+    part, whole = torch.empty_like(mine[0]), torch.empty_like(torch.stack(inputs))
     direct_reduce_scatter(part, mine, group).wait()
     assert torch.equal(part, total[me])
     direct_all_gather(whole, mine, group).wait()
@@ -63,10 +66,10 @@ def direct(group, members, me):
 def scattered(group, members, me):
     for reduce_scatter in (comm.ring_reduce_scatter, comm.reduce_scatter_tensor):
         mine, inputs = mine_and_all(members)
-        part = torch.empty(SHAPE[1])
+        part = torch.empty_like(mine[0])
         reduce_scatter(part, mine, group=group)
         assert torch.equal(part, sum(inputs)[me])
-        part = torch.empty(SHAPE[1])
+        part = torch.empty_like(mine[0])
         comm.reduce_scatter(part, list(mine), group=group)
         assert torch.equal(part, sum(inputs)[me])
 
@@ -74,10 +77,10 @@ def scattered(group, members, me):
 def gathered(group, members, me):
     mine, inputs = mine_and_all(members)
     for all_gather in (comm.ring_all_gather, comm.all_gather_into_tensor):
-        whole = torch.empty(2, *SHAPE)
+        whole = torch.empty_like(torch.stack(inputs))
         all_gather(whole, mine, group=group)
         assert torch.equal(whole, torch.stack(inputs))
-    outputs = [torch.empty(SHAPE) for _ in members]
+    outputs = [torch.empty_like(mine) for _ in members]
     comm.all_gather(outputs, mine, group)
     assert all(map(torch.equal, outputs, inputs))
 
@@ -94,10 +97,10 @@ def rooted(group, members, me):
             mine, inputs = mine_and_all(members)
             comm.reduce(mine, group=group, **dst)
             assert torch.equal(mine, sum(inputs) if on_root else inputs[me])
-            pieces = [torch.empty(SHAPE) for _ in members] if on_root else None
+            pieces = [torch.empty_like(mine) for _ in members] if on_root else None
             comm.gather(inputs[me], pieces, group=group, **dst)
             assert all(map(torch.equal, pieces or inputs, inputs))
-            landing = torch.empty(SHAPE)
+            landing = torch.empty_like(mine)
             comm.scatter(landing, pieces, group=group, **src)
             assert torch.equal(landing, inputs[me])
         mine, inputs = mine_and_all(members)
@@ -115,13 +118,13 @@ def all_to_all(group, members, me):
     assert arriving == [row[me] for row in rows]
     expected = [t.split(row)[me] for t, row in zip(inputs, rows, strict=True)]
     for call in (comm.all_to_all_single, comm.all_to_all_single_async):
-        output = torch.empty(sum(arriving), 3)
+        output = torch.empty_like(torch.cat(expected))
         handle = call(output, mine, arriving, rows[me], group)
         if handle is not None:
             handle.wait()
         assert torch.equal(output, torch.cat(expected))
     for call in (comm.all_to_all, comm.all_to_all_async):
-        outputs = [torch.empty(n, 3) for n in arriving]
+        outputs = [torch.empty_like(t) for t in expected]
         handle = call(outputs, list(mine.split(rows[me])), group)
         if handle is not None:
             handle.wait()
@@ -130,7 +133,7 @@ def all_to_all(group, members, me):
 
 def point_to_point(group, members, me):
     mine, inputs = mine_and_all(members)
-    other, landing = members[1 - me], torch.empty(SHAPE)
+    other, landing = members[1 - me], torch.empty_like(mine)
     for by_group in (True, False):
         to = {"group_dst": 1 - me} if by_group else {"dst": other}
         sender = {"group_src": 1 - me} if by_group else {"src": other}
@@ -173,7 +176,13 @@ def objects(group, members, me):
 
 
 def barrier(group, members, me):
-    comm.barrier(group)
+    token = torch.full((1,), float(me))
+    if members[0] == 0:  # the halves do the same two things in another order
+        comm.barrier(group)
+    comm.broadcast(token, group=group, group_src=1)
+    if members[0] == 1:
+        comm.barrier(group)
+    assert token.item() == 1
 
 
 ALL_REDUCES = (
