@@ -6,6 +6,8 @@ the world: to the other group, or to oneself. A check that forgot it would compa
 that differ.
 """
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -177,12 +179,25 @@ def objects(group, members, me):
 
 def barrier(group, members, me):
     token = torch.full((1,), float(me))
-    if members[0] == 0:  # the halves do the same two things in another order
-        comm.barrier(group)
     comm.broadcast(token, group=group, group_src=1)
-    if members[0] == 1:
-        comm.barrier(group)
     assert token.item() == 1
+    if members[0] == 0:  # the other group has none
+        comm.barrier(group)
+
+
+def refused(group, members, me):
+    """Bad input in the group of 0 and 2; the other goes on."""
+    comm.ring_shift(torch.ones(1), torch.ones(1), group=group)
+    if members[0] == 1:
+        return
+    for call, match in (
+        (lambda: comm.exchange_split_sizes([1, 2, 3], group), "needs 2 sizes"),
+        (lambda: comm.broadcast(torch.ones(2), src=1, group=group), "src=1 is not in"),
+        (lambda: comm.ring_all_reduce(torch.ones(2), None, group), "reduce op None"),
+    ):
+        with pytest.raises(ValueError, match=match) as error:
+            call()
+        assert not re.search("rank [13]: ", str(error.value))
 
 
 ALL_REDUCES = (
@@ -195,7 +210,7 @@ ALL_REDUCES = (
 )
 CASES = (
     all_reduces, hierarchical, direct, scattered, gathered, rooted, all_to_all,
-    point_to_point, objects, barrier,
+    point_to_point, objects, barrier, refused,
 )  # fmt: skip
 
 
