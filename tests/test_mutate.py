@@ -1,4 +1,4 @@
-"""The tool that makes mutants, on a package of one file with a weak or a strong test."""
+"""The tool that makes mutants, tried on one file with a weak and with a strong test."""
 
 import ast
 from pathlib import Path
