@@ -7,10 +7,18 @@ from torch import Tensor
 
 from xtrain.backends.calls import shape_of, shapes_of
 from xtrain.backends.messages import DTYPE_CODES
+from xtrain.backends.observers import OwnDispatch, has_own_dispatch
 
 
 def check_servable(name: str, backend: str, tensor: Tensor) -> None:
-    """ValueError unless the tensor is memory of this host, as it stands."""
+    """ValueError unless the tensor is memory of this host, as it stands.
+
+    OwnDispatch for a subclass that has to be asked first, a FakeTensor say.
+    """
+    if type(tensor) is not Tensor and has_own_dispatch(tensor):
+        raise OwnDispatch(
+            f"{name}: {backend} does not serve {type(tensor).__name__} as it stands"
+        )
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise ValueError(
             f"{name}: {backend} serves dense CPU tensors, "

@@ -2,10 +2,12 @@
 """A group as torch knows it: its names, its ranks, and how it ends."""
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.util import Finalize
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,27 @@ from xtrain.backends.arguments import check_servable
 from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import CROWDED_PATIENCE, PATIENCE, Progress
 from xtrain.backends.watching import Watch
+
+
+def refuse_other_devices(backend: str) -> None:
+    """ValueError when torch is making a group of several backends, as "cpu:a,cuda:b".
+
+    It takes a ProcessGroup in Python for all of the group and drops the other backends
+    without a word. It does not tell a backend about the others either, so that is read
+    in its function that makes groups.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = None if frame is None else frame.f_locals.get("backend_config")
+    backends = {} if config is None else config.get_device_backend_map()
+    if any(name != backend for name in backends.values()):
+        text = ",".join(f"{device}:{name}" for device, name in backends.items())
+        raise ValueError(
+            f'"{text}": torch would build {backend} alone, because a backend in '
+            f"Python serves a whole group; make one group of {backend} and another "
+            "of the other backend (dist.new_group)"
+        )
 
 
 class Group(dist.ProcessGroup):
@@ -32,6 +55,7 @@ class Group(dist.ProcessGroup):
         timeout: timedelta,
     ):
         super().__init__(rank, size)
+        refuse_other_devices(backend)
         self._backend_name, self._rank, self._size = backend, rank, size
         self._timeout = timeout.total_seconds()
         crowded = size >= (os.cpu_count() or 1)
@@ -39,6 +63,7 @@ class Group(dist.ProcessGroup):
         self._names: dict[str, str] = {}
         self._world_ranks: list[int] = []
         self._closed = False
+        self.stand_in = dist.ProcessGroup(rank, size)  # see `operators`
         self._calls = 0
         # torch's C++ may hold a work alone, and would wait forever on one whose Python
         # half is gone: DDP's join does so with its count of ranks.
@@ -99,6 +124,12 @@ class Group(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         """How many calls this rank has made."""
         return self._calls
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The timeout of calls from now on that have none of their own."""
+        self._watch.seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""

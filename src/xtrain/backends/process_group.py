@@ -26,11 +26,40 @@ from xtrain.backends.calls import (
     shapes_of,
 )
 from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
+from xtrain.backends.observers import profiling, record_event, unobserved
+from xtrain.backends.operators import as_operator
 from xtrain.backends.progress import Operation, Steps
 from xtrain.backends.shared_tensors import reserve
 from xtrain.backends.stepping import SteppedGroup
-from xtrain.backends.works import Finished, Pending
+from xtrain.backends.works import Finished, Pending, Several
 from xtrain.comm.ledger import record
+
+OPERATORS = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
 
 
 class XtrainProcessGroup(SteppedGroup):
@@ -199,6 +228,17 @@ class XtrainProcessGroup(SteppedGroup):
             "barrier", opts, [], steps=lambda check: self._transport.barrier(check)
         )
 
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        """outputs[r][k] is what rank r gives as inputs[k]."""
+        calls = [
+            ([list(of_all)], [input], opts)
+            for of_all, input in zip(zip(*outputs, strict=True), inputs, strict=True)
+        ]
+        flat = [tensor for of_one in outputs for tensor in of_one]
+        return self._one_by_one(self.allgather, calls, flat)
+
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -218,6 +258,7 @@ class XtrainProcessGroup(SteppedGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @unobserved()
     def shared_empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """See `xtrain.backends.shared_empty`."""
         shared = getattr(self._transport, "shared", None)
@@ -265,6 +306,8 @@ class XtrainProcessGroup(SteppedGroup):
             call.site,
         )  # fmt: skip
         operation = Operation(call, self._breaking(call, steps), (dst,))
+        if profiling():
+            record_event(f"{self._backend_name}:send", operation, [flat])
         self._calls += 1
         self._progress.post(("send", dst), operation)
         return Pending(self._progress, operation, tensors)
@@ -296,6 +339,8 @@ class XtrainProcessGroup(SteppedGroup):
                 tensor.detach().copy_(landing)
 
         operation = Operation(call, steps(), sources)
+        if profiling():
+            record_event(f"{self._backend_name}:recv", operation, [landing])
         self._calls += 1
         self._progress.post(("recv", id(receive)), operation)
         work = Pending(self._progress, operation, tensors)
@@ -306,6 +351,14 @@ class XtrainProcessGroup(SteppedGroup):
         self, method: Callable[..., dist.Work], calls: list[tuple], result: list[Tensor]
     ) -> dist.Work:
         works = [method(*arguments) for arguments in calls]
-        for work in works:
-            work.wait()
+        if any(not work.is_completed() for work in works):
+            return Several(works, result)
         return Finished(result)
+
+
+for _name in OPERATORS:
+    setattr(
+        XtrainProcessGroup,
+        _name,
+        as_operator(_name, getattr(XtrainProcessGroup, _name)),
+    )

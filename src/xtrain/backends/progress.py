@@ -4,18 +4,22 @@ An operation is a generator that yields wherever it would have to wait. The thre
 waits for it advances it, and all the others of its group in turn, so a send that was
 started long ago gets on while a later all-reduce is waited for. If nobody waits, a
 background thread advances what is pending, so work that was started and left alone
-finishes too.
+finishes too. Callbacks of futures run on threads of their own (`callbacks`).
 
     collectives of a group   one queue: they run one after the other, in issue order
     sends to one peer        one queue a peer: messages leave in issue order
     receives                 advanced together; each ends when its message is there
 """
 
+import contextlib
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
+from typing import Any
+
+from xtrain.backends.callbacks import Callbacks
 
 PATIENCE = 0.003  # seconds for which `post` may wait before it leaves work behind
 # The same where ranks take all cores: work left behind gains nothing, there is no core
@@ -36,14 +40,21 @@ class Operation:
     Args:
         call: what it is, as its text says.
         peers: the ranks it needs; None for all of them.
+        opts: torch's options of the call, which may hold a timeout of its own.
     """
 
-    __slots__ = ("call", "done", "error", "on_end", "peers", "started", "steps")
+    __slots__ = (
+        "call", "done", "error", "on_end", "opts", "peers", "started", "steps",
+    )  # fmt: skip
 
     def __init__(
-        self, call: object, steps: Steps, peers: tuple[int, ...] | None = None
+        self,
+        call: object,
+        steps: Steps,
+        peers: tuple[int, ...] | None = None,
+        opts: Any = None,
     ):
-        self.call, self.steps, self.peers = call, steps, peers
+        self.call, self.steps, self.peers, self.opts = call, steps, peers, opts
         self.on_end: list[Callable[[], None]] = []
         self.started = time.monotonic()
         self.done = False
@@ -66,10 +77,18 @@ class Operation:
         """Seconds since it could begin."""
         return time.monotonic() - self.started
 
+    def own_timeout(self) -> float | None:
+        """The seconds that this call was given; None where it was given none."""
+        timeout = getattr(self.opts, "timeout", None)
+        seconds = -1.0 if timeout is None else timeout.total_seconds()
+        return seconds if seconds > 0 else None  # torch's "unset" is negative
+
     def fail(self, error: BaseException) -> None:
         """End it with `error`, wherever it is."""
         if not self.done:
-            self.steps.close()
+            # Its steps may be running, below a signal handler that ends the group.
+            with contextlib.suppress(ValueError):
+                self.steps.close()
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -92,9 +111,11 @@ class Progress:
         self._check = check
         self._queues: dict[Hashable, deque[Operation]] = {}
         self._lock = threading.RLock()
+        # Set and cleared, like `_closed`, under the lock only: no wake-up gets lost.
         self._pending = threading.Event()
         self._last_pass = 0.0
-        self._closed = False
+        self._closed: BaseException | None = None
+        self.callbacks = Callbacks()
         self._thread: threading.Thread | None = None
 
     def post(self, queue: Hashable, operation: Operation, patience: float = 0) -> None:
@@ -104,22 +125,22 @@ class Progress:
         could take them over.
         """
         with self._lock:
-            if not self._queues and operation.advance():  # the short way
-                return
-            self._queues.setdefault(queue, deque()).append(operation)
+            if not self._queues and not self._closed and operation.advance():
+                return  # the short way
+            self._append(queue, operation)
         while time.monotonic() < operation.started + patience:
             os.sched_yield()
             with self._lock:
                 self._advance_all()
             if operation.done:
                 return
-        if not self._pending.is_set():
+        if not self._pending.is_set() and not operation.done:
             self._wake_background()
 
     def run(self, queue: Hashable, operation: Operation) -> None:
         """Queue an operation, wait for it and raise what it raises."""
         with self._lock:
-            self._queues.setdefault(queue, deque()).append(operation)
+            self._append(queue, operation)
         self.wait(operation)
 
     def wait(self, operation: Operation, seconds: float = float("inf")) -> None:
@@ -148,10 +169,13 @@ class Progress:
             raise operation.error
 
     def when_ended(self, operation: Operation, callback: Callable[[], None]) -> None:
-        """Call back when the operation has ended, at once if it has already."""
+        """Call back when the operation has ended, at once if it has already.
+
+        Later it is one of the threads of `callbacks` that calls, under no lock.
+        """
         with self._lock:
             if not operation.done:
-                operation.on_end.append(callback)
+                operation.on_end.append(lambda: self.callbacks.add(callback))
                 return
         callback()
 
@@ -164,13 +188,28 @@ class Progress:
                 operation.fail(error)
 
     def close(self, error: BaseException) -> None:
-        """Stop the background thread and end what is pending with `error`."""
-        self._closed = True
-        self._pending.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        """Stop the background thread and end what is pending with `error`.
+
+        What is posted from now on ends with `error`, too. Always returns: a callback
+        that does not is left to itself.
+        """
+        with self._lock:
+            self._closed = error
+            self._pending.set()
+            thread = self._thread
+        # A signal handler may have come here from under the lock. The thread needs that
+        # to end, so then it is not waited for.
+        below = self._lock._is_owned()  # type: ignore[attr-defined]
+        if thread not in (None, threading.current_thread()) and not below:
             thread.join()
         self.fail_all(error)
+        self.callbacks.close()
+
+    def _append(self, queue: Hashable, operation: Operation) -> None:
+        if self._closed:
+            operation.fail(self._closed)
+        else:
+            self._queues.setdefault(queue, deque()).append(operation)
 
     def _advance_alone(self, operation: Operation) -> None:
         """The short way: nothing else is pending, so nothing else is looked at."""
@@ -199,7 +238,7 @@ class Progress:
         self, key: Hashable, queue: deque[Operation], ended: Operation
     ) -> None:
         """Drop the ended first of a queue, and the queue with its last."""
-        if queue and queue[0] is ended:  # or a callback has been here before
+        if queue and queue[0] is ended:  # or `fail_all` has been here before
             queue.popleft()
         if queue:
             queue[0].started = self._last_pass  # its turn begins
@@ -215,23 +254,27 @@ class Progress:
                 self.fail_all(error)
 
     def _wake_background(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run_in_background, name="xtrain-progress", daemon=True
-            )
-            self._thread.start()
-        self._pending.set()
+        with self._lock:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run_in_background, name="xtrain-progress", daemon=True
+                )
+                self._thread.start()
+            self._pending.set()
 
     def _run_in_background(self) -> None:
         next_check = 0.0
         while True:
             self._pending.wait()
-            if self._closed:
-                return
-            if time.monotonic() - self._last_pass < IDLE_SECONDS:
+            waited_for = time.monotonic() - self._last_pass < IDLE_SECONDS
+            if waited_for and not self._closed:
                 time.sleep(IDLE_SECONDS)
                 continue  # somebody is waiting, and advances everything
             with self._lock:
+                if self._closed:
+                    return
                 self._advance_all()
                 now, self._last_pass = self._last_pass, 0.0  # this was nobody waiting
                 if now > next_check:

@@ -13,6 +13,7 @@ from xtrain.backends.arguments import flatten
 from xtrain.backends.calls import NOWHERE, Call, call_site, fingerprint, look
 from xtrain.backends.group import Group
 from xtrain.backends.meeting import Disagreement
+from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.progress import Operation, Steps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record
@@ -64,7 +65,10 @@ class SteppedGroup(Group):
         for tensor, flat in zip(outputs, flat_out, strict=True):
             if not tensor.is_contiguous():
                 running = copy_back(running, tensor, flat)
-        operation = Operation(call, running)
+        operation = Operation(call, running, opts=opts)
+        if profiling():
+            title = f"{self._backend_name}:{name.removesuffix('_single')}"
+            record_event(title, operation, inputs or outputs)
         self._calls += 1
         if opts is None or not opts.asyncOp:
             self._progress.run("collectives", operation)

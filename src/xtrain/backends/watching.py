@@ -13,7 +13,7 @@ class Watch:
 
     Args:
         transport: knows which ranks have come to the call, and which have left.
-        seconds: the group's timeout.
+        seconds: the group's timeout, for calls that have none of their own.
         world_rank: what a rank of the group is called in the world.
 
     `broken` is the error that ended the group, None while it lives.
@@ -28,7 +28,7 @@ class Watch:
         world_rank: Callable[[int], int],
     ):
         self._rank, self._transport, self._peers = rank, transport, peers
-        self._seconds, self._world_rank = seconds, world_rank
+        self.seconds, self._world_rank = seconds, world_rank
         self._first_seen_dead: float | None = None
         self.broken: RuntimeError | None = None
 
@@ -52,17 +52,25 @@ class Watch:
         # Of several possible senders one is enough.
         if gone and (operation.peers is None or gone == {*needed}):
             self._break(f"{self._names_of(sorted(gone))} left the group while {me}")
-        if operation.waited() > self._seconds:
+        if operation.waited() > (operation.own_timeout() or self.seconds):
+            where = "not there" if operation.peers is None else "nothing came from"
+            if not needed:
+                where, needed = "all are in this call", self._transport.others
             states = [
                 f"rank {self._world_rank(r)} ({self._peers.state(r)})" for r in needed
             ]
-            where = "not there" if operation.peers is None else "nothing came from"
             self._break(
                 f"timed out: {me} for {operation.waited():.1f} s; "
-                f"{where}: {', '.join(states) or 'nobody, all are in this call'}"
+                f"{where}: {', '.join(states)}"
             )
 
     def _break(self, why: str) -> None:
+        """End the group; whoever is stopped is named, it may be the cause."""
+        stopped = [
+            r for r in self._transport.others if self._peers.state(r) == "stopped"
+        ]
+        if stopped:
+            why += f"; stopped: {self._names_of(stopped)}"
         self.broken = RuntimeError(why)
         raise self.broken
 

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="override,assignment,misc"
 """What torch waits for: the handle of a call."""
 
+import time
 from datetime import timedelta
 
 import torch
@@ -8,7 +9,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.backends.messages import Receive
+from xtrain.backends.observers import observed, unobserved
 from xtrain.backends.progress import Operation, Progress
+
+
+class WorkFuture(torch.futures.Future):
+    """The future of a call under way: callbacks that wait for it hold up no others."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self._progress = progress
+
+    def wait(self) -> list[Tensor]:
+        self._progress.callbacks.step_aside()
+        return super().wait()
 
 
 class Finished(dist.Work):
@@ -36,6 +50,39 @@ class Finished(dist.Work):
         return future
 
 
+class Several(dist.Work):
+    """The work of several calls, as one."""
+
+    def __init__(self, works: list[dist.Work], result: list[Tensor]):
+        super().__init__()
+        self._works, self._result = works, result
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        end = time.monotonic() + timeout.total_seconds() if timeout else None
+        for work in self._works:
+            left = None if end is None else max(0.001, end - time.monotonic())
+            work.wait(None if left is None else timedelta(seconds=left))
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def result(self) -> list[Tensor]:
+        return self._result
+
+    def get_future(self) -> torch.futures.Future:
+        def value(done: torch.futures.Future) -> list[Tensor]:
+            for future in done.value():
+                future.value()  # raises what its call raised
+            return self._result
+
+        futures = [work.get_future() for work in self._works]
+        return torch.futures.collect_all(futures).then(value)
+
+
 class Pending(dist.Work):
     """The work of a call under way."""
 
@@ -48,7 +95,11 @@ class Pending(dist.Work):
         if self._operation.done and self._operation.error is None:
             return True
         seconds = timeout.total_seconds() if timeout else float("inf")
-        self._progress.wait(self._operation, seconds)
+        if observed():
+            with unobserved():
+                self._progress.wait(self._operation, seconds)
+        else:
+            self._progress.wait(self._operation, seconds)
         return True
 
     def is_completed(self) -> bool:
@@ -71,7 +122,7 @@ class Pending(dist.Work):
     source_rank = _source_rank
 
     def get_future(self) -> torch.futures.Future:
-        future: torch.futures.Future = torch.futures.Future()
+        future = WorkFuture(self._progress)
         operation = self._operation
 
         def settle() -> None:

@@ -1,0 +1,156 @@
+# mypy: disable-error-code="no-untyped-call"
+"""A group's calls as operators, for tools that look on.
+
+A TorchDispatchMode (CommDebugMode, FakeTensorMode, a user's own) and the profiler see a
+collective of torch's backends as one operator, `c10d.allreduce_`, because these are
+called through torch's dispatcher. A group in Python is called directly. So while
+somebody looks on, a call goes through the dispatcher first:
+
+    group.allreduce(...)  ->  c10d.allreduce_  ->  the modes, the innermost first
+                          ->  Bottom, below all modes  ->  the method itself, unseen
+
+Fake tensors have no memory. A call that is given some sends nothing and is finished at
+once, as with torch's own backends: that is how programs are traced.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import ScriptObject, Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from xtrain.backends.observers import (
+    OwnDispatch,
+    dispatch_modes,
+    has_own_dispatch,
+    observed,
+    profiling,
+    unobserved,
+    unrecorded,
+)
+from xtrain.backends.works import Finished
+
+Method = Callable[..., dist.Work]
+FAKE = _TorchDispatchModeKey.FAKE
+
+
+def as_operator(name: str, method: Method) -> Method:
+    """A group's method that goes through the dispatcher while somebody looks on.
+
+    Args:
+        name: what torch calls the method.
+    """
+
+    @functools.wraps(method)
+    def call(group: Any, *args: Any, **kwargs: Any) -> dist.Work:
+        looking = observed()
+        if looking and (dispatch_modes() or profiling()):
+            return _dispatched(group, name, method, args, kwargs)
+        try:
+            if looking:
+                with unobserved():
+                    return method(group, *args, **kwargs)
+            return method(group, *args, **kwargs)
+        except OwnDispatch:
+            return _dispatched(group, name, method, args, kwargs)
+
+    return call
+
+
+def _dispatched(
+    group: Any, name: str, method: Method, args: tuple, kwargs: dict
+) -> dist.Work:
+    """Run the operator of the method's name, under all modes and above Bottom."""
+    with unrecorded(), Catch() as caught:
+        getattr(group.stand_in, name)(*args, **kwargs)
+    itself = group.boxed()
+    func, shown = caught.func, list(caught.args)
+    shown = [itself if is_group(each) else each for each in shown]
+    bottom = Bottom(
+        func, shown, lambda swap: method(group, *swap(args), **swap(kwargs))
+    )
+    modes = [_pop_mode() for _ in range(dispatch_modes())]
+    try:
+        _push_mode(bottom)
+        for mode in reversed(modes):
+            _push_mode(mode)
+        try:
+            result = func(*shown)
+        finally:
+            for _ in range(len(modes) + 1):
+                _pop_mode()
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+    if bottom.work is not None:
+        return bottom.work
+    # A mode has answered without running the operator: nothing was sent.
+    work = result[-1] if isinstance(result, (tuple, list)) else result
+    return dist.Work.unbox(work)
+
+
+class Catch(TorchDispatchMode):
+    """Catches the operator of a call, which is not run, and lets all others pass."""
+
+    func: Any = None
+    args: tuple = ()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace != "c10d":  # a barrier makes a tensor first
+            return func(*args, **(kwargs or {}))
+        self.func, self.args = func, args
+        return answer(func, args, Finished([]))
+
+
+class Bottom(TorchDispatchMode):
+    """Below all modes: runs a group's method in place of the operator's kernel.
+
+    Args:
+        shown: the operator's arguments as the modes get them.
+        run: calls the method, its tensors exchanged by the function it is given.
+    """
+
+    def __init__(self, func: Any, shown: list, run: Callable[[Callable], dist.Work]):
+        super().__init__()
+        self._func, self._run = func, run
+        self._before = tensors_in(shown)
+        self.work: dist.Work | None = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is not self._func:
+            return func(*args, **(kwargs or {}))
+        after = tensors_in(args)
+        if any(isinstance(tensor, FakeTensor) for tensor in (*self._before, *after)):
+            self.work = Finished(tensors_in(args[0]))
+            return answer(func, args, self.work)
+        if _get_dispatch_mode(FAKE) is not None:  # torch keeps it below all others
+            return func(*args, **(kwargs or {}))  # it refuses real tensors
+        if any(has_own_dispatch(tensor) for tensor in after):
+            return NotImplemented  # their class takes them apart and calls again
+        given = {id(old): new for old, new in zip(self._before, after, strict=True)}
+
+        def swap(tree: Any) -> Any:
+            return tree_map_only(Tensor, lambda t: given.get(id(t), t), tree)
+
+        with unobserved():
+            self.work = self._run(swap)
+        return answer(func, args, self.work)
+
+
+def answer(func: Any, args: Any, work: dist.Work) -> Any:
+    """What an operator returns: its outputs, where it returns them, and the work."""
+    boxed = work.boxed()
+    return boxed if len(func._schema.returns) == 1 else (args[0], boxed)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def is_group(value: Any) -> bool:
+    return isinstance(value, ScriptObject) and value._type().name() == "ProcessGroup"
