@@ -57,7 +57,8 @@ def transformer(blocks: int = 2) -> nn.Sequential:
 def batch(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(VOCAB, (BATCH, LENGTH + 1), generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
+    # Contiguous, because torch 2.11 compares the strides of a pipeline's inputs.
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,20 +1,28 @@
 """A rank dies, stops, leaves, or stands in another call: everybody is told whose."""
 
+import contextlib
+import inspect
+import logging
+import logging.handlers
 import os
 import re
 import signal
 import subprocess
 import time
+import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import stepping
+from xtrain.backends.calls import BETWEEN, KINDS, PROGRAM
 from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import Operation, Progress, Steps
 
@@ -319,11 +327,12 @@ def other_reduction(t):
     dist.all_reduce(t, dist.ReduceOp.MAX if on(1) else dist.ReduceOp.SUM)
 
 
-def other_order(t):
-    if on(1):
-        dist.all_reduce(t)
-    else:
-        dist.all_reduce(t)
+def other_output(t):
+    """The same elements: one rank wants them in a row, the others in rows."""
+    size = dist.get_world_size()
+    dist.all_gather_into_tensor(
+        t.new_empty((size * len(t),) if on(1) else (size, len(t))), t
+    )
 
 
 def other_splits(t):
@@ -348,7 +357,7 @@ MISTAKES = [
     other_width,
     other_dtype,
     other_reduction,
-    other_order,
+    other_output,
     other_splits,
     other_gather,
 ]
@@ -382,7 +391,289 @@ def test_ranks_in_different_calls_are_all_shown(ours, mistake, length):
         where = rf"  rank {rank}: \w+\(.*\).* at .*test_faults.py:\d+"
         assert re.fullmatch(where, lines[1 + rank]), lines
     assert lines[1] != lines[2]
-    assert ("XTRAIN_COMPARE_LINES" in texts[0]) == (mistake is other_order)
+    assert "XTRAIN_COMPARE_LINES" not in texts[0]
+
+
+# ----------------------------------------------------------------- calls that are alike
+
+
+def in_order(first, second, group) -> None:
+    """Two calls, the other way round on rank 1, with one between them."""
+    calls = (second, first) if on(1) else (first, second)
+    calls[0]()
+    dist.all_reduce(torch.ones(1), group=group)
+    calls[1]()
+
+
+def swapped_all_reduce(a, b, group):
+    def first():
+        dist.all_reduce(a, group=group)
+
+    def second():
+        dist.all_reduce(b, group=group)
+
+    in_order(first, second, group)
+
+
+def swapped_reduce_scatter(a, b, group):
+    out = a.new_empty(len(a) // dist.get_world_size())
+
+    def first():
+        dist.reduce_scatter_tensor(out, a, group=group)
+
+    def second():
+        dist.reduce_scatter_tensor(out, b, group=group)
+
+    in_order(first, second, group)
+
+
+def swapped_all_gather(a, b, group):
+    out = a.new_empty(len(a) * dist.get_world_size())
+
+    def first():
+        dist.all_gather_into_tensor(out, a, group=group)
+
+    def second():
+        dist.all_gather_into_tensor(out, b, group=group)
+
+    in_order(first, second, group)
+
+
+def swapped_broadcast(a, b, group):
+    def first():
+        dist.broadcast(a, 0, group=group)
+
+    def second():
+        dist.broadcast(b, 0, group=group)
+
+    in_order(first, second, group)
+
+
+SYMMETRIC = [swapped_all_reduce, swapped_reduce_scatter, swapped_all_gather]
+SWAPS = [*SYMMETRIC, swapped_broadcast]
+
+
+def new_group(compare_lines: str | None) -> dist.ProcessGroup:
+    """A group of all ranks, made with this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XTRAIN_COMPARE_LINES", raising=False)
+        if compare_lines is not None:
+            patch.setenv("XTRAIN_COMPARE_LINES", compare_lines)
+        return dist.new_group(backend=dist.get_backend())
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What the backends log meanwhile."""
+    handler = logging.handlers.BufferingHandler(100)
+    logging.getLogger("xtrain.backends").addHandler(handler)
+    try:
+        yield handler.buffer
+    finally:
+        logging.getLogger("xtrain.backends").removeHandler(handler)
+
+
+def lines_of(function) -> list[str]:
+    """Where `function` calls torch.distributed: "test_faults.py:12", in order."""
+    source, first = inspect.getsourcelines(function)
+    numbers = [
+        first + i for i, line in enumerate(source) if line.strip().startswith("dist.")
+    ]
+    return [f"{Path(__file__).name}:{number}" for number in numbers]
+
+
+def swap_compared(swap, length: int) -> str:
+    group = new_group("1")
+    a, b = torch.full((length,), 1.0), torch.full((length,), 10.0)
+    with pytest.raises(RuntimeError) as raised:
+        swap(a, b, group)
+    assert bool((a == 1).all()) and bool((b == 10).all())
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total.item() == dist.get_world_size()
+    dist.destroy_process_group(group)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("swap", SYMMETRIC, ids=lambda s: s.__name__)
+@pytest.mark.verifies("xtrain.backends.calls:call_site")
+def test_swapped_calls_are_refused_when_lines_are_compared(ours, swap):
+    first, second = lines_of(swap)
+    for length in (12, 300_000):
+        texts = ours(3).run(swap_compared, swap, length)
+        assert len(set(texts)) == 1
+        lines = texts[0].splitlines()
+        for rank, where in enumerate([first, second, first]):
+            assert lines[1 + rank].startswith(f"  rank {rank}: "), lines
+            assert lines[1 + rank].endswith(f"/{where}"), lines
+        assert "Only their lines differ" in lines[4]
+
+
+def swap_warned_of(swap, length: int) -> list[str]:
+    """What is logged while calls are swapped twice; the group goes on."""
+    group = new_group(None)
+    with logged() as records:
+        for _ in range(2):
+            swap(torch.ones(length), torch.ones(length), group)
+    dist.destroy_process_group(group)
+    return [record.getMessage() for record in records]
+
+
+@pytest.mark.parametrize("swap", SWAPS, ids=lambda s: s.__name__)
+@pytest.mark.verifies("xtrain.backends.swaps:Swaps")
+def test_swapped_calls_are_warned_of_by_every_rank_once_for_each_line(ours, swap):
+    lines = lines_of(swap)
+    for length in (12, 300_000):
+        for rank, told in enumerate(ours(3).run(swap_warned_of, swap, length)):
+            assert len(told) == 2, told
+            earlier_and_now = re.findall(r"test_faults.py:\d+", told[0])
+            assert earlier_and_now == (lines[::-1] if rank == 1 else lines), told
+            assert "XTRAIN_COMPARE_LINES=1" in told[0]
+
+
+def legal_lines(group, length: int) -> None:
+    """One call on two lines: ranks that are told apart, and a rooted call."""
+    size, x = dist.get_world_size(), torch.ones(length)
+    for _ in range(2):
+        if on(0):
+            dist.all_reduce(x, group=group)
+            dist.barrier(group)
+            dist.broadcast(x, 0, group=group)
+        else:
+            dist.all_reduce(x, group=group)
+            dist.barrier(group)
+            dist.broadcast(x, 0, group=group)
+    assert bool((x == size * size).all())
+    for root in range(size):  # every rank comes to both lines, but with its own root
+        if on(root):
+            dist.broadcast(x, root, group=group)
+        else:
+            dist.broadcast(x, root, group=group)
+
+
+def lines_may_differ(compare_lines: str | None) -> list[str]:
+    group = new_group(compare_lines)
+    with logged() as records:
+        for length in (1, 300_000):
+            legal_lines(group, length)
+    dist.destroy_process_group(group)
+    return [record.getMessage() for record in records]
+
+
+@pytest.mark.parametrize("compare_lines", [None, "0"])
+def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
+    assert ours(3).run(lines_may_differ, compare_lines) == [[], [], []]
+
+
+def lines_that_are_never_compared() -> None:
+    group, x = new_group("1"), torch.ones(2)
+    if on(0):
+        dist.barrier(group)
+        dist.broadcast(x, 0, group=group)
+        y = differentiable.all_reduce(x, group=group)
+    else:
+        dist.barrier(group)
+        dist.broadcast(x, 0, group=group)
+        y = differentiable.all_reduce(x, group=group)
+    assert y.tolist() == [3, 3]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_calls_with_a_root_barriers_and_those_of_libraries_have_no_line_to_compare(
+    ours,
+):
+    ours(3).run(lines_that_are_never_compared)
+
+
+def compared_by_one_rank() -> str:
+    group = new_group("1" if on(1) else None)
+    with pytest.raises(RuntimeError) as raised:
+        dist.all_reduce(torch.ones(1), group=group)
+    dist.destroy_process_group(group)
+    return str(raised.value)
+
+
+def test_a_setting_that_only_some_ranks_have_is_named(ours):
+    for text in ours(2).run(compared_by_one_rank):
+        assert "Is XTRAIN_COMPARE_LINES set on some ranks only?" in text
+
+
+def swapped_in_a_loop(a, b, group) -> None:
+    """Two orders on one line."""
+    for tensor in (b, a) if on(1) else (a, b):
+        dist.all_reduce(tensor, group=group)
+
+
+def swapped_on_lines_of_its_own(a, b, group) -> None:
+    """Written like calls that belong together."""
+    if on(1):
+        dist.all_reduce(b, group=group)
+        dist.all_reduce(a, group=group)
+    else:
+        dist.all_reduce(a, group=group)
+        dist.all_reduce(b, group=group)
+
+
+def swapped_unnoticed(swap, compare_lines: str | None) -> tuple[float, float]:
+    group = new_group(compare_lines)
+    a, b = torch.tensor([1.0]), torch.tensor([10.0])
+    with logged() as records:
+        swap(a, b, group)
+    dist.destroy_process_group(group)
+    assert records == []
+    return a.item(), b.item()
+
+
+@pytest.mark.parametrize(
+    ("swap", "compare_lines"),
+    [
+        (swapped_in_a_loop, None),
+        (swapped_in_a_loop, "1"),
+        (swapped_on_lines_of_its_own, None),
+    ],
+)
+def test_some_swapped_calls_cannot_be_told_from_right_ones(ours, swap, compare_lines):
+    """The page says so; when one of them can be caught, it may say better."""
+    wrong = (1.0 + 10.0 + 1.0, 10.0 + 1.0 + 10.0)
+    sums = ours(3).run(swapped_unnoticed, swap, compare_lines)
+    assert sums == [wrong, wrong[::-1], wrong]
+
+
+@pytest.mark.verifies("xtrain.backends.calls:call_site")
+def test_what_is_swapped_on_lines_of_its_own_is_refused_when_lines_are_compared(ours):
+    swap = swapped_on_lines_of_its_own
+    b_first, _, a_first, _ = lines_of(swap)
+    for text in ours(3).run(swap_compared, swap, 12):
+        assert text.count(f"/{a_first}") == 2 and text.count(f"/{b_first}") == 1
+
+
+def wrapped(dist_call, *arguments):
+    return deprecated("in tests")(dist_call)(*arguments)
+
+
+def through_deprecated() -> str:
+    """`typing_extensions.deprecated`, which is `warnings.deprecated` since 3.13."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError) as raised:
+            wrapped(dist.all_reduce, torch.ones(2 if on(1) else 3))
+    return str(raised.value)
+
+
+@pytest.mark.verifies("xtrain.backends.calls:call_site")
+def test_what_wraps_a_deprecated_function_is_not_taken_for_the_line(ours):
+    text, _ = ours(2).run(through_deprecated)
+    assert text.count("/test_faults.py:") == 2, text
+    for module in ("typing_extensions", "warnings"):
+        assert KINDS[module] == BETWEEN
+    for module in (
+        "warnings_of_mine",
+        "typing_extensions_too",
+        "torchlike",
+        "__main__",
+    ):
+        assert KINDS[module] == PROGRAM
 
 
 def wrong_message(take: torch.dtype, count: int) -> str:
@@ -414,20 +705,6 @@ def test_a_message_of_another_size_is_refused_by_its_receiver(ours, take, count)
     _, text, _ = ours(3).run(wrong_message, take, count)
     assert re.search(r"rank 0 sent 16 bytes of float32 at .*test_faults.py:\d+", text)
     assert re.search(r"recv\(\[\d\] \w+, src=\[0\]\) at .*test_faults.py:\d+", text)
-
-
-def two_lines_of_barrier_and_broadcast() -> None:
-    """What is often written apart is no mistake."""
-    if dist.get_rank() == 0:
-        dist.barrier()
-        dist.broadcast(torch.ones(1), 0)
-    else:
-        dist.barrier()
-        dist.broadcast(torch.ones(1), 0)
-
-
-def test_barriers_and_rooted_calls_may_stand_on_different_lines(ours):
-    ours(3).run(two_lines_of_barrier_and_broadcast)
 
 
 def ones_on_the_wire() -> None:
@@ -593,21 +870,6 @@ def waits_a_little() -> None:
 
 def test_a_short_wait_ends_and_the_operation_goes_on(ours):
     ours(2).run(waits_a_little)
-
-
-def without_lines() -> None:
-    stepping.COMPARE_LINES = False
-    tensor = torch.ones(1)
-    if dist.get_rank() == 0:
-        dist.all_reduce(tensor)
-    else:
-        dist.all_reduce(tensor)
-    stepping.COMPARE_LINES = True
-    assert tensor.item() == 2
-
-
-def test_lines_need_not_be_compared(ours):
-    ours(2).run(without_lines)
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])

@@ -67,21 +67,35 @@ def test_torch_reduces_nothing_if_the_bare_module_is_called(world):
 def two_forwards(wrap):
     """The gradient of two forwards before one backward, with buffers in the graph."""
     torch.manual_seed(0)
-    model = wrap(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = layers if wrap is None else wrap(layers)
     torch.manual_seed(dist.get_rank())
     first, second = model(torch.randn(4, 3)), model(torch.randn(4, 3))
     (first - second).pow(3).sum().backward()
-    return model.module[0].weight.grad
+    return layers[0].weight.grad
+
+
+def two_forwards_of_torch():
+    """The gradient, or why an older torch refuses."""
+    try:
+        return two_forwards(TorchDDP)
+    except RuntimeError as error:
+        return str(error)
 
 
 @pytest.mark.verifies("xtrain.data_parallel.ddp:broadcast_all")
 def test_two_forwards_and_one_backward_with_buffers(world):
     """The second broadcast writes into buffers that the first graph holds."""
-    theirs = world(2).run(two_forwards, TorchDDP)
-    for mine, other in zip(
-        world(2).run(two_forwards, DistributedDataParallel), theirs, strict=True
-    ):
-        torch.testing.assert_close(mine, other)
+    # Batch norm reads no buffer in training: each rank's own gradient is the bare one.
+    mean = torch.stack(world(2).run(two_forwards, None)).mean(0)
+    for gradient in world(2).run(two_forwards, DistributedDataParallel):
+        torch.testing.assert_close(gradient, mean)
+    for answer in world(2).run(two_forwards_of_torch):
+        if isinstance(answer, str):
+            assert torch.__version__ < (2, 13)
+            assert "modified by an inplace operation" in answer
+        else:
+            torch.testing.assert_close(answer, mean)
 
 
 def test_a_loader_does_not_shuffle_what_a_sampler_deals():

@@ -23,8 +23,8 @@ class MixedPrecision:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    inputs = torch.randn(64, 4, dtype=torch.bfloat16)
-    layer = nn.Linear(4, 1, bias=False, dtype=torch.bfloat16)
+    inputs = torch.randn(64, 4).bfloat16()  # the same draws in every version of torch
+    layer = nn.Linear(4, 1, bias=False).bfloat16()
     mixed = MixedPrecision(layer.parameters(), torch.optim.SGD, lr=0.1)
     for step in range(21):
         layer.zero_grad()

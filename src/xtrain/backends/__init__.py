@@ -1,4 +1,14 @@
-"""lc1: torch.distributed backends in Python, over shared memory and over sockets."""
+"""lc1: torch.distributed backends in Python, over shared memory and over sockets.
+
+Importing this package makes them known to torch:
+
+    import xtrain.backends
+
+    dist.init_process_group("xtrain-shm")
+
+There is no entry point "torch.backends", by which torch would find them on its own: it
+would load xtrain into every program that imports torch.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,10 +27,18 @@ TRANSPORTS = {"xtrain-shm": SharedMemory, "xtrain-socket": Sockets}
 
 
 def register() -> None:
-    """Make the backends known to torch: `dist.init_process_group("xtrain-shm")`."""
+    """Make the backends known to torch: `dist.init_process_group("xtrain-shm")`.
+
+    Importing `xtrain.backends` has done so already; doing it again does no harm.
+    """
     for name in TRANSPORTS:
         if name.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(name, partial(_create, name), devices=["cpu"])
+    # torch 2.15's flight recorder asks every group for its backend in C++, of which
+    # these have none, unless the backend is said to record by itself.
+    recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recorders is not None:
+        recorders.update(TRANSPORTS)
 
 
 def shared_empty(
@@ -56,3 +74,6 @@ def _create(
     name: str, store: Store, rank: int, size: int, timeout: timedelta
 ) -> XtrainProcessGroup:
     return XtrainProcessGroup(name, TRANSPORTS[name], store, rank, size, timeout)
+
+
+register()

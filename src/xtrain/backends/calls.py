@@ -1,9 +1,12 @@
 """A name for every call, so that ranks that disagree can be told apart.
 
-Before a collective touches data, its ranks compare fingerprints: operation, shape,
-dtype, reduce operation, root, and, for the symmetric ones, the line that called. Ranks
-that stand in different calls would otherwise add up bytes that do not belong together,
-and no one would know.
+The k-th collective of each rank in a group meets the k-th of all others. Before it
+touches data, the ranks compare fingerprints: operation, shapes, dtypes, reduce
+operation, root. Ranks that stand in different calls would otherwise add up bytes that
+do not belong together, and no one would know.
+
+The line that called is reported, not compared: `if rank == 0: ... else: ...` may hold
+the same call twice. With XTRAIN_COMPARE_LINES=1 it is compared, too.
 
 A program makes the same calls again and again, so what a fingerprint costs is paid once
 for each of them. The text of a call is written when somebody has to read it.
@@ -21,22 +24,29 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-# Modules between the line `dist.all_reduce(x)` and this backend.
+from xtrain.backends.meeting import Disagreement
+
+# Modules between the line `dist.all_reduce(x)` and this backend. The last two wrap what
+# torch calls deprecated: `reduce_scatter_tensor`, `all_gather_into_tensor`.
 _BETWEEN = (
     "xtrain.backends.",
-    "torch.distributed.c10d_logger",
-    "torch.distributed.distributed_c10d",
+    "torch.distributed.c10d_logger.",
+    "torch.distributed.distributed_c10d.",
+    "typing_extensions.",
+    "warnings.",
 )
-_LIBRARIES = ("torch.", "xtrain.", "contextlib")
+_LIBRARIES = ("torch.", "xtrain.", "contextlib.")
 PROGRAM, LIBRARY, BETWEEN = range(3)
+LINE_BITS = 16  # of a fingerprint: the lowest ones tell the line
 
 
 class Kinds(dict[str, int]):
     """What kind of code a module is, found once for each: every call asks for some."""
 
     def __missing__(self, module: str) -> int:
-        library = LIBRARY if module.startswith(_LIBRARIES) else PROGRAM
-        self[module] = BETWEEN if module.startswith(_BETWEEN) else library
+        name = f"{module}."  # so that "warnings_of_mine" is no part of "warnings"
+        library = LIBRARY if name.startswith(_LIBRARIES) else PROGRAM
+        self[module] = BETWEEN if name.startswith(_BETWEEN) else library
         return self[module]
 
 
@@ -121,15 +131,30 @@ def fingerprint(
     op: ReduceOp.RedOpType | None,
     root: int | None,
     site: Site = NOWHERE,
+    strict: bool = False,
 ) -> int:
-    """64 bits that differ for different calls, equal in every process.
+    """64 bits, equal in every process: 48 of what must be equal, 16 of the line.
 
-    Of the file only the name counts: other hosts may keep it in another folder.
+    With `strict` the line is one of the things that must be equal. Of the file only the
+    name counts: other hosts may keep it in another folder.
     """
     line = "" if site is NOWHERE else os.path.basename(str(site))
-    text = f"{signature(name, detail, op, root)}\0{line}"
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    call = signature(name, detail, op, root)
+    compared = digest(f"{call}\0{line}" if strict else call, 64 - LINE_BITS)
+    return compared << LINE_BITS | digest(line, LINE_BITS)
+
+
+def digest(text: str, bits: int) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=bits // 8).digest()
+    )
+
+
+def compare(checks: list[int]) -> list[int]:
+    """Raise Disagreement when fingerprints differ in more than the line; or these."""
+    if len({check >> LINE_BITS for check in checks}) > 1:
+        raise Disagreement
+    return checks
 
 
 def signature(

@@ -101,6 +101,16 @@ class Group(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
+    # torch asks the backend of a device what it can do; here it is the group itself.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> "Group":
+        if torch.device(device) not in self._device_types:
+            raise RuntimeError(
+                f"{self._backend_name} has no backend for device type {device}"
+            )
+        return self
+
     def setGroupName(self, name: str) -> None:
         self._names["name"] = name
 

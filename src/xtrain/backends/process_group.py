@@ -118,6 +118,7 @@ class XtrainProcessGroup(SteppedGroup):
         check_fits("all_gather", self._size, output, input)
         return self._collective(
             "all_gather_single", opts, [output], [output], [input],
+            detail=(look(input), look(output)),
             steps=lambda check, whole, part: self._transport.all_gather(
                 list(whole.view(self._size, -1)), part, check
             ),
@@ -143,6 +144,7 @@ class XtrainProcessGroup(SteppedGroup):
         op = reduce_op(opts)
         return self._collective(
             "reduce_scatter_single", opts, [output], [output], [input], op=op,
+            detail=(look(input), look(output)),
             steps=lambda check, out, flat: self._transport.reduce_scatter(
                 out, list(flat.view(self._size, -1)), op, check
             ),

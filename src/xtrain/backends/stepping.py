@@ -15,18 +15,20 @@ from xtrain.backends.group import Group
 from xtrain.backends.meeting import Disagreement
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.progress import Operation, Steps
+from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record
 
-# Two swapped calls of equal shape differ in nothing but their lines. Rooted collectives
-# and barriers are often written `if rank == 0: ... else: ...`; of the others, where a
-# line calls torch.distributed directly, all ranks are expected to run the same one.
-COMPARE_LINES = os.environ.get("XTRAIN_COMPARE_LINES", "1") != "0"
 SMALL = 16  # elements; see `_kept`
 
 
 class SteppedGroup(Group):
     """A group that makes sure that all ranks are in the same call, and runs it."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._compare_lines = os.environ.get("XTRAIN_COMPARE_LINES", "0") != "0"
+        self._swaps = Swaps(self._rank)
 
     def _collective(
         self,
@@ -55,9 +57,11 @@ class SteppedGroup(Group):
             name, detail, op, None if root is None else self._global(root),
             call_site(), told,
         )  # fmt: skip
-        lines = COMPARE_LINES and call.site.direct and root is None
-        compared = call.site if lines and name != "barrier" else NOWHERE
-        check = fingerprint(name, detail, op, call.root, compared)
+        # A library may have its reasons to call from two places. Barriers move no data.
+        line = call.site if call.site.direct and name != "barrier" else NOWHERE
+        # Calls with a root are often written `if rank == root: ... else: ...`.
+        strict = self._compare_lines and root is None
+        check = fingerprint(name, detail, op, call.root, line, strict)
         flat_out = [flatten(tensor) for tensor in outputs]
         flat_in = [flatten(tensor) for tensor in inputs]
         settle = record("collective", name, None, inputs or outputs)
@@ -88,7 +92,7 @@ class SteppedGroup(Group):
         """Run steps; when the ranks turn out to be in different calls, say which."""
         transport = self._transport
         sent, received = transport.sent, transport.received
-        transport.in_call = True
+        transport.in_call, transport.apart = True, []
         try:
             yield from self._breaking(call, steps)
         except Disagreement:
@@ -99,10 +103,12 @@ class SteppedGroup(Group):
             raise RuntimeError(
                 "the ranks of this group are in different calls:\n"
                 + "\n".join(lines)
-                + (LINES_DIFFER if same_but_for_lines(said) else "")
+                + why_alike(set(said.values()))
             ) from None
         finally:
             transport.in_call = False
+        if transport.apart:
+            self._swaps.note(call, transport.apart)
         if settle is not None:
             settle(transport.sent - sent, transport.received - received)
 
@@ -135,11 +141,10 @@ def copy_back(steps: Steps, tensor: Tensor, flat: Tensor) -> Steps:
     tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def same_but_for_lines(said: dict[int, str]) -> bool:
-    return len({call.rpartition(" at ")[0] for call in said.values()}) == 1
-
-
-LINES_DIFFER = (
-    "\nThe calls differ in nothing but their lines. If that is meant, set "
-    "XTRAIN_COMPARE_LINES=0."
-)
+def why_alike(said: set[str]) -> str:
+    """What to add when calls that are refused look alike."""
+    if len(said) == 1:
+        return "\nIs XTRAIN_COMPARE_LINES set on some ranks only?"
+    if len({call.rpartition(" at ")[0] for call in said}) == 1:
+        return "\nOnly their lines differ: XTRAIN_COMPARE_LINES=1 asks for equal ones."
+    return ""
