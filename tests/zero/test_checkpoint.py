@@ -19,20 +19,26 @@ from tests.training import (
     make_model,
 )
 from xtrain.testing import RankError, World, expect_error
-from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer, checkpoint
+from xtrain.zero import (
+    AdamW,
+    FullyShardedDataParallel,
+    ZeroOptimizer,
+    bare_file,
+    checkpoint,
+)
 from xtrain.zero.checkpoint import CheckpointError, CheckpointReader, Piece, latest
 
 pytestmark = pytest.mark.verifies(
-    "xtrain.zero.checkpoint:Piece",
+    "xtrain.zero.checkpoint_index:Piece",
     "xtrain.zero.checkpoint:save_pieces",
-    "xtrain.zero.checkpoint:prepare",
-    "xtrain.zero.checkpoint:publish",
-    "xtrain.zero.checkpoint:latest",
-    "xtrain.zero.checkpoint:CheckpointReader",
-    "xtrain.zero.checkpoint:read_safetensors",
-    "xtrain.zero.checkpoint:read_range",
-    "xtrain.zero.checkpoint:make_index",
-    "xtrain.zero.checkpoint:compare",
+    "xtrain.zero.checkpoint_folder:prepare",
+    "xtrain.zero.checkpoint_folder:publish",
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.zero.bare_file:read_safetensors",
+    "xtrain.zero.bare_file:read_range",
+    "xtrain.zero.checkpoint_index:make_index",
+    "xtrain.zero.checkpoint_index:compare",
     "xtrain.zero.resume:save",
     "xtrain.zero.resume:load",
     "xtrain.zero.resume:state_pieces",
@@ -144,7 +150,7 @@ def test_any_stage_and_size_continues_another(world, tmp_path, stage, size):
                 assert torch.equal(drawn, saved[rank][2])
     # A step that is saved again replaces what was there before.
     names = [p.name for p in tmp_path.iterdir()]
-    assert sorted(names) == sorted(["latest", latest(tmp_path).name])
+    assert sorted(names) == sorted([".lock", "latest", latest(tmp_path).name])
 
 
 def sixteen_bits(stage, directory, load):
@@ -474,7 +480,7 @@ class Counting:
         return Slice()
 
 
-ORIGINAL = checkpoint.safe_open
+ORIGINAL = bare_file.safe_open
 
 
 def outer_count(_, tensor):
@@ -486,11 +492,11 @@ def load_full(path, meta):
     with torch.device("meta" if meta else "cpu"):
         bare = Model()
     model = FullyShardedDataParallel(bare.double())
-    checkpoint.safe_open, Counting.read = Counting, 0
+    bare_file.safe_open, Counting.read = Counting, 0
     try:
         model.load_full(path)
     finally:
-        checkpoint.safe_open = ORIGINAL
+        bare_file.safe_open = ORIGINAL
     expected = make_model(6)
     assert largest_difference(model.full_state_dict(), dict(expected.state_dict())) == 0
     loss = loss_of(model, batch_of(0, 0, rank))

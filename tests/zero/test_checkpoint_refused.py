@@ -22,11 +22,11 @@ from xtrain.zero.checkpoint import (
 )
 
 pytestmark = pytest.mark.verifies(
-    "xtrain.zero.checkpoint:CheckpointReader",
-    "xtrain.zero.checkpoint:Stored",
+    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.zero.checkpoint_index:Stored",
     "xtrain.zero.checkpoint:check_step",
-    "xtrain.zero.checkpoint:make_index",
-    "xtrain.zero.checkpoint:publish",
+    "xtrain.zero.checkpoint_index:make_index",
+    "xtrain.zero.checkpoint_folder:publish",
     "xtrain.zero.checkpoint:save_pieces",
     "xtrain.zero.checkpoint:write_file",
     "xtrain.zero.resume:save",

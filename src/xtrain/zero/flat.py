@@ -62,6 +62,6 @@ class FlatLayout:
         result = []
         for slot in self.slots:
             first, last = self.piece_bounds(slot, rank)
-            offset = min(max(slot.start + first - low, 0), self.shard_numel)
+            offset = min(max(slot.start - low, 0), self.shard_numel)
             result.append(shard[offset : offset + last - first])
         return result

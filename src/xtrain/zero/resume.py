@@ -7,7 +7,9 @@ Every stage hands over the same things, so what one saves any other loads:
     states   of each piece: tensors cut as it is cut (moments), or one number (the step)
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +20,15 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero.agreement import raise_everywhere
-from xtrain.zero.checkpoint import CheckpointError, CheckpointReader, Piece, save_pieces
+from xtrain.zero.agreement import raising_everywhere
+from xtrain.zero.checkpoint import agree, save_pieces
+from xtrain.zero.checkpoint_index import (
+    CheckpointError,
+    CheckpointReplaced,
+    Piece,
+    is_count,
+)
+from xtrain.zero.checkpoint_reader import CheckpointReader, open_newest, open_same
 
 Place = tuple[str, tuple[int, ...], int]  # name, full shape, first element held here
 States = dict[Tensor, dict[str, Tensor]]  # piece -> name of the state -> its tensor
@@ -50,14 +59,10 @@ def save(
     pieces = [Piece(*place, data=piece) for piece, place in places.items()]
     if rank == 0:
         pieces += [Piece(n, tuple(t.shape), 0, t.reshape(-1)) for n, t in whole.items()]
-    problem = None
-    try:
+    with raising_everywhere(ValueError, group=group):
         pieces += state_pieces(places, states)
-    except ValueError as error:
-        problem = str(error)
-    raise_everywhere(ValueError, problem, group)
-    pieces += random_pieces(rank, random_states())
-    about = {"user": extra, "ranks": size, "groups": group_options(optimizer)}
+        pieces += random_pieces(rank, random_states())
+        about = {"user": extra, "ranks": size, "groups": group_options(optimizer)}
     return save_pieces(directory, step, pieces, about, group)
 
 
@@ -72,44 +77,59 @@ def load(
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill everything from a checkpoint of any world size; its step and extra.
 
-    Random states come back when as many ranks load as had saved. CheckpointError on
-    every rank when anything is wrong on one, and then nothing has changed on any: the
-    ranks look at every piece of every file, and agree, before the first one is put in
-    its place. So a load reads the checkpoint twice.
+    `path` is a checkpoint or a run, whose newest is loaded, as rank 0 finds it. Random
+    states come back when as many ranks load as had saved. CheckpointError on every rank
+    when anything is wrong on one, and then nothing has changed on any: the ranks look
+    at every piece of every file, and agree, before the first one is put in its place.
+    So a load reads the checkpoint twice.
     """
     rank, size = rank_and_size(group)
-    problem = None
+    failures = CheckpointReplaced, CheckpointError
+    flat = {n: t.detach().reshape(-1).clone() for n, t in whole.items()}
+    with open_everywhere(path, group) as reader:
+        with raising_everywhere(*failures, group=group):
+            wanted = [Piece(*p, data=piece.detach()) for piece, p in places.items()]
+            wanted += [Piece(n, tuple(whole[n].shape), 0, t) for n, t in flat.items()]
+            reader.check(wanted, ignore=":")
+            check_groups(optimizer, reader)
+            saved = saved_state(reader)
+            if optimizer is None:
+                saved = {}
+            reader.verify(wanted + saved_pieces(places, saved), rank, size)
+            same_size = reader.extra["ranks"] == size
+            random = read_random_states(reader, rank) if same_size else {}
+        check_same_checkpoint(reader, group)
+        # A file that is damaged from now on is still refused, but too late.
+        with raising_everywhere(*failures, group=group):
+            if optimizer is not None:
+                load_groups(optimizer, reader)
+                wanted += state_pieces(places, make_states(saved))
+            reader.read(wanted)
+            for name, tensor in flat.items():
+                whole[name].copy_(tensor.view(whole[name].shape))
+            set_random_states(random)
+        return reader.step, reader.extra["user"]
+
+
+@contextmanager
+def open_everywhere(
+    path: str | Path, group: ProcessGroup | None
+) -> Iterator[CheckpointReader]:
+    """A checkpoint, or the newest of a run as rank 0 finds it, open on every rank."""
+    failures = CheckpointReplaced, CheckpointError
+    reader = name = None
     try:
-        reader = CheckpointReader(path)
-        wanted = [Piece(*place, data=piece.detach()) for piece, place in places.items()]
-        flat = {n: t.detach().reshape(-1).clone() for n, t in whole.items()}
-        wanted += [Piece(n, tuple(whole[n].shape), 0, t) for n, t in flat.items()]
-        reader.check(wanted, ignore=":")
-        check_groups(optimizer, reader)
-        saved = {} if optimizer is None else saved_state(reader)
-        random = random_states() if reader.extra["ranks"] == size else {}
-        wanted += [
-            piece
-            for piece in random_pieces(rank, random)
-            if piece.name in reader.tensors
-        ]
-        reader.verify(wanted + saved_pieces(places, saved), rank, size)
-    except (CheckpointError, OSError) as error:
-        problem = str(error)
-    raise_everywhere(CheckpointError, problem, group)
-    check_same_checkpoint(reader, group)
-    try:  # a file that is damaged from now on is still refused, but too late
-        if optimizer is not None:
-            load_groups(optimizer, reader)
-            wanted += state_pieces(places, make_states(saved))
-        reader.read(wanted)
-        for name, tensor in flat.items():
-            whole[name].copy_(tensor.view(whole[name].shape))
-        set_random_states(random)
-    except CheckpointError as error:
-        problem = str(error)
-    raise_everywhere(CheckpointError, problem, group)
-    return reader.step, reader.extra["user"]
+        with raising_everywhere(*failures, group=group):
+            if rank_and_size(group)[0] == 0:
+                reader, name = open_newest(path)  # kept open, so it stays there
+        name = agree(name, group)
+        with raising_everywhere(*failures, group=group):
+            reader = reader or open_same(path, name)
+        assert reader is not None
+        yield reader
+    finally:
+        if reader is not None:
+            reader.close()
 
 
 def check_same_checkpoint(reader: CheckpointReader, group: ProcessGroup | None) -> None:
@@ -133,6 +153,8 @@ def state_pieces(places: dict[Tensor, Place], states: States) -> list[Piece]:
     pieces = []
     for piece, (name, shape, start) in places.items():
         for key, value in states.get(piece, {}).items():
+            if not key or ":" in key:
+                raise ValueError(f"{name} has state {key!r}: no ':' in its name")
             if value.dim() == 1 and value.shape == piece.shape:
                 pieces.append(Piece(f":cut:{key}:{name}", shape, start, value))
             elif value.numel() == 1:
@@ -157,14 +179,32 @@ def saved_pieces(places: dict[Tensor, Place], saved: Saved) -> list[Piece]:
 
 
 def saved_state(reader: CheckpointReader) -> Saved:
-    """Which optimizer state a checkpoint has of which parameter."""
+    """Which optimizer state a checkpoint has of which parameter.
+
+    CheckpointError at a name that nothing saves, or state that does not fit.
+    """
     saved: Saved = {}
-    for label, entry in reader.tensors.items():
-        if label.startswith((":cut:", ":number:")):
-            _, kind, key, name = label.split(":", 3)
-            dtype = getattr(torch, entry["dtype"])
-            saved.setdefault(name, {})[key] = Kind(kind == "cut", dtype)
+    for label in reader.tensors:
+        found = LABEL.fullmatch(label)
+        if label.startswith(":") and found is None:
+            raise CheckpointError(f"{reader.path} is damaged: what is {label!r}?")
+        if found is None or found["name"] is None:
+            continue
+        shape, dtype = reader.about(label)
+        cut, name = found["kind"] == "cut", found["name"]
+        fits = shape == ()  # a number, perhaps of a parameter without elements
+        if cut:
+            fits = name in reader.tensors and shape == reader.about(name).shape
+        if not fits:
+            raise CheckpointError(f"{reader.path} is damaged: {label} fits no tensor")
+        saved.setdefault(name, {})[found["key"]] = Kind(cut, dtype)
     return saved
+
+
+# Of a parameter's state, or of a rank's random numbers
+LABEL = re.compile(
+    r":(?P<kind>cut|number):(?P<key>[^:]+):(?P<name>.+)|:random:[^:]+:[0-9]+", re.DOTALL
+)
 
 
 def empty_state(piece: Tensor, kinds: dict[str, Kind], on_device: bool) -> dict:
@@ -202,11 +242,14 @@ def group_options(optimizer: Optimizer | None) -> list[dict[str, Any]] | None:
 
 def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
     """CheckpointError unless the checkpoint has what such an optimizer needs."""
-    if not isinstance(reader.extra, dict) or "ranks" not in reader.extra:
+    extra, known = reader.extra, {"ranks", "groups", "user"}
+    if not isinstance(extra, dict) or not known <= extra.keys():
         raise CheckpointError(f"{reader.path} is no checkpoint of a sharded model")
+    saved = extra["groups"]
+    if not is_count(extra["ranks"]) or not isinstance(saved, list | None):
+        raise CheckpointError(f"{reader.path} is damaged: its groups or ranks")
     if optimizer is None:
         return
-    saved = reader.extra["groups"]
     if saved is None:
         raise CheckpointError(f"{reader.path} has no optimizer state")
     if len(saved) != len(optimizer.param_groups):
@@ -214,6 +257,16 @@ def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
             f"{reader.path} has {len(saved)} groups of parameters, the optimizer "
             f"{len(optimizer.param_groups)}"
         )
+
+    for group, options in zip(optimizer.param_groups, saved, strict=True):
+        if not isinstance(options, dict) or "params" in options:
+            raise CheckpointError(f"{reader.path} is damaged: its groups' options")
+        for key, value in options.items():
+            number = isinstance(value, int | float)
+            if isinstance(group.get(key), Tensor) and not number:
+                raise CheckpointError(
+                    f"{reader.path} has {key}={value!r}, the optimizer a tensor"
+                )
 
 
 def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:
@@ -239,6 +292,27 @@ def random_pieces(rank: int, states: dict[str, Tensor]) -> list[Piece]:
         Piece(f":random:{device}:{rank}", tuple(state.shape), 0, state)
         for device, state in states.items()
     ]
+
+
+def read_random_states(reader: CheckpointReader, rank: int) -> dict[str, Tensor]:
+    """The random states that a checkpoint has for this rank; none is set yet."""
+    states = {
+        device: torch.empty_like(state)
+        for device, state in random_states().items()
+        if f":random:{device}:{rank}" in reader.tensors
+    }
+    pieces = random_pieces(rank, states)
+    for piece in pieces:
+        shape, dtype = reader.about(piece.name)
+        if shape != piece.shape or dtype != piece.data.dtype:
+            raise CheckpointError(
+                f"{reader.path}: {piece.name} is {list(shape)} of {dtype}, a random "
+                f"state here {list(piece.shape)} of {piece.data.dtype}"
+            )
+    reader.read(pieces)
+    if "cpu" in states:
+        torch.Generator().set_state(states["cpu"])  # refuses what is none
+    return states
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import Collectives, Waitable, suited_to
 from xtrain.zero import resume
-from xtrain.zero.agreement import check_same_tensors
+from xtrain.zero.agreement import check_same_tensors, raising_everywhere
 from xtrain.zero.buckets import (
     BUCKET_CAP_MB,
     Bucket,
@@ -40,7 +40,6 @@ from xtrain.zero.buckets import (
     check_bare,
     split_parameters,
 )
-from xtrain.zero.checkpoint import latest
 from xtrain.zero.clip import clip_sharded_grad_norm_
 
 
@@ -219,7 +218,8 @@ class ZeroOptimizer:
         parameters are saved with them. Weights are saved from their masters. Any stage
         and world size can load it.
         """
-        places, whole = self._places(module), self._whole(module)
+        with raising_everywhere(ValueError, group=self.process_group):
+            places, whole = self._places(module), self._whole(module)
         states = {
             piece: {
                 key: layout.pieces(value, self.rank)[number] if is_cut else value
@@ -240,10 +240,11 @@ class ZeroOptimizer:
     ) -> tuple[int, dict[str, Any] | None]:
         """Read a checkpoint of any stage and world size, or a run's latest.
 
-        Returns its step and extra. CheckpointError on every rank if it does not fit.
+        Returns its step and extra. CheckpointError on every rank if it does not fit,
+        CheckpointReplaced if it vanished meanwhile and another load may work.
         """
-        path = latest(path) or path
-        places, whole = self._places(module), self._whole(module)
+        with raising_everywhere(ValueError, group=self.process_group):
+            places, whole = self._places(module), self._whole(module)
         made: resume.States = {}
 
         def make_states(saved: resume.Saved) -> resume.States:

@@ -32,9 +32,14 @@ from torch.optim import Optimizer
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import Collectives
 from xtrain.zero import resume
-from xtrain.zero.agreement import check_same_tensors, raise_everywhere
+from xtrain.zero.agreement import check_same_tensors, raising_everywhere
 from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
-from xtrain.zero.checkpoint import CheckpointError, Piece, latest, read_safetensors
+from xtrain.zero.checkpoint import (
+    CheckpointError,
+    Piece,
+    check_safetensors,
+    read_safetensors,
+)
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.shards import Reduction, Shards, Site
 from xtrain.zero.structures import cast, tensors_of
@@ -322,7 +327,8 @@ class FullyShardedDataParallel(nn.Module):
     ) -> tuple[int, dict[str, Any] | None]:
         """Read a checkpoint of any stage and world size, or a run's latest.
 
-        Returns its step and extra. CheckpointError on every rank if it does not fit.
+        Returns its step and extra. CheckpointError on every rank if it does not fit,
+        CheckpointReplaced if it vanished meanwhile and another load may work.
         """
         places = self._places()
 
@@ -337,11 +343,18 @@ class FullyShardedDataParallel(nn.Module):
             return optimizer.state
 
         buffers = resume.persistent_buffers(self.module)
-        group, path = self.process_group, latest(path) or path
+        group = self.process_group
         return resume.load(path, places, buffers, make_states, optimizer, group)
 
     def load_full(self, path: str | Path) -> None:
-        """Read a bare model's safetensors file, each rank only its own ranges."""
+        """Read a bare model's safetensors file, each rank only its own ranges.
+
+        Names and shapes must fit. Floating-point weights are converted to the model's
+        dtype, rounded to the nearest; any other difference of dtype is refused. Of tied
+        weights that the file has under several names, the first by name is read.
+        CheckpointError on every rank if the file is wrong on one; as far as names,
+        shapes and dtypes tell, nothing has changed then.
+        """
         wanted = []
         for tensor, place in self._places().items():
             wanted.append(
@@ -351,12 +364,10 @@ class FullyShardedDataParallel(nn.Module):
         for name, buffer in buffers.items():
             data = torch.empty_like(buffer).reshape(-1)
             wanted.append((Piece(name, tuple(buffer.shape), 0, data), {name}))
-        problem = None
-        try:
+        with raising_everywhere(CheckpointError, group=self.process_group):
+            check_safetensors(path, wanted)
+        with raising_everywhere(CheckpointError, group=self.process_group):
             read_safetensors(path, wanted)
-        except CheckpointError as error:
-            problem = str(error)
-        raise_everywhere(CheckpointError, problem, self.process_group)
         for piece, _ in wanted:
             if piece.name in buffers:
                 buffers[piece.name].copy_(piece.data.view(piece.shape))

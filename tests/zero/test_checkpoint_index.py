@@ -1,0 +1,439 @@
+"""An index is read as it was written or refused, whatever somebody made of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.zero.test_checkpoint import load_small, save_small
+from tests.zero.test_checkpoint_company import save
+from xtrain.zero import resume
+from xtrain.zero.checkpoint import (
+    CheckpointError,
+    CheckpointReader,
+    Piece,
+    latest,
+    write_file,
+)
+from xtrain.zero.checkpoint_folder import prepare, publish
+from xtrain.zero.checkpoint_index import checksum_of, crc, make_index
+
+FILES = "rank-00000.safetensors", "rank-00001.safetensors"
+
+
+def pieces_of(rank):
+    """Two ranks' pieces: weights cut in two, state cut alike, a number on both."""
+    start, stop = ((0, 4), (4, 6))[rank]
+    values = torch.arange(6.0)[start:stop]
+    pieces = [
+        Piece("w", (2, 3), start, values),
+        Piece(":cut:exp_avg:w", (2, 3), start, values + 10),
+        Piece(":number:step:w", (), 0, torch.tensor([7.0])),
+        Piece(f":random:cpu:{rank}", (4,), 0, torch.arange(4).to(torch.uint8)),
+    ]
+    if rank == 0:
+        pieces.append(Piece("b", (2,), 0, torch.tensor([1.0, 2.0]).double()))
+    return pieces
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    partial = prepare(tmp_path_factory.mktemp("run"), 3)
+    manifests = [write_file(partial.path / FILES[r], pieces_of(r)) for r in (0, 1)]
+    extra = {"user": {"epoch": 2}, "ranks": 2, "groups": [{"lr": 0.5}]}
+    return publish(partial, make_index(3, extra, manifests))
+
+
+def everything_in(path):
+    """All that a load takes from a checkpoint's tensors."""
+    with CheckpointReader(path) as reader:
+        wanted = [
+            Piece("w", (2, 3), 0, torch.zeros(6)),
+            Piece("b", (2,), 0, torch.zeros(2).double()),
+        ]
+        reader.check(wanted, ignore=":")
+        resume.check_groups(None, reader)
+        saved = resume.saved_state(reader)
+        wanted += [
+            Piece(":cut:exp_avg:w", (2, 3), 0, torch.zeros(6)),
+            Piece(":number:step:w", (), 0, torch.zeros(1)),
+            Piece(":random:cpu:1", (4,), 0, torch.zeros(4, dtype=torch.uint8)),
+        ]
+        reader.verify(wanted)
+        reader.read(wanted)
+        return [p.data.tolist() for p in wanted], saved, set(reader.tensors)
+
+
+WRITTEN = (
+    [list(range(6)), [1, 2], list(range(10, 16)), [7], list(range(4))],
+    {"w": {"exp_avg": (True, torch.float32), "step": (False, torch.float32)}},
+    {"w", "b", ":cut:exp_avg:w", ":number:step:w", ":random:cpu:0", ":random:cpu:1"},
+)
+
+
+def outcome(path):
+    try:
+        return everything_in(path)
+    except CheckpointError:  # and nothing else
+        return None
+
+
+fuzz = settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@fuzz
+@given(place=st.floats(0, 1), length=st.integers(0, 6), new=st.binary(max_size=6))
+def test_changed_bytes_are_the_same_index_or_an_error(good, place, length, new):
+    """The checksum stays: what still matches it means the same."""
+    path = good / "index.json"
+    text = path.read_bytes()
+    where = int(place * len(text))
+    try:
+        path.write_bytes(text[:where] + new + text[where + length :])
+        changed = outcome(good)
+        if changed is not None:
+            with CheckpointReader(good) as reader:
+                assert reader.index == json.loads(text)
+    finally:
+        path.write_bytes(text)
+    assert changed in (None, WRITTEN)
+
+
+numbers = st.integers(-3, 9) | st.sampled_from([2**31, 2**63, 10**30, 1e308])
+words = st.sampled_from(
+    [*FILES, "rank-00007.safetensors", "../" + FILES[0], "/etc/passwd", "", ".", "..",
+     "index.json", "w", "b", ":cut:exp_avg:w", ":cut:exp_avg:b", ":cut:x", ":number::w",
+     ":random:cpu:0", ":odd:1:2", "float32", "float64", "uint8", "nn", "Tensor",
+     "float", "\ud800", "\0"]
+)  # fmt: skip
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.floats() | words | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def nodes(tree, above=()):
+    """Every container of a tree with every key or place in it."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in list(pairs):
+        yield tree, key
+        if isinstance(value, dict | list):
+            yield from nodes(value)
+
+
+def mutate(index, draw):
+    """Change, remove, repeat, rename or swap one thing somewhere in an index."""
+    found = list(nodes(index))
+    container, key = found[draw(st.integers(0, len(found) - 1))]
+    other, other_key = found[draw(st.integers(0, len(found) - 1))]
+    how = draw(st.sampled_from(["value", "remove", "copy", "swap", "rename", "add"]))
+    if how == "value":
+        container[key] = draw(values)
+    elif how == "remove":
+        del container[key]
+    elif how == "copy":
+        container[key] = json.loads(json.dumps(other[other_key]))
+    elif how == "swap":
+        try:
+            a, b = json.dumps(container[key]), json.dumps(other[other_key])
+            container[key], other[other_key] = json.loads(b), json.loads(a)
+        except (KeyError, IndexError):
+            pass  # one was inside the other
+    elif isinstance(container, dict):
+        container[draw(words)] = draw(values) if how == "add" else container.pop(key)
+    else:
+        container.append(draw(values) if how == "add" else container.pop(key))
+
+
+@fuzz
+@given(data=st.data())
+@pytest.mark.verifies("xtrain.zero.checkpoint_index:check_structure")
+def test_a_crafted_index_gives_the_same_tensors_or_an_error(good, data):
+    """Its checksum is right: whoever writes an index can write that, too."""
+    path = good / "index.json"
+    text = path.read_text()
+    index = json.loads(text)
+    for _ in range(data.draw(st.integers(1, 2))):
+        mutate(index, data.draw)
+    index["checksum"] = checksum_of(index)
+    try:
+        path.write_text(json.dumps(index))
+        changed = outcome(good)
+    finally:
+        path.write_text(text)
+    assert changed in (None, WRITTEN)
+
+
+def tensor(name, **changes):
+    return lambda index: index["tensors"][name].update(changes)
+
+
+def piece(place, value, name="w", number=1):
+    def change(index):
+        index["tensors"][name]["pieces"][number][place] = value
+
+    return change
+
+
+def drop(*keys):
+    def change(index):
+        for key in keys[:-1]:
+            index = index[key]
+        del index[keys[-1]]
+
+    return change
+
+
+def add(name, shape=(2, 3), source="w"):
+    def change(index):
+        index["tensors"][name] = {**index["tensors"][source], "shape": list(shape)}
+
+    return change
+
+
+CRAFTED = {
+    "a tensor without pieces": (tensor("w", pieces=[]), "w: elements from 0 on"),
+    "a first piece missing": (drop("tensors", "w", "pieces", 0), "w: elements 0 to 4"),
+    "a last piece missing": (drop("tensors", "w", "pieces", 1), "w: elements from 4"),
+    "pieces beyond the end": (piece(1, 7), "w: elements 4 to 7 of 6"),
+    "a piece that ends where it begins": (piece(1, 4), "w: elements 4 to 4 of 6"),
+    "a start below 0": (piece(0, -1), "w: elements -1 to 6 of 6"),
+    "a start that is no int": (piece(0, 4.0), "w: elements 4.0 to 6"),
+    "a start that is a bool": (piece(0, False, number=0), "w: elements False to 4"),
+    "a larger shape": (tensor("w", shape=[3, 3]), "w: elements from 6 on"),
+    "another shape of as many": (tensor("w", shape=[3, 2]), "of another model"),
+    "a shape that is no list": (tensor("w", shape="23"), "w has no shape"),
+    "a shape below 0": (tensor("w", shape=[-2, -3]), "w has no shape"),
+    "another dtype": (tensor("w", dtype="float64"), "dtype float32"),
+    "a dtype that is none": (tensor("w", dtype="nn"), "w has no dtype"),
+    "a dtype of ints": (tensor("w", dtype="int32"), "torch.int32 in the checkpoint"),
+    "no dtype": (drop("tensors", "w", "dtype"), "w has no dtype"),
+    "no list of pieces": (tensor("w", pieces={}), "w has no list of pieces"),
+    "five in a piece": (
+        lambda index: index["tensors"]["w"]["pieces"][0].append(1),
+        "w: no piece",
+    ),
+    "a file that is not listed": (piece(2, "rank-00002.safetensors"), "no file 'rank"),
+    "a file above": (piece(2, "../" + FILES[1]), "no file '../rank"),
+    "a file that is a list": (piece(2, []), r"no file \[\]"),
+    "another file": (piece(2, FILES[0]), "it has other tensors"),
+    "a checksum that is none": (piece(3, 2**32), "a piece has no checksum"),
+    "another checksum": (piece(3, 5), "wrong checksum"),
+    "a listed file above": (
+        lambda index: index["files"].update({"../" + FILES[0]: 3}),
+        "is no name of a file",
+    ),
+    "a listed file elsewhere": (
+        lambda index: index["files"].update({"/" + FILES[0]: 3}),
+        "is no name of a file",
+    ),
+    "a file's size": (
+        lambda index: index["files"].update({FILES[0]: 3}),
+        "3 bytes, [0-9]+ found",
+    ),
+    "a file's size that is none": (
+        lambda index: index["files"].update({FILES[0]: "3"}),
+        "the size of rank-00000.safetensors is no number",
+    ),
+    "half a character": (add("\ud800"), "surrogates"),
+    "state of nothing": (add(":cut:exp_avg:other"), "exp_avg:other fits no tensor"),
+    "state of another shape": (
+        tensor(":cut:exp_avg:w", shape=[6]),
+        ":cut:exp_avg:w fits no tensor",
+    ),
+    "a number that is a vector": (add(":number:x:w"), ":number:x:w fits no tensor"),
+    "an unknown kind": (add(":odd:exp_avg:w"), "what is ':odd:exp_avg:w'"),
+    "a label cut short": (add(":cut:exp_avg"), "what is ':cut:exp_avg'"),
+    "a tensor left out": (drop("tensors", ":random:cpu:0"), "it has other tensors"),
+    "no ranks": (drop("extra", "ranks"), "no checkpoint of a sharded model"),
+    "ranks that are none": (lambda index: index["extra"].update(ranks=True), "ranks"),
+    "groups that are none": (lambda index: index["extra"].update(groups=3), "groups"),
+    "a step that is true": (lambda index: index.update(step=True), "its step"),
+    "a step below 0": (lambda index: index.update(step=-1), "its step"),
+    **{
+        f"no {key}": (drop(key), match)
+        for key, match in {
+            "format": "has format None",
+            "step": "its step",
+            "world_size": "its world size",
+            "extra": "it has no extra",
+            "files": "it has no files",
+            "tensors": "it has no tensors",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("what", CRAFTED)
+def test_an_index_that_could_be_misread_is_refused(good, what):
+    change, match = CRAFTED[what]
+    path = good / "index.json"
+    text = path.read_text()
+    index = json.loads(text)
+    change(index)
+    index["checksum"] = checksum_of(index)
+    for elsewhere in (good.parent / FILES[0], good.parent / FILES[1]):
+        shutil.copy(good / FILES[1], elsewhere)  # a path that leads out would find it
+    try:
+        path.write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match=match):
+            everything_in(good)
+    finally:
+        path.write_text(text)
+    assert everything_in(good) == WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (b"[" * 100_000, "index.json is damaged"),
+        (b'{"format":1,"x":' + b"[" * 900 + b"]" * 900 + b"}", "index.json is damaged"),
+        (b"9" * 5000, "index.json is damaged"),
+        (b"\xff\xfe", "index.json is damaged"),
+        (b"", "index.json is damaged"),
+        (b"[1]", "has format None"),
+        (b'{"format": 1}', "does not match its checksum"),
+    ],
+    ids=range(7),
+)
+def test_a_text_that_is_no_index(good, text, match):
+    path = good / "index.json"
+    right = path.read_bytes()
+    try:
+        path.write_bytes(text)
+        with pytest.raises(CheckpointError, match=match):
+            CheckpointReader(good)
+    finally:
+        path.write_bytes(right)
+
+
+def test_an_index_that_is_no_file(tmp_path):
+    (tmp_path / "index.json").mkdir()
+    with pytest.raises(CheckpointError, match="index.json cannot be read"):
+        CheckpointReader(tmp_path)
+
+
+def test_a_file_must_have_what_the_index_says_and_nothing_else(tmp_path):
+    path = save(tmp_path, 1)
+    file = path / FILES[0]
+    tensors = load_file(file)
+    save_file({**tensors, "weight@7": torch.zeros(1)}, file)
+    index = json.loads((path / "index.json").read_text())
+    index["files"][FILES[0]] = file.stat().st_size
+    index["checksum"] = checksum_of(index)
+    (path / "index.json").write_text(json.dumps(index))
+    with (
+        pytest.raises(CheckpointError, match="it has other tensors"),
+        CheckpointReader(path) as reader,
+    ):
+        reader.verify([])
+
+
+def test_a_piece_of_another_length_is_damaged_though_its_checksum_is_right(tmp_path):
+    path = save(tmp_path, 1)
+    file = path / FILES[0]
+    nothing = torch.zeros(0)
+    save_file({"weight@0": nothing}, file)
+    index = json.loads((path / "index.json").read_text())
+    index["files"][FILES[0]] = file.stat().st_size
+    index["tensors"]["weight"]["pieces"][0][3] = crc(nothing)
+    index["checksum"] = checksum_of(index)
+    (path / "index.json").write_text(json.dumps(index))
+    with (
+        pytest.raises(CheckpointError, match="wrong checksum"),
+        CheckpointReader(path) as reader,
+    ):
+        reader.verify([])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_another_size_is_named_with_both(tmp_path, change):
+    path = save(tmp_path, 1)
+    file = path / FILES[0]
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] if change < 0 else data + b"x")
+    match = f"{FILES[0]} is damaged: {len(data)} bytes, {len(data) + change} found"
+    with pytest.raises(CheckpointError, match=match):
+        CheckpointReader(path)
+
+
+def test_ranges_that_only_touch_are_not_read(good):
+    with CheckpointReader(good) as reader:
+        for start, stop, files in (
+            (0, 4, [0]),
+            (4, 6, [1]),
+            (3, 5, [0, 1]),
+            (0, 6, [0, 1]),
+            (3, 4, [0]),
+            (4, 5, [1]),
+        ):
+            wanted = Piece("w", (2, 3), start, torch.zeros(stop - start))
+            found = [stored.file for stored in reader.overlapping(wanted)]
+            assert found == [FILES[number] for number in files]
+            reader.read([wanted])
+            assert wanted.data.tolist() == list(range(start, stop))
+
+
+# -- on ranks
+
+CRAFTED_ON_RANKS = {
+    "no list of pieces": (tensor("0.weight", pieces=None), "0.weight has no list"),
+    "no groups": (drop("extra", "groups"), "no checkpoint of a sharded model"),
+    "groups of nothing": (
+        lambda index: index["extra"].update(groups=[3]),
+        "its groups' options",
+    ),
+    "groups that bring parameters": (
+        lambda index: index["extra"]["groups"][0].update(params=[]),
+        "its groups' options",
+    ),
+    "a random state that is none": (
+        tensor(":random:cpu:0", shape=[8, 632]),
+        ":random:cpu:0 is",
+    ),
+}
+
+
+def load_each_crafted(directory):
+    """Rank 0 writes an index, both load it; None where it was loaded, or the error."""
+    path = latest(directory) / "index.json"
+    text = path.read_text()
+    said = []
+    dist.barrier()
+    for change, _ in CRAFTED_ON_RANKS.values():
+        if dist.get_rank() == 0:
+            index = json.loads(text)
+            change(index)
+            index["checksum"] = checksum_of(index)
+            path.write_text(json.dumps(index))
+        dist.barrier()
+        try:
+            load_small(directory)
+            said.append(None)
+        except CheckpointError as error:
+            said.append(str(error))
+        dist.barrier()
+    return said
+
+
+def test_every_rank_refuses_a_crafted_index(world, tmp_path):
+    world(2).run(save_small, str(tmp_path), 1)
+    index = json.loads((latest(tmp_path) / "index.json").read_text())
+    assert index["tensors"][":random:cpu:0"]["shape"] == [8 * 632]
+    first, second = world(2).run(load_each_crafted, str(tmp_path))
+    assert first == second
+    for said, (_, match) in zip(first, CRAFTED_ON_RANKS.values(), strict=True):
+        assert said and match in said, (said, match)
+        assert str(Path(tmp_path)) in said
