@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 
 from tests.comm.reference import assert_reduced, check_all_reduce, input_of
 from xtrain import comm
+from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.comm.direct import (
     direct_all_gather,
     direct_all_reduce,
@@ -62,6 +63,19 @@ def direct(group, members, me):
     for numel in (10, 9):  # 9 is padded
         mine, inputs = mine_and_all(members, (numel,))
         direct_all_reduce(mine, group).wait()
+        assert torch.equal(mine, sum(inputs))
+
+
+def chosen(group, members, me):
+    """Each choice of collectives for training."""
+    for choice in (TORCH, RING, DIRECT):
+        mine, inputs = mine_and_all(members)
+        part, whole = torch.empty_like(mine[0]), torch.empty_like(torch.stack(inputs))
+        choice.reduce_scatter(part, mine.view(-1), group=group).wait()
+        assert torch.equal(part, sum(inputs)[me])
+        choice.all_gather(whole.view(-1), mine.view(-1), group=group).wait()
+        assert torch.equal(whole, torch.stack(inputs))
+        choice.all_reduce(mine, group=group).wait()
         assert torch.equal(mine, sum(inputs))
 
 
@@ -209,7 +223,7 @@ ALL_REDUCES = (
     "one_shot_all_reduce",
 )
 CASES = (
-    all_reduces, hierarchical, direct, scattered, gathered, rooted, all_to_all,
+    all_reduces, hierarchical, direct, chosen, scattered, gathered, rooted, all_to_all,
     point_to_point, objects, barrier, refused,
 )  # fmt: skip
 
@@ -231,6 +245,7 @@ def in_both_halves(case, checked: bool) -> None:
 
 @pytest.mark.verifies(
     "xtrain.comm.all_to_all:all_to_all",
+    "xtrain.comm.choice:Collectives",
     "xtrain.comm.direct:direct_all_gather",
     "xtrain.comm.direct:direct_all_reduce",
     "xtrain.comm.direct:direct_reduce_scatter",
