@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print(*(f"{n}. {drawn[n - 1]}" for n in chosen), sep="\n")
         return 0
-    survivors = []
+    survivors, sound = [], set[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         folder = Path(temporary, "copy")
         shutil.copytree(".", folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -260,6 +260,11 @@ def main(arguments: list[str] | None = None) -> int:
             mutant = drawn[number - 1]
             print(f"{number}. {mutant}", flush=True)
             tests = options.tests or likely_tests(mutant.file, options.widen)
+            if not sound.issuperset(tests):  # a red test would catch everything
+                told = run_tests(folder, tests, options.limit)
+                if not told.startswith("SURVIVED"):
+                    sys.exit(f"without any mutant: {told}")
+                sound.update(tests)
             original = (folder / mutant.file).read_text()
             (folder / mutant.file).write_text(mutant.source)
             told = run_tests(folder, tests, options.limit)

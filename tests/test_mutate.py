@@ -126,6 +126,12 @@ def test_a_weak_test_lets_mutants_live_and_a_strong_one_does_not(toy, capsys):
     assert file.read_text() == SOURCE
 
 
+def test_tests_that_fail_without_a_mutant_judge_nothing(toy):
+    file = toy(SOURCE, "def test_clamp():\n    assert False\n")
+    with pytest.raises(SystemExit, match="without any mutant: caught after"):
+        main(["--files", str(file), "--count", "1"])
+
+
 def test_a_run_that_never_ends_is_caught(toy, capsys):
     file = toy(
         "def count(n):\n    while n > 0:\n        n -= 1\n    return n\n",
