@@ -1,4 +1,4 @@
-"""What torch asks of the work of a call that is under way, and of one that has ended."""
+"""What torch asks of the work of a call, before its end and after it."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -138,3 +138,25 @@ def counted() -> list[int]:
 def test_every_call_is_counted_once(ours):
     """What a run that went wrong has sent is told from it."""
     assert ours(2).run(counted) == [[0, 1, 2, 3, 4]] * 2
+
+
+def different_calls() -> list[str]:
+    """Asynchronous calls that fail: sooner or later than they return."""
+    rank, said = dist.get_rank(), []
+    for numel in (1, 3, 300_000):
+        for _ in range(5):
+            work = dist.all_reduce(torch.ones(numel + rank), async_op=True)
+            with pytest.raises(RuntimeError, match="in different calls") as error:
+                work.wait()
+            assert work.is_completed() and not work.is_success()
+            said.append(str(error.value))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    return said
+
+
+def test_a_call_that_fails_before_it_returns_fails_when_waited_for(ours):
+    first, second = ours(2).run(different_calls)
+    assert first == second
+    assert "[1] float32" in first[0] and "[2] float32" in first[0]
