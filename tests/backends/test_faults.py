@@ -26,8 +26,9 @@ from xtrain.backends.calls import BETWEEN, KINDS, PROGRAM
 from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import Operation, Progress, Steps
 
-# On a quiet machine a death is noticed within 5 ms; a loaded one may take its time.
-SOON = 5.0
+# On a quiet machine a death is noticed within 5 ms; a loaded one may take its time, but
+# not the group's timeout.
+SOON = 20.0
 
 pytestmark = [
     pytest.mark.verifies(

@@ -52,6 +52,7 @@ def count(numel: int) -> dict[str, tuple[int, int]]:
             functional.all_reduce(whole, "sum", dist.group.WORLD)
         ),
         "barrier": dist.barrier,
+        "coalesced": lambda: dist.group.WORLD.allreduce_coalesced([whole] * 3).wait(),
     }
     counted = {}
     for name, call in calls.items():
@@ -82,6 +83,7 @@ def over_sockets(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]
         "scatter": (others * part * (rank == 0), part * (rank != 0)),
         "gather": (part * (rank != 0), others * part * (rank == 0)),
         "barrier": (0, 0),
+        "coalesced": (3 * reduced[0], 3 * reduced[1]),
     }
 
 
@@ -94,6 +96,7 @@ def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, 
         "asynchronous": reduced,
         "average": reduced,
         "functional": reduced,
+        "coalesced": (3 * reduced[0], 3 * reduced[1]),
         "broadcast": (nbytes * (rank == 0), nbytes * (rank != 0)),
         "all_gather": (part, others * part),
         "reduce_scatter": (others * part, others * part),

@@ -94,20 +94,30 @@ def _dispatched(
     return dist.Work.unbox(work)
 
 
-class Catch(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A dispatch mode that leaves torch.compile alone, whose import takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Catch(Mode):
     """Catches the operator of a call, which is not run, and lets all others pass."""
 
     func: Any = None
     args: tuple = ()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func.namespace != "c10d":  # a barrier makes a tensor first
             return func(*args, **(kwargs or {}))
         self.func, self.args = func, args
         return answer(func, args, Finished([]))
 
 
-class Bottom(TorchDispatchMode):
+class Bottom(Mode):
     """Below all modes: runs a group's method in place of the operator's kernel.
 
     Args:
@@ -121,7 +131,9 @@ class Bottom(TorchDispatchMode):
         self._before = tensors_in(shown)
         self.work: dist.Work | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is not self._func:
             return func(*args, **(kwargs or {}))
         after = tensors_in(args)
@@ -153,4 +165,5 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def is_group(value: Any) -> bool:
-    return isinstance(value, ScriptObject) and value._type().name() == "ProcessGroup"
+    kind = value._type() if isinstance(value, ScriptObject) else None
+    return getattr(kind, "name", str)() == "ProcessGroup"

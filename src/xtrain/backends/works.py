@@ -41,6 +41,9 @@ class Finished(dist.Work):
     def is_success(self) -> bool:
         return True
 
+    def exception(self) -> BaseException | None:
+        return None
+
     def result(self) -> list[Tensor]:
         return self._result
 
@@ -58,10 +61,10 @@ class Several(dist.Work):
         self._works, self._result = works, result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        end = time.monotonic() + timeout.total_seconds() if timeout else None
+        end = time.monotonic() + timeout.total_seconds() if timeout else 0.0
         for work in self._works:
-            left = None if end is None else max(0.001, end - time.monotonic())
-            work.wait(None if left is None else timedelta(seconds=left))
+            left = timedelta(seconds=max(0.001, end - time.monotonic()))
+            work.wait(left if timeout else timedelta())  # torch's word for no timeout
         return True
 
     def is_completed(self) -> bool:
@@ -69,6 +72,10 @@ class Several(dist.Work):
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        errors = (work.exception() for work in self._works if not work.is_success())
+        return next(errors, None)
 
     def result(self) -> list[Tensor]:
         return self._result

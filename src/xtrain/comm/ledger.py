@@ -202,8 +202,13 @@ def record(
         places.append((ledger.events, len(ledger.events) - 1))
 
     def settle(sent: int, received: int) -> None:
-        for events, place in places:
-            events[place] = replace(events[place], nbytes=sent, received=received)
+        for events, place in places:  # several calls may be parts of one event
+            event = events[place]
+            events[place] = replace(
+                event,
+                nbytes=(event.nbytes or 0) + sent,
+                received=(event.received or 0) + received,
+            )
 
     return settle
 
