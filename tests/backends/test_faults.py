@@ -22,9 +22,10 @@ from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends.calls import BETWEEN, KINDS, PROGRAM
+from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.swaps import MAX_CALLS, Swaps
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time, but
 # not the group's timeout.
@@ -566,6 +567,34 @@ def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
     assert ours(3).run(lines_may_differ, compare_lines) == [[], [], []]
 
 
+def takes_turns() -> list[str]:
+    """Right, though it looks like a swap: one rank after the other gives its tensor."""
+    group, size = new_group(None), dist.get_world_size()
+    with logged() as records:
+        for turn in range(size):
+            mine, nothing = torch.full((2,), turn + 1.0), torch.zeros(2)
+            if on(turn):
+                dist.all_reduce(mine, group=group)
+            else:
+                dist.all_reduce(nothing, group=group)
+            assert (mine if on(turn) else nothing).tolist() == [turn + 1, turn + 1]
+    dist.destroy_process_group(group)
+    return [record.getMessage() for record in records]
+
+
+def test_ranks_that_take_turns_on_two_lines_are_warned_and_served(ours):
+    for told in ours(3).run(takes_turns):
+        assert told and all("Are these calls swapped?" in each for each in told)
+
+
+@pytest.mark.verifies("xtrain.backends.swaps:Swaps")
+def test_a_program_of_ever_new_calls_from_two_lines_fills_no_memory():
+    swaps, call = Swaps(0), Call("all_reduce", None, None, None, NOWHERE)
+    for number in range(3 * MAX_CALLS):
+        swaps.note(call, [2 * number, 2 * number + 1])
+    assert len(swaps._mine) <= MAX_CALLS
+
+
 def lines_that_are_never_compared() -> None:
     group, x = new_group("1"), torch.ones(2)
     if on(0):
@@ -649,23 +678,23 @@ def test_what_is_swapped_on_lines_of_its_own_is_refused_when_lines_are_compared(
         assert text.count(f"/{a_first}") == 2 and text.count(f"/{b_first}") == 1
 
 
-def wrapped(dist_call, *arguments):
-    return deprecated("in tests")(dist_call)(*arguments)
-
-
-def through_deprecated() -> str:
-    """`typing_extensions.deprecated`, which is `warnings.deprecated` since 3.13."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(RuntimeError) as raised:
-            wrapped(dist.all_reduce, torch.ones(2 if on(1) else 3))
-    return str(raised.value)
+def through_deprecated() -> list[str]:
+    """By `typing_extensions`, as torch 2.13 wraps; Python 3.13 has a wrapper, too."""
+    texts = []
+    for wrap in (deprecated, getattr(warnings, "deprecated", deprecated)):
+        all_reduce = wrap("in tests")(dist.all_reduce)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(RuntimeError) as raised:
+                all_reduce(torch.ones(2 if on(1) else 3))
+        texts.append(str(raised.value))
+    return texts
 
 
 @pytest.mark.verifies("xtrain.backends.calls:call_site")
 def test_what_wraps_a_deprecated_function_is_not_taken_for_the_line(ours):
-    text, _ = ours(2).run(through_deprecated)
-    assert text.count("/test_faults.py:") == 2, text
+    for text in ours(2).run(through_deprecated)[0]:
+        assert text.count("/test_faults.py:") == 2, text
     for module in ("typing_extensions", "warnings"):
         assert KINDS[module] == BETWEEN
     for module in (
