@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.zero import checkpoint_folder, checkpoint_reader
+from xtrain.zero import checkpoint_locks, checkpoint_reader
 from xtrain.zero.checkpoint import (
     CheckpointError,
     CheckpointReader,
@@ -104,7 +104,7 @@ def save_often(directory, saves, groups):
     "xtrain.zero.checkpoint:save_pieces",
     "xtrain.zero.checkpoint_folder:prepare",
     "xtrain.zero.checkpoint_folder:publish",
-    "xtrain.zero.checkpoint_folder:names_locked",
+    "xtrain.zero.checkpoint_locks:names_locked",
     "xtrain.zero.checkpoint_folder:set_aside",
     "xtrain.zero.checkpoint_folder:latest",
     "xtrain.zero.checkpoint_reader:open_newest",
@@ -160,13 +160,16 @@ def test_a_step_saved_again_replaces_what_was_there_when_it_began(tmp_path):
 
 
 def test_steps_with_a_common_beginning_are_different_steps(tmp_path):
-    steps = [10**7, 10**8, 10**8 + 7, 10**9, 0]
-    for step in [*steps, *steps]:
+    steps, saved = [10**7, 10**8, 10**8 + 7, 10**9, 0], set()
+    for step in [*steps, *reversed(steps)]:
         save(tmp_path, step, float(step % 97))
-    found = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("step-*"))
-    assert found == sorted(steps)
-    for path in tmp_path.glob("step-*"):
-        assert value_in(path) == int(path.name.split("-")[1]) % 97
+        saved.add(step)
+        paths = list(tmp_path.glob("step-*"))
+        assert len(paths) == len(saved)
+        for path in paths:
+            found = int(path.name.split("-")[1])
+            assert found in saved
+            assert value_in(path) == found % 97
 
 
 def test_what_a_save_that_was_killed_left_is_removed(tmp_path):
@@ -175,14 +178,15 @@ def test_what_a_save_that_was_killed_left_is_removed(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / FILE).write_text("half")
     (tmp_path / ".latest-cccccccc").write_text("step-00")
-    save(tmp_path, 2)
+    path = save(tmp_path, 2)
     assert leftovers(tmp_path) == set()
+    assert {file.name for file in path.iterdir()} == {FILE, "index.json"}
 
 
 # -- somebody reads
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_folder:hold")
+@pytest.mark.verifies("xtrain.zero.checkpoint_locks:hold")
 def test_a_checkpoint_that_is_being_read_is_not_replaced(tmp_path):
     first = save(tmp_path, 5, 1.0)
     reader = CheckpointReader(first)
@@ -199,10 +203,10 @@ def test_a_reader_that_is_forgotten_holds_nothing(tmp_path):
     first = save(tmp_path, 5)
     CheckpointReader(first)
     (first / FILE).write_text("damaged")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         CheckpointReader(first)
     save(tmp_path, 5)
-    assert not first.exists()
+    assert not first.exists(), caught  # the error still knows the reader
 
 
 @pytest.mark.verifies("xtrain.zero.checkpoint_reader:CheckpointReader")
@@ -221,15 +225,15 @@ def test_a_checkpoint_that_is_gone_says_so(tmp_path, monkeypatch):
     os.close(held)
     assert value_in(path) == 0.0
 
-    original = checkpoint_folder.take_lock
+    original = checkpoint_locks.take_lock
 
     def too_late(descriptor, how):
         set_aside(path, "index.json") if how == fcntl.LOCK_SH else None
         return original(descriptor, how)
 
-    monkeypatch.setattr(checkpoint_folder, "take_lock", too_late)
+    monkeypatch.setattr(checkpoint_locks, "take_lock", too_late)
     with pytest.raises(CheckpointReplaced, match="load again"):
-        CheckpointReader(path)
+        checkpoint_locks.hold(path / "index.json")
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="no index.json"):
         CheckpointReader(path)
@@ -264,7 +268,7 @@ def no_locks(descriptor, how):
 
 def test_without_locks_nothing_of_others_is_deleted(tmp_path, monkeypatch):
     first = save(tmp_path, 5, 1.0)
-    monkeypatch.setattr(checkpoint_folder.fcntl, "flock", no_locks)
+    monkeypatch.setattr(checkpoint_locks.fcntl, "flock", no_locks)
     other, index = begin(tmp_path, 6, 3.0)
     (tmp_path / ".latest-cccccccc").write_text("step-00")
     second = save(tmp_path, 5, 2.0)
@@ -284,7 +288,7 @@ def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(
     tmp_path, monkeypatch
 ):
     path = save(tmp_path, 5)
-    monkeypatch.setattr(checkpoint_folder, "PATIENCE", 0.05)
+    monkeypatch.setattr(checkpoint_locks, "PATIENCE", 0.05)
     held = os.open(tmp_path / ".lock", os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(CheckpointError, match=r"another job holds .*/\.lock"):
@@ -297,7 +301,7 @@ def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(
 
 def test_the_lock_is_free_after_a_save_even_if_a_child_was_forked(tmp_path):
     """A forked child has the parent's open files, and with them their locks."""
-    with checkpoint_folder.names_locked(tmp_path) as alone:
+    with checkpoint_locks.names_locked(tmp_path) as alone:
         assert alone
         reading, writing = os.pipe()
         child = os.fork()

@@ -211,6 +211,23 @@ def test_a_problem_is_said_once_with_the_ranks_that_have_it():
 # -- saving
 
 
+def fail_then_save(directory):
+    """A load's error lives on, and with it all that the load's frames refer to."""
+    save_small(directory, 1)
+    try:
+        load_small(directory, width=6)
+    except CheckpointError as error:
+        kept = error
+    save_small(directory, 1)
+    dist.barrier()
+    return len(list(Path(directory).glob("step-*"))), str(kept)
+
+
+def test_a_load_that_failed_does_not_hold_its_checkpoint(world, tmp_path):
+    for count, said in world(2).run(fail_then_save, str(tmp_path)):
+        assert count == 1 and "of another model" in said
+
+
 def save_from_elsewhere(directory):
     """A relative path, and rank 1 works in another directory."""
     rank, before = dist.get_rank(), os.getcwd()
@@ -427,6 +444,31 @@ def test_state_that_the_checkpoint_has_not_is_gone(world, tmp_path, stage):
     for before, after in world(2).run(state_names, str(tmp_path), stage, True):
         assert before == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
         assert after == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def save_uneven_steps(directory):
+    """As if some parameters had got no gradient in some steps."""
+    model = FullyShardedDataParallel(small())
+    optimizer = AdamW(model.parameters())
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    for number, piece in enumerate(model.parameters()):
+        if piece in optimizer.state:
+            optimizer.state[piece]["step"].fill_((3, 7, 5, 1)[number])
+    model.save_sharded(directory, 1, optimizer)
+
+
+def load_as_one(directory):
+    model = small()
+    optimizer = ZeroOptimizer(model.parameters(), AdamW)
+    optimizer.load_sharded(directory, model)
+    (bucket,) = optimizer.buckets
+    return optimizer.optimizer.state[bucket.master]["step"].item()
+
+
+def test_a_bucket_takes_the_largest_of_its_parameters_step_counts(world, tmp_path):
+    world(2).run(save_uneven_steps, str(tmp_path))
+    assert world(2).run(load_as_one, str(tmp_path)) == [7, 7]
 
 
 def learning_rates(directory):

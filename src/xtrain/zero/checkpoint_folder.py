@@ -7,20 +7,18 @@
         index.json                   readers hold a shared lock on it
       .partial-step-00000030-<8>/    being written
         .lock                        its writer holds it; released when the writer dies
-      .deleted-<8>/                  nobody's: renamed first, so that no name that
-                                     anybody trusts ever stands for half a checkpoint
+      .deleted-<8>/                  renamed before it is deleted, so that no name of
+                                     a checkpoint ever stands for half of one
 
 Names change under `.lock`: publishing, moving `latest` and taking away what was
 replaced are one step for every other job. Taken away is only what nobody holds: the
 unfinished work of dead jobs, and checkpoints of the same step that were there before
 this one was begun.
 
-The locks are flock's. They hold across hosts where the file system carries them (NFS
-with its lock service, Lustre with -o flock). Where it refuses them, a save deletes
-nothing but what it wrote itself, and leftovers pile up. Where it grants them to each
-host by itself (nolock, local_lock, localflock), another host's unfinished save can be
-taken for a dead one's: then that save fails and says so. What is published is complete
-in every case.
+Where the file system refuses locks, a save deletes nothing but what it wrote itself,
+and leftovers stay. Where it grants them to each host separately, another host's
+unfinished save can be mistaken for a dead one's: then that save fails and says so. What
+is published is complete in every case.
 """
 
 import errno
@@ -30,20 +28,16 @@ import os
 import re
 import secrets
 import shutil
-import stat
-import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xtrain.zero.checkpoint_index import CheckpointError, CheckpointReplaced
+from xtrain.zero.checkpoint_index import CheckpointError
+from xtrain.zero.checkpoint_locks import LOCK, names_locked, open_file, take_lock
 
-LOCK = ".lock"
 INDEX = "index.json"
-PATIENCE = 60.0  # seconds for others' renames
 NAME = r"step-\d{8,}(?:-[0-9a-f]{8})?"
 POINTER = re.compile(rf"crc32:([0-9a-f]{{8}}) ({NAME})\n")
 OLD_POINTER = re.compile(rf"({NAME})\s*")  # without a checksum
@@ -81,7 +75,7 @@ def prepare(directory: Path, step: int) -> Partial:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT)
         take_lock(lock, fcntl.LOCK_EX)
         older = [p for p in directory.glob(f"{name}*") if is_step(p.name, step)]
-        replaces = {path: identity(path) for path in older}
+        replaces = {p: identity(p) for p in older}
     delete_set_aside(directory)
     return Partial(directory, path, directory / name, lock, replaces)
 
@@ -185,70 +179,7 @@ def identity(path: Path) -> Identity | None:
     return found.st_ino, found.st_mtime_ns
 
 
-# -- locks
-
-
-@contextmanager
-def names_locked(directory: Path) -> Iterator[bool]:
-    """Be the only one to change names; False where files cannot be locked."""
-    path, descriptor = directory / LOCK, None
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    if descriptor is None:
-        yield False
-        return
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while (ours := take_lock(descriptor, fcntl.LOCK_EX)) is False:
-            if time.monotonic() > deadline:
-                raise CheckpointError(f"another job holds {path} for {PATIENCE:g} s")
-            time.sleep(0.005)
-        yield bool(ours)
-    finally:
-        with suppress(OSError):  # closing is not enough while a forked child has it
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def take_lock(descriptor: int, how: int) -> bool | None:
-    """Whether the lock is ours now; None where files cannot be locked."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def hold(index: Path) -> int:
-    """Open an index; until it is closed, nobody takes its checkpoint away."""
-    try:
-        descriptor = open_file(index)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(
-            f"{index.parent} is no checkpoint: no {index.name}"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{index} cannot be read: {error}") from None
-    if take_lock(descriptor, fcntl.LOCK_SH) is False or not is_at(descriptor, index):
-        os.close(descriptor)
-        raise replaced(index.parent)
-    return descriptor
-
-
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether a path still leads to the file that was opened there."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
-
-
-def replaced(path: Path) -> CheckpointReplaced:
-    return CheckpointReplaced(
-        f"{path} was deleted or replaced while it was read: load again"
-    )
+# -- deleting
 
 
 def set_aside(path: Path, lock: str) -> None:
@@ -272,15 +203,6 @@ def delete_set_aside(directory: Path) -> None:
 
 
 # -- files
-
-
-def open_file(path: Path) -> int:
-    """Open for reading what must be a file; a pipe would be waited at."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file")
-    return descriptor
 
 
 def sync_directory(path: Path) -> None:

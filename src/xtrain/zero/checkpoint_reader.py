@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from xtrain.zero.checkpoint_folder import INDEX, hold, is_at, latest, replaced
+from xtrain.zero.checkpoint_folder import INDEX, latest
 from xtrain.zero.checkpoint_index import (
     About,
     CheckpointError,
@@ -22,6 +22,7 @@ from xtrain.zero.checkpoint_index import (
     dtype_named,
     parse_index,
 )
+from xtrain.zero.checkpoint_locks import hold, is_at, replaced
 
 
 class CheckpointReader:
