@@ -11,6 +11,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import ReduceOp
 
+from tests.comm.test_ledger import (
+    asynchronous,
+    closed_ledgers_cost_nothing,
+    large_values,
+    nested,
+)
 from xtrain.backends.shared_memory import ONE_SHOT_BYTES
 from xtrain.backends.sockets import INLINE_BYTES
 from xtrain.comm import CommLedger
@@ -128,3 +134,10 @@ def messages_too() -> None:
 
 def test_messages_are_counted_with_world_ranks(ours):
     ours(3).run(messages_too)
+
+
+def test_ledgers_nest_and_keep_rounds_and_values_as_over_gloo(ours):
+    """What a call moved is known when it has ended: every open ledger is told."""
+    for case in (nested, closed_ledgers_cost_nothing, asynchronous):
+        ours(3).run(case)
+    ours(2).run(large_values)

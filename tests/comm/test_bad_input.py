@@ -285,7 +285,7 @@ def wrong_shapes():
     yield (
         "all_to_all own shape",
         lambda: comm.all_to_all([torch.ones(3) for _ in range(size)], [two] * size),
-        r"\[2\].*\[3\]",
+        rf"^all_to_all: rank {rank} sends \[\[2\]\] to itself as \[\[3\]\]",
     )
     yield (
         "all_to_all dtype",
@@ -392,6 +392,7 @@ def wrong_hierarchies():
     run = comm.hierarchical_all_reduce
     yield "no groups", lambda: run(tensor), "intra_group=None"
     yield "one group", lambda: run(tensor, intra_group=everyone), "inter_group=None"
+    yield "other group", lambda: run(tensor, inter_group=everyone), "intra_group=None"
     if dist.get_world_size() > 1:
         yield (
             "twice the same ranks",

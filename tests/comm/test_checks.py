@@ -19,6 +19,7 @@ from xtrain.comm.checks import (
     refuse,
 )
 from xtrain.comm.collectives import root_of
+from xtrain.comm.tree import tree_broadcast, tree_reduce
 
 ILLEGAL = "do not make one and the same legal call"
 
@@ -102,6 +103,12 @@ def alone_wrong():
             lambda w, f=function: f(two, ReduceOp.SUM if w else 0),
             "is not a rank number",
         )
+
+    for name, call in (
+        ("tree_broadcast", lambda root: tree_broadcast(two, root)),
+        ("tree_reduce", lambda root: tree_reduce(two, root, ReduceOp.SUM)),
+    ):
+        yield name, lambda w, f=call: f(int(w)), "root=0 & root=1"
 
     for name, end in (("gather", "dst"), ("scatter", "src")):
         function = getattr(comm, name)

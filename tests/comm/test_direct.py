@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.comm import CommLedger
+from tests.comm.reference import input_of
+from xtrain.comm import CommLedger, one_shot_all_reduce
 from xtrain.comm.choice import DIRECT, suited_to
 from xtrain.comm.direct import (
     direct_all_gather,
@@ -56,6 +57,34 @@ def results_of_one_rank() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_results_are_exact(world, size):
     world(size).run(results_of_one_rank)
+
+
+def sums_in_rank_order(dtype):
+    """Random numbers, whose sums depend on the order: bit for bit."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    inputs = [input_of(r, (size * 1000,), dtype) for r in range(size)]
+    total, backwards = inputs[0].to(wide), inputs[-1].to(wide)
+    for r in range(1, size):
+        total = total + inputs[r].to(wide)
+        backwards = backwards + inputs[size - 1 - r].to(wide)
+    exact = size < 3 or dtype.itemsize == 2  # fp32 holds a few such numbers' sum
+    assert exact or not torch.equal(total, backwards)
+
+    output = torch.empty(1000, dtype=dtype)
+    direct_reduce_scatter(output, inputs[rank]).wait()
+    assert torch.equal(output, total.to(dtype).view(size, -1)[rank])
+    for reduce in (lambda t: direct_all_reduce(t).wait(), one_shot_all_reduce):
+        mine = inputs[rank].clone()
+        reduce(mine)
+        assert torch.equal(mine, total.to(dtype))
+
+
+@pytest.mark.verifies("xtrain.comm.one_shot:one_shot_all_reduce")
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sums_are_in_rank_order(world, size):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        world(size).run(sums_in_rank_order, dtype)
 
 
 def several_at_once():

@@ -1,5 +1,8 @@
 """CommLedger counts to the byte, and message_rounds finds what runs side by side."""
 
+import os
+import socket
+import struct
 import sys
 
 import pytest
@@ -10,7 +13,15 @@ from torch.distributed import P2POp
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from xtrain import comm
-from xtrain.comm.ledger import MAX_VALUES, Event, Message, one_round, paused, record
+from xtrain.comm.ledger import (
+    MAX_VALUES,
+    Event,
+    Message,
+    _tcp_bytes_sent,
+    one_round,
+    paused,
+    record,
+)
 from xtrain.plan import collective_traffic
 
 ALL_REDUCES = (
@@ -242,12 +253,20 @@ def nested() -> None:
     with comm.CommLedger() as outer, comm.CommLedger(values=True) as inner:
         record("send", "send", 0, [torch.ones(2), torch.zeros(1, dtype=torch.int64)])
         with paused():
-            record("send", "send", 0, [torch.ones(9)])
+            # None: nobody is to fill in what it moved, or the event before gets it.
+            assert record("send", "send", 0, [torch.ones(9)]) is None
             comm.ring_all_reduce(torch.ones(9))
-        record("collective", "all_reduce", None, [torch.ones(4)])
+        settle = record("collective", "all_reduce", None, [torch.ones(4)])
+        record("recv", "recv", 0, [torch.ones(3)])
     for ledger in (outer, inner):
-        assert [e.nbytes for e in ledger.events] == [16, None]
-        assert [e.payload for e in ledger.events] == [16, 16]
+        assert [e.nbytes for e in ledger.events] == [16, None, 12]
+        assert [e.payload for e in ledger.events] == [16, 16, 12]
+        assert (ledger.bytes_sent, ledger.bytes_received) == (16, 12)
+    settle(20, 30)  # the collective has ended: what it sent and received
+    for ledger in (outer, inner):
+        assert [e.nbytes for e in ledger.events] == [16, 20, 12]
+        assert [e.received for e in ledger.events] == [None, 30, None]
+        assert (ledger.bytes_sent, ledger.bytes_received) == (36, 42)
     assert inner.events[0].values == (1, 1, 0)
     assert outer.events[0].values is None
 
@@ -262,7 +281,7 @@ def closed_ledgers_cost_nothing() -> None:
     assert _get_current_dispatch_mode() is None
     assert comm.CommLedger._open == []
     comm.ring_all_reduce(torch.ones(4))
-    record("send", "send", 0, [torch.ones(2)])
+    assert record("send", "send", 0, [torch.ones(2)]) is None
     assert ledger.events == failed.events == []
     assert ledger.bytes_sent == ledger.bytes_received == ledger.messages == 0
 
@@ -320,6 +339,34 @@ def test_wire_bytes_are_what_really_left(world, gloo):
     ideal = (size - 1) * numel * 4
     assert 2 * ideal <= all_reduce <= 2.05 * ideal + 40_000
     assert 2 * ideal <= reduce_scatter <= 2.05 * ideal + 40_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP counters are Linux's")
+@pytest.mark.verifies("xtrain.comm.ledger:_tcp_bytes_sent")
+def test_what_tcp_sends_again_is_counted_once(monkeypatch):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+    ):
+        inode = os.fstat(client.fileno()).st_ino
+        assert _tcp_bytes_sent()[inode] == 0
+        client.sendall(bytes(70_000))
+        received = 0
+        while received < 70_000:
+            received += len(accepted.recv(70_000))
+        assert _tcp_bytes_sent()[inode] == 70_000
+
+        ask = socket.socket.getsockopt
+
+        def as_on_a_busy_machine(self, *what):
+            info = bytearray(ask(self, *what))
+            sent, again = struct.unpack_from("QQ", info, 200)
+            struct.pack_into("QQ", info, 200, sent + 65_483, again + 65_483)
+            return bytes(info)
+
+        monkeypatch.setattr(socket.socket, "getsockopt", as_on_a_busy_machine)
+        assert _tcp_bytes_sent()[inode] == 70_000
 
 
 def not_linux(monkeypatch_platform) -> None:

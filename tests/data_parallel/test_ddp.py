@@ -19,7 +19,7 @@ from xtrain.comm import CommLedger
 from xtrain.comm.choice import DIRECT, RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.data_parallel.buckets import make_buckets
-from xtrain.testing import RankError, expect_error
+from xtrain.testing import expect_error
 
 STEPS = 20
 CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
@@ -468,12 +468,38 @@ def test_bad_models_and_options_are_refused_on_every_rank(world):
     expect_error(world(2), bad_reduction, error=ValueError, match="'mean' is neither")
 
 
-def rank_with_own_weights():
-    return make_model(dist.get_rank()).state_dict()
+def broken(how):
+    """One step of `test_twenty_steps_equal_one_process`, with one thing missing."""
+    rank = dist.get_rank()
+    model = make_model(100 + rank if how == "other weights" and rank else 0)
+    wrapped: nn.Module = model
+    if how in ("summed", "whole"):
+        reduction = "sum" if how == "summed" else "average"
+        wrapped = DistributedDataParallel(model, gradient_reduction=reduction)
+    optimizer = adamw(model.parameters())
+    loss_of(wrapped, batch_of(0, 0, rank)).backward()
+    if how == "other weights":
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+    optimizer.step()
+    return dict(model.state_dict())
 
 
 def test_the_reference_can_fail(world):
-    """Without any reduction ranks end elsewhere: the comparison above is sharp."""
-    results = world(2).run(rank_with_own_weights)
-    assert largest_difference(results[0], results[1]) > 1e-3
-    assert RankError is not None
+    """Without the broadcast, the reduction or its average the comparison above fails.
+
+    AdamW hardly feels how large gradients are: a sum instead of an average shows less.
+    """
+    expected = reference(2, 1)
+    for how, least in (
+        ("other weights", 1e-2),
+        ("own gradients", 1e-2),
+        ("summed", 1e-10),
+    ):
+        results = world(2).run(broken, how)
+        found = [largest_difference(result, expected) for result in results]
+        assert max(found) > least, (how, found)
+        if how != "summed":
+            assert largest_difference(*results) > least, how
+    for result in world(2).run(broken, "whole"):
+        assert largest_difference(result, expected) < 1e-12

@@ -122,6 +122,37 @@ def test_ranks_between_powers_of_two_pay_two_more_messages(ranks):
     core = 2 ** int(log2(ranks))
     assert cost.messages == 2 * int(log2(ranks)) + 2
     assert cost.volume == all_reduce_lower_bound(core) + 2
+    assert cost.reduced == all_reduce_lower_bound(core) / 2 + 1
+
+
+@pytest.mark.parametrize(("ranks", "depth"), [(3, 2), (5, 3), (6, 3), (7, 3), (9, 4)])
+def test_trees_between_powers_of_two_are_a_level_deeper(ranks, depth):
+    for algorithm, coefficients in (
+        ("broadcast", (depth, depth, 0)),
+        ("reduce", (depth, depth, depth)),
+        ("tree_all_reduce", (2 * depth, 2 * depth, depth)),
+        ("double_tree_all_reduce", (2 * depth, 2, 1)),
+    ):
+        cost = collective_cost(algorithm, ranks)
+        assert (cost.messages, cost.volume, cost.reduced) == coefficients, algorithm
+
+
+@given(worlds, bytes_)
+def test_hubs_send_to_one_rank_after_another(ranks, size):
+    others, share = ranks - 1, (ranks - 1) / ranks
+    for algorithm, expected in (
+        ("broadcast_naive", others * (ALPHA + size * BETA)),
+        ("gather", others * ALPHA + share * size * BETA),
+        ("scatter", others * ALPHA + share * size * BETA),
+        ("all_to_all", others * ALPHA + share * size * BETA),
+        ("one_shot_all_reduce", others * (ALPHA + size * (BETA + GAMMA))),
+        (
+            "parameter_server_all_reduce",
+            others * (2 * (ALPHA + size * BETA) + size * GAMMA),
+        ),
+    ):
+        measured = collective_time(algorithm, size, ranks, ALPHA, BETA, GAMMA)
+        assert measured == pytest.approx(expected, rel=1e-12), algorithm
 
 
 @given(worlds, bytes_)
@@ -184,6 +215,13 @@ def test_lines_that_never_meet():
     assert crossover("ring_all_reduce", "halving_doubling_all_reduce", 8, 1, 1) == inf
     assert crossover("ring_all_reduce", "ring_all_reduce", 8, 1, 1) == 0
     assert crossover("ring_all_reduce", "parameter_server_all_reduce", 8, 1, 1) == 0
+
+
+def test_lines_that_meet_below_zero():
+    """Fewer messages and fewer bytes: the better one is never slower."""
+    better, worse = "halving_doubling_all_reduce", "parameter_server_all_reduce"
+    assert crossover(better, worse, 8, 1, 1) == 0
+    assert crossover(worse, better, 8, 1, 1) == 0
 
 
 # ------------------------------------------------------------- published figures

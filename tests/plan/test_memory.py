@@ -51,6 +51,21 @@ def test_sixteen_eighteen_twenty(parameters):
     assert zero_memory(parameters, 8, 0, "fp32_accum20") == 20 * parameters
 
 
+def test_what_the_bytes_of_a_recipe_hold():
+    """Weight, gradient, main gradient, master, moments of one parameter."""
+    parts = {
+        "zero16": (2, 2, 0, 4, 8),
+        "megatron18": (2, 0, 4, 4, 8),  # its gradients add up in the main ones
+        "fp32_accum20": (2, 2, 4, 4, 8),
+        "fp32": (4, 4, 0, 0, 8),
+    }
+    for name, recipe in RECIPES.items():
+        held = recipe.weight, recipe.gradient, recipe.main_gradient
+        assert (*held, recipe.master, recipe.moments) == parts.pop(name)
+        assert recipe.name == name
+    assert not parts
+
+
 def test_sharding_a_seven_billion_model_over_eight():
     """112 GB whole, never 140: an fp32 run has no second copy of its weights."""
     in_gb = [zero_memory(7 * BILLION, 8, stage) / 1e9 for stage in range(4)]

@@ -74,12 +74,15 @@ def cut(values, parts):
     return out
 
 
-def simulate_ring(data):
-    """Ring all-reduce on lists; returns (result per rank, wire)."""
+def simulate_ring(data, phases=(0, 1)):
+    """Ring all-reduce on lists; returns (result per rank, wire).
+
+    Phase 0 is the reduce-scatter, phase 1 the all-gather.
+    """
     ranks = len(data)
     wire = Wire(ranks)
     chunks = [cut(values, ranks) for values in data]
-    for phase in range(2):
+    for phase in phases:
         for step in range(ranks - 1):
             flying = {}
             for rank in range(ranks):
@@ -152,6 +155,17 @@ def test_formula_counts_what_a_simulation_moves(algorithm, simulate, numel, rank
         tuple(wire.sent),
         tuple(wire.received),
     )
+
+
+@given(sizes, st.integers(1, 12))
+def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
+    data = [[3**rank + 100 * i for i in range(numel)] for rank in range(ranks)]
+    results, wire = simulate_ring(data, phases=(0,))
+    sums = cut([sum(column) for column in zip(*data, strict=True)], ranks)
+    for rank, mine in enumerate(results):
+        assert cut(mine, ranks)[rank] == sums[rank]
+    traffic = collective_traffic("ring_reduce_scatter", numel, ranks)
+    assert (traffic.sent, traffic.received) == (tuple(wire.sent), tuple(wire.received))
 
 
 @given(sizes, worlds, st.data())
@@ -257,6 +271,27 @@ def test_hierarchy_sends_one_share_across_nodes():
     assert set(crossing.sent) == {across}
     # As many bytes as one flat ring, but only `across` of them leave the node.
     assert inside + across == all_reduce_lower_bound(local * nodes) * numel
+
+
+@given(sizes, st.integers(1, 6), st.integers(1, 6))
+def test_a_hierarchy_counts_its_three_steps_on_the_padded_tensor(numel, local, nodes):
+    """13 elements on 2 nodes of 4: shards of 4, and 16 elements inside the node."""
+    shard = -(-numel // local)
+    inside = collective_traffic("ring_reduce_scatter", shard * local, local).then(
+        collective_traffic("ring_all_gather", shard, local)
+    )
+    across = collective_traffic("ring_all_reduce", shard, nodes)
+    traffic = collective_traffic(
+        "hierarchical_all_reduce", numel, local * nodes, local_ranks=local
+    )
+    crossing = hierarchical_between_nodes(numel, local * nodes, local)
+    for rank in range(local * nodes):
+        node, place = divmod(rank, local)
+        assert crossing.sent[rank] == across.sent[node]
+        assert crossing.received[rank] == across.received[node]
+        assert traffic.sent[rank] == inside.sent[place] + across.sent[node]
+        assert traffic.received[rank] == inside.received[place] + across.received[node]
+    assert traffic.rounds == inside.rounds + across.rounds
 
 
 def test_all_to_all_keeps_its_own_piece_at_home():

@@ -34,6 +34,14 @@ def test_ranks_stuck_behind_a_failure_are_not_waited_for(world):
     assert time.monotonic() - start < 60
 
 
+def test_ranks_that_share_a_core_have_more_time(world, monkeypatch):
+    monkeypatch.setattr("xtrain.testing.world.SECONDS", 0.25)
+    for cores, seconds in ((2, 0.5), (4, 0.25), (64, 0.25), (None, 1.0)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        with pytest.raises(RankTimeout, match=f"not finished after {seconds} s"):
+            world(4).run(ranks.four_ways_to_hang)
+
+
 def test_bad_input_on_every_rank_leaves_the_ranks_alive(world):
     pool = world(3)
     before = pool.run(ranks.pid)

@@ -4,8 +4,8 @@
              |   |   |   |        2. all-reduce each shard across the nodes
     node 1   4 - 5 - 6 - 7        3. all-gather inside each node
 
-With G ranks a node, the slow links carry 1/G of the tensor each, where a flat ring
-would send nearly all of it twice over the slowest link.
+With G ranks on each of K nodes, a rank sends 2(K-1)/K * 1/G of the tensor over a slow
+link, where a flat ring would send nearly all of it twice over the slowest one.
 """
 
 import torch

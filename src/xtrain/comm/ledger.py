@@ -78,8 +78,8 @@ class CommLedger(TorchDispatchMode):
 
     Attributes: `bytes_sent`, `bytes_received`, `messages` (sends), `events` (a list of
     `Event` in issue order), `wire_bytes` (bytes this process's TCP sockets sent while
-    the ledger was open, retransmissions and the backend's headers included, TCP/IP
-    headers not; None where the system does not tell: everywhere but Linux).
+    the ledger was open, the backend's headers included, TCP/IP headers and what TCP had
+    to send again not; None where the system does not tell: everywhere but Linux).
     """
 
     _open: ClassVar[list["CommLedger"]] = []
@@ -333,7 +333,11 @@ def _global_rank(boxed_group: Any, group_rank: int) -> int:
 
 
 def _tcp_bytes_sent() -> dict[int, int] | None:
-    """Bytes sent so far by each TCP socket of this process, by inode; Linux only."""
+    """Bytes sent so far by each TCP socket of this process, by inode; Linux only.
+
+    On a busy machine TCP takes a late answer for a loss and sends a segment again:
+    those bytes are no part of what the program sent.
+    """
     if sys.platform != "linux":
         return None
     counts = {}
@@ -345,8 +349,10 @@ def _tcp_bytes_sent() -> dict[int, int] | None:
             with socket.socket(fileno=os.dup(int(name))) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6):
                     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-                    if len(info) >= 208:  # tcpi_bytes_sent, Linux 4.19 and newer
-                        counts[inode] = struct.unpack_from("Q", info, 200)[0]
+                    if len(info) >= 216:  # Linux 4.19 and newer
+                        # tcpi_bytes_sent and, counted in it, tcpi_bytes_retrans
+                        sent, again = struct.unpack_from("QQ", info, 200)
+                        counts[inode] = sent - again
         except OSError:
             continue  # closed meanwhile, or not a TCP socket
     return counts

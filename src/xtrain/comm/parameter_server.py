@@ -4,7 +4,7 @@ r"""All-reduce through one rank: simple, and the first thing to outgrow.
     rank 2 -> server, reduces ->  rank 2
     rank 3 /                    \ rank 3
 
-The server receives N-1 tensors and sends N-1 back, so its link carries N times what
+The server receives N-1 tensors and sends N-1 back, so its link carries N-1 times what
 the others' links do.
 """
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from xtrain.testing.errors import RankError
 from xtrain.testing.world import World
@@ -14,7 +14,7 @@ def expect_error(
     *args: Any,
     error: type[BaseException] | tuple[type[BaseException], ...] = ValueError,
     match: str = "",
-    timeout: float = 30.0,
+    timeout: float | Literal["default"] = "default",
 ) -> list[BaseException]:
     """Run `fn(*args)`; return the exceptions in rank order.
 

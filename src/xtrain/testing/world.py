@@ -1,13 +1,16 @@
 """World: a group of ranks on this machine that stays alive between runs."""
 
+import os
 import pickle
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from xtrain.testing.pool import Pool
 from xtrain.testing.transport import dump_call
+
+SECONDS = 30.0  # for a run, where every rank has a core
 
 
 class World:
@@ -41,7 +44,10 @@ class World:
         self._finalizer = weakref.finalize(self, self._pool.stop)
 
     def run(
-        self, fn: Callable[..., Any], *args: Any, timeout: float | None = 30.0
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        timeout: float | Literal["default"] | None = "default",
     ) -> list[Any]:
         """Call `fn(*args)` on every rank and return the results in rank order.
 
@@ -51,8 +57,11 @@ class World:
 
         Raises RankError, which is also an instance of the first failing rank's
         exception type; RankDied when a rank's process ended; RankTimeout after
-        `timeout` seconds, showing where every rank was.
+        `timeout` seconds, showing where every rank was: unless given 30, and as many
+        times more as ranks share a core.
         """
+        if timeout == "default":
+            timeout = SECONDS * max(1.0, self.size / (os.cpu_count() or 1))
         call = dump_call(fn, args)
         if not self._pool.alive:
             self._pool.stop()

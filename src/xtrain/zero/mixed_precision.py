@@ -4,8 +4,8 @@
         ^                                                               |
         +--- fp32 optimizer step <---- fp32 gradients <----unscale------+
 
-A bf16 weight has 8 bits of mantissa: an update below about 1/256 of it rounds away,
-step after step. The master copy adds such updates up until they count.
+A bf16 weight keeps 7 bits behind its leading one: an update below 1/512 to 1/256 of it
+rounds away, step after step. The master copy adds such updates up until they count.
 
 fp16 has a second problem, its narrow range: small gradients become zero. Multiplying
 the loss by a large number lifts them; dividing again in fp32 takes it back. When
