@@ -594,12 +594,12 @@ def doorway(size: int = 2):
     door.close_all(gate.admitted)
 
 
-def call(entry: Entry, purpose: int = 0) -> door.Call:
+def call(entry: Entry, purpose: int = 0) -> door.Dialler:
     """Rank 1 calls rank 0."""
-    return door.Call(b"", GROUP, 1, (0, purpose), entry)
+    return door.Dialler(b"", GROUP, 1, (0, purpose), entry)
 
 
-def advance(call: door.Call, gate: door.Door) -> None:
+def advance(call: door.Dialler, gate: door.Door) -> None:
     """Until the call is answered."""
 
     def done() -> bool:
@@ -678,7 +678,7 @@ def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     rank.start()
     with Forming(store, "socket", 1, 2, 20.0, Peers()) as forming:
         entries, group = forming.meet("unix:x")
-        made = door.Call(secret, group, 1, (0, 0), entries[0])
+        made = door.Dialler(secret, group, 1, (0, 0), entries[0])
         wait_until(made.advance)
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect("\0" + entries[0].address.removeprefix("unix:"))

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-log = logging.getLogger(__name__)
+failures = logging.getLogger(__name__)
 
 LONG_SECONDS = 0.05
 CLOSE_SECONDS = 1.0  # that `close` gives callbacks to end
@@ -80,7 +80,7 @@ class Callbacks:
             try:
                 callback()
             except BaseException:
-                log.exception("a callback of a future failed")
+                failures.exception("a callback of a future failed")
             with self._changed:
                 self._running.pop(me, None)
 

@@ -56,7 +56,7 @@ def connect_all(
     need be, until the timeout. RuntimeError naming the ranks that are not connected by
     then, that die or give up, or that prove nothing.
     """
-    party: list[Door | Call] = []
+    party: list[Door | Dialler] = []
     try:
         with Forming(store, "socket", rank, size, timeout, peers) as forming:
             secret = read_secret()
@@ -66,7 +66,9 @@ def connect_all(
                 party.append(Door(listener, secret, group, rank, size))
                 for peer, entry in enumerate(entries[:rank]):
                     for purpose in PURPOSES:
-                        party.append(Call(secret, group, rank, (peer, purpose), entry))
+                        party.append(
+                            Dialler(secret, group, rank, (peer, purpose), entry)
+                        )
                 forming.wait_until(
                     lambda: not [one for one in party if not one.advance()],
                     lambda: why(party),
@@ -83,7 +85,7 @@ def connect_all(
     return {key: made for one in party for key, made in one.admitted.items()}
 
 
-def why(party: Sequence["Door | Call"]) -> str:
+def why(party: Sequence["Door | Dialler"]) -> str:
     """What is missing, and what is known about the reason."""
     absent = sorted({rank for one in party for rank in one.absent()})
     troubles = "; ".join(one.trouble for one in party if one.absent() and one.trouble)
@@ -180,7 +182,7 @@ class Guest:
     proven: bool = False
 
 
-class Call:
+class Dialler:
     """This rank's way to one connection with a lower rank."""
 
     def __init__(self, secret: bytes, group: bytes, rank: int, key: Key, entry: Entry):
@@ -195,7 +197,7 @@ class Call:
 
     def advance(self) -> bool:
         """Go on; True when the connection is made."""
-        return next(self._steps, ENDED) is ENDED
+        return next(self._steps, DIALLED) is DIALLED
 
     def close(self) -> None:
         self._steps.close()
@@ -235,7 +237,7 @@ class Call:
         return connection
 
 
-ENDED = object()
+DIALLED = object()
 
 
 def listen(secret: bytes) -> tuple[socket.socket, str]:

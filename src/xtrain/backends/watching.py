@@ -67,7 +67,10 @@ class Watch:
     def _break(self, why: str) -> None:
         """End the group; whoever is stopped is named, it may be the cause."""
         stopped = [
-            r for r in self._transport.others if self._peers.state(r) == "stopped"
+            r
+            for r in self._transport.others
+            if self._peers.state(r) == "stopped"
+            and f"{self._names_of([r])} (stopped)" not in why
         ]
         if stopped:
             why += f"; stopped: {self._names_of(stopped)}"

@@ -10,7 +10,8 @@ from typing import Any
 from .. import config
 from . import REGISTRY, Table
 
-HERE_ONLY = ("loopback", "record")  # a port that was free, a folder of this machine
+# A port that was free, folders of this machine.
+HERE_ONLY = ("loopback", "record", "xtrain")
 
 
 @lru_cache(maxsize=1)
