@@ -61,8 +61,9 @@ class _Closure:
                 module.defined[node.name] = node
             case ast.Assign():
                 for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        module.defined[target.id] = node
+                    for name in ast.walk(target):  # also `A, B = range(2)`
+                        if isinstance(name, ast.Name):
+                            module.defined[name.id] = node
             case ast.AnnAssign(target=ast.Name(id=name)):
                 module.defined[name] = node
 
@@ -153,5 +154,6 @@ def standalone(reference: str, root: Path | None = None) -> str:
     closure.add(symbol.module, top)
     grouped = sorted(closure.imports, key=lambda line: (line.startswith("from"), line))
     blocks = [f"# {reference}, with everything of xtrain that it uses.", *grouped]
-    texts = [text for _, text in closure.pieces.values()]
+    # A statement that defines several names stands once.
+    texts = list(dict.fromkeys(text for _, text in closure.pieces.values()))
     return "\n".join(blocks) + "\n\n\n" + "\n\n\n".join(texts) + "\n"

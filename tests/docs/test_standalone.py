@@ -30,6 +30,19 @@ def test_names_follow_what_they_need(toy):
     assert code.index("def shift") < code.index("def ring") < code.index("class Wheel")
 
 
+def test_names_that_one_statement_defines_come_with_it_once(toy):
+    toy.write(
+        "src/toy/tuples.py",
+        "ONE, (TWO, *REST) = 1, (2, 3)\nTHREE = FOUR = 7\n\n\n"
+        "def total():\n    return ONE + TWO + sum(REST) + THREE + FOUR\n",
+    )
+    code = standalone("toy.tuples:total")
+    assert code.count("ONE, (TWO, *REST)") == 1
+    scope: dict = {}
+    exec(code, scope)
+    assert scope["total"]() == 20
+
+
 def test_two_different_helpers_of_one_name_are_refused(toy):
     toy.write("src/toy/other.py", "def shift(values):\n    return values\n")
     toy.write(
