@@ -74,7 +74,7 @@ def call_site() -> Site:
     And whether that line itself calls torch.distributed. A library may have its own
     reasons to call from two places at once: DDP's join, for ranks out of inputs.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)  # past this and a method of a group
     while frame is not None and KINDS[frame.f_globals.get("__name__", "")] == BETWEEN:
         frame = frame.f_back
     caller = frame

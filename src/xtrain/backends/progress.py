@@ -141,7 +141,11 @@ class Progress:
         """Queue an operation, wait for it and raise what it raises."""
         with self._lock:
             self._append(queue, operation)
-        self.wait(operation)
+            self._advance_alone(operation)
+        if not operation.done:
+            self.wait(operation)
+        elif operation.error is not None:
+            raise operation.error
 
     def wait(self, operation: Operation, seconds: float = float("inf")) -> None:
         """Return when the operation has ended; raise what it raised.
