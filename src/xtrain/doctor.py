@@ -183,7 +183,8 @@ def check_gpus() -> Finding:
             return Finding("gpus", "note", "none visible; ranks run on the CPU")
         return Finding("gpus", "note", "none: this torch is a CPU build")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Finding("gpus", "ok", f"{len(names)}: {', '.join(sorted(set(names)))}")
+    kinds = ", ".join(sorted(set(names)))
+    return Finding("gpus", "ok", f"{len(names)}: {kinds}; try: make verify-gpu")
 
 
 def check_backends() -> Finding:

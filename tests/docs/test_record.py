@@ -39,7 +39,7 @@ def test_what_is_recorded_is_of_this_code(built, capsys):
     assert record.main(["--check"]) == 1
     out = capsys.readouterr().out
     assert "toys: ring is missing" in out
-    assert "toy.ring:ring: tests/test_ring.py::test_ring[1]: here ['passed'" in out
+    assert "toy.ring:ring, committed: no test proves it as it stands" in out
     assert "run make record and commit docs/data" in out
     assert record.main([]) == 0
     assert record.main(["--check"]) == 0
@@ -72,6 +72,17 @@ def test_changed_code_makes_the_record_stale(built, file):
     assert record.main(["--check"]) == 1
     assert record.main([]) == 0
     assert record.main(["--check"]) == 0
+
+
+def test_a_failure_here_or_there_is_no_record(built, capsys):
+    record.main([])
+    built.record(RING, outcome="failed")
+    assert record.main(["--check"]) == 1
+    assert "here: tests/test_ring.py::test_ring[1] failed" in capsys.readouterr().out
+    record.main([])
+    built.record(RING)
+    assert record.main(["--check"]) == 1
+    assert "committed: tests/test_ring.py" in capsys.readouterr().out
 
 
 def test_what_no_page_asks_for_any_more_goes(built):
