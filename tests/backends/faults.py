@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import xtrain.backends
+from xtrain.testing import executed
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -61,6 +62,8 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         self.store = Path(self._folder.name, "store")
         self.ranks = []
+        self.backend, self.seen = backend, executed.current()
+        watched = self.seen.symbols if self.seen else ()
         for rank in range(size):
             ours, theirs = _FORK.Pipe()
             seat = (
@@ -73,7 +76,7 @@ class Ranks:
                 join,
                 environment,
             )
-            seat = (*seat, linger)
+            seat = (*seat, linger, watched)
             process = _FORK.Process(target=_main, args=(body, args, *seat), daemon=True)
             process.start()
             theirs.close()
@@ -90,12 +93,17 @@ class Ranks:
             rank.process.kill()
             rank.process.join()
             rank.pipe.close()
+        if self.seen:
+            for path in self.store.parent.glob("ran-*"):
+                symbols = path.read_text().split()
+                self.seen.on_ranks(symbols, self.backend, len(self.ranks))
         self._folder.cleanup()
 
 
 def _main(
-    body, args, pipe, backend, store, rank, size, timeout, join, environment, linger
-):
+    body, args, pipe, backend, store, rank, size, timeout, join, environment, linger,
+    watched,
+):  # fmt: skip
     torch.set_num_threads(1)
     # A test run in a shell's background ignores Ctrl-C; its ranks must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,16 +119,22 @@ def _main(
             timeout=timedelta(seconds=timeout),
         )  # fmt: skip
 
-    try:
-        if join:
+    def last_word() -> tuple:
+        try:
+            if not join:
+                return "ended", body(say, enter, rank, *args)
             enter()
-            value = body(say, *args)
-        else:
-            value = body(say, enter, rank, *args)
-        say(("ended", value))
-    except BaseException as error:
-        kept = str(error) if isinstance(error, RuntimeError) else traceback.format_exc()
-        say(("raised", type(error).__name__, kept))
+            return "ended", body(say, *args)
+        except BaseException as error:
+            plain = isinstance(error, RuntimeError)
+            kept = str(error) if plain else traceback.format_exc()
+            return "raised", type(error).__name__, kept
+
+    with executed.watching(watched) as seen:
+        last = last_word()
+    # What the rank has run counts for the test; a rank that is killed says nothing.
+    Path(store).with_name(f"ran-{rank}").write_text(" ".join(seen.places))
+    say(last)
     if not linger:
         return
     time.sleep(60)  # stays alive: nobody learns of a fault from its exit

@@ -346,7 +346,6 @@ def test_legal_calls_pass_and_the_ledger_sees_nothing_more(world, size):
     world(size).run(legal_calls_pass)
 
 
-@pytest.mark.verifies("xtrain.comm.checks:debug_checks")
 def test_an_environment_variable_switches_the_checks_on():
     code = """
 import importlib, os

@@ -22,15 +22,6 @@ from xtrain.data_parallel import (
     check_replicas,
 )
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.data_parallel.ddp:broadcast_all",
-    "xtrain.data_parallel.ddp:check_same_model",
-    "xtrain.data_parallel.join:join",
-    "xtrain.data_parallel.naive:NaiveDataParallel",
-    "xtrain.data_parallel.replicas:check_replicas",
-)
-
 SIZE = sum(map(len, GROUPS))
 STEPS = 3
 
@@ -64,6 +55,11 @@ def train(kind):
     return number, dict(bare.state_dict()), said
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+    "xtrain.data_parallel.naive:NaiveDataParallel",
+    "xtrain.data_parallel.replicas:check_replicas",
+)
 @pytest.mark.parametrize("kind", ["naive", "default", "torch", "ring", "direct"])
 def test_groups_train_for_themselves(world, kind):
     for number, state, said in world(SIZE).run(train, kind):
@@ -103,6 +99,9 @@ def uneven_and_unused():
     return number, index, seen, model.module.norm.num_batches_tracked.item()
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 def test_join_and_unused_parameters_in_groups(world):
     for number, index, seen, batches in world(SIZE).run(uneven_and_unused):
         size, value = len(GROUPS[number]), 4 * (1.0 + 10 * number)

@@ -11,12 +11,6 @@ from xtrain.comm.choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.testing import expect_error
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.data_parallel.join:join",
-    "xtrain.data_parallel.join:Meeting",
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-)
-
 
 def steps_of(rank):
     return 2 + 3 * rank % 5  # 2, 5, 3, 6: neither first nor last goes on longest
@@ -60,6 +54,9 @@ def one_process(size, by_initial_size):
     return after, {f"module.{n}": p.grad for n, p in model.named_parameters()}
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("by_initial_size", [True, False])
 def test_uneven_inputs_equal_one_process_and_torch(world, size, by_initial_size):
@@ -93,6 +90,9 @@ class Branches(nn.Module):
         return self.a(x) + (self.b(x) if use_b else 0)
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 def test_buffers_follow_a_rank_that_has_inputs(world):
     results = world(3).run(join_with_buffers_and_unused)
     for state, grad in results:
@@ -109,6 +109,9 @@ def complains():
             model(torch.randn(4, 2), use_b=True).sum().backward()
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 def test_a_rank_in_the_shade_complains_with_the_others(world):
     expect_error(world(2), complains, error=RuntimeError, match="got no gradient")
 
@@ -138,6 +141,9 @@ def accumulate():
     assert largest_difference(dict(model.state_dict()), dict(bare.state_dict())) < 1e-12
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 def test_accumulation_inside(world):
     world(3).run(accumulate)
 
@@ -160,6 +166,9 @@ def forward_afterwards():
     return counts
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 def test_nobody_is_asked_any_more_when_it_is_over(world):
     for inside, outside in world(2).run(forward_afterwards):
         assert inside > 0
@@ -197,6 +206,9 @@ def shadows_with_buffers(steps):
     return seen
 
 
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
 def test_a_rank_in_the_shade_has_the_buffers_of_the_step(world):
     """Rank 1 goes on alone: its buffers are sent before its forward changes them."""
     (shade, lonely) = world(2).run(shadows_with_buffers, [1, 3])

@@ -8,8 +8,6 @@ from torch import nn
 from xtrain.data_parallel import NaiveDataParallel
 from xtrain.testing import expect_error
 
-pytestmark = pytest.mark.verifies("xtrain.data_parallel.naive:NaiveDataParallel")
-
 
 class TwoRoads(nn.Module):
     def __init__(self):
@@ -29,6 +27,7 @@ def other_roads():
     return [p.grad for p in model.parameters()]
 
 
+@pytest.mark.verifies("xtrain.data_parallel.naive:NaiveDataParallel")
 def test_unused_parameters_count_as_zero(world):
     for left, right, frozen in world(2).run(other_roads):
         assert (left.item(), right.item(), frozen) == (0.5, 5, None)
@@ -42,5 +41,6 @@ def other_shapes():
     NaiveDataParallel(nn.Linear(2, 2 + dist.get_rank()))
 
 
+@pytest.mark.verifies("xtrain.data_parallel.naive:NaiveDataParallel")
 def test_other_models_are_refused_on_every_rank(world):
     expect_error(world(2), other_shapes, error=ValueError, match="different models")

@@ -9,11 +9,6 @@ from tests.training import batch_of, loss_of, make_model
 from xtrain.data_parallel import DistributedDataParallel, check_replicas
 from xtrain.testing import expect_error
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.data_parallel.replicas:check_replicas",
-    "xtrain.data_parallel.replicas:digest",
-)
-
 
 def after_a_step(how):
     rank = dist.get_rank()
@@ -36,11 +31,13 @@ def after_a_step(how):
         check_replicas(model)
 
 
+@pytest.mark.verifies("xtrain.data_parallel.replicas:check_replicas")
 @pytest.mark.parametrize("how", ["ddp", "nan", "nothing"])
 def test_the_same_bits_are_the_same(world, how):
     world(3).run(after_a_step, how)
 
 
+@pytest.mark.verifies("xtrain.data_parallel.replicas:check_replicas")
 @pytest.mark.parametrize(
     ("how", "match"),
     [
@@ -57,5 +54,6 @@ def other_shapes():
     check_replicas(nn.Linear(2, 2 + dist.get_rank()))
 
 
+@pytest.mark.verifies("xtrain.data_parallel.replicas:check_replicas")
 def test_other_models_are_refused(world):
     expect_error(world(2), other_shapes, error=ValueError, match="different models")

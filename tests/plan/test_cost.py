@@ -24,20 +24,6 @@ from xtrain.plan import (
 )
 from xtrain.plan.cost import COSTS, NCCL_PROTOCOLS
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.plan.cost:Cost",
-    "xtrain.plan.cost:collective_cost",
-    "xtrain.plan.cost:collective_time",
-    "xtrain.plan.cost:crossover",
-    "xtrain.plan.cost:fastest",
-    "xtrain.plan.cost:hierarchical_time",
-    "xtrain.plan.cost:algorithm_bandwidth",
-    "xtrain.plan.cost:bus_bandwidth_factor",
-    "xtrain.plan.cost:bus_bandwidth",
-    "xtrain.plan.cost:nccl_all_reduce_time",
-    "xtrain.plan.cost:nccl_protocol",
-)
-
 MICRO, GB = 1e-6, 1e9
 ALPHA, BETA, GAMMA = 5e-6, 1 / 50e9, 1 / 200e9
 
@@ -85,6 +71,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.verifies("xtrain.plan.cost:collective_time")
 @given(powers, bytes_)
 @pytest.mark.parametrize("algorithm", sorted(FORMULAS))
 def test_times_follow_the_printed_formulas(algorithm, ranks, size):
@@ -93,6 +80,7 @@ def test_times_follow_the_printed_formulas(algorithm, ranks, size):
     assert measured == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.verifies("xtrain.plan.cost:collective_cost")
 @given(powers, st.integers(1, 20))
 @pytest.mark.parametrize(
     "algorithm",
@@ -116,6 +104,7 @@ def test_no_rank_sends_more_than_the_time_pays_for(algorithm, ranks, pieces):
     assert traffic.rounds <= cost.messages
 
 
+@pytest.mark.verifies("xtrain.plan.cost:collective_cost")
 @pytest.mark.parametrize("ranks", [3, 5, 6, 7, 12, 24])
 def test_ranks_between_powers_of_two_pay_two_more_messages(ranks):
     cost = collective_cost("halving_doubling_all_reduce", ranks)
@@ -125,6 +114,7 @@ def test_ranks_between_powers_of_two_pay_two_more_messages(ranks):
     assert cost.reduced == all_reduce_lower_bound(core) / 2 + 1
 
 
+@pytest.mark.verifies("xtrain.plan.cost:collective_cost")
 @pytest.mark.parametrize(("ranks", "depth"), [(3, 2), (5, 3), (6, 3), (7, 3), (9, 4)])
 def test_trees_between_powers_of_two_are_a_level_deeper(ranks, depth):
     for algorithm, coefficients in (
@@ -137,6 +127,7 @@ def test_trees_between_powers_of_two_are_a_level_deeper(ranks, depth):
         assert (cost.messages, cost.volume, cost.reduced) == coefficients, algorithm
 
 
+@pytest.mark.verifies("xtrain.plan.cost:collective_time")
 @given(worlds, bytes_)
 def test_hubs_send_to_one_rank_after_another(ranks, size):
     others, share = ranks - 1, (ranks - 1) / ranks
@@ -155,6 +146,9 @@ def test_hubs_send_to_one_rank_after_another(ranks, size):
         assert measured == pytest.approx(expected, rel=1e-12), algorithm
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:collective_cost", "xtrain.plan.cost:collective_time"
+)
 @given(worlds, bytes_)
 def test_one_rank_is_free_and_more_ranks_cost_more_latency(ranks, size):
     assert collective_time("ring_all_reduce", size, 1, ALPHA, BETA, GAMMA) == 0
@@ -167,6 +161,7 @@ def test_one_rank_is_free_and_more_ranks_cost_more_latency(ranks, size):
 # ------------------------------------------------------------------- crossovers
 
 
+@pytest.mark.verifies("xtrain.plan.cost:crossover")
 @pytest.mark.parametrize(
     ("ranks", "doubling_kb", "tree_kb"), [(8, 600, 471), (64, 372, 2841)]
 )
@@ -180,6 +175,7 @@ def test_published_crossovers(ranks, doubling_kb, tree_kb):
     assert tree / 1e3 == pytest.approx(tree_kb, abs=0.5)
 
 
+@pytest.mark.verifies("xtrain.plan.cost:crossover")
 @given(powers, st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8))
 def test_crossovers_follow_their_solved_formulas(ranks, alpha, beta):
     depth = log2(ranks)
@@ -198,6 +194,11 @@ def test_crossovers_follow_their_solved_formulas(ranks, alpha, beta):
         assert solved == pytest.approx(other, rel=1e-9)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:collective_time",
+    "xtrain.plan.cost:crossover",
+    "xtrain.plan.cost:fastest",
+)
 @given(st.integers(3, 64))
 def test_both_take_equally_long_at_the_crossover(ranks):
     names = ["tree_all_reduce", "ring_all_reduce"]
@@ -211,12 +212,14 @@ def test_both_take_equally_long_at_the_crossover(ranks):
     assert fastest(names, size * 2 + 1, ranks, ALPHA, BETA, GAMMA) == names[1]
 
 
+@pytest.mark.verifies("xtrain.plan.cost:crossover")
 def test_lines_that_never_meet():
     assert crossover("ring_all_reduce", "halving_doubling_all_reduce", 8, 1, 1) == inf
     assert crossover("ring_all_reduce", "ring_all_reduce", 8, 1, 1) == 0
     assert crossover("ring_all_reduce", "parameter_server_all_reduce", 8, 1, 1) == 0
 
 
+@pytest.mark.verifies("xtrain.plan.cost:crossover")
 def test_lines_that_meet_below_zero():
     """Fewer messages and fewer bytes: the better one is never slower."""
     better, worse = "halving_doubling_all_reduce", "parameter_server_all_reduce"
@@ -227,6 +230,9 @@ def test_lines_that_meet_below_zero():
 # ------------------------------------------------------------- published figures
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:algorithm_bandwidth", "xtrain.plan.cost:bus_bandwidth"
+)
 def test_nccl_tests_bandwidths_of_eight_a100():
     size, seconds = 17_179_869_184, 127_997 * MICRO
     assert algorithm_bandwidth(size, seconds) / GB == pytest.approx(134.22, abs=0.005)
@@ -241,6 +247,7 @@ def test_nccl_tests_bandwidths_of_eight_a100():
     assert small / GB == pytest.approx(18.00, rel=1e-3)
 
 
+@pytest.mark.verifies("xtrain.plan.cost:bus_bandwidth_factor")
 @pytest.mark.parametrize(
     ("algbw", "ranks", "busbw"), [(275.58, 8, 482.26), (47.32, 32, 91.69)]
 )
@@ -249,6 +256,9 @@ def test_nccl_tests_bus_factor(algbw, ranks, busbw):
     assert algbw * factor == pytest.approx(busbw, rel=2e-4)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:bus_bandwidth_factor", "xtrain.plan.cost:collective_cost"
+)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 32])
 def test_bus_factors_are_the_ring_volumes(ranks):
     for collective in ("all_reduce", "reduce_scatter", "all_gather"):
@@ -288,6 +298,9 @@ def test_gradients_of_idefics_80b_over_340_gigabit():
 # ------------------------------------------------------------------- NCCL's tuner
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:bus_bandwidth_factor", "xtrain.plan.cost:nccl_all_reduce_time"
+)
 def test_nccl_ring_share_of_the_bus_is_one_over_the_bus_factor():
     rate = 100 * GB
     latency = nccl_all_reduce_time("ring", 0, 8, 1, rate, "Simple")
@@ -299,6 +312,7 @@ def test_nccl_ring_share_of_the_bus_is_one_over_the_bus_factor():
     assert size / moving / rate == pytest.approx(0.5714, abs=5e-5)
 
 
+@pytest.mark.verifies("xtrain.plan.cost:nccl_all_reduce_time")
 def test_nccl_latencies():
     """Of each protocol, added up by hand; a small message takes LL."""
 
@@ -315,6 +329,9 @@ def test_nccl_latencies():
     assert latency("tree", 64, 8, None) == pytest.approx(45, abs=0.5)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:nccl_all_reduce_time", "xtrain.plan.cost:nccl_protocol"
+)
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (64, 8), (16, 2)])
 def test_nccl_takes_the_fastest_protocol_of_each_size(algorithm, ranks, nodes):
@@ -336,6 +353,7 @@ def test_nccl_takes_the_fastest_protocol_of_each_size(algorithm, ranks, nodes):
     assert sorted(chosen, key=NCCL_PROTOCOLS.index) == chosen  # and never back
 
 
+@pytest.mark.verifies("xtrain.plan.cost:nccl_all_reduce_time")
 def test_nccl_protocols_pay_for_latency_with_payload():
     """Half of what LL moves is flags, and 8 bytes of every 128 of LL128."""
     size, rate = 1e12, 100 * GB
@@ -356,6 +374,7 @@ def test_nccl_protocols_pay_for_latency_with_payload():
     assert share("tree", "LL128", 1) == pytest.approx(7 / 9)
 
 
+@pytest.mark.verifies("xtrain.plan.cost:nccl_all_reduce_time")
 def test_nccl_tree_hands_over_to_the_ring_at_213_megabytes():
     rate = 100 * GB
     size = 213e6
@@ -370,6 +389,7 @@ def test_nccl_tree_hands_over_to_the_ring_at_213_megabytes():
 # ---------------------------------------------------------------------- hierarchy
 
 
+@pytest.mark.verifies("xtrain.plan.cost:hierarchical_time")
 @given(powers, powers, bytes_)
 def test_hierarchy_sends_the_slow_link_a_share_only(local, nodes, size):
     slow_beta = 20 * BETA
@@ -378,6 +398,9 @@ def test_hierarchy_sends_the_slow_link_a_share_only(local, nodes, size):
     assert time == pytest.approx(across, rel=1e-12)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:collective_time", "xtrain.plan.cost:hierarchical_time"
+)
 def test_hierarchy_wins_where_the_links_between_nodes_are_slow():
     fast, slow = (ALPHA, 1 / 450e9), (ALPHA, 1 / 50e9)
     size, local, nodes = 2**30, 8, 8
@@ -386,6 +409,12 @@ def test_hierarchy_wins_where_the_links_between_nodes_are_slow():
     assert layered < flat / 3
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.cost:bus_bandwidth_factor",
+    "xtrain.plan.cost:collective_cost",
+    "xtrain.plan.cost:collective_time",
+    "xtrain.plan.cost:nccl_all_reduce_time",
+)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -409,6 +438,7 @@ def test_bad_questions_are_refused(call, message):
         call()
 
 
+@pytest.mark.verifies("xtrain.plan.cost:collective_cost")
 @given(worlds)
 @pytest.mark.parametrize("algorithm", sorted(COSTS))
 def test_every_algorithm_answers_or_names_its_rule(algorithm, ranks):

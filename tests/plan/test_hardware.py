@@ -7,15 +7,12 @@ import pytest
 
 from xtrain.plan import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.plan.hardware:Accelerator",
-    "xtrain.plan.hardware:Link",
-    "xtrain.plan.hardware:peak_flops",
-)
-
 MEGA, GB = 1e6, 1e9
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.hardware:Accelerator", "xtrain.plan.hardware:peak_flops"
+)
 @pytest.mark.parametrize(
     ("name", "clock", "fma_per_clock", "units", "error"),
     [
@@ -32,10 +29,12 @@ def test_peak_is_clock_times_width(name, clock, fma_per_clock, units, error):
     )
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:peak_flops")
 def test_peak_of_a_part_without_a_preset():
     assert peak_flops(2400 * MEGA, 512, 1024) == pytest.approx(2516.6e12, rel=1e-5)
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:Link")
 @pytest.mark.parametrize(
     ("name", "duplex"), [("nvlink2", 300), ("nvlink3", 600), ("nvlink4", 900)]
 )
@@ -43,11 +42,13 @@ def test_vendors_print_both_directions(name, duplex):
     assert Link.preset(name).duplex == duplex * GB
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:Accelerator", "xtrain.plan.hardware:Link")
 def test_mi300x_has_seven_links():
     peer = Link.preset("xgmi-mi300x-peer")
     assert 7 * peer.bandwidth == Accelerator.preset("mi300x").link.bandwidth
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:Accelerator")
 @pytest.mark.parametrize(
     ("name", "share"), [("a100-80gb", 0.87), ("h100", 0.80), ("mi300x", 0.51)]
 )
@@ -75,12 +76,14 @@ def test_every_preset_names_its_source_and_stays_in_base_units(name):
         assert part.network.bandwidth < part.link.bandwidth
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:Link")
 def test_scaling_book_uses_ninety_where_the_vendor_implies_one_hundred():
     from_vendor = 4800e9 / 8 / 6
     assert from_vendor == 100 * GB
     assert Link.preset("ici-v5p").bandwidth == 90 * GB
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:Accelerator", "xtrain.plan.hardware:Link")
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown accelerator 'h10'; known: .*h100"):
         Accelerator.preset("h10")

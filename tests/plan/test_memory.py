@@ -6,13 +6,6 @@ from hypothesis import strategies as st
 
 from xtrain.plan import RECIPES, Recipe, state_memory, zero_memory
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.plan.memory:zero_memory",
-    "xtrain.plan.memory:state_memory",
-    "xtrain.plan.memory:StateMemory",
-    "xtrain.plan.memory:Recipe",
-)
-
 BILLION = 10**9
 
 # ZeRO, table 1, in GB: stage 1, 2, 3 for a model of 7.5B parameters.
@@ -26,6 +19,7 @@ TABLE_1 = {
 }
 
 
+@pytest.mark.verifies("xtrain.plan.memory:zero_memory")
 @pytest.mark.parametrize("ranks", TABLE_1)
 def test_table_1_of_the_zero_paper(ranks):
     for stage, printed in enumerate(TABLE_1[ranks], start=1):
@@ -35,6 +29,7 @@ def test_table_1_of_the_zero_paper(ranks):
         assert abs(found - float(printed)) < 10**-decimals, (stage, printed, found)
 
 
+@pytest.mark.verifies("xtrain.plan.memory:zero_memory")
 def test_the_papers_own_examples():
     assert zero_memory(int(1.5 * BILLION), 1, 0) == 24 * BILLION
     # The largest model whose state fits into 32 GB on 64 ranks.
@@ -43,6 +38,7 @@ def test_the_papers_own_examples():
         assert zero_memory(int(largest * 1.01 * BILLION), 64, stage) > 32 * BILLION
 
 
+@pytest.mark.verifies("xtrain.plan.memory:zero_memory")
 @pytest.mark.parametrize("parameters", [7 * BILLION, 70 * BILLION, 405 * BILLION])
 def test_sixteen_eighteen_twenty(parameters):
     assert zero_memory(parameters, 8, 0, "fp32") == 16 * parameters
@@ -66,6 +62,7 @@ def test_what_the_bytes_of_a_recipe_hold():
     assert not parts
 
 
+@pytest.mark.verifies("xtrain.plan.memory:zero_memory")
 def test_sharding_a_seven_billion_model_over_eight():
     """112 GB whole, never 140: an fp32 run has no second copy of its weights."""
     in_gb = [zero_memory(7 * BILLION, 8, stage) / 1e9 for stage in range(4)]
@@ -74,6 +71,7 @@ def test_sharding_a_seven_billion_model_over_eight():
     assert in_gb == [112, 63, 38.5, 14]
 
 
+@pytest.mark.verifies("xtrain.plan.memory:zero_memory")
 def test_megatrons_distributed_optimizer():
     """6 + 12/d, 8 + 8/d and 8 + 12/d bytes a parameter."""
     d, parameters = 4, 1000
@@ -85,6 +83,7 @@ def test_megatrons_distributed_optimizer():
         assert zero_memory(parameters, d, 1, recipe) == per_parameter * parameters
 
 
+@pytest.mark.verifies("xtrain.plan.memory:Recipe", "xtrain.plan.memory:state_memory")
 def test_a_recipe_of_ones_own():
     """Weights, gradients and moments in 16, 16 and 32 bit, with no master: 8B, DP 8."""
     recipe = Recipe("no master", 2, 2, 0, 0, 8)
@@ -99,6 +98,9 @@ def test_a_recipe_of_ones_own():
     ]
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory"
+)
 @given(st.integers(0, 10**12), st.integers(1, 4096), st.sampled_from(sorted(RECIPES)))
 def test_for_any_size(parameters, ranks, recipe):
     stages = [state_memory(parameters, ranks, stage, recipe) for stage in range(4)]
@@ -112,6 +114,7 @@ def test_for_any_size(parameters, ranks, recipe):
         assert len(set(totals)) == 1
 
 
+@pytest.mark.verifies("xtrain.plan.memory:zero_memory")
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -126,6 +129,7 @@ def test_bad_input(arguments, match):
         zero_memory(*arguments)
 
 
+@pytest.mark.verifies("xtrain.plan.memory:state_memory")
 def test_the_default_recipe_is_the_papers():
     for stage in range(4):
         assert state_memory(10, 2, stage) == state_memory(10, 2, stage, "zero16")

@@ -15,32 +15,6 @@ from xtrain.plan import (
 )
 from xtrain.plan.traffic import ALGORITHMS, hierarchical_between_nodes
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.plan.traffic:Traffic",
-    "xtrain.plan.traffic:chunk_sizes",
-    "xtrain.plan.traffic:ceil_log2",
-    "xtrain.plan.traffic:collective_traffic",
-    "xtrain.plan.traffic:ring_reduce_scatter",
-    "xtrain.plan.traffic:ring_all_gather",
-    "xtrain.plan.traffic:ring_all_reduce",
-    "xtrain.plan.traffic:tree_all_reduce",
-    "xtrain.plan.traffic:halving_doubling_all_reduce",
-    "xtrain.plan.traffic:hierarchical_all_reduce",
-    "xtrain.plan.traffic:hierarchical_between_nodes",
-    "xtrain.plan.traffic:barrier",
-    "xtrain.plan.traffic:parameter_server_all_reduce",
-    "xtrain.plan.traffic:one_shot_all_reduce",
-    "xtrain.plan.traffic:recursive_doubling_all_reduce",
-    "xtrain.plan.traffic:broadcast",
-    "xtrain.plan.traffic:broadcast_naive",
-    "xtrain.plan.traffic:van_de_geijn_broadcast",
-    "xtrain.plan.traffic:reduce",
-    "xtrain.plan.traffic:gather",
-    "xtrain.plan.traffic:scatter",
-    "xtrain.plan.traffic:all_to_all",
-    "xtrain.plan.traffic:all_reduce_lower_bound",
-)
-
 sizes = st.integers(0, 200)
 worlds = st.integers(1, 40)
 powers = st.sampled_from([1, 2, 4, 8, 16, 32])
@@ -138,6 +112,12 @@ def simulate_halving_doubling(data):
     return data, wire
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:chunk_sizes",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:halving_doubling_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
+)
 @given(sizes, st.integers(1, 12))
 @pytest.mark.parametrize(
     ("algorithm", "simulate"),
@@ -157,6 +137,11 @@ def test_formula_counts_what_a_simulation_moves(algorithm, simulate, numel, rank
     )
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:chunk_sizes",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:ring_reduce_scatter",
+)
 @given(sizes, st.integers(1, 12))
 def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
     data = [[3**rank + 100 * i for i in range(numel)] for rank in range(ranks)]
@@ -168,6 +153,17 @@ def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
     assert (traffic.sent, traffic.received) == (tuple(wire.sent), tuple(wire.received))
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_to_all",
+    "xtrain.plan.traffic:broadcast",
+    "xtrain.plan.traffic:broadcast_naive",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:gather",
+    "xtrain.plan.traffic:hierarchical_all_reduce",
+    "xtrain.plan.traffic:recursive_doubling_all_reduce",
+    "xtrain.plan.traffic:reduce",
+    "xtrain.plan.traffic:scatter",
+)
 @given(sizes, worlds, st.data())
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_what_is_sent_is_received(algorithm, numel, ranks, data):
@@ -192,6 +188,15 @@ def test_what_is_sent_is_received(algorithm, numel, ranks, data):
         assert (traffic.total, traffic.rounds) == (0, 0)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_reduce_lower_bound",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:halving_doubling_all_reduce",
+    "xtrain.plan.traffic:one_shot_all_reduce",
+    "xtrain.plan.traffic:parameter_server_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.traffic:tree_all_reduce",
+)
 @given(sizes, worlds)
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
 def test_no_all_reduce_beats_the_lower_bound(algorithm, numel, ranks):
@@ -199,6 +204,11 @@ def test_no_all_reduce_beats_the_lower_bound(algorithm, numel, ranks):
     assert traffic.average_sent >= all_reduce_lower_bound(ranks) * numel
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_reduce_lower_bound",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:ring_all_reduce",
+)
 @given(st.integers(1, 50), worlds)
 def test_the_ring_meets_the_lower_bound(pieces, ranks):
     traffic = collective_traffic("ring_all_reduce", pieces * ranks, ranks)
@@ -207,6 +217,11 @@ def test_the_ring_meets_the_lower_bound(pieces, ranks):
     assert traffic.average_sent == exact
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_reduce_lower_bound",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:ring_all_reduce",
+)
 @given(sizes, worlds)
 def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
     traffic = collective_traffic("ring_all_reduce", numel, ranks)
@@ -214,6 +229,11 @@ def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
     assert traffic.average_sent == all_reduce_lower_bound(ranks) * numel
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_reduce_lower_bound",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:halving_doubling_all_reduce",
+)
 @given(st.integers(1, 20), powers)
 def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
     traffic = collective_traffic("halving_doubling_all_reduce", pieces * ranks, ranks)
@@ -221,6 +241,12 @@ def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
     assert traffic.rounds == 2 * (ranks.bit_length() - 1)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:ring_all_gather",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_reduce_scatter",
+)
 @given(sizes, worlds)
 def test_all_reduce_is_reduce_scatter_then_all_gather(pieces, ranks):
     whole = pieces * ranks
@@ -230,6 +256,7 @@ def test_all_reduce_is_reduce_scatter_then_all_gather(pieces, ranks):
     assert halves == collective_traffic("ring_all_reduce", whole, ranks)
 
 
+@pytest.mark.verifies("xtrain.plan.traffic:chunk_sizes")
 @given(sizes, worlds)
 def test_chunks_are_cut_as_torch_cuts_them(numel, parts):
     torch = pytest.importorskip("torch")
@@ -237,6 +264,14 @@ def test_chunks_are_cut_as_torch_cuts_them(numel, parts):
     assert chunk_sizes(numel, parts) == [len(piece) for piece in pieces]
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:broadcast",
+    "xtrain.plan.traffic:broadcast_naive",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:parameter_server_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.traffic:tree_all_reduce",
+)
 def test_hubs_and_trees_load_ranks_unevenly():
     naive = collective_traffic("broadcast_naive", 10, 8, root=3)
     assert naive.sent == (0, 0, 0, 70, 0, 0, 0, 0)
@@ -249,6 +284,11 @@ def test_hubs_and_trees_load_ranks_unevenly():
     assert collective_traffic("tree_all_reduce", 10, 8).max_sent == 30
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:broadcast_naive",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:van_de_geijn_broadcast",
+)
 def test_a_scattered_broadcast_spreads_the_roots_load():
     whole = 64
     naive = collective_traffic("broadcast_naive", whole, 8)
@@ -259,6 +299,12 @@ def test_a_scattered_broadcast_spreads_the_roots_load():
     assert set(scattered.sent[1:]) == {share}
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_reduce_lower_bound",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:hierarchical_all_reduce",
+    "xtrain.plan.traffic:hierarchical_between_nodes",
+)
 def test_hierarchy_sends_one_share_across_nodes():
     numel, local, nodes = 64, 4, 2
     traffic = collective_traffic(
@@ -273,6 +319,14 @@ def test_hierarchy_sends_one_share_across_nodes():
     assert inside + across == all_reduce_lower_bound(local * nodes) * numel
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:hierarchical_all_reduce",
+    "xtrain.plan.traffic:hierarchical_between_nodes",
+    "xtrain.plan.traffic:ring_all_gather",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_reduce_scatter",
+)
 @given(sizes, st.integers(1, 6), st.integers(1, 6))
 def test_a_hierarchy_counts_its_three_steps_on_the_padded_tensor(numel, local, nodes):
     """13 elements on 2 nodes of 4: shards of 4, and 16 elements inside the node."""
@@ -294,6 +348,9 @@ def test_a_hierarchy_counts_its_three_steps_on_the_padded_tensor(numel, local, n
     assert traffic.rounds == inside.rounds + across.rounds
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_to_all", "xtrain.plan.traffic:collective_traffic"
+)
 def test_all_to_all_keeps_its_own_piece_at_home():
     traffic = collective_traffic("all_to_all", 12, 4)
     assert traffic.sent == traffic.received == (9, 9, 9, 9)
@@ -301,12 +358,20 @@ def test_all_to_all_keeps_its_own_piece_at_home():
     assert (uneven.sent, uneven.received) == ((0, 2), (2, 0))
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:collective_traffic", "xtrain.plan.traffic:ring_all_reduce"
+)
 def test_bytes_multiply_by_the_item_size():
     traffic = collective_traffic("ring_all_reduce", 13, 4)
     assert traffic.bytes(4).sent == tuple(4 * count for count in traffic.sent)
     assert traffic.bytes(4).rounds == traffic.rounds
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:all_to_all",
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:recursive_doubling_all_reduce",
+)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -322,6 +387,10 @@ def test_bad_questions_are_refused(arguments, message):
         collective_traffic(*arguments)
 
 
+@pytest.mark.verifies(
+    "xtrain.plan.traffic:collective_traffic",
+    "xtrain.plan.traffic:hierarchical_all_reduce",
+)
 def test_hierarchy_must_divide_the_ranks():
     with pytest.raises(ValueError, match="6 ranks do not divide into nodes of 4"):
         collective_traffic("hierarchical_all_reduce", 8, 6, local_ranks=4)

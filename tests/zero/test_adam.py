@@ -8,11 +8,6 @@ from torch import nn
 
 from xtrain.zero import Adam, AdamW
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.adam:Adam",
-    "xtrain.zero.adam:AdamW",
-)
-
 TWINS = {"Adam": (Adam, torch.optim.Adam), "AdamW": (AdamW, torch.optim.AdamW)}
 OPTIONS = [
     {},
@@ -49,6 +44,7 @@ def train(optimizer_class, dtype, steps, options):
     return params, optimizer
 
 
+@pytest.mark.verifies("xtrain.zero.adam:Adam", "xtrain.zero.adam:AdamW")
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", TWINS)
 def test_a_hundred_steps_equal_torch(name, options):
@@ -66,6 +62,7 @@ def test_a_hundred_steps_equal_torch(name, options):
                 )
 
 
+@pytest.mark.verifies("xtrain.zero.adam:Adam")
 def test_the_moments_are_kept():
     """With a constant gradient every step is lr * sign, from the first to the last.
 
@@ -80,6 +77,7 @@ def test_the_moments_are_kept():
         torch.testing.assert_close(parameter.detach(), expected)
 
 
+@pytest.mark.verifies("xtrain.zero.adam:AdamW")
 def test_state_goes_to_torch_and_back():
     ours, optimizer = train(AdamW, torch.float64, 7, {"amsgrad": True})
     twins = [nn.Parameter(p.detach().clone()) for p in ours]
@@ -98,6 +96,7 @@ def test_state_goes_to_torch_and_back():
         torch.testing.assert_close(mine, other, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.verifies("xtrain.zero.adam:AdamW")
 def test_weight_decay_of_adamw_does_not_depend_on_the_gradient():
     decayed = []
     for scale in (1.0, 1000.0):
@@ -109,6 +108,7 @@ def test_weight_decay_of_adamw_does_not_depend_on_the_gradient():
     assert decayed[0] == pytest.approx(1 - 0.1 * 0.5 - 0.1, abs=1e-8)
 
 
+@pytest.mark.verifies("xtrain.zero.adam:Adam", "xtrain.zero.adam:AdamW")
 def test_a_closure_and_bad_options():
     parameter = nn.Parameter(torch.ones(1))
     optimizer = Adam([parameter])

@@ -28,29 +28,6 @@ from xtrain.zero import (
 )
 from xtrain.zero.checkpoint import CheckpointError, CheckpointReader, Piece, latest
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.checkpoint_index:Piece",
-    "xtrain.zero.checkpoint:save_pieces",
-    "xtrain.zero.checkpoint_folder:prepare",
-    "xtrain.zero.checkpoint_folder:publish",
-    "xtrain.zero.checkpoint_folder:latest",
-    "xtrain.zero.checkpoint_reader:CheckpointReader",
-    "xtrain.zero.bare_file:read_safetensors",
-    "xtrain.zero.bare_file:read_range",
-    "xtrain.zero.checkpoint_index:make_index",
-    "xtrain.zero.checkpoint_index:compare",
-    "xtrain.zero.resume:save",
-    "xtrain.zero.resume:load",
-    "xtrain.zero.resume:state_pieces",
-    "xtrain.zero.resume:saved_state",
-    "xtrain.zero.resume:empty_state",
-    "xtrain.zero.resume:load_groups",
-    "xtrain.zero.resume:persistent_buffers",
-    "xtrain.zero.agreement:raise_everywhere",
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
-)
-
 BATCHES = 3  # a step's micro-batches, dealt out to whatever ranks there are
 
 
@@ -130,6 +107,13 @@ def load_and_train(stage, path):
     return at_once, run.weights(), drawn
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.resume:load",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.stage12:ZeroOptimizer",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 @pytest.mark.parametrize(
     ("stage", "size"), [(1, 2), (2, 3), (3, 1), (3, 4)], ids=lambda v: str(v)
 )
@@ -169,6 +153,12 @@ def sixteen_bits(stage, directory, load):
     return shards, masters
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.resume:load",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.stage12:ZeroOptimizer",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 def test_masters_are_what_is_saved(world, tmp_path):
     """fp32 masters of 16-bit weights come back exactly, and into stage 3's shards."""
     saved = world(2).run(sixteen_bits, 2, str(tmp_path), False)
@@ -226,6 +216,10 @@ def killed_while_saving(directory, victim, after_writing):
         checkpoint.write_file = original
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 @pytest.mark.parametrize(("victim", "after"), [(0, True), (1, False)])
 def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, after):
     with World(3) as world:
@@ -263,6 +257,10 @@ def refused(directory, what):
             checkpoint.save_file = original
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 def test_a_failing_save_fails_on_every_rank(world, tmp_path):
     (expected, *_) = world(2).run(save_small, str(tmp_path), 1)
     for what, match in (
@@ -298,6 +296,10 @@ def damage(path: Path, how: str):
     path.write_bytes(data)
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
 @pytest.mark.parametrize("file", ["rank-00001.safetensors", "index.json"])
 def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
@@ -311,6 +313,12 @@ def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
     assert all(file in str(error) for error in errors)
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.checkpoint_index:Piece",
+    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 def test_flipped_bits_are_found(tmp_path, world):
     """Of its data, and of the index."""
     world(1).run(save_small, str(tmp_path), 1)
@@ -370,6 +378,9 @@ def load_other(path, kind):
         model.load_sharded(path, AdamW(groups))
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.stage12:ZeroOptimizer", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_another_model_is_told_by_names_and_shapes(world, tmp_path):
     world(2).run(save_small, str(tmp_path), 1)
     for kind, lines in {
@@ -400,6 +411,7 @@ def save_without_optimizer(directory):
     FullyShardedDataParallel(small()).save_sharded(directory, 4)
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_a_checkpoint_without_optimizer_state(world, tmp_path):
     world(2).run(save_without_optimizer, str(tmp_path))
     expect_error(
@@ -414,6 +426,10 @@ def test_a_checkpoint_without_optimizer_state(world, tmp_path):
     assert torch.equal(state["0.weight"], small().state_dict()["0.weight"])
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.checkpoint_reader:CheckpointReader",
+)
 def test_no_checkpoint_yet(tmp_path):
     assert latest(tmp_path) is None
     with pytest.raises(CheckpointError, match="no index.json"):
@@ -430,6 +446,11 @@ def missing_piece(directory):
     checkpoint.save_pieces(directory, 0, [piece])
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint:save_pieces",
+    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.zero.checkpoint_index:Piece",
+)
 def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
     match = "weight: elements 3 to 4 are missing"
     expect_error(
@@ -511,6 +532,7 @@ def load_full(path, meta):
     return Counting.read, held + slack, whole / size
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_a_bare_models_file_is_read_in_ranges(world, tmp_path):
     state = dict(make_model(6).state_dict())
     for dropped in ("head.weight", "embedding.weight"):  # files keep one of tied ones
@@ -529,6 +551,7 @@ def load_wrong(path):
     FullyShardedDataParallel(small()).load_full(path)
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_a_wrong_file_is_told_by_names_and_shapes(world, tmp_path):
     path = tmp_path / "model.safetensors"
     state = dict(small(width=6).state_dict())

@@ -21,22 +21,6 @@ from xtrain.zero.checkpoint import (
     save_pieces,
 )
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.checkpoint_reader:CheckpointReader",
-    "xtrain.zero.checkpoint_index:Stored",
-    "xtrain.zero.checkpoint:check_step",
-    "xtrain.zero.checkpoint_index:make_index",
-    "xtrain.zero.checkpoint_folder:publish",
-    "xtrain.zero.checkpoint:save_pieces",
-    "xtrain.zero.checkpoint:write_file",
-    "xtrain.zero.resume:save",
-    "xtrain.zero.resume:load",
-    "xtrain.zero.resume:saved_pieces",
-    "xtrain.zero.resume:check_groups",
-    "xtrain.zero.resume:check_same_checkpoint",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
-)
-
 
 def train_and_save(stage, directory, step=2):
     run = Run(stage, seed=0, lr=0.02)
@@ -121,6 +105,11 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.resume:load",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 @pytest.mark.parametrize(("stage", "size"), [(1, 3), (2, 2), (3, 2), (3, 3), (3, 1)])
 def test_a_damaged_file_changes_nothing_on_any_rank(world, tmp_path, stage, size):
     """Saved on two ranks in stage 3 and loaded in any, resharded and not."""
@@ -143,6 +132,11 @@ def refuse_unlike_others(first, second):
     return load_damaged(3, first if dist.get_rank() != 1 else second)
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.resume:load",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 def test_ranks_that_load_different_checkpoints_are_told(world, tmp_path):
     for step, run in enumerate("ab"):
         world(2).run(train_and_save, 3, str(tmp_path / run), step)
@@ -165,6 +159,9 @@ def load_bare_pieces(directory):
     FullyShardedDataParallel(module).load_sharded(directory)
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint:save_pieces", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_pieces_of_something_else_are_refused(world, tmp_path):
     world(2).run(save_bare_pieces, str(tmp_path))
     expect_error(
@@ -192,6 +189,11 @@ def verify_shares(directory, size):
     return reader, shares
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_ranks_share_the_work_and_leave_nothing_out(world, tmp_path, size):
     world(2).run(train_and_save, 3, str(tmp_path))
@@ -207,6 +209,11 @@ def test_ranks_share_the_work_and_leave_nothing_out(world, tmp_path, size):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.zero.resume:save",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
+)
 def test_a_piece_that_is_wanted_is_looked_at_by_whoever_wants_it(world, tmp_path):
     """On every rank: its own file system may be the one that is damaged."""
     world(2).run(train_and_save, 3, str(tmp_path))
@@ -230,6 +237,7 @@ def save_step(directory, steps):
     model.save_sharded(directory, steps[rank % len(steps)])
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 @pytest.mark.parametrize(
     ("steps", "match"),
     [
@@ -257,6 +265,7 @@ def save_odd_state(directory):
     model.save_sharded(directory, 0, optimizer)
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_state_that_cannot_be_cut_is_refused_on_every_rank(world, tmp_path):
     match = r"rows of 0\.\w+ has shape \(2, 2\)"
     expect_error(world(3), save_odd_state, str(tmp_path), error=ValueError, match=match)
@@ -269,6 +278,7 @@ def save_two_dtypes(directory):
     save_pieces(directory, 0, [Piece("weight", (2,), rank, torch.ones(1, dtype=dtype))])
 
 
+@pytest.mark.verifies("xtrain.zero.checkpoint:save_pieces")
 def test_pieces_of_two_dtypes_are_not_saved(world, tmp_path):
     match = "weight: dtype float64 and float32 on different ranks"
     expect_error(
@@ -302,6 +312,7 @@ def save_and_load_empty(directory):
     assert torch.equal(mine["number"], theirs["number"])
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_tensors_without_elements(world, tmp_path):
     world(2).run(save_and_load_empty, str(tmp_path))
 
@@ -331,6 +342,7 @@ def record_order(directory):
     return events
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names files by /proc")
 def test_everything_is_on_disk_before_it_is_named(world, tmp_path):
     first, second = world(2).run(record_order, str(tmp_path / "run"))
@@ -363,6 +375,7 @@ def count_fsyncs(directory):
         checkpoint.os.fsync = original
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_a_disk_that_fails_at_the_last_moment(world, tmp_path):
     expect_error(
         world(2),
@@ -390,6 +403,7 @@ def load_full(path):
     raise AssertionError(f"{path} was loaded")
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_bare_models_file_that_is_refused_changes_nothing(world, tmp_path, size):
     path = tmp_path / "model.safetensors"

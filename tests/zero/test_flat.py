@@ -7,13 +7,10 @@ from hypothesis import strategies as st
 
 from xtrain.zero import FlatLayout
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.flat:FlatLayout", "xtrain.zero.flat:Slot"
-)
-
 shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(torch.Size), max_size=8)
 
 
+@pytest.mark.verifies("xtrain.zero.flat:FlatLayout")
 @given(shapes, st.integers(1, 20))
 def test_shards_laid_end_to_end_are_the_flat_vector(shapes, size):
     layout = FlatLayout(shapes, size)
@@ -25,6 +22,7 @@ def test_shards_laid_end_to_end_are_the_flat_vector(shapes, size):
     assert torch.equal(torch.cat(shards), flat)
 
 
+@pytest.mark.verifies("xtrain.zero.flat:FlatLayout")
 @given(shapes, st.integers(1, 20))
 def test_pieces_cover_every_tensor_once(shapes, size):
     layout = FlatLayout(shapes, size)
@@ -46,6 +44,7 @@ def test_pieces_cover_every_tensor_once(shapes, size):
         assert end == slot.stop - slot.start
 
 
+@pytest.mark.verifies("xtrain.zero.flat:FlatLayout")
 @given(shapes, st.integers(1, 9))
 def test_views_and_pieces_share_memory(shapes, size):
     layout = FlatLayout(shapes, size)

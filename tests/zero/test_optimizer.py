@@ -13,13 +13,6 @@ from tests.training import batch_of, largest_difference, loss_of, make_model
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, LossScaler, ZeroOptimizer
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.grad_scaler:MarkerGradient",
-    "xtrain.zero.grad_scaler:marker",
-    "xtrain.zero.grad_scaler:mark",
-)
-
 STEPS = 5
 SCHEDULES = {
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
@@ -61,6 +54,9 @@ def scheduled(stage, schedule):
     return rates, dict(model.state_dict())
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.grad_scaler:mark", "xtrain.zero.stage12:ZeroOptimizer"
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_torchs_schedules_drive_the_shards(world, stage, schedule):
@@ -104,6 +100,9 @@ def resumed(dtype, stage):
     return dict(straight[0].state_dict()), dict(second[0].state_dict())
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.grad_scaler:mark", "xtrain.zero.stage12:ZeroOptimizer"
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_state_dict_brings_back_every_bit(world, dtype):
     """Masters are in it: bf16 weights alone would lose what they have added up."""
@@ -136,6 +135,9 @@ def state_of_another(what):
         assert all(map(torch.equal, before, after))
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.grad_scaler:mark", "xtrain.zero.stage12:ZeroOptimizer"
+)
 @pytest.mark.parametrize(
     ("what", "match"),
     [
@@ -180,6 +182,9 @@ def late_ones(model):
     return [p for name, p in model.named_parameters() if "layers" in name]
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.grad_scaler:mark", "xtrain.zero.stage12:ZeroOptimizer"
+)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_parameters_may_come_later(world, stage):
     size, bare = 2, make_model(3)
@@ -252,6 +257,9 @@ def scaled(stage, clip):
     return scales, owners, largest_difference(*weights), weights[0]
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.grad_scaler:mark", "xtrain.zero.stage12:ZeroOptimizer"
+)
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("clip", [False, True])
 def test_torchs_grad_scaler_decides_for_all_ranks(world, stage, clip):
@@ -272,6 +280,7 @@ def norm_of_the_groups(stage):
     nn.utils.clip_grad_norm_(params, 1.0)
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_torchs_clipping_of_the_groups_is_refused(world):
     for stage in (1, 2):
         expect_error(
@@ -311,6 +320,7 @@ def as_an_optimizer():
         optimizer.add_param_group({"params": parameter})
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_closures_hooks_and_copies(world):
     world(2).run(as_an_optimizer)
 
@@ -324,5 +334,6 @@ def own_scaler_after_theirs():
     assert LossScaler(2.0).unscale(optimizer.gradients)
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_gradients_are_the_shards_alone(world):
     world(2).run(own_scaler_after_theirs)

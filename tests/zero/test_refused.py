@@ -22,15 +22,6 @@ from xtrain.zero import (
     clip_sharded_grad_norm_,
 )
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.comm.agreement:check_same",
-    "xtrain.comm.agreement:check_bare",
-    "xtrain.comm.agreement:check_unwrapped",
-    "xtrain.comm.agreement:check_options",
-    "xtrain.comm.agreement:check_filled",
-    "xtrain.comm.agreement:problem_of",
-)
-
 NAN, INF = float("nan"), float("inf")
 
 

@@ -23,21 +23,6 @@ from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.stage3:FullyShardedDataParallel",
-    "xtrain.zero.blocks:Block",
-    "xtrain.zero.blocks:find_blocks",
-    "xtrain.zero.blocks:nearest_block",
-    "xtrain.zero.structures:tensors_of",
-    "xtrain.zero.structures:cast",
-    "xtrain.zero.stage3:in_backward",
-    "xtrain.zero.blocks:materialise_buffers",
-    "xtrain.zero.shards:Shards",
-    "xtrain.zero.shards:Reduction",
-    "xtrain.zero.shards:Unshard",
-    "xtrain.zero.clip:clip_sharded_grad_norm_",
-)
-
 STEPS = 20
 CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 
@@ -75,6 +60,9 @@ def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):
     return model.full_state_dict()
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
     cases = [
@@ -261,6 +249,9 @@ def odd_models():
     one_step(TwoTypes, shared_loss)
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_models_that_break_naive_sharding(world):
     world(2).run(odd_models)
 
@@ -289,6 +280,9 @@ def storages(tensors):
     return sum(storage.nbytes() for storage in found.values())
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_bytes_per_rank_equal_the_formula(world, size):
     """Each block is padded by itself; state of padding is never made."""
@@ -325,6 +319,9 @@ def traffic(reshard, compute_dtype, micro_batches):
     return sent, padded[0], sum(padded[1:])
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_three_passes_or_two(world, size):
     """The root block stays between forward and backward: two passes of it always."""
@@ -365,6 +362,9 @@ def collectives_of_a_step():
     return first, calls
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_gather_gather_reduce_and_nothing_else(world):
     """Prefetch changes when blocks are gathered, not how often. No rank scatters."""
     for first, second in world(2).run(collectives_of_a_step):
@@ -420,6 +420,7 @@ def chain(module, x):
     return x
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_at_most_two_blocks_are_full(world):
     for peaks, reducing, first in world(2).run(full_blocks, True, 6):
         assert peaks == {"forward": 2, "backward": 2, "after": 0, "eval": 2}
@@ -455,6 +456,9 @@ def names_and_pieces():
     return counts, {n: p.numel() for n, p in expected.items()}, size
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_names_are_the_bare_modules_and_pieces_add_up(world):
     for size in (1, 3):
         results = world(size).run(names_and_pieces)
@@ -476,6 +480,9 @@ def full_state(reshard):
     return [tuple(t.shape) for t in state.values()]
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_full_state_dict_is_the_bare_modules(world):
     world(3).run(full_state, True)
 
@@ -506,6 +513,9 @@ def sixteen_bit_compute():
             assert torch.equal(piece.grad, whole[first:last]), name
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_compute_dtype(world):
     world(2).run(sixteen_bit_compute)
 
@@ -530,6 +540,7 @@ def what_comes_in(compute_dtype):
     return model.module.seen
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_floating_point_inputs_are_cast(world):
     low, whole = torch.bfloat16, torch.float32
     assert world(2).run(what_comes_in, low) == [[low, low, torch.int64]] * 2
@@ -545,6 +556,7 @@ def a_third():
     return [p.grad.tolist() for p in model.parameters()]
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_gradients_are_divided_in_the_precision_of_the_shards(world):
     assert world(3).run(a_third) == [[[torch.tensor(1 / 3).item()]]] * 3
 
@@ -589,6 +601,7 @@ def unused_in_a_block():
     return sum(bool(grad.any()) for grad in grads.values())
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_what_took_no_part_has_a_gradient_of_zero(world):
     assert min(world(2).run(unused_in_a_block)) > 0
 
@@ -629,6 +642,7 @@ def after_a_block_failed():
     return left, full
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 def test_parameters_are_back_after_a_step_and_after_a_failure(world):
     for left, full in world(2).run(after_a_block_failed):
         assert left == [[], [], [], []]
@@ -656,6 +670,9 @@ def own_pieces():
     return {name: tensor.numel() for name, tensor in state.items()}
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_a_state_dict_holds_this_ranks_pieces_under_bare_names(world):
     first, second = world(2).run(own_pieces)
     whole = make_model(0).state_dict()
@@ -677,6 +694,7 @@ def bad(what):
         FullyShardedDataParallel(module)
 
 
+@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
 @pytest.mark.parametrize(
     ("what", "match"),
     [
@@ -720,5 +738,8 @@ def after_a_failure():
         assert torch.equal(mine.grad, other.grad)
 
 
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_a_failed_backward_leaves_nothing_behind(world):
     world(2).run(after_a_failure)

@@ -20,15 +20,6 @@ from xtrain.testing import expect_error
 from xtrain.zero import AdamW, LossScaler, ZeroOptimizer, clip_sharded_grad_norm_
 from xtrain.zero.buckets import split_parameters
 
-pytestmark = pytest.mark.verifies(
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.buckets:Bucket",
-    "xtrain.zero.buckets:as_groups",
-    "xtrain.zero.buckets:split_parameters",
-    "xtrain.zero.clip:clip_sharded_grad_norm_",
-    "xtrain.comm.agreement:check_same",
-)
-
 STEPS = 20
 CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
@@ -65,6 +56,7 @@ def train(stage, reduction, micro_batches, frozen, choice, cap, max_norm, offloa
     return dict(model.state_dict())
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
     cases = [
@@ -105,6 +97,7 @@ def train_with_groups(stage):
     return dict(model.state_dict())
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_groups_and_a_schedule(world, stage):
     bare = make_model(0)
@@ -159,6 +152,7 @@ def storages(tensors):
     return sum(storage.nbytes() for storage in found.values())
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_bytes_per_rank_equal_the_formula(world, size):
     """Padding is part of the formula. Sharded 16-bit gradients are summed in fp32."""
@@ -192,6 +186,7 @@ def traffic(stage, micro_batches):
     return ledger.bytes_sent, ledger.bytes_received, 4 * padded
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_a_reduce_scatter_and_an_all_gather(world, size):
     """Twice (N-1)/N of the parameters; in stage 2 a reduce-scatter a micro-batch."""
@@ -225,6 +220,7 @@ def live_gradients(stage):
     return peak / each, left / each
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_stage_2_frees_full_gradients_during_backward(world):
     size = 2
     for peak, left in world(size).run(live_gradients, 1):
@@ -257,6 +253,7 @@ def masters(dtype):
     return parameter.tolist(), without.tolist(), held.master[:mine].tolist()
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_masters_add_up_what_bf16_would_lose(world):
     for weights, without, master in world(2).run(masters, torch.bfloat16):
         assert weights == pytest.approx([0.9] * 5, abs=0.004)
@@ -285,6 +282,7 @@ def scaled_fp16():
     return taken, scaler.scale, parameter.tolist()
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_a_loss_scaler_over_the_shards(world):
     for taken, scale, weights in world(3).run(scaled_fp16):
         assert taken == [True, False, True]
@@ -306,6 +304,7 @@ def masters_of_rank_0():
     return parameter.tolist()
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_masters_begin_as_rank_0s_weights(world):
     assert world(3).run(masters_of_rank_0) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
 
@@ -324,6 +323,7 @@ def only_rank_0_has_a_gradient(stage):
     return weights
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_step_waits_for_nobodys_gradient(world, stage):
     """Every rank reduces every bucket, whatever it has itself."""
@@ -360,6 +360,7 @@ def other_parts(stage):
     return norm, again, moved
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_ranks_may_use_different_parameters(world, stage):
     for norm, again, moved in world(2).run(other_parts, stage):
@@ -377,6 +378,7 @@ def clip(max_norm, bad):
     return norm.item(), shards[0].tolist()
 
 
+@pytest.mark.verifies("xtrain.zero.clip:clip_sharded_grad_norm_")
 def test_clipping_adds_squares_not_norms(world):
     norm = (2 * 9 + 2 * 16) ** 0.5
     for rank, (found, shard) in enumerate(world(2).run(clip, 1.0, False)):
@@ -389,6 +391,7 @@ def test_clipping_adds_squares_not_norms(world):
         assert all(value != value for value in shard)  # on both ranks
 
 
+@pytest.mark.verifies("xtrain.zero.clip:clip_sharded_grad_norm_")
 def test_squares_are_taken_in_float64(world):
     """1e20 squared is more than float32 holds, 1e-30 squared less than it resolves."""
     for value in (1e20, 1e-30):
@@ -411,6 +414,7 @@ def a_third(stage):
     return gradient.dtype, gradient.tolist()
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_gradients_are_divided_in_the_precision_of_the_masters(world):
     third = torch.tensor(1 / 3).item()
     assert third != torch.tensor(1 / 3).bfloat16().item()
@@ -432,6 +436,7 @@ def clip_between_micro_batches(stage):
     return dict(model.state_dict())
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_backward_after_clipping_adds_to_what_is_left(world, stage):
     size, bare = 2, make_model(0)
@@ -523,6 +528,7 @@ def waited_for(stage):
     return dict(model.state_dict())
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_every_collective_is_waited_for_and_what_has_no_gradient_is_zero(world, stage):
     bare = OfAllTypes()
@@ -550,6 +556,7 @@ def without_all_gather():
     return dict(model.state_dict())
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_without_the_all_gather_ranks_drift_apart(world):
     results = world(2).run(without_all_gather)
     assert largest_difference(results[0], results[1]) > 1e-3
@@ -575,6 +582,7 @@ def bad(what):
         optimizer.save_sharded("/nowhere", 0, nn.Linear(2, 2))
 
 
+@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 @pytest.mark.parametrize(
     ("what", "match"),
     [
