@@ -21,15 +21,6 @@ from xtrain.testing import World
 
 DIM, HEADS, VOCAB, LENGTH, BATCH = 16, 4, 31, 12, 8
 
-pytestmark = [
-    pytest.mark.verifies(
-        "xtrain.backends.process_group:XtrainProcessGroup",
-        "xtrain.backends.stepping:SteppedGroup",
-        "xtrain.backends.shared_memory:SharedMemory",
-        "xtrain.backends.sockets:Sockets",
-    )
-]
-
 
 class Block(nn.Module):
     """Attention and a two-layer MLP, each on a residual path."""
@@ -165,6 +156,12 @@ def on_gloo():
 KINDS = [with_ddp, with_fsdp, with_tensor_parallel, with_pipeline]
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_transformer_trains_as_on_gloo(ours, on_gloo, kind, size):
@@ -191,5 +188,11 @@ def save_and_load(folder: str) -> None:
         assert torch.equal(parameter.full_tensor(), before[name])
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+)
 def test_distributed_checkpoints(ours, tmp_path):
     ours(2).run(save_and_load, str(tmp_path), timeout=60)

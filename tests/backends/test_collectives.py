@@ -28,23 +28,6 @@ DTYPES = FLOATS + INTS
 SIZES = [1, 2, 3, 4, 8]
 LONG = 700_001  # floats: several stages of shared memory, a ring of many blocks
 
-pytestmark = [
-    pytest.mark.verifies(
-        "xtrain.backends.process_group:XtrainProcessGroup",
-        "xtrain.backends.stepping:SteppedGroup",
-        "xtrain.backends.works:Pending",
-        "xtrain.backends.works:Finished",
-        "xtrain.backends.shared_memory:SharedMemory",
-        "xtrain.backends.segments:Segment",
-        "xtrain.comm.reduce_op:reduce_into",
-        "xtrain.backends.sockets:Sockets",
-        "xtrain.backends.connections:Connection",
-        "xtrain.backends.progress:Progress",
-        "xtrain.backends.progress:Operation",
-        "xtrain.backends:register",
-    )
-]
-
 
 def wait(work) -> None:
     if work is not None:
@@ -84,6 +67,18 @@ def all_reduces() -> None:
     same.check()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_all_reduce_and_reduce(ours, size):
     ours(size).run(all_reduces)
@@ -132,6 +127,18 @@ def copies() -> None:
         mine.assert_surroundings_untouched()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.backends.works:Pending",
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_broadcast_all_gather_gather_scatter(ours, size):
     ours(size).run(copies)
@@ -196,6 +203,19 @@ def singles() -> None:
     assert [t.tolist() for t in gathered] == expected
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.backends.works:Pending",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_single_tensor_and_uneven_forms(ours, size):
     ours(size).run(singles)
@@ -228,6 +248,18 @@ def groups() -> None:
     dist.barrier()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_groups_and_meshes(ours, size):
     ours(size).run(groups)
@@ -278,6 +310,18 @@ def handles() -> None:
     work.wait()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_handles_futures_and_coalescing(ours, size):
     ours(size).run(handles)
@@ -306,6 +350,18 @@ def objects() -> None:
             assert heard == ["hello", 1]
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.backends.works:Pending",
+)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_object_collectives(ours, size):
     ours(size).run(objects)
@@ -378,9 +434,20 @@ def messages() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
     "xtrain.backends.messages:Inbox",
     "xtrain.backends.messages:send_message",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
     "xtrain.backends.segments:Channel",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.backends.works:Pending",
+    "xtrain.comm.reduce_op:reduce_into",
 )
 def test_messages(ours, size):
     ours(size).run(messages)
@@ -404,6 +471,18 @@ def into_its_own_piece(numel: int) -> None:
     assert torch.equal(whole, total)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("numel", [5, 600_000])
 def test_in_place(ours, size, numel):
@@ -433,6 +512,18 @@ def bad_input() -> None:
     assert total.item() == size
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 def test_bad_input_is_refused_before_anything_is_sent(ours):
     ours(3).run(bad_input)
 
@@ -446,5 +537,17 @@ def gloo_too(backend: str) -> None:
     assert total[0].item() == dist.get_world_size() ** 2
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.works:Finished",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 def test_beside_gloo(ours):
     ours(2).run(gloo_too, "gloo")

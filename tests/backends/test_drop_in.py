@@ -14,13 +14,6 @@ from xtrain.backends.calls import fingerprint
 from xtrain.backends.shared_memory import IN_PLACE_BYTES
 from xtrain.backends.sockets import GREETING
 
-pytestmark = [
-    pytest.mark.verifies(
-        "xtrain.backends.process_group:XtrainProcessGroup",
-        "xtrain.backends.works:Several",
-    )
-]
-
 
 def coalesced() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -55,6 +48,7 @@ def coalesced() -> None:
     assert all(part.eq(size).all() for part in parts)
 
 
+@pytest.mark.verifies("xtrain.backends.process_group:XtrainProcessGroup")
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_coalesced_calls(ours, size):
     ours(size).run(coalesced)
@@ -76,6 +70,9 @@ def coalesced_in_the_background() -> None:
     assert message.item() == 7 and all(t.eq(2).all() for t in tensors)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.process_group:XtrainProcessGroup", "xtrain.backends.works:Several"
+)
 def test_coalesced_calls_go_on_in_the_background(ours):
     ours(2).run(coalesced_in_the_background)
 
@@ -100,6 +97,7 @@ def one_device() -> None:
     assert total.item() == dist.get_world_size()
 
 
+@pytest.mark.verifies("xtrain.backends.process_group:XtrainProcessGroup")
 def test_its_own_device_may_be_named(ours):
     ours(2).run(one_device)
 
@@ -135,7 +133,10 @@ def greeted_for_another_call() -> str:
     return text
 
 
-@pytest.mark.verifies("xtrain.backends.sockets:Sockets")
+@pytest.mark.verifies(
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.sockets:Sockets",
+)
 def test_a_greeting_for_another_call_is_refused(worlds_of):
     assert struct.calcsize("<QQQ") == GREETING.size
     _, text = worlds_of("xtrain-socket").get(2).run(greeted_for_another_call)
@@ -163,6 +164,9 @@ def overwritten_at_once() -> None:
         assert tensor.eq(3).all()
 
 
-@pytest.mark.verifies("xtrain.backends.shared_memory:SharedMemory")
+@pytest.mark.verifies(
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.shared_memory:SharedMemory",
+)
 def test_a_shared_tensor_may_be_overwritten_when_its_call_is_over(worlds_of):
     worlds_of("xtrain-shm").get(2).run(overwritten_at_once)

@@ -23,15 +23,6 @@ from xtrain.comm import CommLedger
 
 SMALL, LARGE = 1000, 400_000  # floats, divisible by every size below
 
-pytestmark = [
-    pytest.mark.verifies(
-        "xtrain.comm.ledger:record",
-        "xtrain.comm.ledger:CommLedger",
-        "xtrain.backends.shared_memory:SharedMemory",
-        "xtrain.backends.sockets:Sockets",
-    )
-]
-
 
 def count(numel: int) -> dict[str, tuple[int, int]]:
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -103,6 +94,12 @@ def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, 
     }
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.comm.ledger:CommLedger",
+    "xtrain.comm.ledger:record",
+)
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_collectives_tell_what_they_moved(ours, backend, size, numel):
@@ -132,10 +129,22 @@ def messages_too() -> None:
         assert ledger.events[0].peer == 3 - rank  # in the world's numbers
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.comm.ledger:CommLedger",
+    "xtrain.comm.ledger:record",
+)
 def test_messages_are_counted_with_world_ranks(ours):
     ours(3).run(messages_too)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.comm.ledger:CommLedger",
+    "xtrain.comm.ledger:record",
+)
 def test_ledgers_nest_and_keep_rounds_and_values_as_over_gloo(ours):
     """What a call moved is known when it has ended: every open ledger is told."""
     for case in (nested, closed_ledgers_cost_nothing, asynchronous):

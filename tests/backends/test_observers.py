@@ -17,14 +17,6 @@ from xtrain.backends import shared_empty
 
 LARGE = 300_000
 
-pytestmark = [
-    pytest.mark.verifies(
-        "xtrain.backends.operators:as_operator",
-        "xtrain.backends.observers:unobserved",
-        "xtrain.backends.process_group:XtrainProcessGroup",
-    )
-]
-
 
 class Seen(TorchDispatchMode):
     """Counts operators by name, on their way down."""
@@ -81,6 +73,11 @@ def of_c10d(names: Counter) -> Counter:
     return Counter({name: n for name, n in names.items() if "c10d" in name})
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.observers:unobserved",
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_a_dispatch_mode_sees_what_it_sees_on_gloo(ours, worlds_of):
     on_gloo = worlds_of("gloo").get(2).run(under_modes)
     for seen, expected in zip(ours(2).run(under_modes), on_gloo, strict=True):
@@ -109,6 +106,11 @@ def without_clones() -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.observers:unobserved",
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_ddp_trains_in_a_mode_that_allows_no_clones(ours):
     size = 2
     for weight, bias in ours(size).run(without_clones):
@@ -134,6 +136,10 @@ def answered_by_a_mode() -> None:
     assert total.tolist() == [2] * 3
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_a_mode_may_answer_in_place_of_the_collective(ours):
     ours(2).run(answered_by_a_mode)
 
@@ -162,6 +168,11 @@ def in_function_modes() -> None:
             assert pieces[0].eq(2).all() and tensor.eq(0).all()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.observers:unobserved",
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_function_modes_do_not_reach_inside(ours):
     ours(2).run(in_function_modes)
 
@@ -199,6 +210,10 @@ def every_collective_of_fakes(x: torch.Tensor | None = None) -> None:
     dist.recv(x, 1)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_fake_tensors_are_traced_and_nothing_is_sent(ours):
     ours(2).run(fakes)
 
@@ -214,6 +229,11 @@ def profiled() -> list[tuple[str, list]]:
     return [(event.name, event.input_shapes) for event in profiler.events()]
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.observers:unobserved",
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_the_profiler_shows_collectives_as_on_gloo(ours, backend, worlds_of):
     on_gloo = worlds_of("gloo").get(2).run(profiled)
     for events, expected in zip(ours(2).run(profiled), on_gloo, strict=True):
@@ -241,6 +261,11 @@ def shared_under_a_mode() -> None:
     }
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.observers:unobserved",
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_shared_tensors_under_a_mode(worlds_of):
     worlds_of("xtrain-shm").get(2).run(shared_under_a_mode)
 
@@ -257,5 +282,9 @@ def nothing_is_asked_twice() -> int:
     operators._dispatched = kept
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
 def test_unobserved_calls_take_the_direct_way(ours):
     ours(2).run(nothing_is_asked_twice)

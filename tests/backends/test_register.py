@@ -25,7 +25,6 @@ for backend in ("xtrain-shm", "xtrain-socket"):
 """
 
 
-@pytest.mark.verifies("xtrain.backends:register")
 def test_importing_the_package_registers_and_torch_alone_does_not_load_it():
     done = subprocess.run(
         [sys.executable, "-c", ONLY_IMPORTED], capture_output=True, text=True
@@ -59,6 +58,5 @@ def asked_for_its_backend() -> None:
         group._get_backend(torch.device("cuda"))
 
 
-@pytest.mark.verifies("xtrain.backends.process_group:XtrainProcessGroup")
 def test_a_group_is_its_own_backend_on_the_cpu_only(ours):
     ours(2).run(asked_for_its_backend)

@@ -44,17 +44,6 @@ from xtrain.backends.segments import length_for, make_memory, open_segment
 
 GROUP, SECRET = b"g" * 32, b"a secret of this test"
 
-pytestmark = [
-    pytest.mark.verifies(
-        "xtrain.backends.handshake:admit",
-        "xtrain.backends.handshake:dial",
-        "xtrain.backends.handshake:read_secret",
-        "xtrain.backends.handshake:check_user",
-        "xtrain.backends.door:Door",
-        "xtrain.backends.door:listen",
-    )
-]
-
 
 # -------------------------------------------------------------------------- handshake
 
@@ -101,11 +90,17 @@ def taken(connection: Connection, count: int, seconds: float = 20.0) -> bytes:
     return data
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_a_member_is_admitted():
     ours, theirs = pair()
     assert verdicts(guest(ours), dialler(theirs)) == [(2, 1), None]
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 @pytest.mark.parametrize(
     ("claim", "we_say", "they_say"),
     [
@@ -125,6 +120,7 @@ def test_a_stranger_is_refused_by_both_sides(claim, we_say, they_say):
     assert they_say in ends[1]
 
 
+@pytest.mark.verifies("xtrain.backends.handshake:admit")
 def test_a_stranger_gets_no_proof_to_try_secrets_on():
     """Whoever dials proves itself first; else the answer has nothing of the secret."""
     ours, theirs = pair()
@@ -136,6 +132,7 @@ def test_a_stranger_gets_no_proof_to_try_secrets_on():
     assert theirs.lost
 
 
+@pytest.mark.verifies("xtrain.backends.handshake:dial")
 def test_an_impostor_that_listens_is_found_out():
     ours, theirs = pair()
     joins = dialler(theirs)
@@ -147,6 +144,9 @@ def test_an_impostor_that_listens_is_found_out():
     assert heard[: len(MAGIC)] == MAGIC
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_the_last_word_of_a_listener_is_proven_too():
     ours, theirs = pair()
     hosts, joins = guest(ours)[1], dialler(theirs)
@@ -182,6 +182,9 @@ def relayed(alter=lambda data: data, **claim) -> tuple[list[bytes], list[object]
     return recorded, ends
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_a_recorded_handshake_proves_nothing_again():
     recorded, ends = relayed()
     assert ends == [(2, 1), None]
@@ -191,6 +194,9 @@ def test_a_recorded_handshake_proves_nothing_again():
     assert verdicts(guest(ours)) == ["rank 2 does not know the secret"]
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_a_relay_cannot_change_what_a_dialler_says():
     """Two ranks that read a relay's lines have other digests; nor can it mend that."""
     assert relayed(group=b"h" * 32)[1][0] == "rank 2 of another group"
@@ -202,6 +208,9 @@ def test_a_relay_cannot_change_what_a_dialler_says():
         assert listener == "rank 2 does not know the secret", name
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
     monkeypatch.setattr(handshake, "SECONDS", 0.3)  # for the second proof, in vain
     (ours, left), (right, theirs) = pair(), pair()
@@ -214,6 +223,9 @@ def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
     assert end == "the listener of rank 0 does not know the secret"
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_a_listeners_proof_is_no_diallers_proof():
     """Who has recorded a first proof, and sends the listener's own one back."""
     recorded, _ = relayed()
@@ -226,6 +238,7 @@ def test_a_listeners_proof_is_no_diallers_proof():
     assert verdicts(reflects) == ["rank 2 does not know the secret"]
 
 
+@pytest.mark.verifies("xtrain.backends.handshake:check_user")
 @pytest.mark.parametrize("secret", [b"", SECRET])
 def test_on_a_unix_socket_the_kernel_names_the_user(monkeypatch, secret):
     ours, _ = pair()
@@ -241,6 +254,7 @@ def test_on_a_unix_socket_the_kernel_names_the_user(monkeypatch, secret):
                 handshake.check_user(tcp, secret)
 
 
+@pytest.mark.verifies("xtrain.backends.handshake:admit")
 def test_a_slow_stranger_is_sent_away(monkeypatch):
     """A byte now and then does not keep the door open."""
     monkeypatch.setattr(handshake, "GREETING_SECONDS", 0.3)
@@ -256,6 +270,9 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
     assert "too late after" in end
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
+)
 def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
     recorded, _ = relayed()
     monkeypatch.setattr(handshake, "SECONDS", 0.3)
@@ -264,6 +281,7 @@ def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
     assert verdicts(guest(ours)) == ["too late after 0 of 32 bytes"]
 
 
+@pytest.mark.verifies("xtrain.backends.handshake:admit")
 @settings(max_examples=60)
 @given(st.binary(max_size=200), st.sampled_from(["", "greeting", "proof"]))
 def test_no_bytes_get_through_the_door(data, begins):
@@ -283,6 +301,7 @@ def test_no_bytes_get_through_the_door(data, begins):
 # ------------------------------------------------------------------------- the secret
 
 
+@pytest.mark.verifies("xtrain.backends.handshake:read_secret")
 def test_the_secret_comes_from_the_environment_or_a_private_file(monkeypatch, tmp_path):
     monkeypatch.delenv("XTRAIN_SECRET", raising=False)
     monkeypatch.delenv("XTRAIN_SECRET_FILE", raising=False)
@@ -310,6 +329,7 @@ def test_the_secret_comes_from_the_environment_or_a_private_file(monkeypatch, tm
         handshake.read_secret()
 
 
+@pytest.mark.verifies("xtrain.backends.door:listen")
 def test_tcp_only_with_a_secret(monkeypatch):
     monkeypatch.setenv("XTRAIN_SOCKET_ADDRESS", "127.0.0.1")
     with pytest.raises(ValueError, match="needs a secret"):
@@ -337,6 +357,9 @@ def over_tcp(say) -> None:
     say((families, tensor.eq(3).all().item()))
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:listen", "xtrain.backends.handshake:read_secret"
+)
 def test_a_short_secret_is_refused_and_everybody_told():
     def body(say, enter, rank: int) -> None:
         os.environ["XTRAIN_SECRET"] = ["no one would guess this", "guess me"][rank]
@@ -350,6 +373,14 @@ def test_a_short_secret_is_refused_and_everybody_told():
         assert ranks[0].hear()[2].startswith(says)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_over_tcp_no_secret_enters_the_store():
     secret = "never-in-the-store-4711"
     environment = {"XTRAIN_SOCKET_ADDRESS": "127.0.0.1", "XTRAIN_SECRET": secret}
@@ -361,6 +392,14 @@ def test_over_tcp_no_secret_enters_the_store():
     assert secret.encode() not in store
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_ranks_with_different_secrets_do_not_meet():
     """Both are told at once, long before the time is over."""
 
@@ -448,6 +487,14 @@ def besieged(say, enter, rank: int) -> None:
     say(messages)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_strangers_are_logged_and_the_group_forms_and_lives_on():
     with Ranks("xtrain-socket", 2, besieged, join=False) as ranks:
         refusals = ranks[0].hear()
@@ -479,6 +526,13 @@ def hurried(say, enter, rank: int) -> None:
     say((len(held), threading.active_count(), messages))
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
     with Ranks("xtrain-socket", 2, hurried, join=False) as ranks:
         _, threads, messages = ranks[0].hear()
@@ -522,6 +576,14 @@ def flooded(say, enter, rank: int) -> None:
     say(total.item())
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_silent_connections_without_end_keep_no_rank_out(tmp_path):
     """They come while the group waits for its last ranks, and stay for longer."""
     sign = tmp_path / "flooded"
@@ -576,6 +638,13 @@ def slow_to_greet(say, enter, rank: int) -> None:
     say(messages if rank == 0 else len(attempts))
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_a_rank_that_was_too_slow_comes_again():
     with Ranks("xtrain-socket", 2, slow_to_greet, join=False) as ranks:
         (message,) = ranks[0].hear()
@@ -609,6 +678,13 @@ def advance(call: door.Dialler, gate: door.Door) -> None:
     wait_until(done)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+)
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_second_authenticated_connection_of_one_rank_is_refused(at_once):
     with doorway() as (gate, entry):
@@ -630,6 +706,13 @@ def test_a_second_authenticated_connection_of_one_rank_is_refused(at_once):
         assert gate.absent() == []
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+)
 def test_a_crowd_at_the_door_is_waited_for(monkeypatch):
     """The system turns away whom it has no room to keep waiting: dial again."""
     monkeypatch.setattr(door, "BACKLOG", 3)
@@ -647,6 +730,13 @@ def test_a_crowd_at_the_door_is_waited_for(monkeypatch):
         assert gate.admitted.keys() == {(1, 0)}
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+)
 def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
     with doorway() as (gate, entry), contextlib.ExitStack() as stack:
         for _ in range(700):
@@ -662,6 +752,14 @@ def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
         assert len(gate._guests) <= door.MAX_GUESTS
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     """Neither the one that was made, nor that of a stranger who has not spoken yet."""
     monkeypatch.setattr(handshake, "GREETING_SECONDS", 20.0)
@@ -691,6 +789,7 @@ def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     assert [str(error) for error in errors] == [why]
 
 
+@pytest.mark.verifies("xtrain.backends.door:Door", "xtrain.backends.door:listen")
 def test_an_address_where_nobody_listens_is_named(monkeypatch):
     monkeypatch.setattr(door, "GRACE_SECONDS", 0.05)
     nobody = f"unix:xtrain-{secrets.token_hex(16)}"
@@ -700,6 +799,13 @@ def test_an_address_where_nobody_listens_is_named(monkeypatch):
             advance(vain, gate)
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+)
 def test_whoever_has_proven_itself_stays_when_it_is_crowded(monkeypatch):
     monkeypatch.setattr(door, "MAX_GUESTS", 3)
     with doorway() as (gate, entry), contextlib.ExitStack() as stack:
@@ -960,6 +1066,11 @@ def test_a_segment_of_somebody_else_is_not_believed():
         assert told.startswith(("rank 0 left the group", "rank 0 gave up this group"))
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_another_host_is_told_what_to_do(monkeypatch, tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     for kind, address, says in (
@@ -1031,7 +1142,6 @@ def outcome(act) -> object:
 
 @settings(max_examples=200)
 @given(LIES)
-@pytest.mark.verifies("xtrain.backends.meeting:Forming")
 def test_no_line_does_more_than_be_refused(line):
     """Whatever stands there: parsed, or refused by the name of the rank it is about."""
     entry = outcome(lambda: read_entry(3, line))
@@ -1129,6 +1239,14 @@ def carry(listener: socket.socket, store: Path) -> None:
             threading.Thread(target=pump, args=ends, daemon=True).start()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_relay_that_rewrites_the_store_joins_nobody(size):
     """It knows no secret, only carries what two honest ranks say to each other."""
@@ -1191,6 +1309,14 @@ def used_again(say, enter, rank: int) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.verifies(
+    "xtrain.backends.door:Door",
+    "xtrain.backends.door:listen",
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+    "xtrain.backends.handshake:read_secret",
+)
 def test_groups_one_after_the_other_on_one_store(backend, tmp_path):
     environment = {"SECOND": str(tmp_path / "second"), "OURS": backend}
     with Ranks(backend, 2, used_again, join=False, environment=environment) as ranks:

@@ -103,11 +103,6 @@ class Node:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
-@pytest.mark.verifies(
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.connections:tune",
-    "xtrain.backends.door:reach",
-)
 def test_two_hosts_reduce_train_and_notice_the_cut(hosts):
     with ExitStack() as undo:
         nodes = []

@@ -55,7 +55,9 @@ def one_process(size, by_initial_size):
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+    "xtrain.data_parallel.join:Meeting",
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+    "xtrain.data_parallel.join:join",
 )
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("by_initial_size", [True, False])
@@ -167,7 +169,9 @@ def forward_afterwards():
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+    "xtrain.data_parallel.join:Meeting",
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+    "xtrain.data_parallel.join:join",
 )
 def test_nobody_is_asked_any_more_when_it_is_over(world):
     for inside, outside in world(2).run(forward_afterwards):

@@ -71,7 +71,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.verifies("xtrain.plan.cost:collective_time")
+@pytest.mark.verifies("xtrain.plan.cost:Cost", "xtrain.plan.cost:collective_time")
 @given(powers, bytes_)
 @pytest.mark.parametrize("algorithm", sorted(FORMULAS))
 def test_times_follow_the_printed_formulas(algorithm, ranks, size):
@@ -195,6 +195,7 @@ def test_crossovers_follow_their_solved_formulas(ranks, alpha, beta):
 
 
 @pytest.mark.verifies(
+    "xtrain.plan.cost:Cost",
     "xtrain.plan.cost:collective_time",
     "xtrain.plan.cost:crossover",
     "xtrain.plan.cost:fastest",

@@ -172,6 +172,7 @@ def what_is_said():
     return said
 
 
+@pytest.mark.verifies("xtrain.comm.agreement:check_same")
 def test_bad_arguments_are_named_on_every_rank(world):
     """Every case on three ranks: one that raised alone would end in a timeout."""
     results = world(3).run(what_is_said)

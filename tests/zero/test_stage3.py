@@ -363,7 +363,9 @@ def collectives_of_a_step():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.blocks:find_blocks",
+    "xtrain.zero.blocks:Block",
+    "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 def test_gather_gather_reduce_and_nothing_else(world):
     """Prefetch changes when blocks are gathered, not how often. No rank scatters."""
@@ -420,7 +422,9 @@ def chain(module, x):
     return x
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies(
+    "xtrain.zero.blocks:find_blocks", "xtrain.zero.stage3:FullyShardedDataParallel"
+)
 def test_at_most_two_blocks_are_full(world):
     for peaks, reducing, first in world(2).run(full_blocks, True, 6):
         assert peaks == {"forward": 2, "backward": 2, "after": 0, "eval": 2}
