@@ -51,9 +51,9 @@ def take_over() -> list[str]:
     path = config.COMMITTED_RECORDS / NAME
     old = record.read(path)
     new = merged(old, record.read(config.BUILD / "verification" / NAME))
-    if new["symbols"] != old.get("symbols"):
+    if new["symbols"] != old.get("symbols", {}):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
+        path.write_text(as_text(new), encoding="utf-8")
         pairs = sum(len(entry["tests"]) for entry in new["symbols"].values())
         changed.append(f"verification: {pairs} pairs of symbol and test")
     return changed
@@ -70,7 +70,9 @@ def merged(old: record.Record, new: record.Record) -> record.Record:
     for symbol in sorted({*fresh, *held}):
         tests = {test["id"]: test for test in held.get(symbol, ())}
         for test in fresh.get(symbol, ()):
-            if not same(tests.get(test["id"]), test):
+            if test["outcome"] == "unused":  # says nothing of the symbol
+                tests.pop(test["id"], None)
+            elif not same(tests.get(test["id"]), test):
                 tests[test["id"]] = test
         names = marked.get(symbol, set())
         good = [t for i, t in sorted(tests.items()) if i.partition("[")[0] in names]
@@ -78,6 +80,18 @@ def merged(old: record.Record, new: record.Record) -> record.Record:
             digest = (new if symbol in fresh else old)["symbols"][symbol]["digest"]
             symbols[symbol] = {"digest": digest, "tests": good}
     return {**(new or old), "symbols": symbols}
+
+
+def as_text(of: record.Record) -> str:
+    """A record with a line for each test, so that a change shows as one."""
+    head = json.dumps({**of, "symbols": 0}, indent=1).removesuffix("0\n}")
+    entries = [
+        f'"{symbol}": {{"digest": "{entry["digest"]}", "tests": [\n'
+        + ",\n".join(json.dumps(test) for test in entry["tests"])
+        + "\n]}"
+        for symbol, entry in of["symbols"].items()
+    ]
+    return head + "{\n" + ",\n".join(entries) + "\n}}\n"
 
 
 def same(one: dict[str, Any] | None, other: dict[str, Any]) -> bool:

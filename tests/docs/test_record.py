@@ -110,6 +110,21 @@ def test_a_run_of_some_tests_keeps_what_is_known_of_the_others(built):
     assert json.loads(path.read_text())["symbols"].keys() == {RING, WHEEL}
 
 
+def test_a_committed_record_has_a_line_for_each_test(built):
+    record.main([])
+    path = config.COMMITTED_RECORDS / "gloo-cpu.json"
+    text = path.read_text()
+    whole = json.loads((config.BUILD / "verification/gloo-cpu.json").read_text())
+    assert json.loads(text) == whole
+    assert [line.count('"id"') for line in text.splitlines()].count(1) == 2
+
+
+def test_what_did_not_run_the_symbol_is_not_committed(built):
+    built.record(RING, outcome="unused")
+    record.main([])
+    assert not (config.COMMITTED_RECORDS / "gloo-cpu.json").is_file()
+
+
 def test_a_test_without_its_mark_is_forgotten(built):
     record.main([])
     # Another file has the mark now; the first still passes, and says nothing of it.
