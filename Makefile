@@ -109,7 +109,10 @@ verify-gpu: env
 	@$(PY) -m xtrain.testing.verify_gpu $(ARGS)
 
 # What tests and build gave here, to be committed with the code it is of.
-record: build
+record: env
+	@files=$$($(PY) -m xtrain_docs.stale --all); \
+	  [ -z "$$files" ] || $(PYTEST) -n $(WORKERS) -m verifies $$files
+	@$(PY) -m xtrain_docs.build
 	@$(PY) -m xtrain_docs.record
 
 check: dev lint types test

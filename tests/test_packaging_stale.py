@@ -58,6 +58,21 @@ def test_with_a_current_record_they_need_not(
     assert capsys.readouterr().out == ""
 
 
+def test_all_files_are_those_of_marked_tests_without_a_result(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked = {
+        SYMBOL: {"tests/t.py::t", "tests/u.py::u"},
+        "xtrain.plan.cost:Cost": set(),
+    }
+    monkeypatch.setattr(stale, "marked_tests", lambda *folders: marked)
+    assert stale.main(["--all"]) == 0
+    assert capsys.readouterr().out == "tests/t.py\ntests/u.py\n"
+    (records / "gloo-cpu.json").write_text(json.dumps(record()))
+    assert stale.main(["--all"]) == 0
+    assert capsys.readouterr().out == "tests/u.py\n"
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"stamp": "0" * 16}, {"outcome": "failed"}, {"torch": "1.0.0"}],

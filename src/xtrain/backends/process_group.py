@@ -233,7 +233,7 @@ class XtrainProcessGroup(SteppedGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        """outputs[r][k] is what rank r gives as inputs[k]."""
+        """What rank r gives as its input k is output k in list r."""
         calls = [
             ([list(of_all)], [input], opts)
             for of_all, input in zip(zip(*outputs, strict=True), inputs, strict=True)
