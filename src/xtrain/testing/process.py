@@ -19,7 +19,7 @@ from typing import Any
 from xtrain.testing import stacks
 from xtrain.testing.files import SharedFile
 from xtrain.testing.lifetime import describe_exit, die_with_parent
-from xtrain.testing.place import Stack, stack_of_fault
+from xtrain.testing.place import Stack, other_thread, stack_of_fault
 
 Body = Callable[[Any, Connection], None]
 
@@ -69,7 +69,7 @@ class RankProcess:
         stack = stack_of_fault(fault) if found else None
         if stack is None:
             return how, message + found + fault
-        return f"{how}, {stack.place}", message + stack.frames
+        return f"{how}, {stack.place}", message + stack.frames + other_thread(fault)
 
     @property
     def exitcode(self) -> int | None:
