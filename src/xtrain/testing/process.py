@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from xtrain.testing import stacks
+from xtrain.testing import executed, stacks
 from xtrain.testing.files import SharedFile
 from xtrain.testing.lifetime import describe_exit, die_with_parent
 from xtrain.testing.place import Stack, other_thread, stack_of_fault
@@ -130,6 +130,7 @@ def _child(
     parent: int,
 ) -> None:
     die_with_parent(parent)
+    executed.forget()  # the parent may have forked in the middle of a watched test
     os.setpgid(0, 0)
     # Ctrl-C reaches the whole terminal group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
