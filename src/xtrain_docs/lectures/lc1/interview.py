@@ -11,9 +11,10 @@ from xtrain.plan import (
     hierarchical_time,
 )
 
-from ..values import KiB, MiB, bytes_, digits, seconds, si, times
-from . import REGISTRY, Table
-from .lc1 import M_BYTES, WORLD_SIZES, compare
+from ...evidence import WORLD_SIZES
+from ...tables import REGISTRY, Table
+from ...values import KiB, MiB, bytes_, digits, seconds, si, times
+from .measured import M_BYTES, compare
 
 TREE, RING = "tree_all_reduce", "ring_all_reduce"
 GB, us = 1e9, 1e-6

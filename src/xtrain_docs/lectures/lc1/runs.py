@@ -68,6 +68,20 @@ def one_shot_by_p2p(tensor: torch.Tensor) -> None:
         dist.all_to_all_single = theirs
 
 
+def hierarchical_all_reduce_in_nodes(tensor: torch.Tensor, local_ranks: int) -> None:
+    """`hierarchical_all_reduce` with `local_ranks` consecutive ranks a node."""
+    intra, inter = node_groups(local_ranks)
+    comm.hierarchical_all_reduce(tensor, intra_group=intra, inter_group=inter)
+
+
+def one_exchange(tensor: torch.Tensor) -> None:
+    """Every rank swaps its whole tensor with its neighbour: 0 with 1, 2 with 3."""
+    partner = dist.get_rank() ^ 1
+    incoming = tensor.clone()
+    comm.exchange(tensor, partner, incoming, partner)
+    tensor.add_(incoming)
+
+
 def payload(name: str, numel: int, root: int) -> dict[str, Any]:
     """Bytes and messages of one call, and its events, as this rank saw them."""
     run = call(name, numel, root)

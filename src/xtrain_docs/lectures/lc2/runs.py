@@ -24,9 +24,9 @@ def deep_net(layers: int = LAYERS, width: int = WIDTH, bias: bool = True) -> nn.
     return nn.Sequential(*modules)
 
 
-def parameters_of_net() -> int:
+def parameters_of_net(width: int = WIDTH) -> int:
     """Elements of the network's parameters."""
-    return sum(p.numel() for p in deep_net().parameters())
+    return sum(p.numel() for p in deep_net(width=width).parameters())
 
 
 def payload_of_step(micro_batches: int, quiet: bool) -> dict[str, int]:
@@ -98,3 +98,28 @@ def backward_by_the_clock(layers: int, width: int, cap_mb: float) -> list[list[A
         loss.backward()
         note("end", 0)
     return sorted(seen, key=lambda event: event[2])
+
+
+def ddp_on_the_wire(kind: str, width: int) -> dict[str, Any]:
+    """All-reduces and wire bytes of one step under a wrapper, connections warm.
+
+    Args:
+        kind: "ours" or "torch".
+    """
+    theirs = nn.parallel.DistributedDataParallel
+    wrap: Any = DistributedDataParallel if kind == "ours" else theirs
+    model = wrap(deep_net(width=width), bucket_cap_mb=1)
+    x = torch.ones(2, width)
+    for _ in range(3):  # torch's buckets are made anew after the first step
+        model(x).sum().backward()
+    dist.barrier()
+    time.sleep(0.05)  # let the last bytes of the barrier leave
+    with CommLedger() as ledger:
+        model(x).sum().backward()
+        time.sleep(0.05)
+    calls = [event for event in ledger.events if event.kind == "collective"]
+    return {
+        "calls": len(calls),
+        "payload": [event.payload for event in calls],
+        "wire": ledger.wire_bytes,
+    }
