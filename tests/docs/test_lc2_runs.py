@@ -19,8 +19,8 @@ def test_a_step_sends_its_formula(on_ranks, ranks):
     sent = tables.sent_by_ddp(ranks)
     assert 0 <= sent - 2 * (ranks - 1) / ranks * phi <= 8 * ranks
     if ranks < 8:
-        assert tables.sent_by_ddp(ranks, 3, quiet=True) == sent
-        assert tables.sent_by_ddp(ranks, 3, quiet=False) == 3 * sent
+        assert tables.sent_by_ddp(ranks, 3, no_sync=True) == sent
+        assert tables.sent_by_ddp(ranks, 3, no_sync=False) == 3 * sent
 
 
 def test_another_formula_is_refused(on_ranks, monkeypatch):

@@ -28,15 +28,15 @@ MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_bytes_held_equal_the_formula(on_ranks, ranks):
     for stage in tables.STAGES:
-        for low in (False, True):
-            _, found = tables.held(stage, ranks, low)
+        for bf16 in (False, True):
+            _, found = tables.bytes_held(stage, ranks, bf16)
             assert min(found.values()) > 0
 
 
 def test_another_recipe_is_refused(on_ranks, monkeypatch):
-    monkeypatch.setattr(tables, "recipe_of", lambda stage, low: "zero16")
+    monkeypatch.setattr(tables, "recipe_of", lambda stage, bf16: "zero16")
     with pytest.raises(EvidenceError, match="stage 1, rank 0 of 2"):
-        tables.held("1", 2)
+        tables.bytes_held("1", 2)
 
 
 @pytest.mark.verifies(*SYMBOLS)

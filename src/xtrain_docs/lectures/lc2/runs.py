@@ -29,16 +29,16 @@ def parameters_of_net(width: int = WIDTH) -> int:
     return sum(p.numel() for p in deep_net(width=width).parameters())
 
 
-def payload_of_step(micro_batches: int, quiet: bool) -> dict[str, int]:
+def payload_of_step(micro_batches: int, no_sync: bool) -> dict[str, int]:
     """What one step of our DDP sends, with the ring underneath.
 
     Args:
-        quiet: all micro-batches but the last run inside `no_sync`.
+        no_sync: all micro-batches but the last run inside `no_sync`.
     """
     model = DistributedDataParallel(deep_net(), collectives=RING)
     with CommLedger() as ledger:
         for number in range(micro_batches):
-            waits = quiet and number < micro_batches - 1
+            waits = no_sync and number < micro_batches - 1
             with model.no_sync() if waits else contextlib.nullcontext():
                 model(torch.ones(2, WIDTH)).sum().backward()
     return {"sent": ledger.bytes_sent, "messages": ledger.messages}

@@ -14,14 +14,14 @@ from ...evidence import (
 from ...tables import REGISTRY, Table
 
 
-def sent_by_ddp(ranks: int, micro_batches: int = 1, quiet: bool = True) -> int:
+def sent_by_ddp(ranks: int, micro_batches: int = 1, no_sync: bool = True) -> int:
     """Bytes the busiest rank sends in a step, once they equal the formula."""
     from .runs import parameters_of_net, payload_of_step
 
-    found = runs.remembered(payload_of_step, ranks, micro_batches, quiet)
+    found = runs.remembered(payload_of_step, ranks, micro_batches, no_sync)
     numel = parameters_of_net() + 1  # the spare element of the last bucket
     once = collective_traffic("ring_all_reduce", numel, ranks).bytes(runs.ITEMSIZE)
-    times = 1 if quiet else micro_batches
+    times = 1 if no_sync else micro_batches
     formula = [times * sent for sent in once.sent]
     measured = [result["sent"] for result in found]
     if measured != formula:

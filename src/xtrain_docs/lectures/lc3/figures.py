@@ -9,13 +9,13 @@ NAMES = ("weights", "gradients", "optimizer state")
 
 
 @REGISTRY
-def zero_picture(ranks: int = 4, low: bool = True) -> str:
+def zero_picture(ranks: int = 4, bf16: bool = True) -> str:
     """Bytes per rank by stage, formula above measurement, in three colours."""
-    from .tables import KINDS, STAGES, held
+    from .tables import KINDS, STAGES, bytes_held
 
     bars: list[tuple[str, str, list[int]]] = []
     for stage in STAGES:
-        formula, found = held(stage, ranks, low)
+        formula, found = bytes_held(stage, ranks, bf16)
         name = f"stage {stage}" if stage != "0" else "data parallel"
         bars.append((name, "formula", [getattr(formula, kind) for kind in KINDS]))
         bars.append(("", "measured", [found[kind] for kind in KINDS]))

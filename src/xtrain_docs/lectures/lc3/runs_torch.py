@@ -49,13 +49,13 @@ def settings(kind: str) -> dict[str, int]:
             ),
         )
     local = (getattr(p, "_local_tensor", p) for p in model.parameters())
-    held = nbytes(local)
+    weights = nbytes(local)
     with CommLedger() as ledger:
         model(torch.ones(2, WIDTH)).sum().backward()
     calls = [event.op for event in ledger.events if event.kind == "collective"]
     kinds = {"gathers": "gather", "scatters": "reduce_scatter", "reduces": "allreduce"}
     return {
-        "held": held,
+        "weights": weights,
         **{key: sum(word in op for op in calls) for key, word in kinds.items()},
     }
 

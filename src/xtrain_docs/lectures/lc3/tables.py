@@ -10,23 +10,25 @@ STAGES = ("0", "1", "2", "3")
 KINDS = ("weights", "gradients", "optimizer")
 
 
-def recipe_of(stage: int, low: bool) -> str | Recipe:
+def recipe_of(stage: int, bf16: bool) -> str | Recipe:
     """What our code keeps per parameter in a stage, when backward has ended."""
-    if not low or stage == 3:
+    if not bf16 or stage == 3:
         return "fp32"  # stage 3 has float32 shards and nothing else
     if stage == 2:  # the gradient shard is added up in float32
         return "megatron18"
     return "zero16"
 
 
-def held(stage: str, ranks: int, low: bool = False) -> tuple[StateMemory, dict]:
+def bytes_held(stage: str, ranks: int, bf16: bool = False) -> tuple[StateMemory, dict]:
     """Formula and measured bytes of a rank; EvidenceError unless equal on all."""
-    from .runs import held as run
+    from .runs import bytes_held as run
     from .runs import parameters_of_tower
 
     number = int(stage)
-    formula = state_memory(parameters_of_tower(), ranks, number, recipe_of(number, low))
-    found = runs.remembered(run, ranks, stage, low)
+    formula = state_memory(
+        parameters_of_tower(), ranks, number, recipe_of(number, bf16)
+    )
+    found = runs.remembered(run, ranks, stage, bf16)
     for rank, result in enumerate(found):
         expected = {kind: getattr(formula, kind) for kind in KINDS}
         if result != expected:
@@ -37,14 +39,14 @@ def held(stage: str, ranks: int, low: bool = False) -> tuple[StateMemory, dict]:
 
 
 @REGISTRY
-def zero_bytes(ranks: int = 4, low: bool = False) -> Table:
+def zero_bytes(ranks: int = 4, bf16: bool = False) -> Table:
     """Measured bytes of a rank by stage, each equal to the formula."""
     from .runs import parameters_of_tower
 
     phi = parameters_of_tower()
     rows = []
     for stage in STAGES:
-        formula, found = held(stage, ranks, low)
+        formula, found = bytes_held(stage, ranks, bf16)
         total = sum(found.values())
         rows.append([stage, *(count(found[kind]) for kind in KINDS), count(total),
                      count(formula.total), f"{total / phi:g}"])  # fmt: skip

@@ -27,9 +27,9 @@ def fsdp_settings(ranks: int = 4) -> Table:
     rows = []
     for kind, words in SETTINGS.items():
         found = runs.remembered(settings, ranks, kind)[0]
-        share = f"{found['held'] / whole:g}"
+        share = f"{found['weights'] / whole:g}"
         numbers = (str(found[k] or "-") for k in ("gathers", "scatters", "reduces"))
-        rows.append([words, count(found["held"]), share, *numbers])
+        rows.append([words, count(found["weights"]), share, *numbers])
     header = ["", "weights at rest, bytes", "of all", "all-gathers", "reduce-scatters",
               "all-reduces"]  # fmt: skip
     return Table(header, rows, "lrrrrr")
