@@ -91,7 +91,7 @@ def zero_collectives(ranks: int = 8) -> Table:
     """What one step of data parallelism and of each ZeRO stage sends per rank."""
     numel = 64 * ranks
     reduce_scatter = collective_traffic("ring_reduce_scatter", numel, ranks)
-    all_gather = collective_traffic("ring_all_gather", numel // ranks, ranks)
+    all_gather = collective_traffic("ring_all_gather", numel, ranks)
     all_reduce = collective_traffic(RING, numel, ranks)
     plans = {
         "data parallel": ("all-reduce of gradients", all_reduce),

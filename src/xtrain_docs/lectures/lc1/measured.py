@@ -1,6 +1,5 @@
 """What a collective of lc1 really sends, held against its formula."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +13,8 @@ M_BYTES = 96 * 1024
 
 
 def sent(name: str, numel: int, ranks: int, root: int = 0) -> dict[str, Any]:
-    """What the collective `name` of `xtrain.comm` sent, for a tensor of `numel`.
+    """What the collective `name` of `xtrain.comm` sent, for a full tensor of `numel`.
 
-    `numel` counts what one rank hands in, as in `xtrain.plan.collective_traffic`.
     Returns lists by rank: sent and received (bytes), messages; and rounds.
     """
     from .runs import payload
@@ -41,23 +39,11 @@ def wire(name: str, numel: int, ranks: int) -> dict[str, list[int | None]]:
     return {what: [r[what] for r in results] for what in ("payload", "wire")}
 
 
-def whole(numel: int, ranks: int) -> int:
-    """What one rank hands in when every rank has the full tensor."""
-    del ranks
-    return numel
-
-
-def piece(numel: int, ranks: int) -> int:
-    """What one rank hands in when the full tensor is spread over the ranks."""
-    return numel // ranks
-
-
 @dataclass(frozen=True)
 class Measured:
     """How a collective's run and formula are called for a full tensor of M bytes."""
 
     formula: str
-    share: Callable[[int, int], int] = whole
     run: str = ""
     options: dict[str, int] = field(default_factory=dict)
 
@@ -66,9 +52,9 @@ MEASURED = {
     "broadcast": Measured("broadcast"),
     "broadcast_naive": Measured("broadcast_naive"),
     "reduce": Measured("reduce"),
-    "gather": Measured("gather", piece),
-    "scatter": Measured("scatter", piece),
-    "ring_all_gather": Measured("ring_all_gather", piece),
+    "gather": Measured("gather"),
+    "scatter": Measured("scatter"),
+    "ring_all_gather": Measured("ring_all_gather"),
     "ring_reduce_scatter": Measured("ring_reduce_scatter"),
     "all_to_all": Measured("all_to_all"),
     "parameter_server_all_reduce": Measured("parameter_server_all_reduce"),
@@ -85,7 +71,7 @@ MEASURED = {
 def compare(name: str, ranks: int) -> dict[str, list[int] | int]:
     """Run a collective; its numbers, once they equal the formula's on every rank."""
     known = MEASURED[name]
-    numel = known.share(M_BYTES // runs.ITEMSIZE, ranks)
+    numel = M_BYTES // runs.ITEMSIZE
     traffic = collective_traffic(known.formula, numel, ranks, **known.options)
     expected = traffic.bytes(runs.ITEMSIZE)
     found = sent(known.run or name, numel, ranks)

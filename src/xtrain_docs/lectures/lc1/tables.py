@@ -11,7 +11,7 @@ from ...evidence import (
     in_units,
 )
 from ...tables import REGISTRY, Table
-from .measured import M_BYTES, MEASURED, compare, piece, sent, whole, wire
+from .measured import M_BYTES, MEASURED, compare, sent, wire
 
 
 def in_words(name: str) -> str:
@@ -71,12 +71,12 @@ def all_collectives(ranks: int = 4) -> Table:
 
 
 WIRE_PAIRS = (
-    ("ring_all_reduce", "all_reduce", whole),
-    ("ring_reduce_scatter", "reduce_scatter_tensor", whole),
-    ("ring_all_gather", "all_gather_into_tensor", piece),
-    ("all_to_all_single", "all_to_all_single", whole),
-    ("broadcast", "broadcast", whole),
-    ("reduce", "reduce", whole),
+    ("ring_all_reduce", "all_reduce"),
+    ("ring_reduce_scatter", "reduce_scatter_tensor"),
+    ("ring_all_gather", "all_gather_into_tensor"),
+    ("all_to_all_single", "all_to_all_single"),
+    ("broadcast", "broadcast"),
+    ("reduce", "reduce"),
 )
 
 
@@ -85,8 +85,8 @@ def on_the_wire(ranks: int = 4, mebibytes: float = 1.5) -> Table:
     """Payload and wire bytes of ours, and wire bytes of torch's own over gloo."""
     size = int(mebibytes * 2**20)
     rows = []
-    for ours, theirs, share in WIRE_PAIRS:
-        numel = share(size // runs.ITEMSIZE, ranks)
+    for ours, theirs in WIRE_PAIRS:
+        numel = size // runs.ITEMSIZE
         mine = wire(f"xtrain.{ours}", numel, ranks)
         foreign = wire(f"torch.{theirs}", numel, ranks)
         rows.append(
