@@ -1,15 +1,19 @@
 """The floors: which folder may import which, and what must stay free of torch.
 
 The rule is written down once, in FLOORS. A file imports only from its own folder or
-from a lower floor; folders on the same floor do not know each other.
+from a lower floor; folders on the same floor do not know each other. Nor do the
+lectures of the site and of the races.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from xtrain.testing.closure import imports
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
@@ -101,6 +105,60 @@ def test_every_file_keeps_to_its_floor() -> None:
         for text in broken_rules(folder, package_of(path), path.read_text()):
             broken.append(f"{path.relative_to(ROOT)} {text}")
     assert broken == []
+
+
+LECTURE = re.compile(r"xtrain_docs\.lectures\.(lc\d+)|xtrain\.bench\.races\.(lc\d+)")
+
+
+def lecture_of(module: str) -> str | None:
+    found = LECTURE.match(module)
+    return found and (found[1] or found[2])
+
+
+def foreign_lectures(path: Path, source: Path = SOURCE) -> list[str]:
+    """What a file of the site or of the races imports of a lecture not its own."""
+    module = ".".join(path.relative_to(source).with_suffix("").parts)
+    own = lecture_of(module)
+    if own is None and not module.startswith("xtrain_docs"):
+        return []  # a set of races that belongs to no lecture may take some of one
+    return sorted(
+        name
+        for name in imports(path, module.rpartition(".")[0])
+        if lecture_of(name) not in (None, own)
+    )
+
+
+def test_lectures_share_only_what_lies_below_them() -> None:
+    files = [
+        *(SOURCE / "xtrain_docs").rglob("*.py"),
+        *(SOURCE / "xtrain" / "bench" / "races").glob("*.py"),
+    ]
+    lectures = {lecture_of(".".join(f.relative_to(SOURCE).parts)) for f in files}
+    assert {"lc1", "lc2", "lc3"} <= lectures
+    assert {str(f): found for f in files if (found := foreign_lectures(f))} == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "broken"),
+    [
+        ("xtrain_docs/lectures/lc2/tables.py", "from ..lc1 import tables", True),
+        ("xtrain_docs/lectures/lc2/tables.py", "from .. import lc1", True),
+        ("xtrain_docs/lectures/lc2/tables.py", "from ..lc1.runs import call", True),
+        ("xtrain_docs/lectures/lc2/tables.py", "from .runs import call", False),
+        ("xtrain_docs/lectures/lc2/tables.py", "from ...runs import again", False),
+        ("xtrain_docs/runs.py", "from .lectures.lc1.runs import call", True),
+        ("xtrain_docs/blocks.py", "from . import lectures", False),
+        ("xtrain/bench/races/lc3.py", "from xtrain.bench.races.lc2 import R", True),
+        ("xtrain/bench/races/lc3.py", "from xtrain.bench.steps import SEND", False),
+    ],
+)
+def test_a_lecture_in_another_one_is_seen(
+    tmp_path: Path, file: str, line: str, broken: bool
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f"def f():\n    {line}\n")
+    assert bool(foreign_lectures(path, tmp_path)) is broken
 
 
 def test_the_package_itself_imports_nothing() -> None:

@@ -4,9 +4,9 @@
     The caption, as Markdown.
     ```
 
-calls the function registered as `when_ring` in `xtrain_docs.figures` (likewise
-`table` and `trace`), with the options as keyword arguments. An unknown name or
-option stops the build.
+calls the function registered as `when_ring` by some lecture's figures.py (likewise
+`table` and `trace`), with the options as keyword arguments. An unknown name or option
+stops the build.
 """
 
 import ast
@@ -23,7 +23,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
-from . import config, fences
+from . import config, fences, lectures
 
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
@@ -85,10 +85,11 @@ def parse_info(info: str) -> tuple[str, str, dict[str, Any]] | None:
 
 
 def registry(kind: str) -> Registry:
-    """The registry of a kind, with every module of that package loaded."""
+    """The registry of a kind, with every module loaded that may add to it."""
     package = importlib.import_module(f"xtrain_docs.{kind}s")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    shared = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    for name in (*(f"{package.__name__}.{one}" for one in shared), *lectures.modules()):
+        importlib.import_module(name)
     return package.REGISTRY
 
 

@@ -1,8 +1,7 @@
-"""Real runs behind the tables and figures of the lc1 pages: what each rank sent.
+"""Real runs behind the tables and figures of the pages.
 
-`sent(name, numel, ranks)` runs one collective on real ranks under a `CommLedger`
-and returns the bytes and messages of every rank and the number of rounds. Results are
-kept until the code they depend on changes (`kept`).
+`remembered(function, ranks)` runs a function of a lecture on real ranks and returns
+what it gave on each. Results are kept until the code they depend on changes (`kept`).
 """
 
 import importlib
@@ -24,12 +23,17 @@ def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> lis
     module = function.__module__
     asked = json.dumps([f"{module}:{function.__qualname__}", ranks, *arguments])
     return kept.remembered(
-        module.rpartition(".")[2],
+        shelf(module),
         asked,
         kept.stamp([kept.module_file(module)]),
         lambda: again(asked),
         f"run: {asked}",
     )
+
+
+def shelf(module: str) -> str:
+    """The name of its results: xtrain_docs.lectures.lc1.runs gives lc1_runs."""
+    return "_".join(module.split(".")[-2:])
 
 
 def again(asked: str) -> list[Any]:
@@ -48,41 +52,9 @@ def _world(ranks: int) -> Any:
     return World(ranks)
 
 
-def sent(name: str, numel: int, ranks: int, root: int = 0) -> dict[str, Any]:
-    """What the collective `name` of `xtrain.comm` sent, for a tensor of `numel`.
-
-    `numel` counts what one rank hands in, as in `xtrain.plan.collective_traffic`.
-    Returns lists by rank: sent and received (bytes), messages; and rounds.
-    """
-    from xtrain_docs.runs_lc1 import payload
-
-    results = remembered(payload, ranks, name, numel, root)
-    return {
-        "sent": [r["sent"] for r in results],
-        "received": [r["received"] for r in results],
-        "messages": [r["messages"] for r in results],
-        "rounds": rounds([r["events"] for r in results]),
-    }
-
-
 def rounds(events: list[list[list[Any]]]) -> int:
     """How many rounds the recorded events of all ranks take."""
     from xtrain.comm.ledger import Event, message_rounds
 
     placed = message_rounds([[Event(*event) for event in one] for one in events])
     return len(placed)
-
-
-def wire(name: str, numel: int, ranks: int) -> dict[str, Any]:
-    """Payload and wire bytes by rank of one call; `name` starts with xtrain. or torch.
-
-    "wire" is None where the system does not count (everywhere but Linux).
-    """
-    from xtrain_docs.runs_lc1 import on_the_wire
-
-    results = remembered(on_the_wire, ranks, name, numel)
-    counted = [r["wire"] for r in results]
-    return {
-        "payload": [r["payload"] for r in results],
-        "wire": None if None in counted else counted,
-    }

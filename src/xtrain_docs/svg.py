@@ -120,28 +120,22 @@ def line_chart(
     title: str,
     description: str = "",
     marks: Sequence[tuple[float, str]] = (),
-    width: int = 720,
-    height: int = 380,
-    legend: bool = False,
+    width: int = 500,
+    height: int = 340,
 ) -> str:
-    """Lines over two axes, each named at its right end.
+    """Lines over two axes, named in rows above them: a phone can show it whole.
 
     Args:
         series: points per name, in drawing order.
         marks: vertical lines at x with a short text, such as a crossover.
-        legend: name the lines in rows above the chart instead, and fit a phone.
     """
     if not series or not all(series.values()):
         raise ValueError(f"{title}: a series without points")
     every = [p for points in series.values() for p in points]
     xs = x.ends([p[0] for p in every])
     ys = y.ends([p[1] for p in every])
-    longest = max(len(name) for name in series)
-    left, right, top, bottom = 74.0, 24 + 7.2 * longest, 34.0, 52
-    keys: list[str] = []
-    if legend:
-        keys, rows = _legend(list(series), width)
-        right, top = 18, top + 20 * rows
+    keys, rows = _legend(list(series), width)
+    left, right, top, bottom = 74.0, 18.0, 34.0 + 20 * rows, 52.0
     wide, high = width - left - right, height - top - bottom
 
     def px(value: float) -> float:
@@ -168,7 +162,6 @@ def line_chart(
             late = px(at) + 6 + 7.2 * len(words) > width
             aside, anchor = (-6, "end") if late else (6, "start")
             parts.append(text(px(at) + aside, top + 12, words, "xt-mark-text", anchor))
-    ends = _spread([(py(points[-1][1]), name) for name, points in series.items()], 17)
     for index, (name, points) in enumerate(series.items()):
         path = " ".join(f"{_number(px(a))},{_number(py(b))}" for a, b in points)
         parts.append(f'<polyline points="{path}" class="xt-line xt-s{index % 8}"/>')
@@ -180,11 +173,7 @@ def line_chart(
                 "</circle>"
                 for a, b in points
             ]
-        if not legend:
-            cls = f"xt-name xt-s{index % 8}"
-            parts.append(text(left + wide + 10, ends[name] + 4, name, cls))
-    drawing = document(width, height, parts, title, description)
-    return fit(drawing, width) if legend else drawing
+    return fit(document(width, height, parts, title, description), width)
 
 
 def _legend(names: Sequence[str], width: int) -> tuple[list[str], int]:
@@ -208,16 +197,6 @@ def fit(drawing: str, width: int) -> str:
         f'style="min-width:{round(0.8 * width)}px;max-width:{round(1.25 * width)}px"'
     )
     return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
-
-
-def _spread(places: list[tuple[float, str]], gap: float) -> dict[str, float]:
-    """Move labels apart so that none lies on another."""
-    out: dict[str, float] = {}
-    last = -math.inf
-    for y, name in sorted(places):
-        last = max(y, last + gap)
-        out[name] = last
-    return out
 
 
 def bar_chart(

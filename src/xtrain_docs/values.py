@@ -106,12 +106,6 @@ def number(count: float, significant: int = 3) -> str:
     return digits(count, significant)
 
 
-@value
-def tests_of(symbol: str) -> int:
-    """How many tests pass on the current source of `module:name`."""
-    return verification.ledger().summary(symbol).passed
-
-
 def names() -> dict[str, Any]:
     """Every name an expression may use."""
     found = dict(VALUES)

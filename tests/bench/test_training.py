@@ -13,6 +13,7 @@ from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
 from xtrain.bench.llama import Llama, Shape, parameters_for, width_for
 from xtrain.bench.races import lc2, lc3
 from xtrain.bench.runner import run_heat
+from xtrain.bench.steps import SEND
 from xtrain.bench.training import (
     CHECKED,
     TOLERANCE,
@@ -30,7 +31,7 @@ MiB = 2**20
 
 @pytest.mark.parametrize("size", [SIZE, 2 * MiB, 16 * MiB])
 def test_the_model_is_as_large_as_it_says(size):
-    for shape in (TINY, lc2.SEND):
+    for shape in (TINY, SEND):
         width = width_for(size, shape.layers)
         numel = sum(p.numel() for p in model_for(Case(size, 2), shape).parameters())
         assert numel == parameters_for(width, shape.layers)

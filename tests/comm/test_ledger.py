@@ -30,6 +30,8 @@ ALL_REDUCES = (
     "halving_doubling_all_reduce",
     "parameter_server_all_reduce",
 )
+PIECES = ("gather", "scatter", "ring_all_gather")  # a rank has one of the full tensor
+EVEN = (*PIECES, "ring_reduce_scatter", "all_to_all")
 ROOTED = ("broadcast", "broadcast_naive", "reduce", "gather", "scatter")
 PLANNED = (
     *ALL_REDUCES,
@@ -44,8 +46,9 @@ DTYPE_OF = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.int64}
 
 def run_by_name(name: str, numel: int, root: int, dtype) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    tensor = torch.full((numel,), rank, dtype=dtype)
-    pieces = [torch.zeros(numel, dtype=dtype) for _ in range(size)]
+    share = numel // size if name in PIECES else numel
+    tensor = torch.full((share,), rank, dtype=dtype)
+    pieces = [torch.zeros(share, dtype=dtype) for _ in range(size)]
     on_root = pieces if rank == root else None
     if name in ("broadcast", "broadcast_naive", "reduce"):
         getattr(comm, name)(tensor, root)
@@ -54,7 +57,7 @@ def run_by_name(name: str, numel: int, root: int, dtype) -> None:
     elif name == "scatter":
         comm.scatter(tensor, on_root, src=root)
     elif name == "ring_all_gather":
-        comm.ring_all_gather(torch.empty(size * numel, dtype=dtype), tensor)
+        comm.ring_all_gather(torch.empty(numel, dtype=dtype), tensor)
     elif name == "ring_reduce_scatter":
         comm.ring_reduce_scatter(torch.empty(numel // size, dtype=dtype), tensor)
     elif name == "all_to_all":
@@ -69,12 +72,12 @@ def planned_cases(size: int):
     """(name, numel, root, bytes per element) that every algorithm can do."""
     for name in PLANNED:
         for numel in (0, 1, 2, 5, 16, 101):
-            if name in ("ring_reduce_scatter", "all_to_all"):
+            itemsize = (1, 2, 4, 8)[numel % 4]
+            if name in EVEN:
                 numel *= size
             if name == "barrier":
                 yield name, 1, 0, 4
                 break
-            itemsize = (1, 2, 4, 8)[numel % 4]
             for root in {0, size - 1} if name in ROOTED else {0}:
                 yield name, numel, root, itemsize
 

@@ -134,10 +134,13 @@ def test_charts_refuse_what_cannot_be_drawn():
 
 def test_labels_do_not_lie_on_each_other():
     series = {f"s{i}": [(0, 0), (1, 1 + i / 1000)] for i in range(4)}
-    svg = line_chart(series, Axis("x"), Axis("y"), "t")
-    places = [float(y) for y in re.findall(r'y="([\d.]+)" class="xt-name', svg)]
-    places.sort()
-    assert all(b - a >= 15 for a, b in zip(places, places[1:], strict=False))
+    svg = line_chart(series, Axis("x"), Axis("y"), "t", width=150)
+    found = re.findall(r'x="([\d.]+)" y="([\d.]+)" class="xt-name', svg)
+    places = sorted((float(y), float(x)) for x, y in found)
+    assert len(places) == 4
+    assert len({y for y, _ in places}) > 1  # more rows than one
+    for (y, x), (below, right) in zip(places, places[1:], strict=False):
+        assert below - y >= 15 or right - x >= 7 * len("s0") + 15
 
 
 def test_equal_input_gives_equal_bytes():

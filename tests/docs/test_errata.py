@@ -1,7 +1,7 @@
 """Entries of the errata pages that are proved by counting what these pages show."""
 
+from xtrain_docs.lectures.lc3.tables import STAGES
 from xtrain_docs.tables.home import LECTURES
-from xtrain_docs.tables.lc3 import STAGES
 
 
 def test_four_stages_and_six_parallelisms():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain_docs.tables.interview_lc3 import LINKS, stage_seconds, stage_times
+from xtrain_docs.lectures.lc3.interview import LINKS, stage_seconds, stage_times
 
 
 def test_stage_3_takes_half_as_long_again_and_every_layers_latency():

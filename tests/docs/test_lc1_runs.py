@@ -16,13 +16,14 @@ from tests.docs.conftest import forget
 from xtrain.comm.mesh import axis_ranks, mesh_coordinates
 from xtrain.comm.reduce_op import combine, finish
 from xtrain.comm.tree import _halve_and_double
-from xtrain_docs import config, kept, runs, runs_lc1
+from xtrain_docs import config, kept, runs
 from xtrain_docs import races as recorded
-from xtrain_docs.figures import lc1 as figures
+from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.figures import races
+from xtrain_docs.lectures.lc1 import figures, measured, tables
+from xtrain_docs.lectures.lc1 import runs as lc1_runs
 from xtrain_docs.svg import Axis, bar_chart
-from xtrain_docs.tables import REGISTRY, lc1
-from xtrain_docs.traces import lc1_extra
+from xtrain_docs.tables import REGISTRY
 
 
 @pytest.fixture
@@ -42,33 +43,35 @@ def on_ranks(world, tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_every_collective_sends_its_formula(on_ranks, ranks):
-    for name, known in lc1.MEASURED.items():
+    for name, known in measured.MEASURED.items():
         if ranks % known.options.get("local_ranks", 1) == 0:
-            found = lc1.compare(name, ranks)
+            found = measured.compare(name, ranks)
             assert max(found["sent"]) == found["formula"] > 0
 
 
 def test_a_table_is_refused_when_run_and_formula_disagree(on_ranks, monkeypatch):
-    wrong = dataclasses.replace(lc1.MEASURED["ring_all_reduce"], formula="broadcast")
-    monkeypatch.setitem(lc1.MEASURED, "ring_all_reduce", wrong)
-    with pytest.raises(lc1.EvidenceError, match="ring_all_reduce, 3 ranks: sent"):
-        lc1.compare("ring_all_reduce", 3)
+    wrong = dataclasses.replace(
+        measured.MEASURED["ring_all_reduce"], formula="broadcast"
+    )
+    monkeypatch.setitem(measured.MEASURED, "ring_all_reduce", wrong)
+    with pytest.raises(EvidenceError, match="ring_all_reduce, 3 ranks: sent"):
+        measured.compare("ring_all_reduce", 3)
 
 
 def test_rounds_are_compared_too(on_ranks, monkeypatch):
     # The same bytes as a ring all-gather on 2 of 2 ranks, in more rounds on 4.
     wrong = dataclasses.replace(
-        lc1.MEASURED["all_to_all"], formula="ring_reduce_scatter"
+        measured.MEASURED["all_to_all"], formula="ring_reduce_scatter"
     )
-    monkeypatch.setitem(lc1.MEASURED, "all_to_all", wrong)
-    with pytest.raises(lc1.EvidenceError, match="rounds"):
-        lc1.compare("all_to_all", 4)
+    monkeypatch.setitem(measured.MEASURED, "all_to_all", wrong)
+    with pytest.raises(EvidenceError, match="rounds"):
+        measured.compare("all_to_all", 4)
 
 
 def test_three_orders_of_a_ring_step(on_ranks):
-    assert [lc1.order_rounds("rank 0 first", n) for n in (2, 3, 4)] == [2, 6, 12]
-    assert [lc1.order_rounds("even first", n) for n in (2, 3, 4)] == [2, 6, 6]
-    assert [lc1.order_rounds("together", n) for n in (2, 3, 4)] == [1, 2, 3]
+    assert [tables.order_rounds("rank 0 first", n) for n in (2, 3, 4)] == [2, 6, 12]
+    assert [tables.order_rounds("even first", n) for n in (2, 3, 4)] == [2, 6, 6]
+    assert [tables.order_rounds("together", n) for n in (2, 3, 4)] == [1, 2, 3]
 
 
 def test_tables_are_whole(on_ranks):
@@ -82,23 +85,23 @@ def test_gloo_reduce_scatter_sends_an_all_reduce(on_ranks, world):
     if world(4).backend != "gloo":
         pytest.skip("about gloo")
     size = 2**20
-    ours = runs.wire("xtrain.ring_reduce_scatter", size // 4, 4)
-    theirs = runs.wire("torch.reduce_scatter_tensor", size // 4, 4)
+    ours = measured.wire("xtrain.ring_reduce_scatter", size // 4, 4)
+    theirs = measured.wire("torch.reduce_scatter_tensor", size // 4, 4)
     assert sum(ours["payload"]) == 3 * size
     assert sum(theirs["wire"]) == pytest.approx(6 * size, rel=0.02)
     assert sum(ours["wire"]) == pytest.approx(3 * size, rel=0.02)
 
 
 def test_runs_are_remembered_until_the_code_changes(on_ranks, monkeypatch, tmp_path):
-    first = runs.sent("barrier", 1, 2)
-    shelf = tmp_path / "runs_lc1.json"
+    first = measured.sent("barrier", 1, 2)
+    shelf = tmp_path / "lc1_runs.json"
     stored = json.loads(shelf.read_text())
     (entry,) = stored.values()
     entry["result"][0]["sent"] = 123
     kept.write(shelf, stored)
-    assert runs.sent("barrier", 1, 2)["sent"][0] == 123
+    assert measured.sent("barrier", 1, 2)["sent"][0] == 123
     monkeypatch.setattr(kept, "stamp", lambda roots: "changed")
-    assert runs.sent("barrier", 1, 2) == first
+    assert measured.sent("barrier", 1, 2) == first
 
 
 # --------------------------------------------------------------------- figures
@@ -220,9 +223,8 @@ def test_crossover_figures_name_the_place():
 
 
 def test_one_shot_shows_its_messages(on_ranks, world):
-    results = world(3).run(runs_lc1.payload, "one_shot_by_p2p", 4, 0)
+    results = world(3).run(lc1_runs.payload, "one_shot_by_p2p", 4, 0)
     assert [r["messages"] for r in results] == [2, 2, 2]
-    assert lc1_extra.__name__ == lc1_extra.HERE
 
 
 def test_a_race_without_a_record_says_so(tmp_path):

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from xtrain_docs import runs, runs_lc2
-from xtrain_docs.figures import lc2 as figures
-from xtrain_docs.tables import lc2
-from xtrain_docs.tables.lc1 import EvidenceError
+from xtrain_docs import runs
+from xtrain_docs.evidence import EvidenceError
+from xtrain_docs.lectures.lc2 import figures, tables
+from xtrain_docs.lectures.lc2 import runs as lc2_runs
 
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
@@ -15,24 +15,24 @@ DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 @pytest.mark.verifies(DDP)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_a_step_sends_its_formula(on_ranks, ranks):
-    phi = 4 * runs_lc2.parameters_of_net()
-    sent = lc2.sent_by_ddp(ranks)
+    phi = 4 * lc2_runs.parameters_of_net()
+    sent = tables.sent_by_ddp(ranks)
     assert 0 <= sent - 2 * (ranks - 1) / ranks * phi <= 8 * ranks
     if ranks < 8:
-        assert lc2.sent_by_ddp(ranks, 3, quiet=True) == sent
-        assert lc2.sent_by_ddp(ranks, 3, quiet=False) == 3 * sent
+        assert tables.sent_by_ddp(ranks, 3, no_sync=True) == sent
+        assert tables.sent_by_ddp(ranks, 3, no_sync=False) == 3 * sent
 
 
 def test_another_formula_is_refused(on_ranks, monkeypatch):
-    monkeypatch.setattr(runs_lc2, "parameters_of_net", lambda: 24_000)
+    monkeypatch.setattr(lc2_runs, "parameters_of_net", lambda: 24_000)
     with pytest.raises(EvidenceError, match="DDP, 2 ranks: sent"):
-        lc2.sent_by_ddp(2)
+        tables.sent_by_ddp(2)
 
 
 @pytest.mark.verifies(DDP, "xtrain.data_parallel.naive:NaiveDataParallel")
 def test_buckets_save_calls_and_no_bytes(on_ranks):
     naive, small, whole = (
-        runs.remembered(runs_lc2.calls_of_step, 2, *how)[0]
+        runs.remembered(lc2_runs.calls_of_step, 2, *how)[0]
         for how in (("naive", 0), ("buckets", 18), ("buckets", 1024))
     )
     assert [len(calls) for calls in (naive, small, whole)] == [12, 6, 1]
@@ -40,13 +40,17 @@ def test_buckets_save_calls_and_no_bytes(on_ranks):
 
 
 def test_tables_are_whole(on_ranks):
-    for table in (lc2.ddp_bytes(), lc2.bucket_calls(2), lc2.accumulation_bytes(2)):
+    for table in (
+        tables.ddp_bytes(),
+        tables.bucket_calls(2),
+        tables.accumulation_bytes(2),
+    ):
         assert len(table.markdown()) == 6
 
 
 @pytest.mark.verifies(DDP)
 def test_the_clock_shows_buckets_leaving_during_backward(on_ranks):
-    events = runs.remembered(runs_lc2.backward_by_the_clock, 2, 4, 512, 1.0)[0]
+    events = runs.remembered(lc2_runs.backward_by_the_clock, 2, 4, 512, 1.0)[0]
     order = [(what, number) for what, number, _ in events]
     assert [n for what, n in order if what == "gradient"] == [3, 2, 1, 0]
     assert [n for what, n in order if what == "sent"] == [0, 1, 2, 3]

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from xtrain_docs import runs, runs_lc3
-from xtrain_docs.figures import lc3 as figures
-from xtrain_docs.tables import lc3
-from xtrain_docs.tables.lc1 import EvidenceError
+from xtrain_docs import runs
+from xtrain_docs.evidence import EvidenceError
+from xtrain_docs.lectures.lc3 import figures, tables
+from xtrain_docs.lectures.lc3 import runs as lc3_runs
 
 SYMBOLS = (
     "xtrain.zero.stage12:ZeroOptimizer",
@@ -27,37 +27,37 @@ MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 )
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_bytes_held_equal_the_formula(on_ranks, ranks):
-    for stage in lc3.STAGES:
-        for low in (False, True):
-            _, found = lc3.held(stage, ranks, low)
+    for stage in tables.STAGES:
+        for bf16 in (False, True):
+            _, found = tables.bytes_held(stage, ranks, bf16)
             assert min(found.values()) > 0
 
 
 def test_another_recipe_is_refused(on_ranks, monkeypatch):
-    monkeypatch.setattr(lc3, "recipe_of", lambda stage, low: "zero16")
+    monkeypatch.setattr(tables, "recipe_of", lambda stage, bf16: "zero16")
     with pytest.raises(EvidenceError, match="stage 1, rank 0 of 2"):
-        lc3.held("1", 2)
+        tables.bytes_held("1", 2)
 
 
 @pytest.mark.verifies(*SYMBOLS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_bytes_sent_equal_the_formula(on_ranks, ranks):
-    phi = 4 * runs_lc3.parameters_of_tower() * (ranks - 1) / ranks
-    for stage, times in lc3.PHIS.items():
-        assert lc3.payload(stage, ranks) / phi == pytest.approx(times, rel=1e-3)
+    phi = 4 * lc3_runs.parameters_of_tower() * (ranks - 1) / ranks
+    for stage, times in tables.PHIS.items():
+        assert tables.payload(stage, ranks) / phi == pytest.approx(times, rel=1e-3)
 
 
 def test_other_traffic_is_refused(on_ranks, monkeypatch):
-    monkeypatch.setitem(lc3.PHIS, "3", 2)
+    monkeypatch.setitem(tables.PHIS, "3", 2)
     with pytest.raises(EvidenceError, match="stage 3: sent"):
-        lc3.payload("3", 2)
+        tables.payload("3", 2)
 
 
 @pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
 def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
-    layer = 4 * runs_lc3.parameters_of_tower() // runs_lc3.LAYERS
+    layer = 4 * lc3_runs.parameters_of_tower() // lc3_runs.LAYERS
     one, two = (
-        runs.remembered(runs_lc3.gradients_alive, 2, stage, 17)[0] for stage in "12"
+        runs.remembered(lc3_runs.gradients_alive, 2, stage, 17)[0] for stage in "12"
     )
     assert one == [layer * n for n in range(1, 7)]
     assert max(two) <= 2 * layer
@@ -67,22 +67,22 @@ def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
     "xtrain.zero.stage3:FullyShardedDataParallel", "xtrain.zero.shards:Shards"
 )
 def test_stage_3_has_two_layers_whole_at_most(on_ranks):
-    layer = 4 * runs_lc3.parameters_of_tower() // runs_lc3.LAYERS
+    layer = 4 * lc3_runs.parameters_of_tower() // lc3_runs.LAYERS
     freed, kept = (
-        runs.remembered(runs_lc3.weights_alive, 2, stage)[0]
+        runs.remembered(lc3_runs.weights_alive, 2, stage)[0]
         for stage in ("3", "3 kept")
     )
-    assert len(freed) == 2 * runs_lc3.LAYERS
+    assert len(freed) == 2 * lc3_runs.LAYERS
     assert layer <= min(freed)
     assert max(freed) == 2 * layer
-    assert max(kept) == runs_lc3.LAYERS * layer
+    assert max(kept) == lc3_runs.LAYERS * layer
 
 
 def test_tables_are_whole(on_ranks):
-    assert len(lc3.zero_bytes(2).markdown()) == 6
-    assert len(lc3.zero_gigabytes().markdown()) == 6
-    assert len(lc3.recipes().markdown()) == 6
-    calls = {row[0]: row[1:] for row in lc3.zero_calls(2).rows}
+    assert len(tables.zero_bytes(2).markdown()) == 6
+    assert len(tables.zero_gigabytes().markdown()) == 6
+    assert len(tables.recipes().markdown()) == 6
+    calls = {row[0]: row[1:] for row in tables.zero_calls(2).rows}
     assert calls["plain data parallelism"] == ["1", "-", "-"]
     assert calls["stage 1"] == ["-", "1", "1"]
     assert calls["stage 3"] == ["-", "12", "6"]

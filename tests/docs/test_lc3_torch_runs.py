@@ -2,13 +2,15 @@
 
 import pytest
 
-from xtrain_docs import runs, runs_lc3_torch
-from xtrain_docs.tables import lc3_torch
-from xtrain_docs.tables.lc1 import EvidenceError
+from xtrain_docs import runs
+from xtrain_docs.evidence import EvidenceError
+from xtrain_docs.lectures.lc2 import runs as lc2_runs
+from xtrain_docs.lectures.lc2 import tables as lc2_tables
+from xtrain_docs.lectures.lc3 import tables_torch
 
 
 def test_settings_of_torch_and_ours_do_the_same(on_ranks):
-    rows = {row[0]: row[2:] for row in lc3_torch.fsdp_settings(2).rows}
+    rows = {row[0]: row[2:] for row in tables_torch.fsdp_settings(2).rows}
     assert rows["FSDP1, `FULL_SHARD`"] == ["0.5", "12", "6", "-"]
     assert rows["FSDP1, `SHARD_GRAD_OP`"] == ["0.5", "6", "6", "-"]
     assert rows["FSDP1, `NO_SHARD`"] == ["1", "-", "-", "6"]
@@ -19,19 +21,19 @@ def test_settings_of_torch_and_ours_do_the_same(on_ranks):
 
 
 def test_both_wrappers_reduce_the_same_bytes(on_ranks):
-    torchs, ours = lc3_torch.ddp_beside_torch(2, 64).rows
+    torchs, ours = lc2_tables.ddp_beside_torch(2, 64).rows
     assert torchs[1] == ours[1] == "1"
-    found = runs.remembered(runs_lc3_torch.ddp_on_the_wire, 2, "ours", 64)
+    found = runs.remembered(lc2_runs.ddp_on_the_wire, 2, "ours", 64)
     bytes_of = [sum(result["payload"]) for result in found]
     assert bytes_of == [4 * (6 * (64 * 64 + 64) + 1)] * 2
 
 
 def test_checkpoints_have_every_byte_once(on_ranks, monkeypatch):
-    monkeypatch.setattr(lc3_torch, "WORLD_SIZES", (2, 3))
-    rows = lc3_torch.checkpoint_bytes().rows
+    monkeypatch.setattr(tables_torch, "WORLD_SIZES", (2, 3))
+    rows = tables_torch.checkpoint_bytes().rows
     assert [row[0] for row in rows] == ["1", "2", "3"]
     assert len({row[1] for row in rows}) == 1
     short = [{"state": 1, "rest": 0, "index": 0}]
     monkeypatch.setattr(runs, "remembered", lambda *_: short)
     with pytest.raises(EvidenceError, match="1 ranks wrote 1"):
-        lc3_torch.checkpoint_bytes()
+        tables_torch.checkpoint_bytes()

@@ -17,11 +17,11 @@ ITEMSIZE = torch.float32.itemsize
 
 
 def run_collective(name: str, numel: int, root: int) -> None:
-    """Run the collective called `name` with one rank's `numel` elements."""
+    """Run the collective called `name` on a full tensor of `numel` elements."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    tensor = torch.full((numel,), float(rank))
-    pieces = [torch.zeros(numel) for _ in range(size)]
-    mine = pieces if rank == root else None
+    share = numel // size if name in ("gather", "scatter", "ring_all_gather") else numel
+    tensor = torch.full((share,), float(rank))
+    mine = [torch.zeros(share) for _ in range(size)] if rank == root else None
     if name in ("broadcast", "broadcast_naive", "reduce"):
         getattr(comm, name)(tensor, root)
     elif name == "gather":
@@ -29,7 +29,7 @@ def run_collective(name: str, numel: int, root: int) -> None:
     elif name == "scatter":
         comm.scatter(tensor, mine, src=root)
     elif name == "ring_all_gather":
-        comm.ring_all_gather(torch.empty(size * numel), tensor)
+        comm.ring_all_gather(torch.empty(numel), tensor)
     elif name == "ring_reduce_scatter":
         comm.ring_reduce_scatter(torch.empty(numel // size), tensor)
     elif name == "all_to_all":
@@ -77,8 +77,9 @@ def test_all_reduce_sends_the_formula(world, name, size):
     "name", ["broadcast", "broadcast_naive", "reduce", "gather", "scatter"]
 )
 def test_rooted_collectives_send_the_formula(world, name, size):
+    numel = 13 * size if name in ("gather", "scatter") else 13
     for root in {0, size - 1}:
-        check(world, name, size, 13, root=root)
+        check(world, name, size, numel, root=root)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])

@@ -126,7 +126,7 @@ COSTS: dict[str, Callable[[int], Cost]] = {
 
 
 def collective_cost(algorithm: str, ranks: int) -> Cost:
-    """Coefficients of `algorithm` among `ranks` ranks.
+    """Coefficients of `algorithm` among `ranks` ranks, per byte of the full tensor.
 
     ValueError for an unknown name, for fewer than one rank, and for the recursive
     algorithms where `ranks` is not a power of two.
@@ -164,7 +164,7 @@ def crossover(
     beta: float,
     gamma: float = 0.0,
 ) -> float:
-    """The size in bytes at which two algorithms take equally long.
+    """The size in bytes of the full tensor at which two algorithms take equally long.
 
     Below it the one with fewer messages wins, above it the one with fewer bytes. 0
     if one of them is never slower, `inf` if their bytes cost the same.
@@ -186,7 +186,10 @@ def fastest(
     beta: float,
     gamma: float = 0.0,
 ) -> str:
-    """The name with the least `collective_time`; the first one wins a tie."""
+    """The name with the least `collective_time` for a full tensor of `bytes`.
+
+    The first one wins a tie.
+    """
     return min(
         algorithms,
         key=lambda name: collective_time(name, bytes, ranks, alpha, beta, gamma),
@@ -204,8 +207,8 @@ def hierarchical_time(
     """All-reduce in three steps: reduce-scatter in the node, all-reduce across,
     gather.
 
-    `intra` and `inter` are (alpha, beta) of the two kinds of link. Only
-    1/local_ranks of the tensor leaves a device towards other nodes.
+    `bytes` is the full tensor; `intra` and `inter` are (alpha, beta) of the two kinds
+    of link. Only 1/local_ranks of the tensor leaves a device towards other nodes.
     """
     steps = (
         ("ring_reduce_scatter", bytes, local_ranks, intra),
@@ -222,14 +225,14 @@ def hierarchical_time(
 
 
 def algorithm_bandwidth(bytes: float, seconds: float) -> float:
-    """algbw, bytes/s: the size of the tensor over the time. Falls as ranks grow."""
+    """algbw, bytes/s: the full tensor over the time. Falls as ranks grow."""
     return bytes / seconds
 
 
 def bus_bandwidth_factor(collective: str, ranks: int) -> Fraction:
     """What turns algbw into busbw, the rate that compares with one link's.
 
-    `bytes` is then the larger of input and output (for all-gather the output).
+    `bytes` is then the full tensor: the larger of input and output.
     "all_reduce_in_network" is the factor for switches that add up (SHARP).
     """
     factors = {
@@ -251,7 +254,7 @@ def bus_bandwidth_factor(collective: str, ranks: int) -> Fraction:
 
 
 def bus_bandwidth(collective: str, bytes: float, seconds: float, ranks: int) -> float:
-    """busbw, bytes/s: algbw times the factor of the collective."""
+    """busbw, bytes/s: algbw of the full tensor times the factor of the collective."""
     factor = float(bus_bandwidth_factor(collective, ranks))
     return algorithm_bandwidth(bytes, seconds) * factor
 

@@ -1,5 +1,9 @@
 """What every rank sends and receives, algorithm by algorithm, to the last element.
 
+`numel` is always the size of the FULL tensor, as in `xtrain.plan.cost`: what a
+broadcast or an all-reduce has on every rank; what an all-gather or a gather ends with;
+what a reduce-scatter or a scatter starts from; one rank's whole input of an all-to-all.
+
 Counts are elements; `Traffic.bytes(itemsize)` turns them into bytes. They are exact
 for any number of ranks and any number of elements: an uneven tensor is cut as
 `torch.tensor_split` cuts it, the first `numel % ranks` chunks one element longer.
@@ -97,12 +101,12 @@ def ceil_log2(ranks: int) -> int:
 
 
 def broadcast_naive(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """The root sends the whole tensor to every other rank over its one link."""
+    """The root sends all `numel` elements to every other rank over its one link."""
     return _star(ranks, root, [numel] * ranks, outward=True)
 
 
 def broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """Binomial tree: whoever has the tensor passes it on, ceil(log2 p) rounds."""
+    """Binomial tree: who has the `numel` elements passes them on, log2(p) rounds."""
     sent, received = [0] * ranks, [0] * ranks
     for parent, child in _binomial_edges(ranks, root):
         sent[parent] += numel
@@ -111,70 +115,67 @@ def broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
 
 
 def reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """The binomial broadcast run backwards: every edge carries a partial sum up."""
+    """The broadcast run backwards: every edge carries a partial sum of `numel` up."""
     mirror = broadcast(numel, ranks, root)
     return Traffic(mirror.received, mirror.sent, mirror.rounds)
 
 
 def scatter(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """The root sends every other rank its piece of `numel` elements directly."""
-    return _star(ranks, root, [numel] * ranks, outward=True)
+    """The root cuts `numel` elements and sends every other rank its piece directly."""
+    return _star(ranks, root, chunk_sizes(numel, ranks), outward=True)
 
 
 def gather(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """Every rank sends its piece of `numel` elements to the root directly."""
-    return _star(ranks, root, [numel] * ranks, outward=False)
+    """Every rank sends its piece to the root, which ends with `numel` elements."""
+    return _star(ranks, root, chunk_sizes(numel, ranks), outward=False)
 
 
 def van_de_geijn_broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """Scatter the chunks from the root, then all-gather them around the ring."""
-    chunks = chunk_sizes(numel, ranks)
-    pieces = _star(ranks, root, chunks, outward=True)
-    return pieces.then(_ring(chunks, first=0))
+    """Scatter `numel` elements from the root, all-gather them around the ring."""
+    return scatter(numel, ranks, root).then(ring_all_gather(numel, ranks))
 
 
 # ----------------------------------------------------------------- ring family
 
 
 def ring_reduce_scatter(numel: int, ranks: int) -> Traffic:
-    """`numel` elements in, rank r keeps the sum of chunk r: (p-1)/p of it sent."""
+    """`numel` elements in, rank r keeps the sum of chunk r: (p-1)/p of them sent."""
     return _ring(chunk_sizes(numel, ranks), first=-1)
 
 
 def ring_all_gather(numel: int, ranks: int) -> Traffic:
-    """Every rank gives `numel` elements and ends with all p of these pieces."""
-    return _ring([numel] * ranks, first=0)
+    """Every rank gives its chunk and ends with all `numel`: (p-1)/p of them sent."""
+    return _ring(chunk_sizes(numel, ranks), first=0)
 
 
 def ring_all_reduce(numel: int, ranks: int) -> Traffic:
-    """Reduce-scatter, then all-gather: 2(p-1)/p of the tensor, whatever p is."""
-    chunks = chunk_sizes(numel, ranks)
-    return _ring(chunks, first=-1).then(_ring(chunks, first=0))
+    """Reduce-scatter, then all-gather: 2(p-1)/p of `numel`, whatever p is."""
+    return ring_reduce_scatter(numel, ranks).then(ring_all_gather(numel, ranks))
 
 
 # ---------------------------------------------------------- other all-reduces
 
 
 def parameter_server_all_reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """All send to the root, which answers all: (p-1) M each way on its link."""
+    """All send `numel` to the root, which answers all: p-1 times that each way."""
     pieces = [numel] * ranks
     up = _star(ranks, root, pieces, outward=False, together=False)
     return up.then(_star(ranks, root, pieces, outward=True))
 
 
 def tree_all_reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
-    """Binomial reduce, then binomial broadcast: 2 ceil(log2 p) rounds."""
+    """Binomial reduce, then binomial broadcast of `numel`: 2 ceil(log2 p) rounds."""
     return reduce(numel, ranks, root).then(broadcast(numel, ranks, root))
 
 
 def one_shot_all_reduce(numel: int, ranks: int) -> Traffic:
-    """Everybody sends everything to everybody and adds up alone: (p-1) M sent."""
+    """Every rank sends its `numel` to every other and adds up alone: p-1 times that."""
     each = (numel * (ranks - 1),) * ranks
     return Traffic(each, each, int(ranks > 1))
 
 
 def recursive_doubling_all_reduce(numel: int, ranks: int) -> Traffic:
-    """Swap the whole tensor with rank xor 1, 2, 4, ...: log2(p) rounds of M.
+    """Swap all `numel` with rank xor 1, 2, 4, ...: log2(p) rounds.
 
     For a power of two; ValueError otherwise.
     """
@@ -185,7 +186,7 @@ def recursive_doubling_all_reduce(numel: int, ranks: int) -> Traffic:
 
 
 def halving_doubling_all_reduce(numel: int, ranks: int) -> Traffic:
-    """Recursive halving, then recursive doubling (Rabenseifner): log2 rounds each.
+    """Recursive halving of `numel`, then doubling (Rabenseifner): log2 rounds each.
 
     Between two powers of two, each rank beyond the lower one (2^k) gives its tensor
     to rank - 2^k before, and gets the sum back after.
@@ -203,7 +204,7 @@ def halving_doubling_all_reduce(numel: int, ranks: int) -> Traffic:
 def hierarchical_all_reduce(numel: int, ranks: int, local_ranks: int) -> Traffic:
     """Reduce-scatter in the node, ring all-reduce across nodes, all-gather inside.
 
-    Ranks of a node are consecutive. The tensor is padded to a multiple of
+    Ranks of a node are consecutive. The tensor of `numel` is padded to a multiple of
     `local_ranks`, so every rank takes one equal shard across. See
     `hierarchical_between_nodes` for the part that leaves the node.
     """
@@ -218,7 +219,10 @@ def hierarchical_all_reduce(numel: int, ranks: int, local_ranks: int) -> Traffic
 
 
 def hierarchical_between_nodes(numel: int, ranks: int, local_ranks: int) -> Traffic:
-    """The middle step of `hierarchical_all_reduce`: what crosses the slow links."""
+    """The middle step of `hierarchical_all_reduce`: what crosses the slow links.
+
+    `numel` is the full tensor, as there; each rank takes 1/local_ranks of it across.
+    """
     if local_ranks < 1 or ranks % local_ranks:
         raise ValueError(f"{ranks} ranks do not divide into nodes of {local_ranks}")
     across = ring_all_reduce(-(-numel // local_ranks), ranks // local_ranks)
@@ -283,9 +287,9 @@ def collective_traffic(
 ) -> Traffic:
     """`Traffic` in elements of the algorithm of that name.
 
-    `numel` is the tensor that one rank hands in (for a reduce-scatter the whole
-    input, for an all-gather or a gather one rank's piece). Options: `root` where
-    there is one, `local_ranks` for hierarchical, `splits` for all_to_all.
+    `numel` is the full tensor (for an all-gather or a gather what it ends with).
+    Options: `root` where there is one, `local_ranks` for hierarchical, `splits` for
+    all_to_all.
     ValueError for an unknown name, fewer than one rank or a negative size.
     """
     if algorithm not in ALGORITHMS:

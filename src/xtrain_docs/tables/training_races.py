@@ -18,15 +18,15 @@ SHAPES = ("compute", "send", "small")
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
     from xtrain.bench.llama import parameters_for, width_for
-    from xtrain.bench.races import lc2
+    from xtrain.bench.steps import COMPUTE, SEND, SIZES, SMALL
 
     rows = []
-    for shape, size in lc2.SIZES.items():
+    for shape, size in SIZES.items():
         width = width_for(size, shape.layers)
         parameters = parameters_for(width, shape.layers)
         rows.append(
             [
-                {lc2.COMPUTE: "compute", lc2.SEND: "send", lc2.SMALL: "small"}[shape],
+                {COMPUTE: "compute", SEND: "send", SMALL: "small"}[shape],
                 str(shape.layers),
                 str(width),
                 number(parameters),

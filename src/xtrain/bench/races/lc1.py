@@ -123,8 +123,6 @@ def traffic(algorithm: str, case: Case) -> Traffic:
     """Bytes of one call: the formula of `xtrain.plan` for a float32 tensor."""
     numel = case.size // ITEM
     options = {}
-    if algorithm == "ring_all_gather":
-        numel //= case.ranks  # the formula takes one rank's piece
     if algorithm == "hierarchical_all_reduce":
         options["local_ranks"] = case.ranks // 2
     return collective_traffic(algorithm, numel, case.ranks, **options).bytes(ITEM)

@@ -1,13 +1,11 @@
 """Lecture 2: our DistributedDataParallel against torch's.
 
-A whole training step of a small Llama-like model, three times: with much to compute,
-with much to send, and so small that neither takes long. All sides use torch's fused
-AdamW and buckets of 25 MiB after a first one of 1 MiB, and their losses must agree.
-
-`size` is that of all weights in bytes, and so of all gradients.
+The three training steps of `xtrain.bench.steps`, of a small Llama-like model. All
+sides use torch's fused AdamW and buckets of 25 MiB after a first one of 1 MiB, and
+their losses must agree.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,24 +14,15 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from xtrain.bench.llama import Shape
-from xtrain.bench.race import Case, Contestant, Goal, Race
-from xtrain.bench.training import (
-    CHECKED,
-    TOLERANCE,
-    adamw,
-    model_for,
-    sum_of,
-    training_trial,
-)
+from xtrain.bench.race import Case, Contestant, Race
+from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
+from xtrain.bench.training import adamw, model_for, sum_of, training_trial
 from xtrain.comm.choice import RING
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.plan import Traffic, collective_traffic
 
 TITLE = "Lecture 2: our DistributedDataParallel against torch's"
-MiB = 2**20
-COMPUTE, SEND, SMALL = Shape(4, 4, 256), Shape(8, 1, 64), Shape(4, 1, 64)
-SIZES = {COMPUTE: 16 * MiB, SEND: 96 * MiB, SMALL: 2 * MiB}
 BUCKET_MB = 25
 
 
@@ -83,32 +72,6 @@ def contestants(shape: Shape) -> tuple[Contestant, ...]:
         formula = partial(ring_traffic, shape)
         sides.insert(3, Contestant("ours, our ring", on(ring_ddp, "gloo"), formula))
     return tuple(sides)
-
-
-def race(
-    name: str,
-    title: str,
-    shape: Shape,
-    sides: tuple[Contestant, ...],
-    goals: Mapping[str, float | None],
-) -> Race:
-    """A race of steps of one shape."""
-    size = SIZES[shape]
-    return Race(
-        name,
-        title,
-        sides,
-        sizes=(size,),
-        tolerance=TOLERANCE,
-        checked_calls=CHECKED,
-        memory=shape is SEND,
-        goals=tuple(
-            Goal(who, ratio, size, ranks)
-            for who, ratio in goals.items()
-            if ratio is not None
-            for ranks in (2, 4)
-        ),
-    )
 
 
 def ddp_race(name: str, title: str, shape: Shape, shm_goal: float) -> Race:

@@ -22,7 +22,7 @@ from torch.optim import AdamW
 
 from xtrain.bench.llama import Llama, Shape
 from xtrain.bench.race import Case, Contestant, Race
-from xtrain.bench.races.lc2 import COMPUTE, SEND, SMALL, MiB, race
+from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
 from xtrain.bench.training import (
     OPTIONS,
     adamw,

@@ -1,73 +1,17 @@
 """Tables of the lc1 pages: formulas beside what real runs really sent."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from xtrain.plan import Link, collective_cost, collective_traffic
 
-from .. import runs, values
-from . import REGISTRY, Table
-
-WORLD_SIZES = (2, 3, 4, 8)
-HARD_SPACE = "\u00a0"
-"""A space at which no line is broken."""
-M_BYTES = 96 * 1024
-"""The full tensor of every run: divides by each of the world sizes."""
-
-
-class EvidenceError(ValueError):
-    """A run contradicts a formula. Stops the build."""
-
-
-def whole(numel: int, ranks: int) -> int:
-    """What one rank hands in when every rank has the full tensor."""
-    del ranks
-    return numel
-
-
-def piece(numel: int, ranks: int) -> int:
-    """What one rank hands in when the full tensor is spread over the ranks."""
-    return numel // ranks
-
-
-@dataclass(frozen=True)
-class Measured:
-    """How a collective's run and formula are called for a full tensor of M bytes."""
-
-    formula: str
-    share: Callable[[int, int], int] = whole
-    run: str = ""
-    options: dict[str, int] = field(default_factory=dict)
-
-
-MEASURED = {
-    "broadcast": Measured("broadcast"),
-    "broadcast_naive": Measured("broadcast_naive"),
-    "reduce": Measured("reduce"),
-    "gather": Measured("gather", piece),
-    "scatter": Measured("scatter", piece),
-    "ring_all_gather": Measured("ring_all_gather", piece),
-    "ring_reduce_scatter": Measured("ring_reduce_scatter"),
-    "all_to_all": Measured("all_to_all"),
-    "parameter_server_all_reduce": Measured("parameter_server_all_reduce"),
-    "ring_all_reduce": Measured("ring_all_reduce"),
-    "tree_all_reduce": Measured("tree_all_reduce"),
-    "halving_doubling_all_reduce": Measured("halving_doubling_all_reduce"),
-    "one_shot_all_reduce": Measured("one_shot_all_reduce", run="one_shot_by_p2p"),
-    "hierarchical_all_reduce": Measured(
-        "hierarchical_all_reduce", run="hierarchical_2", options={"local_ranks": 2}
-    ),
-}
-
-
-def count(number: float) -> str:
-    """73728 as `73 728`."""
-    return f"{int(number):,}".replace(",", HARD_SPACE)
-
-
-def in_units(number: float) -> str:
-    """1.5 as `1.5 M`; at most three digits behind the dot."""
-    return f"{number:.3f}".rstrip("0").rstrip(".") + HARD_SPACE + "M"
+from ... import runs, values
+from ...evidence import (
+    WORLD_SIZES,
+    EvidenceError,
+    average_in_units,
+    count,
+    in_units,
+)
+from ...tables import REGISTRY, Table
+from .measured import M_BYTES, MEASURED, compare, sent, wire
 
 
 def in_words(name: str) -> str:
@@ -81,27 +25,6 @@ def in_words(name: str) -> str:
     for ours, words in hyphened:
         name = name.replace(ours, words)
     return name.replace("_", " ")
-
-
-def compare(name: str, ranks: int) -> dict[str, list[int] | int]:
-    """Run a collective; its numbers, once they equal the formula's on every rank."""
-    known = MEASURED[name]
-    numel = known.share(M_BYTES // runs.ITEMSIZE, ranks)
-    traffic = collective_traffic(known.formula, numel, ranks, **known.options)
-    expected = traffic.bytes(runs.ITEMSIZE)
-    found = runs.sent(known.run or name, numel, ranks)
-    for what in ("sent", "received"):
-        formula = list(getattr(expected, what))
-        if found[what] != formula:
-            raise EvidenceError(
-                f"{name}, {ranks} ranks: {what} {found[what]}, formula {formula}"
-            )
-    if found["rounds"] != expected.rounds:
-        raise EvidenceError(
-            f"{name}, {ranks} ranks: {found['rounds']} rounds, "
-            f"formula {expected.rounds}"
-        )
-    return found | {"formula": expected.max_sent}
 
 
 @REGISTRY
@@ -119,8 +42,8 @@ def bytes_sent(name: str) -> Table:
                 count(found["formula"]),
                 count(busiest),
                 str(found["rounds"]),
-                in_units(busiest / M_BYTES),
-                in_units(sum(found["sent"]) / M_BYTES),
+                in_units(busiest / M_BYTES, "M"),
+                in_units(sum(found["sent"]) / M_BYTES, "M"),
             ]
         )
     header = ["ranks", "formula, bytes", "measured", "rounds", "that is", "all ranks"]
@@ -133,13 +56,12 @@ def all_collectives(ranks: int = 4) -> Table:
     rows = []
     for name in MEASURED:
         found = compare(name, ranks)
-        cost = f"{in_units(max(found['sent']) / M_BYTES)}"
         rows.append(
             [
                 in_words(name),
-                cost,
+                in_units(max(found["sent"]) / M_BYTES, "M"),
                 str(found["rounds"]),
-                in_units(sum(found["sent"]) / M_BYTES),
+                in_units(sum(found["sent"]) / M_BYTES, "M"),
                 str(max(found["messages"])),
             ]
         )
@@ -149,12 +71,12 @@ def all_collectives(ranks: int = 4) -> Table:
 
 
 WIRE_PAIRS = (
-    ("ring_all_reduce", "all_reduce", whole),
-    ("ring_reduce_scatter", "reduce_scatter_tensor", whole),
-    ("ring_all_gather", "all_gather_into_tensor", piece),
-    ("all_to_all_single", "all_to_all_single", whole),
-    ("broadcast", "broadcast", whole),
-    ("reduce", "reduce", whole),
+    ("ring_all_reduce", "all_reduce"),
+    ("ring_reduce_scatter", "reduce_scatter_tensor"),
+    ("ring_all_gather", "all_gather_into_tensor"),
+    ("all_to_all_single", "all_to_all_single"),
+    ("broadcast", "broadcast"),
+    ("reduce", "reduce"),
 )
 
 
@@ -163,30 +85,20 @@ def on_the_wire(ranks: int = 4, mebibytes: float = 1.5) -> Table:
     """Payload and wire bytes of ours, and wire bytes of torch's own over gloo."""
     size = int(mebibytes * 2**20)
     rows = []
-    for ours, theirs, share in WIRE_PAIRS:
-        numel = share(size // runs.ITEMSIZE, ranks)
-        mine = runs.wire(f"xtrain.{ours}", numel, ranks)
-        foreign = runs.wire(f"torch.{theirs}", numel, ranks)
+    for ours, theirs in WIRE_PAIRS:
+        numel = size // runs.ITEMSIZE
+        mine = wire(f"xtrain.{ours}", numel, ranks)
+        foreign = wire(f"torch.{theirs}", numel, ranks)
         rows.append(
             [
                 in_words(ours),
-                in_units(_average(mine["payload"]) / size),
-                _wire_share(mine["wire"], size),
-                _wire_share(foreign["wire"], size),
+                average_in_units(mine["payload"], size, "M"),
+                average_in_units(mine["wire"], size, "M"),
+                average_in_units(foreign["wire"], size, "M"),
             ]
         )
     header = ["", "ours, payload", "ours, on the wire", "gloo's own, on the wire"]
     return Table(header, rows, "lrrr")
-
-
-def _average(numbers: list[int]) -> float:
-    return sum(numbers) / len(numbers)
-
-
-def _wire_share(counted: list[int] | None, size: int) -> str:
-    if counted is None:
-        return "not counted here"
-    return in_units(_average(counted) / size)
 
 
 ORDERS = ("rank 0 first", "even first", "together")
@@ -194,7 +106,7 @@ ORDERS = ("rank 0 first", "even first", "together")
 
 def order_rounds(order: str, ranks: int) -> int:
     """Rounds that N-1 ring shifts take in this order, from a real run."""
-    from xtrain_docs.runs_lc1 import ring_step_orders
+    from .runs import ring_step_orders
 
     return runs.rounds(runs.remembered(ring_step_orders, ranks, order))
 
@@ -221,8 +133,8 @@ def all_reduce_costs(ranks: int = 8) -> Table:
             [
                 in_words(name),
                 str(cost.messages),
-                in_units(float(cost.volume)),
-                in_units(float(cost.reduced)),
+                in_units(float(cost.volume), "M"),
+                in_units(float(cost.reduced), "M"),
             ]
         )
     header = ["algorithm", "messages", "bytes in a row", "bytes added"]
@@ -234,12 +146,12 @@ def message_overhead() -> Table:
     """Payload and wire bytes of one message each way between two ranks."""
     rows = []
     for size in (4, 4096, 2**20):
-        found = runs.wire("xtrain.exchange", size // runs.ITEMSIZE, 2)
-        payload, wire = found["payload"][0], (found["wire"] or [None])[0]
+        found = wire("xtrain.exchange", size // runs.ITEMSIZE, 2)
+        payload, counted = found["payload"][0], found["wire"][0]
         if payload != size:
             raise EvidenceError(f"a message of {size} bytes was counted as {payload}")
-        more = "not counted here" if wire is None else count(wire - payload)
-        on_wire = "not counted here" if wire is None else count(wire)
+        more = "not counted here" if counted is None else count(counted - payload)
+        on_wire = "not counted here" if counted is None else count(counted)
         rows.append([count(size), count(payload), on_wire, more])
     header = ["tensor, bytes", "ledger", "on the wire", "gloo adds"]
     return Table(header, rows, "rrrr")
@@ -251,7 +163,7 @@ def barrier_rounds() -> Table:
     rows = []
     for ranks in WORLD_SIZES:
         expected = collective_traffic("barrier", 1, ranks)
-        found = runs.sent("barrier", 1, ranks)
+        found = sent("barrier", 1, ranks)
         if found["rounds"] != expected.rounds:
             raise EvidenceError(f"barrier, {ranks} ranks: {found['rounds']} rounds")
         messages = found["messages"]
@@ -265,7 +177,7 @@ def barrier_rounds() -> Table:
 @REGISTRY
 def bytes_on_axes(shape: tuple[int, ...] = (2, 4), axes: str = "data,tensor") -> Table:
     """A ring all-reduce over each axis of a mesh: group size, formula, run."""
-    from xtrain_docs.runs_lc1 import bytes_on_axes as run
+    from .runs import bytes_on_axes as run
 
     ranks, names = 1, axes.split(",")
     for size in shape:
@@ -279,7 +191,7 @@ def bytes_on_axes(shape: tuple[int, ...] = (2, 4), axes: str = "data,tensor") ->
         if busiest != formula:
             raise EvidenceError(f"axis {name}: {busiest} bytes, formula {formula}")
         rows.append([f"`{name}`", str(ranks // size), str(size), count(formula),
-                     count(busiest), in_units(busiest / M_BYTES)])  # fmt: skip
+                     count(busiest), in_units(busiest / M_BYTES, "M")])  # fmt: skip
     header = ["axis", "groups", "ranks in each", "formula, bytes", "measured, bytes",
               "that is"]  # fmt: skip
     return Table(header, rows, "lrrrrr")

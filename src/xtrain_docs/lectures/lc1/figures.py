@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from xtrain.plan import (
     Link,
@@ -14,19 +13,13 @@ from xtrain.plan import (
     nccl_all_reduce_time,
 )
 
-from .. import runs, values
-from ..svg import Axis, document, fit, text
-from ..svg import line_chart as wide_chart
-from . import REGISTRY
+from ... import runs, values
+from ...evidence import WORLD_SIZES
+from ...figures import REGISTRY
+from ...svg import Axis, document, fit, line_chart, text
 
 CELL, ROW, GAP = 46, 30, 64
 ALL_REDUCES = ("ring", "halving_doubling", "tree", "one_shot")
-
-
-def line_chart(*arguments: Any, **options: Any) -> str:
-    """A line chart that a phone can show whole."""
-    size = {"width": 500, "height": 340, "legend": True}
-    return wide_chart(*arguments, **(size | options))
 
 
 # ------------------------------------------------ before and after a collective
@@ -66,7 +59,7 @@ def _cell(x: float, y: float, words: str, colour: int) -> list[str]:
 @REGISTRY
 def before_after(name: str, ranks: int = 4, root: int = 0) -> str:
     """The cells of every rank before and after a collective, from a real run."""
-    from ..runs_lc1 import cells_before_and_after
+    from .runs import cells_before_and_after
 
     found = runs.remembered(cells_before_and_after, ranks, name, root)
     left, top = 66, 30
@@ -279,7 +272,7 @@ def flat_or_hierarchical(
 @REGISTRY
 def ring_order_rounds() -> str:
     """Rounds of a ring's N-1 steps for three orders of send and receive, measured."""
-    from ..tables.lc1 import ORDERS, WORLD_SIZES, order_rounds
+    from .tables import ORDERS, order_rounds
 
     lines = {
         order: [(float(n), float(order_rounds(order, n))) for n in WORLD_SIZES]

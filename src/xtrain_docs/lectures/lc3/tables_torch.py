@@ -1,11 +1,10 @@
-"""Tables of lc2 and lc3 beside torch's own classes, and of checkpoints."""
+"""Tables of the lc3 pages beside torch's own classes, and of checkpoints."""
 
 from xtrain.plan import RECIPES
 
-from .. import runs
-from . import REGISTRY, Table
-from .lc1 import WORLD_SIZES, EvidenceError, count
-from .lc3 import _share
+from ... import runs
+from ...evidence import WORLD_SIZES, EvidenceError, count
+from ...tables import REGISTRY, Table
 
 SETTINGS = {
     "FULL_SHARD": "FSDP1, `FULL_SHARD`",
@@ -21,45 +20,26 @@ SETTINGS = {
 @REGISTRY
 def fsdp_settings(ranks: int = 4) -> Table:
     """Weights at rest and collectives of a step of FSDP1, FSDP2 and ours."""
-    from ..runs_lc3 import parameters_of_tower
-    from ..runs_lc3_torch import settings
+    from .runs import parameters_of_tower
+    from .runs_torch import settings
 
     whole = parameters_of_tower() * runs.ITEMSIZE
     rows = []
     for kind, words in SETTINGS.items():
         found = runs.remembered(settings, ranks, kind)[0]
-        share = f"{found['held'] / whole:g}"
+        share = f"{found['weights'] / whole:g}"
         numbers = (str(found[k] or "-") for k in ("gathers", "scatters", "reduces"))
-        rows.append([words, count(found["held"]), share, *numbers])
+        rows.append([words, count(found["weights"]), share, *numbers])
     header = ["", "weights at rest, bytes", "of all", "all-gathers", "reduce-scatters",
               "all-reduces"]  # fmt: skip
     return Table(header, rows, "lrrrrr")
 
 
 @REGISTRY
-def ddp_beside_torch(ranks: int = 4, width: int = 256) -> Table:
-    """All-reduces, their payload and the wire bytes of a step: torch's DDP and ours."""
-    from ..runs_lc3 import parameters_of_tower
-    from ..runs_lc3_torch import ddp_on_the_wire
-
-    phi = parameters_of_tower(width) * runs.ITEMSIZE
-    rows = []
-    for kind, words, more in (("torch", "torch", 0), ("ours", "ours", runs.ITEMSIZE)):
-        found = runs.remembered(ddp_on_the_wire, ranks, kind, width)
-        payload = sum(found[0]["payload"])
-        if payload != phi + more:  # ours has a flag in the last bucket
-            raise EvidenceError(f"{kind}: all-reduces {payload} bytes, not {phi}")
-        rows.append([words, str(found[0]["calls"]), count(payload),
-                     _share([r["wire"] for r in found], phi)])  # fmt: skip
-    header = ["", "all-reduces", "bytes reduced", "a rank sends"]
-    return Table(header, rows, "lrrr")
-
-
-@REGISTRY
 def checkpoint_bytes() -> Table:
     """Bytes a rank writes for a checkpoint, equal to the formula; header and index."""
-    from ..runs_lc3 import parameters_of_tower
-    from ..runs_lc3_torch import checkpoint_files
+    from .runs import parameters_of_tower
+    from .runs_torch import checkpoint_files
 
     recipe = RECIPES["fp32"]
     total = parameters_of_tower() * (recipe.weight + recipe.moments)

@@ -2,8 +2,8 @@
 
 from xtrain.plan import Link, collective_time
 
-from ..values import seconds
-from . import REGISTRY, Table
+from ...tables import REGISTRY, Table
+from ...values import seconds
 
 us = 1e-6
 LINKS = (

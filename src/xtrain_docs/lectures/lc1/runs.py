@@ -13,10 +13,12 @@ from xtrain import comm
 def call(name: str, numel: int, root: int = 0) -> Callable[[], None]:
     """A collective of `xtrain.comm`, ready to be called with telling sizes.
 
-    `numel` counts what one rank hands in: the whole input of a reduce-scatter or an
-    all-to-all, one rank's piece of an all-gather, a gather or a scatter.
+    `numel` is the full tensor's, as in `xtrain.plan`: of an all-gather, a gather or a
+    scatter this rank has a piece.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
+    if name in ("gather", "scatter", "ring_all_gather", "all_gather_into_tensor"):
+        numel //= size
     tensor = torch.full((numel,), float(rank))
     if name in ("broadcast", "broadcast_naive", "reduce"):
         return lambda: getattr(comm, name)(tensor, root)
@@ -68,6 +70,20 @@ def one_shot_by_p2p(tensor: torch.Tensor) -> None:
         dist.all_to_all_single = theirs
 
 
+def hierarchical_all_reduce_in_nodes(tensor: torch.Tensor, local_ranks: int) -> None:
+    """`hierarchical_all_reduce` with `local_ranks` consecutive ranks a node."""
+    intra, inter = node_groups(local_ranks)
+    comm.hierarchical_all_reduce(tensor, intra_group=intra, inter_group=inter)
+
+
+def one_exchange(tensor: torch.Tensor) -> None:
+    """Every rank swaps its whole tensor with its neighbour: 0 with 1, 2 with 3."""
+    partner = dist.get_rank() ^ 1
+    incoming = tensor.clone()
+    comm.exchange(tensor, partner, incoming, partner)
+    tensor.add_(incoming)
+
+
 def payload(name: str, numel: int, root: int) -> dict[str, Any]:
     """Bytes and messages of one call, and its events, as this rank saw them."""
     run = call(name, numel, root)
@@ -88,13 +104,13 @@ def torch_call(name: str, numel: int) -> Callable[[], Any]:
     """One of torch's own collectives, of the same sizes as `call`."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((numel,), float(rank))
-    whole, part = torch.empty(size * numel), torch.empty(numel // size)
+    whole, part = torch.empty(numel), torch.empty(numel // size)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     return {
         "all_reduce": lambda: dist.all_reduce(tensor),
         "reduce_scatter_tensor": lambda: reduce_scatter(part, tensor),
-        "all_gather_into_tensor": lambda: all_gather(whole, tensor),
+        "all_gather_into_tensor": lambda: all_gather(whole, part),
         "all_to_all_single": lambda: dist.all_to_all_single(
             torch.empty_like(tensor), tensor
         ),

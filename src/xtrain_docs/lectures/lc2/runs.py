@@ -24,21 +24,21 @@ def deep_net(layers: int = LAYERS, width: int = WIDTH, bias: bool = True) -> nn.
     return nn.Sequential(*modules)
 
 
-def parameters_of_net() -> int:
+def parameters_of_net(width: int = WIDTH) -> int:
     """Elements of the network's parameters."""
-    return sum(p.numel() for p in deep_net().parameters())
+    return sum(p.numel() for p in deep_net(width=width).parameters())
 
 
-def payload_of_step(micro_batches: int, quiet: bool) -> dict[str, int]:
+def payload_of_step(micro_batches: int, no_sync: bool) -> dict[str, int]:
     """What one step of our DDP sends, with the ring underneath.
 
     Args:
-        quiet: all micro-batches but the last run inside `no_sync`.
+        no_sync: all micro-batches but the last run inside `no_sync`.
     """
     model = DistributedDataParallel(deep_net(), collectives=RING)
     with CommLedger() as ledger:
         for number in range(micro_batches):
-            waits = quiet and number < micro_batches - 1
+            waits = no_sync and number < micro_batches - 1
             with model.no_sync() if waits else contextlib.nullcontext():
                 model(torch.ones(2, WIDTH)).sum().backward()
     return {"sent": ledger.bytes_sent, "messages": ledger.messages}
@@ -98,3 +98,28 @@ def backward_by_the_clock(layers: int, width: int, cap_mb: float) -> list[list[A
         loss.backward()
         note("end", 0)
     return sorted(seen, key=lambda event: event[2])
+
+
+def ddp_on_the_wire(kind: str, width: int) -> dict[str, Any]:
+    """All-reduces and wire bytes of one step under a wrapper, connections warm.
+
+    Args:
+        kind: "ours" or "torch".
+    """
+    theirs = nn.parallel.DistributedDataParallel
+    wrap: Any = DistributedDataParallel if kind == "ours" else theirs
+    model = wrap(deep_net(width=width), bucket_cap_mb=1)
+    x = torch.ones(2, width)
+    for _ in range(3):  # torch's buckets are made anew after the first step
+        model(x).sum().backward()
+    dist.barrier()
+    time.sleep(0.05)  # let the last bytes of the barrier leave
+    with CommLedger() as ledger:
+        model(x).sum().backward()
+        time.sleep(0.05)
+    calls = [event for event in ledger.events if event.kind == "collective"]
+    return {
+        "calls": len(calls),
+        "payload": [event.payload for event in calls],
+        "wire": ledger.wire_bytes,
+    }

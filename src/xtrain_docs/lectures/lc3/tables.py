@@ -2,32 +2,33 @@
 
 from xtrain.plan import RECIPES, Recipe, StateMemory, collective_traffic, state_memory
 
-from .. import runs, values
-from . import REGISTRY, Table
-from .lc1 import WORLD_SIZES, EvidenceError, count
-from .lc2 import in_phi
+from ... import runs, values
+from ...evidence import PHI, WORLD_SIZES, EvidenceError, average_in_units, count
+from ...tables import REGISTRY, Table
 
 STAGES = ("0", "1", "2", "3")
 KINDS = ("weights", "gradients", "optimizer")
 
 
-def recipe_of(stage: int, low: bool) -> str | Recipe:
+def recipe_of(stage: int, bf16: bool) -> str | Recipe:
     """What our code keeps per parameter in a stage, when backward has ended."""
-    if not low or stage == 3:
+    if not bf16 or stage == 3:
         return "fp32"  # stage 3 has float32 shards and nothing else
     if stage == 2:  # the gradient shard is added up in float32
         return "megatron18"
     return "zero16"
 
 
-def held(stage: str, ranks: int, low: bool = False) -> tuple[StateMemory, dict]:
+def bytes_held(stage: str, ranks: int, bf16: bool = False) -> tuple[StateMemory, dict]:
     """Formula and measured bytes of a rank; EvidenceError unless equal on all."""
-    from ..runs_lc3 import held as run
-    from ..runs_lc3 import parameters_of_tower
+    from .runs import bytes_held as run
+    from .runs import parameters_of_tower
 
     number = int(stage)
-    formula = state_memory(parameters_of_tower(), ranks, number, recipe_of(number, low))
-    found = runs.remembered(run, ranks, stage, low)
+    formula = state_memory(
+        parameters_of_tower(), ranks, number, recipe_of(number, bf16)
+    )
+    found = runs.remembered(run, ranks, stage, bf16)
     for rank, result in enumerate(found):
         expected = {kind: getattr(formula, kind) for kind in KINDS}
         if result != expected:
@@ -38,14 +39,14 @@ def held(stage: str, ranks: int, low: bool = False) -> tuple[StateMemory, dict]:
 
 
 @REGISTRY
-def zero_bytes(ranks: int = 4, low: bool = False) -> Table:
+def zero_bytes(ranks: int = 4, bf16: bool = False) -> Table:
     """Measured bytes of a rank by stage, each equal to the formula."""
-    from ..runs_lc3 import parameters_of_tower
+    from .runs import parameters_of_tower
 
     phi = parameters_of_tower()
     rows = []
     for stage in STAGES:
-        formula, found = held(stage, ranks, low)
+        formula, found = bytes_held(stage, ranks, bf16)
         total = sum(found.values())
         rows.append([stage, *(count(found[kind]) for kind in KINDS), count(total),
                      count(formula.total), f"{total / phi:g}"])  # fmt: skip
@@ -95,7 +96,7 @@ WORDS = {
 
 def payload(stage: str, ranks: int) -> int:
     """Bytes a rank sends in a step, over our ring; EvidenceError unless the formula."""
-    from ..runs_lc3 import LAYERS, WIDTH, parameters_of_tower, traffic
+    from .runs import LAYERS, WIDTH, parameters_of_tower, traffic
 
     found = [r["sent"] for r in runs.remembered(traffic, ranks, stage, "ring", WIDTH)]
     phi = parameters_of_tower()
@@ -115,7 +116,7 @@ def payload(stage: str, ranks: int) -> int:
 @REGISTRY
 def zero_payload() -> Table:
     """Payload of a step by stage, for 2, 3, 4 and 8 ranks, equal to the formula."""
-    from ..runs_lc3 import parameters_of_tower
+    from .runs import parameters_of_tower
 
     phi = parameters_of_tower() * runs.ITEMSIZE
     rows = []
@@ -131,31 +132,24 @@ def zero_payload() -> Table:
 @REGISTRY
 def zero_wire(ranks: int = 4, width: int = 256) -> Table:
     """Wire bytes of a step by stage: over our ring and over gloo's collectives."""
-    from ..runs_lc3 import parameters_of_tower, traffic
+    from .runs import parameters_of_tower, traffic
 
     phi = parameters_of_tower(width) * runs.ITEMSIZE
     rows = []
     for stage, words in WORDS.items():
         ours = runs.remembered(traffic, ranks, stage, "ring", width)
         gloo = runs.remembered(traffic, ranks, stage, "torch", width)
-        rows.append([words, _share([r["sent"] for r in ours], phi),
-                     _share([r["wire"] for r in ours], phi),
-                     _share([r["wire"] for r in gloo], phi)])  # fmt: skip
+        columns = ([r["sent"] for r in ours], [r["wire"] for r in ours],
+                   [r["wire"] for r in gloo])  # fmt: skip
+        rows.append([words, *(average_in_units(c, phi, PHI) for c in columns)])
     header = ["", "ring, payload", "ring, on the wire", "gloo's own, on the wire"]
     return Table(header, rows, "lrrr")
-
-
-def _share(counted: list[int | None], phi: int) -> str:
-    known = [number for number in counted if number is not None]
-    if len(known) < len(counted):
-        return "not counted here"
-    return in_phi(sum(known) / len(known) / phi)
 
 
 @REGISTRY
 def zero_calls(ranks: int = 2) -> Table:
     """The collectives of a step by stage."""
-    from ..runs_lc3 import WIDTH, traffic
+    from .runs import WIDTH, traffic
 
     rows = []
     for stage, words in WORDS.items():

@@ -1,22 +1,21 @@
 """Figures of the lc3 pages: memory by stage, and what lives when."""
 
-from .. import runs, values
-from ..svg import Axis, document, fit, line, text
-from . import REGISTRY
-from .lc1 import line_chart
+from ... import runs, values
+from ...figures import REGISTRY
+from ...svg import Axis, document, fit, line, line_chart, text
 
 LEFT, WIDTH, ROW = 132, 560, 22
 NAMES = ("weights", "gradients", "optimizer state")
 
 
 @REGISTRY
-def zero_picture(ranks: int = 4, low: bool = True) -> str:
+def zero_picture(ranks: int = 4, bf16: bool = True) -> str:
     """Bytes per rank by stage, formula above measurement, in three colours."""
-    from ..tables.lc3 import KINDS, STAGES, held
+    from .tables import KINDS, STAGES, bytes_held
 
     bars: list[tuple[str, str, list[int]]] = []
     for stage in STAGES:
-        formula, found = held(stage, ranks, low)
+        formula, found = bytes_held(stage, ranks, bf16)
         name = f"stage {stage}" if stage != "0" else "data parallel"
         bars.append((name, "formula", [getattr(formula, kind) for kind in KINDS]))
         bars.append(("", "measured", [found[kind] for kind in KINDS]))
@@ -84,8 +83,8 @@ def zero_by_ranks(recipe: str = "zero16", most: int = 1024) -> str:
 @REGISTRY
 def gradients_alive(cap_kib: float = 17) -> str:
     """Whole gradients on a rank while backward goes from last layer to first."""
-    from ..runs_lc3 import LAYERS, parameters_of_tower
-    from ..runs_lc3 import gradients_alive as run
+    from .runs import LAYERS, parameters_of_tower
+    from .runs import gradients_alive as run
 
     layer = parameters_of_tower() * runs.ITEMSIZE / LAYERS
     lines = {}
@@ -106,8 +105,8 @@ def gradients_alive(cap_kib: float = 17) -> str:
 @REGISTRY
 def weights_alive() -> str:
     """Gathered weights on a rank, layer by layer, forward and backward."""
-    from ..runs_lc3 import LAYERS, parameters_of_tower
-    from ..runs_lc3 import weights_alive as run
+    from .runs import LAYERS, parameters_of_tower
+    from .runs import weights_alive as run
 
     layer = parameters_of_tower() * runs.ITEMSIZE / LAYERS
 

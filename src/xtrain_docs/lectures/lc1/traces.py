@@ -1,6 +1,9 @@
 """Traces of the collectives of lc1."""
 
-from . import REGISTRY, Trace, recorded
+from ...traces import REGISTRY, Trace, recorded
+
+RUNS = "xtrain_docs.lectures.lc1.runs"
+"""Where a function is that needs a few lines around it."""
 
 
 @REGISTRY
@@ -108,3 +111,23 @@ def all_to_all_single(ranks: int = 4) -> Trace:
 def barrier(ranks: int = 8) -> Trace:
     """Nobody leaves before everyone has come: messages without contents."""
     return recorded("xtrain.comm.collectives:barrier", "barrier", ranks)
+
+
+@REGISTRY
+def hierarchical_all_reduce(ranks: int = 8, local_ranks: int = 4) -> Trace:
+    """Inside the nodes, across them, inside again."""
+    return recorded(f"{RUNS}:hierarchical_all_reduce_in_nodes", "all_reduce", ranks,
+                    cells=local_ranks * (ranks // local_ranks),
+                    local_ranks=local_ranks)  # fmt: skip
+
+
+@REGISTRY
+def one_shot_all_reduce(ranks: int = 4) -> Trace:
+    """Everything to everyone at once."""
+    return recorded(f"{RUNS}:one_shot_by_p2p", "all_reduce", ranks, cells=1)
+
+
+@REGISTRY
+def exchange(ranks: int = 4) -> Trace:
+    """Pairs of ranks swap their tensors at the same time."""
+    return recorded(f"{RUNS}:one_exchange", "all_reduce", ranks, cells=1)

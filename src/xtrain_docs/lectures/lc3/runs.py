@@ -49,7 +49,7 @@ class Training:
     Args:
         stage: "0" is plain data parallelism, "1", "2", "3"; "3 kept" is stage 3 with
             weights that stay between forward and backward.
-        low: bfloat16 weights with float32 masters (in stage 3: float32 shards and
+        bf16: bfloat16 weights with float32 masters (in stage 3: float32 shards and
             bfloat16 gathered weights); otherwise everything is float32.
         cap_kib: size of a bucket of stages 0 to 2.
     """
@@ -58,19 +58,19 @@ class Training:
         self,
         stage: str,
         collectives: str = "torch",
-        low: bool = False,
+        bf16: bool = False,
         width: int = WIDTH,
         cap_kib: float = 25600,
     ):
         choice = {"torch": TORCH, "ring": RING}[collectives]
         tower: nn.Module = Tower(width=width)
-        self.dtype = torch.bfloat16 if low else torch.float32
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.sharded: list[Any] = []
         cap = cap_kib / 1024
         if stage.startswith("3"):
             self.model = FullyShardedDataParallel(
                 tower,
-                compute_dtype=torch.bfloat16 if low else None,
+                compute_dtype=torch.bfloat16 if bf16 else None,
                 reshard_after_forward=stage == "3",
                 collectives=choice,
             )
@@ -108,9 +108,9 @@ class Training:
         self.optimizer.zero_grad()
 
 
-def held(stage: str, low: bool) -> dict[str, int]:
+def bytes_held(stage: str, bf16: bool) -> dict[str, int]:
     """Bytes this rank holds when the second step's backward has ended."""
-    training = Training(stage, low=low)
+    training = Training(stage, bf16=bf16)
     training.step()
     training.backward()
     parameters = list(training.model.parameters())
@@ -130,7 +130,7 @@ def held(stage: str, low: bool) -> dict[str, int]:
 
 def nbytes(tensors: Any) -> int:
     """Bytes of the elements of some tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for t in tensors)
 
 
 def traffic(stage: str, collectives: str, width: int) -> dict[str, Any]:

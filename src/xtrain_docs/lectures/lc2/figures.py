@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from .. import runs, values
-from ..svg import document, fit, line, text
-from . import REGISTRY
+from ... import runs, values
+from ...figures import REGISTRY
+from ...svg import document, fit, line, text
 
 Event = list[Any]
 LEFT, WIDTH, ROW = 86, 560, 26
@@ -27,7 +27,7 @@ def bar(
 @REGISTRY
 def ddp_overlap(layers: int = 8, width: int = 512, cap_mb: float = 2.0) -> str:
     """Backward, and the buckets that leave while it runs, by rank 0's clock."""
-    from ..runs_lc2 import backward_by_the_clock
+    from .runs import backward_by_the_clock
 
     return overlap_chart(
         runs.remembered(backward_by_the_clock, 2, layers, width, cap_mb)[0]

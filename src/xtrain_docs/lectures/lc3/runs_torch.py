@@ -1,12 +1,10 @@
-"""Functions that run on every rank for tables of lc2 and lc3: torch's own, files."""
+"""Functions that run on every rank for tables of lc3: torch's own, files."""
 
 import json
 import shutil
 import tempfile
-import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,10 +12,9 @@ from torch import nn
 
 from xtrain.comm import CommLedger
 from xtrain.comm.choice import TORCH
-from xtrain.data_parallel import DistributedDataParallel
 from xtrain.zero import FullyShardedDataParallel
 
-from .runs_lc3 import WIDTH, Tower, Training, nbytes
+from .runs import WIDTH, Tower, Training, nbytes
 
 
 def settings(kind: str) -> dict[str, int]:
@@ -52,39 +49,14 @@ def settings(kind: str) -> dict[str, int]:
             ),
         )
     local = (getattr(p, "_local_tensor", p) for p in model.parameters())
-    held = nbytes(local)
+    weights = nbytes(local)
     with CommLedger() as ledger:
         model(torch.ones(2, WIDTH)).sum().backward()
     calls = [event.op for event in ledger.events if event.kind == "collective"]
     kinds = {"gathers": "gather", "scatters": "reduce_scatter", "reduces": "allreduce"}
     return {
-        "held": held,
+        "weights": weights,
         **{key: sum(word in op for op in calls) for key, word in kinds.items()},
-    }
-
-
-def ddp_on_the_wire(kind: str, width: int) -> dict[str, Any]:
-    """All-reduces and wire bytes of one step under a wrapper, connections warm.
-
-    Args:
-        kind: "ours" or "torch".
-    """
-    theirs = nn.parallel.DistributedDataParallel
-    wrap: Any = DistributedDataParallel if kind == "ours" else theirs
-    model = wrap(Tower(width=width), bucket_cap_mb=1)
-    x = torch.ones(2, width)
-    for _ in range(3):  # torch's buckets are made anew after the first step
-        model(x).sum().backward()
-    dist.barrier()
-    time.sleep(0.05)  # let the last bytes of the barrier leave
-    with CommLedger() as ledger:
-        model(x).sum().backward()
-        time.sleep(0.05)
-    calls = [event for event in ledger.events if event.kind == "collective"]
-    return {
-        "calls": len(calls),
-        "payload": [event.payload for event in calls],
-        "wire": ledger.wire_bytes,
     }
 
 

@@ -11,9 +11,10 @@ from xtrain.plan import (
     hierarchical_time,
 )
 
-from ..values import KiB, MiB, bytes_, digits, seconds, si, times
-from . import REGISTRY, Table
-from .lc1 import M_BYTES, WORLD_SIZES, compare
+from ...evidence import WORLD_SIZES
+from ...tables import REGISTRY, Table
+from ...values import KiB, MiB, bytes_, digits, seconds, si, times
+from .measured import M_BYTES, compare
 
 TREE, RING = "tree_all_reduce", "ring_all_reduce"
 GB, us = 1e9, 1e-6
@@ -90,7 +91,7 @@ def zero_collectives(ranks: int = 8) -> Table:
     """What one step of data parallelism and of each ZeRO stage sends per rank."""
     numel = 64 * ranks
     reduce_scatter = collective_traffic("ring_reduce_scatter", numel, ranks)
-    all_gather = collective_traffic("ring_all_gather", numel // ranks, ranks)
+    all_gather = collective_traffic("ring_all_gather", numel, ranks)
     all_reduce = collective_traffic(RING, numel, ranks)
     plans = {
         "data parallel": ("all-reduce of gradients", all_reduce),

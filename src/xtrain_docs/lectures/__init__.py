@@ -1,0 +1,25 @@
+"""A folder for each lecture: what its pages draw, and the runs behind it.
+
+    lc1/runs.py      functions that run on every rank
+    lc1/tables.py    tables, figures.py and traces.py: what pages call by name
+    ...
+
+A lecture imports nothing of another one, and nothing outside this folder imports a
+lecture; what several of them need lies one folder up (`evidence`, `runs`, `svg`, and
+the tables and figures of the races).
+"""
+
+from pathlib import Path
+
+
+def modules() -> list[str]:
+    """Dotted names of what pages call by name: every file but the runs.
+
+    Those import torch, and a table imports them when it is drawn.
+    """
+    folder = Path(__file__).parent
+    return [
+        f"{__name__}.{file.parent.name}.{file.stem}"
+        for file in sorted(folder.glob("*/*.py"))
+        if not file.stem.startswith(("runs", "__"))
+    ]

@@ -1,0 +1,1 @@
+"""Lecture 2: data parallelism."""

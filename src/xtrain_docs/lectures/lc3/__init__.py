@@ -1,0 +1,1 @@
+"""Lecture 3: ZeRO."""
