@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from xtrain.comm.checks import check_p2p, group_or_world, rank_and_size
-from xtrain.comm.ledger import one_round
+from xtrain.comm.rounds import one_round
 
 
 def send(
