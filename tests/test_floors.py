@@ -161,6 +161,39 @@ def test_a_lecture_in_another_one_is_seen(
     assert bool(foreign_lectures(path, tmp_path)) is broken
 
 
+def imports_of_the_ledger(source: str) -> list[str]:
+    """Imports by which a file of comm would bring the ledger along."""
+    return [
+        module
+        for _, module in imported_modules(ast.parse(source), "xtrain.comm")
+        if module in ("xtrain.comm", "xtrain.comm.ledger")
+    ]
+
+
+def test_no_algorithm_brings_the_ledger_along() -> None:
+    """They count their rounds in `comm.rounds`, which the ledger reads."""
+    algorithms = {path.stem: path for path in (SOURCE / "xtrain/comm").glob("*.py")}
+    del algorithms["__init__"]  # which exports the ledger with everything else
+    del algorithms["ledger"]
+    assert {"p2p", "ring", "tree", "checks", "rounds"} <= algorithms.keys()
+    for name, path in algorithms.items():
+        assert imports_of_the_ledger(path.read_text()) == [], name
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from xtrain.comm.ledger import record",
+        "from .ledger import record",
+        "import xtrain.comm.ledger",
+        "from xtrain.comm import CommLedger",
+        "def f():\n    from . import ledger",
+    ],
+)
+def test_an_import_of_the_ledger_is_seen(source: str) -> None:
+    assert len(imports_of_the_ledger(source)) == 1
+
+
 def test_the_package_itself_imports_nothing() -> None:
     tree = ast.parse((SOURCE / "xtrain" / "__init__.py").read_text())
     assert imported_modules(tree, "xtrain") == []

@@ -86,7 +86,7 @@ def list_cases(run) -> None:
 @pytest.mark.verifies(
     "xtrain.comm.all_to_all:all_to_all",
     "xtrain.comm.all_to_all:all_to_all_async",
-    "xtrain.comm.all_to_all:Handle",
+    "xtrain.comm.work:Work",
 )
 def test_list_form_equals_torch(world, size):
     for run in (all_to_all, all_to_all_async):
@@ -132,7 +132,7 @@ def single_cases(run, table) -> None:
     "xtrain.comm.all_to_all:all_to_all_single",
     "xtrain.comm.all_to_all:all_to_all_single_async",
     "xtrain.comm.all_to_all:exchange_split_sizes",
-    "xtrain.comm.all_to_all:Handle",
+    "xtrain.comm.work:Work",
 )
 def test_single_form_equals_torch(world, size):
     for run in (all_to_all_single, all_to_all_single_async):
@@ -193,7 +193,7 @@ def overlapping() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.verifies(
     "xtrain.comm.all_to_all:all_to_all_single_async",
-    "xtrain.comm.all_to_all:Handle",
+    "xtrain.comm.work:Work",
 )
 def test_calls_overlap_and_handles_keep_buffers(world, size):
     world(size).run(overlapping)

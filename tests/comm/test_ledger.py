@@ -18,10 +18,9 @@ from xtrain.comm.ledger import (
     Event,
     Message,
     _tcp_bytes_sent,
-    one_round,
-    paused,
     record,
 )
+from xtrain.comm.rounds import one_round, paused
 from xtrain.plan import collective_traffic
 
 ALL_REDUCES = (
@@ -293,7 +292,7 @@ def closed_ledgers_cost_nothing() -> None:
 @pytest.mark.verifies(
     "xtrain.comm.ledger:CommLedger",
     "xtrain.comm.ledger:record",
-    "xtrain.comm.ledger:paused",
+    "xtrain.comm.rounds:paused",
 )
 def test_ledgers_nest_and_leave_nothing_behind(world, size):
     world(size).run(nested)
@@ -470,7 +469,7 @@ def asynchronous() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.verifies(
     "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:one_round",
+    "xtrain.comm.rounds:one_round",
     "xtrain.comm.p2p:post_all",
 )
 def test_asynchronous_calls_are_counted_when_issued(world, size):

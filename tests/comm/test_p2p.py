@@ -18,14 +18,7 @@ from xtrain.comm import (
     ring_shift,
     send,
 )
-from xtrain.comm.p2p import (
-    Passing,
-    group_rank_of,
-    post_all,
-    ring_expect,
-    ring_pass,
-    wait_all,
-)
+from xtrain.comm.p2p import group_rank_of, post_all
 
 DTYPES = FLOATS + INTS
 
@@ -230,69 +223,6 @@ def test_a_ring_shift_is_one_round(world):
     for size in (2, 3, 4, 8):
         rounds = message_rounds(world(size).run(shift_trace))
         assert [len(messages) for messages in rounds] == [size]
-
-
-def passes() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    underway: list[Passing] = []
-    mine = [torch.full((1000,), float(10 * rank + step)) for step in range(4)]
-    for step, tensor in enumerate(mine):
-        landing = torch.empty(1000)
-        underway.append(ring_pass(tensor, landing))
-        # It has arrived although nobody has waited for anything yet.
-        assert landing.tolist() == [10.0 * ((rank - 1) % size) + step] * 1000
-    wait_all(underway)
-    assert underway == []
-
-    # An empty half is no message, and the other half still arrives.
-    full, empty, landing = torch.ones(3), torch.empty(0), torch.zeros(3)
-    if rank == 0:
-        step = ring_pass(full, empty)
-        assert (len(step.arrived), len(step.leaving)) == (0, 1)
-    elif rank == 1:
-        step = ring_pass(empty, landing)
-        assert landing.tolist() == [1.0] * 3
-        assert (len(step.arrived), len(step.leaving)) == (1, 0)
-    else:
-        step = ring_pass(empty, empty)
-    step.wait()
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.verifies(
-    "xtrain.comm.p2p:Passing", "xtrain.comm.p2p:ring_pass", "xtrain.comm.p2p:wait_all"
-)
-def test_a_pass_waits_for_what_arrives_and_not_for_what_leaves(world, size):
-    world(size).run(passes)
-
-
-def expected_passes() -> tuple[list, list[list]]:
-    """Chunks of 5, 0 and 7 go round; every receive is posted before the first send."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    before, counts = (rank - 1) % size, (5, 0, 7)
-    underway: list[Passing] = []
-    with CommLedger() as ledger:
-        landings = ring_expect([torch.zeros(count) for count in counts])
-        posted = [(e.kind, e.payload) for e in ledger.events]
-        for step, landing in enumerate(landings):
-            mine = torch.full((counts[step],), float(10 * rank + step))
-            underway.append(ring_pass(mine, landing))
-            assert landing.tensor.tolist() == [10.0 * before + step] * counts[step]
-    wait_all(underway)
-    return posted, ledger.events
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies("xtrain.comm.p2p:Landing", "xtrain.comm.p2p:ring_expect")
-def test_receives_posted_ahead_belong_to_the_round_of_their_send(world, size):
-    results = world(size).run(expected_passes)
-    early = [] if size == 1 else [("recv", 20), ("recv", 28)]
-    if world(size).backend != "nccl":  # which posts each with its send
-        assert all(posted == early for posted, _ in results)
-    rounds = message_rounds([events for _, events in results])
-    assert [[m.nbytes for m in r] for r in rounds] == [
-        [nbytes] * size for _, nbytes in early
-    ]
 
 
 def rank_translation() -> None:

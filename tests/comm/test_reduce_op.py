@@ -18,10 +18,18 @@ from tests.comm.reference import (
     legal,
 )
 from xtrain import comm
-from xtrain.comm.reduce_op import BITWISE, COMBINE, combine, finish, reduce_into
+from xtrain.comm.reduce_op import (
+    BITWISE,
+    COMBINE,
+    combine,
+    divide_if_average,
+    reduce_into,
+)
 
 
-@pytest.mark.verifies("xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:finish")
+@pytest.mark.verifies(
+    "xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:divide_if_average"
+)
 def test_combining_in_turn_is_the_reduction():
     for op in ARITHMETIC + BITS:
         for dtype in FLOATS + INTS:
@@ -32,20 +40,20 @@ def test_combining_in_turn_is_the_reduction():
                 partial, kept = inputs[0].clone(), inputs[-1].clone()
                 for incoming in inputs[1:]:
                     assert combine(partial, incoming, op) is None
-                assert finish(partial, op, ranks) is None
+                assert divide_if_average(partial, op, ranks) is None
                 assert_reduced(partial, inputs, op, (op, dtype, ranks))
                 assert torch.equal(inputs[-1], kept)
     assert set(COMBINE) == {*ARITHMETIC, *BITS}
     assert set(BITWISE) == set(BITS)
 
 
-@pytest.mark.verifies("xtrain.comm.reduce_op:finish")
+@pytest.mark.verifies("xtrain.comm.reduce_op:divide_if_average")
 def test_only_an_average_is_divided():
     for op in ARITHMETIC + BITS:
         tensor = torch.full((2,), 6.0 if op not in BITS else 6)
         if op in BITS:
             tensor = tensor.long()
-        finish(tensor, op, 3)
+        divide_if_average(tensor, op, 3)
         assert tensor.tolist() == ([2, 2] if op == ReduceOp.AVG else [6, 6])
 
 

@@ -38,7 +38,7 @@ from xtrain.backends.messages import (
 )
 from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of
 from xtrain.backends.progress import Steps
-from xtrain.comm.reduce_op import combine, finish, reduce_into
+from xtrain.comm.reduce_op import combine, divide_if_average, reduce_into
 
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
 GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
@@ -323,7 +323,7 @@ class Sockets:
                         target = chunks[order[receiving]][start : start + count]
                         combine(target, block[:count], op)
                         if receiving == hops:  # complete, before any of it leaves
-                            finish(target, op, size)
+                            divide_if_average(target, op, size)
                         ready[receiving], filled = ready[receiving] + want, 0
                 else:
                     count = inn.read(view[ready[receiving] :])

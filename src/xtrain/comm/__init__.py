@@ -1,7 +1,6 @@
 """lc1: the collectives of torch.distributed, written from send and receive."""
 
 from xtrain.comm.all_to_all import (
-    Handle,
     all_to_all,
     all_to_all_async,
     all_to_all_single,
@@ -46,10 +45,14 @@ from xtrain.comm.p2p import (
 from xtrain.comm.parameter_server import parameter_server_all_reduce
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
+from xtrain.comm.work import Work
+
+Handle = Work  # what it was called when only all-to-all returned one
 
 __all__ = [
     "CommLedger",
     "Handle",
+    "Work",
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",

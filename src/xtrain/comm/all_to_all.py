@@ -10,34 +10,13 @@ of N integers. Each rank sends everything but its own piece, (N-1)/N of its inpu
 pieces are equal.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import check_call, rank_and_size, refuse, shape_of
 from xtrain.comm.p2p import post_all
-
-
-class Handle:
-    """A collective under way: `wait()` returns when its outputs are filled.
-
-    Until then neither its inputs nor its outputs may be touched; the handle keeps them
-    alive.
-    """
-
-    def __init__(
-        self, works: list[Work], in_flight: object, finish: Callable[[], None]
-    ):
-        self._works, self._in_flight, self._finish = works, in_flight, finish
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-        if self._in_flight is not None:
-            self._finish()
-        self._works, self._in_flight = [], None
+from xtrain.comm.work import Work
 
 
 def all_to_all(
@@ -53,8 +32,8 @@ def all_to_all_async(
     output_tensor_list: list[Tensor],
     input_tensor_list: list[Tensor],
     group: ProcessGroup | None = None,
-) -> Handle:
-    """`all_to_all` that returns at once, with a handle to wait for."""
+) -> Work:
+    """`all_to_all` that returns at once, with a `Work` to wait for."""
     rank, size = rank_and_size(group)
     inputs, outputs = list(input_tensor_list or ()), list(output_tensor_list or ())
     counts = (len(outputs), len(inputs))
@@ -83,7 +62,7 @@ def all_to_all_async(
             if not output.is_contiguous():
                 output.detach().copy_(landing)
 
-    return Handle(works, (outgoing, landings), finish)
+    return Work(works, finish, keep=outgoing)
 
 
 def all_to_all_single(
@@ -109,8 +88,8 @@ def all_to_all_single_async(
     output_split_sizes: list[int] | None = None,
     input_split_sizes: list[int] | None = None,
     group: ProcessGroup | None = None,
-) -> Handle:
-    """`all_to_all_single` that returns at once, with a handle to wait for."""
+) -> Work:
+    """`all_to_all_single` that returns at once, with a `Work` to wait for."""
     _, size = rank_and_size(group)
     if not all(isinstance(tensor, Tensor) for tensor in (output, input)):
         check_call("all_to_all_single", group, output, input, compare=())  # raises
@@ -123,19 +102,14 @@ def all_to_all_single_async(
     rules = [(False, problem) for problem in problems]
     check_call("all_to_all_single", group, output, input, rules=rules, compare=())
     landing = output.detach().contiguous()
-    handle = all_to_all_async(
+    work = all_to_all_async(
         list(landing.split(_splits(output, output_split_sizes, size))),
         list(input.detach().split(_splits(input, input_split_sizes, size))),
         group,
     )
     if output.is_contiguous():
-        return handle
-
-    def finish() -> None:
-        handle.wait()
-        output.detach().copy_(landing)
-
-    return Handle([], handle, finish)
+        return work
+    return Work([work], lambda: output.detach().copy_(landing))
 
 
 def exchange_split_sizes(

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.ledger import paused
 from xtrain.comm.reduce_op import BITWISE, COMBINE, combine
+from xtrain.comm.rounds import paused
 
 _MISSING: Any = object()  # None is what a caller may pass by mistake
 _debug = os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0")

@@ -1,13 +1,13 @@
 """Whose collectives: torch's or ours, behind one set of names.
 
 Code that takes `collectives=TORCH` runs on either, so that both can be raced and
-compared on the same training step. All calls return a handle with `wait()`; torch's are
-under way when they return, ours have finished.
+compared on the same training step. All calls return a `Work`; torch's are under way
+when they return, ours have finished.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,41 +19,33 @@ from xtrain.comm.direct import (
     direct_reduce_scatter,
 )
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-
-
-class Waitable(Protocol):
-    def wait(self) -> Any: ...
-
-
-class Done:
-    """The handle of a call that has finished."""
-
-    def wait(self) -> None:
-        pass
+from xtrain.comm.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The three collectives of data parallel training, each returning a handle.
+    """The three collectives of data parallel training, each returning a `Work`.
 
     `all_reduce(tensor, group=...)`, `all_gather(output, input, group=...)` and
     `reduce_scatter(output, input, group=...)`; reductions are sums.
     """
 
     name: str
-    all_reduce: Callable[..., Waitable]
-    all_gather: Callable[..., Waitable]
-    reduce_scatter: Callable[..., Waitable]
+    all_reduce: Callable[..., Work]
+    all_gather: Callable[..., Work]
+    reduce_scatter: Callable[..., Work]
 
 
-def _asynchronous(function: Callable[..., Any]) -> Callable[..., Waitable]:
-    return lambda *tensors, group=None: function(*tensors, group=group, async_op=True)
+def _asynchronous(function: Callable[..., Any]) -> Callable[..., Work]:
+    return lambda *tensors, group=None: Work(
+        [function(*tensors, group=group, async_op=True)], keep=tensors
+    )
 
 
-def _at_once(function: Callable[..., None]) -> Callable[..., Waitable]:
-    def call(*tensors: Any, group: Any = None) -> Waitable:
+def _at_once(function: Callable[..., None]) -> Callable[..., Work]:
+    def call(*tensors: Any, group: Any = None) -> Work:
         function(*tensors, group=group)
-        return Done()
+        return Work()
 
     return call
 

@@ -24,7 +24,7 @@ from xtrain.comm.checks import (
     shape_of,
 )
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import combine, divide_if_average
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from xtrain.comm.tree import tree_all_reduce, tree_broadcast, tree_reduce
 
@@ -233,7 +233,7 @@ def reduce_scatter(
         combine(incoming, mine, op)
         partial = incoming
     output.detach().copy_(partial)
-    finish(output.detach(), op, size)
+    divide_if_average(output.detach(), op, size)
 
 
 def reduce_scatter_tensor(

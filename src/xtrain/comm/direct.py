@@ -8,11 +8,10 @@
 The bytes are those of a ring, (N-1)/N of the whole tensor a rank, in one step instead
 of N - 1. A ring is kinder to a network, as nobody talks to anyone but neighbours; this
 is kinder to whoever computes meanwhile: all messages are issued at once and nothing
-more has to be done until they are there. So both return handles, and the bytes travel
-while backward goes on. Sums are in rank order, those of fp16 and bf16 in fp32.
+more has to be done until they are there. So both return a `Work` to wait for, and the
+bytes travel while backward goes on. Sums are in rank order, those of fp16 and bf16 in
+fp32.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,26 +20,14 @@ from torch.distributed import ProcessGroup, ReduceOp
 from xtrain.comm.checks import check_call
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
+from xtrain.comm.work import Work
 
 TAG = 3  # messages of the program's own may travel meanwhile; theirs is 0 unless said
 
 
-class Underway:
-    """Messages on their way, and what to do when they are there."""
-
-    def __init__(self, works: list, finish: Callable[[], None] = lambda: None):
-        self._works, self._finish = works, finish
-
-    def wait(self) -> None:
-        """Return when the output is complete. To be called once."""
-        for work in self._works:
-            work.wait()
-        self._finish()
-
-
 def direct_all_gather(
     output: Tensor, input: Tensor, group: ProcessGroup | None = None
-) -> Underway:
+) -> Work:
     """Begin to put all the `input`s, one after the other, into every `output`.
 
     Both contiguous. Each rank sends (N-1)/N of `output` in one step.
@@ -62,12 +49,12 @@ def direct_all_gather(
         TAG,
     )
     chunks[rank].copy_(mine)  # while the messages travel
-    return Underway(works)
+    return Work(works, keep=(output, input))
 
 
 def direct_reduce_scatter(
     output: Tensor, input: Tensor, group: ProcessGroup | None = None
-) -> Underway:
+) -> Work:
     """Begin to sum everybody's chunk r of `input` into rank r's `output`.
 
     Both contiguous. Each rank sends (N-1)/N of `input` in one step, and takes as much
@@ -94,10 +81,10 @@ def direct_reduce_scatter(
         versions[rank] = chunks[rank]
         reduce_into(total, [versions[r] for r in range(size)], ReduceOp.SUM)
 
-    return Underway(works, add_up)
+    return Work(works, add_up)
 
 
-def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Underway:
+def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Work:
     """Begin to sum `tensor` over all ranks, in place: the first half of two.
 
     The second half, in which everybody gets all sums, runs in `wait`. Needs a
@@ -112,12 +99,11 @@ def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Unde
     halfway = direct_reduce_scatter(sums, whole, group)
 
     def gather() -> None:
-        halfway.wait()
         direct_all_gather(whole, sums, group).wait()
         if missing:
             tensor.detach().view(-1).copy_(whole[:-missing])
 
-    return Underway([], gather)
+    return Work([halfway], gather)
 
 
 def contiguous(*tensors: Tensor) -> tuple[bool, str]:

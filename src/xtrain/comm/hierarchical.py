@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.nn.functional import pad
 
 from xtrain.comm.checks import check_call, rank_and_size
-from xtrain.comm.reduce_op import finish
+from xtrain.comm.reduce_op import divide_if_average
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
@@ -43,7 +43,7 @@ def hierarchical_all_reduce(
 
     ring_reduce_scatter(shard, flat, step_op, intra_group)
     ring_all_reduce(shard, step_op, inter_group)
-    finish(shard, op, intra_size * inter_size)
+    divide_if_average(shard, op, intra_size * inter_size)
     ring_all_gather(flat, shard, intra_group)
 
     if flat.data_ptr() != tensor.data_ptr():  # padded, or was not contiguous

@@ -30,6 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xtrain.comm.rounds import one_round, paused
+
 MAX_VALUES = 64  # a ledger that keeps values keeps at most this many per message
 
 
@@ -83,10 +85,6 @@ class CommLedger(TorchDispatchMode):
     """
 
     _open: ClassVar[list["CommLedger"]] = []
-    _last_round = 0
-    _round = 0
-    _rounds_open = 0
-    _paused = 0
     _dispatching = 0
 
     def __init__(self, values: bool = False):
@@ -168,7 +166,7 @@ class CommLedger(TorchDispatchMode):
         payload: int,
         tensors: list[Tensor],
     ) -> None:
-        if CommLedger._paused:
+        if paused.depth:
             return
         with one_round() as number:  # of its own, unless one is open
             pass
@@ -192,7 +190,7 @@ def record(
     and for a collective calls what it returns, when that has ended, with the bytes
     sent and received. Returns None when no ledger is open.
     """
-    if not CommLedger._open or CommLedger._paused:
+    if not CommLedger._open or paused.depth:
         return None
     payload = sum(t.numel() * t.element_size() for t in tensors)
     places = []
@@ -211,37 +209,6 @@ def record(
             )
 
     return settle
-
-
-class paused:
-    """Calls made inside are in no ledger: the checks' own questions."""
-
-    def __enter__(self) -> None:
-        CommLedger._paused += 1
-
-    def __exit__(self, *exc: object) -> None:
-        CommLedger._paused -= 1
-
-
-class one_round:
-    """The calls made inside are issued together: they count as one round.
-
-    `with one_round() as number:` gives the round's number; `one_round(number)` goes on
-    with it later, for the send of a receive that was posted ahead of its turn.
-    """
-
-    def __init__(self, number: int | None = None):
-        self._number = number
-
-    def __enter__(self) -> int:
-        if CommLedger._rounds_open == 0:
-            CommLedger._last_round += self._number is None
-            CommLedger._round = self._number or CommLedger._last_round
-        CommLedger._rounds_open += 1
-        return CommLedger._round
-
-    def __exit__(self, *exc: object) -> None:
-        CommLedger._rounds_open -= 1
 
 
 def message_rounds(events: list[list[Event]]) -> list[list[Message]]:

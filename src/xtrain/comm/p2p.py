@@ -10,15 +10,13 @@ Ranks: `src` and `dst` are global ranks, as in torch, also when a group is given
 `group_src` and `group_dst` are ranks inside the group.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import check_p2p, group_or_world, rank_and_size
-from xtrain.comm.ledger import one_round
+from xtrain.comm.rounds import one_round
 
 
 def send(
@@ -59,7 +57,7 @@ def isend(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
-) -> Work:
+) -> dist.Work:
     """Start sending; do not touch `tensor` before `.wait()` of the result returned."""
     peer = group_rank_of("dst", dst, group_dst, group)
     check_p2p("isend", tensor, group)
@@ -73,7 +71,7 @@ def irecv(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> Work:
+) -> dist.Work:
     """Start receiving into `tensor`; it is filled after `.wait()`.
 
     It must be contiguous; `recv` takes any strides.
@@ -118,7 +116,7 @@ def post_all(
     recvs: list[tuple[Tensor, int]],
     group: ProcessGroup | None = None,
     tag: int = 0,
-) -> list[Work]:
+) -> list[dist.Work]:
     """Post all receives and sends (contiguous tensor, group rank), to be waited for.
 
     Empty tensors send no message. What a rank sends to itself is copied at once. NCCL
@@ -176,82 +174,6 @@ def ring_shift(
     exchange_all(
         [(send, (rank + shift) % size)], [(recv, (rank - shift) % size)], group
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Passing:
-    """A step of a ring: what it waited for has arrived, the rest may be on its way.
-
-    Keep it until the end of the algorithm: gloo frees a message that has only just
-    arrived by spinning until its own thread lets go of it, and on a busy machine that
-    takes longer than the message did.
-    """
-
-    arrived: list[Work]
-    leaving: list[Work]
-
-    def wait(self) -> None:
-        """Return when what was sent may be changed again. To be called once."""
-        for work in self.leaving:
-            work.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """A tensor whose receive is posted before its turn comes in a ring."""
-
-    tensor: Tensor
-    posted: list[Work]  # empty where it is posted together with its turn's send
-    round: int | None = None  # of its turn, for the ledger
-
-
-def ring_expect(
-    recvs: list[Tensor], group: ProcessGroup | None = None
-) -> list[Landing]:
-    """Post the receives of the next steps of a ring, in order, before anything is sent.
-
-    A message that finds its receive posted flows at once; otherwise its sender is first
-    told so, and that takes a round trip. Backends that batch (NCCL) post nothing here.
-    """
-    rank, size = rank_and_size(group)
-    group, before = group_or_world(group), (rank - 1) % size
-    landings = []
-    for tensor in recvs:
-        check_p2p("ring_expect", tensor, group, contiguous=True)
-        ahead = tensor.numel() > 0 and size > 1 and not batches(group, tensor.device)
-        with one_round() as number:
-            posted = [group.recv([tensor.detach()], before, 0)] if ahead else []
-        landings.append(Landing(tensor, posted, number))
-    return landings
-
-
-def ring_pass(
-    send: Tensor, recv: Tensor | Landing, group: ProcessGroup | None = None
-) -> Passing:
-    """Send to the next rank, receive from the one before; return once `recv` is filled.
-
-    `send` may still be on its way: wait for the result before changing it.
-    """
-    rank, size = rank_and_size(group)
-    to, sender = (rank + 1) % size, (rank - 1) % size
-    turn = recv if isinstance(recv, Landing) else Landing(recv, [])
-    with one_round(turn.round):
-        if turn.posted:
-            arriving, leaving = turn.posted, post_all([(send, to)], [], group)
-        else:
-            works = post_all([(send, to)], [(turn.tensor, sender)], group)
-            receives = min(1, turn.tensor.numel())  # come first; an empty one has none
-            arriving, leaving = works[:receives], works[receives:]
-    for work in arriving:
-        work.wait()
-    return Passing(arriving, leaving)
-
-
-def wait_all(underway: list[Passing]) -> None:
-    """Wait until everything has been sent, and empty the list."""
-    for step in underway:
-        step.wait()
-    underway.clear()
 
 
 def refuse_itself(name: str, peer: int, group: ProcessGroup | None) -> None:

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
 from xtrain.comm.p2p import exchange_all, recv, send
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import combine, divide_if_average
 
 
 def parameter_server_all_reduce(
@@ -33,7 +33,7 @@ def parameter_server_all_reduce(
         for worker in range(1, size):
             recv(incoming, group_src=worker, group=group)
             combine(flat, incoming, op)
-        finish(flat, op, size)
+        divide_if_average(flat, op, size)
         exchange_all([(flat, worker) for worker in range(1, size)], [], group)
     else:
         send(flat, group_dst=0, group=group)

@@ -8,7 +8,7 @@ from torch.distributed import ReduceOp
 
 COMBINE: dict[ReduceOp.RedOpType, Callable[..., Tensor]] = {
     ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,  # summed on the way, divided once at the end: `finish`
+    ReduceOp.AVG: torch.add,  # and `divide_if_average`, once, at the end
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
@@ -24,7 +24,7 @@ def combine(partial: Tensor, incoming: Tensor, op: ReduceOp.RedOpType) -> None:
     COMBINE[op](partial, incoming, out=partial)
 
 
-def finish(reduced: Tensor, op: ReduceOp.RedOpType, size: int) -> None:
+def divide_if_average(reduced: Tensor, op: ReduceOp.RedOpType, size: int) -> None:
     """Turn the sum over `size` ranks into their average, in place, for AVG only."""
     if op == ReduceOp.AVG:
         reduced.div_(size)
@@ -42,11 +42,11 @@ def reduce_into(output: Tensor, shares: list[Tensor], op: ReduceOp.RedOpType) ->
         total = shares[0].float()
         for share in shares[1:]:
             combine(total, share.float(), op)
-        finish(total, op, len(shares))
+        divide_if_average(total, op, len(shares))
         output.copy_(total)
         return
     else:
         COMBINE[op](shares[0], shares[1], out=output)
         for share in shares[2:]:
             combine(output, share, op)
-    finish(output, op, len(shares))
+    divide_if_average(output, op, len(shares))

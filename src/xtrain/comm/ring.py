@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
-from xtrain.comm.p2p import Passing, ring_expect, ring_pass, wait_all
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.ring_steps import post_ring_recvs, ring_send_recv, wait_all
+from xtrain.comm.work import Work
 
 
 def ring_all_reduce(
@@ -36,21 +37,21 @@ def ring_all_reduce(
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat.tensor_split(size)
     incoming = torch.empty_like(chunks[0])
-    underway: list[Passing] = []
+    in_flight: list[Work] = []
 
     for step in range(size - 1):  # reduce-scatter: rank r ends up with chunk r
         partial = chunks[(rank - 1 - step) % size]
         mine = chunks[(rank - 2 - step) % size]
-        underway.append(ring_pass(partial, incoming[: mine.numel()], group))
+        in_flight.append(ring_send_recv(partial, incoming[: mine.numel()], group))
         combine(mine, incoming[: mine.numel()], op)
-    finish(chunks[rank], op, size)
-    wait_all(underway)  # what has been sent may be overwritten now
+    divide_if_average(chunks[rank], op, size)
+    wait_all(in_flight)  # what has been sent may be overwritten now
 
     # All-gather: what arrives is final, so it replaces, and nothing has to wait for it.
     arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
-    for step, landing in enumerate(ring_expect(arriving, group)):
-        underway.append(ring_pass(chunks[(rank - step) % size], landing, group))
-    wait_all(underway)
+    for step, posted in enumerate(post_ring_recvs(arriving, group)):
+        in_flight.append(ring_send_recv(chunks[(rank - step) % size], posted, group))
+    wait_all(in_flight)
 
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
@@ -78,17 +79,17 @@ def ring_reduce_scatter(
     )
     buffers = landing, torch.empty_like(landing)
     partial = chunks[(rank - 1) % size]
-    underway: list[Passing] = []
+    in_flight: list[Work] = []
     for step in range(size - 1):
         incoming = buffers[(size - step) % 2]  # in turn, and the landing comes last
-        wait_all(underway)  # the step before this one sent from that buffer
-        underway.append(ring_pass(partial, incoming, group))
+        wait_all(in_flight)  # the step before this one sent from that buffer
+        in_flight.append(ring_send_recv(partial, incoming, group))
         combine(incoming, chunks[(rank - 2 - step) % size], op)
         partial = incoming
-    wait_all(underway)
+    wait_all(in_flight)
     if partial.data_ptr() != result.data_ptr():
         result.copy_(partial.view(output.shape))
-    finish(result, op, size)
+    divide_if_average(result, op, size)
 
 
 def ring_all_gather(
@@ -105,11 +106,11 @@ def ring_all_gather(
     chunks = gathered.view(size, -1)
     passed_on = input.detach().contiguous().view(-1)
     arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
-    underway: list[Passing] = []
-    for landing in ring_expect(arriving, group):
-        underway.append(ring_pass(passed_on, landing, group))
-        passed_on = landing.tensor
+    in_flight: list[Work] = []
+    for posted in post_ring_recvs(arriving, group):
+        in_flight.append(ring_send_recv(passed_on, posted, group))
+        passed_on = posted.tensor
     chunks[rank].copy_(input.detach().reshape(-1))  # while the last send leaves
-    wait_all(underway)
+    wait_all(in_flight)
     if not output.is_contiguous():
         output.detach().copy_(gathered)

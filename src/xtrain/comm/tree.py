@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call, shape_of
 from xtrain.comm.p2p import exchange_all, recv, send
-from xtrain.comm.reduce_op import combine, finish
+from xtrain.comm.reduce_op import combine, divide_if_average
 
 
 def tree_broadcast(flat: Tensor, root: int, group: ProcessGroup | None = None) -> None:
@@ -65,7 +65,7 @@ def tree_reduce(
             recv(incoming, group_src=(rank + reach) % size, group=group)
             combine(flat, incoming, op)
         reach *= 2
-    finish(flat, op, size)
+    divide_if_average(flat, op, size)
 
 
 def tree_all_reduce(
@@ -110,7 +110,7 @@ def halving_doubling_all_reduce(
             recv(incoming, group_src=rank + core, group=group)
             combine(flat, incoming, op)
         _halve_and_double(flat, rank, core, op, group)
-        finish(flat, op, size)
+        divide_if_average(flat, op, size)
         if rank + core < size:
             send(flat, group_dst=rank + core, group=group)
 

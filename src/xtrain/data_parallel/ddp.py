@@ -34,7 +34,8 @@ from xtrain.comm.agreement import (
     problem_of,
 )
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.choice import TORCH, Collectives, Waitable
+from xtrain.comm.choice import TORCH, Collectives
+from xtrain.comm.work import Work
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.data_parallel.join import Meeting, join
 
@@ -100,7 +101,7 @@ class DistributedDataParallel(nn.Module):
         self._in_backward = False
         self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
         self._next = 0  # the bucket that leaves next
-        self._in_flight: list[Waitable] = []
+        self._in_flight: list[Work] = []
         for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(self._gradient_ready)
             if not self._average:

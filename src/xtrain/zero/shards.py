@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
-from xtrain.comm.choice import Collectives, Waitable, suited_to
+from xtrain.comm.choice import Collectives, suited_to
+from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 
 Site = tuple[nn.Module, str]  # a module and the name of its parameter
@@ -81,7 +82,7 @@ class Shards:
         )
         self._nbytes = self.full.untyped_storage().nbytes()
         self.full.untyped_storage().resize_(0)
-        self._gathering: Waitable | None = None
+        self._gathering: Work | None = None
         self._sent: Tensor | None = None  # what an all-gather under way reads
         self.is_full = False
         # What to do with the full gradients of one call, once all are there.
@@ -166,7 +167,7 @@ class Shards:
 class Reduction:
     """A reduce-scatter under way; `full` is the memory it still reads."""
 
-    def __init__(self, shards: Shards, work: Waitable, full: Tensor, reduced: Tensor):
+    def __init__(self, shards: Shards, work: Work, full: Tensor, reduced: Tensor):
         self._shards, self._work, self._full = shards, work, full
         self._reduced = reduced
 

@@ -40,7 +40,8 @@ from xtrain.comm.agreement import (
     problem_of,
 )
 from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.choice import Collectives, Waitable, suited_to
+from xtrain.comm.choice import Collectives, suited_to
+from xtrain.comm.work import Work
 from xtrain.zero import resume
 from xtrain.zero.agreement import raise_everywhere, raising_everywhere
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
@@ -122,7 +123,7 @@ class ZeroOptimizer(Optimizer):
         self._next = 0
         self._in_backward = False
         self._is_reduced = False  # stage 1: since the last step
-        self._in_flight: list[tuple[Bucket, Waitable, Tensor]] = []
+        self._in_flight: list[tuple[Bucket, Work, Tensor]] = []
         shard_groups = [self._shard(group) for group in groups]
         device = self.buckets[0].flat.device
         self._collectives = collectives or suited_to(process_group, device)

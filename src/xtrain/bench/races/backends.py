@@ -43,7 +43,7 @@ from xtrain.bench.races.lc1 import (
     reduce_scatter_trial,
     total,
 )
-from xtrain.comm.reduce_op import combine, finish, reduce_into
+from xtrain.comm.reduce_op import combine, divide_if_average, reduce_into
 
 TITLE = "Our backends against gloo, under the same torch functions"
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
@@ -238,7 +238,7 @@ def copy_then_add(output: Tensor, shares: list[Tensor], op: Any) -> None:
     output.copy_(shares[0])
     for share in shares[1:]:
         combine(output, share, op)
-    finish(output, op, len(shares))
+    divide_if_average(output, op, len(shares))
 
 
 # ----------------------------------------------------------------------- races

@@ -1,0 +1,33 @@
+"""What a call returns that is still under way: wait for its messages, then finish."""
+
+from collections.abc import Callable, Iterable
+
+import torch.distributed as dist
+
+
+class Work:
+    """A call under way: `wait()` returns when its outputs are filled.
+
+    Until then neither its inputs nor its outputs may be touched; this keeps them alive.
+    To wait a second time does nothing.
+
+    Args:
+        works: what `wait` waits for, in order; none for a call that is over.
+        finish: what is left to do then.
+        keep: tensors, or works, that must live until then.
+    """
+
+    def __init__(
+        self,
+        works: "Iterable[dist.Work | Work]" = (),
+        finish: Callable[[], object] | None = None,
+        keep: object = None,
+    ):
+        self._works, self._finish, self._keep = list(works), finish, keep
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        if self._finish is not None:
+            self._finish()
+        self._works, self._finish, self._keep = [], None, None
