@@ -23,11 +23,11 @@ from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import meeting
+from xtrain.backends import rendezvous
 from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Forming, host_key
 from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.rendezvous import Rendezvous, host_key
 from xtrain.backends.swaps import MAX_CALLS, Swaps
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time, but
@@ -111,7 +111,7 @@ PHASES = {
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -147,7 +147,7 @@ def computing(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -184,7 +184,7 @@ def broken_group(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -208,7 +208,7 @@ def forming(say, enter, rank: int) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
@@ -228,7 +228,7 @@ def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_a_rank_that_never_comes_is_named(backend):
@@ -241,27 +241,27 @@ def test_a_rank_that_never_comes_is_named(backend):
             assert "ranks [3]" in word[2], word
 
 
-def stuck_after_meeting(say, enter, rank: int) -> None:
+def stuck_after_rendezvous(say, enter, rank: int) -> None:
     """Rank 0 has told where it is, read where the others are, and does nothing more."""
     if rank == 0:
-        meet = Forming.meet
+        exchange = Rendezvous.exchange_addresses
 
-        def sleep(self, address):
-            meet(self, address)
+        def sleep(self, endpoint):
+            exchange(self, endpoint)
             say("here")
             time.sleep(60)
 
-        Forming.meet = sleep
+        Rendezvous.exchange_addresses = sleep
     enter()
 
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
-    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=300.0) as ranks:
+    with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=300.0) as ranks:
         ranks[0].hear()
         ranks[0].kill()
         for survivor in (1, 2):
@@ -271,11 +271,11 @@ def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_the_timeout_limits_connecting_too(backend):
-    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=2.0) as ranks:
+    with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=2.0) as ranks:
         ranks[0].hear()
         for waiting in (1, 2):
             word = ranks[waiting].hear()
@@ -291,7 +291,7 @@ def late_to_a_new_group(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
     "xtrain.backends.watching:Watch",
@@ -316,24 +316,24 @@ def test_a_new_groups_timeout_limits_its_forming_on_gloo_as_well(tmp_path):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.meeting:Forming"
+    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
 )
 def test_a_rank_that_gave_up_may_come_again(monkeypatch):
     """Others that find its old line wait for a new one, for a while."""
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 20.0)
     store, met = dist.HashStore(), {}
     with pytest.raises(RuntimeError, match="not complete within 0.1 s"):
-        meet_in(store, 0, 0.1, met)
-    other = threading.Thread(target=meet_in, args=(store, 1, 20.0, met))
+        rendezvous_in(store, 0, 0.1, met)
+    other = threading.Thread(target=rendezvous_in, args=(store, 1, 20.0, met))
     other.start()
     wait_until(lambda: store.check(["socket/1"]))
-    meet_in(store, 0, 20.0, met)
+    rendezvous_in(store, 0, 20.0, met)
     other.join()
     assert met[0] == met[1]
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.meeting:Forming"
+    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
 )
 @pytest.mark.parametrize("peer", [0, 2])
 def test_a_rank_that_begins_anew_is_noticed(peer):
@@ -342,8 +342,8 @@ def test_a_rank_that_begins_anew_is_noticed(peer):
     line = f"{host_key()} {os.getpid()} {{}} unix:y"
     for other in (0, 2):
         store.set(f"socket/{other}", line.format("0" * 32))
-    forming = Forming(store, "socket", 1, 3, 20.0, peers)
-    forming.meet("unix:x")
+    forming = Rendezvous(store, "socket", 1, 3, 20.0, peers)
+    forming.exchange_addresses("unix:x")
     looks = iter(range(1000))
 
     def ready() -> bool:
@@ -357,25 +357,25 @@ def test_a_rank_that_begins_anew_is_noticed(peer):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.meeting:Forming"
+    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
 )
 def test_a_reason_is_passed_on_as_it_is_but_cut_and_in_plain_characters(monkeypatch):
     """It comes from the store, where anybody may write."""
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.0)
     store = dist.HashStore()
     store.set("socket/0", "gave-up rank 0 gave up this group: \x1b[2J\n" + 5000 * "x")
     told = "rank 0 gave up this group: ?[2J?" + "x" * 468
     for rank in (1, 2):
         with pytest.raises(RuntimeError) as raised:
-            meet_in(store, rank, 20.0, {})
+            rendezvous_in(store, rank, 20.0, {})
         assert str(raised.value) == told
         assert store.get(f"socket/{rank}").decode() == f"gave-up {told}"
         store.set("socket/0", "")
 
 
-def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
-    with Forming(store, "socket", rank, 2, seconds, Peers()) as forming:
-        met[rank] = forming.meet(f"unix:{rank}")
+def rendezvous_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
+    with Rendezvous(store, "socket", rank, 2, seconds, Peers()) as forming:
+        met[rank] = forming.exchange_addresses(f"unix:{rank}")
         forming.wait_until(lambda: len(met) == 2, lambda: "the other has not met")
 
 
@@ -384,7 +384,7 @@ def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -413,7 +413,7 @@ def in_recv_in_vain(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -440,7 +440,7 @@ def leaves(say, call: str) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -476,7 +476,7 @@ def last_words(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -703,7 +703,7 @@ def swap_compared(swap, length: int) -> str:
 @pytest.mark.verifies(
     "xtrain.backends.calls:call_site",
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -734,7 +734,7 @@ def swap_warned_of(swap, length: int) -> list[str]:
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda s: s.__name__)
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -782,7 +782,7 @@ def lines_may_differ(compare_lines: str | None) -> list[str]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -810,7 +810,7 @@ def takes_turns() -> list[str]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -845,7 +845,7 @@ def lines_that_are_never_compared() -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -868,7 +868,7 @@ def compared_by_one_rank() -> str:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -907,7 +907,7 @@ def swapped_unnoticed(swap, compare_lines: str | None) -> tuple[float, float]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -931,7 +931,7 @@ def test_some_swapped_calls_cannot_be_told_from_right_ones(ours, swap, compare_l
 @pytest.mark.verifies(
     "xtrain.backends.calls:call_site",
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -1135,7 +1135,7 @@ def come_and_go(say, enter, rank: int) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -1165,7 +1165,7 @@ def sockets_of(pid: int) -> set[str]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -1261,7 +1261,7 @@ def interrupted(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
@@ -1291,7 +1291,7 @@ def exits(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from xtrain.backends.meeting import Disagreement
+from xtrain.backends.rendezvous import Disagreement
 
 # Modules between the line `dist.all_reduce(x)` and this backend. The last two wrap what
 # torch calls deprecated: `reduce_scatter_tensor`, `all_gather_into_tensor`.

@@ -23,10 +23,10 @@ from torch.distributed import ReduceOp, Store
 
 from xtrain.backends.calls import compare
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Disagreement, Forming, host_key
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of, pieces
 from xtrain.backends.progress import Steps
+from xtrain.backends.rendezvous import Disagreement, Rendezvous, host_key
 from xtrain.backends.segments import (
     ARRIVED,
     DESCRIBED,
@@ -110,11 +110,11 @@ class SharedMemory:
         self, store: Store, timeout: float, peers: Peers, descriptor: int
     ) -> list[Segment]:
         rank, size = self.rank, self.size
-        with Forming(store, "shm", rank, size, timeout, peers) as forming:
-            entries, group = forming.meet(str(descriptor))
-            self.pids = [entry.pid for entry in entries]
-            for peer, entry in enumerate(entries):
-                if entry.host != host_key():
+        with Rendezvous(store, "shm", rank, size, timeout, peers) as rendezvous:
+            addresses, group = rendezvous.exchange_addresses(str(descriptor))
+            self.pids = [address.pid for address in addresses]
+            for peer, address in enumerate(addresses):
+                if address.host != host_key():
                     raise RuntimeError(
                         f"xtrain-shm: rank {peer} runs on another host than rank "
                         f"{rank}; shared memory serves one host, use "
@@ -134,11 +134,11 @@ class SharedMemory:
                 ]
 
             def all_known() -> bool:
-                for peer, entry in enumerate(entries):
+                for peer, address in enumerate(addresses):
                     if peer not in segments:
                         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                             segments[peer] = open_segment(
-                                peer, entry.pid, entry.address, size
+                                peer, address.pid, address.endpoint, size
                             )
                 if len(segments) == size:
                     self.mine.words[JOINED] = number + rank
@@ -152,7 +152,7 @@ class SharedMemory:
                             )
                 return not unknown()
 
-            forming.wait_until(
+            rendezvous.wait_until(
                 all_known,
                 lambda: f"ranks {unknown()} did not map the memory of this group",
             )

@@ -24,10 +24,9 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
 from xtrain.backends.calls import compare
-from xtrain.backends.door import connect_all
+from xtrain.backends.connect import connect_all
 from xtrain.backends.handshake import COLLECTIVES, MESSAGES
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Disagreement
 from xtrain.backends.messages import (
     MAX_MESSAGE_BYTES,
     Garbled,
@@ -38,6 +37,7 @@ from xtrain.backends.messages import (
 )
 from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of
 from xtrain.backends.progress import Steps
+from xtrain.backends.rendezvous import Disagreement
 from xtrain.comm.reduce_op import combine, finish, reduce_into
 
 GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow

@@ -12,9 +12,9 @@ from torch.distributed import ReduceOp
 from xtrain.backends.arguments import flatten
 from xtrain.backends.calls import NOWHERE, Call, call_site, fingerprint, look
 from xtrain.backends.group import Group
-from xtrain.backends.meeting import Disagreement
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.progress import Operation, Steps
+from xtrain.backends.rendezvous import Disagreement
 from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record

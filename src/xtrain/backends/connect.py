@@ -35,13 +35,13 @@ from xtrain.backends.handshake import (
     read_secret,
 )
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import GRACE_SECONDS, Entry, Forming, host_key
 from xtrain.backends.progress import Steps
+from xtrain.backends.rendezvous import GRACE_SECONDS, PeerAddress, Rendezvous, host_key
 
 refusals = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections that may wait to be accepted
-MAX_GUESTS = 256  # handshakes at a time
+MAX_HANDSHAKES = 256  # handshakes at a time
 MAX_LOGGED = 20  # refusals of one group, each in a line of its own
 CONNECT_SECONDS = 3.0  # for one attempt, which a full backlog may swallow
 AGAIN_SECONDS = 0.01  # between two attempts
@@ -56,39 +56,41 @@ def connect_all(
     need be, until the timeout. RuntimeError naming the ranks that are not connected by
     then, that die or give up, or that prove nothing.
     """
-    party: list[Door | Dialler] = []
+    tasks: list[Acceptor | Dialler] = []
     try:
-        with Forming(store, "socket", rank, size, timeout, peers) as forming:
+        with Rendezvous(store, "socket", rank, size, timeout, peers) as rendezvous:
             secret = read_secret()
-            listener, address = listen(secret)
+            listener, endpoint = listen(secret)
             with listener:
-                entries, group = forming.meet(address)
-                party.append(Door(listener, secret, group, rank, size))
-                for peer, entry in enumerate(entries[:rank]):
+                addresses, group = rendezvous.exchange_addresses(endpoint)
+                tasks.append(Acceptor(listener, secret, group, rank, size))
+                for peer, peer_address in enumerate(addresses[:rank]):
                     for purpose in PURPOSES:
-                        party.append(
-                            Dialler(secret, group, rank, (peer, purpose), entry)
+                        tasks.append(
+                            Dialler(secret, group, rank, (peer, purpose), peer_address)
                         )
-                forming.wait_until(
-                    lambda: not [one for one in party if not one.advance()],
-                    lambda: why(party),
+                rendezvous.wait_until(
+                    lambda: not [task for task in tasks if not task.advance()],
+                    lambda: what_is_missing(tasks),
                 )
     except BaseException as error:
-        for one in party:
-            close_all(one.admitted)
+        for task in tasks:
+            close_all(task.admitted)
         if isinstance(error, (Refused, OSError)):
             raise RuntimeError(f"rank {rank} cannot join the group: {error}") from error
         raise
     finally:
-        for one in party:
-            one.close()
-    return {key: made for one in party for key, made in one.admitted.items()}
+        for task in tasks:
+            task.close()
+    return {key: made for task in tasks for key, made in task.admitted.items()}
 
 
-def why(party: Sequence["Door | Dialler"]) -> str:
+def what_is_missing(tasks: Sequence["Acceptor | Dialler"]) -> str:
     """What is missing, and what is known about the reason."""
-    absent = sorted({rank for one in party for rank in one.absent()})
-    troubles = "; ".join(one.trouble for one in party if one.absent() and one.trouble)
+    absent = sorted({rank for task in tasks for rank in task.absent()})
+    troubles = "; ".join(
+        task.trouble for task in tasks if task.absent() and task.trouble
+    )
     return f"no connection with ranks {absent}{f' ({troubles})' * bool(troubles)}"
 
 
@@ -97,7 +99,7 @@ def close_all(connections: dict[Key, Connection]) -> None:
         connection.sock.close()
 
 
-class Door:
+class Acceptor:
     """Admits the higher ranks; refuses and logs everybody else, and stays open."""
 
     def __init__(
@@ -111,24 +113,24 @@ class Door:
         self.admitted: dict[Key, Connection] = {}
         self.trouble = ""
         self.refused = 0
-        self._guests: list[Guest] = []
+        self._handshakes: list[Handshake] = []
 
     def absent(self) -> list[int]:
         return sorted({rank for rank, _ in self._expected - self.admitted.keys()})
 
     def advance(self) -> bool:
         """Let in who has come, hear everybody; True when all who belong are inside."""
-        for _ in range(MAX_GUESTS):
+        for _ in range(MAX_HANDSHAKES):
             if not self._accept():
                 break
-        for guest in list(self._guests):
-            self._hear(guest)
+        for handshake in list(self._handshakes):
+            self._advance_handshake(handshake)
         return not self.absent()
 
     def close(self) -> None:
         """Send away whoever is still proving himself."""
-        for guest in self._guests:
-            guest.connection.sock.close()
+        for handshake in self._handshakes:
+            handshake.connection.sock.close()
         if self.refused > MAX_LOGGED:
             refusals.warning(
                 "rank %d refused %d connections in all", self._rank, self.refused
@@ -148,22 +150,22 @@ class Door:
         steps = admit(
             connection, self._secret, self._group, self._rank, self._size, self.admitted
         )
-        self._guests.append(Guest(connection, steps))
-        if len(self._guests) > MAX_GUESTS:
-            first = min(self._guests, key=lambda guest: guest.proven)
-            self._guests.remove(first)
+        self._handshakes.append(Handshake(connection, steps))
+        if len(self._handshakes) > MAX_HANDSHAKES:
+            first = min(self._handshakes, key=lambda handshake: handshake.proven)
+            self._handshakes.remove(first)
             self._refuse(first.connection.sock, Refused("too many were here"))
         return True
 
-    def _hear(self, guest: "Guest") -> None:
+    def _advance_handshake(self, handshake: "Handshake") -> None:
         try:
-            guest.proven = next(guest.steps)
+            handshake.proven = next(handshake.steps)
             return
         except StopIteration as end:
-            self.admitted[end.value] = guest.connection
+            self.admitted[end.value] = handshake.connection
         except (Refused, OSError) as error:
-            self._refuse(guest.connection.sock, error)
-        self._guests.remove(guest)
+            self._refuse(handshake.connection.sock, error)
+        self._handshakes.remove(handshake)
 
     def _refuse(self, sock: socket.socket, error: Exception) -> None:
         sock.close()
@@ -174,7 +176,7 @@ class Door:
 
 
 @dataclass(eq=False)
-class Guest:
+class Handshake:
     """Somebody who has come, and how far his handshake is."""
 
     connection: Connection
@@ -185,9 +187,11 @@ class Guest:
 class Dialler:
     """This rank's way to one connection with a lower rank."""
 
-    def __init__(self, secret: bytes, group: bytes, rank: int, key: Key, entry: Entry):
+    def __init__(
+        self, secret: bytes, group: bytes, rank: int, key: Key, address: PeerAddress
+    ):
         self._secret, self._group, self._rank = secret, group, rank
-        self._key, self._entry = key, entry
+        self._key, self._address = key, address
         self.admitted: dict[Key, Connection] = {}
         self.trouble = ""
         self._steps = self._dial_until_admitted()
@@ -214,14 +218,14 @@ class Dialler:
             now = time.monotonic()
             refused = (refused or now) if gone else 0.0
             if gone and now > refused + GRACE_SECONDS:
-                raise Refused(f"{self.trouble} at {self._entry.address}")
+                raise Refused(f"{self.trouble} at {self._address.endpoint}")
             while time.monotonic() < now + AGAIN_SECONDS:
                 yield
 
     def _dial(self) -> Generator[None, None, Connection]:
         peer, purpose = self._key
-        sock = yield from reach(
-            peer, self._entry.address, self._entry.host == host_key()
+        sock = yield from connect_to(
+            peer, self._address.endpoint, self._address.host == host_key()
         )
         try:
             check_user(sock, self._secret)
@@ -260,7 +264,7 @@ def listen(secret: bytes) -> tuple[socket.socket, str]:
     return listener, f"tcp:{host}:{port}"
 
 
-def reach(
+def connect_to(
     peer: int, address: str, same_host: bool
 ) -> Generator[None, None, socket.socket]:
     """Open a connection to the address that a peer gave."""
