@@ -27,7 +27,9 @@ from hypothesis import strategies as st
 import xtrain.backends
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import connect, handshake, rendezvous, sockets
+from xtrain.backends import addresses, handshake, rendezvous, sockets
+from xtrain.backends.acceptor import MAX_HANDSHAKES, MAX_LOGGED, Acceptor, refusals
+from xtrain.backends.connect import Dialler, close_all, connect_all
 from xtrain.backends.connections import Connection
 from xtrain.backends.handshake import ANSWER, HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
@@ -205,11 +207,9 @@ def test_a_recorded_handshake_proves_nothing_again():
 def test_a_relay_cannot_change_what_a_dialler_says():
     """Two ranks that read a relay's lines have other digests; nor can it mend that."""
     assert relayed(group=b"h" * 32)[1][0] == "rank 2 of another group"
-    greeting = HELLO.pack(MAGIC, GROUP, 2, 0, 1, bytes(16))
+    hello = HELLO.pack(MAGIC, GROUP, 2, 0, 1, bytes(16))
     for name, claim in (("group", b"h" * 32), ("me", 3), ("purpose", 0), ("peer", 1)):
-        _, (listener, _) = relayed(
-            lambda data: greeting[:49] + data[49:], **{name: claim}
-        )
+        _, (listener, _) = relayed(lambda data: hello[:49] + data[49:], **{name: claim})
         assert listener == "rank 2 does not know the secret", name
 
 
@@ -262,7 +262,7 @@ def test_on_a_unix_socket_the_kernel_names_the_user(monkeypatch, secret):
 @pytest.mark.verifies("xtrain.backends.handshake:admit")
 def test_a_slow_stranger_is_sent_away(monkeypatch):
     """A byte now and then does not keep a connection open."""
-    monkeypatch.setattr(handshake, "GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.3)
     ours, theirs = pair()
 
     def drip():
@@ -288,14 +288,14 @@ def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
 
 @pytest.mark.verifies("xtrain.backends.handshake:admit")
 @settings(max_examples=60)
-@given(st.binary(max_size=200), st.sampled_from(["", "greeting", "proof"]))
+@given(st.binary(max_size=200), st.sampled_from(["", "hello", "proof"]))
 def test_no_bytes_are_admitted(data, begins):
     ours, theirs = pair()
-    greeting = HELLO.pack(MAGIC, GROUP, 1, 0, 0, bytes(16))
-    if begins == "greeting":
-        data = greeting + data
+    hello = HELLO.pack(MAGIC, GROUP, 1, 0, 0, bytes(16))
+    if begins == "hello":
+        data = hello + data
     elif begins == "proof":
-        data = greeting + proof(SECRET, b"dialler", greeting) + data
+        data = hello + proof(SECRET, b"dialler", hello) + data
     theirs.write(memoryview(data))
     theirs.sock.shutdown(socket.SHUT_WR)
     (end,) = verdicts(admitter(ours))
@@ -334,17 +334,17 @@ def test_the_secret_comes_from_the_environment_or_a_private_file(monkeypatch, tm
         handshake.read_secret()
 
 
-@pytest.mark.verifies("xtrain.backends.connect:listen")
+@pytest.mark.verifies("xtrain.backends.addresses:listen")
 def test_tcp_only_with_a_secret(monkeypatch):
     monkeypatch.setenv("XTRAIN_SOCKET_ADDRESS", "127.0.0.1")
     with pytest.raises(ValueError, match="needs a secret"):
-        connect.listen(b"")
-    listener, address = connect.listen(SECRET)
+        addresses.listen(b"")
+    listener, address = addresses.listen(SECRET)
     assert listener.getsockname()[0] == "127.0.0.1"
     assert address == f"tcp:127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     monkeypatch.delenv("XTRAIN_SOCKET_ADDRESS")
-    listener, address = connect.listen(b"")
+    listener, address = addresses.listen(b"")
     assert listener.family == socket.AF_UNIX
     assert address.startswith("unix:")
     listener.close()
@@ -363,7 +363,7 @@ def over_tcp(say) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:listen", "xtrain.backends.handshake:read_secret"
+    "xtrain.backends.addresses:listen", "xtrain.backends.handshake:read_secret"
 )
 def test_a_short_secret_is_refused_and_everybody_told():
     def body(say, enter, rank: int) -> None:
@@ -379,8 +379,8 @@ def test_a_short_secret_is_refused_and_everybody_told():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -398,8 +398,8 @@ def test_over_tcp_no_secret_enters_the_store():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -424,7 +424,7 @@ def test_ranks_with_different_secrets_do_not_meet():
 def attack(address: str, group: bytes, secret: bytes, rng: random.Random) -> None:
     """Strangers of every kind at one listener."""
 
-    def greeting(*fields) -> bytes:
+    def hello(*fields) -> bytes:
         return HELLO.pack(MAGIC, *fields, bytes(16))
 
     def proven(said: bytes) -> bytes:
@@ -434,11 +434,11 @@ def attack(address: str, group: bytes, secret: bytes, rng: random.Random) -> Non
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
         rng.randbytes(10_000),
-        greeting(group, 1, 0, 0)[:30],  # truncated
-        proven(greeting(bytes(32), 1, 0, 0)),  # a rank of ours, of another group
-        proven(greeting(group, 1 << 31, 0, 255)),
-        greeting(group, 1, 0, 0) + bytes(32),  # no proof
-        greeting(group, 1, 0, 0) + proof(b"", b"dialler", greeting(group, 1, 0, 0)),
+        hello(group, 1, 0, 0)[:30],  # truncated
+        proven(hello(bytes(32), 1, 0, 0)),  # a rank of ours, of another group
+        proven(hello(group, 1 << 31, 0, 255)),
+        hello(group, 1, 0, 0) + bytes(32),  # no proof
+        hello(group, 1, 0, 0) + proof(b"", b"dialler", hello(group, 1, 0, 0)),
         struct.pack("<Q", 1 << 63) * 20,  # lengths, if anybody believed them
     ]
     for data in attacks:
@@ -470,7 +470,7 @@ def log() -> list[str]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda line: messages.append(line.getMessage())
-    connect.refusals.addHandler(handler)
+    refusals.addHandler(handler)
     return messages
 
 
@@ -493,8 +493,8 @@ def besieged(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -506,7 +506,7 @@ def test_strangers_are_logged_and_the_group_forms_and_lives_on():
         assert ranks[1].hear() == []
     text = "\n".join(refusals)
     assert len(refusals) == 9, text
-    for reason in ("no greeting of ours", "another group", "closed after",
+    for reason in ("no hello of ours", "another group", "closed after",
                    "does not know the secret", "this is rank 0"):  # fmt: skip
         assert reason in text, text
 
@@ -517,7 +517,7 @@ def hurried(say, enter, rank: int) -> None:
     held = []
 
     def crowd(addresses, group) -> None:
-        for number in range(connect.MAX_HANDSHAKES + 100):
+        for number in range(MAX_HANDSHAKES + 100):
             sock = socket.socket(socket.AF_UNIX)
             sock.connect("\0" + addresses[0].endpoint.removeprefix("unix:"))
             if number % 2:
@@ -532,8 +532,8 @@ def hurried(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
@@ -542,9 +542,9 @@ def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
     with Ranks("xtrain-socket", 2, hurried, join=False) as ranks:
         _, threads, messages = ranks[0].hear()
         assert threads == 1
-        assert len(messages) == connect.MAX_LOGGED + 1
+        assert len(messages) == MAX_LOGGED + 1
         assert re.fullmatch(r"rank 0 refused \d{2,} connections in all", messages[-1])
-        assert ranks[1].hear() == (connect.MAX_HANDSHAKES + 100, 1, [])
+        assert ranks[1].hear() == (MAX_HANDSHAKES + 100, 1, [])
 
 
 def flood(address: tuple[str, int], seconds: float) -> None:
@@ -582,8 +582,8 @@ def flooded(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -625,17 +625,17 @@ def test_silent_connections_without_end_keep_no_rank_out(tmp_path):
             attacker.join()
 
 
-def slow_to_greet(say, enter, rank: int) -> None:
+def slow_to_say_hello(say, enter, rank: int) -> None:
     """Rank 1 connects, and says nothing for longer than a rank is waited for."""
-    messages, greet = log(), handshake.HELLO.pack
+    messages, pack_hello = log(), handshake.HELLO.pack
     if rank == 1:
         attempts = []
 
         def pack(*fields):
             attempts.append(fields)
             if len(attempts) == 1:
-                time.sleep(4 * handshake.GREETING_SECONDS)
-            return greet(*fields)
+                time.sleep(4 * handshake.HELLO_SECONDS)
+            return pack_hello(*fields)
 
         handshake.HELLO = SimpleNamespace(pack=pack)
     enter()
@@ -644,14 +644,14 @@ def slow_to_greet(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_a_rank_that_was_too_slow_comes_again():
-    with Ranks("xtrain-socket", 2, slow_to_greet, join=False) as ranks:
+    with Ranks("xtrain-socket", 2, slow_to_say_hello, join=False) as ranks:
         (message,) = ranks[0].hear()
         assert message == "rank 0 refused a connection: too late after 0 of 65 bytes"
         assert ranks[1].hear() == 3
@@ -660,20 +660,20 @@ def test_a_rank_that_was_too_slow_comes_again():
 @contextlib.contextmanager
 def open_acceptor(size: int = 2):
     """The acceptor of rank 0, and what the store says of it."""
-    listener, endpoint = connect.listen(b"")
-    acceptor = connect.Acceptor(listener, b"", GROUP, 0, size)
+    listener, endpoint = addresses.listen(b"")
+    acceptor = Acceptor(listener, b"", GROUP, 0, size)
     with listener:
         yield acceptor, PeerAddress(host_key(), os.getpid(), endpoint)
     acceptor.close()
-    connect.close_all(acceptor.admitted)
+    close_all(acceptor.admitted)
 
 
-def call(address: PeerAddress, purpose: int = 0) -> connect.Dialler:
+def call(address: PeerAddress, purpose: int = 0) -> Dialler:
     """Rank 1 calls rank 0."""
-    return connect.Dialler(b"", GROUP, 1, (0, purpose), address)
+    return Dialler(b"", GROUP, 1, (0, purpose), address)
 
 
-def advance(call: connect.Dialler, acceptor: connect.Acceptor) -> None:
+def advance(call: Dialler, acceptor: Acceptor) -> None:
     """Until the call is answered."""
 
     def done() -> bool:
@@ -684,8 +684,8 @@ def advance(call: connect.Dialler, acceptor: connect.Acceptor) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -712,15 +712,15 @@ def test_a_second_authenticated_connection_of_one_rank_is_refused(at_once):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
 )
 def test_a_full_backlog_is_waited_for(monkeypatch):
     """The system turns away whom it has no room to keep waiting: dial again."""
-    monkeypatch.setattr(connect, "BACKLOG", 3)
+    monkeypatch.setattr("xtrain.backends.addresses.BACKLOG", 3)
     with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
         full = 0
         while full != errno.EAGAIN:
@@ -736,8 +736,8 @@ def test_a_full_backlog_is_waited_for(monkeypatch):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -754,12 +754,12 @@ def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
             passes += 1
             assert passes < 10
         assert acceptor.admitted.keys() == {(1, 0)}
-        assert len(acceptor._handshakes) <= connect.MAX_HANDSHAKES
+        assert len(acceptor._handshakes) <= MAX_HANDSHAKES
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -767,13 +767,13 @@ def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
 )
 def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     """Neither the one that was made, nor that of a stranger who has not spoken yet."""
-    monkeypatch.setattr(handshake, "GREETING_SECONDS", 20.0)
+    monkeypatch.setattr(handshake, "HELLO_SECONDS", 20.0)
     store, secret, errors = dist.HashStore(), b"", []
     monkeypatch.delenv("XTRAIN_SECRET", raising=False)
 
     def forms_in_vain() -> None:
         try:
-            connect.connect_all(store, 0, 2, 2.0, Peers())
+            connect_all(store, 0, 2, 2.0, Peers())
         except RuntimeError as error:
             errors.append(error)  # with its frames, so nothing is closed by chance
 
@@ -781,7 +781,7 @@ def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     rank.start()
     with Rendezvous(store, "socket", 1, 2, 20.0, Peers()) as forming:
         addresses, group = forming.exchange_addresses("unix:x")
-        made = connect.Dialler(secret, group, 1, (0, 0), addresses[0])
+        made = Dialler(secret, group, 1, (0, 0), addresses[0])
         wait_until(made.advance)
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect("\0" + addresses[0].endpoint.removeprefix("unix:"))
@@ -795,10 +795,10 @@ def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor", "xtrain.backends.connect:listen"
+    "xtrain.backends.acceptor:Acceptor", "xtrain.backends.addresses:listen"
 )
 def test_an_address_where_nobody_listens_is_named(monkeypatch):
-    monkeypatch.setattr(connect, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("xtrain.backends.connect.GRACE_SECONDS", 0.05)
     nobody = f"unix:xtrain-{secrets.token_hex(16)}"
     with open_acceptor() as (acceptor, address):
         vain = call(replace(address, endpoint=nobody))
@@ -807,14 +807,14 @@ def test_an_address_where_nobody_listens_is_named(monkeypatch):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
 )
 def test_whoever_has_proven_itself_stays_when_it_is_crowded(monkeypatch):
-    monkeypatch.setattr(connect, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr("xtrain.backends.acceptor.MAX_HANDSHAKES", 3)
     with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
         rank = call(address)
         wait_until(lambda: rank.advance() or acceptor.advance() or acceptor._handshakes)
@@ -1074,8 +1074,8 @@ def test_a_segment_of_somebody_else_is_not_believed():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:read_secret",
 )
 def test_another_host_is_told_what_to_do(monkeypatch, tmp_path):
@@ -1160,7 +1160,9 @@ def test_no_line_does_more_than_be_refused(line):
     peers.close()
     opened = outcome(lambda: open_segment(3, address.pid, address.endpoint, 2))
     assert isinstance(opened, Exception)
-    found = outcome(lambda: connect.parse_address(3, address.endpoint, same_host=True))
+    found = outcome(
+        lambda: addresses.parse_address(3, address.endpoint, same_host=True)
+    )
     if not isinstance(found, Refused):
         family, target = found
         if family == socket.AF_UNIX:
@@ -1251,8 +1253,8 @@ def carry(listener: socket.socket, store: Path) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -1321,8 +1323,8 @@ def used_again(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connect:Acceptor",
-    "xtrain.backends.connect:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
