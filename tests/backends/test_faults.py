@@ -115,7 +115,7 @@ PHASES = {
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
 def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
@@ -151,7 +151,7 @@ def computing(say) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_survivor_that_computes_is_told_at_its_next_call(backend):
     with Ranks(backend, 3, computing) as ranks:
@@ -188,7 +188,7 @@ def broken_group(say) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_broken_group_stays_broken_and_the_others_live_on(backend):
     with Ranks(backend, 3, broken_group) as ranks:
@@ -294,7 +294,7 @@ def late_to_a_new_group(say) -> None:
     "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
     sign = tmp_path / "late"
@@ -388,7 +388,7 @@ def rendezvous_in(store: dist.Store, rank: int, seconds: float, met: dict) -> No
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_stopped_rank_is_named_when_the_time_is_up(backend):
     with Ranks(backend, 3, in_all_reduce, timeout=3.0) as ranks:
@@ -417,7 +417,7 @@ def in_recv_in_vain(say) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_message_that_never_comes_names_the_sender(backend):
     with Ranks(backend, 3, in_recv_in_vain, timeout=3.0) as ranks:
@@ -444,7 +444,7 @@ def leaves(say, call: str) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize("call", ["all_reduce", "recv"])
 def test_a_rank_that_leaves_is_named(backend, call):
@@ -480,7 +480,7 @@ def last_words(say) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_what_was_sent_before_leaving_arrives(backend):
     with Ranks(backend, 3, last_words) as ranks:
@@ -584,7 +584,7 @@ def make_mistake(mistake, length: int) -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_ranks_in_different_calls_are_all_shown(ours, mistake, length):
     texts = ours(3).run(make_mistake, mistake, length)
@@ -707,7 +707,7 @@ def swap_compared(swap, length: int) -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_swapped_calls_are_refused_when_lines_are_compared(ours, swap):
     first, second = lines_of(swap)
@@ -739,7 +739,7 @@ def swap_warned_of(swap, length: int) -> list[str]:
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
     "xtrain.backends.swaps:Swaps",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_swapped_calls_are_warned_of_by_every_rank_once_for_each_line(ours, swap):
     lines = lines_of(swap)
@@ -786,7 +786,7 @@ def lines_may_differ(compare_lines: str | None) -> list[str]:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize("compare_lines", [None, "0"])
 def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
@@ -814,7 +814,7 @@ def takes_turns() -> list[str]:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_ranks_that_take_turns_on_two_lines_are_warned_and_served(ours):
     for told in ours(3).run(takes_turns):
@@ -849,7 +849,7 @@ def lines_that_are_never_compared() -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.filterwarnings("ignore")
 def test_calls_with_a_root_barriers_and_those_of_libraries_have_no_line_to_compare(
@@ -872,7 +872,7 @@ def compared_by_one_rank() -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_setting_that_only_some_ranks_have_is_named(ours):
     for text in ours(2).run(compared_by_one_rank):
@@ -911,7 +911,7 @@ def swapped_unnoticed(swap, compare_lines: str | None) -> tuple[float, float]:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize(
     ("swap", "compare_lines"),
@@ -935,7 +935,7 @@ def test_some_swapped_calls_cannot_be_told_from_right_ones(ours, swap, compare_l
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_what_is_swapped_on_lines_of_its_own_is_refused_when_lines_are_compared(ours):
     swap = swapped_on_lines_of_its_own
@@ -1006,7 +1006,7 @@ def wrong_message(take: torch.dtype, count: int) -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_message_of_another_size_is_refused_by_its_receiver(ours, take, count):
     """The ninth class: nothing is written, the next message arrives."""
@@ -1028,7 +1028,7 @@ def ones_on_the_wire() -> None:
     transport.in_call = False
     assert transport.left() == [other]  # between two calls it would be a goodbye
     assert transport.collective[other].read(ones) == 24
-    transport._said_goodbye.clear()
+    transport._left.clear()
     dist.barrier()
 
 
@@ -1080,7 +1080,7 @@ def bytes_that_look_like_a_goodbye() -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_no_data_is_taken_for_a_goodbye(ours):
     ours(4).run(bytes_that_look_like_a_goodbye)
@@ -1139,7 +1139,7 @@ def come_and_go(say, enter, rank: int) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_destroying_a_group_leaves_nothing(backend):
     with Ranks(backend, 3, come_and_go, join=False) as ranks:
@@ -1169,7 +1169,7 @@ def sockets_of(pid: int) -> set[str]:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_killed_ranks_leave_nothing(backend):
     with Ranks(backend, 3, in_all_reduce) as ranks:
@@ -1210,7 +1210,7 @@ def waits_a_little() -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_short_wait_ends_and_the_operation_goes_on(ours):
     ours(2).run(waits_a_little)
@@ -1265,7 +1265,7 @@ def interrupted(say) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_ctrl_c_interrupts_a_wait(backend, tmp_path):
     done = tmp_path / "interrupted"
@@ -1295,7 +1295,7 @@ def exits(say) -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_an_orderly_exit_counts_as_leaving(backend):
     with Ranks(backend, 3, exits, linger=False) as ranks:

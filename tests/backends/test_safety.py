@@ -36,8 +36,8 @@ from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import (
     DTYPES,
     HEADER,
-    Garbled,
     Inbox,
+    ProtocolError,
     Receive,
     send_message,
 )
@@ -217,7 +217,9 @@ def test_a_relay_cannot_change_what_a_dialler_says():
     "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
 )
 def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
-    monkeypatch.setattr(handshake, "SECONDS", 0.3)  # for the second proof, in vain
+    monkeypatch.setattr(
+        handshake, "PROOF_SECONDS", 0.3
+    )  # for the second proof, in vain
     (ours, left), (right, theirs) = pair(), pair()
 
     def alter(data: bytes) -> bytes:
@@ -280,7 +282,7 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
 )
 def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
     recorded, _ = relayed()
-    monkeypatch.setattr(handshake, "SECONDS", 0.3)
+    monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.3)
     ours, theirs = pair()
     theirs.write(memoryview(recorded[0]))
     assert verdicts(admitter(ours)) == ["too late after 0 of 32 bytes"]
@@ -874,7 +876,7 @@ def test_bytes_that_are_no_frames_fill_no_receive(data, seed):
     landing = bytearray(b"\xaa" * 24)
     receive = Receive(memoryview(landing), 0, 7)
     inbox.post(receive)
-    with contextlib.suppress(Garbled):
+    with contextlib.suppress(ProtocolError):
         drain(inbox, 200)
     if receive.error is not None or len(data) < HEADER.size:
         assert landing == b"\xaa" * 24
@@ -1014,7 +1016,7 @@ def test_a_site_is_any_bytes():
 def test_bytes_that_are_no_frame_are_named(dtype):
     header = HEADER.pack(0, dtype, 4, b"")
     inbox = Inbox(3, Bytes(header + bytes(99), random.Random(0)), 1000)
-    with pytest.raises(Garbled, match="rank 3 sent bytes that are no message"):
+    with pytest.raises(ProtocolError, match="rank 3 sent bytes that are no message"):
         drain(inbox)
 
 

@@ -27,10 +27,6 @@ GAVE_UP = "gave-up "
 LINE = re.compile(r"(\S{1,200}) ([1-9]\d{0,8}) [0-9a-f]{32} (\S{1,200})", re.ASCII)
 
 
-class Disagreement(Exception):
-    """The ranks stand in different calls."""
-
-
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
     """Where a rank is: its host, its process, and how to reach it there."""
