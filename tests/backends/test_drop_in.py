@@ -12,7 +12,7 @@ from xtrain.backends import register, shared_empty
 from xtrain.backends.arguments import row_sizes
 from xtrain.backends.calls import fingerprint
 from xtrain.backends.shared_memory import IN_PLACE_BYTES
-from xtrain.backends.sockets import GREETING
+from xtrain.backends.sockets import CALL_HEADER
 
 
 def coalesced() -> None:
@@ -112,20 +112,22 @@ def test_splits_must_be_all_rows():
             row_sizes(torch.ones(3, 2), splits, 2)
 
 
-def greeted_for_another_call() -> str:
-    """The right fingerprint under the number of another call: a stray greeting."""
+def header_of_another_call() -> str:
+    """The right fingerprint under the number of another call: a stray header."""
     group = dist.new_group()
     transport, other = group._transport, 1 - dist.get_rank()
     dist.barrier(group)
     text = ""
     if dist.get_rank() == 0:
         check = fingerprint("barrier", None, None, None)
-        greeting = GREETING.pack(transport.calls + 7, check, 0)
-        assert transport.collective[other].write(memoryview(greeting)) == GREETING.size
+        header = CALL_HEADER.pack(transport.calls + 7, check, 0)
+        assert transport.collective[other].write(memoryview(header)) == CALL_HEADER.size
         dist.barrier()
     else:
         dist.barrier()
-        with pytest.raises(RuntimeError, match="rank 0 greeted for call") as raised:
+        with pytest.raises(
+            RuntimeError, match="rank 0 sent the header of call"
+        ) as raised:
             dist.barrier(group)
         text = str(raised.value)
     dist.barrier()
@@ -137,9 +139,9 @@ def greeted_for_another_call() -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.sockets:Sockets",
 )
-def test_a_greeting_for_another_call_is_refused(worlds_of):
-    assert struct.calcsize("<QQQ") == GREETING.size
-    _, text = worlds_of("xtrain-socket").get(2).run(greeted_for_another_call)
+def test_a_header_for_another_call_is_refused(worlds_of):
+    assert struct.calcsize("<QQQ") == CALL_HEADER.size
+    _, text = worlds_of("xtrain-socket").get(2).run(header_of_another_call)
     assert "is in call" in text
 
 
@@ -148,19 +150,19 @@ def overwritten_at_once() -> None:
     rank, count = dist.get_rank(), IN_PLACE_BYTES // 4
     tensor = shared_empty(count).fill_(rank + 1.0)
     transport = dist.group.WORLD._transport
-    arrive = transport.arrive
+    step_barrier = transport.step_barrier
 
     def late(*args):
-        yield from arrive(*args)
+        yield from step_barrier(*args)
         time.sleep(0.2)
 
     if rank == 1:
-        transport.arrive = late
+        transport.step_barrier = late
     dist.all_reduce(tensor)
     if rank == 0:
         tensor.fill_(-1.0)
     else:
-        del transport.arrive
+        del transport.step_barrier
         assert tensor.eq(3).all()
 
 

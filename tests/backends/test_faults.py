@@ -23,11 +23,11 @@ from typing_extensions import deprecated
 
 from tests.backends.faults import Ranks, only_in_a_wait
 from tests.testing.processes import wait_until
-from xtrain.backends import meeting
+from xtrain.backends import rendezvous
 from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Forming, host_key
 from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.rendezvous import Rendezvous, host_key
 from xtrain.backends.swaps import MAX_CALLS, Swaps
 
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time, but
@@ -111,11 +111,11 @@ PHASES = {
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
 def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
@@ -147,11 +147,11 @@ def computing(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_survivor_that_computes_is_told_at_its_next_call(backend):
     with Ranks(backend, 3, computing) as ranks:
@@ -184,11 +184,11 @@ def broken_group(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_broken_group_stays_broken_and_the_others_live_on(backend):
     with Ranks(backend, 3, broken_group) as ranks:
@@ -208,7 +208,7 @@ def forming(say, enter, rank: int) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
@@ -228,7 +228,7 @@ def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_a_rank_that_never_comes_is_named(backend):
@@ -241,27 +241,27 @@ def test_a_rank_that_never_comes_is_named(backend):
             assert "ranks [3]" in word[2], word
 
 
-def stuck_after_meeting(say, enter, rank: int) -> None:
+def stuck_after_rendezvous(say, enter, rank: int) -> None:
     """Rank 0 has told where it is, read where the others are, and does nothing more."""
     if rank == 0:
-        meet = Forming.meet
+        exchange = Rendezvous.exchange_addresses
 
-        def sleep(self, address):
-            meet(self, address)
+        def sleep(self, endpoint):
+            exchange(self, endpoint)
             say("here")
             time.sleep(60)
 
-        Forming.meet = sleep
+        Rendezvous.exchange_addresses = sleep
     enter()
 
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
-    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=300.0) as ranks:
+    with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=300.0) as ranks:
         ranks[0].hear()
         ranks[0].kill()
         for survivor in (1, 2):
@@ -271,11 +271,11 @@ def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.stepping:SteppedGroup",
 )
 def test_the_timeout_limits_connecting_too(backend):
-    with Ranks(backend, 3, stuck_after_meeting, join=False, timeout=2.0) as ranks:
+    with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=2.0) as ranks:
         ranks[0].hear()
         for waiting in (1, 2):
             word = ranks[waiting].hear()
@@ -291,10 +291,10 @@ def late_to_a_new_group(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
     sign = tmp_path / "late"
@@ -316,24 +316,24 @@ def test_a_new_groups_timeout_limits_its_forming_on_gloo_as_well(tmp_path):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.meeting:Forming"
+    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
 )
 def test_a_rank_that_gave_up_may_come_again(monkeypatch):
     """Others that find its old line wait for a new one, for a while."""
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 20.0)
     store, met = dist.HashStore(), {}
     with pytest.raises(RuntimeError, match="not complete within 0.1 s"):
-        meet_in(store, 0, 0.1, met)
-    other = threading.Thread(target=meet_in, args=(store, 1, 20.0, met))
+        rendezvous_in(store, 0, 0.1, met)
+    other = threading.Thread(target=rendezvous_in, args=(store, 1, 20.0, met))
     other.start()
     wait_until(lambda: store.check(["socket/1"]))
-    meet_in(store, 0, 20.0, met)
+    rendezvous_in(store, 0, 20.0, met)
     other.join()
     assert met[0] == met[1]
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.meeting:Forming"
+    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
 )
 @pytest.mark.parametrize("peer", [0, 2])
 def test_a_rank_that_begins_anew_is_noticed(peer):
@@ -342,8 +342,8 @@ def test_a_rank_that_begins_anew_is_noticed(peer):
     line = f"{host_key()} {os.getpid()} {{}} unix:y"
     for other in (0, 2):
         store.set(f"socket/{other}", line.format("0" * 32))
-    forming = Forming(store, "socket", 1, 3, 20.0, peers)
-    forming.meet("unix:x")
+    forming = Rendezvous(store, "socket", 1, 3, 20.0, peers)
+    forming.exchange_addresses("unix:x")
     looks = iter(range(1000))
 
     def ready() -> bool:
@@ -357,25 +357,25 @@ def test_a_rank_that_begins_anew_is_noticed(peer):
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.meeting:Forming"
+    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
 )
 def test_a_reason_is_passed_on_as_it_is_but_cut_and_in_plain_characters(monkeypatch):
     """It comes from the store, where anybody may write."""
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.0)
     store = dist.HashStore()
     store.set("socket/0", "gave-up rank 0 gave up this group: \x1b[2J\n" + 5000 * "x")
     told = "rank 0 gave up this group: ?[2J?" + "x" * 468
     for rank in (1, 2):
         with pytest.raises(RuntimeError) as raised:
-            meet_in(store, rank, 20.0, {})
+            rendezvous_in(store, rank, 20.0, {})
         assert str(raised.value) == told
         assert store.get(f"socket/{rank}").decode() == f"gave-up {told}"
         store.set("socket/0", "")
 
 
-def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
-    with Forming(store, "socket", rank, 2, seconds, Peers()) as forming:
-        met[rank] = forming.meet(f"unix:{rank}")
+def rendezvous_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
+    with Rendezvous(store, "socket", rank, 2, seconds, Peers()) as forming:
+        met[rank] = forming.exchange_addresses(f"unix:{rank}")
         forming.wait_until(lambda: len(met) == 2, lambda: "the other has not met")
 
 
@@ -384,11 +384,11 @@ def meet_in(store: dist.Store, rank: int, seconds: float, met: dict) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_stopped_rank_is_named_when_the_time_is_up(backend):
     with Ranks(backend, 3, in_all_reduce, timeout=3.0) as ranks:
@@ -413,11 +413,11 @@ def in_recv_in_vain(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_message_that_never_comes_names_the_sender(backend):
     with Ranks(backend, 3, in_recv_in_vain, timeout=3.0) as ranks:
@@ -440,11 +440,11 @@ def leaves(say, call: str) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize("call", ["all_reduce", "recv"])
 def test_a_rank_that_leaves_is_named(backend, call):
@@ -476,11 +476,11 @@ def last_words(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_what_was_sent_before_leaving_arrives(backend):
     with Ranks(backend, 3, last_words) as ranks:
@@ -584,7 +584,7 @@ def make_mistake(mistake, length: int) -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_ranks_in_different_calls_are_all_shown(ours, mistake, length):
     texts = ours(3).run(make_mistake, mistake, length)
@@ -703,11 +703,11 @@ def swap_compared(swap, length: int) -> str:
 @pytest.mark.verifies(
     "xtrain.backends.calls:call_site",
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_swapped_calls_are_refused_when_lines_are_compared(ours, swap):
     first, second = lines_of(swap)
@@ -734,12 +734,12 @@ def swap_warned_of(swap, length: int) -> list[str]:
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda s: s.__name__)
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
     "xtrain.backends.swaps:Swaps",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_swapped_calls_are_warned_of_by_every_rank_once_for_each_line(ours, swap):
     lines = lines_of(swap)
@@ -782,11 +782,11 @@ def lines_may_differ(compare_lines: str | None) -> list[str]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize("compare_lines", [None, "0"])
 def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
@@ -810,11 +810,11 @@ def takes_turns() -> list[str]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_ranks_that_take_turns_on_two_lines_are_warned_and_served(ours):
     for told in ours(3).run(takes_turns):
@@ -845,11 +845,11 @@ def lines_that_are_never_compared() -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.filterwarnings("ignore")
 def test_calls_with_a_root_barriers_and_those_of_libraries_have_no_line_to_compare(
@@ -868,11 +868,11 @@ def compared_by_one_rank() -> str:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_setting_that_only_some_ranks_have_is_named(ours):
     for text in ours(2).run(compared_by_one_rank):
@@ -907,11 +907,11 @@ def swapped_unnoticed(swap, compare_lines: str | None) -> tuple[float, float]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 @pytest.mark.parametrize(
     ("swap", "compare_lines"),
@@ -931,11 +931,11 @@ def test_some_swapped_calls_cannot_be_told_from_right_ones(ours, swap, compare_l
 @pytest.mark.verifies(
     "xtrain.backends.calls:call_site",
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_what_is_swapped_on_lines_of_its_own_is_refused_when_lines_are_compared(ours):
     swap = swapped_on_lines_of_its_own
@@ -1006,7 +1006,7 @@ def wrong_message(take: torch.dtype, count: int) -> str:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_message_of_another_size_is_refused_by_its_receiver(ours, take, count):
     """The ninth class: nothing is written, the next message arrives."""
@@ -1028,7 +1028,7 @@ def ones_on_the_wire() -> None:
     transport.in_call = False
     assert transport.left() == [other]  # between two calls it would be a goodbye
     assert transport.collective[other].read(ones) == 24
-    transport._said_goodbye.clear()
+    transport._left.clear()
     dist.barrier()
 
 
@@ -1080,7 +1080,7 @@ def bytes_that_look_like_a_goodbye() -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_no_data_is_taken_for_a_goodbye(ours):
     ours(4).run(bytes_that_look_like_a_goodbye)
@@ -1135,11 +1135,11 @@ def come_and_go(say, enter, rank: int) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_destroying_a_group_leaves_nothing(backend):
     with Ranks(backend, 3, come_and_go, join=False) as ranks:
@@ -1165,11 +1165,11 @@ def sockets_of(pid: int) -> set[str]:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_killed_ranks_leave_nothing(backend):
     with Ranks(backend, 3, in_all_reduce) as ranks:
@@ -1210,7 +1210,7 @@ def waits_a_little() -> None:
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_short_wait_ends_and_the_operation_goes_on(ours):
     ours(2).run(waits_a_little)
@@ -1262,11 +1262,11 @@ def interrupted(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_ctrl_c_interrupts_a_wait(backend, tmp_path):
     done = tmp_path / "interrupted"
@@ -1291,11 +1291,11 @@ def exits(say) -> None:
 
 @pytest.mark.verifies(
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.meeting:Forming",
+    "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_an_orderly_exit_counts_as_leaving(backend):
     with Ranks(backend, 3, exits, linger=False) as ranks:

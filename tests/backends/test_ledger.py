@@ -1,8 +1,8 @@
 """What a ledger says of collectives that a backend of ours runs: exact bytes.
 
-Over sockets the bytes of tensors that went to and came from other ranks, greetings and
-headers not counted. In shared memory nothing is sent: the bytes that a rank wrote into
-its stage, once however many read them, and those it read from the others' stages.
+Over sockets the bytes of tensors that went to and came from other ranks; their headers
+are not counted. In shared memory nothing is sent: the bytes that a rank wrote into its
+stage, once however many read them, and those it read from the others' stages.
 """
 
 import pytest

@@ -211,9 +211,9 @@ def test_callbacks_may_communicate(ours, size):
 
 def compressed() -> list[torch.Tensor]:
     group = dist.group.WORLD
-    kept = getattr(group, "_patience", None)
+    kept = getattr(group, "_post_seconds", None)
     if kept is not None:  # have calls go on in the background, as long ones do
-        group._patience = 0.0
+        group._post_seconds = 0.0
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 32))
     ddp = DistributedDataParallel(model)
@@ -228,7 +228,7 @@ def compressed() -> list[torch.Tensor]:
     compression_rate = state.compression_stats()[0]
     assert compression_rate > 2  # it did compress
     if kept is not None:
-        group._patience = kept
+        group._post_seconds = kept
     return [parameter.detach() for parameter in model.parameters()]
 
 
@@ -374,7 +374,7 @@ def late_for_a_barrier(say) -> None:
 @pytest.mark.verifies(
     "xtrain.backends.progress:Operation",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_call_has_the_timeout_that_it_is_given(backend):
     with Ranks(backend, 2, late_for_a_barrier, timeout=2 * PATIENT) as ranks:
@@ -445,7 +445,7 @@ def over_and_over(say, call) -> None:
     "xtrain.backends.liveness:Peers",
     "xtrain.backends.progress:Operation",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.watching:Watch",
+    "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_rank_that_is_stopped_is_named_wherever_it_stopped(backend):
     """In the middle of a call all ranks are there, and one of them does not go on."""

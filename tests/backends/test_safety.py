@@ -27,18 +27,25 @@ from hypothesis import strategies as st
 import xtrain.backends
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import door, handshake, meeting, sockets
+from xtrain.backends import addresses, handshake, rendezvous, sockets
+from xtrain.backends.acceptor import MAX_HANDSHAKES, MAX_LOGGED, Acceptor, refusals
+from xtrain.backends.connect import Dialler, close_all, connect_all
 from xtrain.backends.connections import Connection
 from xtrain.backends.handshake import ANSWER, HELLO, MAGIC, Refused, admit, dial, proof
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Entry, Forming, host_key, read_entry
 from xtrain.backends.messages import (
     DTYPES,
     HEADER,
-    Garbled,
     Inbox,
+    ProtocolError,
     Receive,
     send_message,
+)
+from xtrain.backends.rendezvous import (
+    PeerAddress,
+    Rendezvous,
+    host_key,
+    parse_peer_address,
 )
 from xtrain.backends.segments import length_for, make_memory, open_segment
 
@@ -53,7 +60,7 @@ def pair() -> tuple[Connection, Connection]:
     return Connection(ours), Connection(theirs)
 
 
-def guest(ours: Connection, secret=SECRET, group=GROUP, me=0, size=4, admitted=()):
+def admitter(ours: Connection, secret=SECRET, group=GROUP, me=0, size=4, admitted=()):
     return ours, admit(ours, secret, group, me, size, admitted)
 
 
@@ -95,7 +102,7 @@ def taken(connection: Connection, count: int, seconds: float = 20.0) -> bytes:
 )
 def test_a_member_is_admitted():
     ours, theirs = pair()
-    assert verdicts(guest(ours), dialler(theirs)) == [(2, 1), None]
+    assert verdicts(admitter(ours), dialler(theirs)) == [(2, 1), None]
 
 
 @pytest.mark.verifies(
@@ -115,7 +122,7 @@ def test_a_member_is_admitted():
 )
 def test_a_stranger_is_refused_by_both_sides(claim, we_say, they_say):
     ours, theirs = pair()
-    ends = verdicts(guest(ours), dialler(theirs, **claim))
+    ends = verdicts(admitter(ours), dialler(theirs, **claim))
     assert we_say in ends[0]
     assert they_say in ends[1]
 
@@ -125,7 +132,7 @@ def test_a_stranger_gets_no_proof_to_try_secrets_on():
     """Whoever dials proves itself first; else the answer has nothing of the secret."""
     ours, theirs = pair()
     theirs.write(memoryview(HELLO.pack(MAGIC, GROUP, 2, 0, 0, bytes(16)) + bytes(32)))
-    assert verdicts(guest(ours)) == ["rank 2 does not know the secret"]
+    assert verdicts(admitter(ours)) == ["rank 2 does not know the secret"]
     answer = taken(theirs, ANSWER.size)
     assert answer == bytes([handshake.NO_SECRET]) + bytes(48)
     assert theirs.read(memoryview(bytearray(1))) == 0
@@ -149,7 +156,7 @@ def test_an_impostor_that_listens_is_found_out():
 )
 def test_the_last_word_of_a_listener_is_proven_too():
     ours, theirs = pair()
-    hosts, joins = guest(ours)[1], dialler(theirs)
+    hosts, joins = admitter(ours)[1], dialler(theirs)
     for _ in range(2):
         next(joins[1])
         with contextlib.suppress(StopIteration):
@@ -178,7 +185,7 @@ def relayed(alter=lambda data: data, **claim) -> tuple[list[bytes], list[object]
     (ours, left), (right, theirs) = pair(), pair()
     recorded: list[bytes] = []
     between = relay(left, right, recorded, alter)
-    ends = verdicts(guest(ours), dialler(theirs, **claim), between=between)
+    ends = verdicts(admitter(ours), dialler(theirs, **claim), between=between)
     return recorded, ends
 
 
@@ -191,7 +198,7 @@ def test_a_recorded_handshake_proves_nothing_again():
     assert [len(data) for data in recorded] == [HELLO.size + 32, 32]
     ours, replay = pair()
     replay.write(memoryview(b"".join(recorded)))
-    assert verdicts(guest(ours)) == ["rank 2 does not know the secret"]
+    assert verdicts(admitter(ours)) == ["rank 2 does not know the secret"]
 
 
 @pytest.mark.verifies(
@@ -200,11 +207,9 @@ def test_a_recorded_handshake_proves_nothing_again():
 def test_a_relay_cannot_change_what_a_dialler_says():
     """Two ranks that read a relay's lines have other digests; nor can it mend that."""
     assert relayed(group=b"h" * 32)[1][0] == "rank 2 of another group"
-    greeting = HELLO.pack(MAGIC, GROUP, 2, 0, 1, bytes(16))
+    hello = HELLO.pack(MAGIC, GROUP, 2, 0, 1, bytes(16))
     for name, claim in (("group", b"h" * 32), ("me", 3), ("purpose", 0), ("peer", 1)):
-        _, (listener, _) = relayed(
-            lambda data: greeting[:49] + data[49:], **{name: claim}
-        )
+        _, (listener, _) = relayed(lambda data: hello[:49] + data[49:], **{name: claim})
         assert listener == "rank 2 does not know the secret", name
 
 
@@ -212,14 +217,16 @@ def test_a_relay_cannot_change_what_a_dialler_says():
     "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
 )
 def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
-    monkeypatch.setattr(handshake, "SECONDS", 0.3)  # for the second proof, in vain
+    monkeypatch.setattr(
+        handshake, "PROOF_SECONDS", 0.3
+    )  # for the second proof, in vain
     (ours, left), (right, theirs) = pair(), pair()
 
     def alter(data: bytes) -> bytes:
         return bytes([handshake.TAKEN]) + data[1:]
 
     between = relay(right, left, [], alter)
-    _, end = verdicts(guest(ours), dialler(theirs), between=between)
+    _, end = verdicts(admitter(ours), dialler(theirs), between=between)
     assert end == "the listener of rank 0 does not know the secret"
 
 
@@ -231,7 +238,7 @@ def test_a_listeners_proof_is_no_diallers_proof():
     recorded, _ = relayed()
     ours, theirs = pair()
     theirs.write(memoryview(recorded[0]))
-    reflects = guest(ours)
+    reflects = admitter(ours)
     next(reflects[1])
     answer = taken(theirs, ANSWER.size)
     theirs.write(memoryview(answer[-32:]))
@@ -256,8 +263,8 @@ def test_on_a_unix_socket_the_kernel_names_the_user(monkeypatch, secret):
 
 @pytest.mark.verifies("xtrain.backends.handshake:admit")
 def test_a_slow_stranger_is_sent_away(monkeypatch):
-    """A byte now and then does not keep the door open."""
-    monkeypatch.setattr(handshake, "GREETING_SECONDS", 0.3)
+    """A byte now and then does not keep a connection open."""
+    monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.3)
     ours, theirs = pair()
 
     def drip():
@@ -266,7 +273,7 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
             time.sleep(0.01)
             yield
 
-    (end,) = verdicts(guest(ours), between=drip())
+    (end,) = verdicts(admitter(ours), between=drip())
     assert "too late after" in end
 
 
@@ -275,25 +282,25 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
 )
 def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
     recorded, _ = relayed()
-    monkeypatch.setattr(handshake, "SECONDS", 0.3)
+    monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.3)
     ours, theirs = pair()
     theirs.write(memoryview(recorded[0]))
-    assert verdicts(guest(ours)) == ["too late after 0 of 32 bytes"]
+    assert verdicts(admitter(ours)) == ["too late after 0 of 32 bytes"]
 
 
 @pytest.mark.verifies("xtrain.backends.handshake:admit")
 @settings(max_examples=60)
-@given(st.binary(max_size=200), st.sampled_from(["", "greeting", "proof"]))
-def test_no_bytes_get_through_the_door(data, begins):
+@given(st.binary(max_size=200), st.sampled_from(["", "hello", "proof"]))
+def test_no_bytes_are_admitted(data, begins):
     ours, theirs = pair()
-    greeting = HELLO.pack(MAGIC, GROUP, 1, 0, 0, bytes(16))
-    if begins == "greeting":
-        data = greeting + data
+    hello = HELLO.pack(MAGIC, GROUP, 1, 0, 0, bytes(16))
+    if begins == "hello":
+        data = hello + data
     elif begins == "proof":
-        data = greeting + proof(SECRET, b"dialler", greeting) + data
+        data = hello + proof(SECRET, b"dialler", hello) + data
     theirs.write(memoryview(data))
     theirs.sock.shutdown(socket.SHUT_WR)
-    (end,) = verdicts(guest(ours))
+    (end,) = verdicts(admitter(ours))
     assert isinstance(end, str)
     theirs.sock.close()
 
@@ -329,17 +336,17 @@ def test_the_secret_comes_from_the_environment_or_a_private_file(monkeypatch, tm
         handshake.read_secret()
 
 
-@pytest.mark.verifies("xtrain.backends.door:listen")
+@pytest.mark.verifies("xtrain.backends.addresses:listen")
 def test_tcp_only_with_a_secret(monkeypatch):
     monkeypatch.setenv("XTRAIN_SOCKET_ADDRESS", "127.0.0.1")
     with pytest.raises(ValueError, match="needs a secret"):
-        door.listen(b"")
-    listener, address = door.listen(SECRET)
+        addresses.listen(b"")
+    listener, address = addresses.listen(SECRET)
     assert listener.getsockname()[0] == "127.0.0.1"
     assert address == f"tcp:127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     monkeypatch.delenv("XTRAIN_SOCKET_ADDRESS")
-    listener, address = door.listen(b"")
+    listener, address = addresses.listen(b"")
     assert listener.family == socket.AF_UNIX
     assert address.startswith("unix:")
     listener.close()
@@ -358,7 +365,7 @@ def over_tcp(say) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:listen", "xtrain.backends.handshake:read_secret"
+    "xtrain.backends.addresses:listen", "xtrain.backends.handshake:read_secret"
 )
 def test_a_short_secret_is_refused_and_everybody_told():
     def body(say, enter, rank: int) -> None:
@@ -374,8 +381,8 @@ def test_a_short_secret_is_refused_and_everybody_told():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -393,8 +400,8 @@ def test_over_tcp_no_secret_enters_the_store():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -413,13 +420,13 @@ def test_ranks_with_different_secrets_do_not_meet():
         assert ranks[0].hear()[2] == f"rank 1 gave up this group: {says}"
 
 
-# ------------------------------------------------------------- the door of a real group
+# --------------------------------------------------------- the listener of a real group
 
 
 def attack(address: str, group: bytes, secret: bytes, rng: random.Random) -> None:
-    """Strangers of every kind at one door."""
+    """Strangers of every kind at one listener."""
 
-    def greeting(*fields) -> bytes:
+    def hello(*fields) -> bytes:
         return HELLO.pack(MAGIC, *fields, bytes(16))
 
     def proven(said: bytes) -> bytes:
@@ -429,11 +436,11 @@ def attack(address: str, group: bytes, secret: bytes, rng: random.Random) -> Non
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
         rng.randbytes(10_000),
-        greeting(group, 1, 0, 0)[:30],  # truncated
-        proven(greeting(bytes(32), 1, 0, 0)),  # a rank of ours, of another group
-        proven(greeting(group, 1 << 31, 0, 255)),
-        greeting(group, 1, 0, 0) + bytes(32),  # no proof
-        greeting(group, 1, 0, 0) + proof(b"", b"dialler", greeting(group, 1, 0, 0)),
+        hello(group, 1, 0, 0)[:30],  # truncated
+        proven(hello(bytes(32), 1, 0, 0)),  # a rank of ours, of another group
+        proven(hello(group, 1 << 31, 0, 255)),
+        hello(group, 1, 0, 0) + bytes(32),  # no proof
+        hello(group, 1, 0, 0) + proof(b"", b"dialler", hello(group, 1, 0, 0)),
         struct.pack("<Q", 1 << 63) * 20,  # lengths, if anybody believed them
     ]
     for data in attacks:
@@ -448,35 +455,35 @@ def attack(address: str, group: bytes, secret: bytes, rng: random.Random) -> Non
                 pass
 
 
-def after_meeting(act) -> None:
-    """Have this process call `act(entries, group)` between meeting and connecting."""
-    meet = Forming.meet
+def after_rendezvous(act) -> None:
+    """Have this process call `act(addresses, group)` before it connects."""
+    exchange = Rendezvous.exchange_addresses
 
-    def spy(self, address):
-        entries, group = meet(self, address)
-        act(entries, group)
-        return entries, group
+    def spy(self, endpoint):
+        addresses, group = exchange(self, endpoint)
+        act(addresses, group)
+        return addresses, group
 
-    Forming.meet = spy
+    Rendezvous.exchange_addresses = spy
 
 
 def log() -> list[str]:
     """What this process logs of refusals from now on."""
     messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda entry: messages.append(entry.getMessage())
-    door.refusals.addHandler(handler)
+    handler.emit = lambda line: messages.append(line.getMessage())
+    refusals.addHandler(handler)
     return messages
 
 
 def besieged(say, enter, rank: int) -> None:
-    """Rank 0's door is attacked before the others come."""
+    """Rank 0's listener is attacked before the others come."""
     secret = os.environ["XTRAIN_SECRET"] = "only the ranks know"
     messages = log()
     if rank == 1:
-        after_meeting(
-            lambda entries, group: attack(
-                entries[0].address, group, secret.encode(), random.Random(1)
+        after_rendezvous(
+            lambda addresses, group: attack(
+                addresses[0].endpoint, group, secret.encode(), random.Random(1)
             )
         )
     enter()
@@ -488,8 +495,8 @@ def besieged(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -501,7 +508,7 @@ def test_strangers_are_logged_and_the_group_forms_and_lives_on():
         assert ranks[1].hear() == []
     text = "\n".join(refusals)
     assert len(refusals) == 9, text
-    for reason in ("no greeting of ours", "another group", "closed after",
+    for reason in ("no hello of ours", "another group", "closed after",
                    "does not know the secret", "this is rank 0"):  # fmt: skip
         assert reason in text, text
 
@@ -511,24 +518,24 @@ def hurried(say, enter, rank: int) -> None:
     messages = log()
     held = []
 
-    def crowd(entries, group) -> None:
-        for number in range(door.MAX_GUESTS + 100):
+    def crowd(addresses, group) -> None:
+        for number in range(MAX_HANDSHAKES + 100):
             sock = socket.socket(socket.AF_UNIX)
-            sock.connect("\0" + entries[0].address.removeprefix("unix:"))
+            sock.connect("\0" + addresses[0].endpoint.removeprefix("unix:"))
             if number % 2:
                 sock.sendall(b"let me in" * 20)
             held.append(sock)
 
     if rank == 1:
-        after_meeting(crowd)
+        after_rendezvous(crowd)
     enter()
     dist.barrier()
     say((len(held), threading.active_count(), messages))
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
@@ -537,9 +544,9 @@ def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
     with Ranks("xtrain-socket", 2, hurried, join=False) as ranks:
         _, threads, messages = ranks[0].hear()
         assert threads == 1
-        assert len(messages) == door.MAX_LOGGED + 1
+        assert len(messages) == MAX_LOGGED + 1
         assert re.fullmatch(r"rank 0 refused \d{2,} connections in all", messages[-1])
-        assert ranks[1].hear() == (door.MAX_GUESTS + 100, 1, [])
+        assert ranks[1].hear() == (MAX_HANDSHAKES + 100, 1, [])
 
 
 def flood(address: tuple[str, int], seconds: float) -> None:
@@ -577,8 +584,8 @@ def flooded(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -620,17 +627,17 @@ def test_silent_connections_without_end_keep_no_rank_out(tmp_path):
             attacker.join()
 
 
-def slow_to_greet(say, enter, rank: int) -> None:
+def slow_to_say_hello(say, enter, rank: int) -> None:
     """Rank 1 connects, and says nothing for longer than a rank is waited for."""
-    messages, greet = log(), handshake.HELLO.pack
+    messages, pack_hello = log(), handshake.HELLO.pack
     if rank == 1:
         attempts = []
 
         def pack(*fields):
             attempts.append(fields)
             if len(attempts) == 1:
-                time.sleep(4 * handshake.GREETING_SECONDS)
-            return greet(*fields)
+                time.sleep(4 * handshake.HELLO_SECONDS)
+            return pack_hello(*fields)
 
         handshake.HELLO = SimpleNamespace(pack=pack)
     enter()
@@ -639,122 +646,122 @@ def slow_to_greet(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_a_rank_that_was_too_slow_comes_again():
-    with Ranks("xtrain-socket", 2, slow_to_greet, join=False) as ranks:
+    with Ranks("xtrain-socket", 2, slow_to_say_hello, join=False) as ranks:
         (message,) = ranks[0].hear()
         assert message == "rank 0 refused a connection: too late after 0 of 65 bytes"
         assert ranks[1].hear() == 3
 
 
 @contextlib.contextmanager
-def doorway(size: int = 2):
-    """The door of rank 0, and what the store says of it."""
-    listener, address = door.listen(b"")
-    gate = door.Door(listener, b"", GROUP, 0, size)
+def open_acceptor(size: int = 2):
+    """The acceptor of rank 0, and what the store says of it."""
+    listener, endpoint = addresses.listen(b"")
+    acceptor = Acceptor(listener, b"", GROUP, 0, size)
     with listener:
-        yield gate, Entry(host_key(), os.getpid(), address)
-    gate.close()
-    door.close_all(gate.admitted)
+        yield acceptor, PeerAddress(host_key(), os.getpid(), endpoint)
+    acceptor.close()
+    close_all(acceptor.admitted)
 
 
-def call(entry: Entry, purpose: int = 0) -> door.Dialler:
+def call(address: PeerAddress, purpose: int = 0) -> Dialler:
     """Rank 1 calls rank 0."""
-    return door.Dialler(b"", GROUP, 1, (0, purpose), entry)
+    return Dialler(b"", GROUP, 1, (0, purpose), address)
 
 
-def advance(call: door.Dialler, gate: door.Door) -> None:
+def advance(call: Dialler, acceptor: Acceptor) -> None:
     """Until the call is answered."""
 
     def done() -> bool:
-        gate.advance()
+        acceptor.advance()
         return call.advance()
 
     wait_until(done)
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
 )
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_second_authenticated_connection_of_one_rank_is_refused(at_once):
-    with doorway() as (gate, entry):
-        first, second = call(entry), call(entry)
+    with open_acceptor() as (acceptor, address):
+        first, second = call(address), call(address)
         if at_once:  # both have given their first proof before either gives its second
             assert not first.advance()
             assert not second.advance()
-            gate.advance()
-            assert [guest.proven for guest in gate._guests] == [True, True]
-        advance(first, gate)
-        kept = gate.admitted[1, 0]
+            acceptor.advance()
+            assert [one.proven for one in acceptor._handshakes] == [True, True]
+        advance(first, acceptor)
+        kept = acceptor.admitted[1, 0]
         with pytest.raises(Refused, match="rank 0 is connected with a rank 1 already"):
-            advance(second, gate)
-        assert gate.trouble.endswith("rank 1 is connected already")
-        assert gate.absent() == [1]  # the other purpose
-        advance(call(entry, 1), gate)
-        assert gate.admitted[1, 0] is kept
+            advance(second, acceptor)
+        assert acceptor.trouble.endswith("rank 1 is connected already")
+        assert acceptor.absent() == [1]  # the other purpose
+        advance(call(address, 1), acceptor)
+        assert acceptor.admitted[1, 0] is kept
         assert not kept.ended()
-        assert gate.absent() == []
+        assert acceptor.absent() == []
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
 )
-def test_a_crowd_at_the_door_is_waited_for(monkeypatch):
+def test_a_full_backlog_is_waited_for(monkeypatch):
     """The system turns away whom it has no room to keep waiting: dial again."""
-    monkeypatch.setattr(door, "BACKLOG", 3)
-    with doorway() as (gate, entry), contextlib.ExitStack() as stack:
+    monkeypatch.setattr("xtrain.backends.addresses.BACKLOG", 3)
+    with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
         full = 0
         while full != errno.EAGAIN:
-            guest = stack.enter_context(socket.socket(socket.AF_UNIX))
-            guest.setblocking(False)
-            full = guest.connect_ex("\0" + entry.address.removeprefix("unix:"))
-        turned_away = call(entry)
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.setblocking(False)
+            full = silent.connect_ex("\0" + address.endpoint.removeprefix("unix:"))
+        turned_away = call(address)
         for _ in range(3):
             assert not turned_away.advance()
         assert "unavailable" in turned_away.trouble
-        advance(turned_away, gate)
-        assert gate.admitted.keys() == {(1, 0)}
+        advance(turned_away, acceptor)
+        assert acceptor.admitted.keys() == {(1, 0)}
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
 )
 def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
-    with doorway() as (gate, entry), contextlib.ExitStack() as stack:
+    with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
         for _ in range(700):
-            guest = stack.enter_context(socket.socket(socket.AF_UNIX))
-            guest.connect("\0" + entry.address.removeprefix("unix:"))
-        rank = call(entry)
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.connect("\0" + address.endpoint.removeprefix("unix:"))
+        rank = call(address)
         passes = 0
         while not rank.advance():  # no time passes in which silence could be punished
-            gate.advance()
+            acceptor.advance()
             passes += 1
             assert passes < 10
-        assert gate.admitted.keys() == {(1, 0)}
-        assert len(gate._guests) <= door.MAX_GUESTS
+        assert acceptor.admitted.keys() == {(1, 0)}
+        assert len(acceptor._handshakes) <= MAX_HANDSHAKES
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -762,24 +769,24 @@ def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
 )
 def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     """Neither the one that was made, nor that of a stranger who has not spoken yet."""
-    monkeypatch.setattr(handshake, "GREETING_SECONDS", 20.0)
+    monkeypatch.setattr(handshake, "HELLO_SECONDS", 20.0)
     store, secret, errors = dist.HashStore(), b"", []
     monkeypatch.delenv("XTRAIN_SECRET", raising=False)
 
     def forms_in_vain() -> None:
         try:
-            door.connect_all(store, 0, 2, 2.0, Peers())
+            connect_all(store, 0, 2, 2.0, Peers())
         except RuntimeError as error:
             errors.append(error)  # with its frames, so nothing is closed by chance
 
     rank = threading.Thread(target=forms_in_vain)
     rank.start()
-    with Forming(store, "socket", 1, 2, 20.0, Peers()) as forming:
-        entries, group = forming.meet("unix:x")
-        made = door.Dialler(secret, group, 1, (0, 0), entries[0])
+    with Rendezvous(store, "socket", 1, 2, 20.0, Peers()) as forming:
+        addresses, group = forming.exchange_addresses("unix:x")
+        made = Dialler(secret, group, 1, (0, 0), addresses[0])
         wait_until(made.advance)
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect("\0" + entries[0].address.removeprefix("unix:"))
+            stranger.connect("\0" + addresses[0].endpoint.removeprefix("unix:"))
             rank.join()
             stranger.settimeout(20)
             assert stranger.recv(1) == b""
@@ -789,37 +796,39 @@ def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
     assert [str(error) for error in errors] == [why]
 
 
-@pytest.mark.verifies("xtrain.backends.door:Door", "xtrain.backends.door:listen")
+@pytest.mark.verifies(
+    "xtrain.backends.acceptor:Acceptor", "xtrain.backends.addresses:listen"
+)
 def test_an_address_where_nobody_listens_is_named(monkeypatch):
-    monkeypatch.setattr(door, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("xtrain.backends.connect.GRACE_SECONDS", 0.05)
     nobody = f"unix:xtrain-{secrets.token_hex(16)}"
-    with doorway() as (gate, entry):
-        vain = call(replace(entry, address=nobody))
+    with open_acceptor() as (acceptor, address):
+        vain = call(replace(address, endpoint=nobody))
         with pytest.raises(Refused, match=f"rank 0: .*refused at {nobody}"):
-            advance(vain, gate)
+            advance(vain, acceptor)
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
 )
 def test_whoever_has_proven_itself_stays_when_it_is_crowded(monkeypatch):
-    monkeypatch.setattr(door, "MAX_GUESTS", 3)
-    with doorway() as (gate, entry), contextlib.ExitStack() as stack:
-        rank = call(entry)
-        wait_until(lambda: rank.advance() or gate.advance() or gate._guests)
+    monkeypatch.setattr("xtrain.backends.acceptor.MAX_HANDSHAKES", 3)
+    with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
+        rank = call(address)
+        wait_until(lambda: rank.advance() or acceptor.advance() or acceptor._handshakes)
         for _ in range(9):
-            guest = stack.enter_context(socket.socket(socket.AF_UNIX))
-            guest.connect("\0" + entry.address.removeprefix("unix:"))
-            gate.advance()
-        assert len(gate._guests) == 3
-        assert gate.trouble == "the last refusal: too many were here"
-        advance(rank, gate)
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.connect("\0" + address.endpoint.removeprefix("unix:"))
+            acceptor.advance()
+        assert len(acceptor._handshakes) == 3
+        assert acceptor.trouble == "the last refusal: too many were here"
+        advance(rank, acceptor)
         assert rank.trouble == ""  # it has not had to come again
-        assert gate.admitted.keys() == {(1, 0)}
+        assert acceptor.admitted.keys() == {(1, 0)}
 
 
 # ---------------------------------------------------------------------------- framing
@@ -867,7 +876,7 @@ def test_bytes_that_are_no_frames_fill_no_receive(data, seed):
     landing = bytearray(b"\xaa" * 24)
     receive = Receive(memoryview(landing), 0, 7)
     inbox.post(receive)
-    with contextlib.suppress(Garbled):
+    with contextlib.suppress(ProtocolError):
         drain(inbox, 200)
     if receive.error is not None or len(data) < HEADER.size:
         assert landing == b"\xaa" * 24
@@ -1007,7 +1016,7 @@ def test_a_site_is_any_bytes():
 def test_bytes_that_are_no_frame_are_named(dtype):
     header = HEADER.pack(0, dtype, 4, b"")
     inbox = Inbox(3, Bytes(header + bytes(99), random.Random(0)), 1000)
-    with pytest.raises(Garbled, match="rank 3 sent bytes that are no message"):
+    with pytest.raises(ProtocolError, match="rank 3 sent bytes that are no message"):
         drain(inbox)
 
 
@@ -1048,12 +1057,12 @@ def misled(say, enter, rank: int) -> None:
 
     if rank == 0:
 
-        def lie(entries, group) -> None:
-            entries[1] = replace(
-                entries[1], pid=os.getpid(), address=entries[0].address
+        def lie(addresses, group) -> None:
+            addresses[1] = replace(
+                addresses[1], pid=os.getpid(), endpoint=addresses[0].endpoint
             )
 
-        after_meeting(lie)
+        after_rendezvous(lie)
     enter()
     time.sleep(2)  # rank 0 gives up in `enter`, and well before rank 1 does here
     dist.barrier()
@@ -1067,8 +1076,8 @@ def test_a_segment_of_somebody_else_is_not_believed():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:read_secret",
 )
 def test_another_host_is_told_what_to_do(monkeypatch, tmp_path):
@@ -1104,9 +1113,9 @@ GARBAGE = [
 def test_garbage_in_the_store_is_refused(tmp_path, line):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     store.set("socket/0", line)
-    forming = Forming(store, "socket", 1, 2, 20.0, Peers())
+    forming = Rendezvous(store, "socket", 1, 2, 20.0, Peers())
     with pytest.raises(RuntimeError, match="for rank 0 is no address"):
-        forming.meet("unix:x")
+        forming.exchange_addresses("unix:x")
 
 
 LIES = st.one_of(
@@ -1144,16 +1153,18 @@ def outcome(act) -> object:
 @given(LIES)
 def test_no_line_does_more_than_be_refused(line):
     """Whatever stands there: parsed, or refused by the name of the rank it is about."""
-    entry = outcome(lambda: read_entry(3, line))
-    if isinstance(entry, RuntimeError):
+    address = outcome(lambda: parse_peer_address(3, line))
+    if isinstance(address, RuntimeError):
         return
     peers = Peers()
-    peers.watch(3, entry.pid)
+    peers.watch(3, address.pid)
     assert peers.dead() in ([], [3])
     peers.close()
-    opened = outcome(lambda: open_segment(3, entry.pid, entry.address, 2))
+    opened = outcome(lambda: open_segment(3, address.pid, address.endpoint, 2))
     assert isinstance(opened, Exception)
-    found = outcome(lambda: door.parse_address(3, entry.address, same_host=True))
+    found = outcome(
+        lambda: addresses.parse_address(3, address.endpoint, same_host=True)
+    )
     if not isinstance(found, Refused):
         family, target = found
         if family == socket.AF_UNIX:
@@ -1167,21 +1178,25 @@ def test_one_line_twice_names_two_groups(tmp_path):
     digests = []
     for attempt in range(2):
         store = dist.FileStore(str(tmp_path / f"store{attempt}"), 1)
-        digests.append(Forming(store, "socket", 0, 1, 20.0, Peers()).meet("unix:x")[1])
+        digests.append(
+            Rendezvous(store, "socket", 0, 1, 20.0, Peers()).exchange_addresses(
+                "unix:x"
+            )[1]
+        )
     assert digests[0] != digests[1]
 
 
 def test_the_line_of_every_rank_is_in_the_digest(monkeypatch):
     """Who replaces one of them, whichever, gets another group."""
-    monkeypatch.setattr(meeting.secrets, "token_hex", lambda count: TOKEN)
+    monkeypatch.setattr(rendezvous.secrets, "token_hex", lambda count: TOKEN)
     digests = []
     for replaced in (None, 0, 2, 3):
         store = dist.HashStore()
         for peer in (0, 2, 3):
             address = "unix:relay" if peer == replaced else f"unix:{peer}"
             store.set(f"socket/{peer}", f"elsewhere 7 {TOKEN} {address}")
-        forming = Forming(store, "socket", 1, 4, 20.0, Peers())
-        digests.append(forming.meet("unix:1")[1])
+        forming = Rendezvous(store, "socket", 1, 4, 20.0, Peers())
+        digests.append(forming.exchange_addresses("unix:1")[1])
     assert len(set(digests)) == 4
 
 
@@ -1240,8 +1255,8 @@ def carry(listener: socket.socket, store: Path) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",
@@ -1310,8 +1325,8 @@ def used_again(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.door:Door",
-    "xtrain.backends.door:listen",
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:check_user",
     "xtrain.backends.handshake:dial",

@@ -24,8 +24,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from xtrain.backends.meeting import Disagreement
-
 # Modules between the line `dist.all_reduce(x)` and this backend. The last two wrap what
 # torch calls deprecated: `reduce_scatter_tensor`, `all_gather_into_tensor`.
 _BETWEEN = (
@@ -53,7 +51,11 @@ class Kinds(dict[str, int]):
 KINDS = Kinds()
 
 
-class Site(NamedTuple):
+class CollectiveMismatch(Exception):
+    """The ranks stand in different calls."""
+
+
+class CallSite(NamedTuple):
     """A line of a program."""
 
     file: str
@@ -65,10 +67,10 @@ class Site(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-NOWHERE = Site("", 0, False)
+NOWHERE = CallSite("", 0, False)
 
 
-def call_site() -> Site:
+def call_site() -> CallSite:
     """The innermost line outside torch and xtrain.
 
     And whether that line itself calls torch.distributed. A library may have its own
@@ -81,14 +83,14 @@ def call_site() -> Site:
     while frame is not None and KINDS[frame.f_globals.get("__name__", "")] != PROGRAM:
         frame = frame.f_back
     if frame is None:
-        return Site("?", 0, False)
-    return Site(frame.f_code.co_filename, frame.f_lineno, frame is caller)
+        return CallSite("?", 0, False)
+    return CallSite(frame.f_code.co_filename, frame.f_lineno, frame is caller)
 
 
-Look = tuple[torch.Size, torch.dtype]
+ShapeAndDtype = tuple[torch.Size, torch.dtype]
 
 
-def look(tensor: Tensor) -> Look:
+def shape_and_dtype(tensor: Tensor) -> ShapeAndDtype:
     """What all ranks' tensors must have in common."""
     return tensor.shape, tensor.dtype
 
@@ -98,26 +100,26 @@ class Call(NamedTuple):
 
     name: str
     detail: Any
-    """A `Look`, several, or a dtype; None for nothing."""
+    """A `ShapeAndDtype`, several, or a dtype; None for nothing."""
     op: ReduceOp.RedOpType | None
     root: int | None
-    site: Site
-    told: Callable[[], str] | None = None
-    """Shown beside the call, not compared."""
+    site: CallSite
+    extra_text: Callable[[], str] | None = None
+    """Written after the call when it is shown; not compared."""
 
     def __str__(self) -> str:
-        told = f" {self.told()}" if self.told else ""
-        return f"{signature(*self[:4])}{told} at {self.site}"
+        extra = f" {self.extra_text()}" if self.extra_text else ""
+        return f"{signature(*self[:4])}{extra} at {self.site}"
 
 
 class Message(NamedTuple):
-    """One end of a message, in the world's ranks."""
+    """One end of a message, in global ranks."""
 
     name: str
     tensor: Tensor
     key: str
     peer: int | list[int]
-    site: Site
+    site: CallSite
 
     def __str__(self) -> str:
         what = f"{shape_of(self.tensor)}, {self.key}={self.peer}"
@@ -130,7 +132,7 @@ def fingerprint(
     detail: Any,
     op: ReduceOp.RedOpType | None,
     root: int | None,
-    site: Site = NOWHERE,
+    site: CallSite = NOWHERE,
     strict: bool = False,
 ) -> int:
     """64 bits, equal in every process: 48 of what must be equal, 16 of the line.
@@ -151,9 +153,9 @@ def digest(text: str, bits: int) -> int:
 
 
 def compare(checks: list[int]) -> list[int]:
-    """Raise Disagreement when fingerprints differ in more than the line; or these."""
+    """The fingerprints; CollectiveMismatch if they differ in more than the line."""
     if len({check >> LINE_BITS for check in checks}) > 1:
-        raise Disagreement
+        raise CollectiveMismatch
     return checks
 
 
@@ -177,7 +179,7 @@ def in_words(detail: Any) -> str:
 
 
 def shape_of(tensor: Tensor) -> str:
-    return in_words(look(tensor))
+    return in_words(shape_and_dtype(tensor))
 
 
 def shapes_of(tensors: Sequence[Tensor]) -> str:

@@ -17,8 +17,8 @@ from torch.distributed import Store
 
 from xtrain.backends.arguments import check_servable
 from xtrain.backends.liveness import Peers
-from xtrain.backends.progress import CROWDED_PATIENCE, PATIENCE, Progress
-from xtrain.backends.watching import Watch
+from xtrain.backends.peer_monitor import PeerMonitor
+from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
 
 
 def refuse_other_devices(backend: str) -> None:
@@ -59,9 +59,9 @@ class Group(dist.ProcessGroup):
         self._backend_name, self._rank, self._size = backend, rank, size
         self._timeout = timeout.total_seconds()
         crowded = size >= (os.cpu_count() or 1)
-        self._patience = CROWDED_PATIENCE if crowded else PATIENCE
+        self._post_seconds = CROWDED_POST_SECONDS if crowded else POST_SECONDS
         self._names: dict[str, str] = {}
-        self._world_ranks: list[int] = []
+        self._global_ranks: list[int] = []
         self._closed = False
         self.stand_in = dist.ProcessGroup(rank, size)  # see `operators`
         self._calls = 0
@@ -76,10 +76,10 @@ class Group(dist.ProcessGroup):
         except BaseException:
             self._peers.close()
             raise
-        self._watch = Watch(
-            rank, self._transport, self._peers, self._timeout, self._global
+        self._monitor = PeerMonitor(
+            rank, self._transport, self._peers, self._timeout, self._global_rank
         )
-        self._progress = Progress(self._watch.check)
+        self._progress = Progress(self._monitor.check)
         # A process that ends in good order says so, as if it had destroyed the group.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
 
@@ -137,7 +137,7 @@ class Group(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The timeout of calls from now on that have none of their own."""
-        self._watch.seconds = timeout.total_seconds()
+        self._monitor.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -152,19 +152,19 @@ class Group(dist.ProcessGroup):
 
     abort = shutdown
 
-    def _global(self, rank: int) -> int:
-        """What this rank of the group is called in the world."""
-        if not self._world_ranks:
+    def _global_rank(self, rank: int) -> int:
+        """The rank in the default group of a rank of this group."""
+        if not self._global_ranks:
             try:
-                self._world_ranks = dist.get_process_group_ranks(self)
+                self._global_ranks = dist.get_process_group_ranks(self)
             except (KeyError, ValueError, RuntimeError):
                 return rank  # torch has not registered this group (yet)
-        return self._world_ranks[rank]
+        return self._global_ranks[rank]
 
     def _ready(self, name: str, tensors: Sequence[Tensor]) -> None:
         """RuntimeError when this group has ended, ValueError for a foreign tensor."""
-        if self._watch.broken is not None:
-            raise RuntimeError(f"{name}: this group is broken: {self._watch.broken}")
+        if self._monitor.broken is not None:
+            raise RuntimeError(f"{name}: this group is broken: {self._monitor.broken}")
         if self._closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
         for tensor in tensors:

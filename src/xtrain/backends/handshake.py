@@ -13,7 +13,7 @@ together, having put its own address into the store, prove nothing to each other
 Without a secret only processes of the same user on the same host get in, by the word of
 the kernel.
 
-    dialler   -> greeting: magic, group, ranks, purpose, nonce; HMAC("dialler", it)
+    dialler   -> hello: magic, group, ranks, purpose, nonce; HMAC("dialler", it)
     listener  -> answer, nonce, HMAC("listener", everything above)
     dialler   -> HMAC("dialler again", everything above)
     listener  -> HMAC("welcome", everything above)
@@ -51,8 +51,8 @@ PURPOSES = (COLLECTIVES, MESSAGES)
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 MIN_SECRET_BYTES = 16
-GREETING_SECONDS = 0.5  # for the first proof; a rank that was slower dials again
-SECONDS = 5.0  # for the second
+HELLO_SECONDS = 0.5  # for the first proof; a rank that was slower dials again
+PROOF_SECONDS = 5.0  # for the second
 
 Key = tuple[int, int]  # rank, purpose
 
@@ -101,26 +101,26 @@ def dial(
     Yields while there is nothing to read. ConnectionError when the listener hangs up:
     it may have been busy, so a rank dials again.
     """
-    greeting = HELLO.pack(
+    hello = HELLO.pack(
         MAGIC, group, me, peer, purpose, secrets.token_bytes(NONCE_BYTES)
     )
-    said = greeting + proof(secret, b"dialler", greeting)
-    say(connection, said)
+    transcript = hello + proof(secret, b"dialler", hello)
+    send(connection, transcript)
     answer = yield from read_exactly(connection, ANSWER.size)
     status, _, shown = ANSWER.unpack(answer)
     if status == NO_SECRET:
         raise Refused(f"rank {peer} holds another secret than rank {me}")
-    said += answer[:-PROOF_BYTES]
-    if not hmac.compare_digest(shown, proof(secret, b"listener", said)):
+    transcript += answer[:-PROOF_BYTES]
+    if not hmac.compare_digest(shown, proof(secret, b"listener", transcript)):
         raise Refused(f"the listener of rank {peer} does not know the secret")
     if status != GO_ON:
         reason = REASONS.get(status, "does not want rank {me}")
         raise Refused(f"rank {peer} {reason.format(me=me)}")
-    said += shown
-    said += proof(secret, b"dialler again", said)
-    say(connection, said[-PROOF_BYTES:])
+    transcript += shown
+    transcript += proof(secret, b"dialler again", transcript)
+    send(connection, transcript[-PROOF_BYTES:])
     welcome = yield from read_exactly(connection, PROOF_BYTES)
-    if not hmac.compare_digest(welcome, proof(secret, b"welcome", said)):
+    if not hmac.compare_digest(welcome, proof(secret, b"welcome", transcript)):
         raise Refused(f"rank {peer} did not welcome rank {me}")
 
 
@@ -137,13 +137,13 @@ def admit(
     Yields while there is nothing to read: whether the dialler has proven itself once.
     """
     now = time.monotonic()
-    greeting = yield from read_exactly(connection, HELLO.size, now + GREETING_SECONDS)
-    magic, their_group, rank, target, purpose, _ = HELLO.unpack(greeting)
+    hello = yield from read_exactly(connection, HELLO.size, now + HELLO_SECONDS)
+    magic, their_group, rank, target, purpose, _ = HELLO.unpack(hello)
     if magic != MAGIC:
-        raise Refused("no greeting of ours")
-    shown = yield from read_exactly(connection, PROOF_BYTES, now + GREETING_SECONDS)
-    if not hmac.compare_digest(shown, proof(secret, b"dialler", greeting)):
-        say(connection, ANSWER.pack(NO_SECRET, bytes(NONCE_BYTES), bytes(PROOF_BYTES)))
+        raise Refused("no hello of ours")
+    shown = yield from read_exactly(connection, PROOF_BYTES, now + HELLO_SECONDS)
+    if not hmac.compare_digest(shown, proof(secret, b"dialler", hello)):
+        send(connection, ANSWER.pack(NO_SECRET, bytes(NONCE_BYTES), bytes(PROOF_BYTES)))
         raise Refused(f"rank {rank} does not know the secret")
     answer, reason = GO_ON, ""
     if not hmac.compare_digest(their_group, group):
@@ -153,22 +153,24 @@ def admit(
         reason = f"rank {rank} dialled for rank {target}, this is rank {me} of {size}"
     elif (rank, purpose) in admitted:
         answer, reason = TAKEN, f"rank {rank} is connected already"
-    said = greeting + shown + bytes([answer]) + secrets.token_bytes(NONCE_BYTES)
-    said += proof(secret, b"listener", said)
-    say(connection, said[-ANSWER.size :])
+    transcript = hello + shown + bytes([answer]) + secrets.token_bytes(NONCE_BYTES)
+    transcript += proof(secret, b"listener", transcript)
+    send(connection, transcript[-ANSWER.size :])
     if answer != GO_ON:
         raise Refused(reason)
-    shown = yield from read_exactly(connection, PROOF_BYTES, now + SECONDS, proven=True)
-    if not hmac.compare_digest(shown, proof(secret, b"dialler again", said)):
+    shown = yield from read_exactly(
+        connection, PROOF_BYTES, now + PROOF_SECONDS, proven=True
+    )
+    if not hmac.compare_digest(shown, proof(secret, b"dialler again", transcript)):
         raise Refused(f"rank {rank} does not know the secret")
     if (rank, purpose) in admitted:
         raise Refused(f"rank {rank} is connected already")
-    say(connection, proof(secret, b"welcome", said + shown))
+    send(connection, proof(secret, b"welcome", transcript + shown))
     return rank, purpose
 
 
-def proof(secret: bytes, role: bytes, said: bytes) -> bytes:
-    return hmac.new(secret, role + b"\x00" + said, hashlib.sha256).digest()
+def proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
+    return hmac.new(secret, role + b"\x00" + transcript, hashlib.sha256).digest()
 
 
 def check_user(sock: socket.socket, secret: bytes) -> None:
@@ -187,7 +189,7 @@ def check_user(sock: socket.socket, secret: bytes) -> None:
         raise Refused(f"a process of user {user}, this one belongs to {os.geteuid()}")
 
 
-def say(connection: Connection, data: bytes) -> None:
+def send(connection: Connection, data: bytes) -> None:
     """A new connection has room for all that a handshake says."""
     if connection.write(memoryview(data)) != len(data):
         raise ConnectionError("closed before it was answered")

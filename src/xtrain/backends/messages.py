@@ -52,7 +52,7 @@ JOINED_BYTES = 1 << 14  # up to here header and payload are written at once
 SCRATCH_BYTES = 1 << 16  # what nobody wants is read in pieces of this size
 
 
-class Garbled(RuntimeError):
+class ProtocolError(RuntimeError):
     """What a peer sent is no frame: nothing after it can be understood."""
 
 
@@ -184,7 +184,7 @@ class Inbox:
             yield from read_all(self._stream, header)
             tag, dtype, nbytes, site = HEADER.unpack(header)
             if dtype >= len(DTYPES):
-                raise Garbled(f"rank {self.peer} sent bytes that are no message")
+                raise ProtocolError(f"rank {self.peer} sent bytes that are no message")
             receive = self._take(tag)
             if receive is not None:
                 if self._accept(receive, dtype, site, nbytes):

@@ -20,8 +20,8 @@ from xtrain.backends.calls import (
     Message,
     call_site,
     in_words,
-    look,
     reduce_op,
+    shape_and_dtype,
     shape_of,
     shapes_of,
 )
@@ -104,9 +104,9 @@ class XtrainProcessGroup(SteppedGroup):
     ) -> dist.Work:
         (outputs_,), (input,) = outputs, inputs
         check_twins("all_gather", self._rank, self._size, outputs_, input)
-        looks = tuple(look(t) for t in outputs_)
+        shapes = tuple(shape_and_dtype(t) for t in outputs_)
         return self._collective(
-            "all_gather", opts, outputs_, outputs_, [input], detail=looks,
+            "all_gather", opts, outputs_, outputs_, [input], detail=shapes,
             steps=lambda check, *flat: self._transport.all_gather(
                 list(flat[:-1]), flat[-1], check
             ),
@@ -118,7 +118,7 @@ class XtrainProcessGroup(SteppedGroup):
         check_fits("all_gather", self._size, output, input)
         return self._collective(
             "all_gather_single", opts, [output], [output], [input],
-            detail=(look(input), look(output)),
+            detail=(shape_and_dtype(input), shape_and_dtype(output)),
             steps=lambda check, whole, part: self._transport.all_gather(
                 list(whole.view(self._size, -1)), part, check
             ),
@@ -129,9 +129,9 @@ class XtrainProcessGroup(SteppedGroup):
     ) -> dist.Work:
         (output,), (inputs_,) = outputs, inputs
         check_twins("reduce_scatter", self._rank, self._size, inputs_, output)
-        op, looks = reduce_op(opts), tuple(look(t) for t in inputs_)
+        op, shapes = reduce_op(opts), tuple(shape_and_dtype(t) for t in inputs_)
         return self._collective(
-            "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=looks,
+            "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=shapes,
             steps=lambda check, out, *flat: self._transport.reduce_scatter(
                 out, list(flat), op, check
             ),
@@ -144,7 +144,7 @@ class XtrainProcessGroup(SteppedGroup):
         op = reduce_op(opts)
         return self._collective(
             "reduce_scatter_single", opts, [output], [output], [input], op=op,
-            detail=(look(input), look(output)),
+            detail=(shape_and_dtype(input), shape_and_dtype(output)),
             steps=lambda check, out, flat: self._transport.reduce_scatter(
                 out, list(flat.view(self._size, -1)), op, check
             ),
@@ -153,14 +153,13 @@ class XtrainProcessGroup(SteppedGroup):
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        def told() -> str:
-            sizes = [[t.numel() for t in tensors] for tensors in (inputs, outputs)]
-            return f"sends {sizes[0]}, expects {sizes[1]}"
+        def sizes(tensors: list[Tensor]) -> list[int]:
+            return [tensor.numel() for tensor in tensors]
 
         return self._collective(
             "all_to_all", opts, outputs, outputs, inputs,
             detail=one_dtype("all_to_all", [*inputs, *outputs]),
-            told=told,
+            extra_text=lambda: f"sends {sizes(inputs)}, expects {sizes(outputs)}",
             steps=lambda check, *flat: self._transport.all_to_all(
                 list(flat[: self._size]), list(flat[self._size :]), check
             ),
@@ -179,7 +178,7 @@ class XtrainProcessGroup(SteppedGroup):
         return self._collective(
             "all_to_all_single", opts, [output], [output], [input],
             detail=one_dtype("all_to_all_single", [input, output]),
-            told=lambda: f"sends {in_sizes}, expects {out_sizes}",
+            extra_text=lambda: f"sends {in_sizes}, expects {out_sizes}",
             steps=lambda check, out, flat: self._transport.all_to_all(
                 list(out.split(out_sizes)), list(flat.split(in_sizes)), check
             ),
@@ -201,7 +200,9 @@ class XtrainProcessGroup(SteppedGroup):
         return self._collective(
             "gather", opts, outputs_, outputs_, [input], root=root,
             detail=one_dtype("gather", [input, *outputs_]),
-            told=lambda: f"sends {shape_of(input)}, expects {shapes_of(outputs_)}",
+            extra_text=lambda: (
+                f"sends {shape_of(input)}, expects {shapes_of(outputs_)}"
+            ),
             steps=steps,
         )  # fmt: skip
 
@@ -221,7 +222,9 @@ class XtrainProcessGroup(SteppedGroup):
         return self._collective(
             "scatter", opts, outputs, [output], inputs_, root=root,
             detail=one_dtype("scatter", [output, *inputs_]),
-            told=lambda: f"sends {shapes_of(inputs_)}, expects {shape_of(output)}",
+            extra_text=lambda: (
+                f"sends {shapes_of(inputs_)}, expects {shape_of(output)}"
+            ),
             steps=steps,
         )  # fmt: skip
 
@@ -286,7 +289,7 @@ class XtrainProcessGroup(SteppedGroup):
             if descriptor != -1:
                 os.close(descriptor)  # everyone has mapped it
         if 0 in fine:
-            failed = self._global(fine.index(0))
+            failed = self._global_rank(fine.index(0))
             raise RuntimeError(
                 f"shared_empty: rank {failed} has no memory for "
                 f"{in_words((shape, dtype))}"
@@ -300,7 +303,7 @@ class XtrainProcessGroup(SteppedGroup):
         self._ready("send", tensors)
         self._not_myself("send", dst)
         flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-        peer = self._global(dst)
+        peer = self._global_rank(dst)
         record("send", "send", peer, [flat])
         call = Message("send", tensor, "dst", peer, call_site())
         steps = send_message(
@@ -327,7 +330,7 @@ class XtrainProcessGroup(SteppedGroup):
         (tensor,) = tensors
         self._ready("recv", tensors)
         landing = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-        names = [self._global(source) for source in sources]
+        names = [self._global_rank(source) for source in sources]
         record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
         receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
         inboxes = [self._transport.inbox[source] for source in sources]

@@ -21,10 +21,10 @@ from typing import Any
 
 from xtrain.backends.callbacks import Callbacks
 
-PATIENCE = 0.003  # seconds for which `post` may wait before it leaves work behind
+POST_SECONDS = 0.003  # that `post` may take before it leaves work behind
 # The same where ranks take all cores: work left behind gains nothing, there is no core
 # to do it meanwhile, and it loses what is in the caches now.
-CROWDED_PATIENCE = 0.05
+CROWDED_POST_SECONDS = 0.05
 IDLE_SECONDS = 0.001  # the background thread leaves waiting threads this long alone
 PAUSE_SECONDS = 50e-6  # a sleep between two passes
 SPIN_SECONDS = 0.02  # a wait that takes longer sleeps between its passes
@@ -118,17 +118,17 @@ class Progress:
         self.callbacks = Callbacks()
         self._thread: threading.Thread | None = None
 
-    def post(self, queue: Hashable, operation: Operation, patience: float = 0) -> None:
+    def post(self, queue: Hashable, operation: Operation, seconds: float = 0) -> None:
         """Queue an operation and return; it goes on while others are waited for.
 
-        With some patience most operations end here, sooner than the background thread
-        could take them over.
+        Given some seconds for it, most operations end here, sooner than the background
+        thread could take them over.
         """
         with self._lock:
             if not self._queues and not self._closed and operation.advance():
                 return  # the short way
             self._append(queue, operation)
-        while time.monotonic() < operation.started + patience:
+        while time.monotonic() < operation.started + seconds:
             os.sched_yield()
             with self._lock:
                 self._advance_all()

@@ -31,13 +31,13 @@ ARRIVED = 0
 LEFT = 1
 DESCRIBED = 2
 JOINED = 3
-PRINT = 4  # this and NOTE: two words, of even and odd steps in turns
-NOTE = 6
+FINGERPRINT = 4  # this and SIDEBAND: two words each, of even and odd steps in turns
+SIDEBAND = 6
 WRITTEN = 64
 READ = 64 + MAX_RANKS
 # Of an all-to-all, two steps.
-GIVES = 64 + 2 * MAX_RANKS
-TAKES = 64 + 4 * MAX_RANKS
+SEND_COUNTS = 64 + 2 * MAX_RANKS
+RECV_COUNTS = 64 + 4 * MAX_RANKS
 TEXT_OFFSET = 4096
 TEXT_BYTES = 4096
 STAGE_OFFSET = TEXT_OFFSET + TEXT_BYTES

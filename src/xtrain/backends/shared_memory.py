@@ -21,23 +21,23 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.calls import compare
+from xtrain.backends.calls import CollectiveMismatch, compare
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Disagreement, Forming, host_key
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of, pieces
 from xtrain.backends.progress import Steps
+from xtrain.backends.rendezvous import Rendezvous, host_key
 from xtrain.backends.segments import (
     ARRIVED,
     DESCRIBED,
-    GIVES,
+    FINGERPRINT,
     JOINED,
     LEFT,
     MAX_RANKS,
-    NOTE,
-    PRINT,
+    RECV_COUNTS,
+    SEND_COUNTS,
+    SIDEBAND,
     STAGE_BYTES,
-    TAKES,
     TEXT_BYTES,
     TEXT_OFFSET,
     Channel,
@@ -66,7 +66,9 @@ class SharedMemory:
     rank's stage and read from the others' stages.
     """
 
-    PATIENCE = 0.0  # a rank that died in a call has left all it will ever leave
+    DEATH_GRACE_SECONDS = (
+        0.0  # a rank that died in a call has left all it will ever leave
+    )
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: float, peers: Peers
@@ -78,7 +80,7 @@ class SharedMemory:
         self.rank, self.size = rank, size
         self.step = self.sent = self.received = 0
         self.in_call = False
-        self.apart: list[int] = []  # fingerprints of a call from different lines
+        self.line_mismatch: list[int] = []  # all ranks' fingerprints of a call
         descriptor = make_memory(length_for(size))
         try:
             self.mine = Segment(descriptor, size)
@@ -110,11 +112,11 @@ class SharedMemory:
         self, store: Store, timeout: float, peers: Peers, descriptor: int
     ) -> list[Segment]:
         rank, size = self.rank, self.size
-        with Forming(store, "shm", rank, size, timeout, peers) as forming:
-            entries, group = forming.meet(str(descriptor))
-            self.pids = [entry.pid for entry in entries]
-            for peer, entry in enumerate(entries):
-                if entry.host != host_key():
+        with Rendezvous(store, "shm", rank, size, timeout, peers) as rendezvous:
+            addresses, group = rendezvous.exchange_addresses(str(descriptor))
+            self.pids = [address.pid for address in addresses]
+            for peer, address in enumerate(addresses):
+                if address.host != host_key():
                     raise RuntimeError(
                         f"xtrain-shm: rank {peer} runs on another host than rank "
                         f"{rank}; shared memory serves one host, use "
@@ -134,11 +136,11 @@ class SharedMemory:
                 ]
 
             def all_known() -> bool:
-                for peer, entry in enumerate(entries):
+                for peer, address in enumerate(addresses):
                     if peer not in segments:
                         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                             segments[peer] = open_segment(
-                                peer, entry.pid, entry.address, size
+                                peer, address.pid, address.endpoint, size
                             )
                 if len(segments) == size:
                     self.mine.words[JOINED] = number + rank
@@ -152,7 +154,7 @@ class SharedMemory:
                             )
                 return not unknown()
 
-            forming.wait_until(
+            rendezvous.wait_until(
                 all_known,
                 lambda: f"ranks {unknown()} did not map the memory of this group",
             )
@@ -160,17 +162,17 @@ class SharedMemory:
 
     # -- one step ---------------------------------------------------------------------
 
-    def arrive(self, check: int = 0, note: int = 0) -> Steps:
+    def step_barrier(self, check: int = 0, sideband: int = 0) -> Steps:
         """Complete a step: return when all ranks have.
 
         Args:
             check: fingerprint of the call; all ranks' must be equal but for the line.
-            note: kept for the others' `notes` of this step.
+            sideband: one number that the others read in this step's `sidebands`.
         """
         self.step += 1
         step, words = self.step, self.mine.words
-        words[PRINT + step % 2] = check
-        words[NOTE + step % 2] = note
+        words[FINGERPRINT + step % 2] = check
+        words[SIDEBAND + step % 2] = sideband
         fence()  # what was staged is visible before the arrival is
         words[ARRIVED] = step
         for peer in self.others:
@@ -180,14 +182,14 @@ class SharedMemory:
         fence()
         if check:
             for peer in self.others:
-                if self.words[peer][PRINT + step % 2] != check:
-                    everyone = [words[PRINT + step % 2] for words in self.words]
-                    self.apart = compare(everyone)
+                if self.words[peer][FINGERPRINT + step % 2] != check:
+                    everyone = [words[FINGERPRINT + step % 2] for words in self.words]
+                    self.line_mismatch = compare(everyone)
                     break
 
-    def notes(self) -> list[int]:
-        """What each rank noted in this step."""
-        return [words[NOTE + self.step % 2] for words in self.words]
+    def sidebands(self) -> list[int]:
+        """What each rank gave as `sideband` in this step."""
+        return [words[SIDEBAND + self.step % 2] for words in self.words]
 
     def missing(self) -> list[int]:
         """The ranks that have not come to this rank's call."""
@@ -221,16 +223,16 @@ class SharedMemory:
     # -- collectives: flat contiguous tensors, `check` the call's fingerprint ----------
 
     def barrier(self, check: int) -> Steps:
-        yield from self.arrive(check)
+        yield from self.step_barrier(check)
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
         if nbytes_of(flat) <= ONE_SHOT_BYTES:
             yield from self._all_reduce_at_once(flat, op, check)
             return
-        place = self.shared.place_of(flat)
-        yield from self.arrive(check, place)
-        if place and set(self.notes()) == {place}:
-            yield from self._all_reduce_in_place(self.shared.at(place, flat), op)
+        location = self.shared.locate(flat)
+        yield from self.step_barrier(check, location)
+        if location and set(self.sidebands()) == {location}:
+            yield from self._all_reduce_in_place(self.shared.at(location, flat), op)
             return
         for piece in flat.split(STAGE_BYTES // flat.element_size()):
             yield from self._all_reduce_piece(piece, op)
@@ -242,7 +244,7 @@ class SharedMemory:
         stages = self._stages(step, flat.dtype, flat.numel())
         # torch's copy_ takes longer to find out what to do than to do it.
         ctypes.memmove(stages[self.rank].data_ptr(), flat.data_ptr(), nbytes)
-        yield from self.arrive(check)
+        yield from self.step_barrier(check)
         reduce_into(flat, stages, op)  # in rank order: all ranks get the same bits
         self._count(nbytes, (self.size - 1) * nbytes)
 
@@ -253,12 +255,12 @@ class SharedMemory:
         stages = self._slices(step, piece.dtype, count)
         for peer in self.others:
             stages[rank][peer].copy_(slots[peer])
-        yield from self.arrive()
+        yield from self.step_barrier()
         shares = [stage[rank] for stage in stages]
         shares[rank] = slots[rank]
         finished = self._stages(step + 1, piece.dtype, len(slots[0]))
         reduce_into(finished[rank][: len(shares[0])], shares, op)
-        yield from self.arrive()
+        yield from self.step_barrier()
         for slot, source in zip(slots, finished, strict=True):
             slot.copy_(source[: len(slot)])
         whole, own = nbytes_of(piece), nbytes_of(slots[rank])
@@ -276,13 +278,13 @@ class SharedMemory:
             shares = [slots[peer][self.rank].split(block) for peer in order]
             for blocks in zip(*shares, strict=True):
                 reduce_into(blocks[0], list(blocks), op)
-            yield from self.arrive()
+            yield from self.step_barrier()
             mine = slots[self.rank]
             for peer in self.others:
                 mine[peer].copy_(slots[peer][peer])
             whole, own = nbytes_of(pieces_[0]), nbytes_of(mine[self.rank])
             self._count(own, (self.size - 1) * own + whole - own)
-        yield from self.arrive()  # nobody reads this rank's tensor any more
+        yield from self.step_barrier()  # nobody reads this rank's tensor any more
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
         for piece in pieces(flat, STAGE_BYTES):
@@ -292,7 +294,7 @@ class SharedMemory:
             if self.rank == root:
                 stage.copy_(piece)
                 self._count(nbytes_of(piece), 0)
-            yield from self.arrive(check)
+            yield from self.step_barrier(check)
             check = 0
             if self.rank != root:
                 piece.copy_(stage)
@@ -305,7 +307,7 @@ class SharedMemory:
             step, count = self.step + 1, piece.numel()
             self.mine.stage(step, flat.dtype)[:count].copy_(piece)
             self._count(nbytes_of(piece), 0)
-            yield from self.arrive(check)
+            yield from self.step_barrier(check)
             check = 0
             if self.rank == root:
                 shares = [s.stage(step, flat.dtype)[:count] for s in self.segments]
@@ -326,11 +328,11 @@ class SharedMemory:
                 piece = inputs[peer][start : start + part]
                 stage[peer * part : peer * part + piece.numel()].copy_(piece)
                 self._count(nbytes_of(piece), 0)
-            yield from self.arrive(check)
+            yield from self.step_barrier(check)
             check = 0
-            target, place = output[start : start + part], self.rank * part
+            target, offset = output[start : start + part], self.rank * part
             shares = [
-                s.stage(step, output.dtype)[place : place + target.numel()]
+                s.stage(step, output.dtype)[offset : offset + target.numel()]
                 for s in self.segments
             ]
             shares[self.rank] = own[start : start + part]
@@ -343,7 +345,7 @@ class SharedMemory:
             step = self.step + 1
             piece = input[start : start + part]
             self.mine.stage(step, input.dtype)[: piece.numel()].copy_(piece)
-            yield from self.arrive(check)
+            yield from self.step_barrier(check)
             check = 0
             self._count(nbytes_of(piece), 0)
             for peer in self.others:
@@ -359,7 +361,7 @@ class SharedMemory:
         """Pieces of any sizes; a piece that a rank does not send or expect is empty."""
         dtype, itemsize = inputs[0].dtype, inputs[0].element_size()
         part = STAGE_BYTES // self.size // 8 * 8 // itemsize
-        self._announce([t.numel() for t in inputs], [t.numel() for t in outputs])
+        self._publish_counts([t.numel() for t in inputs], [t.numel() for t in outputs])
         longest = max(t.numel() for t in (*inputs, *outputs))
         mine, done, rounds = -(-longest // part), 0, 1
         while done < rounds:
@@ -369,34 +371,37 @@ class SharedMemory:
                 piece = inputs[peer][start : start + part]
                 stage[peer * part : peer * part + piece.numel()].copy_(piece)
                 self._count(nbytes_of(piece), 0)
-            yield from self.arrive(check, mine)
+            yield from self.step_barrier(check, mine)
             if done == 0:
-                self._compare_announced()
+                self._compare_counts()
             check, done = 0, done + 1
-            rounds = max(rounds, *self.notes())
-            place = self.rank * part
+            rounds = max(rounds, *self.sidebands())
+            offset = self.rank * part
             for peer in self.others:
                 target = outputs[peer][start : start + part]
                 source = self.segments[peer].stage(step, dtype)
-                target.copy_(source[place : place + target.numel()])
+                target.copy_(source[offset : offset + target.numel()])
                 self._count(0, nbytes_of(target))
         outputs[self.rank].copy_(inputs[self.rank])
 
-    def _announce(self, gives: list[int], takes: list[int]) -> None:
+    def _publish_counts(self, sends: list[int], receives: list[int]) -> None:
         """Write down what this rank will send to and expects from each rank."""
         turn = (self.step + 1) % 2 * MAX_RANKS
-        for place, counts in ((GIVES + turn, gives), (TAKES + turn, takes)):
-            self.mine.words[place : place + self.size] = memoryview(array("Q", counts))
+        for start, counts in (
+            (SEND_COUNTS + turn, sends),
+            (RECV_COUNTS + turn, receives),
+        ):
+            self.mine.words[start : start + self.size] = memoryview(array("Q", counts))
 
-    def _compare_announced(self) -> None:
-        """Raise Disagreement, on all ranks, when somebody expects what is not sent."""
+    def _compare_counts(self) -> None:
+        """CollectiveMismatch, on all ranks, when one expects what is not sent."""
         turn, size = self.step % 2 * MAX_RANKS, self.size
-        gives, takes = (
-            [words[place : place + size].tolist() for words in self.words]
-            for place in (GIVES + turn, TAKES + turn)
+        sends, receives = (
+            [words[start : start + size].tolist() for words in self.words]
+            for start in (SEND_COUNTS + turn, RECV_COUNTS + turn)
         )
-        if gives != [list(column) for column in zip(*takes, strict=True)]:
-            raise Disagreement
+        if sends != [list(column) for column in zip(*receives, strict=True)]:
+            raise CollectiveMismatch
 
     def _stages(self, step: int, dtype: torch.dtype, count: int) -> list[Tensor]:
         """The first `count` elements of all ranks' stages of a step."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from xtrain.backends.segments import make_memory, open_memory
 
-PLACE_BITS = 44  # of a byte in a shared tensor; above them the tensor's number
+OFFSET_BITS = 44  # of a byte in a shared tensor; above them the tensor's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,18 @@ class SharedTensors:
         weakref.finalize(own, self._living.pop, self._made, None).atexit = False
         return tensor.view(shape)
 
-    def place_of(self, flat: Tensor) -> int:
+    def locate(self, flat: Tensor) -> int:
         """A number for where in which shared tensor this one lies; 0 for nowhere."""
         for number, shared in self._living.items():
             offset = flat.data_ptr() - shared.address
             if 0 <= offset < shared.nbytes:
-                return number << PLACE_BITS | offset
+                return number << OFFSET_BITS | offset
         return 0
 
-    def at(self, place: int, flat: Tensor) -> list[Tensor]:
-        """The tensors of all ranks at a place that looks like `flat` on each."""
-        shared = self._living[place >> PLACE_BITS]
-        start = place & (1 << PLACE_BITS) - 1
+    def at(self, location: int, flat: Tensor) -> list[Tensor]:
+        """The tensors of all ranks at a location that looks like `flat` on each."""
+        shared = self._living[location >> OFFSET_BITS]
+        start = location & (1 << OFFSET_BITS) - 1
         stop = start + flat.numel() * flat.element_size()
         return [
             flat if view is None else view[start:stop].view(flat.dtype)

@@ -1,9 +1,9 @@
 """Collectives over plain sockets: every rank is connected to every other.
 
-A collective begins with a greeting to everybody: the number of the call and its
+A collective begins with a header to every other rank: the number of the call and its
 fingerprint. So all ranks know that all are there and in the same call before data
-moves. Small data rides along with the greeting; large data runs around a ring, as one
-stream:
+moves. Small tensors are sent inline, right after the header; large ones run around a
+ring, as one stream:
 
     rank r    receives a piece from rank r - 1, reduces it into its own,
               and sends the reduced prefix on while the rest still arrives
@@ -23,15 +23,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.calls import compare
-from xtrain.backends.door import connect_all
+from xtrain.backends.calls import CollectiveMismatch, compare
+from xtrain.backends.connect import connect_all
 from xtrain.backends.handshake import COLLECTIVES, MESSAGES
 from xtrain.backends.liveness import Peers
-from xtrain.backends.meeting import Disagreement
 from xtrain.backends.messages import (
     MAX_MESSAGE_BYTES,
-    Garbled,
     Inbox,
+    ProtocolError,
     raw,
     read_all,
     write_all,
@@ -40,9 +39,11 @@ from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of
 from xtrain.backends.progress import Steps
 from xtrain.comm.reduce_op import combine, divide_if_average, reduce_into
 
-GREETING = struct.Struct("<QQQ")  # number of the call, fingerprint, bytes that follow
-GOODBYE = (1 << 64) - 1  # a call number: the sender leaves the group
-INLINE_BYTES = 64 << 10  # up to here data rides along with the greeting
+CALL_HEADER = struct.Struct(
+    "<QQQ"
+)  # number of the call, fingerprint, bytes that follow
+LEAVE = (1 << 64) - 1  # a call number: the sender leaves the group
+INLINE_BYTES = 64 << 10  # up to here a tensor is sent right after the header
 
 
 class Sockets:
@@ -52,11 +53,11 @@ class Sockets:
         store: where the ranks tell each other their addresses, and nothing secret.
         peers: watches the processes of the other ranks on this host.
 
-    `sent` and `received` count the bytes of tensors that collectives moved; greetings
-    and headers are not in them.
+    `sent` and `received` count the bytes of tensors that collectives moved; headers
+    are not in them.
     """
 
-    PATIENCE = 0.3  # what a rank sent before it died may still be on its way
+    DEATH_GRACE_SECONDS = 0.3  # what a rank sent before it died may still be on its way
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: float, peers: Peers
@@ -64,8 +65,8 @@ class Sockets:
         self.rank, self.size = rank, size
         self.calls = self.sent = self.received = 0
         self.in_call = False
-        self.apart: list[int] = []  # fingerprints of a call from different lines
-        self._said_goodbye: set[int] = set()
+        self.line_mismatch: list[int] = []  # all ranks' fingerprints of a call
+        self._left: set[int] = set()
         self._arrived: set[int] = set()
         self._descriptions: dict[int, str] = {}
         self.others = [peer for peer in range(size) if peer != rank]
@@ -77,60 +78,66 @@ class Sockets:
             for peer in self.others
         }
 
-    # -- the greeting ------------------------------------------------------------------
+    # -- the header of a call ----------------------------------------------------------
 
-    def greet(
-        self, check: int, ride: dict[int, Tensor] | None = None
+    def exchange_headers(
+        self, check: int, inline: dict[int, Tensor] | None = None
     ) -> Generator[None, None, dict[int, bytearray]]:
-        """Tell everybody the call, with a small tensor for some, and hear everybody.
+        """Send every rank the call's header, some a small tensor too; receive theirs.
 
-        Returns what rode along with the others' greetings, by rank. Raises Disagreement
+        Returns the others' inline tensors as bytes, by rank. Raises CollectiveMismatch
         when a fingerprint differs in more than the line.
         """
         self.calls += 1
         self._arrived = set()
-        heard: dict[int, tuple[int, bytearray]] = {}
-        rides = {peer: raw(tensor) for peer, tensor in (ride or {}).items()}
-        says = [self._say(peer, check, rides.get(peer)) for peer in self.others]
-        hears = [self._hear(peer, heard) for peer in self.others]
-        yield from together(says + hears)
-        if any(fingerprint != check for fingerprint, _ in heard.values()):
-            everyone = [heard.get(r, (check,))[0] for r in range(self.size)]
-            self.apart = compare(everyone)
-        return {peer: data for peer, (_, data) in heard.items()}
+        headers: dict[int, tuple[int, bytearray]] = {}
+        payloads = {peer: raw(tensor) for peer, tensor in (inline or {}).items()}
+        sends = [
+            self._send_header(peer, check, payloads.get(peer)) for peer in self.others
+        ]
+        receives = [self._receive_header(peer, headers) for peer in self.others]
+        yield from interleave(sends + receives)
+        if any(fingerprint != check for fingerprint, _ in headers.values()):
+            everyone = [headers.get(r, (check,))[0] for r in range(self.size)]
+            self.line_mismatch = compare(everyone)
+        return {peer: data for peer, (_, data) in headers.items()}
 
-    def _say(self, peer: int, check: int, ride: memoryview | None) -> Steps:
-        nbytes = 0 if ride is None else ride.nbytes
-        header = GREETING.pack(self.calls, check, nbytes)
+    def _send_header(self, peer: int, check: int, payload: memoryview | None) -> Steps:
+        nbytes = 0 if payload is None else payload.nbytes
+        header = CALL_HEADER.pack(self.calls, check, nbytes)
         yield from write_all(self.collective[peer], memoryview(header))
-        if ride is not None:
+        if payload is not None:
             self.sent += nbytes
-            yield from write_all(self.collective[peer], ride)
+            yield from write_all(self.collective[peer], payload)
 
-    def _hear(self, peer: int, heard: dict[int, tuple[int, bytearray]]) -> Steps:
-        header = bytearray(GREETING.size)
+    def _receive_header(
+        self, peer: int, headers: dict[int, tuple[int, bytearray]]
+    ) -> Steps:
+        header = bytearray(CALL_HEADER.size)
         yield from read_all(self.collective[peer], memoryview(header))
-        call, fingerprint, nbytes = GREETING.unpack(header)
-        if call == GOODBYE:
-            self._said_goodbye.add(peer)
-        while peer in self._said_goodbye:
+        call, fingerprint, nbytes = CALL_HEADER.unpack(header)
+        if call == LEAVE:
+            self._left.add(peer)
+        while peer in self._left:
             yield  # in vain, as the next look at the peers will tell
         if call != self.calls or nbytes > INLINE_BYTES:
-            raise Garbled(
-                f"rank {peer} greeted for call {call} with {nbytes} bytes, "
+            raise ProtocolError(
+                f"rank {peer} sent the header of call {call} with {nbytes} bytes, "
                 f"rank {self.rank} is in call {self.calls}"
             )
         data = bytearray(nbytes)
         self.received += nbytes
         yield from read_all(self.collective[peer], memoryview(data))
-        heard[peer] = (fingerprint, data)
+        headers[peer] = (fingerprint, data)
         self._arrived.add(peer)
 
     def describe(self, text: str) -> Steps:
         """Exchange descriptions of the calls in which the ranks disagree."""
         encoded = torch.frombuffer(bytearray(text.encode()[:4096]), dtype=torch.uint8)
-        heard = yield from self.greet(0, dict.fromkeys(self.others, encoded))
-        self._descriptions = {peer: data.decode() for peer, data in heard.items()}
+        payloads = yield from self.exchange_headers(
+            0, dict.fromkeys(self.others, encoded)
+        )
+        self._descriptions = {peer: data.decode() for peer, data in payloads.items()}
 
     def description(self, peer: int) -> str:
         return self._descriptions[peer]
@@ -142,32 +149,32 @@ class Sockets:
         return [peer for peer in self.others if peer not in self._arrived]
 
     def lost(self) -> list[int]:
-        """The ranks whose connection ended without a goodbye."""
-        self._read_goodbyes()
+        """The ranks whose connection ended without a LEAVE."""
+        self._read_leaves()
         return [
             peer
             for peer in self.others
-            if peer not in self._said_goodbye and self.collective[peer].ended()
+            if peer not in self._left and self.collective[peer].ended()
         ]
 
     def left(self) -> list[int]:
         """The ranks that have destroyed the group."""
-        self._read_goodbyes()
-        return sorted(self._said_goodbye)
+        self._read_leaves()
+        return sorted(self._left)
 
-    def _read_goodbyes(self) -> None:
+    def _read_leaves(self) -> None:
         if self.in_call:
-            return  # what lies there may be data; `_hear` reads the greetings
+            return  # what lies there may be data; `_receive_header` reads the headers
         for peer in self.others:
-            head = self.collective[peer].peek(GREETING.size)
-            if len(head) == GREETING.size and GREETING.unpack(head)[0] == GOODBYE:
-                self._said_goodbye.add(peer)
+            head = self.collective[peer].peek(CALL_HEADER.size)
+            if len(head) == CALL_HEADER.size and CALL_HEADER.unpack(head)[0] == LEAVE:
+                self._left.add(peer)
 
     def close(self) -> None:
-        """Say goodbye and close all connections."""
-        goodbye = memoryview(GREETING.pack(GOODBYE, 0, 0))
+        """Send LEAVE and close all connections."""
+        leave = memoryview(CALL_HEADER.pack(LEAVE, 0, 0))
         for connection in self.collective.values():
-            connection.write(goodbye)
+            connection.write(leave)
         for inbox in self.inbox.values():
             inbox.close()
         for connection in (*self.collective.values(), *self.outbox.values()):
@@ -176,19 +183,21 @@ class Sockets:
     # -- collectives: flat contiguous tensors, `check` the call's fingerprint ----------
 
     def barrier(self, check: int) -> Steps:
-        yield from self.greet(check)
+        yield from self.exchange_headers(check)
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
         if nbytes_of(flat) <= INLINE_BYTES:
-            heard = yield from self.greet(check, dict.fromkeys(self.others, flat))
+            payloads = yield from self.exchange_headers(
+                check, dict.fromkeys(self.others, flat)
+            )
             mine = flat.clone()
             shares = [
-                mine if rank == self.rank else typed(heard[rank], flat.dtype)
+                mine if rank == self.rank else typed(payloads[rank], flat.dtype)
                 for rank in range(self.size)
             ]
             reduce_into(flat, shares, op)  # in rank order: all ranks get the same bits
             return
-        yield from self.greet(check)
+        yield from self.exchange_headers(check)
         chunks = list(flat.tensor_split(self.size))
         yield from self._ring(chunks, op, reduce=True, gather=True)
 
@@ -201,28 +210,30 @@ class Sockets:
     def reduce_scatter(
         self, output: Tensor, inputs: list[Tensor], op: ReduceOp.RedOpType, check: int
     ) -> Steps:
-        yield from self.greet(check)
+        yield from self.exchange_headers(check)
         chunks = [chunk.clone() for chunk in inputs]
         yield from self._ring(chunks, op, reduce=True, gather=False)
         output.copy_(chunks[self.rank])
 
     def all_gather(self, outputs: list[Tensor], input: Tensor, check: int) -> Steps:
-        yield from self.greet(check)
+        yield from self.exchange_headers(check)
         outputs[self.rank].copy_(input)
         yield from self._ring(outputs, ReduceOp.SUM, reduce=False, gather=True)
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
         """A chain from the root, each rank passing the beginning on at once."""
         small = nbytes_of(flat) <= INLINE_BYTES
-        ride = dict.fromkeys(self.others, flat) if small and self.rank == root else None
-        heard = yield from self.greet(check, ride)
+        inline = (
+            dict.fromkeys(self.others, flat) if small and self.rank == root else None
+        )
+        payloads = yield from self.exchange_headers(check, inline)
         if small:
             if self.rank != root:
-                flat.copy_(typed(heard[root], flat.dtype))
+                flat.copy_(typed(payloads[root], flat.dtype))
             return
-        data, place = raw(flat), (self.rank - root) % self.size
-        have, sent = data.nbytes if place == 0 else 0, 0
-        last = place == self.size - 1
+        data, hops = raw(flat), (self.rank - root) % self.size
+        have, sent = data.nbytes if hops == 0 else 0, 0
+        last = hops == self.size - 1
         self.received += data.nbytes - have
         self.sent += 0 if last else data.nbytes
         while have < data.nbytes or (sent < data.nbytes and not last):
@@ -247,7 +258,7 @@ class Sockets:
         order = [(self.rank + step) % self.size for step in range(1, self.size)]
         self.sent += sum(nbytes_of(inputs[peer]) for peer in order)
         self.received += sum(nbytes_of(outputs[peer]) for peer in order)
-        yield from together(
+        yield from interleave(
             [write_all(self.collective[peer], raw(inputs[peer])) for peer in order]
             + [read_all(self.collective[peer], raw(outputs[peer])) for peer in order]
         )
@@ -255,19 +266,21 @@ class Sockets:
     def _agree_on_sizes(
         self, outputs: list[Tensor], inputs: list[Tensor], check: int
     ) -> Steps:
-        """Raise Disagreement, on all ranks, when somebody expects what is not sent."""
+        """CollectiveMismatch, on all ranks, when one expects what is not sent."""
         counts = array("q", [t.numel() for t in (*inputs, *outputs)])
         mine = torch.frombuffer(counts, dtype=torch.int64)
         before = self.sent, self.received
-        heard = yield from self.greet(check, dict.fromkeys(self.others, mine))
+        payloads = yield from self.exchange_headers(
+            check, dict.fromkeys(self.others, mine)
+        )
         self.sent, self.received = before  # no tensor's bytes
         rows = [
-            mine if rank == self.rank else typed(heard[rank], torch.int64)
+            mine if rank == self.rank else typed(payloads[rank], torch.int64)
             for rank in range(self.size)
         ]
-        gives, takes = torch.stack(rows).split(self.size, dim=1)
-        if not torch.equal(gives, takes.T):
-            raise Disagreement
+        sends, receives = torch.stack(rows).split(self.size, dim=1)
+        if not torch.equal(sends, receives.T):
+            raise CollectiveMismatch
 
     def _ring(
         self,
@@ -333,7 +346,7 @@ class Sockets:
                 yield
 
 
-def together(parts: list[Steps]) -> Steps:
+def interleave(parts: list[Steps]) -> Steps:
     """Advance all parts in turn until all have ended."""
     while parts:
         parts = [part for part in parts if next(part, ENDED) is not ENDED]

@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from xtrain.backends.arguments import flatten
-from xtrain.backends.calls import NOWHERE, Call, call_site, fingerprint, look
+from xtrain.backends.calls import (
+    NOWHERE,
+    Call,
+    CollectiveMismatch,
+    call_site,
+    fingerprint,
+    shape_and_dtype,
+)
 from xtrain.backends.group import Group
-from xtrain.backends.meeting import Disagreement
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.progress import Operation, Steps
 from xtrain.backends.swaps import Swaps
@@ -42,20 +48,20 @@ class SteppedGroup(Group):
         op: ReduceOp.RedOpType | None = None,
         root: int | None = None,
         detail: Any = None,
-        told: Callable[[], str] | None = None,
+        extra_text: Callable[[], str] | None = None,
     ) -> dist.Work:
         """Describe the call, flatten its tensors, run or post its steps.
 
         `detail` is what the ranks compare besides op and root: the first tensor's shape
-        and dtype unless given. `told` is shown when they disagree, but not compared.
+        and dtype unless given. `extra_text` is shown when they disagree, not compared.
         """
         tensors = (*inputs, *outputs)
         self._ready(name, tensors)
         if detail is None and tensors:
-            detail = look(tensors[0])
+            detail = shape_and_dtype(tensors[0])
         call = Call(
-            name, detail, op, None if root is None else self._global(root),
-            call_site(), told,
+            name, detail, op, None if root is None else self._global_rank(root),
+            call_site(), extra_text,
         )  # fmt: skip
         # A library may have its reasons to call from two places. Barriers move no data.
         line = call.site if call.site.direct and name != "barrier" else NOWHERE
@@ -77,7 +83,7 @@ class SteppedGroup(Group):
         if opts is None or not opts.asyncOp:
             self._progress.run("collectives", operation)
             return Finished(result)
-        self._progress.post("collectives", operation, self._patience)
+        self._progress.post("collectives", operation, self._post_seconds)
         if operation.done and operation.error is None:
             work: dist.Work = Finished(result)
         else:
@@ -92,14 +98,16 @@ class SteppedGroup(Group):
         """Run steps; when the ranks turn out to be in different calls, say which."""
         transport = self._transport
         sent, received = transport.sent, transport.received
-        transport.in_call, transport.apart = True, []
+        transport.in_call, transport.line_mismatch = True, []
         try:
             yield from self._breaking(call, steps)
-        except Disagreement:
+        except CollectiveMismatch:
             yield from self._breaking(call, transport.describe(str(call)))
             said = {r: transport.description(r) for r in transport.others}
             said[self._rank] = str(call)
-            lines = [f"  rank {self._global(r)}: {said[r]}" for r in range(self._size)]
+            lines = [
+                f"  rank {self._global_rank(r)}: {said[r]}" for r in range(self._size)
+            ]
             raise RuntimeError(
                 "the ranks of this group are in different calls:\n"
                 + "\n".join(lines)
@@ -107,8 +115,8 @@ class SteppedGroup(Group):
             ) from None
         finally:
             transport.in_call = False
-        if transport.apart:
-            self._swaps.note(call, transport.apart)
+        if transport.line_mismatch:
+            self._swaps.note(call, transport.line_mismatch)
         if settle is not None:
             settle(transport.sent - sent, transport.received - received)
 
@@ -116,10 +124,10 @@ class SteppedGroup(Group):
         """Run steps; an unforeseen end in the middle of them breaks the group."""
         try:
             yield from steps
-        except (Disagreement, GeneratorExit):
+        except (CollectiveMismatch, GeneratorExit):
             raise
         except BaseException as error:
-            self._watch.broken = RuntimeError(f"{call}: {error!r}")
+            self._monitor.broken = RuntimeError(f"{call}: {error!r}")
             raise
 
     def _exchange(self, name: str, detail: Any, value: int) -> list[int]:

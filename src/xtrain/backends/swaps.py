@@ -46,4 +46,6 @@ class Swaps:
                 )  # fmt: skip
             if len(self._mine) >= MAX_CALLS:
                 self._mine.clear()
-            self._mine[peer, mine] = call._replace(told=None)  # it may hold tensors
+            self._mine[peer, mine] = call._replace(
+                extra_text=None
+            )  # it may hold tensors

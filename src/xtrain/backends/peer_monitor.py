@@ -8,13 +8,13 @@ from xtrain.backends.liveness import Peers
 from xtrain.backends.progress import Operation
 
 
-class Watch:
+class PeerMonitor:
     """Looks after the waits of one rank in one group.
 
     Args:
         transport: knows which ranks have come to the call, and which have left.
         seconds: the group's timeout, for calls that have none of their own.
-        world_rank: what a rank of the group is called in the world.
+        global_rank: the rank in the default group of a rank of this group.
 
     `broken` is the error that ended the group, None while it lives.
     """
@@ -25,16 +25,16 @@ class Watch:
         transport: Any,
         peers: Peers,
         seconds: float,
-        world_rank: Callable[[int], int],
+        global_rank: Callable[[int], int],
     ):
         self._rank, self._transport, self._peers = rank, transport, peers
-        self.seconds, self._world_rank = seconds, world_rank
+        self.seconds, self._global_rank = seconds, global_rank
         self._first_seen_dead: float | None = None
         self.broken: RuntimeError | None = None
 
     def check(self, operation: Operation) -> None:
         """Raise when `operation` waits in vain."""
-        me = f"rank {self._world_rank(self._rank)} waited in {operation.call}"
+        me = f"rank {self._global_rank(self._rank)} waited in {operation.call}"
         missing = self._transport.missing()
         left = {*self._transport.left()}
         died = [r for r in self._peers.dead() if r not in left]
@@ -44,7 +44,10 @@ class Watch:
             now = time.monotonic()
             self._first_seen_dead = self._first_seen_dead or now
             owed = operation.peers is not None or dead & {*missing}
-            if owed or now > self._first_seen_dead + self._transport.PATIENCE:
+            if (
+                owed
+                or now > self._first_seen_dead + self._transport.DEATH_GRACE_SECONDS
+            ):
                 how = "died" if died else "is gone (its connection ended)"
                 self._break(f"{self._names_of(died or lost)} {how} while {me}")
         needed = missing if operation.peers is None else operation.peers
@@ -57,7 +60,7 @@ class Watch:
             if not needed:
                 where, needed = "all are in this call", self._transport.others
             states = [
-                f"rank {self._world_rank(r)} ({self._peers.state(r)})" for r in needed
+                f"rank {self._global_rank(r)} ({self._peers.state(r)})" for r in needed
             ]
             self._break(
                 f"timed out: {me} for {operation.waited():.1f} s; "
@@ -78,4 +81,4 @@ class Watch:
         raise self.broken
 
     def _names_of(self, ranks: Sequence[int]) -> str:
-        return ", ".join(f"rank {self._world_rank(rank)}" for rank in ranks)
+        return ", ".join(f"rank {self._global_rank(rank)}" for rank in ranks)

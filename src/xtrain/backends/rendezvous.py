@@ -1,4 +1,4 @@
-"""How the ranks of a new group find each other, and notice who is lost on the way.
+"""The rendezvous of a new group: ranks exchange addresses, and notice who is lost.
 
 Each rank puts one line into torch's store (where its process is, how to reach it) and
 reads everybody else's. The store is not authenticated: these lines are hints, what they
@@ -21,26 +21,22 @@ from torch.distributed import Store
 from xtrain.backends.liveness import Peers
 
 POLL_SECONDS = 0.001
-LOOK_SECONDS = 0.02  # between two looks at a line that has been read already
+RECHECK_SECONDS = 0.02  # between two lines that are read once more
 GRACE_SECONDS = 1.0  # for a rank that has given up to come again
 GAVE_UP = "gave-up "
 LINE = re.compile(r"(\S{1,200}) ([1-9]\d{0,8}) [0-9a-f]{32} (\S{1,200})", re.ASCII)
 
 
-class Disagreement(Exception):
-    """The ranks stand in different calls."""
-
-
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What a rank says of itself."""
+class PeerAddress:
+    """Where a rank is: its host, its process, and how to reach it there."""
 
     host: str
     pid: int
-    address: str
+    endpoint: str
 
 
-class Forming:
+class Rendezvous:
     """One rank's way into a group that forms, as a context.
 
     Args:
@@ -62,13 +58,13 @@ class Forming:
         self.rank, self._size, self._seconds = rank, size, seconds
         self._end = time.monotonic() + seconds
         self._lines: dict[int, str] = {}
-        self._entries: dict[int, Entry] = {}
+        self._addresses: dict[int, PeerAddress] = {}
         self._gave_up: dict[int, str] = {}  # lines of ranks that may come again
-        self._patience: dict[int, float] = {}  # until when they may
-        self._next_look, self._looked = 0.0, 0
-        self._told: str | None = None
+        self._retry_until: dict[int, float] = {}  # when that is over
+        self._next_recheck, self._rechecked = 0.0, 0
+        self._reason: str | None = None
 
-    def __enter__(self) -> "Forming":
+    def __enter__(self) -> "Rendezvous":
         return self
 
     def __exit__(
@@ -81,13 +77,13 @@ class Forming:
         line = ""
         if error is not None:
             why = str(error) or type(error).__name__
-            line = self._told or f"rank {self.rank} gave up this group: {why}"
+            line = self._reason or f"rank {self.rank} gave up this group: {why}"
             line = GAVE_UP + line
         with contextlib.suppress(RuntimeError):
             self._store.set(self._key(self.rank), line)
 
-    def meet(self, address: str) -> tuple[list[Entry], bytes]:
-        """Exchange addresses; the entries in rank order and a digest of them all.
+    def exchange_addresses(self, endpoint: str) -> tuple[list[PeerAddress], bytes]:
+        """Give this rank's endpoint; all addresses in rank order, and a digest of them.
 
         The digest names the group: random numbers of all ranks are in it. A rank's own
         line goes into its digest as the rank wrote it, whatever the store holds now. So
@@ -95,9 +91,9 @@ class Forming:
 
         Raises RuntimeError naming the ranks that die, give up or do not come in time.
         """
-        mine = f"{host_key()} {os.getpid()} {secrets.token_hex(16)} {address}"
+        mine = f"{host_key()} {os.getpid()} {secrets.token_hex(16)} {endpoint}"
         self._lines[self.rank] = mine
-        self._entries[self.rank] = read_entry(self.rank, mine)
+        self._addresses[self.rank] = parse_peer_address(self.rank, mine)
         self._store.set(self._key(self.rank), mine)
         self.wait_until(
             self._all_here, lambda: f"nothing was heard from ranks {self._absent()}"
@@ -105,7 +101,7 @@ class Forming:
         ranks = range(self._size)
         lines = [hashlib.sha256(self._lines[rank].encode()).digest() for rank in ranks]
         digest = hashlib.sha256(b"".join(lines)).digest()
-        return [self._entries[rank] for rank in ranks], digest
+        return [self._addresses[rank] for rank in ranks], digest
 
     def wait_until(self, ready: Callable[[], bool], why: Callable[[], str]) -> None:
         """Poll `ready`; RuntimeError when a rank dies or gives up, or the time is over.
@@ -117,7 +113,7 @@ class Forming:
             if dead and not ready():
                 names = ", ".join(f"rank {peer}" for peer in dead)
                 raise RuntimeError(f"{names} died while the group was being formed")
-            self._look_around()
+            self._recheck_one()
             if time.monotonic() > self._end:
                 for line in self._gave_up.values():
                     self._raise_gave_up(line)
@@ -131,26 +127,26 @@ class Forming:
             line = self._read(peer)
             if line.startswith(GAVE_UP):
                 now, self._gave_up[peer] = time.monotonic(), line
-                if now > self._patience.setdefault(peer, now + GRACE_SECONDS):
+                if now > self._retry_until.setdefault(peer, now + GRACE_SECONDS):
                     self._raise_gave_up(line)
             elif line:
                 self._gave_up.pop(peer, None)
                 self._lines[peer] = line
-                self._entries[peer] = read_entry(peer, line)
-                if self._entries[peer].host == host_key():
-                    self._peers.watch(peer, self._entries[peer].pid)
+                self._addresses[peer] = parse_peer_address(peer, line)
+                if self._addresses[peer].host == host_key():
+                    self._peers.watch(peer, self._addresses[peer].pid)
         return len(self._lines) == self._size
 
     def _absent(self) -> list[int]:
         return [peer for peer in range(self._size) if peer not in self._lines]
 
-    def _look_around(self) -> None:
+    def _recheck_one(self) -> None:
         """One rank after the other: does its line still stand?"""
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_recheck:
             return
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        self._looked = (self._looked + 1) % self._size
-        peer, line = self._looked, self._read(self._looked)
+        self._next_recheck = time.monotonic() + RECHECK_SECONDS
+        self._rechecked = (self._rechecked + 1) % self._size
+        peer, line = self._rechecked, self._read(self._rechecked)
         if peer == self.rank or not line or self._lines.get(peer, line) == line:
             return
         if not line.startswith(GAVE_UP):
@@ -159,8 +155,8 @@ class Forming:
 
     def _raise_gave_up(self, line: str) -> None:
         reason = line.removeprefix(GAVE_UP)[:500]
-        self._told = "".join(c if c.isprintable() else "?" for c in reason)
-        raise RuntimeError(self._told)
+        self._reason = "".join(c if c.isprintable() else "?" for c in reason)
+        raise RuntimeError(self._reason)
 
     def _key(self, rank: int) -> str:
         return f"{self._kind}/{rank}"
@@ -175,11 +171,11 @@ class Forming:
         return self._store.get(self._key(peer)).decode(errors="replace")
 
 
-def read_entry(peer: int, line: str) -> Entry:
+def parse_peer_address(peer: int, line: str) -> PeerAddress:
     parts = LINE.fullmatch(line)
     if parts is None:
         raise RuntimeError(f"what the store holds for rank {peer} is no address")
-    return Entry(parts[1], int(parts[2]), parts[3])
+    return PeerAddress(parts[1], int(parts[2]), parts[3])
 
 
 def host_key() -> str:
