@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.zero import resume
-from xtrain.zero.agreement import raising_everywhere
-from xtrain.zero.blocks import Block
-from xtrain.zero.checkpoint import (
+from xtrain.checkpoint import (
     CheckpointError,
     Piece,
     check_safetensors,
     read_safetensors,
 )
+from xtrain.checkpoint import training_state as resume
+from xtrain.comm.agreement import raising_everywhere
+from xtrain.zero.blocks import Block
 
 
 def save_blocks(

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint import training_state as resume
+from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero import resume
-from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.buckets import Bucket
 
 Pieces = dict[Bucket, list[Tensor]]  # views of the masters, one for each parameter

@@ -38,10 +38,10 @@ from xtrain.comm.agreement import (
     check_same,
     claim,
     problem_of,
+    raise_everywhere,
 )
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.choice import Collectives, Waitable, suited_to
-from xtrain.zero.agreement import raise_everywhere
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import mark, marker
@@ -337,7 +337,7 @@ class ZeroOptimizer(Optimizer):
         module: nn.Module,
         extra: dict[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint, every rank its pieces; see `xtrain.zero.checkpoint`.
+        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`.
 
         `module` is what the parameters belong to; its names, buffers and frozen
         parameters are saved with them. Weights are saved from their masters. Any stage

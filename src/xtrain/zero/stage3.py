@@ -337,7 +337,7 @@ class FullyShardedDataParallel(nn.Module):
         optimizer: Optimizer | None = None,
         extra: dict[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint, every rank its pieces; see `xtrain.zero.checkpoint`."""
+        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`."""
         group = self.process_group
         return save_blocks(
             directory, step, self.module, self.blocks, optimizer, extra, group
