@@ -23,6 +23,7 @@ FLOORS = [
     {"plan"},  # plan may ask schedules; both are standard library only
     {"testing"},
     {"comm"},
+    {"checkpoint"},
     {
         "backends",
         "context_parallel",
@@ -210,6 +211,8 @@ def test_the_package_itself_imports_nothing() -> None:
         ("comm", "xtrain.comm", "from xtrain import zero"),
         ("comm", "xtrain.comm", "import xtrain_docs.embed"),
         ("comm", "xtrain.comm", "from xtrain.attic import thing"),
+        ("comm", "xtrain.comm", "from xtrain.checkpoint import save_checkpoint"),
+        ("checkpoint", "xtrain.checkpoint", "from xtrain.zero import Adam"),
         ("zero", "xtrain.zero", "from xtrain.data_parallel import sampler"),
         ("testing", "xtrain.testing", "from xtrain.comm import ring_all_reduce"),
         ("schedules", "xtrain.schedules", "from xtrain.plan import Layout"),
@@ -227,6 +230,8 @@ def test_a_wrong_import_is_seen(folder: str, package: str, source: str) -> None:
     ("folder", "package", "source"),
     [
         ("zero", "xtrain.zero", "from xtrain.comm import ring_all_reduce"),
+        ("checkpoint", "xtrain.checkpoint", "from xtrain.comm import recv_object"),
+        ("zero", "xtrain.zero", "from xtrain.checkpoint import save_checkpoint"),
         ("zero", "xtrain.zero", "from . import flat\nfrom .flat import shard"),
         ("zero", "xtrain.zero.deep", "from ..flat import shard"),
         ("plan", "xtrain.plan", "from xtrain.schedules import gpipe\nimport math"),

@@ -5,8 +5,8 @@ from textwrap import fill
 import torch.distributed as dist
 from torch import nn
 
+from xtrain.checkpoint import CheckpointError
 from xtrain.zero import FullyShardedDataParallel
-from xtrain.zero.checkpoint import CheckpointError
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from xtrain.zero.agreement import raise_everywhere, raising_everywhere
+from xtrain.comm.agreement import raise_everywhere, raising_everywhere
 
 HALVES = [0, 2], [1, 3]
 
@@ -26,7 +26,7 @@ def complain(how: str) -> str:
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.agreement:raise_everywhere", "xtrain.zero.agreement:raising_everywhere"
+    "xtrain.comm.agreement:raise_everywhere", "xtrain.comm.agreement:raising_everywhere"
 )
 @pytest.mark.parametrize("how", ["told", "raised"])
 def test_a_problem_is_an_error_on_every_rank_of_its_own_group(world, how):

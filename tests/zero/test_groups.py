@@ -14,6 +14,7 @@ from tests.training import (
     my_group,
     reference_of_group,
 )
+from xtrain.checkpoint import CheckpointError
 from xtrain.comm.choice import RING, TORCH
 from xtrain.zero import (
     AdamW,
@@ -22,7 +23,6 @@ from xtrain.zero import (
     MixedPrecisionOptimizer,
     ZeroOptimizer,
 )
-from xtrain.zero.checkpoint import CheckpointError
 
 SIZE = sum(map(len, GROUPS))
 STEPS = 3
@@ -84,7 +84,7 @@ def train(stage, choice, directory):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.resume:load",
+    "xtrain.checkpoint.training_state:load",
     "xtrain.zero.stage12:ZeroOptimizer",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )

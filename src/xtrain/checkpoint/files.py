@@ -13,8 +13,8 @@ ever holds a whole model.
 
 A checkpoint is written beside its place, checked, and moved there in one step: a run
 that dies while saving leaves the one before untouched, and other jobs may save to the
-same folder (`checkpoint_folder`). Every piece has a checksum, and all are looked at
-before the first byte of a live model changes (`checkpoint_reader`).
+same folder (`folder`). Every piece has a checksum, and all are looked at
+before the first byte of a live model changes (`reader`).
 """
 
 import os
@@ -26,31 +26,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size
-from xtrain.zero.agreement import raising_everywhere
-from xtrain.zero.bare_file import check_safetensors, read_safetensors
-from xtrain.zero.checkpoint_folder import discard, latest, prepare, publish
-from xtrain.zero.checkpoint_index import (
+from xtrain.checkpoint.folder import discard, prepare, publish
+from xtrain.checkpoint.index import (
     CheckpointError,
-    CheckpointReplaced,
     Piece,
-    Stored,
     crc,
     make_index,
 )
-from xtrain.zero.checkpoint_reader import CheckpointReader
-
-__all__ = [
-    "CheckpointError",
-    "CheckpointReader",
-    "CheckpointReplaced",
-    "Piece",
-    "Stored",
-    "check_safetensors",
-    "latest",
-    "read_safetensors",
-    "save_pieces",
-]
+from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.checks import rank_and_size
 
 
 def save_pieces(

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xtrain.zero.checkpoint_index import CheckpointError
-from xtrain.zero.checkpoint_locks import LOCK, names_locked, open_file, take_lock
+from xtrain.checkpoint.index import CheckpointError
+from xtrain.checkpoint.locks import LOCK, names_locked, open_file, take_lock
 
 INDEX = "index.json"
 NAME = r"step-\d{8,}(?:-[0-9a-f]{8})?"

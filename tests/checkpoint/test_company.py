@@ -11,17 +11,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.zero import checkpoint_locks, checkpoint_reader
-from xtrain.zero.checkpoint import (
+from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
     CheckpointReplaced,
     Piece,
     latest,
+    locks,
     save_pieces,
     write_file,
 )
-from xtrain.zero.checkpoint_folder import (
+from xtrain.checkpoint import reader as reading
+from xtrain.checkpoint.folder import (
     discard,
     move_to_place,
     pointer_to,
@@ -29,8 +30,8 @@ from xtrain.zero.checkpoint_folder import (
     publish,
     set_aside,
 )
-from xtrain.zero.checkpoint_index import make_index
-from xtrain.zero.checkpoint_reader import open_newest
+from xtrain.checkpoint.index import make_index
+from xtrain.checkpoint.reader import open_newest
 
 FILE = "rank-00000.safetensors"
 
@@ -101,13 +102,13 @@ def save_often(directory, saves, groups):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint:save_pieces",
-    "xtrain.zero.checkpoint_folder:prepare",
-    "xtrain.zero.checkpoint_folder:publish",
-    "xtrain.zero.checkpoint_locks:names_locked",
-    "xtrain.zero.checkpoint_folder:set_aside",
-    "xtrain.zero.checkpoint_folder:latest",
-    "xtrain.zero.checkpoint_reader:open_newest",
+    "xtrain.checkpoint.files:save_pieces",
+    "xtrain.checkpoint.folder:prepare",
+    "xtrain.checkpoint.folder:publish",
+    "xtrain.checkpoint.locks:names_locked",
+    "xtrain.checkpoint.folder:set_aside",
+    "xtrain.checkpoint.folder:latest",
+    "xtrain.checkpoint.reader:open_newest",
 )
 @pytest.mark.parametrize("saves", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_two_jobs_save_to_one_folder_and_all_that_is_published_loads(
@@ -128,7 +129,7 @@ def test_two_jobs_save_to_one_folder_and_all_that_is_published_loads(
     assert shared == {f"step-0000000{step}" for step in range(5)}
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_folder:prepare")
+@pytest.mark.verifies("xtrain.checkpoint.folder:prepare")
 def test_the_unfinished_save_of_a_living_job_is_left_alone(tmp_path):
     first, index = begin(tmp_path, 5, 1.0)
     assert value_in(save(tmp_path, 6, 2.0)) == 2.0
@@ -186,7 +187,7 @@ def test_what_a_save_that_was_killed_left_is_removed(tmp_path):
 # -- somebody reads
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_locks:hold")
+@pytest.mark.verifies("xtrain.checkpoint.locks:hold")
 def test_a_checkpoint_that_is_being_read_is_not_replaced(tmp_path):
     first = save(tmp_path, 5, 1.0)
     reader = CheckpointReader(first)
@@ -209,7 +210,7 @@ def test_a_reader_that_is_forgotten_holds_nothing(tmp_path):
     assert not first.exists(), caught  # the error still knows the reader
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_reader:CheckpointReader")
+@pytest.mark.verifies("xtrain.checkpoint.reader:CheckpointReader")
 def test_a_checkpoint_that_is_gone_says_so(tmp_path, monkeypatch):
     path = save(tmp_path, 5)
     with CheckpointReader(path) as reader:
@@ -225,31 +226,31 @@ def test_a_checkpoint_that_is_gone_says_so(tmp_path, monkeypatch):
     os.close(held)
     assert value_in(path) == 0.0
 
-    original = checkpoint_locks.take_lock
+    original = locks.take_lock
 
     def too_late(descriptor, how):
         set_aside(path, "index.json") if how == fcntl.LOCK_SH else None
         return original(descriptor, how)
 
-    monkeypatch.setattr(checkpoint_locks, "take_lock", too_late)
+    monkeypatch.setattr(locks, "take_lock", too_late)
     with pytest.raises(CheckpointReplaced, match="load again"):
-        checkpoint_locks.hold(path / "index.json")
+        locks.hold(path / "index.json")
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="no index.json"):
         CheckpointReader(path)
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_reader:open_newest")
+@pytest.mark.verifies("xtrain.checkpoint.reader:open_newest")
 def test_who_reads_latest_just_before_it_moves_reads_the_new_one(tmp_path, monkeypatch):
     save(tmp_path, 5, 1.0)
-    original = checkpoint_reader.hold
+    original = reading.hold
     replace_once = iter([lambda: save(tmp_path, 5, 2.0)])
 
     def hold(index):
         next(replace_once, lambda: None)()
         return original(index)
 
-    monkeypatch.setattr(checkpoint_reader, "hold", hold)
+    monkeypatch.setattr(reading, "hold", hold)
     reader, name = open_newest(tmp_path)
     with reader:
         assert check_values(reader) == 2.0
@@ -268,7 +269,7 @@ def no_locks(descriptor, how):
 
 def test_without_locks_nothing_of_others_is_deleted(tmp_path, monkeypatch):
     first = save(tmp_path, 5, 1.0)
-    monkeypatch.setattr(checkpoint_locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
     other, index = begin(tmp_path, 6, 3.0)
     (tmp_path / ".latest-cccccccc").write_text("step-00")
     second = save(tmp_path, 5, 2.0)
@@ -288,7 +289,7 @@ def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(
     tmp_path, monkeypatch
 ):
     path = save(tmp_path, 5)
-    monkeypatch.setattr(checkpoint_locks, "PATIENCE", 0.05)
+    monkeypatch.setattr(locks, "PATIENCE", 0.05)
     held = os.open(tmp_path / ".lock", os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(CheckpointError, match=r"another job holds .*/\.lock"):
@@ -301,7 +302,7 @@ def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(
 
 def test_the_lock_is_free_after_a_save_even_if_a_child_was_forked(tmp_path):
     """A forked child has the parent's open files, and with them their locks."""
-    with checkpoint_locks.names_locked(tmp_path) as alone:
+    with locks.names_locked(tmp_path) as alone:
         assert alone
         reading, writing = os.pipe()
         child = os.fork()
@@ -330,7 +331,7 @@ def test_a_name_that_is_taken_at_the_last_moment(tmp_path, monkeypatch):
     assert value_in(first) == 1.0 and value_in(moved) == 2.0
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_folder:check_files")
+@pytest.mark.verifies("xtrain.checkpoint.folder:check_files")
 def test_a_save_whose_folder_was_taken_away_is_not_published(tmp_path):
     save(tmp_path, 4)
     for spoil in (
@@ -350,7 +351,7 @@ def test_a_save_whose_folder_was_taken_away_is_not_published(tmp_path):
 # -- latest
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint_folder:latest")
+@pytest.mark.verifies("xtrain.checkpoint.folder:latest")
 def test_no_bit_of_latest_can_be_wrong(tmp_path):
     names = ["step-00000012", "step-00000013", "step-100000000-0123abcd"]
     for name in names:

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from xtrain.zero.checkpoint_folder import INDEX, latest
-from xtrain.zero.checkpoint_index import (
+from xtrain.checkpoint.folder import INDEX, latest
+from xtrain.checkpoint.index import (
     About,
     CheckpointError,
     Piece,
@@ -22,7 +22,7 @@ from xtrain.zero.checkpoint_index import (
     dtype_named,
     parse_index,
 )
-from xtrain.zero.checkpoint_locks import hold, is_at, replaced
+from xtrain.checkpoint.locks import hold, is_at, replaced
 
 
 class CheckpointReader:

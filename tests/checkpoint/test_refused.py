@@ -10,16 +10,17 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.zero.test_checkpoint import Run, small
-from xtrain.testing import expect_error
-from xtrain.zero import AdamW, FullyShardedDataParallel, LossScaler, checkpoint
-from xtrain.zero.checkpoint import (
+from tests.checkpoint.test_checkpoint import Run, small
+from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
     Piece,
+    files,
     latest,
     save_pieces,
 )
+from xtrain.testing import expect_error
+from xtrain.zero import AdamW, FullyShardedDataParallel, LossScaler
 
 
 def train_and_save(stage, directory, step=2):
@@ -106,8 +107,8 @@ DAMAGES = [
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.resume:load",
-    "xtrain.zero.resume:save",
+    "xtrain.checkpoint.training_state:load",
+    "xtrain.checkpoint.training_state:save",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize(("stage", "size"), [(1, 3), (2, 2), (3, 2), (3, 3), (3, 1)])
@@ -133,8 +134,8 @@ def refuse_unlike_others(first, second):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.resume:load",
-    "xtrain.zero.resume:save",
+    "xtrain.checkpoint.training_state:load",
+    "xtrain.checkpoint.training_state:save",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 def test_ranks_that_load_different_checkpoints_are_told(world, tmp_path):
@@ -160,7 +161,7 @@ def load_bare_pieces(directory):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint:save_pieces", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.checkpoint.files:save_pieces", "xtrain.zero.stage3:FullyShardedDataParallel"
 )
 def test_pieces_of_something_else_are_refused(world, tmp_path):
     world(2).run(save_bare_pieces, str(tmp_path))
@@ -190,8 +191,8 @@ def verify_shares(directory, size):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_reader:CheckpointReader",
-    "xtrain.zero.resume:save",
+    "xtrain.checkpoint.reader:CheckpointReader",
+    "xtrain.checkpoint.training_state:save",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
@@ -210,8 +211,8 @@ def test_ranks_share_the_work_and_leave_nothing_out(world, tmp_path, size):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_reader:CheckpointReader",
-    "xtrain.zero.resume:save",
+    "xtrain.checkpoint.reader:CheckpointReader",
+    "xtrain.checkpoint.training_state:save",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 def test_a_piece_that_is_wanted_is_looked_at_by_whoever_wants_it(world, tmp_path):
@@ -278,7 +279,7 @@ def save_two_dtypes(directory):
     save_pieces(directory, 0, [Piece("weight", (2,), rank, torch.ones(1, dtype=dtype))])
 
 
-@pytest.mark.verifies("xtrain.zero.checkpoint:save_pieces")
+@pytest.mark.verifies("xtrain.checkpoint.files:save_pieces")
 def test_pieces_of_two_dtypes_are_not_saved(world, tmp_path):
     match = "weight: dtype float64 and float32 on different ranks"
     expect_error(
@@ -361,18 +362,18 @@ def test_everything_is_on_disk_before_it_is_named(world, tmp_path):
 
 def count_fsyncs(directory):
     """A rank that fails to write one byte to disk fails the save."""
-    original = checkpoint.os.fsync
+    original = files.os.fsync
 
     def fsync(descriptor):
         if dist.get_rank() == 1:
             raise OSError(5, "Input/output error")
         original(descriptor)
 
-    checkpoint.os.fsync = fsync
+    files.os.fsync = fsync
     try:
         save_step(directory, [1])
     finally:
-        checkpoint.os.fsync = original
+        files.os.fsync = original
 
 
 @pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")

@@ -11,18 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.zero.test_checkpoint import load_small, save_small
-from tests.zero.test_checkpoint_company import save
-from xtrain.zero import resume
-from xtrain.zero.checkpoint import (
+from tests.checkpoint.test_checkpoint import load_small, save_small
+from tests.checkpoint.test_company import save
+from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
     Piece,
     latest,
     write_file,
 )
-from xtrain.zero.checkpoint_folder import prepare, publish
-from xtrain.zero.checkpoint_index import checksum_of, crc, make_index
+from xtrain.checkpoint import training_state as resume
+from xtrain.checkpoint.folder import prepare, publish
+from xtrain.checkpoint.index import checksum_of, crc, make_index
 
 FILES = "rank-00000.safetensors", "rank-00001.safetensors"
 
@@ -159,7 +159,7 @@ def mutate(index, draw):
 
 @fuzz
 @given(data=st.data())
-@pytest.mark.verifies("xtrain.zero.checkpoint_index:check_structure")
+@pytest.mark.verifies("xtrain.checkpoint.index:check_structure")
 def test_a_crafted_index_gives_the_same_tensors_or_an_error(good, data):
     """Its checksum is right: whoever writes an index can write that, too."""
     path = good / "index.json"

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.checks import rank_and_size
-from xtrain.zero.agreement import raising_everywhere
-from xtrain.zero.checkpoint import agree, save_pieces
-from xtrain.zero.checkpoint_index import (
+from xtrain.checkpoint.files import agree, save_pieces
+from xtrain.checkpoint.index import (
     CheckpointError,
     CheckpointReplaced,
     Piece,
     is_count,
 )
-from xtrain.zero.checkpoint_reader import CheckpointReader, open_newest, open_same
+from xtrain.checkpoint.reader import CheckpointReader, open_newest, open_same
+from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.checks import rank_and_size
 
 Place = tuple[str, tuple[int, ...], int]  # name, full shape, first element held here
 States = dict[Tensor, dict[str, Tensor]]  # piece -> name of the state -> its tensor

@@ -15,18 +15,19 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.zero.test_checkpoint import Run, load_small, save_small, small
-from xtrain.testing import expect_error
-from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer, bare_file
-from xtrain.zero.agreement import raising_everywhere, with_ranks
-from xtrain.zero.checkpoint import (
+from tests.checkpoint.test_checkpoint import Run, load_small, save_small, small
+from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
     CheckpointReplaced,
+    bare_file,
     latest,
 )
-from xtrain.zero.checkpoint_folder import pointer_to
-from xtrain.zero.checkpoint_index import checksum_of
+from xtrain.checkpoint.folder import pointer_to
+from xtrain.checkpoint.index import checksum_of
+from xtrain.comm.agreement import raising_everywhere, with_ranks
+from xtrain.testing import expect_error
+from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
 OLD, NEW = "step-00000001", "step-00000002"
 SIZE = 3
@@ -68,7 +69,8 @@ def point(run, name):
 
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.verifies(
-    "xtrain.zero.resume:open_everywhere", "xtrain.zero.checkpoint_reader:open_same"
+    "xtrain.checkpoint.training_state:open_everywhere",
+    "xtrain.checkpoint.reader:open_same",
 )
 def test_ranks_load_what_rank_0_finds_or_nothing(world, copies, stage):
     assert on_all(world, copies, stage) == 2
@@ -96,7 +98,7 @@ def test_ranks_load_what_rank_0_finds_or_nothing(world, copies, stage):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.verifies("xtrain.zero.agreement:raising_everywhere")
+@pytest.mark.verifies("xtrain.comm.agreement:raising_everywhere")
 def test_what_one_rank_cannot_read_is_told_to_all(world, copies, stage):
     (copies / "0" / "latest").write_text("step-0000000")
     said = on_all(world, copies, stage)[1]
@@ -323,7 +325,7 @@ def save_kinds(directory, kinds):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.bare_file:read_safetensors", "xtrain.zero.checkpoint_index:compare"
+    "xtrain.checkpoint.bare_file:read_safetensors", "xtrain.checkpoint.index:compare"
 )
 def test_only_floating_point_is_converted(world, tmp_path):
     """In a bare model's file and in a checkpoint; to the nearest value, and by name."""
@@ -412,7 +414,7 @@ def save_seeded(directory):
     save_small(directory, 1)
 
 
-@pytest.mark.verifies("xtrain.zero.resume:load")
+@pytest.mark.verifies("xtrain.checkpoint.training_state:load")
 def test_another_number_of_ranks_draws_its_own_random_numbers(world, tmp_path):
     world(2).run(save_seeded, str(tmp_path))
     assert world(2).run(load_elsewhere, str(tmp_path)) == [False] * 2
@@ -438,7 +440,7 @@ def state_names(directory, stage, amsgrad):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.verifies("xtrain.zero.resume:saved_state")
+@pytest.mark.verifies("xtrain.checkpoint.training_state:saved_state")
 def test_state_that_the_checkpoint_has_not_is_gone(world, tmp_path, stage):
     world(2).run(state_names, str(tmp_path), stage, False)
     for before, after in world(2).run(state_names, str(tmp_path), stage, True):
@@ -498,7 +500,7 @@ def load_no_number(directory):
     return None
 
 
-@pytest.mark.verifies("xtrain.zero.resume:load_groups")
+@pytest.mark.verifies("xtrain.checkpoint.training_state:load_groups")
 def test_an_option_that_is_a_tensor_is_filled(world, tmp_path):
     for found in world(2).run(learning_rates, str(tmp_path)):
         assert found == (0.25, (0.5, 0.75))

@@ -18,15 +18,20 @@ from tests.training import (
     loss_of,
     make_model,
 )
+from xtrain.checkpoint import (
+    CheckpointError,
+    CheckpointReader,
+    Piece,
+    bare_file,
+    files,
+    latest,
+)
 from xtrain.testing import RankError, World, expect_error
 from xtrain.zero import (
     AdamW,
     FullyShardedDataParallel,
     ZeroOptimizer,
-    bare_file,
-    checkpoint,
 )
-from xtrain.zero.checkpoint import CheckpointError, CheckpointReader, Piece, latest
 
 BATCHES = 3  # a step's micro-batches, dealt out to whatever ranks there are
 
@@ -108,9 +113,9 @@ def load_and_train(stage, path):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_folder:latest",
-    "xtrain.zero.resume:load",
-    "xtrain.zero.resume:save",
+    "xtrain.checkpoint.folder:latest",
+    "xtrain.checkpoint.training_state:load",
+    "xtrain.checkpoint.training_state:save",
     "xtrain.zero.stage12:ZeroOptimizer",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
@@ -154,8 +159,8 @@ def sixteen_bits(stage, directory, load):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.resume:load",
-    "xtrain.zero.resume:save",
+    "xtrain.checkpoint.training_state:load",
+    "xtrain.checkpoint.training_state:save",
     "xtrain.zero.stage12:ZeroOptimizer",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
@@ -199,7 +204,7 @@ def load_small(path, seed=8, width=5, with_optimizer=True):
 
 
 def killed_while_saving(directory, victim, after_writing):
-    original = checkpoint.write_file
+    original = files.write_file
 
     def write_file(path, pieces):
         if dist.get_rank() == victim and not after_writing:
@@ -209,15 +214,15 @@ def killed_while_saving(directory, victim, after_writing):
             os.kill(os.getpid(), signal.SIGKILL)
         return manifest
 
-    checkpoint.write_file = write_file
+    files.write_file = write_file
     try:
         save_small(directory, 2, seed=1)
     finally:
-        checkpoint.write_file = original
+        files.write_file = original
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.checkpoint.folder:latest",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize(("victim", "after"), [(0, True), (1, False)])
@@ -240,25 +245,25 @@ def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, afte
 def refused(directory, what):
     rank = dist.get_rank()
     if what == "disk":
-        original = checkpoint.save_file
+        original = files.save_file
 
         def save_file(tensors, path):
             if rank == 1:
                 raise OSError(28, "No space left on device")
             original(tensors, path)
 
-        checkpoint.save_file = save_file
+        files.save_file = save_file
     try:
         model = FullyShardedDataParallel(small(3))
         extra = {"bad": object()} if what == "extra" else None
         model.save_sharded(directory, 5, None, extra)
     finally:
         if what == "disk":
-            checkpoint.save_file = original
+            files.save_file = original
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.checkpoint.folder:latest",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 def test_a_failing_save_fails_on_every_rank(world, tmp_path):
@@ -297,7 +302,7 @@ def damage(path: Path, how: str):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_folder:latest",
+    "xtrain.checkpoint.folder:latest",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
@@ -314,9 +319,9 @@ def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_folder:latest",
-    "xtrain.zero.checkpoint_index:Piece",
-    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.checkpoint.folder:latest",
+    "xtrain.checkpoint.index:Piece",
+    "xtrain.checkpoint.reader:CheckpointReader",
     "xtrain.zero.stage3:FullyShardedDataParallel",
 )
 def test_flipped_bits_are_found(tmp_path, world):
@@ -427,8 +432,8 @@ def test_a_checkpoint_without_optimizer_state(world, tmp_path):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint_folder:latest",
-    "xtrain.zero.checkpoint_reader:CheckpointReader",
+    "xtrain.checkpoint.folder:latest",
+    "xtrain.checkpoint.reader:CheckpointReader",
 )
 def test_no_checkpoint_yet(tmp_path):
     assert latest(tmp_path) is None
@@ -443,13 +448,13 @@ def missing_piece(directory):
     rank = dist.get_rank()
     data = torch.ones(2 if rank else 3)
     piece = Piece("weight", (6,), 0 if rank == 0 else 4, data)
-    checkpoint.save_pieces(directory, 0, [piece])
+    files.save_pieces(directory, 0, [piece])
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checkpoint:save_pieces",
-    "xtrain.zero.checkpoint_folder:latest",
-    "xtrain.zero.checkpoint_index:Piece",
+    "xtrain.checkpoint.files:save_pieces",
+    "xtrain.checkpoint.folder:latest",
+    "xtrain.checkpoint.index:Piece",
 )
 def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
     match = "weight: elements 3 to 4 are missing"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from xtrain.zero.checkpoint_index import About, CheckpointError, Piece, compare
+from xtrain.checkpoint.index import About, CheckpointError, Piece, compare
 
 Wanted = list[tuple[Piece, set[str]]]  # each with all names the file may have it under
 

@@ -3,7 +3,7 @@
 They are flock's. They hold across hosts where the file system carries them (NFS with
 its lock service, Lustre mounted with flock). A file system may also refuse them, or
 grant them to each host separately (nolock, local_lock, localflock): what a save does
-then, `checkpoint_folder` says.
+then, `folder` says.
 """
 
 import errno
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from xtrain.zero.checkpoint_index import CheckpointError, CheckpointReplaced
+from xtrain.checkpoint.index import CheckpointError, CheckpointReplaced
 
 LOCK = ".lock"
 PATIENCE = 60.0  # seconds for others' renames
