@@ -41,11 +41,11 @@ from xtrain.comm.agreement import (
 )
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.choice import Collectives, Waitable, suited_to
-from xtrain.zero import resume
-from xtrain.zero.agreement import raise_everywhere, raising_everywhere
+from xtrain.zero.agreement import raise_everywhere
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import mark, marker
+from xtrain.zero.optimizer_checkpoint import load_buckets, save_buckets
 
 
 class ZeroOptimizer(Optimizer):
@@ -343,21 +343,9 @@ class ZeroOptimizer(Optimizer):
         parameters are saved with them. Weights are saved from their masters. Any stage
         and world size can load it.
         """
-        with raising_everywhere(ValueError, group=self.process_group):
-            places, whole = self._places(module), self._whole(module)
-        states = {
-            piece: {
-                key: layout.pieces(value, self.rank)[number] if is_cut else value
-                for key, value in self.optimizer.state.get(bucket.master, {}).items()
-                for is_cut in [value.shape == bucket.master.shape and value.dim() == 1]
-            }
-            for bucket in self.buckets
-            for layout in [bucket.layout]
-            for number, piece in enumerate(self._pieces[bucket])
-        }
         group = self.process_group
-        return resume.save(
-            directory, step, places, whole, states, self.optimizer, extra, group
+        return save_buckets(
+            directory, step, module, self.buckets, self.optimizer, extra, group
         )
 
     def load_sharded(
@@ -368,18 +356,8 @@ class ZeroOptimizer(Optimizer):
         Returns its step and extra. CheckpointError on every rank if it does not fit,
         CheckpointReplaced if it vanished meanwhile and another load may work.
         """
-        with raising_everywhere(ValueError, group=self.process_group):
-            places, whole = self._places(module), self._whole(module)
-        made: resume.States = {}
-
-        def make_states(saved: resume.Saved) -> resume.States:
-            for bucket in self.buckets:
-                self._make_state(bucket, saved, places, made)
-            return made
-
         group = self.process_group
-        result = resume.load(path, places, whole, make_states, self.optimizer, group)
-        self._take_numbers(made)
+        result = load_buckets(path, module, self.buckets, self.optimizer, group)
         with torch.no_grad():
             self._gather_weights()
         return result
@@ -431,66 +409,6 @@ class ZeroOptimizer(Optimizer):
         )
         if saved != held:
             raise ValueError(f"groups of {saved} shards in it, of {held} here")
-
-    # -- pieces of checkpoints
-
-    def _places(self, module: nn.Module) -> dict[Tensor, resume.Place]:
-        """Every local piece with the name, shape and first element of its parameter."""
-        names = {parameter: name for name, parameter in module.named_parameters()}
-        missing = sum(parameter not in names for parameter in self._bucket_of)
-        if missing:
-            raise ValueError(f"{missing} parameters of the optimizer are not of module")
-        places: dict[Tensor, resume.Place] = {}
-        self._pieces: dict[Bucket, list[Tensor]] = {}
-        for bucket in self.buckets:
-            layout = bucket.layout
-            pieces = layout.pieces(bucket.master.detach(), self.rank)
-            self._pieces[bucket] = pieces
-            for piece, slot, parameter in zip(
-                pieces, layout.slots, bucket.parameters, strict=True
-            ):
-                start, _ = layout.piece_bounds(slot, self.rank)
-                places[piece] = (names[parameter], tuple(slot.shape), start)
-        return places
-
-    def _whole(self, module: nn.Module) -> dict[str, Tensor]:
-        others = {
-            n: p for n, p in module.named_parameters() if p not in self._bucket_of
-        }
-        return {**others, **resume.persistent_buffers(module)}
-
-    def _make_state(
-        self,
-        bucket: Bucket,
-        saved: resume.Saved,
-        places: dict[Tensor, resume.Place],
-        made: resume.States,
-    ) -> None:
-        """State for a bucket, cut into its pieces' in `made`; zero where none is."""
-        pieces = self._pieces[bucket]
-        kinds: dict[str, resume.Kind] = {}
-        for piece in pieces:
-            kinds |= saved.get(places[piece][0], {})
-        on_device = resume.wants_numbers_on_device(self.optimizer)
-        state = resume.empty_state(bucket.master, kinds, on_device)
-        self.optimizer.state[bucket.master] = state
-        for number, piece in enumerate(pieces):
-            made[piece] = {
-                key: bucket.layout.pieces(state[key], self.rank)[number]
-                if kinds[key].cut
-                else state[key].clone()
-                for key in saved.get(places[piece][0], {})
-            }
-        if not state:
-            del self.optimizer.state[bucket.master]
-
-    def _take_numbers(self, made: resume.States) -> None:
-        """A bucket steps as one: it has the largest of its parameters' step counts."""
-        for bucket, pieces in self._pieces.items():
-            for key, value in self.optimizer.state.get(bucket.master, {}).items():
-                if value.dim() == 0:
-                    found = [made[p][key] for p in pieces if key in made[p]]
-                    value.copy_(torch.stack(found).max())
 
     # -- hooks of stage 2, and what both stages do with a bucket
 

@@ -39,16 +39,9 @@ from xtrain.comm.agreement import (
 )
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import Collectives
-from xtrain.zero import resume
-from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
-from xtrain.zero.checkpoint import (
-    CheckpointError,
-    Piece,
-    check_safetensors,
-    read_safetensors,
-)
 from xtrain.zero.clip import clip_sharded_grad_norm_
+from xtrain.zero.fsdp_checkpoint import load_blocks, load_full_blocks, save_blocks
 from xtrain.zero.shards import Reduction, Shards, Site
 from xtrain.zero.structures import cast, tensors_of
 
@@ -345,18 +338,9 @@ class FullyShardedDataParallel(nn.Module):
         extra: dict[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint, every rank its pieces; see `xtrain.zero.checkpoint`."""
-        places, states = self._places(), resume.States()
-        if optimizer is not None:
-            states = {piece: optimizer.state.get(piece, {}) for piece in places}
-        return resume.save(
-            directory,
-            step,
-            places,
-            resume.persistent_buffers(self.module),
-            states,
-            optimizer,
-            extra,
-            self.process_group,
+        group = self.process_group
+        return save_blocks(
+            directory, step, self.module, self.blocks, optimizer, extra, group
         )
 
     def load_sharded(
@@ -367,21 +351,8 @@ class FullyShardedDataParallel(nn.Module):
         Returns its step and extra. CheckpointError on every rank if it does not fit,
         CheckpointReplaced if it vanished meanwhile and another load may work.
         """
-        places = self._places()
-
-        def make_states(saved: resume.Saved) -> resume.States:
-            assert optimizer is not None
-            on_device = resume.wants_numbers_on_device(optimizer)
-            for piece, (name, _, _) in places.items():
-                kinds = saved.get(name, {})
-                optimizer.state[piece] = resume.empty_state(piece, kinds, on_device)
-                if not kinds:
-                    del optimizer.state[piece]
-            return optimizer.state
-
-        buffers = resume.persistent_buffers(self.module)
         group = self.process_group
-        return resume.load(path, places, buffers, make_states, optimizer, group)
+        return load_blocks(path, self.module, self.blocks, optimizer, group)
 
     def load_full(self, path: str | Path) -> None:
         """Read a bare model's safetensors file, each rank only its own ranges.
@@ -392,34 +363,8 @@ class FullyShardedDataParallel(nn.Module):
         CheckpointError on every rank if the file is wrong on one; as far as names,
         shapes and dtypes tell, nothing has changed then.
         """
-        wanted = []
-        for tensor, place in self._places().items():
-            wanted.append(
-                (Piece(*place, data=tensor.detach()), self._aliases[place[0]])
-            )
-        buffers = resume.persistent_buffers(self.module)
-        for name, buffer in buffers.items():
-            data = torch.empty_like(buffer).reshape(-1)
-            wanted.append((Piece(name, tuple(buffer.shape), 0, data), {name}))
-        with raising_everywhere(CheckpointError, group=self.process_group):
-            check_safetensors(path, wanted)
-        with raising_everywhere(CheckpointError, group=self.process_group):
-            read_safetensors(path, wanted)
-        for piece, _ in wanted:
-            if piece.name in buffers:
-                buffers[piece.name].copy_(piece.data.view(piece.shape))
-
-    def _places(self) -> dict[Tensor, resume.Place]:
-        """Every local piece with the name, shape and first element of its parameter."""
-        places: dict[Tensor, resume.Place] = {}
-        for shards in (shards for block in self.blocks for shards in block.shards):
-            layout = shards.layout
-            for piece, slot, name in zip(
-                shards.pieces, layout.slots, shards.names, strict=True
-            ):
-                start, _ = layout.piece_bounds(slot, shards.rank)
-                places[piece] = (name, tuple(slot.shape), start)
-        return places
+        group = self.process_group
+        load_full_blocks(path, self.module, self.blocks, self._aliases, group)
 
 
 def check_compute_dtype(dtype: torch.dtype | None) -> None:
