@@ -61,7 +61,7 @@ def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
@@ -250,7 +250,7 @@ def odd_models():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_models_that_break_naive_sharding(world):
     world(2).run(odd_models)
@@ -281,7 +281,7 @@ def storages(tensors):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_bytes_per_rank_equal_the_formula(world, size):
@@ -320,7 +320,7 @@ def traffic(reshard, compute_dtype, micro_batches):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_three_passes_or_two(world, size):
@@ -363,9 +363,9 @@ def collectives_of_a_step():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:find_blocks",
-    "xtrain.zero.blocks:Block",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp_unit:find_blocks",
+    "xtrain.zero.fsdp_unit:Block",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_gather_gather_reduce_and_nothing_else(world):
     """Prefetch changes when blocks are gathered, not how often. No rank scatters."""
@@ -423,7 +423,7 @@ def chain(module, x):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:find_blocks", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:find_blocks", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_at_most_two_blocks_are_full(world):
     for peaks, reducing, first in world(2).run(full_blocks, True, 6):
@@ -461,7 +461,7 @@ def names_and_pieces():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_names_are_the_bare_modules_and_pieces_add_up(world):
     for size in (1, 3):
@@ -485,7 +485,7 @@ def full_state(reshard):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_full_state_dict_is_the_bare_modules(world):
     world(3).run(full_state, True)
@@ -518,7 +518,7 @@ def sixteen_bit_compute():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_compute_dtype(world):
     world(2).run(sixteen_bit_compute)
@@ -544,7 +544,7 @@ def what_comes_in(compute_dtype):
     return model.module.seen
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_floating_point_inputs_are_cast(world):
     low, whole = torch.bfloat16, torch.float32
     assert world(2).run(what_comes_in, low) == [[low, low, torch.int64]] * 2
@@ -560,7 +560,7 @@ def a_third():
     return [p.grad.tolist() for p in model.parameters()]
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_gradients_are_divided_in_the_precision_of_the_shards(world):
     assert world(3).run(a_third) == [[[torch.tensor(1 / 3).item()]]] * 3
 
@@ -605,7 +605,7 @@ def unused_in_a_block():
     return sum(bool(grad.any()) for grad in grads.values())
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_what_took_no_part_has_a_gradient_of_zero(world):
     assert min(world(2).run(unused_in_a_block)) > 0
 
@@ -646,7 +646,7 @@ def after_a_block_failed():
     return left, full
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_parameters_are_back_after_a_step_and_after_a_failure(world):
     for left, full in world(2).run(after_a_block_failed):
         assert left == [[], [], [], []]
@@ -675,7 +675,7 @@ def own_pieces():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_a_state_dict_holds_this_ranks_pieces_under_bare_names(world):
     first, second = world(2).run(own_pieces)
@@ -698,7 +698,7 @@ def bad(what):
         FullyShardedDataParallel(module)
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 @pytest.mark.parametrize(
     ("what", "match"),
     [
@@ -743,7 +743,7 @@ def after_a_failure():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:Block", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_a_failed_backward_leaves_nothing_behind(world):
     world(2).run(after_a_failure)

@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from xtrain.zero import resume
 from xtrain.zero.agreement import raising_everywhere
-from xtrain.zero.blocks import Block
 from xtrain.zero.checkpoint import (
     CheckpointError,
     Piece,
     check_safetensors,
     read_safetensors,
 )
+from xtrain.zero.fsdp_unit import Block
 
 
 def save_blocks(

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
-from xtrain.zero.shards import Shards
+from xtrain.zero.flat_param_group import Shards
 
 
 class Block:

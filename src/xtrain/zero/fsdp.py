@@ -39,10 +39,10 @@ from xtrain.comm.agreement import (
 )
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import Collectives
-from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
 from xtrain.zero.clip import clip_sharded_grad_norm_
+from xtrain.zero.flat_param_group import Reduction, Shards, Site
 from xtrain.zero.fsdp_checkpoint import load_blocks, load_full_blocks, save_blocks
-from xtrain.zero.shards import Reduction, Shards, Site
+from xtrain.zero.fsdp_unit import Block, find_blocks, materialise_buffers, nearest_block
 from xtrain.zero.structures import cast, tensors_of
 
 
