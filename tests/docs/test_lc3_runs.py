@@ -13,7 +13,7 @@ SYMBOLS = (
     "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.buckets:Bucket",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
-    "xtrain.zero.flat_param_group:Shards",
+    "xtrain.zero.flat_param_group:FlatParamGroup",
 )
 MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 
@@ -21,7 +21,7 @@ MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 @pytest.mark.verifies(
     "xtrain.plan.memory:state_memory",
     "xtrain.zero.buckets:Bucket",
-    "xtrain.zero.flat_param_group:Shards",
+    "xtrain.zero.flat_param_group:FlatParamGroup",
     "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
@@ -64,7 +64,8 @@ def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.fsdp:FullyShardedDataParallel", "xtrain.zero.flat_param_group:Shards"
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
+    "xtrain.zero.flat_param_group:FlatParamGroup",
 )
 def test_stage_3_has_two_layers_whole_at_most(on_ranks):
     layer = 4 * runs_lc3.parameters_of_tower() // runs_lc3.LAYERS

@@ -361,7 +361,7 @@ def loss_follows_the_weights(make) -> None:
         weight.grad = None
 
 
-@pytest.mark.verifies(FSDP, "xtrain.zero.flat_param_group:Shards")
+@pytest.mark.verifies(FSDP, "xtrain.zero.flat_param_group:FlatParamGroup")
 def test_weights_gathered_before_the_step_are_old(worlds):
     worlds[2].run(loss_follows_the_weights, ByFsdp)
     failed = failures(worlds[2], loss_follows_the_weights, ByTwin)

@@ -523,7 +523,7 @@ def load_full(path, meta):
     loss = loss_of(model, batch_of(0, 0, rank))
     assert torch.equal(loss, loss_of(expected, batch_of(0, 0, rank)))
     loss.backward()
-    shards = [s for block in model.blocks for s in block.shards]
+    shards = [s for u in model.units for s in u.flat_groups]
     held = sum(s.layout.shard_numel for s in shards)
     # Rows are read whole: at most two more for each matrix, besides the buffer.
     slack = sum(2 * p.shape[-1] for p in expected.parameters() if p.dim() == 2) + 1

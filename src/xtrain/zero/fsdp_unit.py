@@ -1,106 +1,90 @@
-"""The blocks of a model: what ZeRO 3 gathers together and frees together."""
+"""A unit of a fully sharded model: what is gathered together and freed together."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
-import torch
-from torch import nn
-from torch.distributed import ProcessGroup
+from torch import Tensor, nn
 
-from xtrain.comm.checks import message_device
-from xtrain.zero.flat_param_group import Shards
-
-
-class Block:
-    """A module whose parameters are gathered together."""
-
-    def __init__(self, module: nn.Module, shards: list[Shards]):
-        self.module, self.shards = module, shards
-        self.calls = 0  # forwards with gradients so far
-        self.open: set[tuple[int, Shards]] = set()  # calls that backward is inside of
-        self.trainable = [s for s in shards if s.trainable]
-
-    def start_gather(self) -> None:
-        for shards in self.shards:
-            shards.start_gather()
-
-    def finish_gather(self) -> None:
-        for shards in self.shards:
-            shards.finish_gather()
-
-    def install(self) -> None:
-        for shards in self.shards:
-            shards.install(self.calls)
-
-    def uninstall(self) -> None:
-        for shards in self.shards:
-            shards.uninstall()
-
-    def enter_backward(self, call: int) -> None:
-        self.open |= {(call, shards) for shards in self.trainable or self.shards}
-
-    def leave_backward(self, call: int, shards: Shards) -> None:
-        """Free what no call needs any more."""
-        self.open.discard((call, shards))
-        if not any(other is shards for _, other in self.open):
-            shards.free()
-        if not self.open:
-            self.free()
-
-    def free(self) -> None:
-        for shards in self.shards:
-            shards.free()
+from xtrain.zero.flat_param_group import FlatParamGroup, Gradients, Owner
 
 
-def find_blocks(
-    root: nn.Module, blocks: Iterable[type[nn.Module] | str] | None
-) -> list[nn.Module]:
-    """The modules to be gathered one by one; see FullyShardedDataParallel."""
-    if blocks is None:
-        lists = [m for m in root.modules() if isinstance(m, nn.ModuleList)]
-        return [child for entries in lists for child in entries]
-    wanted = list(blocks)
-    names = {entry for entry in wanted if isinstance(entry, str)}
-    classes = tuple(entry for entry in wanted if not isinstance(entry, str))
-    known = dict(root.named_modules())
-    unknown = sorted(names - known.keys())
-    if unknown:
-        raise ValueError(
-            f"blocks {unknown}: no such modules; there are {sorted(known)}"
-        )
-    return [
-        module
-        for name, module in known.items()
-        if module is not root and (name in names or isinstance(module, classes))
-    ]
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """One call of a unit: a module may be called often, also in one forward."""
+
+    forward: list["FSDPUnit"]  # all calls of the forward that it is part of, in order
+    position: int  # in them
+
+    @property
+    def previous(self) -> "FSDPUnit | None":
+        """The unit called before, which backward reaches next."""
+        return self.forward[self.position - 1] if self.position > 0 else None
 
 
-def nearest_block(
-    root: nn.Module, chosen: list[nn.Module]
-) -> dict[nn.Module, nn.Module]:
-    """For each module the innermost chosen one around it, or the root."""
-    nearest: dict[nn.Module, nn.Module] = {}
-
-    def visit(module: nn.Module, block: nn.Module) -> None:
-        block = module if any(module is m for m in chosen) else block
-        nearest[module] = block
-        for child in module.children():
-            visit(child, block)
-
-    visit(root, root)
-    return nearest
+OnGradients = Callable[["FSDPUnit", Call | None, FlatParamGroup, Gradients], None]
 
 
-def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Give buffers on the meta device memory; ValueError if nothing would fill them."""
-    kept = module.state_dict().keys()
-    for prefix, owner in module.named_modules():
-        for key, buffer in owner._buffers.items():
-            if buffer is None or not buffer.is_meta:
-                continue
-            name = f"{prefix}.{key}" if prefix else key
-            if name not in kept:
-                raise ValueError(
-                    f"buffer {name} is on the meta device and not part of the model's "
-                    "state: no checkpoint would fill it"
-                )
-            owner._buffers[key] = torch.zeros_like(buffer, device=message_device(group))
+class FSDPUnit:
+    """A module and the flat groups of its parameters.
+
+    Backwards of several calls may be under way at once; `active_backwards` has those
+    that still need the weights.
+    """
+
+    def __init__(self, module: nn.Module, flat_groups: list[FlatParamGroup]):
+        self.module, self.flat_groups = module, flat_groups
+        self.trainable = [group for group in flat_groups if group.trainable]
+        self.call: Call | None = None  # the latest, of forward
+        self.active_backwards: set[tuple[Call | None, FlatParamGroup]] = set()
+        self.uses_full_parameters = False
+
+    def unshard(self) -> None:
+        for group in self.flat_groups:
+            group.unshard()
+
+    def wait_for_unshard(self) -> None:
+        for group in self.flat_groups:
+            group.wait_for_unshard()
+
+    def reshard(self) -> None:
+        for group in self.flat_groups:
+            group.reshard()
+
+    def use_full_parameters(self, on_gradients: OnGradients) -> None:
+        for group in self.flat_groups:
+            group.use_full_parameters(partial(on_gradients, self, self.call, group))
+        self.uses_full_parameters = True
+
+    def use_shards(self) -> None:
+        for group in self.flat_groups:
+            group.use_shards()
+        self.uses_full_parameters = False
+
+    def enter_backward(self, call: Call) -> None:
+        needed = self.trainable or self.flat_groups
+        self.active_backwards |= {(call, group) for group in needed}
+
+    def leave_backward(
+        self, call: Call | None, group: FlatParamGroup, keep: bool
+    ) -> None:
+        """A call needs a group no more; free what none needs, unless told to `keep`."""
+        self.active_backwards.discard((call, group))
+        if keep:
+            return
+        if not any(other is group for _, other in self.active_backwards):
+            group.reshard()
+        if not self.active_backwards:
+            self.reshard()
+
+
+def gather_parameters(units: list[FSDPUnit]) -> dict[Owner, Tensor]:
+    """Copies of all parameters, whole, on every rank."""
+    whole: dict[Owner, Tensor] = {}
+    for group in (group for unit in units for group in unit.flat_groups):
+        layout = group.layout
+        flat = group.shard.new_empty(layout.padded_numel)
+        group.collectives.all_gather(flat, group.shard, group=group.group).wait()
+        for view, owners in zip(layout.views(flat), group.owners, strict=True):
+            whole.update(dict.fromkeys(owners, view.clone()))
+    return whole
