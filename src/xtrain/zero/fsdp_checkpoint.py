@@ -16,14 +16,14 @@ from xtrain.checkpoint import (
 )
 from xtrain.checkpoint import training_state as resume
 from xtrain.comm.agreement import raising_everywhere
-from xtrain.zero.blocks import Block
+from xtrain.zero.fsdp_unit import FSDPUnit
 
 
 def save_blocks(
     directory: str | Path,
     step: int,
     module: nn.Module,
-    blocks: list[Block],
+    blocks: list[FSDPUnit],
     optimizer: Optimizer | None,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
@@ -41,7 +41,7 @@ def save_blocks(
 def load_blocks(
     path: str | Path,
     module: nn.Module,
-    blocks: list[Block],
+    blocks: list[FSDPUnit],
     optimizer: Optimizer | None,
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
@@ -65,7 +65,7 @@ def load_blocks(
 def load_full_blocks(
     path: str | Path,
     module: nn.Module,
-    blocks: list[Block],
+    blocks: list[FSDPUnit],
     aliases: dict[str, set[str]],
     group: ProcessGroup | None,
 ) -> None:
@@ -90,14 +90,14 @@ def load_full_blocks(
             buffers[piece.name].copy_(piece.data.view(piece.shape))
 
 
-def find_places(blocks: list[Block]) -> dict[Tensor, resume.Place]:
+def find_places(blocks: list[FSDPUnit]) -> dict[Tensor, resume.Place]:
     """Every local piece with the name, shape and first element of its parameter."""
     places: dict[Tensor, resume.Place] = {}
-    for shards in (shards for block in blocks for shards in block.shards):
-        layout = shards.layout
+    for group in (group for unit in blocks for group in unit.flat_groups):
+        layout = group.layout
         for piece, slot, name in zip(
-            shards.pieces, layout.slots, shards.names, strict=True
+            group.local_shards, layout.slots, group.names, strict=True
         ):
-            start, _ = layout.piece_bounds(slot, shards.rank)
+            start, _ = layout.piece_bounds(slot, group.rank)
             places[piece] = (name, tuple(slot.shape), start)
     return places
