@@ -1,8 +1,10 @@
 """Ranks that can be killed: plain processes around one function, each watched."""
 
+import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -33,9 +35,12 @@ class Rank:
     pipe: Connection
     said: list[tuple[float, Any]] = field(default_factory=list)
 
-    def hear(self, seconds: float = 20.0) -> Any:
-        """The next word of this rank."""
-        assert self.pipe.poll(seconds), f"silent; it said {self.said}"
+    def hear(self, seconds: float = 60.0) -> Any:
+        """The next word of this rank; one that is silent shows where it is."""
+        if not self.pipe.poll(seconds):
+            self.kill(signal.SIGABRT)  # faulthandler writes every thread's stack
+            self.process.join(5)
+            raise AssertionError(f"silent; it said {self.said}")
         self.said.append(self.pipe.recv())
         return self.said[-1][1]
 
@@ -123,6 +128,7 @@ def _main(
     watched,
 ):  # fmt: skip
     torch.set_num_threads(1)
+    faulthandler.enable(sys.__stderr__)
     # A test run in a shell's background ignores Ctrl-C; its ranks must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment or {})
