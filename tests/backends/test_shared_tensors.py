@@ -11,7 +11,8 @@ from torch.distributed import ReduceOp
 
 from tests.backends.faults import Ranks
 from xtrain.backends import shared_empty
-from xtrain.backends.shared_memory import IN_PLACE_BYTES, ONE_SHOT_BYTES
+from xtrain.backends.shared_all_reduce import IN_PLACE_BYTES
+from xtrain.backends.shared_memory import ONE_SHOT_BYTES
 from xtrain.comm import CommLedger
 
 SMALL = ONE_SHOT_BYTES // 4  # the largest that takes one step, in floats
