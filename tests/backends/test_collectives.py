@@ -80,7 +80,13 @@ def all_reduces() -> None:
     same.check()
 
 
-@pytest.mark.verifies(*COLLECTIVE, "xtrain.comm.reduce_op:reduce_into")
+@pytest.mark.verifies(
+    *COLLECTIVE,
+    "xtrain.backends.ring_stream:RingStream",
+    "xtrain.backends.shared_all_reduce:all_reduce_one_shot",
+    "xtrain.backends.shared_all_reduce:all_reduce_two_shot",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_all_reduce_and_reduce(ours, size):
     ours(size).run(all_reduces)
@@ -129,7 +135,14 @@ def copies() -> None:
         mine.assert_surroundings_untouched()
 
 
-@pytest.mark.verifies(*COLLECTIVE, "xtrain.backends.works:Pending")
+@pytest.mark.verifies(
+    *COLLECTIVE,
+    "xtrain.backends.ring_stream:RingStream",
+    "xtrain.backends.shared_collectives:all_gather",
+    "xtrain.backends.shared_collectives:all_to_all",
+    "xtrain.backends.shared_collectives:broadcast",
+    "xtrain.backends.works:Pending",
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_broadcast_all_gather_gather_scatter(ours, size):
     ours(size).run(copies)

@@ -486,6 +486,7 @@ def besieged(say, enter, rank: int) -> None:
 
 @pytest.mark.verifies(
     *CONNECTING,
+    "xtrain.backends.connect:connect_all",
     "xtrain.backends.handshake:admit",
     "xtrain.backends.handshake:read_secret",
 )

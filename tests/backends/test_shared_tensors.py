@@ -57,7 +57,7 @@ def reduce_one(count: int, dtype: torch.dtype, op_name: str) -> bytes:
     return tensor.view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.verifies(*SHARED)
+@pytest.mark.verifies(*SHARED, "xtrain.backends.shared_all_reduce:all_reduce_in_place")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(
     "count", [0, 1, SMALL, SMALL + 1, 3 * LARGE // 2 + 7, 2 * LARGE]
