@@ -24,7 +24,7 @@ STACK = (
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.shared_memory:SharedMemory",
     "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 
 DIM, HEADS, VOCAB, LENGTH, BATCH = 16, 4, 31, 12, 8

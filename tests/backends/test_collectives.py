@@ -33,7 +33,7 @@ COLLECTIVE = (
     "xtrain.backends.segments:Segment",
     "xtrain.backends.shared_memory:SharedMemory",
     "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
     "xtrain.backends.works:Finished",
 )
 

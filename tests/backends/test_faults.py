@@ -37,14 +37,14 @@ FROM_THE_START = (
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 ESTABLISHED = (
     "xtrain.backends.liveness:Peers",
     "xtrain.backends.peer_monitor:PeerMonitor",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 FORMING = (
     "xtrain.backends.liveness:Peers",
@@ -206,7 +206,7 @@ def forming(say, enter, rank: int) -> None:
     enter()
 
 
-@pytest.mark.verifies(*FORMING, "xtrain.backends.stepping:SteppedGroup")
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
     """Rank 3 never comes, so the others are all still forming when rank 1 dies."""
     key = "shm/1" if backend == "xtrain-shm" else "socket/1"
@@ -222,7 +222,7 @@ def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
             assert ranks[survivor].at - killed < SOON
 
 
-@pytest.mark.verifies(*FORMING, "xtrain.backends.stepping:SteppedGroup")
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_a_rank_that_never_comes_is_named(backend):
     with Ranks(backend, 4, forming, join=False, timeout=3.0) as ranks:
         for rank in ranks.ranks:
@@ -247,7 +247,7 @@ def stuck_after_rendezvous(say, enter, rank: int) -> None:
     enter()
 
 
-@pytest.mark.verifies(*FORMING, "xtrain.backends.stepping:SteppedGroup")
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
     with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=300.0) as ranks:
         ranks[0].hear()
@@ -257,7 +257,7 @@ def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
             assert "rank 0 died while the group was being formed" in word[2], word
 
 
-@pytest.mark.verifies(*FORMING, "xtrain.backends.stepping:SteppedGroup")
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_the_timeout_limits_connecting_too(backend):
     with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=2.0) as ranks:
         ranks[0].hear()
@@ -276,7 +276,7 @@ def late_to_a_new_group(say) -> None:
 @pytest.mark.verifies(
     *FORMING,
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
     "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
@@ -845,7 +845,7 @@ def through_deprecated() -> list[str]:
     "xtrain.backends.calls:call_site",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 def test_what_wraps_a_deprecated_function_is_not_taken_for_the_line(ours):
     for text in ours(2).run(through_deprecated)[0]:
@@ -912,7 +912,7 @@ def ones_on_the_wire() -> None:
 @pytest.mark.verifies(
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 def test_a_goodbye_is_looked_for_between_calls_only(worlds_of):
     worlds_of("xtrain-socket").get(2).run(ones_on_the_wire)

@@ -189,7 +189,7 @@ def ddp_trial(backend: str, case: Case) -> Trial:
 
 # ---------------------------------------------------------------------- tricks
 
-CALLS = "xtrain.backends.stepping"
+CALLS = "xtrain.backends.call_runner"
 MEMORY = "xtrain.backends.shared_memory"
 ALL_REDUCE = "xtrain.backends.shared_all_reduce"
 Change = tuple[str, str, Any]
