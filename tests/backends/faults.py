@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -11,12 +12,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import xtrain.backends
+from xtrain.backends.progress import Progress
 from xtrain.testing import executed
 
 _FORK = multiprocessing.get_context("fork")
@@ -100,6 +103,21 @@ class Ranks:
                 symbols = path.read_text().split()
                 self.seen.on_ranks(symbols, self.backend, len(self.ranks))
         self._folder.cleanup()
+
+
+def only_in_a_wait(handler: Callable[[int, Any], Any]) -> Callable[[int, Any], None]:
+    """A signal handler that puts itself off until the signal finds a wait of ours."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        below = frame
+        while below is not None and below.f_code is not Progress.wait.__code__:
+            below = below.f_back
+        if below is not None:
+            handler(number, frame)
+        else:
+            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+
+    return handle
 
 
 def _main(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 from typing_extensions import deprecated
 
-from tests.backends.faults import Ranks
+from tests.backends.faults import Ranks, only_in_a_wait
 from tests.testing.processes import wait_until
 from xtrain.backends import rendezvous
 from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
@@ -1099,6 +1099,7 @@ def summed(say=None) -> float:
 
 def interrupted(say) -> None:
     """Ctrl-C while it waits: raised at once, and the group is left in good order."""
+    signal.signal(signal.SIGINT, only_in_a_wait(signal.default_int_handler))
     dist.barrier()
     if dist.get_rank() == 0:
         with pytest.raises(KeyboardInterrupt):
@@ -1117,7 +1118,6 @@ def test_ctrl_c_interrupts_a_wait(backend, tmp_path):
     with Ranks(backend, 2, interrupted, environment=environment) as ranks:
         for rank in ranks.ranks:
             rank.hear()
-        time.sleep(0.1)
         ranks[0].kill(signal.SIGINT)
         assert ranks[0].hear() == "interrupted"
         done.touch()

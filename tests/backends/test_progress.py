@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.backends.faults import Ranks
+from tests.backends.faults import Ranks, only_in_a_wait
 from xtrain.backends.callbacks import Callbacks
 from xtrain.backends.progress import Operation, Progress, Steps
 
@@ -142,7 +142,9 @@ def destroyed_by_a_signal(say) -> None:
     if dist.get_rank() == 1:
         say("here")
         time.sleep(PATIENT)
-    signal.signal(signal.SIGUSR1, lambda *_: dist.destroy_process_group())
+    signal.signal(
+        signal.SIGUSR1, only_in_a_wait(lambda *_: dist.destroy_process_group())
+    )
     say("here")
     with pytest.raises(RuntimeError, match="destroyed"):
         dist.all_reduce(torch.ones(LARGE))
@@ -153,7 +155,6 @@ def test_a_signal_handler_may_destroy_the_group_under_a_wait(backend):
     with Ranks(backend, 2, destroyed_by_a_signal, timeout=PATIENT) as ranks:
         for rank in ranks.ranks:
             rank.hear(PATIENT)
-        time.sleep(0.1)
         ranks[0].kill(signal.SIGUSR1)
         assert ranks[0].hear(PATIENT) == ("ended", None)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -123,6 +124,17 @@ def kill_self(rank: int) -> None:
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
+
+
+def crash_in_a_thread() -> None:
+    """The rank's own thread waits for a message; a second thread aborts the process."""
+
+    def crash_here() -> None:
+        time.sleep(0.2)
+        os.abort()
+
+    threading.Thread(target=crash_here).start()
+    receive_from(torch.zeros(3), 1 - dist.get_rank())
 
 
 def mismatched_sizes() -> None:

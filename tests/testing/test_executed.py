@@ -1,13 +1,14 @@
 """What a test has run: found in its own process, on ranks, in snippets and threads."""
 
 import contextlib
+import sys
 import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.testing import executed, run_script
+from xtrain.testing import World, executed, run_script
 
 RING = "xtrain.comm.ring:ring_all_reduce"
 SCATTER = "xtrain.comm.ring:ring_reduce_scatter"
@@ -32,6 +33,21 @@ def test_what_ranks_run_is_seen_with_its_place(world):
         world(3).run(ring_on_a_rank)
     backend = world(2).backend
     assert seen.places == {RING: {(backend, 2), (backend, 3)}}
+
+
+def watchers() -> tuple[object, ...]:
+    """What the interpreter reports calls to, on this rank and on its new threads."""
+    if sys.version_info >= (3, 12):
+        return tuple(sys.monitoring.get_tool(tool) for tool in (3, 4))
+    return sys.getprofile(), threading.getprofile()
+
+
+def test_ranks_forked_in_a_watched_test_are_not_watched_after_it():
+    with World(2) as ranks:
+        with executed.watching([RING, FORMULA]) as seen:
+            ranks.run(ring_on_a_rank)
+        assert RING in seen.places
+        assert ranks.run(watchers) == [(None, None)] * 2
 
 
 def test_ranks_that_fail_have_run_it_as_well(world):

@@ -137,6 +137,14 @@ def test_an_abort_inside_gloo_shows_its_message_and_the_python_stack(
     assert world(2).run(ranks.ranks_sum)
 
 
+def test_a_crash_in_another_thread_shows_both_stacks(world):
+    with pytest.raises(RankDied, match="died by SIGABRT, .* in receive_from") as caught:
+        world(2).run(ranks.crash_in_a_thread)
+    own, _, other = str(caught.value).partition("in another of its threads:")
+    assert "in receive_from" in own and "in crash_here" not in own
+    assert "in crash_here" in other
+
+
 def test_a_hang_shows_where_every_rank_is(world):
     with pytest.raises(RankTimeout, match=r"not finished after 0.5 s") as caught:
         world(4).run(ranks.four_ways_to_hang, timeout=0.5)

@@ -31,6 +31,7 @@ _TELLING |= {"output", "input", "send", "recv", "obj", "object_list"}
 _DECORATING = "typing_extensions.py"
 _WRAPPERS = frozenset({"wrapper", "_fn", "inner", "decorate_context"})
 _FAULT_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_FAULT_FAILED = re.compile(r"^Current thread .*\n(?:^ .*\n)*", re.MULTILINE)
 _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 
 
@@ -98,6 +99,16 @@ def stack_of_fault(text: str) -> CallStack | None:
     return CallStack(
         "".join(reversed(frames)), f"{what}, in {own[2]} ({short(own[0])}:{own[1]})"
     )
+
+
+def other_thread(text: str) -> str:
+    """What faulthandler says of the thread that failed, if that is not the rank's."""
+    failed = _FAULT_FAILED.search(text)
+    if failed is None or any(
+        is_harness(f) for f, _, _ in _FAULT_CALL.findall(failed[0])
+    ):
+        return ""
+    return f"  in another of its threads:\n{failed[0]}"
 
 
 def is_harness(file: str) -> bool:

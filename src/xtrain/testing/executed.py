@@ -43,6 +43,7 @@ class Seen:
 
 
 _now: list[Seen] = []
+_stops: list[Callable[[], None]] = []  # what ends each watch that is open
 
 
 def current() -> Seen | None:
@@ -62,13 +63,22 @@ def watching(symbols: Iterable[str]) -> Iterator[Seen]:
         else:
             wanted[target] = symbol
     _now.append(seen)
-    stop = _watch(wanted, seen) if wanted else None
+    stop = _watch(wanted, seen) if wanted else lambda: None
+    _stops.append(stop)
     try:
         yield seen
     finally:
-        if stop is not None:
-            stop()
+        stop()
+        _stops.remove(stop)
         _now.remove(seen)
+
+
+def forget() -> None:
+    """End the watches that a forked process has from its parent, whose business they
+    are: here every call would still be looked at, for as long as the process lives."""
+    while _stops:
+        _stops.pop()()
+    _now.clear()
 
 
 @lru_cache(maxsize=4096)
@@ -127,14 +137,14 @@ def _profile(
     before = sys.getprofile()
 
     def called(frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call" or frame.f_code in known:
-            return
-        known.add(frame.f_code)
-        left.discard(notice(frame.f_code) or "")
-        if not left:
+        if left and event == "call" and frame.f_code not in known:
+            known.add(frame.f_code)
+            left.discard(notice(frame.f_code) or "")
+        if not left:  # also in a thread that lives longer than the watch
             sys.setprofile(before)
 
     def stop() -> None:
+        left.clear()
         if sys.getprofile() is called:
             sys.setprofile(before)
         threading.setprofile(before)

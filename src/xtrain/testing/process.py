@@ -16,8 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from xtrain.testing import watcher
-from xtrain.testing.call_stack import CallStack, stack_of_fault
+from xtrain.testing import executed, watcher
+from xtrain.testing.call_stack import CallStack, other_thread, stack_of_fault
 from xtrain.testing.files import SharedFile
 from xtrain.testing.lifetime import describe_exit, die_with_parent
 
@@ -69,7 +69,8 @@ class RankProcess:
         stack = stack_of_fault(fault) if found else None
         if stack is None:
             return how, message + found + fault
-        return f"{how}, {stack.summary}", message + stack.frames
+        shown = message + stack.frames + other_thread(fault)
+        return f"{how}, {stack.summary}", shown
 
     @property
     def exitcode(self) -> int | None:
@@ -130,6 +131,7 @@ def _child(
     parent: int,
 ) -> None:
     die_with_parent(parent)
+    executed.forget()  # the parent may have forked in the middle of a watched test
     os.setpgid(0, 0)
     # Ctrl-C reaches the whole terminal group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
