@@ -133,7 +133,7 @@ def messages_too() -> None:
 
 
 @pytest.mark.verifies(*COUNTED)
-def test_messages_are_counted_with_world_ranks(ours):
+def test_messages_are_counted_with_global_ranks(ours):
     ours(3).run(messages_too)
 
 

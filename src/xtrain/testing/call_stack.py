@@ -125,11 +125,11 @@ def short(file: str) -> str:
 def _arguments(frame: FrameType) -> str:
     code, values = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    told = [name for name in names if name in _TELLING]
+    shown = [name for name in names if name in _TELLING]
     unsaid = (None, torch.distributed.group.WORLD)
     return ", ".join(
         f"{name}={_brief(values[name])}"
-        for name in told
+        for name in shown
         if not any(values.get(name) is value for value in unsaid)
     )
 
