@@ -74,7 +74,7 @@ class Ranks:
         watched = self.seen.symbols if self.seen else ()
         for rank in range(size):
             ours, theirs = _FORK.Pipe()
-            seat = (
+            arguments = (
                 theirs,
                 backend,
                 str(self.store),
@@ -84,8 +84,10 @@ class Ranks:
                 join,
                 environment,
             )
-            seat = (*seat, linger, watched)
-            process = _FORK.Process(target=_main, args=(body, args, *seat), daemon=True)
+            arguments = (*arguments, linger, watched)
+            process = _FORK.Process(
+                target=_main, args=(body, args, *arguments), daemon=True
+            )
             process.start()
             theirs.close()
             self.ranks.append(Rank(process, ours))

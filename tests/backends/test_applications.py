@@ -19,6 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from xtrain.testing import World
 
+# What the tests here prove, for their marks.
+STACK = (
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.call_runner:CallRunner",
+)
+
 DIM, HEADS, VOCAB, LENGTH, BATCH = 16, 4, 31, 12, 8
 
 
@@ -156,12 +164,7 @@ def on_gloo():
 KINDS = [with_ddp, with_fsdp, with_tensor_parallel, with_pipeline]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-)
+@pytest.mark.verifies(*STACK)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_transformer_trains_as_on_gloo(ours, on_gloo, kind, size):
@@ -188,11 +191,6 @@ def save_and_load(folder: str) -> None:
         assert torch.equal(parameter.full_tensor(), before[name])
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-)
+@pytest.mark.verifies(*STACK)
 def test_distributed_checkpoints(ours, tmp_path):
     ours(2).run(save_and_load, str(tmp_path), timeout=60)

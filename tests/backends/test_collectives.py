@@ -24,6 +24,19 @@ from tests.comm.reference import (
     legal,
 )
 
+# What the tests here prove, for their marks.
+COLLECTIVE = (
+    "xtrain.backends.connections:Connection",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.segments:Segment",
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.backends.call_runner:CallRunner",
+    "xtrain.backends.works:Finished",
+)
+
 DTYPES = FLOATS + INTS
 SIZES = [1, 2, 3, 4, 8]
 LONG = 700_001  # floats: several stages of shared memory, a ring of many blocks
@@ -68,15 +81,10 @@ def all_reduces() -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
+    *COLLECTIVE,
+    "xtrain.backends.ring_stream:RingStream",
+    "xtrain.backends.shared_all_reduce:all_reduce_one_shot",
+    "xtrain.backends.shared_all_reduce:all_reduce_two_shot",
     "xtrain.comm.reduce_op:reduce_into",
 )
 @pytest.mark.parametrize("size", SIZES)
@@ -128,15 +136,11 @@ def copies() -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
+    *COLLECTIVE,
+    "xtrain.backends.ring_stream:RingStream",
+    "xtrain.backends.shared_collectives:all_gather",
+    "xtrain.backends.shared_collectives:all_to_all",
+    "xtrain.backends.shared_collectives:broadcast",
     "xtrain.backends.works:Pending",
 )
 @pytest.mark.parametrize("size", SIZES)
@@ -204,17 +208,7 @@ def singles() -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.backends.works:Pending",
-    "xtrain.comm.reduce_op:reduce_into",
+    *COLLECTIVE, "xtrain.backends.works:Pending", "xtrain.comm.reduce_op:reduce_into"
 )
 @pytest.mark.parametrize("size", SIZES)
 def test_single_tensor_and_uneven_forms(ours, size):
@@ -248,18 +242,7 @@ def groups() -> None:
     dist.barrier()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*COLLECTIVE, "xtrain.comm.reduce_op:reduce_into")
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_groups_and_meshes(ours, size):
     ours(size).run(groups)
@@ -310,18 +293,7 @@ def handles() -> None:
     work.wait()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*COLLECTIVE, "xtrain.comm.reduce_op:reduce_into")
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_handles_futures_and_coalescing(ours, size):
     ours(size).run(handles)
@@ -350,18 +322,7 @@ def objects() -> None:
             assert heard == ["hello", 1]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.backends.works:Pending",
-)
+@pytest.mark.verifies(*COLLECTIVE, "xtrain.backends.works:Pending")
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_object_collectives(ours, size):
     ours(size).run(objects)
@@ -434,18 +395,10 @@ def messages() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
+    *COLLECTIVE,
     "xtrain.backends.messages:Inbox",
     "xtrain.backends.messages:send_message",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
     "xtrain.backends.segments:Channel",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
     "xtrain.backends.works:Pending",
     "xtrain.comm.reduce_op:reduce_into",
 )
@@ -471,18 +424,7 @@ def into_its_own_piece(numel: int) -> None:
     assert torch.equal(whole, total)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*COLLECTIVE, "xtrain.comm.reduce_op:reduce_into")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("numel", [5, 600_000])
 def test_in_place(ours, size, numel):
@@ -512,18 +454,7 @@ def bad_input() -> None:
     assert total.item() == size
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*COLLECTIVE, "xtrain.comm.reduce_op:reduce_into")
 def test_bad_input_is_refused_before_anything_is_sent(ours):
     ours(3).run(bad_input)
 
@@ -537,17 +468,6 @@ def gloo_too(backend: str) -> None:
     assert total[0].item() == dist.get_world_size() ** 2
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.connections:Connection",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.segments:Segment",
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.works:Finished",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*COLLECTIVE, "xtrain.comm.reduce_op:reduce_into")
 def test_beside_gloo(ours):
     ours(2).run(gloo_too, "gloo")

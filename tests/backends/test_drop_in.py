@@ -11,7 +11,7 @@ import torch.distributed as dist
 from xtrain.backends import register, shared_empty
 from xtrain.backends.arguments import row_sizes
 from xtrain.backends.calls import fingerprint
-from xtrain.backends.shared_memory import IN_PLACE_BYTES
+from xtrain.backends.shared_all_reduce import IN_PLACE_BYTES
 from xtrain.backends.sockets import CALL_HEADER
 
 

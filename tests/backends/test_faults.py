@@ -30,6 +30,27 @@ from xtrain.backends.progress import Operation, Progress, Steps
 from xtrain.backends.rendezvous import Rendezvous, host_key
 from xtrain.backends.swaps import MAX_CALLS, Swaps
 
+# What the tests here prove, for their marks.
+FROM_THE_START = (
+    "xtrain.backends.liveness:Peers",
+    "xtrain.backends.peer_monitor:PeerMonitor",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.rendezvous:Rendezvous",
+    "xtrain.backends.call_runner:CallRunner",
+)
+ESTABLISHED = (
+    "xtrain.backends.liveness:Peers",
+    "xtrain.backends.peer_monitor:PeerMonitor",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.progress:Progress",
+    "xtrain.backends.call_runner:CallRunner",
+)
+FORMING = (
+    "xtrain.backends.liveness:Peers",
+    "xtrain.backends.rendezvous:Rendezvous",
+)
+
 # On a quiet machine a death is noticed within 5 ms; a loaded one may take its time, but
 # not the group's timeout.
 SOON = 20.0
@@ -109,14 +130,7 @@ PHASES = {
 }
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
 def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
     with Ranks(backend, 4, phase) as ranks:
@@ -145,14 +159,7 @@ def computing(say) -> None:
     dist.all_reduce(torch.ones(4))
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_a_survivor_that_computes_is_told_at_its_next_call(backend):
     with Ranks(backend, 3, computing) as ranks:
         for rank in ranks.ranks:
@@ -182,14 +189,7 @@ def broken_group(say) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_a_broken_group_stays_broken_and_the_others_live_on(backend):
     with Ranks(backend, 3, broken_group) as ranks:
         for rank in ranks.ranks:
@@ -206,11 +206,7 @@ def forming(say, enter, rank: int) -> None:
     enter()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.stepping:SteppedGroup",
-)
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
     """Rank 3 never comes, so the others are all still forming when rank 1 dies."""
     key = "shm/1" if backend == "xtrain-shm" else "socket/1"
@@ -226,11 +222,7 @@ def test_a_rank_that_dies_while_the_group_forms_is_named(backend):
             assert ranks[survivor].at - killed < SOON
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.stepping:SteppedGroup",
-)
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_a_rank_that_never_comes_is_named(backend):
     with Ranks(backend, 4, forming, join=False, timeout=3.0) as ranks:
         for rank in ranks.ranks:
@@ -255,11 +247,7 @@ def stuck_after_rendezvous(say, enter, rank: int) -> None:
     enter()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.stepping:SteppedGroup",
-)
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
     with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=300.0) as ranks:
         ranks[0].hear()
@@ -269,11 +257,7 @@ def test_a_rank_that_dies_while_the_others_connect_is_named(backend):
             assert "rank 0 died while the group was being formed" in word[2], word
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.stepping:SteppedGroup",
-)
+@pytest.mark.verifies(*FORMING, "xtrain.backends.call_runner:CallRunner")
 def test_the_timeout_limits_connecting_too(backend):
     with Ranks(backend, 3, stuck_after_rendezvous, join=False, timeout=2.0) as ranks:
         ranks[0].hear()
@@ -290,10 +274,9 @@ def late_to_a_new_group(say) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
+    *FORMING,
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
     "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
@@ -315,9 +298,7 @@ def test_a_new_groups_timeout_limits_its_forming_on_gloo_as_well(tmp_path):
         assert ranks[0].hear()[:2] == ("raised", "RuntimeError")
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
-)
+@pytest.mark.verifies(*FORMING)
 def test_a_rank_that_gave_up_may_come_again(monkeypatch):
     """Others that find its old line wait for a new one, for a while."""
     monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 20.0)
@@ -332,9 +313,7 @@ def test_a_rank_that_gave_up_may_come_again(monkeypatch):
     assert met[0] == met[1]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
-)
+@pytest.mark.verifies(*FORMING)
 @pytest.mark.parametrize("peer", [0, 2])
 def test_a_rank_that_begins_anew_is_noticed(peer):
     """Whoever has read its first line waits in vain for what that line led to."""
@@ -356,9 +335,7 @@ def test_a_rank_that_begins_anew_is_noticed(peer):
     peers.close()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers", "xtrain.backends.rendezvous:Rendezvous"
-)
+@pytest.mark.verifies(*FORMING)
 def test_a_reason_is_passed_on_as_it_is_but_cut_and_in_plain_characters(monkeypatch):
     """It comes from the store, where anybody may write."""
     monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.0)
@@ -382,14 +359,7 @@ def rendezvous_in(store: dist.Store, rank: int, seconds: float, met: dict) -> No
 # --------------------------------------------------------------------- stopped and left
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_a_stopped_rank_is_named_when_the_time_is_up(backend):
     with Ranks(backend, 3, in_all_reduce, timeout=3.0) as ranks:
         for rank in ranks.ranks:
@@ -411,14 +381,7 @@ def in_recv_in_vain(say) -> None:
         time.sleep(60)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_a_message_that_never_comes_names_the_sender(backend):
     with Ranks(backend, 3, in_recv_in_vain, timeout=3.0) as ranks:
         for rank in ranks.ranks:
@@ -438,14 +401,7 @@ def leaves(say, call: str) -> None:
         dist.recv(torch.ones(4), 1)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 @pytest.mark.parametrize("call", ["all_reduce", "recv"])
 def test_a_rank_that_leaves_is_named(backend, call):
     with Ranks(backend, 3, leaves, call) as ranks:
@@ -474,14 +430,7 @@ def last_words(say) -> None:
         dist.recv(small, 1)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_what_was_sent_before_leaving_arrives(backend):
     with Ranks(backend, 3, last_words) as ranks:
         for rank in ranks.ranks:
@@ -578,13 +527,7 @@ def make_mistake(mistake, length: int) -> str:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("length", [8, 400_000])
 @pytest.mark.verifies(
-    "xtrain.backends.calls:call_site",
-    "xtrain.backends.calls:fingerprint",
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
+    *ESTABLISHED, "xtrain.backends.calls:call_site", "xtrain.backends.calls:fingerprint"
 )
 def test_ranks_in_different_calls_are_all_shown(ours, mistake, length):
     texts = ours(3).run(make_mistake, mistake, length)
@@ -700,15 +643,7 @@ def swap_compared(swap, length: int) -> str:
 
 
 @pytest.mark.parametrize("swap", SYMMETRIC, ids=lambda s: s.__name__)
-@pytest.mark.verifies(
-    "xtrain.backends.calls:call_site",
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START, "xtrain.backends.calls:call_site")
 def test_swapped_calls_are_refused_when_lines_are_compared(ours, swap):
     first, second = lines_of(swap)
     for length in (12, 300_000):
@@ -732,15 +667,7 @@ def swap_warned_of(swap, length: int) -> list[str]:
 
 
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda s: s.__name__)
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.swaps:Swaps",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START, "xtrain.backends.swaps:Swaps")
 def test_swapped_calls_are_warned_of_by_every_rank_once_for_each_line(ours, swap):
     lines = lines_of(swap)
     for length in (12, 300_000):
@@ -780,14 +707,7 @@ def lines_may_differ(compare_lines: str | None) -> list[str]:
     return [record.getMessage() for record in records]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 @pytest.mark.parametrize("compare_lines", [None, "0"])
 def test_ranks_may_make_one_call_from_different_lines(ours, compare_lines):
     assert ours(3).run(lines_may_differ, compare_lines) == [[], [], []]
@@ -808,14 +728,7 @@ def takes_turns() -> list[str]:
     return [record.getMessage() for record in records]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_ranks_that_take_turns_on_two_lines_are_warned_and_served(ours):
     for told in ours(3).run(takes_turns):
         assert told and all("Are these calls swapped?" in each for each in told)
@@ -843,14 +756,7 @@ def lines_that_are_never_compared() -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 @pytest.mark.filterwarnings("ignore")
 def test_calls_with_a_root_barriers_and_those_of_libraries_have_no_line_to_compare(
     ours,
@@ -866,14 +772,7 @@ def compared_by_one_rank() -> str:
     return str(raised.value)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_a_setting_that_only_some_ranks_have_is_named(ours):
     for text in ours(2).run(compared_by_one_rank):
         assert "Is XTRAIN_COMPARE_LINES set on some ranks only?" in text
@@ -905,14 +804,7 @@ def swapped_unnoticed(swap, compare_lines: str | None) -> tuple[float, float]:
     return a.item(), b.item()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 @pytest.mark.parametrize(
     ("swap", "compare_lines"),
     [
@@ -928,15 +820,7 @@ def test_some_swapped_calls_cannot_be_told_from_right_ones(ours, swap, compare_l
     assert sums == [wrong, wrong[::-1], wrong]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.calls:call_site",
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START, "xtrain.backends.calls:call_site")
 def test_what_is_swapped_on_lines_of_its_own_is_refused_when_lines_are_compared(ours):
     swap = swapped_on_lines_of_its_own
     b_first, _, a_first, _ = lines_of(swap)
@@ -961,7 +845,7 @@ def through_deprecated() -> list[str]:
     "xtrain.backends.calls:call_site",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 def test_what_wraps_a_deprecated_function_is_not_taken_for_the_line(ours):
     for text in ours(2).run(through_deprecated)[0]:
@@ -1000,14 +884,7 @@ def wrong_message(take: torch.dtype, count: int) -> str:
 @pytest.mark.parametrize(
     ("take", "count"), [(torch.float32, 3), (torch.float32, 5), (torch.int32, 4)]
 )
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.messages:Inbox",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*ESTABLISHED, "xtrain.backends.messages:Inbox")
 def test_a_message_of_another_size_is_refused_by_its_receiver(ours, take, count):
     """The ninth class: nothing is written, the next message arrives."""
     _, text, _ = ours(3).run(wrong_message, take, count)
@@ -1035,7 +912,7 @@ def ones_on_the_wire() -> None:
 @pytest.mark.verifies(
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
+    "xtrain.backends.call_runner:CallRunner",
 )
 def test_a_goodbye_is_looked_for_between_calls_only(worlds_of):
     worlds_of("xtrain-socket").get(2).run(ones_on_the_wire)
@@ -1075,13 +952,7 @@ def bytes_that_look_like_a_goodbye() -> None:
         assert minus.eq(-1).all()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*ESTABLISHED)
 def test_no_data_is_taken_for_a_goodbye(ours):
     ours(4).run(bytes_that_look_like_a_goodbye)
 
@@ -1133,14 +1004,7 @@ def come_and_go(say, enter, rank: int) -> None:
     say((before, traces()))
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_destroying_a_group_leaves_nothing(backend):
     with Ranks(backend, 3, come_and_go, join=False) as ranks:
         for rank in ranks.ranks:
@@ -1163,14 +1027,7 @@ def sockets_of(pid: int) -> set[str]:
     return {link[8:-1] for link in links if link.startswith("socket:")}
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_killed_ranks_leave_nothing(backend):
     with Ranks(backend, 3, in_all_reduce) as ranks:
         for rank in ranks.ranks:
@@ -1205,13 +1062,7 @@ def waits_a_little() -> None:
         dist.send(torch.ones(1), 0)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*ESTABLISHED)
 def test_a_short_wait_ends_and_the_operation_goes_on(ours):
     ours(2).run(waits_a_little)
 
@@ -1260,14 +1111,7 @@ def interrupted(say) -> None:
         assert summed() == 2  # what rank 0 had given is there
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_ctrl_c_interrupts_a_wait(backend, tmp_path):
     done = tmp_path / "interrupted"
     environment = {"INTERRUPTED": str(done)}
@@ -1289,14 +1133,7 @@ def exits(say) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.rendezvous:Rendezvous",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.stepping:SteppedGroup",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*FROM_THE_START)
 def test_an_orderly_exit_counts_as_leaving(backend):
     with Ranks(backend, 3, exits, linger=False) as ranks:
         for waiting in (0, 2):

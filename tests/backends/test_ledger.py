@@ -21,6 +21,14 @@ from xtrain.backends.shared_memory import ONE_SHOT_BYTES
 from xtrain.backends.sockets import INLINE_BYTES
 from xtrain.comm import CommLedger
 
+# What the tests here prove, for their marks.
+COUNTED = (
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.sockets:Sockets",
+    "xtrain.comm.ledger:CommLedger",
+    "xtrain.comm.ledger:record",
+)
+
 SMALL, LARGE = 1000, 400_000  # floats, divisible by every size below
 
 
@@ -94,12 +102,7 @@ def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, 
     }
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:record",
-)
+@pytest.mark.verifies(*COUNTED)
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_collectives_tell_what_they_moved(ours, backend, size, numel):
@@ -129,22 +132,12 @@ def messages_too() -> None:
         assert ledger.events[0].peer == 3 - rank  # in the world's numbers
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:record",
-)
-def test_messages_are_counted_with_world_ranks(ours):
+@pytest.mark.verifies(*COUNTED)
+def test_messages_are_counted_with_global_ranks(ours):
     ours(3).run(messages_too)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.sockets:Sockets",
-    "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:record",
-)
+@pytest.mark.verifies(*COUNTED)
 def test_ledgers_nest_and_keep_rounds_and_values_as_over_gloo(ours):
     """What a call moved is known when it has ended: every open ledger is told."""
     for case in (nested, closed_ledgers_cost_nothing, asynchronous):

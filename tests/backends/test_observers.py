@@ -15,6 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.backends import shared_empty
 
+# What the tests here prove, for their marks.
+OBSERVED = (
+    "xtrain.backends.operators:as_operator",
+    "xtrain.backends.process_group:XtrainProcessGroup",
+)
+
 LARGE = 300_000
 
 
@@ -73,11 +79,7 @@ def of_c10d(names: Counter) -> Counter:
     return Counter({name: n for name, n in names.items() if "c10d" in name})
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.observers:unobserved",
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_a_dispatch_mode_sees_what_it_sees_on_gloo(ours, worlds_of):
     on_gloo = worlds_of("gloo").get(2).run(under_modes)
     for seen, expected in zip(ours(2).run(under_modes), on_gloo, strict=True):
@@ -106,11 +108,7 @@ def without_clones() -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.observers:unobserved",
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_ddp_trains_in_a_mode_that_allows_no_clones(ours):
     size = 2
     for weight, bias in ours(size).run(without_clones):
@@ -136,10 +134,7 @@ def answered_by_a_mode() -> None:
     assert total.tolist() == [2] * 3
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED)
 def test_a_mode_may_answer_in_place_of_the_collective(ours):
     ours(2).run(answered_by_a_mode)
 
@@ -168,11 +163,7 @@ def in_function_modes() -> None:
             assert pieces[0].eq(2).all() and tensor.eq(0).all()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.observers:unobserved",
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_function_modes_do_not_reach_inside(ours):
     ours(2).run(in_function_modes)
 
@@ -210,10 +201,7 @@ def every_collective_of_fakes(x: torch.Tensor | None = None) -> None:
     dist.recv(x, 1)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED)
 def test_fake_tensors_are_traced_and_nothing_is_sent(ours):
     ours(2).run(fakes)
 
@@ -229,11 +217,7 @@ def profiled() -> list[tuple[str, list]]:
     return [(event.name, event.input_shapes) for event in profiler.events()]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.observers:unobserved",
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_the_profiler_shows_collectives_as_on_gloo(ours, backend, worlds_of):
     on_gloo = worlds_of("gloo").get(2).run(profiled)
     for events, expected in zip(ours(2).run(profiled), on_gloo, strict=True):
@@ -261,11 +245,7 @@ def shared_under_a_mode() -> None:
     }
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.observers:unobserved",
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_shared_tensors_under_a_mode(worlds_of):
     worlds_of("xtrain-shm").get(2).run(shared_under_a_mode)
 
@@ -282,9 +262,6 @@ def nothing_is_asked_twice() -> int:
     operators._dispatched = kept
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.operators:as_operator",
-    "xtrain.backends.process_group:XtrainProcessGroup",
-)
+@pytest.mark.verifies(*OBSERVED)
 def test_unobserved_calls_take_the_direct_way(ours):
     ours(2).run(nothing_is_asked_twice)

@@ -18,6 +18,12 @@ from tests.backends.faults import Ranks, only_in_a_wait
 from xtrain.backends.callbacks import Callbacks
 from xtrain.backends.progress import Operation, Progress, Steps
 
+# What the tests here prove, for their marks.
+PROGRESS = (
+    "xtrain.backends.progress:Operation",
+    "xtrain.backends.progress:Progress",
+)
+
 LARGE = 3_000_000  # floats: a collective of many reads and writes
 PATIENT = 60.0  # seconds to wait for what comes at once on a quiet machine
 
@@ -59,9 +65,7 @@ def after(passes: int) -> Steps:
         yield
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_group_closed_while_its_thread_goes_to_sleep_is_closed():
     """The thread finds nothing to do and clears its event; just then comes `close`."""
     progress = Progress(lambda operation: None)
@@ -74,9 +78,7 @@ def test_a_group_closed_while_its_thread_goes_to_sleep_is_closed():
     assert operation.done and operation.error is None
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_closed_group_ends_what_is_posted_and_starts_no_thread():
     progress = Progress(lambda operation: None)
     progress.close(RuntimeError("closed"))
@@ -90,9 +92,7 @@ def test_a_closed_group_ends_what_is_posted_and_starts_no_thread():
     assert progress._thread is None
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_group_is_closed_while_another_thread_waits_in_it():
     progress = Progress(lambda operation: None)
     operation = Operation("some", after(1 << 60))
@@ -124,9 +124,7 @@ def come_and_go(say, enter, rank: int, rounds: int) -> None:
         assert total[0].item() == 2
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_destroying_a_group_always_returns(backend, tmp_path):
     rounds = 200
     environment = {"STORE": str(tmp_path / "store"), "BACKEND": backend}
@@ -152,9 +150,7 @@ def destroyed_by_a_signal(say) -> None:
         dist.all_reduce(torch.ones(LARGE))
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_signal_handler_may_destroy_the_group_under_a_wait(backend):
     with Ranks(backend, 2, destroyed_by_a_signal, timeout=PATIENT) as ranks:
         for rank in ranks.ranks:
@@ -200,20 +196,16 @@ def communicating_callbacks() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.verifies(
-    "xtrain.backends.callbacks:Callbacks",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-)
+@pytest.mark.verifies(*PROGRESS, "xtrain.backends.callbacks:Callbacks")
 def test_callbacks_may_communicate(ours, size):
     ours(size).run(communicating_callbacks, timeout=PATIENT)
 
 
 def compressed() -> list[torch.Tensor]:
     group = dist.group.WORLD
-    kept = getattr(group, "_post_seconds", None)
-    if kept is not None:  # have calls go on in the background, as long ones do
-        group._post_seconds = 0.0
+    runner = getattr(group, "_runner", None)
+    if runner is not None:  # have calls go on in the background, as long ones do
+        kept, runner.post_seconds = runner.post_seconds, 0.0
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 32))
     ddp = DistributedDataParallel(model)
@@ -227,14 +219,12 @@ def compressed() -> list[torch.Tensor]:
         optimizer.step()
     compression_rate = state.compression_stats()[0]
     assert compression_rate > 2  # it did compress
-    if kept is not None:
-        group._post_seconds = kept
+    if runner is not None:
+        runner.post_seconds = kept
     return [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_power_sgd_trains_as_on_gloo(ours, worlds_of):
     """torch's hook waits for two more all-reduces in callbacks of the first."""
     on_ours = ours(2).run(compressed, timeout=PATIENT)
@@ -277,9 +267,7 @@ def blocking_and_failing_callbacks() -> None:
     assert blocked.wait() == "released"
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_callback_that_blocks_or_fails_stops_nothing_else(ours):
     ours(2).run(blocking_and_failing_callbacks, timeout=PATIENT)
 
@@ -302,9 +290,7 @@ def destroyed_under_a_callback(say) -> None:
     future.wait()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_group_is_destroyed_while_a_callback_blocks(backend):
     with Ranks(backend, 2, destroyed_under_a_callback) as ranks:
         for rank in ranks.ranks:
@@ -324,9 +310,7 @@ def destroyed_by_a_callback(say) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_callback_may_destroy_the_group(backend):
     with Ranks(backend, 2, destroyed_by_a_callback) as ranks:
         for rank in ranks.ranks:
@@ -371,11 +355,7 @@ def late_for_a_barrier(say) -> None:
         dist.barrier(hasty)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
-    "xtrain.backends.peer_monitor:PeerMonitor",
-)
+@pytest.mark.verifies(*PROGRESS, "xtrain.backends.peer_monitor:PeerMonitor")
 def test_a_call_has_the_timeout_that_it_is_given(backend):
     with Ranks(backend, 2, late_for_a_barrier, timeout=2 * PATIENT) as ranks:
         assert ranks[0].hear(PATIENT) == ("ended", None)
@@ -403,9 +383,7 @@ def waits_for_a_while() -> None:
     dist.barrier()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_a_wait_ends_at_its_time_and_the_group_lives_on(ours):
     ours(2).run(waits_for_a_while, timeout=2 * PATIENT)
 
@@ -442,9 +420,8 @@ def over_and_over(say, call) -> None:
 
 
 @pytest.mark.verifies(
+    *PROGRESS,
     "xtrain.backends.liveness:Peers",
-    "xtrain.backends.progress:Operation",
-    "xtrain.backends.progress:Progress",
     "xtrain.backends.peer_monitor:PeerMonitor",
 )
 def test_a_rank_that_is_stopped_is_named_wherever_it_stopped(backend):
@@ -478,9 +455,7 @@ def form_and_leave(rounds: int) -> int:
     return rounds
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.progress:Operation", "xtrain.backends.progress:Progress"
-)
+@pytest.mark.verifies(*PROGRESS)
 def test_many_ranks_form_a_group_again_and_again(ours):
     """Ranks look at each other while each becomes a member, at any moment of it."""
     assert ours(8).run(form_and_leave, 40, timeout=120.0) == [40] * 8

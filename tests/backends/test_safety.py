@@ -49,6 +49,18 @@ from xtrain.backends.rendezvous import (
 )
 from xtrain.backends.segments import length_for, make_memory, open_segment
 
+# What the tests here prove, for their marks.
+CONNECTING = (
+    "xtrain.backends.acceptor:Acceptor",
+    "xtrain.backends.addresses:listen",
+    "xtrain.backends.handshake:check_user",
+    "xtrain.backends.handshake:dial",
+)
+HANDSHAKE = (
+    "xtrain.backends.handshake:admit",
+    "xtrain.backends.handshake:dial",
+)
+
 GROUP, SECRET = b"g" * 32, b"a secret of this test"
 
 
@@ -97,17 +109,13 @@ def taken(connection: Connection, count: int, seconds: float = 20.0) -> bytes:
     return data
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_a_member_is_admitted():
     ours, theirs = pair()
     assert verdicts(admitter(ours), dialler(theirs)) == [(2, 1), None]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 @pytest.mark.parametrize(
     ("claim", "we_say", "they_say"),
     [
@@ -151,9 +159,7 @@ def test_an_impostor_that_listens_is_found_out():
     assert heard[: len(MAGIC)] == MAGIC
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_the_last_word_of_a_listener_is_proven_too():
     ours, theirs = pair()
     hosts, joins = admitter(ours)[1], dialler(theirs)
@@ -189,9 +195,7 @@ def relayed(alter=lambda data: data, **claim) -> tuple[list[bytes], list[object]
     return recorded, ends
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_a_recorded_handshake_proves_nothing_again():
     recorded, ends = relayed()
     assert ends == [(2, 1), None]
@@ -201,9 +205,7 @@ def test_a_recorded_handshake_proves_nothing_again():
     assert verdicts(admitter(ours)) == ["rank 2 does not know the secret"]
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_a_relay_cannot_change_what_a_dialler_says():
     """Two ranks that read a relay's lines have other digests; nor can it mend that."""
     assert relayed(group=b"h" * 32)[1][0] == "rank 2 of another group"
@@ -213,9 +215,7 @@ def test_a_relay_cannot_change_what_a_dialler_says():
         assert listener == "rank 2 does not know the secret", name
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
     monkeypatch.setattr(
         handshake, "PROOF_SECONDS", 0.3
@@ -230,9 +230,7 @@ def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
     assert end == "the listener of rank 0 does not know the secret"
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_a_listeners_proof_is_no_diallers_proof():
     """Who has recorded a first proof, and sends the listener's own one back."""
     recorded, _ = relayed()
@@ -277,9 +275,7 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
     assert "too late after" in end
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.handshake:admit", "xtrain.backends.handshake:dial"
-)
+@pytest.mark.verifies(*HANDSHAKE)
 def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
     recorded, _ = relayed()
     monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.3)
@@ -381,11 +377,8 @@ def test_a_short_secret_is_refused_and_everybody_told():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_over_tcp_no_secret_enters_the_store():
@@ -400,11 +393,8 @@ def test_over_tcp_no_secret_enters_the_store():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_ranks_with_different_secrets_do_not_meet():
@@ -495,11 +485,9 @@ def besieged(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
+    "xtrain.backends.connect:connect_all",
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_strangers_are_logged_and_the_group_forms_and_lives_on():
@@ -533,13 +521,7 @@ def hurried(say, enter, rank: int) -> None:
     say((len(held), threading.active_count(), messages))
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
-    "xtrain.backends.handshake:read_secret",
-)
+@pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:read_secret")
 def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
     with Ranks("xtrain-socket", 2, hurried, join=False) as ranks:
         _, threads, messages = ranks[0].hear()
@@ -584,11 +566,8 @@ def flooded(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_silent_connections_without_end_keep_no_rank_out(tmp_path):
@@ -645,13 +624,7 @@ def slow_to_say_hello(say, enter, rank: int) -> None:
     say(messages if rank == 0 else len(attempts))
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
-    "xtrain.backends.handshake:read_secret",
-)
+@pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:read_secret")
 def test_a_rank_that_was_too_slow_comes_again():
     with Ranks("xtrain-socket", 2, slow_to_say_hello, join=False) as ranks:
         (message,) = ranks[0].hear()
@@ -685,13 +658,7 @@ def advance(call: Dialler, acceptor: Acceptor) -> None:
     wait_until(done)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
-    "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
-)
+@pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:admit")
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_second_authenticated_connection_of_one_rank_is_refused(at_once):
     with open_acceptor() as (acceptor, address):
@@ -713,13 +680,7 @@ def test_a_second_authenticated_connection_of_one_rank_is_refused(at_once):
         assert acceptor.absent() == []
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
-    "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
-)
+@pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:admit")
 def test_a_full_backlog_is_waited_for(monkeypatch):
     """The system turns away whom it has no room to keep waiting: dial again."""
     monkeypatch.setattr("xtrain.backends.addresses.BACKLOG", 3)
@@ -737,13 +698,7 @@ def test_a_full_backlog_is_waited_for(monkeypatch):
         assert acceptor.admitted.keys() == {(1, 0)}
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
-    "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
-)
+@pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:admit")
 def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
     with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
         for _ in range(700):
@@ -760,11 +715,8 @@ def test_a_rank_is_served_at_once_behind_any_number_of_silent_strangers():
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
@@ -808,13 +760,7 @@ def test_an_address_where_nobody_listens_is_named(monkeypatch):
             advance(vain, acceptor)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
-    "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
-)
+@pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:admit")
 def test_whoever_has_proven_itself_stays_when_it_is_crowded(monkeypatch):
     monkeypatch.setattr("xtrain.backends.acceptor.MAX_HANDSHAKES", 3)
     with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
@@ -1255,11 +1201,8 @@ def carry(listener: socket.socket, store: Path) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 @pytest.mark.parametrize("size", [2, 3])
@@ -1325,11 +1268,8 @@ def used_again(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.backends.acceptor:Acceptor",
-    "xtrain.backends.addresses:listen",
+    *CONNECTING,
     "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:check_user",
-    "xtrain.backends.handshake:dial",
     "xtrain.backends.handshake:read_secret",
 )
 def test_groups_one_after_the_other_on_one_store(backend, tmp_path):

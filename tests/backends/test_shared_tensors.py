@@ -11,8 +11,17 @@ from torch.distributed import ReduceOp
 
 from tests.backends.faults import Ranks
 from xtrain.backends import shared_empty
-from xtrain.backends.shared_memory import IN_PLACE_BYTES, ONE_SHOT_BYTES
+from xtrain.backends.shared_all_reduce import IN_PLACE_BYTES
+from xtrain.backends.shared_memory import ONE_SHOT_BYTES
 from xtrain.comm import CommLedger
+
+# What the tests here prove, for their marks.
+SHARED = (
+    "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.shared_tensors:SharedTensors",
+    "xtrain.backends:shared_empty",
+    "xtrain.comm.reduce_op:reduce_into",
+)
 
 SMALL = ONE_SHOT_BYTES // 4  # the largest that takes one step, in floats
 LARGE = IN_PLACE_BYTES // 4  # the largest that is one piece
@@ -48,12 +57,7 @@ def reduce_one(count: int, dtype: torch.dtype, op_name: str) -> bytes:
     return tensor.view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED, "xtrain.backends.shared_all_reduce:all_reduce_in_place")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(
     "count", [0, 1, SMALL, SMALL + 1, 3 * LARGE // 2 + 7, 2 * LARGE]
@@ -63,24 +67,14 @@ def test_all_ranks_get_the_same_bits(shm, size, count):
     assert len(set(results)) == 1
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 @pytest.mark.parametrize("op", ["AVG", "MAX"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_operations_and_dtypes(shm, op, dtype):
     assert len(set(shm(3).run(reduce_one, SMALL * 4 + 5, dtype, op))) == 1
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 def test_whole_numbers_are_exact(shm):
     assert len(set(shm(4).run(reduce_one, SMALL + 3, torch.int64, "SUM"))) == 1
 
@@ -93,12 +87,7 @@ def nothing_is_staged(count: int) -> tuple[int, int]:
     return ledger.bytes_sent, ledger.bytes_received
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_large_one_is_not_copied_into_a_stage(shm, size):
     """A rank writes its slice of the sum once, and reads what a staged one reads."""
@@ -135,12 +124,7 @@ def parts_and_mixtures() -> None:
     assert bool((tensor == size).all())
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_views_and_mixtures_with_private_tensors(shm, size):
     shm(size).run(parts_and_mixtures)
@@ -169,12 +153,7 @@ def freed() -> None:
     assert later[0].item() == dist.get_world_size()
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 def test_memory_is_given_back_with_the_last_view(shm):
     shm(3).run(freed)
 
@@ -190,12 +169,7 @@ def some_free_it() -> None:
     assert bool((tensor == size).all())
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 def test_a_rank_may_free_its_own_early(shm):
     shm(3).run(some_free_it)
 
@@ -210,12 +184,7 @@ def in_a_subgroup() -> None:
         assert bool((tensor == 2).all())  # the tensor outlives its group
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 def test_of_a_subgroup(shm):
     shm(4).run(in_a_subgroup)
 
@@ -235,12 +204,7 @@ def mistakes() -> list[str]:
     return texts
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 def test_mistakes_are_reported_and_the_group_lives_on(shm):
     texts = {text for texts in shm(3).run(mistakes) for text in texts}
     assert len(texts) == 1
@@ -267,12 +231,7 @@ def busy_in_place(say) -> None:
         dist.all_reduce(tensor)
 
 
-@pytest.mark.verifies(
-    "xtrain.backends.shared_memory:SharedMemory",
-    "xtrain.backends.shared_tensors:SharedTensors",
-    "xtrain.backends:shared_empty",
-    "xtrain.comm.reduce_op:reduce_into",
-)
+@pytest.mark.verifies(*SHARED)
 def test_a_killed_rank_is_named_and_leaves_nothing():
     with Ranks("xtrain-shm", 3, busy_in_place) as ranks:
         for rank in ranks.ranks:

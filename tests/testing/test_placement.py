@@ -8,7 +8,7 @@ from xtrain.testing.placement import (
     Machine,
     choose,
     explain_sharing,
-    place,
+    rank_environment,
     registration,
 )
 
@@ -67,16 +67,16 @@ NCCL = Choice("nccl", "cuda", "as asked")
 
 
 def test_ranks_outnumbering_gpus_share_them_with_a_new_nccl():
-    assert place(1, NCCL, ONE) == {}
-    assert place(8, NCCL, EIGHT) == {}
-    assert place(4, NCCL, ONE) == SHARING_ENVIRONMENT
-    assert place(4, Choice("gloo", "cuda", ""), OLD) == {}
+    assert rank_environment(1, NCCL, ONE) == {}
+    assert rank_environment(8, NCCL, EIGHT) == {}
+    assert rank_environment(4, NCCL, ONE) == SHARING_ENVIRONMENT
+    assert rank_environment(4, Choice("gloo", "cuda", ""), OLD) == {}
 
 
 @pytest.mark.parametrize("machine", [OLD, Machine(gpus=1, nccl=None)])
 def test_an_old_nccl_is_told_in_one_line(machine):
     with pytest.raises(ValueError, match="4 ranks need 4 GPUs, there are 1") as caught:
-        place(4, NCCL, machine)
+        rank_environment(4, NCCL, machine)
     assert "needs NCCL 2.30 or newer, found" in str(caught.value)
     assert "\n" not in str(caught.value)
 

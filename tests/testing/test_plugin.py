@@ -1,6 +1,7 @@
 """The pytest plugin, seen by running pytest on small test files."""
 
 import json
+import platform
 import sys
 
 import pytest
@@ -73,6 +74,8 @@ def check_first_record(pytester):
     record = read_record(pytester)
     assert (record["backend"], record["device"]) == ("gloo", "cpu")
     assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+    # No kernel release: the same on every machine of one kind.
+    assert record["platform"] == f"{platform.system()} {platform.machine()}"
     room = outcomes(record, "house:room")
     assert {name: test["outcome"] for name, test in room.items()} == {
         "test_room[1]": "passed",

@@ -1,10 +1,8 @@
 # mypy: disable-error-code="override,assignment,call-arg,misc"
 """A group as torch knows it: its names, its ranks, and how it ends."""
 
-import os
 import sys
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from types import FrameType
@@ -12,13 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import Store
 
-from xtrain.backends.arguments import check_servable
+from xtrain.backends.call_runner import CallRunner
 from xtrain.backends.liveness import Peers
 from xtrain.backends.peer_monitor import PeerMonitor
-from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
+from xtrain.backends.progress import Progress
 
 
 def refuse_other_devices(backend: str) -> None:
@@ -58,16 +55,9 @@ class Group(dist.ProcessGroup):
         refuse_other_devices(backend)
         self._backend_name, self._rank, self._size = backend, rank, size
         self._timeout = timeout.total_seconds()
-        crowded = size >= (os.cpu_count() or 1)
-        self._post_seconds = CROWDED_POST_SECONDS if crowded else POST_SECONDS
         self._names: dict[str, str] = {}
         self._global_ranks: list[int] = []
-        self._closed = False
         self.stand_in = dist.ProcessGroup(rank, size)  # see `operators`
-        self._calls = 0
-        # torch's C++ may hold a work alone, and would wait forever on one whose Python
-        # half is gone: DDP's join does so with its count of ranks.
-        self._kept: deque[dist.Work] = deque(maxlen=16)
         self._peers = Peers()
         try:
             self._transport = make_transport(
@@ -80,6 +70,10 @@ class Group(dist.ProcessGroup):
             rank, self._transport, self._peers, self._timeout, self._global_rank
         )
         self._progress = Progress(self._monitor.check)
+        self._runner = CallRunner(
+            backend, rank, self._transport, self._progress, self._monitor,
+            self._global_rank,
+        )  # fmt: skip
         # A process that ends in good order says so, as if it had destroyed the group.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
 
@@ -133,7 +127,7 @@ class Group(dist.ProcessGroup):
 
     def _get_sequence_number_for_group(self) -> int:
         """How many calls this rank has made."""
-        return self._calls
+        return self._runner.calls
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The timeout of calls from now on that have none of their own."""
@@ -143,11 +137,11 @@ class Group(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""
-        if not self._closed:
-            self._closed = True
+        if not self._runner.closed:
+            self._runner.closed = True
             self._progress.close(RuntimeError("this group has been destroyed"))
             self._leave()
-            self._kept.clear()
+            self._runner.kept.clear()
             self._peers.close()
 
     abort = shutdown
@@ -160,19 +154,3 @@ class Group(dist.ProcessGroup):
             except (KeyError, ValueError, RuntimeError):
                 return rank  # torch has not registered this group (yet)
         return self._global_ranks[rank]
-
-    def _ready(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """RuntimeError when this group has ended, ValueError for a foreign tensor."""
-        if self._monitor.broken is not None:
-            raise RuntimeError(f"{name}: this group is broken: {self._monitor.broken}")
-        if self._closed:
-            raise RuntimeError(f"{name}: this group has been destroyed")
-        for tensor in tensors:
-            check_servable(name, self._backend_name, tensor)
-
-    def _not_myself(self, name: str, peer: int) -> None:
-        if peer == self._rank or not 0 <= peer < self._size:
-            raise ValueError(
-                f"{name}: rank {self._rank} of {self._size} cannot exchange messages "
-                f"with rank {peer}"
-            )

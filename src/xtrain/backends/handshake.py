@@ -8,8 +8,8 @@ With a secret (the environment variable XTRAIN_SECRET, or the path of a file tha
 the user can read in XTRAIN_SECRET_FILE) each side shows that it knows it, by keyed
 hashes over the group, both ranks, the purpose and fresh random numbers of both sides: a
 recorded handshake proves nothing a second time, nor in another group. The digest that
-names the group covers the ranks' real addresses (`meeting`): ranks that a relay brings
-together, having put its own address into the store, prove nothing to each other.
+names the group covers the ranks' real addresses (`rendezvous`): ranks that a relay
+brings together, having put its own address into the store, prove nothing to each other.
 Without a secret only processes of the same user on the same host get in, by the word of
 the kernel.
 
@@ -18,7 +18,7 @@ the kernel.
     dialler   -> HMAC("dialler again", everything above)
     listener  -> HMAC("welcome", everything above)
 
-Whoever dials proves itself first: a stranger gets no hash to try secrets on.
+The side that dials proves itself first: an impostor gets no hash to try secrets on.
 """
 
 import hashlib

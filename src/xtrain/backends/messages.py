@@ -1,4 +1,4 @@
-"""Messages over a stream of bytes: framing, tags, and a place for the unexpected.
+"""Messages over a stream of bytes: framing, tags, and a buffer for the unexpected.
 
 A frame is a header (tag, dtype, payload length, where the sender's call stands), then
 the payload. Every header has the same length, so it is read at once. The receiver reads

@@ -7,7 +7,6 @@ know the difference. This one makes sure that all ranks are in the same call, le
 transport do it, and returns a `Work` to wait for.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,23 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.backends.arguments import check_fits, check_twins, one_dtype, row_sizes
-from xtrain.backends.calls import (
-    Message,
-    call_site,
-    in_words,
-    reduce_op,
-    shape_and_dtype,
-    shape_of,
-    shapes_of,
-)
-from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
-from xtrain.backends.observers import profiling, record_event, unobserved
+from xtrain.backends.calls import reduce_op, shape_and_dtype, shape_of, shapes_of
+from xtrain.backends.group import Group
+from xtrain.backends.make_shared import make_shared
+from xtrain.backends.observers import unobserved
 from xtrain.backends.operators import as_operator
-from xtrain.backends.progress import Operation, Steps
-from xtrain.backends.shared_tensors import reserve
-from xtrain.backends.stepping import SteppedGroup
-from xtrain.backends.works import Finished, Pending, Several
-from xtrain.comm.ledger import record
+from xtrain.backends.point_to_point import receive, send
+from xtrain.backends.progress import Steps
+from xtrain.backends.works import Finished, Several
 
 OPERATORS = (
     "_allgather_base",
@@ -62,12 +52,16 @@ OPERATORS = (
 )
 
 
-class XtrainProcessGroup(SteppedGroup):
+class XtrainProcessGroup(Group):
     """One group of ranks over one transport.
 
     Errors are RuntimeErrors: a peer that died or left is named together with the call
     that waited for it; ranks in different calls see all ranks' calls.
     """
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._collective = self._runner.collective  # looked up once, not in each call
 
     # -- collectives -------------------------------------------------------------------
 
@@ -263,94 +257,25 @@ class XtrainProcessGroup(SteppedGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @unobserved()
-    def shared_empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """See `xtrain.backends.shared_empty`."""
-        shared = getattr(self._transport, "shared", None)
-        if shared is None:
-            raise ValueError(
-                f'shared_empty: needs a group on "xtrain-shm", '
-                f"not on {self._backend_name}"
-            )
-        descriptor, error = -1, None
-        try:
-            descriptor = reserve(shape, dtype)
-        except OSError as problem:
-            error = problem
-        try:
-            descriptors = self._exchange("shared_empty", (shape, dtype), descriptor)
-            if -1 not in descriptors:
-                try:
-                    tensor = shared.map(descriptors, shape, dtype)
-                except (OSError, RuntimeError, ValueError) as problem:
-                    error = problem
-            fine = self._exchange("shared_empty", None, error is None)
-        finally:
-            if descriptor != -1:
-                os.close(descriptor)  # everyone has mapped it
-        if 0 in fine:
-            failed = self._global_rank(fine.index(0))
-            raise RuntimeError(
-                f"shared_empty: rank {failed} has no memory for "
-                f"{in_words((shape, dtype))}"
-            ) from error
-        return tensor
-
     # -- point-to-point ----------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         (tensor,) = tensors
-        self._ready("send", tensors)
-        self._not_myself("send", dst)
-        flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-        peer = self._global_rank(dst)
-        record("send", "send", peer, [flat])
-        call = Message("send", tensor, "dst", peer, call_site())
-        steps = send_message(
-            self._transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
-            call.site,
-        )  # fmt: skip
-        operation = Operation(call, self._breaking(call, steps), (dst,))
-        if profiling():
-            record_event(f"{self._backend_name}:send", operation, [flat])
-        self._calls += 1
-        self._progress.post(("send", dst), operation)
-        return Pending(self._progress, operation, tensors)
+        return send(self._runner, tensor, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
-        self._not_myself("recv", src)
-        return self._receive(tensors, (src,), tag)
+        self._runner.check_peer("recv", src)
+        (tensor,) = tensors
+        return receive(self._runner, tensor, (src,), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
-        return self._receive(tensors, tuple(self._transport.others), tag)
-
-    def _receive(
-        self, tensors: list[Tensor], sources: tuple[int, ...], tag: int
-    ) -> dist.Work:
         (tensor,) = tensors
-        self._ready("recv", tensors)
-        landing = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-        names = [self._global_rank(source) for source in sources]
-        record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
-        receive = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
-        inboxes = [self._transport.inbox[source] for source in sources]
-        call = Message("recv", tensor, "src", names, call_site())
+        return receive(self._runner, tensor, tuple(self._transport.others), tag)
 
-        def steps() -> Steps:
-            yield from self._breaking(call, arrival(receive, inboxes))
-            if receive.error is not None:  # the message is gone, the group is fine
-                raise RuntimeError(f"{call}: {receive.error}")
-            if landing is not tensor:
-                tensor.detach().copy_(landing)
-
-        operation = Operation(call, steps(), sources)
-        if profiling():
-            record_event(f"{self._backend_name}:recv", operation, [landing])
-        self._calls += 1
-        self._progress.post(("recv", id(receive)), operation)
-        work = Pending(self._progress, operation, tensors)
-        work._receive = receive
-        return work
+    @unobserved()
+    def shared_empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """See `xtrain.backends.shared_empty`."""
+        return make_shared(self._runner, shape, dtype)
 
     def _one_by_one(
         self, method: Callable[..., dist.Work], calls: list[tuple], result: list[Tensor]

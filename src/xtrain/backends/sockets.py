@@ -1,15 +1,9 @@
-"""Collectives over plain sockets: every rank is connected to every other.
+"""The transport of ranks that are connected by sockets: every rank with every other.
 
 A collective begins with a header to every other rank: the number of the call and its
 fingerprint. So all ranks know that all are there and in the same call before data
 moves. Small tensors are sent inline, right after the header; large ones run around a
-ring, as one stream:
-
-    rank r    receives a piece from rank r - 1, reduces it into its own,
-              and sends the reduced prefix on while the rest still arrives
-
-That is lc1's ring without its pauses between steps: no rank waits for a whole chunk
-before it passes the beginning on.
+ring (`ring_stream`) or along a chain.
 
 Inside one host the connections are Unix sockets, across hosts TCP. Two for each pair,
 one for collectives and one for messages, so that neither can hold the other up.
@@ -35,9 +29,10 @@ from xtrain.backends.messages import (
     read_all,
     write_all,
 )
-from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of
+from xtrain.backends.pieces import nbytes_of
 from xtrain.backends.progress import Steps
-from xtrain.comm.reduce_op import combine, divide_if_average, reduce_into
+from xtrain.backends.ring_stream import RingStream
+from xtrain.comm.reduce_op import reduce_into
 
 CALL_HEADER = struct.Struct(
     "<QQQ"
@@ -57,7 +52,8 @@ class Sockets:
     are not in them.
     """
 
-    DEATH_GRACE_SECONDS = 0.3  # what a rank sent before it died may still be on its way
+    # What a rank sent before it died may still be on its way.
+    DEATH_GRACE_SECONDS = 0.3
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: float, peers: Peers
@@ -221,19 +217,20 @@ class Sockets:
         yield from self._ring(outputs, ReduceOp.SUM, reduce=False, gather=True)
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
-        """A chain from the root, each rank passing the beginning on at once."""
-        small = nbytes_of(flat) <= INLINE_BYTES
-        inline = (
-            dict.fromkeys(self.others, flat) if small and self.rank == root else None
-        )
-        payloads = yield from self.exchange_headers(check, inline)
-        if small:
-            if self.rank != root:
-                flat.copy_(typed(payloads[root], flat.dtype))
+        if nbytes_of(flat) > INLINE_BYTES:
+            yield from self.exchange_headers(check)
+            yield from self._chain(raw(flat), root)
             return
-        data, hops = raw(flat), (self.rank - root) % self.size
-        have, sent = data.nbytes if hops == 0 else 0, 0
+        inline = dict.fromkeys(self.others, flat) if self.rank == root else None
+        payloads = yield from self.exchange_headers(check, inline)
+        if self.rank != root:
+            flat.copy_(typed(payloads[root], flat.dtype))
+
+    def _chain(self, data: memoryview, root: int) -> Steps:
+        """From the root to the right, each rank passing the beginning on at once."""
+        hops = (self.rank - root) % self.size
         last = hops == self.size - 1
+        have, sent = data.nbytes if hops == 0 else 0, 0
         self.received += data.nbytes - have
         self.sent += 0 if last else data.nbytes
         while have < data.nbytes or (sent < data.nbytes and not last):
@@ -243,9 +240,8 @@ class Sockets:
                 moved += left.read(data[have:])
                 have += moved
             if sent < have and not last:
-                count = self.collective[(self.rank + 1) % self.size].write(
-                    data[sent:have]
-                )
+                right = self.collective[(self.rank + 1) % self.size]
+                count = right.write(data[sent:have])
                 sent, moved = sent + count, moved + count
             if not moved:
                 yield
@@ -283,67 +279,16 @@ class Sockets:
             raise CollectiveMismatch
 
     def _ring(
-        self,
-        chunks: list[Tensor],
-        op: ReduceOp.RedOpType,
-        reduce: bool,
-        gather: bool,
+        self, chunks: list[Tensor], op: ReduceOp.RedOpType, reduce: bool, gather: bool
     ) -> Steps:
-        """Run chunks around the ring as one stream: see the module's text.
-
-        The k-th chunk that a rank sends is the k-th it received one step earlier, and
-        no byte of it leaves before it has been received (and reduced).
-        """
         if self.size == 1:
             return
-        rank, size = self.rank, self.size
-        hops = size - 1
-        first = rank - 1 if reduce else rank
-        total = hops * (reduce + gather)
-        order = [(first - step) % size for step in range(total + 1)]
-        out, inn = (
-            self.collective[(rank + 1) % size],
-            self.collective[(rank - 1) % size],
-        )
-        views = [raw(chunks[index]) for index in order]
-        ready = [0] * (total + 1)  # bytes of views[k] that may be sent
-        ready[0] = views[0].nbytes
-        itemsize = chunks[0].element_size()
-        block = torch.empty(BLOCK_BYTES // itemsize, dtype=chunks[0].dtype)
-        block_view, filled = raw(block), 0
-        sending, sent, receiving = 0, 0, 1
-        self.sent += sum(view.nbytes for view in views[:-1])
-        self.received += sum(view.nbytes for view in views[1:])
-        while sending < total or receiving <= total:
-            moved = False
-            if sending < total:
-                if sent < ready[sending]:
-                    count = out.write(views[sending][sent : ready[sending]])
-                    sent, moved = sent + count, moved or count > 0
-                if sent == views[sending].nbytes:
-                    sending, sent, moved = sending + 1, 0, True
-            if receiving <= total:
-                view = views[receiving]
-                left = view.nbytes - ready[receiving]
-                if left == 0:
-                    receiving, moved = receiving + 1, True
-                elif reduce and receiving <= hops:
-                    want = min(left, BLOCK_BYTES)
-                    filled_now = inn.read(block_view[filled:want])
-                    filled, moved = filled + filled_now, moved or filled_now > 0
-                    if filled == want:
-                        start, count = ready[receiving] // itemsize, want // itemsize
-                        target = chunks[order[receiving]][start : start + count]
-                        combine(target, block[:count], op)
-                        if receiving == hops:  # complete, before any of it leaves
-                            divide_if_average(target, op, size)
-                        ready[receiving], filled = ready[receiving] + want, 0
-                else:
-                    count = inn.read(view[ready[receiving] :])
-                    ready[receiving] += count
-                    moved = moved or count > 0
-            if not moved:
-                yield
+        ring = RingStream(chunks, self.rank, op, reduce, gather)
+        self.sent += ring.bytes_to_send
+        self.received += ring.bytes_to_receive
+        right = self.collective[(self.rank + 1) % self.size]
+        left = self.collective[(self.rank - 1) % self.size]
+        yield from ring.steps(right, left)
 
 
 def interleave(parts: list[Steps]) -> Steps:

@@ -105,12 +105,12 @@ def from_reports(
 def raised(name: str, reports: list[RankReport], first: RankReport) -> RankError:
     """A RankError that is also an instance of the type that `first` raised."""
     original = first.exception
-    told = (f"{name}: rank {first.rank} failed", reports, first)
-    error = RankError(*told)
+    details = (f"{name}: rank {first.rank} failed", reports, first)
+    error = RankError(*details)
     if isinstance(original, Exception):
         # Not always: two C layouts that Python cannot join, a __new__ of its own.
         with contextlib.suppress(Exception):
             title = f"RankError[{type(original).__name__}]"
-            error = type(title, (RankError, type(original)), {})(*told)
+            error = type(title, (RankError, type(original)), {})(*details)
     error.__cause__ = original
     return error

@@ -1,7 +1,7 @@
 """A rank never outlives the process that started it.
 
 On Linux the kernel kills the rank when its parent ends, even by kill -9. Elsewhere
-the rank's watcher thread (see `stacks`) notices that it was adopted and leaves.
+the rank's watcher thread (see `watcher`) notices that it was adopted and leaves.
 """
 
 import ctypes

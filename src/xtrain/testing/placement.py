@@ -77,7 +77,7 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
     return Choice(backend, device, "as asked")
 
 
-def place(size: int, choice: Choice, machine: Machine) -> dict[str, str]:
+def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, str]:
     """Environment for `size` ranks; ValueError with one line when they do not fit."""
     if choice.device == "cpu":
         return {"GLOO_SOCKET_IFNAME": loopback()}
@@ -98,7 +98,7 @@ def explain_sharing(choice: Choice, machine: Machine) -> str:
         return ""
     larger = f"worlds larger than {machine.gpus}"
     try:
-        place(machine.gpus + 1, choice, machine)
+        rank_environment(machine.gpus + 1, choice, machine)
     except ValueError as misfit:
         return f"{larger} are skipped: {misfit}"
     settings = " ".join(f"{key}={value}" for key, value in SHARING_ENVIRONMENT.items())

@@ -17,7 +17,7 @@ from xtrain.testing.placement import (
     Machine,
     choose,
     explain_sharing,
-    place,
+    rank_environment,
     this_machine,
 )
 from xtrain.testing.recorder import Recorder
@@ -99,7 +99,7 @@ def world(
 
     def get(size: int) -> World:
         try:
-            place(size, choice, machine)
+            rank_environment(size, choice, machine)
         except ValueError as misfit:
             pytest.skip(str(misfit))
         return xtrain_worlds.get(size)

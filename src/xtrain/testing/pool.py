@@ -14,9 +14,14 @@ import sys
 from xtrain.testing import executed
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome
-from xtrain.testing.placement import Choice, place, registration, this_machine
+from xtrain.testing.placement import (
+    Choice,
+    rank_environment,
+    registration,
+    this_machine,
+)
 from xtrain.testing.process import RankProcess
-from xtrain.testing.rank import Seat, rank_main
+from xtrain.testing.rank import RankSpec, rank_main
 from xtrain.testing.supervise import collect, explain
 from xtrain.testing.transport import Call
 
@@ -50,13 +55,13 @@ class Pool:
         """Start the ranks and wait until each has joined the group."""
         registration(self.backend)  # imported here once, not once per rank
         choice = Choice(self.backend, self.device, "as asked")
-        environment = place(self.size, choice, this_machine())
+        environment = rank_environment(self.size, choice, this_machine())
         self._owner = os.getpid()
         self._store = SharedFile("store")
         atexit.register(self.stop)
         try:
             for rank in range(self.size):
-                seat = Seat(
+                spec = RankSpec(
                     rank,
                     self.size,
                     self.backend,
@@ -65,7 +70,7 @@ class Pool:
                     environment,
                 )
                 name = f"xtrain rank {rank}"
-                self._ranks.append(RankProcess(name, rank_main, seat, self._fork))
+                self._ranks.append(RankProcess(name, rank_main, spec, self._fork))
             self._collect(f"start of {self.size} ranks", START_TIMEOUT)
         except BaseException:
             self.stop()

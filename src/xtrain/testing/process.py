@@ -1,7 +1,7 @@
 """One child process that can be fed, asked for its stack, and ended.
 
 The pool of a World and the runner of scripts both stand on it. The child runs
-`body(seat, jobs)` after it tied itself to its parent, opened a process group of its
+`body(spec, jobs)` after it tied itself to its parent, opened a process group of its
 own, moved its stderr into a file that the parent reads, and started its watcher.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from xtrain.testing import executed, stacks
+from xtrain.testing import executed, watcher
+from xtrain.testing.call_stack import CallStack, other_thread, stack_of_fault
 from xtrain.testing.files import SharedFile
 from xtrain.testing.lifetime import describe_exit, die_with_parent
-from xtrain.testing.place import Stack, other_thread, stack_of_fault
 
 Body = Callable[[Any, Connection], None]
 
@@ -27,7 +27,7 @@ Body = Callable[[Any, Connection], None]
 class RankProcess:
     """A running child: `jobs` is the pipe its body reads and writes."""
 
-    def __init__(self, name: str, body: Body, seat: Any, fork: bool) -> None:
+    def __init__(self, name: str, body: Body, spec: Any, fork: bool) -> None:
         context: Any = multiprocessing.get_context("fork" if fork else "spawn")
         self._stderr = SharedFile("stderr")
         self.jobs, jobs = context.Pipe()
@@ -35,7 +35,7 @@ class RankProcess:
         self._process = context.Process(
             target=_child,
             name=name,
-            args=(body, seat, jobs, control, self._stderr.path, os.getpid()),
+            args=(body, spec, jobs, control, self._stderr.path, os.getpid()),
         )
         with warnings.catch_warnings():
             # Python 3.12 warns when a process with threads forks. The child touches
@@ -69,7 +69,8 @@ class RankProcess:
         stack = stack_of_fault(fault) if found else None
         if stack is None:
             return how, message + found + fault
-        return f"{how}, {stack.place}", message + stack.frames + other_thread(fault)
+        shown = message + stack.frames + other_thread(fault)
+        return f"{how}, {stack.summary}", shown
 
     @property
     def exitcode(self) -> int | None:
@@ -99,31 +100,31 @@ class RankProcess:
 
 
 def stacks_of(
-    processes: dict[int, RankProcess], patience: float = 1.0
-) -> dict[int, Stack]:
+    processes: dict[int, RankProcess], timeout: float = 1.0
+) -> dict[int, CallStack]:
     """The stacks of several children, by rank, from inside or else by signal."""
-    doors = {rank: (p.control, p.pid) for rank, p in processes.items()}
-    answers = stacks.ask(doors, patience)
+    control_pipes = {rank: (p.control, p.pid) for rank, p in processes.items()}
+    answers = watcher.ask(control_pipes, timeout)
     for rank in processes.keys() - answers.keys():
-        answers[rank] = _written_stack(processes[rank], patience)
+        answers[rank] = _written_stack(processes[rank], timeout)
     return answers
 
 
-def _written_stack(process: RankProcess, patience: float) -> Stack:
+def _written_stack(process: RankProcess, timeout: float) -> CallStack:
     text = ""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.alive:
         text += process.take_stderr()
         stack = stack_of_fault(text)
         if stack is not None:
             return stack
         time.sleep(0.01)
-    return Stack(text, "not answering, not even to a signal (stopped?)")
+    return CallStack(text, "not answering, not even to a signal (stopped?)")
 
 
 def _child(
     body: Body,
-    seat: Any,
+    spec: Any,
     jobs: Connection,
     control: Connection,
     path: str,
@@ -139,5 +140,5 @@ def _child(
     # The parent may have replaced these (pytest captures output); start anew.
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    stacks.watch(control, parent, sys.stderr)
-    body(seat, jobs)
+    watcher.watch(control, parent, sys.stderr)
+    body(spec, jobs)

@@ -24,8 +24,8 @@ from xtrain.testing.state import Clean
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """What a rank must know to join: its place, its group and its meeting point."""
+class RankSpec:
+    """What a rank must know to join: its rank, its group and the group's store."""
 
     rank: int
     size: int
@@ -35,11 +35,11 @@ class Seat:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def rank_main(seat: Seat, jobs: Connection) -> None:
+def rank_main(spec: RankSpec, jobs: Connection) -> None:
     """Body of a rank's process."""
     try:
-        join(seat)
-        clean = Clean(seat.rank)
+        join(spec)
+        clean = Clean(spec.rank)
     except BaseException as error:
         jobs.send(failure(error))
         return
@@ -52,26 +52,26 @@ def rank_main(seat: Seat, jobs: Connection) -> None:
             clean.restore()
 
 
-def join(seat: Seat) -> None:
+def join(spec: RankSpec) -> None:
     """Create the default process group of this rank."""
     torch.set_num_threads(1)
     os.environ.update(
-        RANK=str(seat.rank),
-        WORLD_SIZE=str(seat.size),
-        LOCAL_RANK=str(seat.rank),
-        LOCAL_WORLD_SIZE=str(seat.size),
+        RANK=str(spec.rank),
+        WORLD_SIZE=str(spec.size),
+        LOCAL_RANK=str(spec.rank),
+        LOCAL_WORLD_SIZE=str(spec.size),
     )
-    os.environ.update(seat.environment)
-    if seat.device != "cpu":
-        device = torch.device(seat.device, seat.rank % torch.cuda.device_count())
+    os.environ.update(spec.environment)
+    if spec.device != "cpu":
+        device = torch.device(spec.device, spec.rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         torch.set_default_device(device)  # torch.ones(4) lands on the rank's GPU
-    registration(seat.backend)()
+    registration(spec.backend)()
     dist.init_process_group(
-        seat.backend,
-        store=dist.FileStore(seat.store, seat.size),
-        rank=seat.rank,
-        world_size=seat.size,
+        spec.backend,
+        store=dist.FileStore(spec.store, spec.size),
+        rank=spec.rank,
+        world_size=spec.size,
     )
 
 

@@ -125,7 +125,7 @@ class Recorder:
         record.update(path, head, self.results.values(), marked, self.root)
 
     def _platform(self) -> str:
-        parts = [platform.platform()]
+        parts = [f"{platform.system()} {platform.machine()}"]
         if self.choice.device == "cuda":
             name = torch.cuda.get_device_name(0)
             parts.append(f"{self.machine.gpus} x {name}")

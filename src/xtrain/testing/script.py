@@ -42,7 +42,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ScriptSpec:
     """What one process of a script must know."""
 
     path: str
@@ -94,12 +94,12 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
             port = listener.getsockname()[1]
             for rank, output in enumerate(outputs):
                 environment = _environment(rank, size, port) if command.ranks else {}
-                seat = Seat(
+                spec = ScriptSpec(
                     str(path), command.arguments, environment, output.path, watched
                 )
                 name = f"{Path(path).name} rank {rank}"
                 fork = sys.platform == "linux" and not torch.cuda.is_initialized()
-                ranks.append(RankProcess(name, script_main, seat, fork))
+                ranks.append(RankProcess(name, script_main, spec, fork))
             # Only now: a thread serves the store, and a child that was forked while it
             # held a lock, of the C library's say, would wait for that lock forever.
             store = _serve_store(listener)
@@ -121,21 +121,21 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
             output.close()
 
 
-def script_main(seat: Seat, jobs: Connection) -> None:
+def script_main(spec: ScriptSpec, jobs: Connection) -> None:
     """Body of a script's process: look like a fresh interpreter, then run it."""
-    stdout = os.open(seat.stdout, os.O_WRONLY | os.O_APPEND)
+    stdout = os.open(spec.stdout, os.O_WRONLY | os.O_APPEND)
     os.dup2(stdout, 1)
-    os.environ.update(seat.environment)
+    os.environ.update(spec.environment)
     atexit._clear()  # the functions there belong to the parent
     # A new interpreter has random seeds; a snippet that forgot its own must show it.
     torch.seed()
     random.seed()
     torch.set_num_threads(1)
-    sys.argv = [seat.path, *seat.arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(seat.path)))
-    with executed.watching(seat.watched) as seen:
+    sys.argv = [spec.path, *spec.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(spec.path)))
+    with executed.watching(spec.watched) as seen:
         try:
-            runpy.run_path(seat.path, run_name="__main__")
+            runpy.run_path(spec.path, run_name="__main__")
             outcome = Outcome("returned")
         except SystemExit as stop:
             outcome = Outcome("returned") if not stop.code else failure(stop)

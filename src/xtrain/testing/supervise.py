@@ -71,7 +71,7 @@ def explain(
     for number, rank in enumerate(ranks):
         if number in stacks:
             stack = stacks[number]
-            report = RankReport(number, "waiting", stack.place, stack.frames)
+            report = RankReport(number, "waiting", stack.summary, stack.frames)
         elif number in ending.dead:
             report = RankReport(number, "died", *rank.death())
         else:

@@ -189,7 +189,9 @@ def ddp_trial(backend: str, case: Case) -> Trial:
 
 # ---------------------------------------------------------------------- tricks
 
-CALLS, MEMORY = "xtrain.backends.stepping", "xtrain.backends.shared_memory"
+CALLS = "xtrain.backends.call_runner"
+MEMORY = "xtrain.backends.shared_memory"
+ALL_REDUCE = "xtrain.backends.shared_all_reduce"
 Change = tuple[str, str, Any]
 """Of a module the name, of a name in it the value."""
 
@@ -392,9 +394,9 @@ RACES = [
         "trick_stage",
         "How large a stage",
         (
-            variant("128 KiB", (MEMORY, "STAGE_BYTES", 128 * KiB)),
-            variant("512 KiB", (MEMORY, "STAGE_BYTES", 512 * KiB)),
-            variant("1 MiB", (MEMORY, "STAGE_BYTES", 1 * MiB)),
+            variant("128 KiB", (ALL_REDUCE, "STAGE_BYTES", 128 * KiB)),
+            variant("512 KiB", (ALL_REDUCE, "STAGE_BYTES", 512 * KiB)),
+            variant("1 MiB", (ALL_REDUCE, "STAGE_BYTES", 1 * MiB)),
             variant("2 MiB"),
         ),
         sizes=(16 * MiB, 64 * MiB),
@@ -405,8 +407,8 @@ RACES = [
         "trick_two_shares",
         "The first two shares at once",
         (
-            variant("copy one, add", (MEMORY, "reduce_into", copy_then_add)),
-            variant("add two", (MEMORY, "reduce_into", reduce_into)),
+            variant("copy one, add", (ALL_REDUCE, "reduce_into", copy_then_add)),
+            variant("add two", (ALL_REDUCE, "reduce_into", reduce_into)),
         ),
         sizes=(4 * KiB, 256 * KiB, 16 * MiB),
         ranks=(4,),

@@ -1,6 +1,13 @@
-"""How a call becomes steps of a transport, and the steps a `Work` to wait for."""
+"""How a call becomes steps of a transport, and the steps a `Work` to wait for.
+
+    describe the call -> its fingerprint -> steps of the transport -> run or post them
+
+All ranks must be in the same call: the transport compares the fingerprints before any
+data moves. If they differ, every rank shows what all ranks have called.
+"""
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from xtrain.backends.arguments import flatten
+from xtrain.backends.arguments import check_servable, flatten
 from xtrain.backends.calls import (
     NOWHERE,
     Call,
@@ -18,25 +25,55 @@ from xtrain.backends.calls import (
     fingerprint,
     shape_and_dtype,
 )
-from xtrain.backends.group import Group
 from xtrain.backends.observers import profiling, record_event
-from xtrain.backends.progress import Operation, Steps
+from xtrain.backends.peer_monitor import PeerMonitor
+from xtrain.backends.progress import (
+    CROWDED_POST_SECONDS,
+    POST_SECONDS,
+    Operation,
+    Progress,
+    Steps,
+)
 from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record
 
-SMALL = 16  # elements; see `_kept`
+SMALL = 16  # elements; see `kept`
 
 
-class SteppedGroup(Group):
-    """A group that makes sure that all ranks are in the same call, and runs it."""
+class CallRunner:
+    """Runs the calls of one rank in one group.
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
+    Args:
+        transport: moves the bytes.
+        progress: advances the steps.
+        monitor: says whether the group is broken.
+        global_rank: the rank in the default group of a rank of this group.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        rank: int,
+        transport: Any,
+        progress: Progress,
+        monitor: PeerMonitor,
+        global_rank: Callable[[int], int],
+    ):
+        self.backend, self.rank, self.transport = backend, rank, transport
+        self.progress, self.monitor = progress, monitor
+        self.global_rank = global_rank
+        self.closed = False
+        self.calls = 0
+        crowded = transport.size >= (os.cpu_count() or 1)
+        self.post_seconds = CROWDED_POST_SECONDS if crowded else POST_SECONDS
+        # torch's C++ may hold a work alone, and would wait forever on one whose Python
+        # half is gone: DDP's join does so with its count of ranks.
+        self.kept: deque[dist.Work] = deque(maxlen=16)
         self._compare_lines = os.environ.get("XTRAIN_COMPARE_LINES", "0") != "0"
-        self._swaps = Swaps(self._rank)
+        self._swaps = Swaps(rank)
 
-    def _collective(
+    def collective(
         self,
         name: str,
         opts: Any,
@@ -56,11 +93,11 @@ class SteppedGroup(Group):
         and dtype unless given. `extra_text` is shown when they disagree, not compared.
         """
         tensors = (*inputs, *outputs)
-        self._ready(name, tensors)
+        self.check_ready(name, tensors)
         if detail is None and tensors:
             detail = shape_and_dtype(tensors[0])
         call = Call(
-            name, detail, op, None if root is None else self._global_rank(root),
+            name, detail, op, None if root is None else self.global_rank(root),
             call_site(), extra_text,
         )  # fmt: skip
         # A library may have its reasons to call from two places. Barriers move no data.
@@ -77,36 +114,37 @@ class SteppedGroup(Group):
                 running = copy_back(running, tensor, flat)
         operation = Operation(call, running, opts=opts)
         if profiling():
-            title = f"{self._backend_name}:{name.removesuffix('_single')}"
+            title = f"{self.backend}:{name.removesuffix('_single')}"
             record_event(title, operation, inputs or outputs)
-        self._calls += 1
+        self.calls += 1
         if opts is None or not opts.asyncOp:
-            self._progress.run("collectives", operation)
+            self.progress.run("collectives", operation)
             return Finished(result)
-        self._progress.post("collectives", operation, self._post_seconds)
+        self.progress.post("collectives", operation, self.post_seconds)
         if operation.done and operation.error is None:
             work: dist.Work = Finished(result)
         else:
-            work = Pending(self._progress, operation, result)
+            work = Pending(self.progress, operation, result)
         if sum(t.numel() for t in result) <= SMALL:
-            self._kept.append(work)
+            self.kept.append(work)
         return work
 
     def _checked(
         self, call: Call, steps: Steps, settle: Callable[[int, int], None] | None
     ) -> Steps:
         """Run steps; when the ranks turn out to be in different calls, say which."""
-        transport = self._transport
+        transport = self.transport
         sent, received = transport.sent, transport.received
         transport.in_call, transport.line_mismatch = True, []
         try:
-            yield from self._breaking(call, steps)
+            yield from self.breaking(call, steps)
         except CollectiveMismatch:
-            yield from self._breaking(call, transport.describe(str(call)))
+            yield from self.breaking(call, transport.describe(str(call)))
             said = {r: transport.description(r) for r in transport.others}
-            said[self._rank] = str(call)
+            said[self.rank] = str(call)
             lines = [
-                f"  rank {self._global_rank(r)}: {said[r]}" for r in range(self._size)
+                f"  rank {self.global_rank(r)}: {said[r]}"
+                for r in range(self.transport.size)
             ]
             raise RuntimeError(
                 "the ranks of this group are in different calls:\n"
@@ -120,24 +158,42 @@ class SteppedGroup(Group):
         if settle is not None:
             settle(transport.sent - sent, transport.received - received)
 
-    def _breaking(self, call: object, steps: Steps) -> Steps:
+    def check_ready(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """RuntimeError when this group has ended, ValueError for a foreign tensor."""
+        if self.monitor.broken is not None:
+            raise RuntimeError(f"{name}: this group is broken: {self.monitor.broken}")
+        if self.closed:
+            raise RuntimeError(f"{name}: this group has been destroyed")
+        for tensor in tensors:
+            check_servable(name, self.backend, tensor)
+
+    def check_peer(self, name: str, peer: int) -> None:
+        """ValueError for this rank itself and for what is no rank."""
+        size = self.transport.size
+        if peer == self.rank or not 0 <= peer < size:
+            raise ValueError(
+                f"{name}: rank {self.rank} of {size} cannot exchange messages "
+                f"with rank {peer}"
+            )
+
+    def breaking(self, call: object, steps: Steps) -> Steps:
         """Run steps; an unforeseen end in the middle of them breaks the group."""
         try:
             yield from steps
         except (CollectiveMismatch, GeneratorExit):
             raise
         except BaseException as error:
-            self._monitor.broken = RuntimeError(f"{call}: {error!r}")
+            self.monitor.broken = RuntimeError(f"{call}: {error!r}")
             raise
 
-    def _exchange(self, name: str, detail: Any, value: int) -> list[int]:
+    def exchange(self, name: str, detail: Any, value: int) -> list[int]:
         """Every rank's number, in a call that all ranks must make alike."""
         mine = torch.tensor([value])
-        everyone = mine.new_empty(self._size)
-        self._collective(
+        everyone = mine.new_empty(self.transport.size)
+        self.collective(
             name, None, [everyone], [everyone], [mine], detail=detail,
-            steps=lambda check, whole, part: self._transport.all_gather(
-                list(whole.view(self._size, -1)), part, check
+            steps=lambda check, whole, part: self.transport.all_gather(
+                list(whole.view(self.transport.size, -1)), part, check
             ),
         )  # fmt: skip
         return everyone.tolist()

@@ -1,6 +1,6 @@
 """Ask a rank for its Python stack, even while it hangs.
 
-    parent --- "stack" ---> watcher thread of the rank --- Stack ---> parent
+    parent --- "stack" ---> watcher thread of the rank --- CallStack ---> parent
     parent --- SIGUSR1 ---> faulthandler, in C ------- text in the stderr file
 
 torch's waits release the interpreter lock, so a Python thread can look at the main
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TextIO
 
+from xtrain.testing.call_stack import CallStack, stack_of
 from xtrain.testing.lifetime import orphaned
-from xtrain.testing.place import Stack, stack_of
 
 # How often a rank looks whether its parent is still there, in seconds.
 _LOOK = 1.0
@@ -43,17 +43,17 @@ def watch(control: Connection, parent: int, stderr: TextIO) -> None:
 
 
 def ask(
-    ranks: Mapping[int, tuple[Connection, int]], patience: float
-) -> dict[int, Stack]:
+    ranks: Mapping[int, tuple[Connection, int]], timeout: float
+) -> dict[int, CallStack]:
     """Parent side: the stacks of several ranks, each given as (control, pid).
 
-    A rank that keeps silent for `patience` seconds is sent SIGUSR1 and is missing
+    A rank that keeps silent for `timeout` seconds is sent SIGUSR1 and is missing
     from the answer: its stack then stands in its stderr file.
     """
     for control, _ in ranks.values():
         _try_send(control)
-    deadline = time.monotonic() + patience
-    answers: dict[int, Stack] = {}
+    deadline = time.monotonic() + timeout
+    answers: dict[int, CallStack] = {}
     for rank, (control, pid) in ranks.items():
         try:
             if control.poll(max(0.0, deadline - time.monotonic())):

@@ -1,4 +1,4 @@
-"""Name the place where a rank is: the communication call, its peer, its caller.
+"""The call stack of a rank, and one line for it: the call, its peer, its caller.
 
     test -> ring_shift -> dist.recv(src=0) -> C++      (innermost call last)
 
@@ -36,23 +36,23 @@ _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """`frames` is a traceback with the innermost call last; `place` is one line."""
+class CallStack:
+    """`frames` is a traceback with the innermost call last; `summary` is one line."""
 
     frames: str
-    place: str
+    summary: str
 
 
-def stack_of(innermost: FrameType) -> Stack:
+def stack_of(innermost: FrameType) -> CallStack:
     """The stack that ends in `innermost`, without the frames of the harness."""
     shown: list[traceback.FrameSummary] = []
     for entry in traceback.extract_stack(innermost):
         # Frames outside the harness belong to the process that forked the rank.
         shown = [] if is_harness(entry.filename) else [*shown, entry]
-    return Stack("".join(traceback.format_list(shown)), place_of(innermost))
+    return CallStack("".join(traceback.format_list(shown)), summary_of(innermost))
 
 
-def place_of(innermost: FrameType) -> str:
+def summary_of(innermost: FrameType) -> str:
     """One line for the frame a rank is executing."""
     frames: list[FrameType] = []
     frame: FrameType | None = innermost
@@ -73,7 +73,7 @@ def place_of(innermost: FrameType) -> str:
     return "between two runs"
 
 
-def stack_of_fault(text: str) -> Stack | None:
+def stack_of_fault(text: str) -> CallStack | None:
     """The stack in faulthandler's report; None when the text holds none.
 
     The report lists every thread, innermost call first, the main thread last.
@@ -87,7 +87,7 @@ def stack_of_fault(text: str) -> Stack | None:
     outer = next(i for i, call in enumerate(calls) if is_harness(call[0]))
     calls = calls[:outer]
     if not calls:
-        return Stack("", "between two runs")
+        return CallStack("", "between two runs")
     comm = [
         name
         for file, _, name in calls
@@ -96,7 +96,7 @@ def stack_of_fault(text: str) -> Stack | None:
     own = next((call for call in calls if not _is_library(call[0])), calls[0])
     what = f"waiting in {comm[0]}()" if comm else "busy"
     frames = [f'  File "{f}", line {line}, in {name}\n' for f, line, name in calls]
-    return Stack(
+    return CallStack(
         "".join(reversed(frames)), f"{what}, in {own[2]} ({short(own[0])}:{own[1]})"
     )
 
@@ -125,11 +125,11 @@ def short(file: str) -> str:
 def _arguments(frame: FrameType) -> str:
     code, values = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    told = [name for name in names if name in _TELLING]
+    shown = [name for name in names if name in _TELLING]
     unsaid = (None, torch.distributed.group.WORLD)
     return ", ".join(
         f"{name}={_brief(values[name])}"
-        for name in told
+        for name in shown
         if not any(values.get(name) is value for value in unsaid)
     )
 

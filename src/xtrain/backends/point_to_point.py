@@ -1,0 +1,63 @@
+"""Sends and receives as operations: sends to one peer stay in order."""
+
+import torch.distributed as dist
+from torch import Tensor
+
+from xtrain.backends.call_runner import CallRunner
+from xtrain.backends.calls import Message, call_site
+from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
+from xtrain.backends.observers import profiling, record_event
+from xtrain.backends.progress import Operation, Steps
+from xtrain.backends.works import Pending
+from xtrain.comm.ledger import record
+
+
+def send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Work:
+    """Post a message; it leaves after those sent to `dst` before."""
+    tensors = [tensor]
+    runner.check_ready("send", tensors)
+    runner.check_peer("send", dst)
+    flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    peer = runner.global_rank(dst)
+    record("send", "send", peer, [flat])
+    call = Message("send", tensor, "dst", peer, call_site())
+    steps = send_message(
+        runner.transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
+        call.site,
+    )  # fmt: skip
+    operation = Operation(call, runner.breaking(call, steps), (dst,))
+    if profiling():
+        record_event(f"{runner.backend}:send", operation, [flat])
+    runner.calls += 1
+    runner.progress.post(("send", dst), operation)
+    return Pending(runner.progress, operation, tensors)
+
+
+def receive(
+    runner: CallRunner, tensor: Tensor, sources: tuple[int, ...], tag: int
+) -> dist.Work:
+    """Post a receive of the first message with this tag from one of `sources`."""
+    tensors = [tensor]
+    runner.check_ready("recv", tensors)
+    landing = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    names = [runner.global_rank(source) for source in sources]
+    record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
+    posted = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
+    inboxes = [runner.transport.inbox[source] for source in sources]
+    call = Message("recv", tensor, "src", names, call_site())
+
+    def steps() -> Steps:
+        yield from runner.breaking(call, arrival(posted, inboxes))
+        if posted.error is not None:  # the message is gone, the group is fine
+            raise RuntimeError(f"{call}: {posted.error}")
+        if landing is not tensor:
+            tensor.detach().copy_(landing)
+
+    operation = Operation(call, steps(), sources)
+    if profiling():
+        record_event(f"{runner.backend}:recv", operation, [landing])
+    runner.calls += 1
+    runner.progress.post(("recv", id(posted)), operation)
+    work = Pending(runner.progress, operation, tensors)
+    work._receive = posted
+    return work
