@@ -84,8 +84,10 @@ site: port build
 port: env
 	@$(PY) -m xtrain_docs.serve --port $(PORT) --check
 
-build: verify
-	@$(PY) -m xtrain_docs.build
+# Nothing is verified or built when nothing has changed since the last build.
+build: env
+	@$(PY) -m xtrain_docs.inputs || \
+	  { $(MAKE) --no-print-directory verify && $(PY) -m xtrain_docs.build; }
 
 serve: env
 	@$(PY) -m xtrain_docs.serve --port $(PORT)

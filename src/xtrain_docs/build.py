@@ -3,6 +3,9 @@
 python -m xtrain_docs.build            publishes to build/site, only on success
 python -m xtrain_docs.build --draft    to build/draft; unverified code is marked
                                        instead of stopping the build
+
+It notes what it read, so that `make site` spares a build that would change nothing
+(`inputs`).
 """
 
 import argparse
@@ -12,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import config, kept, licences, prebuild
+from . import config, inputs
 
 ROOT_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>xtrain</title>
@@ -59,6 +62,7 @@ def build(target: Path) -> None:
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
+    from . import kept, licences, prebuild
     from .progress import Progress
 
     prebuild.main()
@@ -97,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     target = config.BUILD / "draft" if config.draft() else config.SITE
     target = options.to.resolve() if options.to else target
     began = time.perf_counter()
+    watch = inputs.Watch(target)
     import logging
 
     from mkdocs.exceptions import MkDocsException
@@ -107,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (MkDocsException, ValueError) as problem:
         print(f"\nsite not built: {problem}", file=sys.stderr)
         return 1
+    watch.save(inputs.place(target))
     took = time.perf_counter() - began
     print(f"site built in {took:.1f} s: {target}")
     return 0

@@ -27,6 +27,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Result:
 
 def stamp_of(test_id: str, symbol: str, root: Path) -> str:
     """The stamp of a test's evidence for a symbol: changes with all code they reach."""
-    return _stamp(test_id.partition("::")[0], locate(symbol)[0], root)
+    return _stamp(_file(test_id), locate(symbol)[0], root)
 
 
 def _stamp(file: str, module: Path, root: Path) -> str:
@@ -63,6 +64,10 @@ def _stamp(file: str, module: Path, root: Path) -> str:
     above = [folder / "conftest.py" for folder in test.parents]
     roots = [test, module, *(path for path in above if path.is_relative_to(root))]
     return stamp(roots, (root / "src", root))
+
+
+def _file(test_id: str) -> str:
+    return test_id.partition("::")[0]
 
 
 def merge(
@@ -107,13 +112,15 @@ def merge(
 
 def current(record: Record, root: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of a record that hold for the code as it stands, by symbol."""
+    stamp_now = cache(_stamp)  # the many tests of a file reach the same files
     found = {}
     for symbol, entry in record.get("symbols", {}).items():
         if entry["digest"] == _digest(symbol):
+            module = locate(symbol)[0]
             found[symbol] = [
                 test
                 for test in entry["tests"]
-                if test["stamp"] == stamp_of(test["id"], symbol, root)
+                if test["stamp"] == stamp_now(_file(test["id"]), module, root)
             ]
     return found
 
