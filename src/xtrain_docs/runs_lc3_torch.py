@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import TORCH
+from xtrain.comm.collective_choice import TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.zero import FullyShardedDataParallel
 

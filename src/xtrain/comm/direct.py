@@ -53,9 +53,12 @@ def direct_all_gather(
 
 
 def direct_reduce_scatter(
-    output: Tensor, input: Tensor, group: ProcessGroup | None = None
+    output: Tensor,
+    input: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
 ) -> Work:
-    """Begin to sum everybody's chunk r of `input` into rank r's `output`.
+    """Begin to reduce everybody's chunk r of `input` into rank r's `output`.
 
     Both contiguous. Each rank sends (N-1)/N of `input` in one step, and takes as much
     memory to receive into.
@@ -64,6 +67,7 @@ def direct_reduce_scatter(
         "direct_reduce_scatter",
         group,
         output,
+        op=op,
         whole=input,
         rules=[contiguous(output, input)],
     )
@@ -79,24 +83,29 @@ def direct_reduce_scatter(
 
     def add_up() -> None:
         versions[rank] = chunks[rank]
-        reduce_into(total, [versions[r] for r in range(size)], ReduceOp.SUM)
+        reduce_into(total, [versions[r] for r in range(size)], op)
 
     return Work(works, add_up)
 
 
-def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Work:
-    """Begin to sum `tensor` over all ranks, in place: the first half of two.
+def direct_all_reduce(
+    tensor: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+) -> Work:
+    """Begin to reduce `tensor` over all ranks, in place: the first half of two.
 
-    The second half, in which everybody gets all sums, runs in `wait`. Needs a
+    The second half, in which everybody gets all results, runs in `wait`. Needs a
     contiguous tensor. Each rank sends 2(N-1)/N of it, padded to N equal chunks.
     """
-    _, size = check_call("direct_all_reduce", group, tensor, rules=[contiguous(tensor)])
+    rules = [contiguous(tensor)]
+    _, size = check_call("direct_all_reduce", group, tensor, op=op, rules=rules)
     whole = tensor.detach().view(-1)
     missing = -whole.numel() % size
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing)])
     sums = torch.empty_like(whole[: whole.numel() // size])
-    halfway = direct_reduce_scatter(sums, whole, group)
+    halfway = direct_reduce_scatter(sums, whole, op, group)
 
     def gather() -> None:
         direct_all_gather(whole, sums, group).wait()

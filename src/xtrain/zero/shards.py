@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
-from xtrain.comm.choice import Collectives, suited_to
+from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 
@@ -58,7 +58,7 @@ class Shards:
         )
 
         device = message_device(group) if first.is_meta else first.device
-        self.collectives = collectives or suited_to(group, device)
+        self.collectives = collectives or default_collectives(group, device)
         if first.is_meta:  # nobody has the weights yet: they are loaded later
             self.shard = torch.zeros(
                 self.layout.shard_numel, dtype=first.dtype, device=device

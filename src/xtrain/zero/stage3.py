@@ -38,7 +38,7 @@ from xtrain.comm.agreement import (
     problem_of,
 )
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.choice import Collectives
+from xtrain.comm.collective_choice import Collectives
 from xtrain.zero import resume
 from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
@@ -75,7 +75,7 @@ class FullyShardedDataParallel(nn.Module):
             children of every ModuleList unless given. The rest is the root block.
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
-            `xtrain.comm.choice`.
+            `xtrain.comm.collective_choice`.
 
     All ranks must give the same.
     """

@@ -25,7 +25,7 @@ from xtrain.bench.training import (
     sum_of,
     training_trial,
 )
-from xtrain.comm.choice import RING
+from xtrain.comm.collective_choice import RING
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.plan import Traffic, collective_traffic
