@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call
+from xtrain.comm.checks import are_contiguous, check_call, holds_all
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.work import Work
@@ -36,9 +36,9 @@ def direct_all_gather(
         "direct_all_gather",
         group,
         input,
-        whole=output,
+        output,
         written=[output],
-        rules=[contiguous(output, input)],
+        rules=[holds_all(output, input, group), are_contiguous(output, input)],
     )
     chunks, mine = output.detach().view(size, -1), input.detach().view(-1)
     others = [peer for peer in range(size) if peer != rank]
@@ -67,9 +67,9 @@ def direct_reduce_scatter(
         "direct_reduce_scatter",
         group,
         output,
+        input,
         op=op,
-        whole=input,
-        rules=[contiguous(output, input)],
+        rules=[holds_all(input, output, group), are_contiguous(output, input)],
     )
     chunks, total = input.detach().view(size, -1), output.detach().view(-1)
     others = [peer for peer in range(size) if peer != rank]
@@ -98,7 +98,7 @@ def direct_all_reduce(
     The second half, in which everybody gets all results, runs in `wait`. Needs a
     contiguous tensor. Each rank sends 2(N-1)/N of it, padded to N equal chunks.
     """
-    rules = [contiguous(tensor)]
+    rules = [are_contiguous(tensor)]
     _, size = check_call("direct_all_reduce", group, tensor, op=op, rules=rules)
     whole = tensor.detach().view(-1)
     missing = -whole.numel() % size
@@ -113,10 +113,3 @@ def direct_all_reduce(
             tensor.detach().view(-1).copy_(whole[:-missing])
 
     return Work([halfway], gather)
-
-
-def contiguous(*tensors: Tensor) -> tuple[bool, str]:
-    """A rule for `check_call`."""
-    return all(
-        isinstance(t, Tensor) and t.is_contiguous() for t in tensors
-    ), "needs contiguous tensors"
