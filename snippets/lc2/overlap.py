@@ -1,9 +1,11 @@
 # torchrun --nproc-per-node 2 snippets/lc2/overlap.py
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from xtrain.comm.choice import Collectives
+from xtrain.comm.collective_choice import TORCH
 from xtrain.data_parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -13,10 +15,10 @@ seen = []
 
 def all_reduce(flat, group=None):
     seen.append(f"send {flat.numel()} elements")
-    return dist.all_reduce(flat, group=group, async_op=True)
+    return TORCH.all_reduce(flat, group=group)
 
 
-spy = Collectives("spy", all_reduce, None, None)
+spy = replace(TORCH, name="spy", all_reduce=all_reduce)
 net = nn.Sequential(*[nn.Linear(100, 100, bias=False) for _ in range(4)])
 for number, layer in enumerate(net):
     layer.weight.register_post_accumulate_grad_hook(

@@ -1,9 +1,11 @@
 # torchrun --nproc-per-node 2 snippets/lc3/gather_compute_free.py
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from xtrain.comm.choice import Collectives
+from xtrain.comm.collective_choice import TORCH
 from xtrain.zero import FullyShardedDataParallel
 
 dist.init_process_group("gloo")
@@ -14,7 +16,7 @@ seen = []
 def noted(what, call):
     def collective(*tensors, group=None):
         seen.append(what)
-        return call(*tensors, group=group, async_op=True)
+        return call(*tensors, group=group)
 
     return collective
 
@@ -36,10 +38,12 @@ class Layer(nn.Linear):
 net = nn.Sequential(*[Layer(100, 100, bias=False) for _ in range(3)])
 for number, layer in enumerate(net):
     layer.number = number
-gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-gather, scatter = noted("all-gather", gather), noted("reduce-scatter", scatter)
-spy = Collectives("spy", None, gather, scatter)
+spy = replace(
+    TORCH,
+    name="spy",
+    all_gather=noted("all-gather", TORCH.all_gather),
+    reduce_scatter=noted("reduce-scatter", TORCH.reduce_scatter),
+)
 model = FullyShardedDataParallel(net, blocks=[Layer], collectives=spy)
 for _step in range(2):  # the first forward learns the order of the layers
     seen.clear()

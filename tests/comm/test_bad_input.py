@@ -417,7 +417,10 @@ CASES = [
 @pytest.mark.verifies(
     "xtrain.comm.checks:check_call",
     "xtrain.comm.checks:check_p2p",
-    "xtrain.comm.checks:_problem",
+    "xtrain.comm.checks:check_ends",
+    "xtrain.comm.checks:local_problem",
+    "xtrain.comm.checks:_problem_of_tensors",
+    "xtrain.comm.checks:_problem_of_op",
     "xtrain.comm.checks:_overlap",
     "xtrain.comm.checks:_can_combine",
     "xtrain.comm.collectives:_list_on_root",

@@ -15,6 +15,7 @@ from xtrain.comm.checks import (
     check_call,
     check_p2p,
     group_or_world,
+    holds_all,
     message_device,
     refuse,
 )
@@ -251,10 +252,10 @@ def one_rank_wrong(bad: int) -> list[str]:
 
 @pytest.mark.parametrize(("size", "bad"), [(2, 0), (2, 1), (3, 1), (4, 3)])
 @pytest.mark.verifies(
-    "xtrain.comm.checks:debug_checks",
+    "xtrain.comm.debug_checks:debug_checks",
     "xtrain.comm.checks:check_call",
     "xtrain.comm.checks:refuse",
-    "xtrain.comm.checks:_compare_across_ranks",
+    "xtrain.comm.debug_checks:compare_across_ranks",
     "xtrain.comm.collectives:root_of",
     "xtrain.comm.collectives:_list_on_root",
 )
@@ -284,7 +285,7 @@ def hierarchical_one_wrong(bad) -> str:
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.checks:debug_checks", "xtrain.comm.hierarchical:check_two_axes"
+    "xtrain.comm.debug_checks:debug_checks", "xtrain.comm.hierarchical:check_two_axes"
 )
 def test_one_wrong_rank_of_a_mesh_stops_the_other_nodes_too(world):
     """The ranks of the other node learn of it through the second axis."""
@@ -303,7 +304,7 @@ def sub_group_names_global_ranks() -> str:
     return str(caught.value)
 
 
-@pytest.mark.verifies("xtrain.comm.checks:debug_checks")
+@pytest.mark.verifies("xtrain.comm.debug_checks:debug_checks")
 def test_the_message_names_global_ranks(world):
     text = world(4).run(sub_group_names_global_ranks)[1]
     assert "rank 1: ring_all_reduce([1], float32, SUM)" in text
@@ -314,7 +315,7 @@ def test_the_message_names_global_ranks(world):
 def legal_calls_pass() -> None:
     """The checks are in no ledger and change no result; they can be nested."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    assert not checks._debug
+    assert checks.COMPARISONS == []
     with comm.debug_checks():
         with comm.CommLedger() as ledger:
             tensor = torch.arange(6.0) + rank
@@ -332,27 +333,29 @@ def legal_calls_pass() -> None:
         assert torch.equal(tensor, expected)
         assert all(event.kind in ("send", "recv") for event in ledger.events)
         with comm.debug_checks(False):
-            assert not checks._debug
-        assert checks._debug
-    assert not checks._debug
+            assert checks.COMPARISONS == []
+        assert checks.COMPARISONS
+    assert checks.COMPARISONS == []
     with pytest.raises(KeyError), comm.debug_checks():
         raise KeyError("it is switched off again after an error")
-    assert not checks._debug
+    assert checks.COMPARISONS == []
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.verifies("xtrain.comm.checks:debug_checks")
+@pytest.mark.verifies("xtrain.comm.debug_checks:debug_checks")
 def test_legal_calls_pass_and_the_ledger_sees_nothing_more(world, size):
     world(size).run(legal_calls_pass)
 
 
 def test_an_environment_variable_switches_the_checks_on():
     code = """
-import importlib, os
+import importlib, os, sys
 from xtrain.comm import checks
 for value in ("1", "0", "", "yes"):
     os.environ["XTRAIN_DEBUG"] = value
-    print(importlib.reload(checks)._debug)
+    importlib.reload(checks)
+    importlib.reload(sys.modules["xtrain.comm.debug_checks"])
+    print(bool(checks.COMPARISONS))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -462,14 +465,16 @@ def check_call_alone() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.ones(2)
     assert check_call("x", None, tensor) == (rank, size)
-    assert check_call("x", None, tensor, whole=torch.ones(2 * size)) == (rank, size)
+    whole, short = torch.ones(2 * size), torch.ones(5)
+    fits = holds_all(whole, tensor, None)
+    assert check_call("x", None, tensor, whole, rules=[fits]) == (rank, size)
     assert check_call("x", None) == (rank, size)
     with pytest.raises(ValueError, match="x: the second rule"):
         check_call(
             "x", None, tensor, rules=[(True, "first"), (False, "the second rule")]
         )
     with pytest.raises(ValueError, match=r"x: \[5\] must hold \d times \[2\]"):
-        check_call("x", None, tensor, whole=torch.ones(5))
+        check_call("x", None, tensor, short, rules=[holds_all(short, tensor, None)])
     with pytest.raises(ValueError, match="x: one device"):
         check_call("x", None, tensor, rules=[(False, "one device")])
     with pytest.raises(ValueError, match="x: cannot write into"):

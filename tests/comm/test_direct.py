@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from tests.comm.reference import input_of
 from xtrain.comm import CommLedger, one_shot_all_reduce
-from xtrain.comm.choice import DIRECT, suited_to
+from xtrain.comm.collective_choice import DIRECT
 from xtrain.comm.direct import (
     direct_all_gather,
     direct_all_reduce,
@@ -187,14 +187,3 @@ def bad_calls():
 )
 def test_bad_calls_are_refused_before_anything_is_sent(world):
     assert [len(found) for found in world(2).run(bad_calls)] == [3, 3]
-
-
-def names_of_choices():
-    devices = [torch.device("cpu"), torch.device("cuda")]
-    return dist.get_backend() == "gloo", *(suited_to(None, d).name for d in devices)
-
-
-@pytest.mark.verifies("xtrain.comm.choice:suited_to")
-def test_only_gloo_is_spared_its_reduce_scatter(world):
-    for on_gloo, on_cpu, on_gpu in world(2).run(names_of_choices):
-        assert (on_cpu, on_gpu) == ("direct" if on_gloo else "torch", "torch")

@@ -136,7 +136,7 @@ def call_with_a_wrong_size(name):
     return "ran"
 
 
-@pytest.mark.verifies("xtrain.comm.checks:debug_checks")
+@pytest.mark.verifies("xtrain.comm.debug_checks:debug_checks")
 @pytest.mark.parametrize("name", ["ring_all_reduce", "tree_all_reduce", "all_reduce"])
 def test_debug_checks_show_every_ranks_call(world, name):
     messages = world(3).run(call_with_a_wrong_size, name)

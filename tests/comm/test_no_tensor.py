@@ -69,7 +69,7 @@ def on_rank_1_alone():
     return messages
 
 
-@pytest.mark.verifies("xtrain.comm.checks:debug_checks")
+@pytest.mark.verifies("xtrain.comm.debug_checks:debug_checks")
 def test_under_debug_checks_every_rank_hears_of_it(world):
     for messages in world(3).run(on_rank_1_alone):
         for name, message in messages.items():

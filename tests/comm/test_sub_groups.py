@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 
 from tests.comm.reference import assert_reduced, check_all_reduce, input_of
 from xtrain import comm
-from xtrain.comm.choice import DIRECT, RING, TORCH
+from xtrain.comm.collective_choice import DIRECT, RING, TORCH
 from xtrain.comm.direct import (
     direct_all_gather,
     direct_all_reduce,
@@ -56,13 +56,13 @@ def direct(group, members, me):
     mine, inputs = mine_and_all(members)
     total = sum(inputs)
     part, whole = torch.empty_like(mine[0]), torch.empty_like(torch.stack(inputs))
-    direct_reduce_scatter(part, mine, group).wait()
+    direct_reduce_scatter(part, mine, group=group).wait()
     assert torch.equal(part, total[me])
     direct_all_gather(whole, mine, group).wait()
     assert torch.equal(whole, torch.stack(inputs))
     for numel in (10, 9):  # 9 is padded
         mine, inputs = mine_and_all(members, (numel,))
-        direct_all_reduce(mine, group).wait()
+        direct_all_reduce(mine, group=group).wait()
         assert torch.equal(mine, sum(inputs))
 
 
@@ -245,7 +245,7 @@ def in_both_halves(case, checked: bool) -> None:
 
 @pytest.mark.verifies(
     "xtrain.comm.all_to_all:all_to_all",
-    "xtrain.comm.choice:Collectives",
+    "xtrain.comm.collective_choice:Collectives",
     "xtrain.comm.direct:direct_all_gather",
     "xtrain.comm.direct:direct_all_reduce",
     "xtrain.comm.direct:direct_reduce_scatter",

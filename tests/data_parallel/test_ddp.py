@@ -1,6 +1,7 @@
 """Data parallelism equals one process on the whole batch, and torch's own class."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,13 +17,12 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import DIRECT, RING, TORCH
+from xtrain.comm.collective_choice import CHOICES, TORCH, collectives_named
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.testing import expect_error
 
 STEPS = 20
-CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
 
 
@@ -36,7 +36,7 @@ def train(kind, reduction, micro_batches, frozen, choice, cap):
             bare,
             bucket_cap_mb=cap,
             gradient_reduction=reduction,
-            collectives=CHOICES[choice],
+            collectives=collectives_named(choice),
         )
     optimizer = adamw([p for p in model.parameters() if p.requires_grad])
     for step in range(STEPS):
@@ -61,7 +61,7 @@ def train(kind, reduction, micro_batches, frozen, choice, cap):
     "xtrain.data_parallel.buckets:Bucket",
     "xtrain.data_parallel.buckets:make_buckets",
     "xtrain.data_parallel.naive:NaiveDataParallel",
-    "xtrain.comm.choice:Collectives",
+    "xtrain.comm.collective_choice:Collectives",
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
@@ -175,7 +175,7 @@ def unused_on_one_rank(find, choice):
         bare,
         bucket_cap_mb=TINY,
         find_unused_parameters=find,
-        collectives=CHOICES[choice],
+        collectives=collectives_named(choice),
     )
     grads = []
     for lonely in (0, 1):  # the last step leaves nothing behind for the next
@@ -228,7 +228,7 @@ def test_unused_parameters_count_as_zero_on_request(world):
 def traffic(choice):
     rank, size = dist.get_rank(), dist.get_world_size()
     bare = make_model(rank, dtype=torch.float32)
-    model = DistributedDataParallel(bare, collectives=CHOICES[choice])
+    model = DistributedDataParallel(bare, collectives=collectives_named(choice))
     with CommLedger() as ledger, model.no_sync():
         loss_of(model, batch_of(0, 0, rank)).backward()
     assert ledger.events == []
@@ -260,7 +260,7 @@ def overlapped():
         events.append("send")
         return dist.all_reduce(tensor, group=group, async_op=True)
 
-    model._collectives = type(TORCH)("spy", all_reduce, None, None)
+    model._collectives = replace(TORCH, all_reduce=all_reduce)
     for layer in bare:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _: events.append("gradient")

@@ -15,7 +15,7 @@ from tests.training import (
     my_group,
     reference_of_group,
 )
-from xtrain.comm.choice import DIRECT, RING, TORCH
+from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import (
     DistributedDataParallel,
     NaiveDataParallel,
@@ -32,8 +32,7 @@ def train(kind):
     if kind == "naive":
         model = NaiveDataParallel(bare, process_group=group)
     else:
-        choices = {"ring": RING, "torch": TORCH, "direct": DIRECT}
-        chosen = {} if kind == "default" else {"collectives": choices[kind]}
+        chosen = {} if kind == "default" else {"collectives": collectives_named(kind)}
         model = DistributedDataParallel(bare, process_group=group, **chosen)
     optimizer = adamw(model.parameters())
     for step in range(STEPS):

@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.testing import expect_error
 
@@ -22,7 +22,8 @@ def train(wrap, by_initial_size):
         model = nn.parallel.DistributedDataParallel(make_model(rank))
     else:
         model = DistributedDataParallel(
-            make_model(rank), collectives=RING if wrap == "ring" else TORCH
+            make_model(rank),
+            collectives=collectives_named("ring" if wrap == "ring" else "torch"),
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     with model.join(divide_by_initial_world_size=by_initial_size):

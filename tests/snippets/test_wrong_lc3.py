@@ -21,7 +21,7 @@ from torch import Size, nn
 
 from tests.snippets.gallery import failures, ranks
 from xtrain import zero
-from xtrain.comm.choice import TORCH
+from xtrain.comm.collective_choice import TORCH
 from xtrain.data_parallel import DistributedDataParallel, check_replicas
 from xtrain.testing import expect_error
 

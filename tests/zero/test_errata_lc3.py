@@ -14,7 +14,7 @@ from torch import nn
 
 from xtrain import comm
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.collective_choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.plan import zero_memory
 from xtrain.zero import (

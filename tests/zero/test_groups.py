@@ -15,7 +15,7 @@ from tests.training import (
     reference_of_group,
 )
 from xtrain.checkpoint import CheckpointError
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.collective_choice import collectives_named
 from xtrain.zero import (
     AdamW,
     FullyShardedDataParallel,
@@ -61,7 +61,7 @@ class Run:
 
 def train(stage, choice, directory):
     number, group, index = my_group()
-    choice = {"ring": RING, "torch": TORCH, "default": None}[choice]
+    choice = None if choice == "default" else collectives_named(choice)
     run = Run(stage, group, 20 + number if index == 0 else 90 + index, choice)
     if stage < 3:  # buffers are the caller's
         run.model.scale.copy_(make_model(20 + number).scale)

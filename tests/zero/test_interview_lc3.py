@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.training import batch_of, loss_of, make_model
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.replicas import digest
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
@@ -91,7 +91,7 @@ def test_the_state_of_adam_is_the_same_on_all_ranks(world, optimizer_class):
 def step_of(stage, collectives):
     """Calls of backward and of the step, and bytes sent, of one training step."""
     rank, _ = ranks()
-    collectives = {"ring": RING, "torch": TORCH}[collectives]
+    collectives = collectives_named(collectives)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(*[nn.Linear(12, 12) for _ in range(3)])
     if stage == 0:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from xtrain.comm.choice import DIRECT, RING
+from xtrain.comm.collective_choice import DIRECT, RING
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.testing import expect_error
 from xtrain.zero import (

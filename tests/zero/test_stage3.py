@@ -18,18 +18,18 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import DIRECT, RING, TORCH
+from xtrain.comm.collective_choice import RING, TORCH, collectives_named
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel
 
 STEPS = 20
-CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 
 
 def wrap(seed, frozen=False, dtype=torch.float64, choice="torch", **options):
     bare = make_model(seed, frozen, dtype)
-    return FullyShardedDataParallel(bare, collectives=CHOICES[choice], **options)
+    collectives = collectives_named(choice)
+    return FullyShardedDataParallel(bare, collectives=collectives, **options)
 
 
 def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):

@@ -1,5 +1,7 @@
 """Stages 1 and 2: equal to one process, to the byte what the formula says."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,14 +16,13 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import DIRECT, RING, TORCH
+from xtrain.comm.collective_choice import RING, collectives_named
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, LossScaler, ZeroOptimizer, clip_sharded_grad_norm_
 from xtrain.zero.buckets import split_parameters
 
 STEPS = 20
-CHOICES = {"torch": TORCH, "ring": RING, "direct": DIRECT}
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
 OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
 
@@ -42,7 +43,7 @@ def train(stage, reduction, micro_batches, frozen, choice, cap, max_norm, offloa
         stage=stage,
         bucket_cap_mb=cap,
         gradient_reduction=reduction,
-        collectives=CHOICES[choice],
+        collectives=collectives_named(choice),
         offload=offload,
         **OPTIONS,
     )
@@ -506,9 +507,8 @@ def late(name):
     )
 
 
-LATE = type(RING)(
-    "late", late("all_reduce"), late("all_gather"), late("reduce_scatter")
-)
+NAMES = ("all_reduce", "all_gather", "reduce_scatter")
+LATE = dataclasses.replace(RING, **{name: late(name) for name in NAMES})
 
 
 def waited_for(stage):

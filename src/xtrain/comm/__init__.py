@@ -7,7 +7,7 @@ from xtrain.comm.all_to_all import (
     all_to_all_single_async,
     exchange_split_sizes,
 )
-from xtrain.comm.checks import debug_checks, rank_and_size
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -23,6 +23,7 @@ from xtrain.comm.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from xtrain.comm.debug_checks import debug_checks
 from xtrain.comm.hierarchical import hierarchical_all_reduce
 from xtrain.comm.ledger import CommLedger, message_rounds
 from xtrain.comm.mesh import axis_ranks, init_mesh, mesh_coordinates

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import (
     check_call,
+    check_ends,
     message_device,
     rank_and_size,
     refuse,
@@ -311,9 +312,8 @@ def _list_on_root(
         ]
     tensors = [tensor, *pieces] if pieces else [tensor]
     one, many = {root: tensor}, dict(enumerate(pieces or []))
-    check_call(
+    check_ends(
         call, group, *tensors, rules=rules, compare=[f"root={root}"],
-        written=(pieces or ()) if call == "gather" else (tensor,),
         sends=one if call == "gather" else many,
         receives=many if call == "gather" else one,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call
+from xtrain.comm.checks import are_contiguous, check_call, holds_all
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.work import Work
@@ -36,9 +36,9 @@ def direct_all_gather(
         "direct_all_gather",
         group,
         input,
-        whole=output,
+        output,
         written=[output],
-        rules=[contiguous(output, input)],
+        rules=[holds_all(output, input, group), are_contiguous(output, input)],
     )
     chunks, mine = output.detach().view(size, -1), input.detach().view(-1)
     others = [peer for peer in range(size) if peer != rank]
@@ -53,9 +53,12 @@ def direct_all_gather(
 
 
 def direct_reduce_scatter(
-    output: Tensor, input: Tensor, group: ProcessGroup | None = None
+    output: Tensor,
+    input: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
 ) -> Work:
-    """Begin to sum everybody's chunk r of `input` into rank r's `output`.
+    """Begin to reduce everybody's chunk r of `input` into rank r's `output`.
 
     Both contiguous. Each rank sends (N-1)/N of `input` in one step, and takes as much
     memory to receive into.
@@ -64,8 +67,9 @@ def direct_reduce_scatter(
         "direct_reduce_scatter",
         group,
         output,
-        whole=input,
-        rules=[contiguous(output, input)],
+        input,
+        op=op,
+        rules=[holds_all(input, output, group), are_contiguous(output, input)],
     )
     chunks, total = input.detach().view(size, -1), output.detach().view(-1)
     others = [peer for peer in range(size) if peer != rank]
@@ -79,24 +83,29 @@ def direct_reduce_scatter(
 
     def add_up() -> None:
         versions[rank] = chunks[rank]
-        reduce_into(total, [versions[r] for r in range(size)], ReduceOp.SUM)
+        reduce_into(total, [versions[r] for r in range(size)], op)
 
     return Work(works, add_up)
 
 
-def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Work:
-    """Begin to sum `tensor` over all ranks, in place: the first half of two.
+def direct_all_reduce(
+    tensor: Tensor,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+) -> Work:
+    """Begin to reduce `tensor` over all ranks, in place: the first half of two.
 
-    The second half, in which everybody gets all sums, runs in `wait`. Needs a
+    The second half, in which everybody gets all results, runs in `wait`. Needs a
     contiguous tensor. Each rank sends 2(N-1)/N of it, padded to N equal chunks.
     """
-    _, size = check_call("direct_all_reduce", group, tensor, rules=[contiguous(tensor)])
+    rules = [are_contiguous(tensor)]
+    _, size = check_call("direct_all_reduce", group, tensor, op=op, rules=rules)
     whole = tensor.detach().view(-1)
     missing = -whole.numel() % size
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing)])
     sums = torch.empty_like(whole[: whole.numel() // size])
-    halfway = direct_reduce_scatter(sums, whole, group)
+    halfway = direct_reduce_scatter(sums, whole, op, group)
 
     def gather() -> None:
         direct_all_gather(whole, sums, group).wait()
@@ -104,10 +113,3 @@ def direct_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> Work
             tensor.detach().view(-1).copy_(whole[:-missing])
 
     return Work([halfway], gather)
-
-
-def contiguous(*tensors: Tensor) -> tuple[bool, str]:
-    """A rule for `check_call`."""
-    return all(
-        isinstance(t, Tensor) and t.is_contiguous() for t in tensors
-    ), "needs contiguous tensors"

@@ -50,3 +50,8 @@ def reduce_into(output: Tensor, shares: list[Tensor], op: ReduceOp.RedOpType) ->
         for share in shares[2:]:
             combine(output, share, op)
     divide_if_average(output, op, len(shares))
+
+
+def op_name(op: object) -> str:
+    """The name of a reduce operation, for messages; also of what is none."""
+    return getattr(op, "name", str(op))

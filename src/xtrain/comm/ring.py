@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call
+from xtrain.comm.checks import check_call, holds_all
 from xtrain.comm.reduce_op import combine, divide_if_average
 from xtrain.comm.ring_steps import post_ring_recvs, ring_send_recv, wait_all
 from xtrain.comm.work import Work
@@ -68,7 +68,10 @@ def ring_reduce_scatter(
     `input` holds N chunks of `output`'s size, one after the other or stacked, and is
     not changed. Each rank sends (N-1)/N of `input` in N-1 steps.
     """
-    rank, size = check_call("ring_reduce_scatter", group, output, op=op, whole=input)
+    rules = [holds_all(input, output, group)]
+    rank, size = check_call(
+        "ring_reduce_scatter", group, output, input, op=op, rules=rules
+    )
     chunks = input.detach().contiguous().view(size, -1)
     result = output.detach()
     inside = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
@@ -99,8 +102,9 @@ def ring_all_gather(
 
     Each rank sends (N-1)/N of `output` in N-1 steps.
     """
+    rules = [holds_all(output, input, group)]
     rank, size = check_call(
-        "ring_all_gather", group, input, whole=output, written=[output]
+        "ring_all_gather", group, input, output, rules=rules, written=[output]
     )
     gathered = output.detach().contiguous()
     chunks = gathered.view(size, -1)

@@ -34,7 +34,7 @@ from xtrain.comm.agreement import (
 )
 from xtrain.comm.backward import Reducer
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.choice import TORCH, Collectives
+from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.comm.work import Work
 from xtrain.data_parallel.buckets import Bucket, make_buckets
 from xtrain.data_parallel.join import JoinState, join

@@ -10,6 +10,7 @@ views, and finds the weights in them again when they have been gathered a second
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.choice import Collectives, suited_to
+from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 
@@ -55,7 +56,7 @@ class FlatParamGroup:
         low = compute_dtype if first.is_floating_point() else None
         self.compute_dtype = low or first.dtype
         device = message_device(group) if first.is_meta else first.device
-        self.collectives = collectives or suited_to(group, device)
+        self.collectives = collectives or default_collectives(group, device)
         self.shard = self._make_shard(originals, device)
         self.local_shards = [
             nn.Parameter(piece, requires_grad=self.trainable)
@@ -155,13 +156,14 @@ class FlatParamGroup:
             elif gradient is not None:
                 view.add_(gradient)
 
-    def start_reduce(self) -> "Reduction":
+    def start_reduce(self) -> Work:
         """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
         assert self.full_grad is not None
         flat, self.full_grad = self.full_grad.to(self.compute_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
-        return Reduction(self, work, flat, reduced)
+        finish = partial(self.add_reduced_gradients, reduced)
+        return Work([work], finish, keep=flat)
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""
@@ -174,21 +176,6 @@ class FlatParamGroup:
                 local.grad = part
             else:
                 local.grad.add_(part)
-
-
-class Reduction:
-    """A reduce-scatter under way; `full` is the memory it still reads."""
-
-    def __init__(
-        self, owner: FlatParamGroup, work: Work, full: Tensor, reduced: Tensor
-    ):
-        self._owner, self._work, self._full = owner, work, full
-        self._reduced = reduced
-
-    def wait(self) -> None:
-        self._work.wait()
-        del self._full
-        self._owner.add_reduced_gradients(self._reduced)
 
 
 class Unshard(torch.autograd.Function):

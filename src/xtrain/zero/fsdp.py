@@ -38,7 +38,7 @@ from xtrain.comm.agreement import (
     problem_of,
 )
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.choice import Collectives
+from xtrain.comm.collective_choice import Collectives
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
 from xtrain.zero.fsdp_checkpoint import load_blocks, load_full_blocks, save_blocks
@@ -70,7 +70,7 @@ class FullyShardedDataParallel(nn.Module):
             children of every ModuleList unless given. The rest is the root block.
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
-            `xtrain.comm.choice`.
+            `xtrain.comm.collective_choice`.
 
     All ranks must give the same.
     """

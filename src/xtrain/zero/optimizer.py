@@ -41,7 +41,7 @@ from xtrain.comm.agreement import (
     raise_everywhere,
 )
 from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.choice import Collectives, suited_to
+from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.work import Work
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
 from xtrain.zero.clip import clip_sharded_grad_norm_
@@ -74,7 +74,7 @@ class ZeroOptimizer(Optimizer):
             CPU.
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
-            `xtrain.comm.choice`.
+            `xtrain.comm.collective_choice`.
 
     All ranks must give the same, `defaults` and options of groups included.
     """
@@ -126,7 +126,7 @@ class ZeroOptimizer(Optimizer):
         self._in_flight: list[tuple[Bucket, Work, Tensor]] = []
         shard_groups = [self._shard(group) for group in groups]
         device = self.buckets[0].flat.device
-        self._collectives = collectives or suited_to(process_group, device)
+        self._collectives = collectives or default_collectives(process_group, device)
         self.optimizer = optimizer_class(shard_groups, **defaults)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self._is_built = True

@@ -17,7 +17,7 @@ from xtrain.bench.llama import Shape
 from xtrain.bench.race import Case, Contestant, Race
 from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
 from xtrain.bench.training import adamw, model_for, sum_of, training_trial
-from xtrain.comm.choice import RING
+from xtrain.comm.collective_choice import RING
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.plan import Traffic, collective_traffic

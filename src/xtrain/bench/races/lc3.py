@@ -30,7 +30,7 @@ from xtrain.bench.training import (
     sum_of,
     training_trial,
 )
-from xtrain.comm.choice import DIRECT, TORCH
+from xtrain.comm.collective_choice import DIRECT, TORCH
 from xtrain.plan import Traffic, collective_traffic
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.buckets import BUCKET_CAP_MB, split_parameters

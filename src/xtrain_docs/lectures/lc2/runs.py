@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH, Collectives
+from xtrain.comm.collective_choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 
 LAYERS, WIDTH = 6, 64
@@ -83,7 +84,7 @@ def backward_by_the_clock(layers: int, width: int, cap_mb: float) -> list[list[A
         work.get_future().add_done_callback(lambda _: note("done", number))
         return work
 
-    spy = Collectives("clock", all_reduce, TORCH.all_gather, TORCH.reduce_scatter)
+    spy = replace(TORCH, name="clock", all_reduce=all_reduce)
     net = deep_net(layers, width, bias=False)
     for number, parameter in enumerate(net.parameters()):
         parameter.register_post_accumulate_grad_hook(

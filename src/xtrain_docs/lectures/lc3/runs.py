@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import RING, TORCH
+from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.zero import (
     AdamW,
@@ -62,7 +62,7 @@ class Training:
         width: int = WIDTH,
         cap_kib: float = 25600,
     ):
-        choice = {"torch": TORCH, "ring": RING}[collectives]
+        choice = collectives_named(collectives)
         tower: nn.Module = Tower(width=width)
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.sharded: list[Any] = []

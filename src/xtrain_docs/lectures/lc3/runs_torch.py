@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.comm import CommLedger
-from xtrain.comm.choice import TORCH
+from xtrain.comm.collective_choice import TORCH
 from xtrain.zero import FullyShardedDataParallel
 
 from .runs import WIDTH, Tower, Training, nbytes

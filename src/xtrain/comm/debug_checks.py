@@ -1,0 +1,106 @@
+"""Compare every rank's call before it runs.
+
+`checks` refuses what one rank can see alone. That rank 0 passes 4 elements and rank 1
+passes 5 takes a question to the others, asked before every call while `debug_checks()`
+is on, at the price of one small exchange:
+
+    with debug_checks():              # or the environment variable XTRAIN_DEBUG=1
+        ring_all_reduce(tensor)       # ValueError on every rank, with every rank's call
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import COMPARISONS, MISSING, Call, dtype_name, group_or_world
+from xtrain.comm.reduce_op import op_name
+from xtrain.comm.rounds import paused
+
+
+@contextmanager
+def debug_checks(enabled: bool = True) -> Iterator[None]:
+    """Compare every call of an `xtrain.comm` collective across ranks before it runs."""
+    before = COMPARISONS[:]
+    COMPARISONS[:] = [compare_across_ranks] if enabled else []
+    try:
+        yield
+    finally:
+        COMPARISONS[:] = before
+
+
+@dataclass(slots=True)
+class Report:
+    """What one rank tells the others about its call; shapes are keyed by group rank."""
+
+    global_rank: int
+    what: str
+    problem: str | None
+    sends: dict[int, list[int]] = field(default_factory=dict)
+    receives: dict[int, list[int]] = field(default_factory=dict)
+
+
+def compare_across_ranks(
+    call: Call, problem: str | None, groups: Sequence[ProcessGroup | None]
+) -> None:
+    """ValueError on every rank unless all make the same call and none has a problem.
+
+    Over two groups, the axes of a mesh, every rank of the mesh hears of every other.
+    """
+    reports = [report_of(call, problem)]
+    for group in groups:
+        size = group_or_world(group).size()
+        gathered: list[list[Report]] = [[] for _ in range(size)]
+        if size > 1:
+            with paused():
+                dist.all_gather_object(gathered, reports, group=group)
+            reports = [report for part in gathered for report in part]
+    same = len({report.what for report in reports}) == 1
+    faults = differing_ends(reports)
+    if same and not faults and all(report.problem is None for report in reports):
+        return
+    lines = [
+        f"rank {r.global_rank}: {r.what}" + (f" -> {r.problem}" if r.problem else "")
+        for r in reports
+    ]
+    raise ValueError(
+        f"{call.name}: the ranks of this group do not make one and the same legal call:"
+        + "".join(f"\n  {line}" for line in lines + (faults if same else []))
+    )
+
+
+def report_of(call: Call, problem: str | None) -> Report:
+    """This rank's report; of a call with a problem nothing but that is told."""
+    if problem is not None:
+        return Report(dist.get_rank(), call.name, problem)
+    compare = call.compare
+    if compare is None:
+        compare = [list(t.shape) for t in call.tensors[:1]]
+    what = [str(part) for part in compare]
+    what += [dtype_name(t) for t in call.tensors[:1]]
+    what += [op_name(call.op)] if call.op is not MISSING else []
+    return Report(
+        dist.get_rank(),
+        f"{call.name}({', '.join(what)})",
+        None,
+        {peer: list(t.shape) for peer, t in call.sends.items()},
+        {peer: list(t.shape) for peer, t in call.receives.items()},
+    )
+
+
+def differing_ends(reports: list[Report]) -> list[str]:
+    """Messages of which the two ends do not name the same shape."""
+    return [
+        f"rank {reports[src].global_rank} sends {shape} to rank {other.global_rank}, "
+        f"which expects {other.receives.get(src)}"
+        for dst, other in enumerate(reports)
+        for src, shape in enumerate(report.sends.get(dst) for report in reports)
+        if shape != other.receives.get(src)
+    ]
+
+
+if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
+    COMPARISONS.append(compare_across_ranks)
