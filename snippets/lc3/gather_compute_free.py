@@ -20,7 +20,7 @@ def noted(what, call):
 
 
 def alive() -> int:
-    shards = [s for block in model.blocks for s in block.shards]
+    shards = [s for u in model.units for s in u.flat_groups]
     return sum(s.full.untyped_storage().nbytes() > 0 for s in shards)
 
 

@@ -175,7 +175,7 @@ def weights_alive(stage: str) -> list[int]:
     seen: list[int] = []
 
     def look(*_: Any) -> None:
-        shards = [s for block in training.model.blocks for s in block.shards]
+        shards = [s for u in training.model.units for s in u.flat_groups]
         seen.append(sum(s.full.untyped_storage().nbytes() for s in shards))
 
     for layer in training.model.module.layers:

@@ -117,8 +117,8 @@ def load_and_train(stage, path):
     "xtrain.checkpoint.folder:latest",
     "xtrain.checkpoint.training_state:load_state",
     "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize(
     ("stage", "size"), [(1, 2), (2, 3), (3, 1), (3, 4)], ids=lambda v: str(v)
@@ -162,8 +162,8 @@ def sixteen_bits(stage, directory, load):
 @pytest.mark.verifies(
     "xtrain.checkpoint.training_state:load_state",
     "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_masters_are_what_is_saved(world, tmp_path):
     """fp32 masters of 16-bit weights come back exactly, and into stage 3's shards."""
@@ -224,7 +224,7 @@ def killed_while_saving(directory, victim, after_writing):
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.folder:latest",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize(("victim", "after"), [(0, True), (1, False)])
 def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, after):
@@ -265,7 +265,7 @@ def refused(directory, what):
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.folder:latest",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_a_failing_save_fails_on_every_rank(world, tmp_path):
     (expected, *_) = world(2).run(save_small, str(tmp_path), 1)
@@ -304,7 +304,7 @@ def damage(path: Path, how: str):
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.folder:latest",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
 @pytest.mark.parametrize("file", ["rank-00001.safetensors", "index.json"])
@@ -323,7 +323,7 @@ def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
     "xtrain.checkpoint.folder:latest",
     "xtrain.checkpoint.pieces:Piece",
     "xtrain.checkpoint.reader:CheckpointReader",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_flipped_bits_are_found(tmp_path, world):
     """Of its data, and of the index."""
@@ -381,7 +381,7 @@ def load_other(path, kind):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.stage12:ZeroOptimizer", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.optimizer:ZeroOptimizer", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_another_model_is_told_by_names_and_shapes(world, tmp_path):
     world(2).run(save_small, str(tmp_path), 1)
@@ -413,7 +413,7 @@ def save_without_optimizer(directory):
     FullyShardedDataParallel(small()).save_sharded(directory, 4)
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_a_checkpoint_without_optimizer_state(world, tmp_path):
     world(2).run(save_without_optimizer, str(tmp_path))
     expect_error(
@@ -525,7 +525,7 @@ def load_full(path, meta):
     loss = loss_of(model, batch_of(0, 0, rank))
     assert torch.equal(loss, loss_of(expected, batch_of(0, 0, rank)))
     loss.backward()
-    shards = [s for block in model.blocks for s in block.shards]
+    shards = [s for u in model.units for s in u.flat_groups]
     held = sum(s.layout.shard_numel for s in shards)
     # Rows are read whole: at most two more for each matrix, besides the buffer.
     slack = sum(2 * p.shape[-1] for p in expected.parameters() if p.dim() == 2) + 1
@@ -534,7 +534,7 @@ def load_full(path, meta):
     return Counting.read, held + slack, whole / size
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_a_bare_models_file_is_read_in_ranges(world, tmp_path):
     state = dict(make_model(6).state_dict())
     for dropped in ("head.weight", "embedding.weight"):  # files keep one of tied ones
@@ -553,7 +553,7 @@ def load_wrong(path):
     FullyShardedDataParallel(small()).load_full(path)
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_a_wrong_file_is_told_by_names_and_shapes(world, tmp_path):
     path = tmp_path / "model.safetensors"
     state = dict(small(width=6).state_dict())

@@ -109,7 +109,7 @@ DAMAGES = [
 @pytest.mark.verifies(
     "xtrain.checkpoint.training_state:load_state",
     "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize(("stage", "size"), [(1, 3), (2, 2), (3, 2), (3, 3), (3, 1)])
 def test_a_damaged_file_changes_nothing_on_any_rank(world, tmp_path, stage, size):
@@ -136,7 +136,7 @@ def refuse_unlike_others(first, second):
 @pytest.mark.verifies(
     "xtrain.checkpoint.training_state:load_state",
     "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_ranks_that_load_different_checkpoints_are_told(world, tmp_path):
     for step, run in enumerate("ab"):
@@ -161,7 +161,7 @@ def load_bare_pieces(directory):
 
 
 @pytest.mark.verifies(
-    "xtrain.checkpoint.files:save_pieces", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.checkpoint.files:save_pieces", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_pieces_of_something_else_are_refused(world, tmp_path):
     world(2).run(save_bare_pieces, str(tmp_path))
@@ -193,7 +193,7 @@ def verify_shares(directory, size):
 @pytest.mark.verifies(
     "xtrain.checkpoint.reader:CheckpointReader",
     "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_ranks_share_the_work_and_leave_nothing_out(world, tmp_path, size):
@@ -213,7 +213,7 @@ def test_ranks_share_the_work_and_leave_nothing_out(world, tmp_path, size):
 @pytest.mark.verifies(
     "xtrain.checkpoint.reader:CheckpointReader",
     "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_a_piece_that_is_wanted_is_looked_at_by_whoever_wants_it(world, tmp_path):
     """On every rank: its own file system may be the one that is damaged."""
@@ -238,7 +238,7 @@ def save_step(directory, steps):
     model.save_sharded(directory, steps[rank % len(steps)])
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 @pytest.mark.parametrize(
     ("steps", "match"),
     [
@@ -266,7 +266,7 @@ def save_odd_state(directory):
     model.save_sharded(directory, 0, optimizer)
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_state_that_cannot_be_cut_is_refused_on_every_rank(world, tmp_path):
     match = r"rows of 0\.\w+ has shape \(2, 2\)"
     expect_error(world(3), save_odd_state, str(tmp_path), error=ValueError, match=match)
@@ -315,7 +315,7 @@ def save_and_load_empty(directory):
     assert torch.equal(mine["number"], theirs["number"])
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_tensors_without_elements(world, tmp_path):
     world(2).run(save_and_load_empty, str(tmp_path))
 
@@ -345,7 +345,7 @@ def record_order(directory):
     return events
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names files by /proc")
 def test_everything_is_on_disk_before_it_is_named(world, tmp_path):
     first, second = world(2).run(record_order, str(tmp_path / "run"))
@@ -378,7 +378,7 @@ def count_fsyncs(directory):
         files.os.fsync = original
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_a_disk_that_fails_at_the_last_moment(world, tmp_path):
     expect_error(
         world(2),
@@ -406,7 +406,7 @@ def load_full(path):
     raise AssertionError(f"{path} was loaded")
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_bare_models_file_that_is_refused_changes_nothing(world, tmp_path, size):
     path = tmp_path / "model.safetensors"

@@ -57,6 +57,7 @@ def train(kind, reduction, micro_batches, frozen, choice, cap):
 @pytest.mark.verifies(
     "xtrain.data_parallel.ddp:DistributedDataParallel",
     "xtrain.data_parallel.ddp:broadcast_all",
+    "xtrain.comm.backward:Reducer",
     "xtrain.data_parallel.buckets:Bucket",
     "xtrain.data_parallel.buckets:make_buckets",
     "xtrain.data_parallel.naive:NaiveDataParallel",

@@ -55,7 +55,7 @@ def one_process(size, by_initial_size):
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.join:Meeting",
+    "xtrain.data_parallel.join:JoinState",
     "xtrain.data_parallel.ddp:DistributedDataParallel",
     "xtrain.data_parallel.join:join",
 )
@@ -169,7 +169,7 @@ def forward_afterwards():
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.join:Meeting",
+    "xtrain.data_parallel.join:JoinState",
     "xtrain.data_parallel.ddp:DistributedDataParallel",
     "xtrain.data_parallel.join:join",
 )

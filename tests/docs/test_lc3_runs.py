@@ -10,10 +10,10 @@ from xtrain_docs.tables import lc3
 from xtrain_docs.tables.lc1 import EvidenceError
 
 SYMBOLS = (
-    "xtrain.zero.stage12:ZeroOptimizer",
+    "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.buckets:Bucket",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
-    "xtrain.zero.shards:Shards",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
+    "xtrain.zero.flat_param_group:FlatParamGroup",
 )
 MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 
@@ -21,9 +21,9 @@ MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 @pytest.mark.verifies(
     "xtrain.plan.memory:state_memory",
     "xtrain.zero.buckets:Bucket",
-    "xtrain.zero.shards:Shards",
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.flat_param_group:FlatParamGroup",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_bytes_held_equal_the_formula(on_ranks, ranks):
@@ -53,7 +53,7 @@ def test_other_traffic_is_refused(on_ranks, monkeypatch):
         lc3.payload("3", 2)
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
     layer = 4 * runs_lc3.parameters_of_tower() // runs_lc3.LAYERS
     one, two = (
@@ -64,7 +64,8 @@ def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.stage3:FullyShardedDataParallel", "xtrain.zero.shards:Shards"
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
+    "xtrain.zero.flat_param_group:FlatParamGroup",
 )
 def test_stage_3_has_two_layers_whole_at_most(on_ranks):
     layer = 4 * runs_lc3.parameters_of_tower() // runs_lc3.LAYERS

@@ -28,8 +28,8 @@ from xtrain.testing import expect_error
 ADAM = "xtrain.zero.adam:Adam"
 MIXED = "xtrain.zero.mixed_precision:MixedPrecisionOptimizer"
 SCALER = "xtrain.zero.mixed_precision:LossScaler"
-ZERO = "xtrain.zero.stage12:ZeroOptimizer"
-FSDP = "xtrain.zero.stage3:FullyShardedDataParallel"
+ZERO = "xtrain.zero.optimizer:ZeroOptimizer"
+FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
 LAYOUT = "xtrain.zero.flat:FlatLayout"
 CLIP = "xtrain.zero.clip:clip_sharded_grad_norm_"
 REPLICAS = "xtrain.data_parallel.replicas:check_replicas"
@@ -361,7 +361,7 @@ def loss_follows_the_weights(make) -> None:
         weight.grad = None
 
 
-@pytest.mark.verifies(FSDP, "xtrain.zero.shards:Shards")
+@pytest.mark.verifies(FSDP, "xtrain.zero.flat_param_group:FlatParamGroup")
 def test_weights_gathered_before_the_step_are_old(worlds):
     worlds[2].run(loss_follows_the_weights, ByFsdp)
     failed = failures(worlds[2], loss_follows_the_weights, ByTwin)

@@ -177,7 +177,7 @@ def stage_of_ours(stage):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.stage12:ZeroOptimizer", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.optimizer:ZeroOptimizer", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_two_phi_two_phi_three_phi_and_the_notes_three(world, size):
@@ -216,7 +216,7 @@ def accumulated(stage, micro_batches):
     return sent / ((size - 1) / size * PHI)
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_stage_2_reduces_every_micro_batch(world, micro_batches):
     """E44: K + 1 passes; stage 1, and data parallelism with no_sync, stay at two."""
@@ -277,7 +277,7 @@ def calls_of_stage_2(cap):
     return early, backward, step, len(optimizer.buckets), len(left)
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_stage_2_reduce_scatters_in_backward_and_keeps_nothing_whole(on_cpu, world):
     for early, backward, step, buckets, left in world(2).run(calls_of_stage_2, 2**-10):
         assert early[0] >= buckets - 1 >= 2  # all buckets but the last one

@@ -85,8 +85,8 @@ def train(stage, choice, directory):
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.training_state:load_state",
-    "xtrain.zero.stage12:ZeroOptimizer",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize(
     ("stage", "choice"),
@@ -133,7 +133,7 @@ def different_models_in_group_1():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.stage12:ZeroOptimizer", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.optimizer:ZeroOptimizer", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_different_models_are_told_where_they_are(world):
     for number, said in world(SIZE).run(different_models_in_group_1):

@@ -40,7 +40,7 @@ def work(stage):
     return counter.get_total_flops(), stepped
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_every_rank_computes_its_whole_batch_in_every_stage(world):
     size = 3
     whole = world(size).run(work, 0)

@@ -137,8 +137,8 @@ def cases(odd):
     yield lambda: ddp(ddp()), "ddp.DistributedDataParallel reduces the gradients of th"
     yield lambda: ddp(naive()), "naive.NaiveDataParallel reduces the gradients"
     yield lambda: fsdp(ddp()), "ddp.DistributedDataParallel reduces the gradients"
-    yield lambda: ddp(fsdp()), "stage3.FullyShardedDataParallel reduces the gradients"
-    yield lambda: fsdp(fsdp()), "stage3.FullyShardedDataParallel reduces the gradients"
+    yield lambda: ddp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
+    yield lambda: fsdp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     torchs = nn.parallel.DistributedDataParallel
     yield lambda: ddp(torchs(net())), "torch.nn.parallel.distributed.DistributedDataPar"
     yield lambda: fsdp(torchs(net())), "torch.nn.parallel.distributed.DistributedDataPa"

@@ -61,7 +61,7 @@ def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
@@ -90,13 +90,13 @@ def one_step(make, forward, dtype=torch.float32, **options):
     forward(bare).backward()
     forward(model).backward()
     rank, size = dist.get_rank(), dist.get_world_size()
-    for block in model.blocks:
-        for shards in block.shards:
+    for unit in model.units:
+        for shards in unit.flat_groups:
             assert not shards.is_full
             assert shards.full.untyped_storage().nbytes() == 0
             named = dict(bare.named_parameters())
             for name, piece, slot in zip(
-                shards.names, shards.pieces, shards.layout.slots, strict=True
+                shards.names, shards.local_shards, shards.layout.slots, strict=True
             ):
                 first, last = shards.layout.piece_bounds(slot, rank)
                 whole = named[name].grad
@@ -250,7 +250,7 @@ def odd_models():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_models_that_break_naive_sharding(world):
     world(2).run(odd_models)
@@ -264,13 +264,13 @@ def measure(compute_dtype):
     grads = storages([p.grad for p in model.parameters()])
     optimizer.step()
     weights = storages(model.parameters())
-    fulls = storages(s.full for b in model.blocks for s in b.shards)
+    fulls = storages(s.full for u in model.units for s in u.flat_groups)
     assert fulls == 0
     state = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
     parameters = [
         sum(slot.stop - slot.start for slot in s.layout.slots)
-        for b in model.blocks
-        for s in b.shards
+        for u in model.units
+        for s in u.flat_groups
     ]
     return weights, grads, sum(t.nbytes for t in state), parameters, size
 
@@ -281,7 +281,7 @@ def storages(tensors):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_bytes_per_rank_equal_the_formula(world, size):
@@ -308,7 +308,7 @@ def traffic(reshard, compute_dtype, micro_batches):
         reshard_after_forward=reshard,
         compute_dtype=compute_dtype,
     )
-    padded = [sum(s.layout.padded_numel for s in b.shards) for b in model.blocks]
+    padded = [sum(s.layout.padded_numel for s in u.flat_groups) for u in model.units]
     sent = []
     for _ in range(2):  # without and with prefetch
         with CommLedger() as ledger:
@@ -320,7 +320,7 @@ def traffic(reshard, compute_dtype, micro_batches):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_three_passes_or_two(world, size):
@@ -351,8 +351,8 @@ def collectives_of_a_step():
             calls.append(name)
             return original(*tensors, group=group)
 
-        for block in model.blocks:
-            for shards in block.shards:
+        for unit in model.units:
+            for shards in unit.flat_groups:
                 choice = shards.collectives
                 shards.collectives = dataclasses.replace(choice, **{name: spy})
     loss_of(model, batch_of(0, 0, rank)).backward()
@@ -363,9 +363,9 @@ def collectives_of_a_step():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:find_blocks",
-    "xtrain.zero.blocks:Block",
-    "xtrain.zero.stage3:FullyShardedDataParallel",
+    "xtrain.zero.fsdp_wrap:find_blocks",
+    "xtrain.zero.fsdp_unit:FSDPUnit",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 def test_gather_gather_reduce_and_nothing_else(world):
     """Prefetch changes when blocks are gathered, not how often. No rank scatters."""
@@ -389,11 +389,11 @@ def full_blocks(reshard, layers):
     gradients = [0, 0]
 
     def look(*_):
-        blocks = model.blocks[1:]
-        full = [s.full.untyped_storage().nbytes() for b in blocks for s in b.shards]
+        units = model.units[1:]
+        full = [s.full.untyped_storage().nbytes() for u in units for s in u.flat_groups]
         assert len(full) == layers
         peaks[phase] = max(peaks[phase], sum(n > 0 for n in full))
-        gradients[0] = max(gradients[0], len(model._reducing))
+        gradients[0] = max(gradients[0], len(model._schedule.reducer._in_flight))
 
     for layer in module[1]:
         layer.register_forward_pre_hook(look)
@@ -423,7 +423,7 @@ def chain(module, x):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:find_blocks", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_wrap:find_blocks", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_at_most_two_blocks_are_full(world):
     for peaks, reducing, first in world(2).run(full_blocks, True, 6):
@@ -446,22 +446,20 @@ def names_and_pieces():
     ]
     assert all(p.dim() == 1 for p in found.values())
     counts = {name: p.numel() for name, p in found.items()}
-    shards = [s for b in model.blocks for s in b.shards]
+    shards = [s for u in model.units for s in u.flat_groups]
     for shard in shards:  # each piece is a view of its block's flat shard
         base = shard.shard.untyped_storage().data_ptr()
         assert all(
             found[name].untyped_storage().data_ptr() == base or not found[name].numel()
             for name in shard.names
         )
-    kinds = {
-        (block.module, s.trainable) for block in model.blocks for s in block.shards
-    }
+    kinds = {(u.module, s.trainable) for u in model.units for s in u.flat_groups}
     assert len(kinds) == len(shards) == 5  # one block has frozen ones too
     return counts, {n: p.numel() for n, p in expected.items()}, size
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_names_are_the_bare_modules_and_pieces_add_up(world):
     for size in (1, 3):
@@ -485,7 +483,7 @@ def full_state(reshard):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_full_state_dict_is_the_bare_modules(world):
     world(3).run(full_state, True)
@@ -506,9 +504,9 @@ def sixteen_bit_compute():
         parameter.data = parameter.data.bfloat16()
     loss_of(bare, batch_of(0, 0, 0)).backward()
     named = dict(bare.named_parameters())
-    for shards in (s for block in model.blocks for s in block.shards):
+    for shards in (s for u in model.units for s in u.flat_groups):
         for name, piece, slot in zip(
-            shards.names, shards.pieces, shards.layout.slots, strict=True
+            shards.names, shards.local_shards, shards.layout.slots, strict=True
         ):
             first, last = shards.layout.piece_bounds(slot, rank)
             assert piece.grad.dtype == torch.float32
@@ -518,7 +516,7 @@ def sixteen_bit_compute():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_compute_dtype(world):
     world(2).run(sixteen_bit_compute)
@@ -544,7 +542,7 @@ def what_comes_in(compute_dtype):
     return model.module.seen
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_floating_point_inputs_are_cast(world):
     low, whole = torch.bfloat16, torch.float32
     assert world(2).run(what_comes_in, low) == [[low, low, torch.int64]] * 2
@@ -560,7 +558,7 @@ def a_third():
     return [p.grad.tolist() for p in model.parameters()]
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_gradients_are_divided_in_the_precision_of_the_shards(world):
     assert world(3).run(a_third) == [[[torch.tensor(1 / 3).item()]]] * 3
 
@@ -600,12 +598,12 @@ def unused_in_a_block():
     grads = {name: p.grad for name, p in model.named_parameters()}
     assert all(torch.isfinite(grad).all() for grad in grads.values())
     assert not any(grads[name].any() for name in grads if "unused" in name)
-    shards = [s for block in model.blocks for s in block.shards]
+    shards = [s for u in model.units for s in u.flat_groups]
     assert all(s.layout.numel < s.layout.padded_numel for s in shards[1:])  # padded
     return sum(bool(grad.any()) for grad in grads.values())
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_what_took_no_part_has_a_gradient_of_zero(world):
     assert min(world(2).run(unused_in_a_block)) > 0
 
@@ -637,7 +635,9 @@ def after_a_block_failed():
         model(x)
     left.append(attributes(model))
     full = [
-        s.full.untyped_storage().nbytes() for b in model.blocks[1:] for s in b.shards
+        s.full.untyped_storage().nbytes()
+        for u in model.units[1:]
+        for s in u.flat_groups
     ]
     module[1][1].fails = False
     model.zero_grad()
@@ -646,7 +646,7 @@ def after_a_block_failed():
     return left, full
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 def test_parameters_are_back_after_a_step_and_after_a_failure(world):
     for left, full in world(2).run(after_a_block_failed):
         assert left == [[], [], [], []]
@@ -675,7 +675,7 @@ def own_pieces():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_a_state_dict_holds_this_ranks_pieces_under_bare_names(world):
     first, second = world(2).run(own_pieces)
@@ -698,7 +698,7 @@ def bad(what):
         FullyShardedDataParallel(module)
 
 
-@pytest.mark.verifies("xtrain.zero.stage3:FullyShardedDataParallel")
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
 @pytest.mark.parametrize(
     ("what", "match"),
     [
@@ -743,7 +743,7 @@ def after_a_failure():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.blocks:Block", "xtrain.zero.stage3:FullyShardedDataParallel"
+    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
 )
 def test_a_failed_backward_leaves_nothing_behind(world):
     world(2).run(after_a_failure)

@@ -56,7 +56,7 @@ def train(stage, reduction, micro_batches, frozen, choice, cap, max_norm, offloa
     return dict(model.state_dict())
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
     cases = [
@@ -97,7 +97,7 @@ def train_with_groups(stage):
     return dict(model.state_dict())
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_groups_and_a_schedule(world, stage):
     bare = make_model(0)
@@ -152,7 +152,7 @@ def storages(tensors):
     return sum(storage.nbytes() for storage in found.values())
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_bytes_per_rank_equal_the_formula(world, size):
     """Padding is part of the formula. Sharded 16-bit gradients are summed in fp32."""
@@ -186,7 +186,7 @@ def traffic(stage, micro_batches):
     return ledger.bytes_sent, ledger.bytes_received, 4 * padded
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_a_reduce_scatter_and_an_all_gather(world, size):
     """Twice (N-1)/N of the parameters; in stage 2 a reduce-scatter a micro-batch."""
@@ -220,7 +220,7 @@ def live_gradients(stage):
     return peak / each, left / each
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_stage_2_frees_full_gradients_during_backward(world):
     size = 2
     for peak, left in world(size).run(live_gradients, 1):
@@ -253,7 +253,7 @@ def masters(dtype):
     return parameter.tolist(), without.tolist(), held.master[:mine].tolist()
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_masters_add_up_what_bf16_would_lose(world):
     for weights, without, master in world(2).run(masters, torch.bfloat16):
         assert weights == pytest.approx([0.9] * 5, abs=0.004)
@@ -282,7 +282,7 @@ def scaled_fp16():
     return taken, scaler.scale, parameter.tolist()
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_a_loss_scaler_over_the_shards(world):
     for taken, scale, weights in world(3).run(scaled_fp16):
         assert taken == [True, False, True]
@@ -304,7 +304,7 @@ def masters_of_rank_0():
     return parameter.tolist()
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_masters_begin_as_rank_0s_weights(world):
     assert world(3).run(masters_of_rank_0) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
 
@@ -323,7 +323,7 @@ def only_rank_0_has_a_gradient(stage):
     return weights
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_step_waits_for_nobodys_gradient(world, stage):
     """Every rank reduces every bucket, whatever it has itself."""
@@ -360,7 +360,7 @@ def other_parts(stage):
     return norm, again, moved
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_ranks_may_use_different_parameters(world, stage):
     for norm, again, moved in world(2).run(other_parts, stage):
@@ -414,7 +414,7 @@ def a_third(stage):
     return gradient.dtype, gradient.tolist()
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_gradients_are_divided_in_the_precision_of_the_masters(world):
     third = torch.tensor(1 / 3).item()
     assert third != torch.tensor(1 / 3).bfloat16().item()
@@ -436,7 +436,7 @@ def clip_between_micro_batches(stage):
     return dict(model.state_dict())
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_backward_after_clipping_adds_to_what_is_left(world, stage):
     size, bare = 2, make_model(0)
@@ -528,7 +528,7 @@ def waited_for(stage):
     return dict(model.state_dict())
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_every_collective_is_waited_for_and_what_has_no_gradient_is_zero(world, stage):
     bare = OfAllTypes()
@@ -556,7 +556,7 @@ def without_all_gather():
     return dict(model.state_dict())
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_without_the_all_gather_ranks_drift_apart(world):
     results = world(2).run(without_all_gather)
     assert largest_difference(results[0], results[1]) > 1e-3
@@ -582,7 +582,7 @@ def bad(what):
         optimizer.save_sharded("/nowhere", 0, nn.Linear(2, 2))
 
 
-@pytest.mark.verifies("xtrain.zero.stage12:ZeroOptimizer")
+@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize(
     ("what", "match"),
     [

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import (
@@ -33,10 +32,11 @@ from xtrain.comm.agreement import (
     claim,
     problem_of,
 )
+from xtrain.comm.backward import Reducer
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import TORCH, Collectives, Waitable
-from xtrain.data_parallel.buckets import make_buckets
-from xtrain.data_parallel.join import Meeting, join
+from xtrain.data_parallel.buckets import Bucket, make_buckets
+from xtrain.data_parallel.join import JoinState, join
 
 
 class DistributedDataParallel(nn.Module):
@@ -92,27 +92,24 @@ class DistributedDataParallel(nn.Module):
         self._names = {p: name for name, p in module.named_parameters()}
         broadcast_all([*module.parameters(), *module.buffers()], process_group)
 
-        self._buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
-        self._bucket_of = {p: b for b in self._buckets for p in b.parameters}
-        self._average_over(self._size)
-        self._meeting: Meeting | None = None  # open inside join()
+        self._reducer = Reducer(self._all_reduce, at_end=self._end_of_backward)
+        self._reducer.buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
+        self._bucket_of = {p: b for b in self._reducer.buckets for p in b.parameters}
+        self._set_divisor(self._size)
+        self._join_state: JoinState | None = None  # inside join()
         self._sync = True
-        self._in_backward = False
+        self._is_local = False  # no_sync has left gradients that are not reduced yet
         self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
-        self._next = 0  # the bucket that leaves next
-        self._in_flight: list[Waitable] = []
         for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(self._gradient_ready)
             if not self._average:
                 parameter.register_hook(self._before_accumulation(parameter))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        meeting = self._meeting
-        if self._sync and meeting is None:
+        if self._sync and self._join_state is None:
             self._synchronise_buffers()
-        elif self._sync and meeting is not None and torch.is_grad_enabled():
-            meeting.meet(present=True)
-            self._synchronise_buffers(meeting.host)
+        elif self._sync and torch.is_grad_enabled():
+            self._take_part_in_join()
         return self.module(*args, **kwargs)
 
     def join(
@@ -121,44 +118,61 @@ class DistributedDataParallel(nn.Module):
         """Context in which ranks may have different numbers of batches."""
         return join(self, divide_by_initial_world_size)
 
-    def _average_over(self, ranks: int) -> None:
+    def _take_part_in_join(self) -> None:
+        if self._join_state is not None:
+            self._join_state.count_active_ranks(active=True)
+            self._synchronise_buffers(self._join_state.source_rank)
+
+    def _set_divisor(self, ranks: int) -> None:
         # Gradients are divided before they are summed, as torch does.
         self._divisor = ranks if self._average else 1
 
-    def _synchronise_buffers(self, host: int = 0) -> None:
+    def _synchronise_buffers(self, source_rank: int = 0) -> None:
         if self._broadcast_buffers and self.training:
-            broadcast_all(list(self.module.buffers()), self.process_group, host)
+            broadcast_all(list(self.module.buffers()), self.process_group, source_rank)
 
-    def _shadow(self, host: int) -> None:
+    def _shadow(self, source_rank: int) -> None:
         """Take part in a step of the others, with gradients of zero."""
-        self._synchronise_buffers(host)
-        for bucket in self._buckets:
+        self._synchronise_buffers(source_rank)
+        for bucket in self._reducer.buckets:
             bucket.flat.zero_()
             bucket.waiting.clear()
-        self._finish(shadow=True)
+        self._finish([], shadow=True)
         self.zero_grad()  # the others' gradients are none of this rank's
         self._reduced.clear()
 
-    def _copy_from(self, host: int) -> None:
+    def _copy_from(self, source_rank: int) -> None:
         tensors = [*self.module.parameters(), *self.module.buffers()]
-        broadcast_all(tensors, self.process_group, host)
+        broadcast_all(tensors, self.process_group, source_rank)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside add up gradients on each rank and send nothing.
 
-        The first backward outside sends the accumulated sums.
+        The first backward outside sends the accumulated sums; `reduce_gradients` does
+        it without one. Buffers stay each rank's own inside.
         """
         before, self._sync = self._sync, False
+        self._is_local = True
         try:
             yield
         finally:
             self._sync = before
 
-    def _before_accumulation(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
-        return lambda _: self._split_sum(parameter)
+    def reduce_gradients(self) -> None:
+        """Reduce what `no_sync` has accumulated, on every rank; otherwise do nothing.
 
-    def _split_sum(self, parameter: nn.Parameter) -> None:
+        A parameter that got no gradient in any of its backwards is treated as one that
+        got none in a backward outside: see find_unused_parameters.
+        """
+        if self._is_local:
+            self._take_part_in_join()
+            self._finish([p for p in self._bucket_of if p.grad is None])
+
+    def _before_accumulation(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        return lambda _: self._undo_previous_sum(parameter)
+
+    def _undo_previous_sum(self, parameter: nn.Parameter) -> None:
         # A sum that stays in `grad` for another step would be added up N times.
         if parameter in self._reduced and parameter.grad is not None:
             if not self._average:
@@ -168,41 +182,32 @@ class DistributedDataParallel(nn.Module):
     def _gradient_ready(self, parameter: nn.Parameter) -> None:
         self._reduced.discard(parameter)
         if not self._sync:
+            self._is_local = True
             return
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._finish)
+        self._reducer.enter_backward()
         self._bucket_of[parameter].take(parameter, self._divisor)
-        while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
-            self._send_next()
+        self._reducer.issue_complete()
 
-    def _send_next(self) -> None:
-        bucket = self._buckets[self._next]
-        self._next += 1
-        work = self._collectives.all_reduce(bucket.flat, group=self.process_group)
-        self._in_flight.append(work)
+    def _all_reduce(self, bucket: Bucket) -> Waitable:
+        return self._collectives.all_reduce(bucket.flat, group=self.process_group)
 
-    def _finish(self, shadow: bool = False) -> None:
-        """The end of backward: send what is left, wait for everything."""
-        self._in_backward = False
-        unused = [p for bucket in self._buckets for p in bucket.waiting]
-        for parameter in unused:
-            self._split_sum(parameter)
+    def _end_of_backward(self) -> None:
+        self._finish([p for b in self._reducer.buckets for p in b.waiting])
+
+    def _finish(self, unused: list[nn.Parameter], shadow: bool = False) -> None:
+        """Send what is left, `unused` as zeros, and wait for everything."""
+        for parameter in [p for b in self._reducer.buckets for p in b.waiting]:
+            self._undo_previous_sum(parameter)
             self._bucket_of[parameter].take(parameter, self._divisor)
         # The spare element tells every rank how many parameters went unused, on any. It
         # is zero unless some did here, and then its bucket, the last, has not left yet.
-        flag = self._buckets[-1].spare
+        flag = self._reducer.buckets[-1].spare
         if unused:
             flag.fill_(len(unused))
-        while self._next < len(self._buckets):
-            self._send_next()
-        for work in self._in_flight:
-            work.wait()
-        self._in_flight, self._next = [], 0
+        self._reducer.finish()
+        self._is_local = False
         anywhere_unused = flag.item() > 0
         flag.zero_()
-        for bucket in self._buckets:
-            bucket.waiting = set(bucket.parameters)
         if anywhere_unused and not self._find_unused:
             raise RuntimeError(self._complain(unused))
         used: Iterable[nn.Parameter] = self._bucket_of
@@ -215,7 +220,7 @@ class DistributedDataParallel(nn.Module):
     def _used_anywhere(self, unused: list[nn.Parameter]) -> list[nn.Parameter]:
         missing = set(unused)  # tensors compare element by element, sets by identity
         here = [float(p not in missing) for p in self._bucket_of]
-        used = torch.tensor(here, device=self._buckets[0].flat.device)
+        used = torch.tensor(here, device=self._reducer.buckets[0].flat.device)
         dist.all_reduce(used, group=self.process_group)
         return [
             p for p, ranks in zip(self._bucket_of, used.tolist(), strict=True) if ranks

@@ -4,8 +4,9 @@
     rank 1   step 0 | step 1 | shadow | shadow | sync      had two batches only
 
 Every step is a row of collectives, and one rank that stays away leaves all others
-waiting for ever. So each synchronised forward first asks who is still there. A rank
-whose inputs are over joins in, with gradients of zero, until nobody is.
+waiting for ever. So each synchronised forward (or `reduce_gradients`) first asks which
+ranks still have inputs. A rank whose inputs are over takes part with gradients of zero
+until no rank has any.
 
 At the end the weights of a rank that stayed longest are copied to all. Its optimizer's
 state is not: to train on, give all ranks equally many batches instead.
@@ -37,34 +38,34 @@ def join(
 
     Costs one all-reduce of N numbers a step.
     """
-    meeting = Meeting(model, divide_by_initial_world_size)
-    model._meeting = meeting
+    state = JoinState(model, divide_by_initial_world_size)
+    model._join_state = state
     try:
         yield
-        while meeting.meet(present=False):
-            model._shadow(meeting.host)
-        model._copy_from(meeting.host)
+        while state.count_active_ranks(active=False):
+            model._shadow(state.source_rank)
+        model._copy_from(state.source_rank)
     finally:
-        model._meeting = None
-        model._average_over(model._size)
+        model._join_state = None
+        model._set_divisor(model._size)
 
 
-class Meeting:
-    """Who still has inputs, asked once a step by every rank."""
+class JoinState:
+    """Which ranks still have inputs, asked once a step by every rank."""
 
     def __init__(self, model: "DistributedDataParallel", by_initial_size: bool):
         self._model, self._by_initial_size = model, by_initial_size
-        self.host = 0  # the first rank that has inputs, or was the last to
+        self.source_rank = 0  # the first rank that has inputs, or was the last to
 
-    def meet(self, present: bool) -> bool:
-        """False when nobody has inputs any more."""
+    def count_active_ranks(self, active: bool) -> int:
+        """How many ranks have inputs; this one tells the others whether it has."""
         group = self._model.process_group
         there = torch.zeros(self._model._size, device=message_device(group))
-        there[self._model._rank] = float(present)
+        there[self._model._rank] = float(active)
         dist.all_reduce(there, group=group)
         ranks = there.nonzero().flatten().tolist()
         if ranks:
-            self.host = ranks[0]
+            self.source_rank = ranks[0]
             if not self._by_initial_size:
-                self._model._average_over(len(ranks))
-        return bool(ranks)
+                self._model._set_divisor(len(ranks))
+        return len(ranks)

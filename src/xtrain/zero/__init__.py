@@ -3,9 +3,9 @@
 from xtrain.zero.adam import Adam, AdamW
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat import FlatLayout
+from xtrain.zero.fsdp import FullyShardedDataParallel
 from xtrain.zero.mixed_precision import LossScaler, MixedPrecisionOptimizer
-from xtrain.zero.stage3 import FullyShardedDataParallel
-from xtrain.zero.stage12 import ZeroOptimizer
+from xtrain.zero.optimizer import ZeroOptimizer
 
 __all__ = [
     "Adam",

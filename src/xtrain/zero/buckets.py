@@ -8,8 +8,11 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
+from xtrain.comm.checks import rank_and_size
 from xtrain.zero.flat import FlatLayout
 
 BUCKET_CAP_MB = 8.0  # small enough that the C library keeps a bucket's memory at hand
@@ -64,6 +67,31 @@ class Bucket:
             view.copy_(parameter.grad)
         parameter.grad = None
         self.waiting.discard(parameter)
+
+
+def make_buckets(
+    group: dict[str, Any],
+    cap_bytes: int,
+    master_weights: bool,
+    offload: bool,
+    process_group: ProcessGroup | None,
+) -> list[Bucket]:
+    """The trainable parameters of an optimizer's group; all become rank 0's values."""
+    rank, size = rank_and_size(process_group)
+    for parameter in group["params"]:
+        if not parameter.requires_grad:
+            dist.broadcast(parameter.detach(), group=process_group, group_src=0)
+    trainable = [p for p in group["params"] if p.requires_grad]
+    device = torch.device("cpu") if offload else None
+    buckets = []
+    for members in split_parameters(trainable, cap_bytes):
+        low = members[0].dtype in (torch.float16, torch.bfloat16)
+        dtype = torch.float32 if low and master_weights else None
+        bucket = Bucket(members, rank, size, dtype, device)
+        dist.broadcast(bucket.flat, group=process_group, group_src=0)
+        bucket.master.data.copy_(bucket.shard)
+        buckets.append(bucket)
+    return buckets
 
 
 def split_parameters(

@@ -16,14 +16,14 @@ from xtrain.checkpoint.training_state import (
 )
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero.blocks import Block
+from xtrain.zero.fsdp_unit import FSDPUnit
 
 
 def save_blocks(
     directory: str | Path,
     step: int,
     module: nn.Module,
-    blocks: list[Block],
+    blocks: list[FSDPUnit],
     optimizer: Optimizer | None,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
@@ -38,7 +38,7 @@ def save_blocks(
 def load_blocks(
     path: str | Path,
     module: nn.Module,
-    blocks: list[Block],
+    blocks: list[FSDPUnit],
     optimizer: Optimizer | None,
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
@@ -50,7 +50,7 @@ def load_blocks(
 def load_full_blocks(
     path: str | Path,
     module: nn.Module,
-    blocks: list[Block],
+    blocks: list[FSDPUnit],
     aliases: dict[str, set[str]],
     group: ProcessGroup | None,
 ) -> None:
@@ -66,15 +66,15 @@ def load_full_blocks(
         read_safetensors(path, wanted)
 
 
-def shards_of(blocks: list[Block]) -> list[Shard]:
+def shards_of(blocks: list[FSDPUnit]) -> list[Shard]:
     """This rank's part of every parameter."""
     found = []
-    for shards in (shards for block in blocks for shards in block.shards):
-        layout = shards.layout
+    for group in (group for unit in blocks for group in unit.flat_groups):
+        layout = group.layout
         for piece, slot, name in zip(
-            shards.pieces, layout.slots, shards.names, strict=True
+            group.local_shards, layout.slots, group.names, strict=True
         ):
-            start, _ = layout.piece_bounds(slot, shards.rank)
+            start, _ = layout.piece_bounds(slot, group.rank)
             found.append(Shard(name, tuple(slot.shape), start, piece))
     return found
 

@@ -15,7 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import message_device
 
 Unscale = Callable[[Tensor, Tensor], None]
 NORMS = (torch._foreach_norm, torch.linalg.vector_norm, torch.norm, Tensor.norm)
@@ -52,3 +56,20 @@ def mark(parameter: nn.Parameter, unscale: Unscale) -> None:
     gradient = torch.empty_like(parameter).as_subclass(MarkerGradient)
     gradient.unscale = unscale
     parameter.grad = gradient
+
+
+@torch.no_grad()
+def unscale_on_all_ranks(
+    gradients: list[Tensor],
+    found_inf: Tensor,
+    inverse_scale: Tensor,
+    group: ProcessGroup | None,
+) -> None:
+    """GradScaler's operator on shards: `found_inf` is 1 if any rank's have one."""
+    if gradients:
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            gradients, found_inf, inverse_scale
+        )
+    anywhere = found_inf.to(message_device(group))
+    dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
+    found_inf.copy_(anywhere)

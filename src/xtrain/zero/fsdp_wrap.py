@@ -1,54 +1,48 @@
-"""The blocks of a model: what ZeRO 3 gathers together and frees together."""
+"""Which modules of a model become units of ZeRO 3, and which parameters are theirs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
-from xtrain.zero.shards import Shards
+from xtrain.zero.flat_param_group import FlatParamGroup, Owner
+from xtrain.zero.fsdp_unit import FSDPUnit
+
+MakeGroup = Callable[
+    [dict[nn.Parameter, list[Owner]], dict[nn.Parameter, str]], FlatParamGroup
+]
 
 
-class Block:
-    """A module whose parameters are gathered together."""
+def make_units(
+    root: nn.Module, chosen: list[nn.Module], make_group: MakeGroup
+) -> list[FSDPUnit]:
+    """The root's unit, then one for each chosen module.
 
-    def __init__(self, module: nn.Module, shards: list[Shards]):
-        self.module, self.shards = module, shards
-        self.calls = 0  # forwards with gradients so far
-        self.open: set[tuple[int, Shards]] = set()  # calls that backward is inside of
-        self.trainable = [s for s in shards if s.trainable]
-
-    def start_gather(self) -> None:
-        for shards in self.shards:
-            shards.start_gather()
-
-    def finish_gather(self) -> None:
-        for shards in self.shards:
-            shards.finish_gather()
-
-    def install(self) -> None:
-        for shards in self.shards:
-            shards.install(self.calls)
-
-    def uninstall(self) -> None:
-        for shards in self.shards:
-            shards.uninstall()
-
-    def enter_backward(self, call: int) -> None:
-        self.open |= {(call, shards) for shards in self.trainable or self.shards}
-
-    def leave_backward(self, call: int, shards: Shards) -> None:
-        """Free what no call needs any more."""
-        self.open.discard((call, shards))
-        if not any(other is shards for _, other in self.open):
-            shards.free()
-        if not self.open:
-            self.free()
-
-    def free(self) -> None:
-        for shards in self.shards:
-            shards.free()
+    Every parameter goes to the innermost unit that holds all modules that have it.
+    """
+    owners: dict[nn.Parameter, list[Owner]] = {}
+    home: dict[nn.Parameter, nn.Module] = {}
+    nearest = nearest_block(root, chosen)
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            owners.setdefault(parameter, []).append((module, name))
+            if home.setdefault(parameter, nearest[module]) is not nearest[module]:
+                home[parameter] = root  # tied across units
+    names = {p: name for name, p in root.named_parameters()}
+    units = []
+    for module in [root, *chosen]:
+        kinds: dict[object, dict[nn.Parameter, list[Owner]]] = {}
+        for parameter, places in owners.items():
+            if home[parameter] is module:
+                kind = (parameter.dtype, parameter.requires_grad)
+                kinds.setdefault(kind, {})[parameter] = places
+        groups = [make_group(members, names) for members in kinds.values()]
+        units.append(FSDPUnit(module, groups))
+    return units
 
 
 def find_blocks(

@@ -17,7 +17,8 @@ of the traffic, for the memory of the full weights.
 Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -39,11 +39,13 @@ from xtrain.comm.agreement import (
 )
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.choice import Collectives
-from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
 from xtrain.zero.clip import clip_sharded_grad_norm_
+from xtrain.zero.flat_param_group import FlatParamGroup
 from xtrain.zero.fsdp_checkpoint import load_blocks, load_full_blocks, save_blocks
-from xtrain.zero.shards import Reduction, Shards, Site
-from xtrain.zero.structures import cast, tensors_of
+from xtrain.zero.fsdp_schedule import UnitSchedule
+from xtrain.zero.fsdp_unit import gather_parameters
+from xtrain.zero.fsdp_wrap import find_blocks, make_units, materialise_buffers
+from xtrain.zero.structures import cast
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -104,183 +106,69 @@ class FullyShardedDataParallel(nn.Module):
         check_same("parameters", named, process_group, options, problem)
         self.module, self.process_group = module, process_group
         self.rank, self.size = rank_and_size(process_group)
-        self.reshard_after_forward = reshard_after_forward
         self.compute_dtype = compute_dtype
-        self._options = (collectives, gradient_reduction == "average")
         aliases: dict[nn.Parameter, set[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             aliases.setdefault(parameter, set()).add(name)
         self._aliases = {name: names for names in aliases.values() for name in names}
-        self.blocks = self._shard(module, chosen)
+        make_group = partial(
+            FlatParamGroup,
+            group=process_group,
+            compute_dtype=compute_dtype,
+            collectives=collectives,
+            average=gradient_reduction == "average",
+        )
+        self.units = make_units(module, chosen, make_group)
         claim(self.parameters(), "FullyShardedDataParallel")
         for buffer in module.buffers():
             dist.broadcast(buffer.detach(), group=process_group, group_src=0)
-
-        self._order: list[Block] = []  # as forward met them, without the root
-        self._met: list[Block] = []
-        self._reducing: list[Reduction] = []
-        self._backward = -1  # autograd's number for the backward under way
-        for block in self.blocks[1:]:
-            block.module.register_forward_pre_hook(
-                lambda _, inputs, block=block: self._before_forward(block, inputs)
-            )
-            block.module.register_forward_hook(
-                lambda _, __, output, block=block: self._after_forward(block, output),
-                always_call=True,
-            )
-        for block in self.blocks:
-            for shards in block.shards:
-                shards.on_gradients = partial(self._reduce, block, shards)
+        self._schedule = UnitSchedule(self.units, reshard_after_forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        root = self.blocks[0]
-        if not in_backward():
-            self._met = []
-            for block in self.blocks:  # a forward without backward left them full
-                block.free()
-        root.finish_gather()
-        root.install()
+        self._schedule.begin_forward()
         if self.compute_dtype is not None:
             args, kwargs = cast((args, kwargs), self.compute_dtype)
         try:
             output = self.module(*args, **kwargs)
         except BaseException:
-            root.uninstall()
+            self.units[0].use_shards()
             raise
-        if not in_backward():
-            self._order = self._met
-        if not torch.is_grad_enabled():
-            root.uninstall()
-            root.free()
-            return output
-        for tensor in tensors_of(output):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._before_backward(root, 0))
+        self._schedule.end_forward(output)
         return output
 
-    # -- around each block
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside add up whole gradients on each rank and send none of them.
 
-    def _before_forward(self, block: Block, inputs: Any) -> None:
-        block.finish_gather()
-        if in_backward():  # activation checkpointing computes the block once more
-            block.install()
-            return
-        block.calls += torch.is_grad_enabled()
-        block.install()
-        if not block.trainable:
-            self._watch_inputs(block, block.calls, inputs)
-        self._met.append(block)
-        following = len(self._met)  # prefetch by the order of the forward before
-        if following < len(self._order) and self._order[following - 1] is block:
-            self._order[following].start_gather()
+        The first backward outside reduces the sums; `reduce_gradients` does it without
+        one. Until then a rank holds the gradients of the whole model, 4 bytes per
+        parameter (8 in float64), and the root's weights. With
+        `reshard_after_forward=False` it holds all weights, which are gathered once for
+        all micro-batches: so do not change them inside.
+        """
+        before = self._schedule.sync
+        self._schedule.set_sync(False)
+        try:
+            yield
+        finally:
+            self._schedule.set_sync(before)
 
-    def _after_forward(self, block: Block, output: Any) -> None:
-        block.uninstall()
-        if in_backward():
-            if not block.open:  # its own backward comes later, and gathers again
-                block.free()
-            return
-        if self.reshard_after_forward or not torch.is_grad_enabled():
-            block.free()
-        if torch.is_grad_enabled():
-            for tensor in tensors_of(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(
-                        lambda _, call=block.calls: self._before_backward(block, call)
-                    )
+    def reduce_gradients(self) -> None:
+        """Reduce what `no_sync` has accumulated, on every rank; otherwise do nothing.
 
-    def _watch_inputs(self, block: Block, call: int, inputs: Any) -> None:
-        """A frozen block has no gradients to tell that its backward is over."""
-        entries = [t for t in tensors_of(inputs) if t.requires_grad]
-        if torch.is_grad_enabled() and len(entries) == 1:
-            for shards in block.shards:
-                entries[0].register_hook(
-                    lambda _, shards=shards: block.leave_backward(call, shards)
-                )
+        Forwards whose backward is still to come may be on their way.
+        """
+        self._schedule.reduce_gradients()
 
-    def _before_backward(self, block: Block, call: int) -> None:
-        self._watch_backward()
-        block.finish_gather()
-        if block is self.blocks[0]:
-            return
-        block.enter_backward(call)
-        position = next((i for i, b in enumerate(self._order) if b is block), 0)
-        if position > 0:
-            self._order[position - 1].start_gather()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, also whole ones that `no_sync` has left.
 
-    def _watch_backward(self) -> None:
-        backward = torch._C._current_graph_task_id()
-        if self._backward != backward:
-            self._backward = backward
-            self._reducing.clear()  # of a backward that failed
-            for block in self.blocks:
-                block.open.clear()
-            Variable._execution_engine.queue_callback(self._finish_backward)
-
-    def _reduce(
-        self,
-        block: Block,
-        shards: Shards,
-        call: int,
-        gradients: tuple[Tensor | None, ...],
-    ) -> None:
-        """All gradients of a block are there: its weights are free to go."""
-        self._watch_backward()
-        if block is not self.blocks[0]:  # the root's are needed to the end
-            block.leave_backward(call, shards)
-        self._reducing.append(shards.start_reduce(gradients))
-        while len(self._reducing) > 1:  # one on its way, so gradients do not pile up
-            self._reducing.pop(0).finish()
-
-    def _finish_backward(self) -> None:
-        """The end of backward: gradients are ready, nothing is full any more."""
-        self._backward = -1
-        while self._reducing:
-            self._reducing.pop(0).finish()
-        self.blocks[0].uninstall()
-        for block in self.blocks:
-            block.open.clear()
-            block.free()
-
-    # -- building
-
-    def _shard(self, root: nn.Module, chosen: list[nn.Module]) -> list[Block]:
-        """Assign every parameter to the innermost block that holds all its places."""
-        sites: dict[nn.Parameter, list[Site]] = {}
-        owner: dict[nn.Parameter, nn.Module] = {}
-        block_of = nearest_block(root, chosen)
-        for module in root.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                sites.setdefault(parameter, []).append((module, name))
-                here = block_of[module]
-                if owner.setdefault(parameter, here) is not here:
-                    owner[parameter] = root  # tied across blocks
-        names = {p: name for name, p in root.named_parameters()}
-        collectives, average = self._options
-        blocks = []
-        for module in [root, *chosen]:
-            kinds: dict[object, dict[nn.Parameter, list[Site]]] = {}
-            for parameter, places in sites.items():
-                if owner[parameter] is module:
-                    kind = (parameter.dtype, parameter.requires_grad)
-                    kinds.setdefault(kind, {})[parameter] = places
-            shards = [
-                Shards(
-                    members,
-                    names,
-                    self.process_group,
-                    self.rank,
-                    self.size,
-                    self.compute_dtype,
-                    collectives,
-                    average,
-                )
-                for members in kinds.values()
-            ]
-            blocks.append(Block(module, shards))
-        return blocks
+        An optimizer's `zero_grad` does not know of those.
+        """
+        super().zero_grad(set_to_none)
+        for unit in self.units:
+            for group in unit.flat_groups:
+                group.full_grad = None
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.named_parameters(*args, **kwargs)
@@ -312,17 +200,7 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
         """Every tensor of the bare module's `state_dict`, whole, on every rank."""
-        whole: dict[Site, Tensor] = {}
-        for block in self.blocks:
-            for shards in block.shards:
-                flat = shards.shard.new_empty(shards.layout.padded_numel)
-                shards.collectives.all_gather(
-                    flat, shards.shard, group=self.process_group
-                ).wait()
-                views = shards.layout.views(flat)
-                for view, places in zip(views, shards.sites, strict=True):
-                    tensor = view.clone()
-                    whole.update(dict.fromkeys(places, tensor))
+        whole = gather_parameters(self.units)
         names = {m: prefix for prefix, m in self.module.named_modules()}
         state = self.module.state_dict()
         for (module, name), tensor in whole.items():
@@ -340,7 +218,7 @@ class FullyShardedDataParallel(nn.Module):
         """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`."""
         group = self.process_group
         return save_blocks(
-            directory, step, self.module, self.blocks, optimizer, extra, group
+            directory, step, self.module, self.units, optimizer, extra, group
         )
 
     def load_sharded(
@@ -352,7 +230,7 @@ class FullyShardedDataParallel(nn.Module):
         CheckpointReplaced if it vanished meanwhile and another load may work.
         """
         group = self.process_group
-        return load_blocks(path, self.module, self.blocks, optimizer, group)
+        return load_blocks(path, self.module, self.units, optimizer, group)
 
     def load_full(self, path: str | Path) -> None:
         """Read a bare model's safetensors file, each rank only its own ranges.
@@ -364,14 +242,9 @@ class FullyShardedDataParallel(nn.Module):
         shapes and dtypes tell, nothing has changed then.
         """
         group = self.process_group
-        load_full_blocks(path, self.module, self.blocks, self._aliases, group)
+        load_full_blocks(path, self.module, self.units, self._aliases, group)
 
 
 def check_compute_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"compute_dtype={dtype} is no floating-point dtype")
-
-
-def in_backward() -> bool:
-    """Whether this code runs inside `backward()`."""
-    return torch._C._current_graph_task_id() >= 0

@@ -20,32 +20,37 @@ Models, 2020.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.agreement import (
-    check_bare,
-    check_filled,
     check_options,
-    check_same,
     claim,
     problem_of,
     raise_everywhere,
 )
-from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.choice import Collectives, Waitable, suited_to
-from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.choice import Collectives, suited_to
+from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, make_buckets
 from xtrain.zero.clip import clip_sharded_grad_norm_
-from xtrain.zero.grad_scaler import mark, marker
+from xtrain.zero.grad_scaler import mark, marker, unscale_on_all_ranks
 from xtrain.zero.optimizer_checkpoint import load_buckets, save_buckets
+from xtrain.zero.optimizer_checks import (
+    check_parameters,
+    check_same_groups,
+    check_stage,
+    check_state,
+    check_trainable,
+)
+from xtrain.zero.stage1 import ReduceAtStep
+from xtrain.zero.stage2 import ReduceInBackward
 
 
 class ZeroOptimizer(Optimizer):
@@ -94,15 +99,12 @@ class ZeroOptimizer(Optimizer):
         self._is_built = False
         self.stage, self.process_group = stage, process_group
         self.rank, self.size = rank_and_size(process_group)
-        self.buckets: list[Bucket] = []
-        self._bucket_of: dict[Tensor, Bucket] = {}
-        self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
         groups: list[dict[str, Any]] = []
         problem = problem_of(
             lambda: check_stage(stage),
             lambda: check_options(gradient_reduction, bucket_cap_mb),
             lambda: groups.extend(as_groups(params)),
-            lambda: self._check_parameters(groups),
+            lambda: check_parameters(groups),
             lambda: check_trainable(groups),
         )
         options = {
@@ -115,22 +117,28 @@ class ZeroOptimizer(Optimizer):
             "collectives": collectives and collectives.name,
             **defaults,
         }
-        self._check_same(groups, options, problem)
-        self._average = gradient_reduction == "average"
-        self._cap_bytes = int(bucket_cap_mb * 2**20)
-        self._master_weights, self._offload = master_weights, offload
-        self._next = 0
-        self._in_backward = False
-        self._is_reduced = False  # stage 1: since the last step
-        self._in_flight: list[tuple[Bucket, Waitable, Tensor]] = []
-        shard_groups = [self._shard(group) for group in groups]
+        check_same_groups(groups, options, problem, process_group)
+        self._make_buckets = partial(
+            make_buckets,
+            cap_bytes=int(bucket_cap_mb * 2**20),
+            master_weights=master_weights,
+            offload=offload,
+            process_group=process_group,
+        )
+        self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
+        made = [self._make_buckets(group) for group in groups]
+        self.buckets: list[Bucket] = [bucket for buckets in made for bucket in buckets]
         device = self.buckets[0].flat.device
         self._collectives = collectives or suited_to(process_group, device)
+        reduction = ReduceAtStep if stage == 1 else ReduceInBackward
+        self._reduction = reduction(
+            process_group, self._collectives, gradient_reduction == "average"
+        )
+        shard_groups = [of_shards(*pair) for pair in zip(groups, made, strict=True)]
         self.optimizer = optimizer_class(shard_groups, **defaults)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self._is_built = True
-        self._share_with_inner()
-        self._take_over(list(self._bucket_of))
+        self._take_over(self.buckets)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Shard and step more parameters, as `torch.optim.Optimizer` does.
@@ -140,46 +148,23 @@ class ZeroOptimizer(Optimizer):
         if not self._is_built:  # torch's __init__, with groups that are shards already
             super().add_param_group(param_group)
             return
+        known = [p for bucket in self.buckets for p in bucket.parameters]
         groups: list[dict[str, Any]] = []
         problem = problem_of(
             lambda: groups.extend(as_groups([param_group])),
-            lambda: self._check_parameters(groups),
+            lambda: check_parameters(groups, known),
         )
-        self._check_same(groups, {}, problem)
-        self.optimizer.add_param_group(self._shard(groups[0]))
-        self._share_with_inner()
-        self._take_over([p for p in groups[0]["params"] if p.requires_grad])
+        check_same_groups(groups, {}, problem, self.process_group)
+        buckets = self._make_buckets(groups[0])
+        self.optimizer.add_param_group(of_shards(groups[0], buckets))
+        self.buckets += buckets
+        self._take_over(buckets)
 
-    def _shard(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group's parameters in buckets; the group with their masters instead."""
-        everything = group["params"]
-        trainable = [p for p in everything if p.requires_grad]
-        for parameter in everything:
-            if not parameter.requires_grad:
-                dist.broadcast(
-                    parameter.detach(), group=self.process_group, group_src=0
-                )
-        device = torch.device("cpu") if self._offload else None
-        masters = []
-        for members in split_parameters(trainable, self._cap_bytes):
-            low = members[0].dtype in (torch.float16, torch.bfloat16)
-            dtype = torch.float32 if low and self._master_weights else None
-            bucket = Bucket(members, self.rank, self.size, dtype, device)
-            dist.broadcast(bucket.flat, group=self.process_group, group_src=0)
-            bucket.master.data.copy_(bucket.shard)
-            self.buckets.append(bucket)
-            self._bucket_of.update(dict.fromkeys(members, bucket))
-            masters.append(bucket.master)
-        # Backward reaches the last parameters first, so buckets leave from the end.
-        self._order = self.buckets[::-1]
-        return {**group, "params": masters}
-
-    def _take_over(self, parameters: list[Tensor]) -> None:
+    def _take_over(self, buckets: list[Bucket]) -> None:
         """From here on the gradients of these parameters are reduced here."""
-        claim(parameters, "ZeroOptimizer")
-        if self.stage == 2:
-            for parameter in parameters:
-                parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+        self._share_with_inner()
+        claim([p for b in buckets for p in b.parameters], "ZeroOptimizer")
+        self._reduction.take_over(buckets)
 
     def _share_with_inner(self) -> None:
         """One list of groups and one state for both, and the markers in the first."""
@@ -195,7 +180,6 @@ class ZeroOptimizer(Optimizer):
         for kind, parameter in self._markers.items():
             mark(parameter, partial(self._unscale, kind))
 
-    @torch.no_grad()
     def _unscale(
         self,
         kind: tuple[torch.dtype, torch.device],
@@ -206,13 +190,7 @@ class ZeroOptimizer(Optimizer):
         self.reduce_gradients()
         masters = [b.master for b in self.buckets if b.kind == kind]
         gradients = [m.grad for m in masters if m.grad is not None]
-        if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                gradients, found_inf, inverse_scale
-            )
-        anywhere = found_inf.to(message_device(self.process_group))
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self.process_group)
-        found_inf.copy_(anywhere)
+        unscale_on_all_ranks(gradients, found_inf, inverse_scale, self.process_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -226,7 +204,7 @@ class ZeroOptimizer(Optimizer):
             parameter.grad = None  # they have nothing to step
         self.optimizer.step()
         self._mark()
-        self._is_reduced = False
+        self._reduction.begin_step()
         self._gather_weights()
         return loss
 
@@ -247,7 +225,11 @@ class ZeroOptimizer(Optimizer):
         ValueError on every rank, and nothing changed, if one has another's. Weights
         that have masters become those.
         """
-        problem = problem_of(lambda: self._check_state(state_dict))
+        problem = problem_of(
+            lambda: check_state(
+                state_dict, self.param_groups, self.buckets, self.process_group
+            )
+        )
         raise_everywhere(ValueError, problem, self.process_group)
         super().load_state_dict(state_dict)
         self.optimizer.__setstate__(
@@ -289,39 +271,26 @@ class ZeroOptimizer(Optimizer):
 
         They are set to None in any case: zeros would take the memory that was freed.
         """
-        self._is_reduced = False
-        for bucket in self.buckets:
-            bucket.full_grad = bucket.master.grad = None
-            for parameter in bucket.parameters:
-                parameter.grad = None
+        self._reduction.forget()
         self._mark()
 
-    @torch.no_grad()
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Context in which backwards add up gradients on each rank and send nothing.
+
+        The first backward outside reduces the sums, or `reduce_gradients`. In stage 2
+        whole gradients stay until then, so it takes the memory of stage 1. In stage 1
+        nothing changes: it reduces once a step in any case.
+        """
+        return self._reduction.no_sync()
+
     def reduce_gradients(self) -> None:
         """Have every rank's own shard of the gradients in `bucket.master.grad`.
 
-        `step` and `clip_grad_norm_` call it; stage 2 has nothing left to do here, and
-        RuntimeError if there are full gradients all the same. Every rank reduces every
+        `step` and `clip_grad_norm_` call it. Stage 2 reduces here what `no_sync` has
+        left; RuntimeError if there are other full gradients. Every rank reduces every
         bucket, whichever of its parameters took part there.
         """
-        if self.stage == 2 and self._has_gradients():
-            kept = sum(parameter.grad is not None for parameter in self._bucket_of)
-            raise RuntimeError(
-                f"{kept} parameters have a whole gradient again: stage 2 reduced and "
-                "freed it in backward. Is another data parallelism around the module?"
-            )
-        if self.stage == 2 or (self._is_reduced and not self._has_gradients()):
-            return
-        self._is_reduced = True
-        for bucket in self._order:
-            for parameter in bucket.parameters:
-                bucket.take(parameter)
-            self._reduce(bucket)
-            self._collect(1)
-        self._collect(0)
-
-    def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._bucket_of)
+        self._reduction.reduce_gradients()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
@@ -362,115 +331,7 @@ class ZeroOptimizer(Optimizer):
             self._gather_weights()
         return result
 
-    # -- what all ranks must give alike
 
-    def _check_parameters(self, groups: list[dict[str, Any]]) -> None:
-        parameters = [p for group in groups for p in group["params"]]
-        for parameter in parameters:
-            if not isinstance(parameter, Tensor) or not parameter.is_leaf:
-                raise ValueError(f"{parameter!r} is not a parameter")
-        everything = [*parameters, *self._bucket_of]
-        if len(set(everything)) < len(everything):
-            raise ValueError("a parameter is in the groups twice")
-        check_bare(parameters, "ZeroOptimizer")
-        check_filled(numbered(parameters))
-
-    def _check_same(
-        self,
-        groups: list[dict[str, Any]],
-        options: dict[str, object],
-        problem: str | None,
-    ) -> None:
-        of_groups = {
-            f"{key} of group {number}": value
-            for number, group in enumerate(groups)
-            for key, value in group.items()
-            if key != "params"
-        }
-        parameters = numbered([p for group in groups for p in group["params"]])
-        options = {**options, **of_groups}
-        check_same("parameters", parameters, self.process_group, options, problem)
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        shard = state_dict.get("shard", {})
-        found = shard.get("rank"), shard.get("size")
-        if found != (self.rank, self.size):
-            raise ValueError(
-                f"a state_dict of rank {found[0]} of {found[1]} ranks; this is rank "
-                f"{self.rank} of {self.size}"
-            )
-        theirs = [list(master.shape) for master in shard["masters"]]
-        mine = [list(b.master.shape) for b in self.buckets if b.owns_copy]
-        if theirs != mine:
-            raise ValueError(f"masters of shapes {theirs} in it, {mine} here")
-        saved, held = (
-            [len(group["params"]) for group in groups]
-            for groups in (state_dict["param_groups"], self.param_groups)
-        )
-        if saved != held:
-            raise ValueError(f"groups of {saved} shards in it, of {held} here")
-
-    # -- hooks of stage 2, and what both stages do with a bucket
-
-    def _gradient_ready(self, parameter: nn.Parameter) -> None:
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._finish)
-        with torch.no_grad():
-            self._bucket_of[parameter].take(parameter)
-            self._send_complete()
-
-    def _send_complete(self) -> None:
-        while self._next < len(self._order) and not self._order[self._next].waiting:
-            self._reduce(self._order[self._next])
-            self._next += 1
-            self._collect(1)  # one on its way, so at most two full buckets live
-
-    def _finish(self) -> None:
-        """The end of backward: what got no gradient counts as zero."""
-        self._in_backward = False
-        with torch.no_grad():
-            for bucket in self._order[self._next :]:
-                for parameter in list(bucket.waiting):
-                    bucket.take(parameter)
-            self._send_complete()
-            self._collect(0)
-        self._next = 0
-        for bucket in self.buckets:
-            bucket.waiting = set(bucket.parameters)
-
-    def _reduce(self, bucket: Bucket) -> None:
-        shard = torch.empty_like(bucket.shard)
-        work = self._collectives.reduce_scatter(
-            shard, bucket.full_grad, group=self.process_group
-        )
-        self._in_flight.append((bucket, work, shard))
-
-    def _collect(self, leave: int) -> None:
-        """Wait for reductions but the last `leave`, and free the full gradients."""
-        while len(self._in_flight) > leave:
-            bucket, work, shard = self._in_flight.pop(0)
-            work.wait()
-            bucket.full_grad = None
-            master = bucket.master
-            reduced = shard.to(dtype=master.dtype, device=master.device)
-            if self._average:
-                reduced.div_(self.size)
-            if master.grad is None:
-                master.grad = reduced
-            else:
-                master.grad.add_(reduced)
-
-
-def check_stage(stage: int) -> None:
-    if stage not in (1, 2):
-        raise ValueError(f"stage={stage}: ZeroOptimizer knows stages 1 and 2")
-
-
-def check_trainable(groups: list[dict[str, Any]]) -> None:
-    if not any(p.requires_grad for group in groups for p in group["params"]):
-        raise ValueError("no parameter requires a gradient")
-
-
-def numbered(parameters: list[Tensor]) -> list[tuple[str, Tensor]]:
-    return [(f"parameter {number}", p) for number, p in enumerate(parameters)]
+def of_shards(group: dict[str, Any], buckets: list[Bucket]) -> dict[str, Any]:
+    """A group of parameters with the masters of their shards instead."""
+    return {**group, "params": [bucket.master for bucket in buckets]}

@@ -1,0 +1,213 @@
+"""Parameters of one unit, flat and sharded: gather them, use them, free them.
+
+    at rest       shard (1/N of the group)           full buffer empty
+    forward       all-gather -> views of the full buffer stand in for the parameters
+                  -> freed
+    backward      all-gather again -> full gradients -> reduce-scatter -> freed
+
+The full buffer keeps its identity while its memory comes and goes: autograd saved the
+views, and finds the weights in them again when they have been gathered a second time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import message_device, rank_and_size
+from xtrain.comm.choice import Collectives, Waitable, suited_to
+from xtrain.zero.flat import FlatLayout
+
+Owner = tuple[nn.Module, str]  # a module and the name of its parameter
+Gradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
+
+
+class FlatParamGroup:
+    """Parameters of a unit in one flat tensor: of one dtype, all trainable or frozen.
+
+    Args:
+        parameters: distinct parameters, with every module and name that each has.
+        names: their names in the whole model.
+        compute_dtype: of the gathered weights; the shard's own unless given.
+        average: divide summed gradients by the number of ranks.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[nn.Parameter, list[Owner]],
+        names: dict[nn.Parameter, str],
+        group: ProcessGroup | None,
+        compute_dtype: torch.dtype | None,
+        collectives: Collectives | None,
+        average: bool,
+    ):
+        originals = list(parameters)
+        first = originals[0]
+        self.names = [names[p] for p in originals]
+        self.owners = list(parameters.values())
+        self.group, self._average = group, average
+        self.rank, self.size = rank_and_size(group)
+        self.layout = FlatLayout([p.shape for p in originals], self.size)
+        self.trainable = first.requires_grad
+        low = compute_dtype if first.is_floating_point() else None
+        self.compute_dtype = low or first.dtype
+        device = message_device(group) if first.is_meta else first.device
+        self.collectives = collectives or suited_to(group, device)
+        self.shard = self._make_shard(originals, device)
+        self.local_shards = [
+            nn.Parameter(piece, requires_grad=self.trainable)
+            for piece in self.layout.pieces(self.shard, self.rank)
+        ]
+        for local, owners in zip(self.local_shards, self.owners, strict=True):
+            for module, name in owners:
+                module._parameters[name] = local
+
+        self.full = torch.empty(
+            self.layout.padded_numel, dtype=self.compute_dtype, device=device
+        )
+        self._nbytes = self.full.untyped_storage().nbytes()
+        self.full.untyped_storage().resize_(0)
+        self._gathering: Waitable | None = None
+        self._sent: Tensor | None = None  # what an all-gather under way reads
+        self.is_full = False
+        self.full_grad: Tensor | None = None  # whole gradients, not reduced yet
+        # Unshard needs an input that asks for a gradient; it gets none.
+        self.grad_anchor = torch.zeros(0, device=device, requires_grad=True)
+
+    def _make_shard(
+        self, originals: list[nn.Parameter], device: torch.device
+    ) -> Tensor:
+        """This rank's part of rank 0's values; zeros for the meta device's."""
+        first, layout = originals[0], self.layout
+        if first.is_meta:  # nobody has the weights yet: they are loaded later
+            return torch.zeros(layout.shard_numel, dtype=first.dtype, device=device)
+        flat = first.detach().new_zeros(layout.padded_numel)
+        for view, original in zip(layout.views(flat), originals, strict=True):
+            view.copy_(original.detach())
+        torch.distributed.broadcast(flat, group=self.group, group_src=0)
+        return layout.shard(flat, self.rank).clone()
+
+    def unshard(self) -> None:
+        """Issue the all-gather of the weights, unless it has been."""
+        if self.is_full or self._gathering is not None:
+            return
+        self.full.untyped_storage().resize_(self._nbytes)
+        self._sent = self.shard.to(self.compute_dtype)
+        self._gathering = self.collectives.all_gather(
+            self.full.data, self._sent, group=self.group
+        )
+
+    def wait_for_unshard(self) -> None:
+        """Have the weights in the full buffer."""
+        self.unshard()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = self._sent = None
+            self.is_full = True
+
+    def reshard(self) -> None:
+        """Give the full weights' memory back; the shard stays."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = self._sent = None
+        self.full.untyped_storage().resize_(0)
+        self.is_full = False
+
+    def use_full_parameters(self, on_gradients: Callable[[Gradients], None]) -> None:
+        """Let views of the full buffer stand in for the parameters.
+
+        `on_gradients` gets their gradients in backward, once all are there.
+        """
+        # .data: refilling the buffer must not look like a change of what autograd saved
+        views = self.layout.views(self.full.data)
+        if self.trainable and torch.is_grad_enabled():
+            views = list(Unshard.apply(self.grad_anchor, on_gradients, *views))
+        for view, owners in zip(views, self.owners, strict=True):
+            for module, name in owners:
+                module.__dict__[name] = view  # found before module._parameters
+
+    def use_shards(self) -> None:
+        """Let the local shards be the parameters again."""
+        for owners in self.owners:
+            for module, name in owners:
+                module.__dict__.pop(name, None)
+
+    def add_full_gradients(self, gradients: Gradients) -> None:
+        """Add whole gradients to those that wait to be reduced; what is None is zero.
+
+        One backward's keep the compute dtype. Sums of several are in the shard's, at
+        least in fp32: they may wait for long.
+        """
+        first = self.full_grad is None
+        if self.full_grad is None:
+            self.full_grad = torch.empty_like(self.full)
+            self.full_grad[self.layout.numel :].zero_()
+        else:
+            dtype = torch.promote_types(self.shard.dtype, torch.float32)
+            self.full_grad = self.full_grad.to(dtype)
+        views = self.layout.views(self.full_grad)
+        for view, gradient in zip(views, gradients, strict=True):
+            if first:
+                view.zero_() if gradient is None else view.copy_(gradient)
+            elif gradient is not None:
+                view.add_(gradient)
+
+    def start_reduce(self) -> "Reduction":
+        """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
+        assert self.full_grad is not None
+        flat, self.full_grad = self.full_grad.to(self.compute_dtype), None
+        reduced = torch.empty_like(flat[: self.layout.shard_numel])
+        work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
+        return Reduction(self, work, flat, reduced)
+
+    def add_reduced_gradients(self, reduced: Tensor) -> None:
+        """Add a summed gradient shard to the local shards' `grad`."""
+        reduced = reduced.to(self.shard.dtype)
+        if self._average:
+            reduced.div_(self.size)
+        parts = self.layout.pieces(reduced, self.rank)
+        for local, part in zip(self.local_shards, parts, strict=True):
+            if local.grad is None:
+                local.grad = part
+            else:
+                local.grad.add_(part)
+
+
+class Reduction:
+    """A reduce-scatter under way; `full` is the memory it still reads."""
+
+    def __init__(
+        self, owner: "FlatParamGroup", work: Waitable, full: Tensor, reduced: Tensor
+    ):
+        self._owner, self._work, self._full = owner, work, full
+        self._reduced = reduced
+
+    def wait(self) -> None:
+        self._work.wait()
+        del self._full
+        self._owner.add_reduced_gradients(self._reduced)
+
+
+class Unshard(torch.autograd.Function):
+    """The gathered weights in autograd's graph; backward hands on their gradients.
+
+    Forward: sharded -> replicated. Backward: partial -> sharded.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_anchor: Tensor,
+        on_gradients: Callable[[Gradients], None],
+        *views: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.on_gradients = on_gradients
+        ctx.set_materialize_grads(False)  # no zeros for what took no part
+        return tuple(view.data for view in views)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.on_gradients(gradients)
+        return (None, None, *[None] * len(gradients))

@@ -1,0 +1,85 @@
+"""What is asked of the arguments of ZeroOptimizer, on this rank and between ranks."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.agreement import check_bare, check_filled, check_same
+from xtrain.comm.checks import rank_and_size
+from xtrain.zero.buckets import Bucket
+
+Groups = list[dict[str, Any]]
+
+
+def check_stage(stage: int) -> None:
+    if stage not in (1, 2):
+        raise ValueError(f"stage={stage}: ZeroOptimizer knows stages 1 and 2")
+
+
+def check_trainable(groups: Groups) -> None:
+    if not any(p.requires_grad for group in groups for p in group["params"]):
+        raise ValueError("no parameter requires a gradient")
+
+
+def check_parameters(groups: Groups, known: Iterable[Tensor] = ()) -> None:
+    """ValueError unless all are bare, filled parameters, none twice or `known`."""
+    parameters = [p for group in groups for p in group["params"]]
+    for parameter in parameters:
+        if not isinstance(parameter, Tensor) or not parameter.is_leaf:
+            raise ValueError(f"{parameter!r} is not a parameter")
+    everything = [*parameters, *known]
+    if len(set(everything)) < len(everything):
+        raise ValueError("a parameter is in the groups twice")
+    check_bare(parameters, "ZeroOptimizer")
+    check_filled(numbered(parameters))
+
+
+def check_same_groups(
+    groups: Groups,
+    options: Mapping[str, object],
+    problem: str | None,
+    process_group: ProcessGroup | None,
+) -> None:
+    """ValueError on every rank unless all give the same, and none has a problem."""
+    of_groups = {
+        f"{key} of group {number}": value
+        for number, group in enumerate(groups)
+        for key, value in group.items()
+        if key != "params"
+    }
+    parameters = numbered([p for group in groups for p in group["params"]])
+    options = {**options, **of_groups}
+    check_same("parameters", parameters, process_group, options, problem)
+
+
+def check_state(
+    state_dict: dict[str, Any],
+    param_groups: Groups,
+    buckets: list[Bucket],
+    process_group: ProcessGroup | None,
+) -> None:
+    """ValueError unless a `state_dict` is this rank's, of as many ranks."""
+    rank, size = rank_and_size(process_group)
+    shard = state_dict.get("shard", {})
+    found = shard.get("rank"), shard.get("size")
+    if found != (rank, size):
+        raise ValueError(
+            f"a state_dict of rank {found[0]} of {found[1]} ranks; this is rank "
+            f"{rank} of {size}"
+        )
+    theirs = [list(master.shape) for master in shard["masters"]]
+    mine = [list(b.master.shape) for b in buckets if b.owns_copy]
+    if theirs != mine:
+        raise ValueError(f"masters of shapes {theirs} in it, {mine} here")
+    saved, held = (
+        [len(group["params"]) for group in groups]
+        for groups in (state_dict["param_groups"], param_groups)
+    )
+    if saved != held:
+        raise ValueError(f"groups of {saved} shards in it, of {held} here")
+
+
+def numbered(parameters: list[Tensor]) -> list[tuple[str, Tensor]]:
+    return [(f"parameter {number}", p) for number, p in enumerate(parameters)]
