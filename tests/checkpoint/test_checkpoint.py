@@ -25,6 +25,7 @@ from xtrain.checkpoint import (
     bare_file,
     files,
     latest,
+    whole,
 )
 from xtrain.testing import RankError, World, expect_error
 from xtrain.zero import (
@@ -114,8 +115,8 @@ def load_and_train(stage, path):
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.training_state:load",
-    "xtrain.checkpoint.training_state:save",
+    "xtrain.checkpoint.training_state:load_state",
+    "xtrain.checkpoint.training_state:save_state",
     "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
@@ -159,8 +160,8 @@ def sixteen_bits(stage, directory, load):
 
 
 @pytest.mark.verifies(
-    "xtrain.checkpoint.training_state:load",
-    "xtrain.checkpoint.training_state:save",
+    "xtrain.checkpoint.training_state:load_state",
+    "xtrain.checkpoint.training_state:save_state",
     "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
@@ -206,10 +207,10 @@ def load_small(path, seed=8, width=5, with_optimizer=True):
 def killed_while_saving(directory, victim, after_writing):
     original = files.write_file
 
-    def write_file(path, pieces):
+    def write_file(*arguments):
         if dist.get_rank() == victim and not after_writing:
             os.kill(os.getpid(), signal.SIGKILL)
-        manifest = original(path, pieces)
+        manifest = original(*arguments)
         if dist.get_rank() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         return manifest
@@ -320,7 +321,7 @@ def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.index:Piece",
+    "xtrain.checkpoint.pieces:Piece",
     "xtrain.checkpoint.reader:CheckpointReader",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
@@ -337,7 +338,7 @@ def test_flipped_bits_are_found(tmp_path, world):
         path.write_bytes(data)
         reader = CheckpointReader(latest(tmp_path))
         wanted = [
-            Piece(n, tuple(e["shape"]), 0, torch.zeros(size_of(e), dtype=dtype_of(e)))
+            whole(n, torch.zeros(e["shape"], dtype=dtype_of(e))).pieces()[0]
             for n, e in reader.tensors.items()
         ]
         with pytest.raises(CheckpointError, match="is damaged"):
@@ -353,10 +354,6 @@ def test_flipped_bits_are_found(tmp_path, world):
         if data.split() != good.split():
             with pytest.raises(CheckpointError, match=r"index.json is damaged|format"):
                 CheckpointReader(latest(tmp_path))
-
-
-def size_of(entry):
-    return torch.Size(entry["shape"]).numel()
 
 
 def dtype_of(entry):
@@ -447,17 +444,17 @@ def test_no_checkpoint_yet(tmp_path):
 def missing_piece(directory):
     rank = dist.get_rank()
     data = torch.ones(2 if rank else 3)
-    piece = Piece("weight", (6,), 0 if rank == 0 else 4, data)
+    piece = Piece("weight", (6,), (4 * rank,), data)
     files.save_pieces(directory, 0, [piece])
 
 
 @pytest.mark.verifies(
     "xtrain.checkpoint.files:save_pieces",
     "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.index:Piece",
+    "xtrain.checkpoint.pieces:Piece",
 )
 def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
-    match = "weight: elements 3 to 4 are missing"
+    match = r"weight: element \[3\] is in no piece"
     expect_error(
         world(2), missing_piece, str(tmp_path), error=CheckpointError, match=match
     )

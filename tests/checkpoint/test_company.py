@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.checkpoint import (
+    About,
     CheckpointError,
     CheckpointReader,
     CheckpointReplaced,
@@ -19,9 +20,9 @@ from xtrain.checkpoint import (
     latest,
     locks,
     save_pieces,
-    write_file,
 )
 from xtrain.checkpoint import reader as reading
+from xtrain.checkpoint.files import write_file
 from xtrain.checkpoint.folder import (
     discard,
     move_to_place,
@@ -39,7 +40,7 @@ FILE = "rank-00000.safetensors"
 def begin(directory, step, value=0.0):
     """A checkpoint that a job has written, and not yet published."""
     partial = prepare(Path(directory), step)
-    pieces = [Piece("weight", (3,), 0, torch.full((3,), value))]
+    pieces = [Piece("weight", (3,), (0,), torch.full((3,), value))]
     manifest = write_file(partial.path / FILE, pieces)
     return partial, make_index(step, {"value": value}, [manifest])
 
@@ -56,8 +57,8 @@ def value_in(path):
 
 
 def check_values(reader):
-    piece = Piece("weight", (3,), 0, torch.empty(3))
-    reader.check([piece])
+    piece = Piece("weight", (3,), (0,), torch.empty(3))
+    reader.check({"weight": About((3,), torch.float32)})
     reader.read([piece])
     value = reader.extra["value"]
     assert piece.data.tolist() == [value] * 3
@@ -86,7 +87,7 @@ def save_often(directory, saves, groups):
     for number in range(saves):
         value = float(1000 * job + number)
         step = number % 5 if number % 2 else 1000 * (job + 1) + number
-        piece = Piece("weight", (3,), start, torch.full((stop - start,), value))
+        piece = Piece("weight", (3,), (start,), torch.full((stop - start,), value))
         path = save_pieces(directory, step, [piece], {"value": value}, group)
         if step >= 1000:
             paths[str(path)] = value

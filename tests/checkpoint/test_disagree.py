@@ -69,7 +69,7 @@ def point(run, name):
 
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.verifies(
-    "xtrain.checkpoint.training_state:open_everywhere",
+    "xtrain.checkpoint.opening:open_everywhere",
     "xtrain.checkpoint.reader:open_same",
 )
 def test_ranks_load_what_rank_0_finds_or_nothing(world, copies, stage):
@@ -414,7 +414,7 @@ def save_seeded(directory):
     save_small(directory, 1)
 
 
-@pytest.mark.verifies("xtrain.checkpoint.training_state:load")
+@pytest.mark.verifies("xtrain.checkpoint.training_state:load_state")
 def test_another_number_of_ranks_draws_its_own_random_numbers(world, tmp_path):
     world(2).run(save_seeded, str(tmp_path))
     assert world(2).run(load_elsewhere, str(tmp_path)) == [False] * 2
@@ -440,7 +440,7 @@ def state_names(directory, stage, amsgrad):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.verifies("xtrain.checkpoint.training_state:saved_state")
+@pytest.mark.verifies("xtrain.checkpoint.optimizer_state:saved_state")
 def test_state_that_the_checkpoint_has_not_is_gone(world, tmp_path, stage):
     world(2).run(state_names, str(tmp_path), stage, False)
     for before, after in world(2).run(state_names, str(tmp_path), stage, True):
@@ -500,7 +500,7 @@ def load_no_number(directory):
     return None
 
 
-@pytest.mark.verifies("xtrain.checkpoint.training_state:load_groups")
+@pytest.mark.verifies("xtrain.checkpoint.optimizer_state:load_groups")
 def test_an_option_that_is_a_tensor_is_filled(world, tmp_path):
     for found in world(2).run(learning_rates, str(tmp_path)):
         assert found == (0.25, (0.5, 0.75))

@@ -14,31 +14,32 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.test_checkpoint import load_small, save_small
 from tests.checkpoint.test_company import save
 from xtrain.checkpoint import (
+    About,
     CheckpointError,
     CheckpointReader,
     Piece,
     latest,
-    write_file,
 )
-from xtrain.checkpoint import training_state as resume
+from xtrain.checkpoint.files import write_file
 from xtrain.checkpoint.folder import prepare, publish
 from xtrain.checkpoint.index import checksum_of, crc, make_index
+from xtrain.checkpoint.optimizer_state import check_groups, saved_state
+from xtrain.checkpoint.random_state import read_random_states
 
 FILES = "rank-00000.safetensors", "rank-00001.safetensors"
 
 
 def pieces_of(rank):
-    """Two ranks' pieces: weights cut in two, state cut alike, a number on both."""
-    start, stop = ((0, 4), (4, 6))[rank]
-    values = torch.arange(6.0)[start:stop]
+    """Two ranks' pieces: columns of weights, state cut alike; a number on one."""
+    values = torch.arange(6.0).view(2, 3)[:, (0, 2)[rank] : (2, 3)[rank]]
     pieces = [
-        Piece("w", (2, 3), start, values),
-        Piece(":cut:exp_avg:w", (2, 3), start, values + 10),
-        Piece(":number:step:w", (), 0, torch.tensor([7.0])),
-        Piece(f":random:cpu:{rank}", (4,), 0, torch.arange(4).to(torch.uint8)),
+        Piece("w", (2, 3), (0, 2 * rank), values),
+        Piece(":cut:exp_avg:w", (2, 3), (0, 2 * rank), values + 10),
+        Piece(f":random:cpu:{rank}", (4,), (0,), torch.arange(4).to(torch.uint8)),
     ]
     if rank == 0:
-        pieces.append(Piece("b", (2,), 0, torch.tensor([1.0, 2.0]).double()))
+        pieces.append(Piece(":number:step:w", (), (), torch.tensor(7.0)))
+        pieces.append(Piece("b", (2,), (0,), torch.tensor([1.0, 2.0]).double()))
     return pieces
 
 
@@ -54,20 +55,21 @@ def everything_in(path):
     """All that a load takes from a checkpoint's tensors."""
     with CheckpointReader(path) as reader:
         wanted = [
-            Piece("w", (2, 3), 0, torch.zeros(6)),
-            Piece("b", (2,), 0, torch.zeros(2).double()),
+            Piece("w", (2, 3), (0, 0), torch.zeros(2, 3)),
+            Piece("b", (2,), (0,), torch.zeros(2).double()),
         ]
-        reader.check(wanted, ignore=":")
-        resume.check_groups(None, reader)
-        saved = resume.saved_state(reader)
+        kinds = {p.name: About(p.shape, p.data.dtype) for p in wanted}
+        reader.check(kinds, ignore=":")
+        check_groups(None, reader)
+        saved = saved_state(reader)
         wanted += [
-            Piece(":cut:exp_avg:w", (2, 3), 0, torch.zeros(6)),
-            Piece(":number:step:w", (), 0, torch.zeros(1)),
-            Piece(":random:cpu:1", (4,), 0, torch.zeros(4, dtype=torch.uint8)),
+            Piece(":cut:exp_avg:w", (2, 3), (0, 0), torch.zeros(2, 3)),
+            Piece(":number:step:w", (), (), torch.zeros(())),
+            Piece(":random:cpu:1", (4,), (0,), torch.zeros(4, dtype=torch.uint8)),
         ]
         reader.verify(wanted)
         reader.read(wanted)
-        return [p.data.tolist() for p in wanted], saved, set(reader.tensors)
+        return [p.data.flatten().tolist() for p in wanted], saved, set(reader.tensors)
 
 
 WRITTEN = (
@@ -159,7 +161,7 @@ def mutate(index, draw):
 
 @fuzz
 @given(data=st.data())
-@pytest.mark.verifies("xtrain.checkpoint.index:check_structure")
+@pytest.mark.verifies("xtrain.checkpoint.structure:check_structure")
 def test_a_crafted_index_gives_the_same_tensors_or_an_error(good, data):
     """Its checksum is right: whoever writes an index can write that, too."""
     path = good / "index.json"
@@ -204,16 +206,66 @@ def add(name, shape=(2, 3), source="w"):
 
 
 CRAFTED = {
-    "a tensor without pieces": (tensor("w", pieces=[]), "w: elements from 0 on"),
-    "a first piece missing": (drop("tensors", "w", "pieces", 0), "w: elements 0 to 4"),
-    "a last piece missing": (drop("tensors", "w", "pieces", 1), "w: elements from 4"),
-    "pieces beyond the end": (piece(1, 7), "w: elements 4 to 7 of 6"),
-    "a piece that ends where it begins": (piece(1, 4), "w: elements 4 to 4 of 6"),
-    "a start below 0": (piece(0, -1), "w: elements -1 to 6 of 6"),
-    "a start that is no int": (piece(0, 4.0), "w: elements 4.0 to 6"),
-    "a start that is a bool": (piece(0, False, number=0), "w: elements False to 4"),
-    "a larger shape": (tensor("w", shape=[3, 3]), "w: elements from 6 on"),
-    "another shape of as many": (tensor("w", shape=[3, 2]), "of another model"),
+    "a tensor without pieces": (
+        tensor("w", pieces=[]),
+        r"w: element \[0, 0\] is in",
+    ),
+    "a first piece missing": (
+        drop("tensors", "w", "pieces", 0),
+        r"w: element \[0, 0\]",
+    ),
+    "a last piece missing": (drop("tensors", "w", "pieces", 1), r"w: element \[0, 2\]"),
+    "a piece beyond the end": (
+        piece(1, [3, 1]),
+        r"size \[3, 1\] at \[0, 2\] of \[2, 3\]",
+    ),
+    "a piece that begins at the end": (piece(0, [0, 3]), r"at \[0, 3\] of \[2, 3\]"),
+    "a piece without elements": (piece(1, [2, 0]), r"size \[2, 0\] at \[0, 2\] of"),
+    "a piece that is larger": (
+        piece(1, [2, 3], number=0),
+        r"two pieces have element \[0, 2\]",
+    ),
+    "an offset below 0": (piece(0, [0, -1]), r"at \[0, -1\]: no numbers"),
+    "an offset that is no int": (piece(0, [0, 2.0]), r"at \[0, 2.0\]: no numbers"),
+    "an offset that is a bool": (piece(0, [False, 2]), r"at \[False, 2\]: no numbers"),
+    "an offset that is no list": (piece(0, 4), "at 4: no numbers"),
+    "a size that is no list": (piece(1, 2), "size 2 at .*: no numbers"),
+    "too few dims in an offset": (piece(0, [2]), r"at \[2\] of 2 dims"),
+    "too many dims in an offset": (piece(0, [0, 2, 0]), r"at \[0, 2, 0\] of 2 dims"),
+    "too few dims in a size": (piece(1, [2]), r"size \[2\] at .* of 2 dims"),
+    "too many dims in both": (
+        lambda index: index["tensors"]["w"]["pieces"].append(
+            [[0] * 3, [1] * 3, FILES[0], 0]
+        ),
+        r"at \[0, 0, 0\] of 2 dims",
+    ),
+    "two pieces that overlap": (piece(0, [0, 1]), r"two pieces have element \[0, 1\]"),
+    "a piece twice": (
+        lambda index: index["tensors"]["w"]["pieces"].append(
+            index["tensors"]["w"]["pieces"][1]
+        ),
+        r"two pieces have element \[0, 2\]",
+    ),
+    "a number twice": (
+        lambda index: index["tensors"][":number:step:w"]["pieces"].append(
+            index["tensors"][":number:step:w"]["pieces"][0]
+        ),
+        r"two pieces have element \[\]",
+    ),
+    "a gap in a corner": (piece(1, [1, 1]), r"w: element \[1, 2\] is in no piece"),
+    "a larger shape": (tensor("w", shape=[3, 3]), r"w: element \[2, 0\] is in no"),
+    "a shape of other dims": (tensor("w", shape=[6]), "of 1 dims"),
+    "format 1 for pieces of format 2": (
+        lambda index: index.update(format=1),
+        r"elements \[0, 0\] to \[2, 2\] of 6",
+    ),
+    "a format that is true": (lambda index: index.update(format=True), "format True"),
+    "a format to come": (lambda index: index.update(format=3), "has format 3, this re"),
+    "another shape of as many": (tensor("w", shape=[3, 2]), r"of \[3, 2\]"),
+    "another shape, and pieces": (
+        tensor("b", shape=[2, 1], pieces=[[[0, 0], [2, 1], FILES[0], 0]]),
+        "of another model",
+    ),
     "a shape that is no list": (tensor("w", shape="23"), "w has no shape"),
     "a shape below 0": (tensor("w", shape=[-2, -3]), "w has no shape"),
     "another dtype": (tensor("w", dtype="float64"), "dtype float32"),
@@ -250,7 +302,7 @@ CRAFTED = {
     "half a character": (add("\ud800"), "surrogates"),
     "state of nothing": (add(":cut:exp_avg:other"), "exp_avg:other fits no tensor"),
     "state of another shape": (
-        tensor(":cut:exp_avg:w", shape=[6]),
+        tensor(":cut:exp_avg:w", shape=[2], pieces=[[[0], [2], FILES[0], 0]]),
         ":cut:exp_avg:w fits no tensor",
     ),
     "a number that is a vector": (add(":number:x:w"), ":number:x:w fits no tensor"),
@@ -352,7 +404,7 @@ def test_a_piece_of_another_length_is_damaged_though_its_checksum_is_right(tmp_p
     index["checksum"] = checksum_of(index)
     (path / "index.json").write_text(json.dumps(index))
     with (
-        pytest.raises(CheckpointError, match="wrong checksum"),
+        pytest.raises(CheckpointError, match=r"shape \[0\] in the file"),
         CheckpointReader(path) as reader,
     ):
         reader.verify([])
@@ -369,24 +421,41 @@ def test_a_file_of_another_size_is_named_with_both(tmp_path, change):
         CheckpointReader(path)
 
 
-def test_ranges_that_only_touch_are_not_read(good):
+def test_boxes_that_only_touch_are_not_read(good):
     with CheckpointReader(good) as reader:
         for start, stop, files in (
-            (0, 4, [0]),
-            (4, 6, [1]),
-            (3, 5, [0, 1]),
-            (0, 6, [0, 1]),
-            (3, 4, [0]),
-            (4, 5, [1]),
+            (0, 2, [0]),
+            (2, 3, [1]),
+            (1, 3, [0, 1]),
+            (0, 3, [0, 1]),
+            (1, 2, [0]),
         ):
-            wanted = Piece("w", (2, 3), start, torch.zeros(stop - start))
-            found = [stored.file for stored in reader.overlapping(wanted)]
-            assert found == [FILES[number] for number in files]
-            reader.read([wanted])
-            assert wanted.data.tolist() == list(range(start, stop))
+            for row, rows in ((0, 2), (0, 1), (1, 1)):
+                wanted = Piece(
+                    "w", (2, 3), (row, start), torch.zeros(rows, stop - start)
+                )
+                found = [stored.file for stored in reader.overlapping(wanted)]
+                assert found == [FILES[number] for number in files]
+                reader.read([wanted])
+                expected = torch.arange(6.0).view(2, 3)[row : row + rows, start:stop]
+                assert torch.equal(wanted.data, expected)
+
+
+def test_a_random_state_that_is_none_is_refused(good):
+    with CheckpointReader(good) as reader:
+        assert read_random_states(reader, 2) == {}
+        with pytest.raises(CheckpointError, match=r":random:cpu:0 is \[4\] of"):
+            read_random_states(reader, 0)
 
 
 # -- on ranks
+
+
+def reshape_random(index):
+    entry = index["tensors"][":random:cpu:0"]
+    entry["shape"] = entry["pieces"][0][1] = [8, 632]
+    entry["pieces"][0][0] = [0, 0]
+
 
 CRAFTED_ON_RANKS = {
     "no list of pieces": (tensor("0.weight", pieces=None), "0.weight has no list"),
@@ -399,10 +468,7 @@ CRAFTED_ON_RANKS = {
         lambda index: index["extra"]["groups"][0].update(params=[]),
         "its groups' options",
     ),
-    "a random state that is none": (
-        tensor(":random:cpu:0", shape=[8, 632]),
-        ":random:cpu:0 is",
-    ),
+    "a random state of other dims": (reshape_random, "it has other tensors"),
 }
 
 

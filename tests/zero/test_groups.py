@@ -84,7 +84,7 @@ def train(stage, choice, directory):
 
 
 @pytest.mark.verifies(
-    "xtrain.checkpoint.training_state:load",
+    "xtrain.checkpoint.training_state:load_state",
     "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )

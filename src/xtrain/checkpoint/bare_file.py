@@ -7,24 +7,28 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
-from xtrain.checkpoint.index import About, CheckpointError, Piece, compare
+from xtrain.checkpoint.boxes import Box
+from xtrain.checkpoint.errors import CheckpointError
+from xtrain.checkpoint.index import compare
+from xtrain.checkpoint.pieces import About, Shard
 
-Wanted = list[tuple[Piece, set[str]]]  # each with all names the file may have it under
+Wanted = list[tuple[Shard, set[str]]]  # each with all names the file may have it under
 
 
 @torch.no_grad()
 def read_safetensors(path: str | Path, wanted: Wanted) -> None:
-    """Fill pieces from a file, reading their ranges only.
+    """Fill shards from a file, reading their elements only.
 
-    Floating-point values are converted to the pieces' dtype, rounded to the nearest;
+    Floating-point values are converted to the shards' dtype, rounded to the nearest;
     any other difference of dtype, a name or a shape is a CheckpointError.
     """
     with opened_safetensors(path) as opened:
         found = match_names(path, opened, wanted)
-        for piece, _ in wanted:
-            if piece.data.numel():
-                read_range(opened, found[piece.name], piece)
+        for shard, _ in wanted:
+            for piece in shard.pieces():
+                piece.data.copy_(read_box(opened, found[shard.name], piece.box))
 
 
 def check_safetensors(path: str | Path, wanted: Wanted) -> None:
@@ -45,13 +49,12 @@ def opened_safetensors(path: str | Path) -> Iterator[Any]:
 
 
 def match_names(path: str | Path, opened: Any, wanted: Wanted) -> dict[str, str]:
-    """The name in the file of each piece: of tied tensors a file often has one."""
+    """The name in the file of each shard: of tied tensors a file often has one."""
     there = {name: about(opened, name) for name in opened.keys()}  # noqa: SIM118
     needed, found = {}, {}
-    for piece, names in wanted:
-        found[piece.name] = next((n for n in sorted(names) if n in there), "")
-        kind = About(tuple(piece.shape), piece.data.dtype)
-        needed[found[piece.name] or piece.name] = kind
+    for shard, names in wanted:
+        found[shard.name] = next((n for n in sorted(names) if n in there), "")
+        needed[found[shard.name] or shard.name] = shard.about
     known = set().union(*(names for _, names in wanted))
     spare = {n for n in there if n in known and n not in needed}
     problems = compare(needed, {n: a for n, a in there.items() if n not in spare})
@@ -68,13 +71,9 @@ def about(opened: Any, name: str) -> About:
     return About(shape, empty.dtype)
 
 
-def read_range(opened: Any, name: str, piece: Piece) -> None:
-    """Read a piece's elements, and of a matrix the rest of its first and last row."""
-    if not piece.shape:
-        piece.data.copy_(opened.get_tensor(name).view(1))
-        return
-    stop = piece.start + piece.data.numel()
-    row = torch.Size(piece.shape[1:]).numel()
-    first, last = piece.start // row, -(-stop // row)
-    rows = opened.get_slice(name)[first:last].reshape(-1)
-    piece.data.copy_(rows[piece.start - first * row : stop - first * row])
+def read_box(opened: Any, name: str, box: Box) -> Tensor:
+    """The elements of a box; of the others none is read."""
+    if not box.size:
+        return opened.get_tensor(name)
+    ranges = zip(box.offset, box.end, strict=True)
+    return opened.get_slice(name)[tuple(slice(low, end) for low, end in ranges)]

@@ -4,17 +4,17 @@
       latest                        the name of the newest complete checkpoint
       step-00000020/
         index.json                  every tensor: shape, dtype, which piece lies where
-        rank-00000.safetensors      this rank's pieces, flat
+        rank-00000.safetensors      this rank's pieces
         rank-00001.safetensors
 
-A piece is a range of a flattened tensor. A rank that loads asks for the ranges it needs
-and reads only the pieces that overlap them, so the world size may change, and nobody
-ever holds a whole model.
+A piece is a box of a tensor (`boxes`). A rank that loads asks for the boxes it needs
+and reads only the pieces that overlap them, so the world size and the way to shard may
+change, and nobody ever holds a whole model. What several ranks hold, one writes.
 
 A checkpoint is written beside its place, checked, and moved there in one step: a run
 that dies while saving leaves the one before untouched, and other jobs may save to the
-same folder (`folder`). Every piece has a checksum, and all are looked at
-before the first byte of a live model changes (`reader`).
+same folder (`folder`). Every piece has a checksum, and all are looked at before the
+first byte of a live model changes (`reader`).
 """
 
 import os
@@ -26,15 +26,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.checkpoint.boxes import Box
+from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.folder import discard, prepare, publish
-from xtrain.checkpoint.index import (
-    CheckpointError,
-    Piece,
-    crc,
-    make_index,
-)
+from xtrain.checkpoint.index import crc, make_index
+from xtrain.checkpoint.pieces import Piece
+from xtrain.checkpoint.structure import key_of
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.objects import broadcast_object
 
 
 def save_pieces(
@@ -55,12 +55,15 @@ def save_pieces(
     partial = final = None
     try:
         with raising_everywhere(CheckpointError, group=group, what=failed):
+            boxes = [(p.name, p.box) for p in pieces]
             if rank == 0:
                 partial = prepare(Path(directory), step)
-        folder = agree(partial and partial.path, group)
+        folder = broadcast_object(partial and partial.path, group=group, group_src=0)
+        is_first = first_copies(boxes, group)
         manifest = None
         with raising_everywhere(CheckpointError, group=group, what=failed):
-            manifest = write_file(folder / f"rank-{rank:05d}.safetensors", pieces)
+            path = folder / f"rank-{rank:05d}.safetensors"
+            manifest = write_file(path, pieces, is_first)
         manifests: list[Any] = [None] * size
         dist.all_gather_object(manifests, manifest, group=group)
         with raising_everywhere(CheckpointError, group=group, what=failed):
@@ -73,7 +76,22 @@ def save_pieces(
     finally:
         if partial is not None:
             partial.release()
-    return agree(final, group)
+    return broadcast_object(final, group=group, group_src=0)
+
+
+def first_copies(
+    boxes: list[tuple[str, Box]], group: ProcessGroup | None
+) -> list[bool]:
+    """For each of this rank's boxes whether no rank before it has the same one."""
+    rank, size = rank_and_size(group)
+    everywhere: list[Any] = [None] * size
+    dist.all_gather_object(everywhere, boxes, group=group)
+    seen = {box for others in everywhere[:rank] for box in others}
+    first = []
+    for box in boxes:
+        first.append(box not in seen)
+        seen.add(box)
+    return first
 
 
 def check_step(step: int, group: ProcessGroup | None) -> None:
@@ -89,23 +107,30 @@ def check_step(step: int, group: ProcessGroup | None) -> None:
             )
 
 
-def write_file(path: Path, pieces: list[Piece]) -> list[dict[str, Any]]:
-    """Write one rank's pieces; what the index must know of them."""
+def write_file(
+    path: Path, pieces: list[Piece], is_first: list[bool] | None = None
+) -> list[dict[str, Any]]:
+    """Write one rank's pieces; what the index must know of them.
+
+    Pieces that are not the first of their box are in another file, or in this one
+    already: the index only compares their checksum.
+    """
     tensors: dict[str, Tensor] = {}
     manifest: list[dict[str, Any]] = []
-    for piece in pieces:
+    for piece, first in zip(pieces, is_first or [True] * len(pieces), strict=True):
         data = piece.data.detach().cpu().contiguous()
         if data.numel() == 0:
             continue
-        tensors[f"{piece.name}@{piece.start}"] = data.clone()
+        if first:
+            tensors[key_of(piece.name, piece.offset)] = data.clone()
         manifest.append(
             {
                 "name": piece.name,
                 "shape": list(piece.shape),
                 "dtype": str(data.dtype).removeprefix("torch."),
-                "start": piece.start,
-                "stop": piece.start + data.numel(),
-                "file": path.name,
+                "offset": list(piece.offset),
+                "size": list(data.shape),
+                "file": path.name if first else None,
                 "checksum": crc(data),
             }
         )
@@ -114,10 +139,3 @@ def write_file(path: Path, pieces: list[Piece]) -> list[dict[str, Any]]:
         os.fsync(file.fileno())
     manifest.append({"file": path.name, "bytes": path.stat().st_size})
     return manifest
-
-
-def agree(value: Any, group: ProcessGroup | None) -> Any:
-    """Rank 0's value on every rank."""
-    values = [value]
-    dist.broadcast_object_list(values, group=group, group_src=0)
-    return values[0]

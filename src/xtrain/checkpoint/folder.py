@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xtrain.checkpoint.index import CheckpointError
+from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.locks import LOCK, names_locked, open_file, take_lock
 
 INDEX = "index.json"

@@ -1,71 +1,29 @@
-"""What a checkpoint has of which tensor: pieces, and the index that lists them.
+"""The index of a checkpoint, which lists the pieces of every tensor.
 
     index.json   format, step, world_size, extra
-                 tensors   name -> shape, dtype, pieces [start, stop, file, checksum]
+                 tensors   name -> shape, dtype, pieces [offset, size, file, checksum]
                  files     name -> bytes
                  checksum  of all of this
 
-A piece is a range of a flattened tensor. An index is believed when its checksum is
-right and nothing in it can be misread: every number in range, every file one of the
-checkpoint's own, every element of every tensor in some piece.
+An index is believed when its checksum is right and nothing in it can be misread
+(`structure`). In format 1, which is still read, a piece was a range of the flattened
+tensor: [start, stop, file, checksum].
 """
 
 import json
-import math
-import re
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-FORMAT = 1
-FILE_NAME = re.compile(r"rank-[0-9]{5,}\.safetensors")
+from xtrain.checkpoint.errors import CheckpointError
+from xtrain.checkpoint.pieces import About
+from xtrain.checkpoint.structure import check_structure
 
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that is damaged, incomplete or of another model."""
-
-
-class CheckpointReplaced(CheckpointError):
-    """A checkpoint that was deleted or replaced while it was read: load again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements `start` to `start + data.numel()` of the flattened tensor `name`."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    data: Tensor
-
-
-class Stored(NamedTuple):
-    """A piece in a file of a checkpoint."""
-
-    file: str
-    name: str
-    start: int
-    stop: int
-    checksum: int
-
-    @property
-    def key(self) -> str:
-        """Its name in the file."""
-        return f"{self.name}@{self.start}"
-
-
-class About(NamedTuple):
-    """What must be the same here and in a checkpoint."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-# -- writing
+FORMAT = 2
+KNOWN = (1, FORMAT)
 
 
 def make_index(step: int, extra: Any, manifests: list[list[dict]]) -> dict[str, Any]:
@@ -84,9 +42,11 @@ def make_index(step: int, extra: Any, manifests: list[list[dict]]) -> dict[str, 
                     f"{entry['name']}: {key} {tensor[key]} and {entry[key]} on "
                     "different ranks"
                 )
-        tensor["pieces"].append(
-            [entry["start"], entry["stop"], entry["file"], entry["checksum"]]
-        )
+        if entry["file"] is not None:
+            tensor["pieces"].append(
+                [entry["offset"], entry["size"], entry["file"], entry["checksum"]]
+            )
+    check_copies(manifests)
     index = {
         "format": FORMAT,
         "step": step,
@@ -100,6 +60,21 @@ def make_index(step: int, extra: Any, manifests: list[list[dict]]) -> dict[str, 
     return {**index, "checksum": checksum_of(index)}
 
 
+def check_copies(manifests: list[list[dict]]) -> None:
+    """CheckpointError unless ranks that hold the same piece hold the same values."""
+    first: dict[tuple, tuple[int, int]] = {}
+    for rank, manifest in enumerate(manifests):
+        for entry in (entry for entry in manifest if "name" in entry):
+            offset, size = entry["offset"], entry["size"]
+            key = (entry["name"], *offset, *size)
+            writer, checksum = first.setdefault(key, (rank, entry["checksum"]))
+            if checksum != entry["checksum"]:
+                raise CheckpointError(
+                    f"{entry['name']}: ranks {writer} and {rank} hold different values "
+                    f"of the piece of size {size} at {offset}"
+                )
+
+
 def checksum_of(index: dict[str, Any]) -> int:
     """Of an index without its checksum."""
     rest = {key: value for key, value in index.items() if key != "checksum"}
@@ -107,10 +82,8 @@ def checksum_of(index: dict[str, Any]) -> int:
 
 
 def crc(data: Tensor) -> int:
-    return zlib.crc32(data.contiguous().view(torch.uint8).numpy().data)
-
-
-# -- reading
+    flat = data.contiguous().reshape(-1)  # what has no dim cannot be viewed as bytes
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
 def parse_index(text: bytes, path: Path) -> dict[str, Any]:
@@ -118,8 +91,10 @@ def parse_index(text: bytes, path: Path) -> dict[str, Any]:
     try:
         index = json.loads(text)
         found = index.get("format") if isinstance(index, dict) else None
-        if found != FORMAT:
-            raise CheckpointError(f"{path} has format {found}, this reads {FORMAT}")
+        if type(found) is not int or found not in KNOWN:
+            raise CheckpointError(
+                f"{path} has format {found}, this reads {' and '.join(map(str, KNOWN))}"
+            )
         if index.get("checksum") != checksum_of(index):
             raise CheckpointError(f"{path} is damaged: it does not match its checksum")
     except (ValueError, RecursionError) as error:  # no text, no JSON, or a bottomless
@@ -129,67 +104,6 @@ def parse_index(text: bytes, path: Path) -> dict[str, Any]:
     except (CheckpointError, UnicodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     return index
-
-
-def check_structure(index: dict[str, Any]) -> None:
-    """CheckpointError unless an index has everything, of the right types, in range."""
-    files: Any = index.get("files")
-    tensors: Any = index.get("tensors")
-    require(is_count(index.get("step")), "its step is no number from 0 on")
-    require(is_count(index.get("world_size")), "its world size is no number")
-    require("extra" in index, "it has no extra")
-    require(isinstance(files, dict), "it has no files")
-    require(isinstance(tensors, dict), "it has no tensors")
-    for name, nbytes in files.items():
-        require(FILE_NAME.fullmatch(name), f"{name!r} is no name of a file of its own")
-        require(is_count(nbytes), f"the size of {name} is no number")
-    for name, entry in tensors.items():
-        name.encode()  # half a character is no name
-        require(isinstance(entry, dict), f"{name} is no tensor")
-        check_tensor(name, entry, files)
-
-
-def check_tensor(name: str, entry: dict[str, Any], files: dict[str, int]) -> None:
-    """CheckpointError unless a tensor's pieces cover it, and lie in known files."""
-    shape: Any = entry.get("shape")
-    pieces: Any = entry.get("pieces")
-    require(
-        isinstance(shape, list) and all(map(is_count, shape)), f"{name} has no shape"
-    )
-    require(dtype_named(entry.get("dtype")), f"{name} has no dtype that torch knows")
-    require(isinstance(pieces, list), f"{name} has no list of pieces")
-    numel = math.prod(shape)
-    for piece in pieces:
-        require(isinstance(piece, list) and len(piece) == 4, f"{name}: no piece")
-        start, stop, file, checksum = piece
-        require(
-            is_count(start) and is_count(stop) and start < stop <= numel,
-            f"{name}: elements {start} to {stop} of {numel}",
-        )
-        require(isinstance(file, str) and file in files, f"{name}: no file {file!r}")
-        require(
-            is_count(checksum) and checksum < 2**32, f"{name}: a piece has no checksum"
-        )
-    end = 0
-    for start, stop, *_ in sorted(pieces):
-        require(start <= end, f"{name}: elements {end} to {start} are missing")
-        end = max(end, stop)
-    require(end == numel, f"{name}: elements from {end} on are missing")
-
-
-def require(condition: Any, problem: str) -> None:
-    if not condition:
-        raise CheckpointError(problem)
-
-
-def is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def dtype_named(name: Any) -> torch.dtype | None:
-    """torch's dtype of that name; None if there is none."""
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def compare(here: dict[str, About], there: dict[str, About]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from xtrain.checkpoint.index import CheckpointError, CheckpointReplaced
+from xtrain.checkpoint.errors import CheckpointError, CheckpointReplaced
 
 LOCK = ".lock"
 PATIENCE = 60.0  # seconds for others' renames

@@ -1,5 +1,6 @@
-"""Read a checkpoint: any ranges of its tensors, of any number of ranks' files."""
+"""Read a checkpoint: any boxes of its tensors, of any number of ranks' files."""
 
+import math
 import os
 import weakref
 from collections.abc import Iterable, Iterator
@@ -11,22 +12,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from xtrain.checkpoint.boxes import overlap
+from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.folder import INDEX, latest
-from xtrain.checkpoint.index import (
-    About,
-    CheckpointError,
-    Piece,
-    Stored,
-    compare,
-    crc,
-    dtype_named,
-    parse_index,
-)
+from xtrain.checkpoint.index import compare, crc, parse_index
 from xtrain.checkpoint.locks import hold, is_at, replaced
+from xtrain.checkpoint.pieces import About, Piece
+from xtrain.checkpoint.structure import Stored, dtype_named, stored_pieces
 
 
 class CheckpointReader:
-    """A checkpoint's index, and ranges of its tensors on demand.
+    """A checkpoint's index, and boxes of its tensors on demand.
 
     While it is open, no save replaces the checkpoint. CheckpointReplaced if it is gone
     all the same.
@@ -43,6 +39,7 @@ class CheckpointReader:
             self.step: int = self.index["step"]
             self.extra: Any = self.index["extra"]
             self.tensors: dict[str, dict[str, Any]] = self.index["tensors"]
+            self._pieces = {n: stored_pieces(self.index, n) for n in self.tensors}
             self._keys = self._keys_of_files()
             for name, nbytes in self.index["files"].items():
                 self._check_size(self.path / name, nbytes)
@@ -56,17 +53,14 @@ class CheckpointReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self, wanted: list[Piece], ignore: str = "") -> None:
+    def check(self, wanted: dict[str, About], ignore: str = "") -> None:
         """CheckpointError naming every tensor missing, extra or of another kind.
 
-        Tensors of the checkpoint whose names begin with `ignore` need no taker.
+        Tensors of the checkpoint whose names begin with `ignore` need no taker, and
+        those without elements are in no checkpoint.
         """
         problems = compare(
-            {
-                p.name: About(tuple(p.shape), p.data.dtype)
-                for p in wanted
-                if torch.Size(p.shape).numel()
-            },
+            {name: about for name, about in wanted.items() if math.prod(about.shape)},
             {
                 name: self.about(name)
                 for name in self.tensors
@@ -88,7 +82,7 @@ class CheckpointReader:
         A rank looks at every piece that it is going to read, and at one in `size` of
         all the others: together they see every piece of every file.
         """
-        everything = {stored for name in self.tensors for stored in self.stored(name)}
+        everything = {stored for found in self._pieces.values() for stored in found}
         needed = {stored for piece in wanted for stored in self.overlapping(piece)}
         share = sorted(everything - needed)[rank::size]
         for _ in self.load(needed.union(share)):
@@ -103,22 +97,20 @@ class CheckpointReader:
                 takers.setdefault(stored, []).append(piece)
         for stored, data in self.load(takers):
             for piece in takers[stored]:
-                copy_overlap(piece, data, stored.start)
+                copy_overlap(piece, stored, data)
 
-    def stored(self, name: str) -> Iterator[Stored]:
+    def stored(self, name: str) -> list[Stored]:
         """A tensor's pieces."""
-        if name not in self.tensors:
+        if name not in self._pieces:
             raise CheckpointError(f"{self.path} has no {name}")
-        for start, stop, file, checksum in self.tensors[name]["pieces"]:
-            yield Stored(file, name, start, stop, checksum)
+        return self._pieces[name]
 
     def overlapping(self, piece: Piece) -> Iterator[Stored]:
         """The stored pieces that have elements of a wanted one."""
         if piece.data.numel() == 0:  # a tensor without elements is in no file
             return
-        end = piece.start + piece.data.numel()
         for stored in self.stored(piece.name):
-            if max(stored.start, piece.start) < min(stored.stop, end):
+            if any(overlap(piece.box, box) for box in stored.boxes):
                 yield stored
 
     def load(self, pieces: Iterable[Stored]) -> Iterator[tuple[Stored, Tensor]]:
@@ -140,11 +132,13 @@ class CheckpointReader:
 
     def check_data(self, path: Path, stored: Stored, data: Tensor) -> None:
         """CheckpointError unless the data are what the index says was written."""
-        what = f"{stored.name}, elements {stored.start} to {stored.stop}"
+        what = f"{stored.name}, {stored.where}"
         dtype = str(data.dtype).removeprefix("torch.")
         if dtype != self.tensors[stored.name]["dtype"]:
             raise self._damaged(path, f"{what}: dtype {dtype}")
-        if data.numel() != stored.stop - stored.start or crc(data) != stored.checksum:
+        if data.shape != stored.shape:
+            raise self._damaged(path, f"{what}: shape {list(data.shape)} in the file")
+        if crc(data) != stored.checksum:
             raise self._damaged(path, f"{what}: wrong checksum")
 
     def _keys_of_files(self) -> dict[str, set[str]]:
@@ -189,8 +183,10 @@ def open_same(path: str | Path, name: str | None) -> CheckpointReader:
     return CheckpointReader(latest(path) or path)
 
 
-def copy_overlap(piece: Piece, stored: Tensor, start: int) -> None:
-    low = max(piece.start, start)
-    high = min(piece.start + piece.data.numel(), start + stored.numel())
-    target = piece.data[low - piece.start : high - piece.start]
-    target.copy_(stored[low - start : high - start])
+def copy_overlap(piece: Piece, stored: Stored, data: Tensor) -> None:
+    """Fill a wanted piece with what a stored one has of it."""
+    parts = data.reshape(-1).split([box.numel for box in stored.boxes])
+    for box, part in zip(stored.boxes, parts, strict=True):
+        if common := overlap(piece.box, box):
+            source = part.view(box.size)[common.slices_in(box)]
+            piece.data[common.slices_in(piece.box)].copy_(source)

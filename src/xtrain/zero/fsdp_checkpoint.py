@@ -1,21 +1,21 @@
-"""Checkpoints of ZeRO 3: what the blocks hold, as pieces of named parameters."""
+"""Checkpoints of ZeRO 3: what the blocks hold, as flat shards of named parameters."""
 
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.checkpoint import (
-    CheckpointError,
-    Piece,
-    check_safetensors,
-    read_safetensors,
+from xtrain.checkpoint.bare_file import check_safetensors, read_safetensors
+from xtrain.checkpoint.errors import CheckpointError
+from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
+from xtrain.checkpoint.training_state import (
+    load_checkpoint,
+    save_checkpoint,
 )
-from xtrain.checkpoint import training_state as resume
 from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.checks import rank_and_size
 from xtrain.zero.fsdp_unit import FSDPUnit
 
 
@@ -28,14 +28,11 @@ def save_blocks(
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
 ) -> Path:
-    """Write the blocks' shards, their state, and the buffers of `module`."""
-    places, states = find_places(blocks), resume.States()
-    if optimizer is not None:
-        states = {piece: optimizer.state.get(piece, {}) for piece in places}
-    buffers = resume.persistent_buffers(module)
-    return resume.save(
-        directory, step, places, buffers, states, optimizer, extra, group
-    )
+    """Write the blocks' shards, their state, and rank 0's buffers of `module`."""
+    shards = shards_of(blocks)
+    if rank_and_size(group)[0] == 0:
+        shards += buffers_of(module)
+    return save_checkpoint(directory, step, shards, optimizer, extra, group)
 
 
 def load_blocks(
@@ -46,20 +43,8 @@ def load_blocks(
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill the blocks' shards, their state and the buffers; its step and extra."""
-    places = find_places(blocks)
-
-    def make_states(saved: resume.Saved) -> resume.States:
-        assert optimizer is not None
-        on_device = resume.wants_numbers_on_device(optimizer)
-        for piece, (name, _, _) in places.items():
-            kinds = saved.get(name, {})
-            optimizer.state[piece] = resume.empty_state(piece, kinds, on_device)
-            if not kinds:
-                del optimizer.state[piece]
-        return optimizer.state
-
-    buffers = resume.persistent_buffers(module)
-    return resume.load(path, places, buffers, make_states, optimizer, group)
+    shards = shards_of(blocks) + buffers_of(module)
+    return load_checkpoint(path, shards, optimizer, group)
 
 
 def load_full_blocks(
@@ -69,35 +54,30 @@ def load_full_blocks(
     aliases: dict[str, set[str]],
     group: ProcessGroup | None,
 ) -> None:
-    """Read a bare model's file, each rank its own ranges.
+    """Read a bare model's file, each rank its own elements.
 
     `aliases` has all names of each parameter: of tied ones a file often has one.
     """
-    wanted = [
-        (Piece(*place, data=tensor.detach()), aliases[place[0]])
-        for tensor, place in find_places(blocks).items()
-    ]
-    buffers = resume.persistent_buffers(module)
-    for name, buffer in buffers.items():
-        data = torch.empty_like(buffer).reshape(-1)
-        wanted.append((Piece(name, tuple(buffer.shape), 0, data), {name}))
+    wanted = [(shard, aliases[shard.name]) for shard in shards_of(blocks)]
+    wanted += [(shard, {shard.name}) for shard in buffers_of(module)]
     with raising_everywhere(CheckpointError, group=group):
         check_safetensors(path, wanted)
     with raising_everywhere(CheckpointError, group=group):
         read_safetensors(path, wanted)
-    for piece, _ in wanted:
-        if piece.name in buffers:
-            buffers[piece.name].copy_(piece.data.view(piece.shape))
 
 
-def find_places(blocks: list[FSDPUnit]) -> dict[Tensor, resume.Place]:
-    """Every local piece with the name, shape and first element of its parameter."""
-    places: dict[Tensor, resume.Place] = {}
+def shards_of(blocks: list[FSDPUnit]) -> list[Shard]:
+    """This rank's part of every parameter."""
+    found = []
     for group in (group for unit in blocks for group in unit.flat_groups):
         layout = group.layout
         for piece, slot, name in zip(
             group.local_shards, layout.slots, group.names, strict=True
         ):
             start, _ = layout.piece_bounds(slot, group.rank)
-            places[piece] = (name, tuple(slot.shape), start)
-    return places
+            found.append(Shard(name, tuple(slot.shape), start, piece))
+    return found
+
+
+def buffers_of(module: nn.Module) -> list[Shard]:
+    return [whole(name, t) for name, t in persistent_buffers(module).items()]

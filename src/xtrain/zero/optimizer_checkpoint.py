@@ -1,23 +1,34 @@
-"""Checkpoints of ZeRO 1 and 2: what the buckets hold, as pieces of named parameters.
+"""Checkpoints of ZeRO 1 and 2: what the buckets hold, as flat shards of parameters.
 
 bucket   | weight     | bias | ...      masters of one rank's shard, stepped as one
-pieces     weight[2:]   bias            what any stage and world size can load
+shards     weight[2:]   bias            what any stage and world size can load
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.checkpoint import training_state as resume
+from xtrain.checkpoint.optimizer_state import (
+    Saved,
+    States,
+    StateSpec,
+    empty_state,
+    wants_numbers_on_device,
+)
+from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
+from xtrain.checkpoint.training_state import (
+    load_state,
+    save_state,
+)
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
 from xtrain.zero.buckets import Bucket
 
-Pieces = dict[Bucket, list[Tensor]]  # views of the masters, one for each parameter
+ByBucket = dict[Bucket, list[Shard]]  # views of the masters, one for each parameter
 
 
 def save_buckets(
@@ -34,11 +45,13 @@ def save_buckets(
     `optimizer` steps the buckets' masters.
     """
     rank, _ = rank_and_size(group)
-    pieces = pieces_of(buckets, rank)
     with raising_everywhere(ValueError, group=group):
-        places, whole = find_places(pieces, module, rank), find_whole(buckets, module)
-    states = cut_states(pieces, optimizer, rank)
-    return resume.save(directory, step, places, whole, states, optimizer, extra, group)
+        by_bucket = shards_of(buckets, module, rank)
+    shards = [shard for shards in by_bucket.values() for shard in shards]
+    if rank == 0:
+        shards += whole_of(buckets, module)
+    states = cut_states(by_bucket, optimizer, rank)
+    return save_state(directory, step, shards, states, optimizer, extra, group)
 
 
 def load_buckets(
@@ -50,59 +63,56 @@ def load_buckets(
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill the masters, the optimizer's state and what is whole; its step and extra."""
     rank, _ = rank_and_size(group)
-    pieces = pieces_of(buckets, rank)
     with raising_everywhere(ValueError, group=group):
-        places, whole = find_places(pieces, module, rank), find_whole(buckets, module)
-    made: resume.States = {}
+        by_bucket = shards_of(buckets, module, rank)
+    shards = [shard for shards in by_bucket.values() for shard in shards]
+    made = States()
 
-    def make_states(saved: resume.Saved) -> resume.States:
-        for bucket, parts in pieces.items():
-            of_parts = [saved.get(places[piece][0], {}) for piece in parts]
-            made.update(make_state(bucket, parts, of_parts, optimizer, rank))
+    def make_states(saved: Saved) -> States:
+        for bucket, parts in by_bucket.items():
+            specs = [saved.get(shard.name, {}) for shard in parts]
+            made.update(make_state(bucket, parts, specs, optimizer, rank))
         return made
 
-    result = resume.load(path, places, whole, make_states, optimizer, group)
-    take_numbers(pieces, made, optimizer)
+    everything = shards + whole_of(buckets, module)
+    result = load_state(path, everything, make_states, optimizer, group)
+    merge_step_counts(by_bucket, made, optimizer)
     return result
 
 
-def pieces_of(buckets: list[Bucket], rank: int) -> Pieces:
-    return {b: b.layout.pieces(b.master.detach(), rank) for b in buckets}
-
-
-def find_places(
-    pieces: Pieces, module: nn.Module, rank: int
-) -> dict[Tensor, resume.Place]:
-    """Every local piece with the name, shape and first element of its parameter."""
+def shards_of(buckets: list[Bucket], module: nn.Module, rank: int) -> ByBucket:
+    """This rank's part of every parameter, with its name in `module`."""
     names = {parameter: name for name, parameter in module.named_parameters()}
-    missing = sum(p not in names for bucket in pieces for p in bucket.parameters)
+    missing = sum(p not in names for bucket in buckets for p in bucket.parameters)
     if missing:
         raise ValueError(f"{missing} parameters of the optimizer are not of module")
-    places: dict[Tensor, resume.Place] = {}
-    for bucket, parts in pieces.items():
+    found: ByBucket = {bucket: [] for bucket in buckets}
+    for bucket, shards in found.items():
         layout = bucket.layout
+        pieces = layout.pieces(bucket.master.detach(), rank)
         for piece, slot, parameter in zip(
-            parts, layout.slots, bucket.parameters, strict=True
+            pieces, layout.slots, bucket.parameters, strict=True
         ):
             start, _ = layout.piece_bounds(slot, rank)
-            places[piece] = (names[parameter], tuple(slot.shape), start)
-    return places
+            shards.append(Shard(names[parameter], tuple(slot.shape), start, piece))
+    return found
 
 
-def find_whole(buckets: list[Bucket], module: nn.Module) -> dict[str, Tensor]:
+def whole_of(buckets: list[Bucket], module: nn.Module) -> list[Shard]:
     """What every rank has in full: frozen parameters and buffers."""
     sharded = {p for bucket in buckets for p in bucket.parameters}
     others = {n: p for n, p in module.named_parameters() if p not in sharded}
-    return {**others, **resume.persistent_buffers(module)}
+    kept = {**others, **persistent_buffers(module)}
+    return [whole(name, tensor) for name, tensor in kept.items()]
 
 
-def cut_states(pieces: Pieces, optimizer: Optimizer, rank: int) -> resume.States:
-    """The optimizer's state of each piece: what is as long as the shard is cut."""
-    states: resume.States = {}
-    for bucket, parts in pieces.items():
+def cut_states(by_bucket: ByBucket, optimizer: Optimizer, rank: int) -> States:
+    """The optimizer's state of each shard: what is as long as the master is cut."""
+    states = States()
+    for bucket, shards in by_bucket.items():
         state = optimizer.state.get(bucket.master, {})
-        for number, piece in enumerate(parts):
-            states[piece] = {
+        for number, shard in enumerate(shards):
+            states[shard.tensor] = {
                 key: bucket.layout.pieces(value, rank)[number]
                 if value.shape == bucket.master.shape
                 else value
@@ -113,36 +123,35 @@ def cut_states(pieces: Pieces, optimizer: Optimizer, rank: int) -> resume.States
 
 def make_state(
     bucket: Bucket,
-    parts: list[Tensor],
-    saved: list[dict[str, resume.Kind]],
+    shards: list[Shard],
+    saved: list[dict[str, StateSpec]],
     optimizer: Optimizer,
     rank: int,
-) -> resume.States:
-    """State for a bucket, cut into that of its pieces; zero where none was saved."""
-    kinds: dict[str, resume.Kind] = {}
-    for kinds_of_piece in saved:
-        kinds |= kinds_of_piece
-    if not kinds:
-        optimizer.state.pop(bucket.master, None)
-        return {piece: {} for piece in parts}
-    on_device = resume.wants_numbers_on_device(optimizer)
-    state = resume.empty_state(bucket.master, kinds, on_device)
+) -> States:
+    """State for a bucket, cut into that of its shards; zero where none was saved."""
+    optimizer.state.pop(bucket.master, None)
+    specs: dict[str, StateSpec] = {}
+    for specs_of_shard in saved:
+        specs |= specs_of_shard
+    if not specs:
+        return {}
+    state = empty_state(bucket.master, specs, wants_numbers_on_device(optimizer))
     optimizer.state[bucket.master] = state
     return {
-        piece: {
+        shard.tensor: {
             key: bucket.layout.pieces(state[key], rank)[number]
-            if kinds[key].cut
+            if specs[key].sharded
             else state[key].clone()
             for key in saved[number]
         }
-        for number, piece in enumerate(parts)
+        for number, shard in enumerate(shards)
     }
 
 
-def take_numbers(pieces: Pieces, made: resume.States, optimizer: Optimizer) -> None:
+def merge_step_counts(by_bucket: ByBucket, made: States, optimizer: Optimizer) -> None:
     """A bucket steps as one: it has the largest of its parameters' step counts."""
-    for bucket, parts in pieces.items():
+    for bucket, shards in by_bucket.items():
         for key, value in optimizer.state.get(bucket.master, {}).items():
             if value.dim() == 0:
-                found = [made[p][key] for p in parts if key in made[p]]
-                value.copy_(torch.stack(found).max())
+                states = [made[shard.tensor] for shard in shards]
+                value.copy_(torch.stack([s[key] for s in states if key in s]).max())

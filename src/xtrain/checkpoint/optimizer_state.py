@@ -1,0 +1,173 @@
+"""An optimizer's state as pieces: cut as its parameters are, or one number each.
+
+    :cut:exp_avg:weight      a tensor of the parameter's shape, sharded as it is
+    :number:step:weight      one number for the whole parameter
+
+A name that begins with ":" cannot be a parameter's.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from xtrain.checkpoint.errors import CheckpointError
+from xtrain.checkpoint.pieces import Piece, Shard
+from xtrain.checkpoint.reader import CheckpointReader
+from xtrain.checkpoint.structure import is_count
+
+States = dict[Tensor, dict[str, Tensor]]  # a shard's tensor -> name of the state
+
+
+class StateSpec(NamedTuple):
+    """What a checkpoint has of one state of one parameter."""
+
+    sharded: bool  # as the parameter is; otherwise one number
+    dtype: torch.dtype
+
+
+Saved = dict[str, dict[str, StateSpec]]  # parameter's name -> name of the state
+
+# Of a parameter's state, or of a rank's random numbers
+LABEL = re.compile(
+    r":(?P<kind>cut|number):(?P<key>[^:]+):(?P<name>.+)|:random:[^:]+:[0-9]+", re.DOTALL
+)
+# A parameter without dims has state without dims: these of torch's are numbers.
+NUMBERS = ("step", "mu_product", "mu", "eta")
+
+
+def state_pieces(shards: list[Shard], states: States) -> list[Piece]:
+    """The state of each shard: cut as it is cut, or one number."""
+    pieces = []
+    for shard in shards:
+        tensor = shard.tensor
+        for key, value in states.get(tensor, {}).items():
+            if not key or ":" in key:
+                raise ValueError(f"{shard.name} has state {key!r}: no ':' in its name")
+            same = value.shape == tensor.shape
+            if same and (tensor.dim() or key not in NUMBERS):
+                pieces += shard.pieces(value, f":cut:{key}:{shard.name}")
+            elif value.numel() == 1:
+                pieces.append(number_piece(key, shard, value.reshape(())))
+            else:
+                raise ValueError(
+                    f"{key} of {shard.name} has shape {tuple(value.shape)}: neither "
+                    f"its shard's {tuple(tensor.shape)} nor one number"
+                )
+    return pieces
+
+
+def saved_pieces(shards: list[Shard], saved: Saved) -> list[Piece]:
+    """What `state_pieces` will ask for, before there is any state to fill."""
+    pieces = []
+    for shard in shards:
+        for key, spec in saved.get(shard.name, {}).items():
+            if spec.sharded:
+                pieces += shard.pieces(name=f":cut:{key}:{shard.name}")
+            else:
+                pieces.append(number_piece(key, shard, torch.empty(())))
+    return pieces
+
+
+def number_piece(key: str, shard: Shard, value: Tensor) -> Piece:
+    return Piece(f":number:{key}:{shard.name}", (), (), value)
+
+
+def saved_state(reader: CheckpointReader) -> Saved:
+    """Which optimizer state a checkpoint has of which parameter.
+
+    CheckpointError at a name that nothing saves, or state that does not fit.
+    """
+    saved: Saved = {}
+    for label in reader.tensors:
+        found = LABEL.fullmatch(label)
+        if label.startswith(":") and found is None:
+            raise CheckpointError(f"{reader.path} is damaged: what is {label!r}?")
+        if found is None or found["name"] is None:
+            continue
+        shape, dtype = reader.about(label)
+        sharded, name = found["kind"] == "cut", found["name"]
+        fits = shape == ()  # a number, perhaps of a parameter without elements
+        if sharded:
+            fits = name in reader.tensors and shape == reader.about(name).shape
+        if not fits:
+            raise CheckpointError(f"{reader.path} is damaged: {label} fits no tensor")
+        saved.setdefault(name, {})[found["key"]] = StateSpec(sharded, dtype)
+    return saved
+
+
+def empty_state(
+    tensor: Tensor, specs: dict[str, StateSpec], on_device: bool
+) -> dict[str, Tensor]:
+    """State to be filled; its numbers on the CPU or beside the tensor."""
+    device = tensor.device if on_device else torch.device("cpu")
+    return {
+        key: torch.zeros_like(tensor, dtype=spec.dtype, requires_grad=False)
+        if spec.sharded
+        else torch.zeros((), dtype=spec.dtype, device=device)
+        for key, spec in specs.items()
+    }
+
+
+def wants_numbers_on_device(optimizer: Optimizer) -> bool:
+    return any(
+        group.get(key) for group in optimizer.param_groups for key in NUMBERS_ON_DEVICE
+    )
+
+
+NUMBERS_ON_DEVICE = ("fused", "capturable")
+
+
+def group_options(optimizer: Optimizer | None) -> list[dict[str, Any]] | None:
+    if optimizer is None:
+        return None
+    return [
+        {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key != "params"
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
+    """CheckpointError unless the checkpoint has what such an optimizer needs."""
+    extra, known = reader.extra, {"ranks", "groups", "user"}
+    if not isinstance(extra, dict) or not known <= extra.keys():
+        raise CheckpointError(f"{reader.path} is no checkpoint of a sharded model")
+    saved = extra["groups"]
+    if not is_count(extra["ranks"]) or not isinstance(saved, list | None):
+        raise CheckpointError(f"{reader.path} is damaged: its groups or ranks")
+    if optimizer is None:
+        return
+    if saved is None:
+        raise CheckpointError(f"{reader.path} has no optimizer state")
+    if len(saved) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"{reader.path} has {len(saved)} groups of parameters, the optimizer "
+            f"{len(optimizer.param_groups)}"
+        )
+
+    for group, options in zip(optimizer.param_groups, saved, strict=True):
+        if not isinstance(options, dict) or "params" in options:
+            raise CheckpointError(f"{reader.path} is damaged: its groups' options")
+        for key, value in options.items():
+            number = isinstance(value, int | float)
+            if isinstance(group.get(key), Tensor) and not number:
+                raise CheckpointError(
+                    f"{reader.path} has {key}={value!r}, the optimizer a tensor"
+                )
+
+
+def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:
+    """Give the optimizer's groups the options that were saved."""
+    saved = reader.extra["groups"]
+    for group, options in zip(optimizer.param_groups, saved, strict=True):
+        for key, value in options.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(value, list) else value

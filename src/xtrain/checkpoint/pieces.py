@@ -1,0 +1,105 @@
+"""What ranks hold of a tensor: shards in memory, which checkpoints keep as pieces.
+
+Shard   a tensor of this rank, and which part of which full tensor it is:
+        a box (rows, columns, an expert) or a range of the flattened tensor
+Piece   one box of a tensor, with its elements; a flat shard is a few of them
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from xtrain.checkpoint.boxes import Box, boxes_of_range
+
+
+class About(NamedTuple):
+    """What must be the same here and in a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the full tensor `name`, from `offset` on and as large as its data."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    data: Tensor
+
+    @property
+    def box(self) -> Box:
+        return Box(self.offset, tuple(self.data.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What this rank holds of the full tensor `name`.
+
+    Args:
+        name: the same on every rank that holds a part of the tensor.
+        shape: of the full tensor.
+        offset: where `tensor` begins in each dim of the full tensor; or, if `tensor`
+            is flat, the number of its first element in the flattened full tensor.
+        tensor: its elements, and what the optimizer steps if it is a parameter.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...] | int
+    tensor: Tensor
+
+    @property
+    def about(self) -> About:
+        return About(tuple(self.shape), self.tensor.dtype)
+
+    def pieces(
+        self, data: Tensor | None = None, name: str | None = None
+    ) -> list[Piece]:
+        """The boxes that the shard is, as views of `data` (of the tensor unless given).
+
+        A shard without elements is no piece.
+        """
+        data = (self.tensor if data is None else data).detach()
+        name, shape = name or self.name, tuple(self.shape)
+        if not isinstance(self.offset, int):
+            piece = Piece(name, shape, tuple(self.offset), data)
+            return [piece] if data.numel() else []
+        boxes = boxes_of_range(shape, self.offset, self.offset + data.numel())
+        parts = data.split([box.numel for box in boxes])
+        return [
+            Piece(name, shape, box.offset, part.view(box.size))
+            for box, part in zip(boxes, parts, strict=True)
+        ]
+
+    def check(self) -> None:
+        """ValueError unless the shard lies within its full tensor."""
+        if not self.name or self.name.startswith(":"):
+            raise ValueError(f"{self.name!r} is no name: not empty, no ':' in front")
+        if isinstance(self.offset, int):
+            end, last = self.offset + self.tensor.numel(), math.prod(self.shape)
+            fits = self.tensor.dim() == 1 and self.offset >= 0 and end <= last
+        else:
+            dims = {len(self.shape), len(self.offset), self.tensor.dim()}
+            ends = zip(self.offset, self.tensor.shape, self.shape, strict=False)
+            fits = len(dims) == 1 and all(0 <= o <= o + s <= n for o, s, n in ends)
+        if not fits:
+            raise ValueError(
+                f"{self.name}: a shard of shape {list(self.tensor.shape)} from "
+                f"{self.offset} on is not within {list(self.shape)}"
+            )
+
+
+def whole(name: str, tensor: Tensor) -> Shard:
+    """A tensor that this rank holds in full."""
+    return Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the module's `state_dict` has; the others are made anew."""
+    kept = module.state_dict().keys()
+    return {name: t for name, t in module.named_buffers() if name in kept}
