@@ -15,14 +15,16 @@ from xtrain.testing.marks import marked_tests
 
 from . import authored, config, symbols, verification
 
+TABLES = ("xtrain_docs.matrix.training:train",)
+"""Symbols whose tests tables read about, see tables/support_matrix.py."""
 SHOWN = 5
 """How many unproved symbols are named; the others are counted."""
 
 
 def unproved() -> dict[str, str]:
-    """Each embedded symbol that no current passing test verifies, with the reason."""
+    """Each symbol on a page that no current passing test verifies, with the reason."""
     reasons = {}
-    for reference in authored.embedded():
+    for reference in (*authored.embedded(), *TABLES):
         try:
             summary = verification.check(symbols.resolve(reference).key)
             tried = {minor(e.torch) for e in summary.current if e.passed}

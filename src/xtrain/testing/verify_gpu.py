@@ -15,7 +15,7 @@ from xtrain.testing import record
 from xtrain.testing.placement import Machine, this_machine
 
 # The folders whose tests take their ranks from the session's backend.
-FOLDERS = ("comm", "data_parallel", "zero", "testing")
+FOLDERS = ("comm", "data_parallel", "zero", "matrix", "testing")
 WORKERS = 4  # each keeps ranks with a CUDA context, half a GiB of memory a rank
 RECORDS = Path("docs/data/verification")
 

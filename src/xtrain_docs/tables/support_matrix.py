@@ -1,0 +1,137 @@
+"""Tables of the support matrix: what the record says of tests/matrix/test_matrix.py.
+
+A test's name tells which cases it has run, and that it passed says that all of them
+came out as `xtrain_docs.matrix.cases` declares. What no recorded test has run on the
+code as it stands is "untried".
+"""
+
+from collections.abc import Iterable
+
+from xtrain_docs.matrix.cases import (
+    REFUSED,
+    UNTRIED,
+    WRONG,
+    Case,
+    Verdict,
+    cases,
+    is_pair,
+    verdict,
+)
+from xtrain_docs.matrix.features import FEATURES, INNER, WRAPPERS
+
+from .. import verification
+from . import REGISTRY, Table
+
+SYMBOL = "xtrain_docs.matrix.training:train"
+ROW = "tests/matrix/test_matrix.py::test_a_feature_with_every_other"
+OURS = "tests/matrix/test_matrix.py::test_every_feature_on_a_backend_of_ours"
+BACKENDS = ("gloo", "xtrain-shm", "xtrain-socket", "nccl")
+SHORT = {
+    "naive": "naive",
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "fsdp": "FSDP",
+    "fsdp_kept": "FSDP, kept",
+}
+PLAIN = [name for name, feature in FEATURES.items() if feature.axis != INNER]
+
+
+def backends_of(test: str) -> set[str]:
+    """On which backends a test has passed, with the code as it stands."""
+    return {
+        backend
+        for evidence in verification.ledger().summary(SYMBOL).current
+        for passed in evidence.passed
+        if passed["id"] == test
+        for backend, _ in passed["places"]
+    }
+
+
+def found(case: Case) -> Verdict:
+    """What the tests have found of a case."""
+    wrapper, *names = case
+    first = min(names, key=list(FEATURES).index)  # a test runs it with all later ones
+    if backends_of(f"{ROW}[{wrapper}-{first}]"):
+        return verdict(case)
+    return Verdict("untried")
+
+
+@REGISTRY
+def support_backends() -> Table:
+    """How many cases have come out as declared, by wrapper and backend."""
+    rows = []
+    for wrapper, title in WRAPPERS.items():
+        numbers = dict.fromkeys(BACKENDS, 0)
+        for name in FEATURES:
+            for backend in backends_of(f"{ROW}[{wrapper}-{name}]"):
+                numbers[backend] += len(cases(wrapper, name))
+        for backend in ("xtrain-shm", "xtrain-socket"):
+            if not numbers[backend] and backends_of(f"{OURS}[{backend}-{wrapper}]"):
+                numbers[backend] = len(FEATURES)
+        rows.append([title, *(str(n or "untried") for n in numbers.values())])
+    return Table(["", *(f"`{name}`" for name in BACKENDS)], rows, "lrrrr")
+
+
+@REGISTRY
+def support_features() -> Table:
+    """Each feature with each wrapper."""
+    return by_wrapper(PLAIN)
+
+
+@REGISTRY
+def support_nesting() -> Table:
+    """Each wrapper around a module that has one already."""
+    return by_wrapper([name for name in FEATURES if name not in PLAIN])
+
+
+def by_wrapper(names: Iterable[str]) -> Table:
+    rows = [
+        [FEATURES[name].title, *(found((wrapper, name)).kind for wrapper in WRAPPERS)]
+        for name in names
+    ]
+    return Table(["", *SHORT.values()], rows)
+
+
+@REGISTRY
+def support_reasons() -> Table:
+    """Every case that does not work, and why."""
+    same: dict[tuple[str, str, str], list[str]] = {}
+    for case, reason in (*REFUSED.items(), *WRONG.items(), *UNTRIED.items()):
+        wrapper, *names = case
+        what = ", ".join(FEATURES[name].title for name in names)
+        kind = "untried" if case in UNTRIED else found(case).kind
+        said = f"`{reason}`" if case in REFUSED else reason
+        same.setdefault((what, kind, said), []).append(SHORT[wrapper])
+    rows = [
+        [what, ", ".join(wrappers), kind, said]
+        for (what, kind, said), wrappers in sorted(same.items(), key=by_feature)
+    ]
+    return Table(["feature", "wrapper", "", "because"], rows)
+
+
+def by_feature(entry: tuple[tuple[str, str, str], list[str]]) -> int:
+    """Where the first feature of a row stands among all."""
+    titles = [feature.title for feature in FEATURES.values()]
+    return next(n for n, title in enumerate(titles) if entry[0][0].startswith(title))
+
+
+@REGISTRY
+def support_pairs() -> Table:
+    """With how many wrappers each pair of features works, or what it does instead."""
+    rows = []
+    for number, name in enumerate(PLAIN):
+        cells = [pair(name, other) for other in PLAIN[:number]]
+        cells += [""] * (len(PLAIN) - number)
+        rows.append([f"{number + 1} {FEATURES[name].title}", *cells])
+    numbers = [str(number + 1) for number in range(len(PLAIN))]
+    return Table(["", *numbers], rows, "l" + "c" * len(PLAIN))
+
+
+def pair(name: str, other: str) -> str:
+    """The cell of two features."""
+    if not is_pair(name, other):
+        return "-"
+    kinds = [found((wrapper, other, name)).kind for wrapper in WRAPPERS]
+    worst = next((k for k in ("wrong", "untried", "refused") if k in kinds), "")
+    return str(kinds.count("works") or worst)
