@@ -17,20 +17,19 @@ SHAPES = ("compute", "send", "small")
 @REGISTRY
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
-    from xtrain.bench.llama import parameters_for, width_for
     from xtrain.bench.races import lc2
+    from xtrain.bench.training import config_for
 
     rows = []
     for shape, size in lc2.SIZES.items():
-        width = width_for(size, shape.layers)
-        parameters = parameters_for(width, shape.layers)
+        config = config_for(size, shape.layers)
         rows.append(
             [
                 {lc2.COMPUTE: "compute", lc2.SEND: "send", lc2.SMALL: "small"}[shape],
                 str(shape.layers),
-                str(width),
-                number(parameters),
-                bytes_(4 * parameters),
+                str(config.hidden_size),
+                number(config.parameters),
+                bytes_(4 * config.parameters),
                 str(shape.batch),
                 str(shape.sequence),
             ]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from xtrain.bench.llama import Shape
 from xtrain.bench.race import Case, Contestant, Goal, Race
 from xtrain.bench.training import (
     CHECKED,
     TOLERANCE,
+    Shape,
     adamw,
     model_for,
     sum_of,
