@@ -15,6 +15,7 @@ from torch import nn
 from xtrain.comm import CommLedger
 from xtrain.comm.choice import TORCH
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.model.decoder import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel
 
 from .runs_lc3 import WIDTH, Tower, Training, nbytes
@@ -48,13 +49,13 @@ def settings(kind: str) -> dict[str, int]:
             sharding_strategy=ShardingStrategy[name],
             device_id=torch.device("cpu"),
             auto_wrap_policy=lambda module, recurse, nonwrapped_numel: (
-                recurse or isinstance(module, nn.Linear)
+                recurse or isinstance(module, DecoderLayer)
             ),
         )
     local = (getattr(p, "_local_tensor", p) for p in model.parameters())
     held = nbytes(local)
     with CommLedger() as ledger:
-        model(torch.ones(2, WIDTH)).sum().backward()
+        model(torch.ones(1, 2, WIDTH)).sum().backward()
     calls = [event.op for event in ledger.events if event.kind == "collective"]
     kinds = {"gathers": "gather", "scatters": "reduce_scatter", "reduces": "allreduce"}
     return {
@@ -72,7 +73,7 @@ def ddp_on_the_wire(kind: str, width: int) -> dict[str, Any]:
     theirs = nn.parallel.DistributedDataParallel
     wrap: Any = DistributedDataParallel if kind == "ours" else theirs
     model = wrap(Tower(width=width), bucket_cap_mb=1)
-    x = torch.ones(2, width)
+    x = torch.ones(1, 2, width)
     for _ in range(3):  # torch's buckets are made anew after the first step
         model(x).sum().backward()
     dist.barrier()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain_docs import runs, runs_lc3_torch
+from xtrain_docs import runs, runs_lc3, runs_lc3_torch
 from xtrain_docs.tables import lc3_torch
 from xtrain_docs.tables.lc1 import EvidenceError
 
@@ -23,7 +23,7 @@ def test_both_wrappers_reduce_the_same_bytes(on_ranks):
     assert torchs[1] == ours[1] == "1"
     found = runs.remembered(runs_lc3_torch.ddp_on_the_wire, 2, "ours", 64)
     bytes_of = [sum(result["payload"]) for result in found]
-    assert bytes_of == [4 * (6 * (64 * 64 + 64) + 1)] * 2
+    assert bytes_of == [4 * (runs_lc3.parameters_of_tower() + 1)] * 2
 
 
 def test_checkpoints_have_every_byte_once(on_ranks, monkeypatch):

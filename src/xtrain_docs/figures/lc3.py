@@ -82,7 +82,7 @@ def zero_by_ranks(recipe: str = "zero16", most: int = 1024) -> str:
 
 
 @REGISTRY
-def gradients_alive(cap_kib: float = 17) -> str:
+def gradients_alive(cap_kib: float = 144.5) -> str:
     """Whole gradients on a rank while backward goes from last layer to first."""
     from ..runs_lc3 import LAYERS, parameters_of_tower
     from ..runs_lc3 import gradients_alive as run
