@@ -9,9 +9,8 @@ from tests.model.configs import CONFIGS, VOCABULARY, config_of
 from xtrain.model import XtrainModel
 from xtrain.model.loss import mean_cross_entropy
 
-MODEL = "xtrain.model.decoder:XtrainModel"
 PARTS = (
-    MODEL,
+    "xtrain.model.decoder:XtrainModel",
     "xtrain.model.decoder:DecoderLayer",
     "xtrain.model.attention:Attention",
     "xtrain.model.mlp:SwiGLU",
@@ -92,7 +91,7 @@ def test_training_steps_equal_the_reference(name):
         torch.testing.assert_close(parameter, weights[name], msg=name)
 
 
-@pytest.mark.verifies(MODEL)
+@pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
 def test_the_gradient_of_a_tied_table_is_the_sum_of_both_uses():
     tied, (tokens, labels) = model_of("tied"), batch()
     assert tied.lm_head.weight is tied.embed_tokens.weight
@@ -171,7 +170,7 @@ def test_the_attention_that_is_handed_in_is_the_one_that_runs():
     assert calls == [((2, 8, 5, 6), (2, 2, 5, 6), (2, 2, 5, 6), True, True)] * 2
 
 
-@pytest.mark.verifies(MODEL)
+@pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
 @pytest.mark.parametrize("name", ["two for one", "tied"])
 def test_in_16_bits_the_logits_are_near_the_exact_ones(name):
     """At large positions, too: angles are not rounded to 16 bits."""

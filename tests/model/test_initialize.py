@@ -7,10 +7,10 @@ from tests.model.configs import config_of
 from xtrain.model import XtrainModel
 from xtrain.model.initialize import full_weight, seed_of
 
-MODEL = "xtrain.model.decoder:XtrainModel"
 
-
-@pytest.mark.verifies("xtrain.model.initialize:full_weight", MODEL)
+@pytest.mark.verifies(
+    "xtrain.model.initialize:full_weight", "xtrain.model.decoder:XtrainModel"
+)
 def test_a_weight_depends_on_its_name_and_the_seed_alone():
     """Neither on other layers, nor on torch's own generator."""
     torch.manual_seed(1)
@@ -44,7 +44,7 @@ def test_matrices_have_the_deviation_of_the_config_and_norms_are_ones():
         assert torch.equal(full_weight(name, (5,), 0, 0.02), torch.ones(5))
 
 
-@pytest.mark.verifies(MODEL)
+@pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
 @pytest.mark.parametrize("name", ["two for one", "tied"])
 def test_a_model_from_the_meta_device_becomes_the_same_model(name):
     whole = XtrainModel(config_of(name)).state_dict()
@@ -58,7 +58,7 @@ def test_a_model_from_the_meta_device_becomes_the_same_model(name):
         assert all(torch.equal(w, whole[n]) for n, w in model.state_dict().items())
 
 
-@pytest.mark.verifies(MODEL)
+@pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype_starts_from_the_same_numbers(dtype):
     single = XtrainModel(config_of("two for one"), dtype=torch.float32).state_dict()
