@@ -219,6 +219,9 @@ def test_the_package_itself_imports_nothing() -> None:
         ("plan", "xtrain.plan", "import torch"),
         ("plan", "xtrain.plan", "from numpy import array"),
         ("schedules", "xtrain.schedules", "import torch.nn"),
+        ("zero", "xtrain.zero", "from xtrain.model import XtrainModel"),
+        ("model", "xtrain.model", "from xtrain.bench.race import Case"),
+        ("model", "xtrain.model", "from xtrain.train import step"),
         ("bench", "xtrain.bench", "from xtrain.cli import main"),
     ],
 )
@@ -236,6 +239,8 @@ def test_a_wrong_import_is_seen(folder: str, package: str, source: str) -> None:
         ("zero", "xtrain.zero.deep", "from ..flat import shard"),
         ("plan", "xtrain.plan", "from xtrain.schedules import gpipe\nimport math"),
         ("comm", "xtrain.comm", "import torch\nimport xtrain"),
+        ("model", "xtrain.model", "from xtrain.zero import clip\nimport xtrain.plan"),
+        ("bench", "xtrain.bench", "from xtrain.model import XtrainModel"),
         ("cli", "xtrain", "from xtrain import __version__\nimport xtrain.bench"),
     ],
 )

@@ -10,14 +10,17 @@ import torch.distributed as dist
 
 from tests.bench.test_runner import SHORT
 from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
-from xtrain.bench.llama import Llama, Shape, parameters_for, width_for
 from xtrain.bench.races import lc2, lc3
 from xtrain.bench.runner import run_heat
 from xtrain.bench.steps import SEND
 from xtrain.bench.training import (
     CHECKED,
     TOLERANCE,
+    Shape,
     adamw,
+    batch_of,
+    config_for,
+    config_of,
     model_for,
     training_trial,
 )
@@ -30,26 +33,35 @@ MiB = 2**20
 
 
 @pytest.mark.parametrize("size", [SIZE, 2 * MiB, 16 * MiB])
-def test_the_model_is_as_large_as_it_says(size):
+def test_the_model_is_the_widest_that_fits(size):
     for shape in (TINY, SEND):
-        width = width_for(size, shape.layers)
+        config = config_for(size, shape.layers)
         numel = sum(p.numel() for p in model_for(Case(size, 2), shape).parameters())
-        assert numel == parameters_for(width, shape.layers)
-        assert 4 * numel <= size or width == width_for(1, shape.layers)
-        assert 4 * parameters_for(width + 32, shape.layers) > size
+        assert numel == config.parameters
+        assert 4 * numel <= size or config == config_for(1, shape.layers)
+        wider = config_of(config.hidden_size + 32, shape.layers)
+        assert 4 * wider.parameters > size
 
 
-def test_the_model_is_causal_and_knows_positions():
-    torch.manual_seed(0)
-    model = Llama(32, TINY)
-    x = torch.randn(1, 8, 32)
-    layer, turn = model.layers[0], model.turn
-    before = layer(x, turn)
-    changed = x.clone()
-    changed[:, -1] += 1
-    torch.testing.assert_close(layer(changed, turn)[:, :-1], before[:, :-1])
-    swapped = x[:, [1, 0, *range(2, 8)]]  # the last token sees the same set of others
-    assert not torch.allclose(layer(swapped, turn)[:, -1], before[:, -1])
+def first_loss(data_rank, case):
+    """Of this rank, before anything was averaged: it tells which batch it was."""
+    trial = training_trial(TINY, alone, "gloo", case, data_rank)
+    trial.call()
+    return trial.outputs[0][0].item()
+
+
+def half_of_rank():
+    """As on a mesh of data and tensor ranks: two ranks hold one model."""
+    return dist.get_rank() // 2
+
+
+def test_ranks_of_one_model_train_on_the_same_batch(world):
+    case = Case(SIZE, 4)
+    own = world(4).run(first_loss, dist.get_rank, case)
+    assert len(set(own)) == 4
+    shared = world(4).run(first_loss, half_of_rank, case)
+    assert shared == [own[0], own[0], own[1], own[1]]
+    assert not torch.equal(batch_of(TINY, 0), batch_of(TINY, 1))
 
 
 def alone(model, group):

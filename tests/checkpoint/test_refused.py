@@ -97,8 +97,8 @@ def overwrite_dtype(path: Path, _: str) -> None:
 
 
 DAMAGES = [
-    (flip, 1, "layers.2.down.weight", "wrong checksum"),
-    (flip, 0, ":cut:exp_avg_sq:embedding.weight", "wrong checksum"),
+    (flip, 1, "layers.2.mlp.down_proj.weight", "wrong checksum"),
+    (flip, 0, ":cut:exp_avg_sq:embed_tokens.weight", "wrong checksum"),
     (flip, 1, ":random:cpu:1", "wrong checksum"),  # nobody needs it at 3 ranks
     (flip, 0, "scale", "wrong checksum"),
     (truncate, 1, "", "bytes"),

@@ -43,14 +43,14 @@ def train(kind):
         optimizer.zero_grad()
     check_replicas(model, group)
     if index == 1 and number == 1:
-        bare.norm.bias.data[0] += 1
+        bare.norm.weight.data[0] += 1
     try:
         check_replicas(model, group)
         said = None
     except RuntimeError as error:
         said = str(error)
     if index == 1 and number == 1:
-        bare.norm.bias.data[0] -= 1
+        bare.norm.weight.data[0] -= 1
     return number, dict(bare.state_dict()), said
 
 
@@ -66,7 +66,7 @@ def test_groups_train_for_themselves(world, kind):
         if number == 0:
             assert said is None
         else:
-            assert "norm.bias on ranks [1]" in said
+            assert "norm.weight on ranks [1]" in said
 
 
 class Branches(nn.Module):

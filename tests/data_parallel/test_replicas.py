@@ -17,7 +17,7 @@ def after_a_step(how):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(wrapped, batch_of(0, 0, rank if how == "ddp" else 0)).backward()
     optimizer.step()
-    last = model.layers[-1].down.bias
+    last = model.layers[-1].mlp.down_proj.weight
     if how == "one bit" and rank == 2:
         last.data.view(torch.int64)[3] ^= 1
     if how == "scalar":
@@ -41,9 +41,9 @@ def test_the_same_bits_are_the_same(world, how):
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ("one bit", r"in 1 of 21 parameters: layers.2.down.bias on ranks \[2\]"),
-        ("scalar", r"in 1 of 22.* gain on ranks \[1\].*: \[1.0, 2.0, 1.0\]"),
-        ("own seeds", r"in 21 of 21 .* embedding.weight on ranks \[1, 2\]"),
+        ("one bit", r"in 1 of 29 .*: layers.2.mlp.down_proj.weight on ranks \[2\]"),
+        ("scalar", r"in 1 of 30.* gain on ranks \[1\].*: \[1.0, 2.0, 1.0\]"),
+        ("own seeds", r"in 29 of 29 .* embed_tokens.weight on ranks \[1, 2\]"),
     ],
 )
 def test_other_bits_are_named_on_every_rank(world, how, match):

@@ -232,7 +232,7 @@ def scaled(stage, clip):
         grad.view(-1)[-1] = float("inf") if bad else grad.view(-1)[-1]
         return grad
 
-    hidden = model.layers[1].down.weight
+    hidden = model.layers[1].mlp.down_proj.weight
     hidden.register_hook(overflow)
     owners = 0
     for step in range(5):

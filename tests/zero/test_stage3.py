@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.training import (
-    Block,
     Model,
     batch_of,
     largest_difference,
@@ -19,6 +18,7 @@ from tests.training import (
 )
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import RING, TORCH, collectives_named
+from xtrain.model.decoder import DecoderLayer
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel
@@ -68,7 +68,7 @@ def test_twenty_steps_equal_one_process(world, size):
     cases = [
         ("average", 1, False, "torch", True, None, None),
         ("average", 2, True, "torch", False, None, 3.0),
-        ("sum", 1, True, "ring", False, [Block, "embedding"], None),
+        ("sum", 1, True, "ring", False, [DecoderLayer, "embed_tokens"], None),
         ("sum", 2, False, "ring", True, ["layers.0", "layers.2", "norm"], 3.0),
         ("average", 1, True, "direct", True, None, None),
     ]
@@ -112,12 +112,13 @@ class Checkpointed(Model):
     """Each layer is computed again in backward; the last one together with the norm."""
 
     def forward(self, tokens):
-        hidden = self.embedding(tokens)
+        positions = torch.arange(tokens.shape[1])
+        hidden = self.embed_tokens(tokens)
         for layer in self.layers[:-1]:
-            hidden = checkpoint(layer, hidden, use_reentrant=False)
+            hidden = checkpoint(layer, hidden, positions, use_reentrant=False)
 
         def last(hidden):
-            return self.head(self.norm(self.layers[-1](hidden)))
+            return self.lm_head(self.norm(self.layers[-1](hidden, positions)))
 
         return checkpoint(last, hidden, use_reentrant=False) * self.scale
 
@@ -128,11 +129,12 @@ class Segments(Model):
     def forward(self, tokens):
         def run(hidden):
             for layer in self.layers:
-                hidden = layer(hidden)
+                hidden = layer(hidden, positions)
             return hidden
 
-        hidden = checkpoint(run, self.embedding(tokens), use_reentrant=False)
-        return self.head(self.norm(hidden)) * self.scale
+        positions = torch.arange(tokens.shape[1])
+        hidden = checkpoint(run, self.embed_tokens(tokens), use_reentrant=False)
+        return self.lm_head(self.norm(hidden)) * self.scale
 
 
 def fixed_loss(model):
@@ -475,10 +477,10 @@ def full_state(reshard):
     state = model.full_state_dict()
     expected = make_model(7).state_dict()
     assert largest_difference(state, dict(expected)) == 0
-    assert "head.weight" in state
+    assert "lm_head.weight" in state
     fresh = make_model(1)
     fresh.load_state_dict(state)
-    assert torch.equal(fresh.head.weight, expected["embedding.weight"])
+    assert torch.equal(fresh.lm_head.weight, expected["embed_tokens.weight"])
     return [tuple(t.shape) for t in state.values()]
 
 
@@ -493,7 +495,7 @@ def sixteen_bit_compute():
     rank = dist.get_rank()
     model = wrap(rank, dtype=torch.float32, compute_dtype=torch.bfloat16)
     seen = []
-    model.module.layers[0].up.register_forward_hook(
+    model.module.layers[0].mlp.up_proj.register_forward_hook(
         lambda module, args, out: seen.extend([module.weight.dtype, out.dtype])
     )
     loss_of(model, batch_of(0, 0, 0)).backward()  # the same data on all ranks

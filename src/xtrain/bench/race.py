@@ -40,13 +40,13 @@ class Trial:
 
     `call` does the work once; it is checked and then timed many times. `outputs`
     are the tensors that the checked calls leave: they must equal the race's reference.
-    `settle` runs after the check and puts the state where any number of calls is
+    `reset` runs after the check and puts the state where any number of calls is
     fine (an in-place sum of ones would grow out of a float's range).
     """
 
     call: Callable[[], object]
     outputs: Sequence[Tensor]
-    settle: Callable[[], object] | None = None
+    reset: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Race:
                 f"race {self.name}: goals for {sorted(unknown)}, who do not run"
             )
 
-    def starters(self, case: Case) -> list[Contestant]:
+    def participants(self, case: Case) -> list[Contestant]:
         """The contestants that run this case, the baseline first."""
         return [c for c in self.contestants if not c.ranks or case.ranks in c.ranks]
 

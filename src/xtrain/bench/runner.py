@@ -116,7 +116,7 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
     baseline = kept[race.contestants[0].name]
     results = []
     peaks = _measure_memory(world, race, case)
-    for contestant in race.starters(case):
+    for contestant in race.participants(case):
         name = contestant.name
         own = contestant is race.contestants[0]
         results.append(
@@ -156,7 +156,7 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
 def _measure_memory(world: World, race: Race, case: Case) -> dict[str, list[int]]:
     """The peak of each contestant on each rank, in new processes for each of them."""
     peaks = {}
-    for contestant in race.starters(case) if race.memory else ():
+    for contestant in race.participants(case) if race.memory else ():
         with World(world.size, world.backend, world.device) as fresh:
             counts = fresh.run(
                 memory.peak_on_rank, contestant, case, race.checked_calls, timeout=None
@@ -210,8 +210,8 @@ def run_on_rank(race: Race, case: Case, settings: Settings) -> RankResult:
     """Body of one rank: check, warm up, and run the rounds."""
     clock = machine.BusyClock()
     length = max(settings.sample_seconds, TICKS_PER_SAMPLE * clock.resolution)
-    starters = race.starters(case)
-    trials, sent, formula, wire = _check_all(race, case, starters)
+    participants = race.participants(case)
+    trials, sent, formula, wire = _check_all(race, case, participants)
     calls = {
         name: _warm_up(case, trial, settings, length) for name, trial in trials.items()
     }
@@ -246,14 +246,14 @@ def _kept(samples: list[Sample], settings: Settings) -> int:
 
 
 def _check_all(
-    race: Race, case: Case, starters: list[Contestant]
+    race: Race, case: Case, participants: list[Contestant]
 ) -> tuple[dict[str, Trial], Counts, Counts, Counts]:
     trials: dict[str, Trial] = {}
     sent: Counts = {}
     formula: Counts = {}
     wire: Counts = {}
     expected = race.reference(case) if race.reference else None
-    for contestant in starters:
+    for contestant in participants:
         trial = contestant.make(case)
         dist.barrier()
         with CommLedger() as ledger:
@@ -280,8 +280,8 @@ def _check_all(
                 )
         wire[name] = ledger.wire_bytes
         _refuse(f"{race.name}: {name}, {case.size} bytes", problem)
-        if trial.settle is not None:
-            trial.settle()
+        if trial.reset is not None:
+            trial.reset()
         trials[name] = trial
     return trials, sent, formula, wire
 

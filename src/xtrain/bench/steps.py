@@ -6,9 +6,8 @@ that of all weights in bytes, and so of all gradients.
 
 from collections.abc import Mapping
 
-from xtrain.bench.llama import Shape
 from xtrain.bench.race import Contestant, Goal, Race
-from xtrain.bench.training import CHECKED, TOLERANCE
+from xtrain.bench.training import CHECKED, TOLERANCE, Shape
 
 MiB = 2**20
 COMPUTE, SEND, SMALL = Shape(4, 4, 256), Shape(8, 1, 64), Shape(4, 1, 64)

@@ -3,11 +3,14 @@
     contestant = how a model is wrapped and with what it is stepped
     trial      = the same model, the same batches, CHECKED steps; the losses must agree
 
+The model is an `XtrainModel`, small and with half as many key heads as query heads.
+
 The loss of a rank in step k depends on the weights that k - 1 updates left on all
 ranks, so losses that agree say that gradients were averaged and weights updated alike.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -18,16 +21,29 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain import backends
-from xtrain.bench.llama import VOCABULARY, Llama, Shape, width_for
 from xtrain.bench.race import Case, Trial
+from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.plan import Traffic
 
 CHECKED = 4  # steps whose losses are compared
 TOLERANCE = 1e-4  # of a loss near 6: sums in another order, four updates long
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "fused": True}  # of torch's AdamW, on every side
 
+HEADS, KV_HEADS = 4, 2
+VOCABULARY = 512
+WIDTH_STEP = 32  # head sizes in steps of 8
+
 # Takes a model and a group; returns what to call, and an optimizer or what looks so.
 Wrap = Callable[[nn.Module, ProcessGroup], tuple[Callable[..., Tensor], Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Layers of the model, and the batch that each rank trains on."""
+
+    layers: int
+    batch: int
+    sequence: int
 
 
 def group_on(backend: str) -> ProcessGroup:
@@ -40,21 +56,28 @@ def group_on(backend: str) -> ProcessGroup:
     return dist.new_group(backend=backend)
 
 
-def training_trial(shape: Shape, wrap: Wrap, backend: str, case: Case) -> Trial:
-    """One step of the model whose weights take about `case.size` bytes."""
-    torch.manual_seed(0)
-    model = Llama(width_for(case.size, shape.layers), shape, case.device)
-    torch.manual_seed(1 + dist.get_rank())
-    tokens, targets = torch.randint(
-        VOCABULARY, (2, shape.batch, shape.sequence), device=case.device
-    )
+def training_trial(
+    shape: Shape,
+    wrap: Wrap,
+    backend: str,
+    case: Case,
+    data_rank: Callable[[], int] = dist.get_rank,
+) -> Trial:
+    """One step of the model whose weights take about `case.size` bytes.
+
+    Args:
+        data_rank: which batch this rank trains on; where several ranks hold parts of
+            one model, they give the same number.
+    """
+    model = XtrainModel(config_for(case.size, shape.layers), device=case.device)
+    tokens, labels = batch_of(shape, data_rank()).to(case.device)
     wrapped, optimizer = wrap(model, group_on(backend))
     losses = torch.zeros(CHECKED, device=case.device)
     steps = iter(range(CHECKED))
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = wrapped(tokens, targets)
+        loss = wrapped(tokens, labels)
         loss.backward()
         optimizer.step()
         place = next(steps, None)
@@ -64,10 +87,36 @@ def training_trial(shape: Shape, wrap: Wrap, backend: str, case: Case) -> Trial:
     return Trial(step, [losses])
 
 
-def model_for(case: Case, shape: Shape) -> Llama:
+def batch_of(shape: Shape, data_rank: int) -> Tensor:
+    """Tokens and labels, [2, batch, sequence]."""
+    generator = torch.Generator().manual_seed(1 + data_rank)
+    size = (2, shape.batch, shape.sequence)
+    return torch.randint(VOCABULARY, size, generator=generator)
+
+
+def model_for(case: Case, shape: Shape) -> XtrainModel:
     """The model of a case without memory behind it, to count its parameters."""
-    with torch.device("meta"):
-        return Llama(width_for(case.size, shape.layers), shape, "meta")
+    return XtrainModel(config_for(case.size, shape.layers), device="meta")
+
+
+def config_for(nbytes: int, layers: int) -> XtrainConfig:
+    """The widest model whose float32 weights take at most `nbytes` (one at least)."""
+    width = WIDTH_STEP
+    while 4 * config_of(width + WIDTH_STEP, layers).parameters <= nbytes:
+        width += WIDTH_STEP
+    return config_of(width, layers)
+
+
+def config_of(width: int, layers: int) -> XtrainConfig:
+    """A model of this width; SwiGLU is about 8/3 as wide."""
+    return XtrainConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=-(-8 * width // 3 // WIDTH_STEP) * WIDTH_STEP,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+    )
 
 
 def sum_of(parts: Iterable[Traffic]) -> Traffic:

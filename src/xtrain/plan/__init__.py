@@ -24,6 +24,7 @@ from xtrain.plan.memory import (
     state_memory,
     zero_memory,
 )
+from xtrain.plan.shapes import ModelShape
 from xtrain.plan.traffic import (
     Traffic,
     all_reduce_lower_bound,
@@ -39,6 +40,7 @@ __all__ = [
     "Accelerator",
     "Cost",
     "Link",
+    "ModelShape",
     "Recipe",
     "StateMemory",
     "Traffic",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from xtrain.comm.choice import RING
+from xtrain.comm.collective_choice import RING
 
 from .setup import Setup
 

@@ -17,20 +17,19 @@ SHAPES = ("compute", "send", "small")
 @REGISTRY
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
-    from xtrain.bench.llama import parameters_for, width_for
     from xtrain.bench.steps import COMPUTE, SEND, SIZES, SMALL
+    from xtrain.bench.training import config_for
 
     rows = []
     for shape, size in SIZES.items():
-        width = width_for(size, shape.layers)
-        parameters = parameters_for(width, shape.layers)
+        config = config_for(size, shape.layers)
         rows.append(
             [
                 {COMPUTE: "compute", SEND: "send", SMALL: "small"}[shape],
                 str(shape.layers),
-                str(width),
-                number(parameters),
-                bytes_(4 * parameters),
+                str(config.hidden_size),
+                number(config.parameters),
+                bytes_(4 * config.parameters),
                 str(shape.batch),
                 str(shape.sequence),
             ]

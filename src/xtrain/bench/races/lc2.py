@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from xtrain.bench.llama import Shape
 from xtrain.bench.race import Case, Contestant, Race
 from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
-from xtrain.bench.training import adamw, model_for, sum_of, training_trial
+from xtrain.bench.training import Shape, adamw, model_for, sum_of, training_trial
 from xtrain.comm.collective_choice import RING
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.buckets import make_buckets

@@ -20,17 +20,18 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
 
-from xtrain.bench.llama import Llama, Shape
 from xtrain.bench.race import Case, Contestant, Race
 from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
 from xtrain.bench.training import (
     OPTIONS,
+    Shape,
     adamw,
     model_for,
     sum_of,
     training_trial,
 )
 from xtrain.comm.collective_choice import DIRECT, TORCH
+from xtrain.model import XtrainModel
 from xtrain.plan import Traffic, collective_traffic
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.buckets import BUCKET_CAP_MB, split_parameters
@@ -40,7 +41,7 @@ TITLE = "Lecture 3: our ZeRO stages against torch's FSDP2 and ZeroRedundancyOpti
 Wrapped = tuple[Callable[..., Tensor], Any]
 
 
-def torch_fsdp(model: Llama, group: ProcessGroup) -> Wrapped:
+def torch_fsdp(model: XtrainModel, group: ProcessGroup) -> Wrapped:
     """torch's FSDP2, as its users write it."""
     device = str(next(model.parameters()).device.type)
     mesh = DeviceMesh.from_group(group, device)

@@ -81,7 +81,7 @@ def zero_by_ranks(recipe: str = "zero16", most: int = 1024) -> str:
 
 
 @REGISTRY
-def gradients_alive(cap_kib: float = 17) -> str:
+def gradients_alive(cap_kib: float = 144.5) -> str:
     """Whole gradients on a rank while backward goes from last layer to first."""
     from .runs import LAYERS, parameters_of_tower
     from .runs import gradients_alive as run

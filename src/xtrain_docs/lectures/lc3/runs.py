@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.zero import (
     AdamW,
     FullyShardedDataParallel,
@@ -22,25 +23,37 @@ LAYERS, WIDTH = 6, 64
 
 
 class Tower(nn.Module):
-    """Linear layers with a tanh between them; each layer is a block of stage 3.
+    """Layers of the model, each a block of stage 3, and nothing that belongs to none.
 
     Every layer's size divides by 8, so nothing is padded on up to 8 ranks.
     """
 
     def __init__(self, layers: int = LAYERS, width: int = WIDTH):
         super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
+        self.layers = XtrainModel(config_of(layers, width)).layers
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        positions = torch.arange(x_BSH.shape[1])
         for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
+            x_BSH = layer(x_BSH, positions)
+        return x_BSH
+
+
+def config_of(layers: int, width: int) -> XtrainConfig:
+    """Four query heads, two key heads, and SwiGLU twice as wide."""
+    return XtrainConfig(
+        vocab_size=1,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
 
 
 def parameters_of_tower(width: int = WIDTH) -> int:
     """Elements of its parameters."""
-    return LAYERS * (width * width + width)
+    return LAYERS * config_of(LAYERS, width).layer_parameters
 
 
 class Training:
@@ -99,7 +112,7 @@ class Training:
         self.width = width
 
     def backward(self) -> None:
-        x = torch.ones(2, self.width, dtype=self.dtype)
+        x = torch.ones(1, 2, self.width, dtype=self.dtype)
         self.model(x).float().square().mean().backward()
 
     def step(self) -> None:
@@ -160,7 +173,8 @@ def gradients_alive(stage: str, cap_kib: float) -> list[int]:
         grads += [b.full_grad for b in training.sharded if b.full_grad is not None]
         seen.append(nbytes(grads))
 
-    for weight in parameters[::2]:
+    for layer in training.model.layers:  # its first norm is the last in backward
+        weight = layer.input_layernorm.weight
         weight.register_post_accumulate_grad_hook(look)
     training.backward()
     return seen
@@ -188,13 +202,13 @@ def weights_alive(stage: str) -> list[int]:
 
 
 def watched(
-    forward: Callable[[Tensor], Tensor], look: Callable[..., None]
-) -> Callable[[Tensor], Tensor]:
+    forward: Callable[..., Tensor], look: Callable[..., None]
+) -> Callable[..., Tensor]:
     """A layer's forward that looks when it begins, and again in its backward."""
 
-    def call(x: Tensor) -> Tensor:
+    def call(*inputs: Tensor) -> Tensor:
         look()
-        y = forward(x)
+        y = forward(*inputs)
         return Looking.apply(y, look)
 
     return call

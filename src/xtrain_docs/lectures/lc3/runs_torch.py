@@ -12,6 +12,7 @@ from torch import nn
 
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import TORCH
+from xtrain.model.decoder import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel
 
 from .runs import WIDTH, Tower, Training, nbytes
@@ -45,13 +46,13 @@ def settings(kind: str) -> dict[str, int]:
             sharding_strategy=ShardingStrategy[name],
             device_id=torch.device("cpu"),
             auto_wrap_policy=lambda module, recurse, nonwrapped_numel: (
-                recurse or isinstance(module, nn.Linear)
+                recurse or isinstance(module, DecoderLayer)
             ),
         )
     local = (getattr(p, "_local_tensor", p) for p in model.parameters())
     weights = nbytes(local)
     with CommLedger() as ledger:
-        model(torch.ones(2, WIDTH)).sum().backward()
+        model(torch.ones(1, 2, WIDTH)).sum().backward()
     calls = [event.op for event in ledger.events if event.kind == "collective"]
     kinds = {"gathers": "gather", "scatters": "reduce_scatter", "reduces": "allreduce"}
     return {

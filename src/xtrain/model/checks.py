@@ -1,0 +1,58 @@
+"""What a model refuses, before anything is computed or sent."""
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+AXES = {
+    "data": "wrap the model (DDP, ZeRO, FSDP) over that axis's group instead",
+    "tensor": "tensor parallelism comes with lecture 4",
+    "pipeline": "pipeline parallelism comes with lecture 5",
+    "context": "context parallelism comes with lecture 6",
+    "expert": "expert parallelism comes with lecture 7",
+    "expert_data": "expert parallelism comes with lecture 7",
+}
+"""Names of mesh axes, and what is there for each in the meantime."""
+
+
+def check_mesh(mesh: DeviceMesh | None) -> None:
+    """ValueError unless the model would be whole on every rank of the mesh."""
+    if mesh is None:
+        return
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    for axis, size in zip(names, mesh.shape, strict=True):
+        if size > 1:
+            hint = AXES.get(axis, f"known axes are {', '.join(AXES)}")
+            raise ValueError(
+                f"mesh axis {axis!r} has size {size}, but this model is not cut over "
+                f"any axis yet: {hint}"
+            )
+
+
+def check_inputs(
+    tokens: Tensor, labels: Tensor | None, positions: Tensor | None
+) -> None:
+    """ValueError unless the shapes and dtypes of a call fit each other."""
+    if tokens.dim() != 2 or not _whole(tokens):
+        raise ValueError(
+            f"tokens {_described(tokens)} are not integers [batch, sequence]"
+        )
+    if labels is not None and not (labels.shape == tokens.shape and _whole(labels)):
+        raise ValueError(
+            f"labels {_described(labels)} are not integers of the tokens' shape "
+            f"{list(tokens.shape)}"
+        )
+    shapes = (tokens.shape, tokens.shape[1:])
+    if positions is not None and not (positions.shape in shapes and _whole(positions)):
+        raise ValueError(
+            f"positions {_described(positions)} are not integers of shape "
+            f"{list(shapes[1])} or {list(shapes[0])}"
+        )
+
+
+def _whole(ids: Tensor) -> bool:
+    return ids.dtype in (torch.int64, torch.int32)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"of shape {list(tensor.shape)} and {tensor.dtype}"

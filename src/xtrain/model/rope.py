@@ -1,0 +1,53 @@
+"""Rotary positions: each pair of elements of a head turns with its position.
+
+    pair j of a head:  (x[j], x[j + D/2])  turned by  position * theta ** (-2 j / D)
+
+The score of a query and a key then depends on the difference of their positions only.
+Which elements make a pair is a convention: this one, the halves, is that of Llama
+checkpoints in Hugging Face's layout.
+
+Sources: Su et al., RoFormer, 2021; the Llama 3.1 models (frequency scaling).
+
+Shapes: B batch, N heads, S sequence, D head size.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from xtrain.model.config import RopeScaling
+
+
+def rope_cos_sin(
+    positions: Tensor,
+    head_dim: int,
+    theta: float = 10_000.0,
+    scaling: RopeScaling | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each position's angles, [*positions.shape, head_dim / 2]."""
+    pairs = torch.arange(0, head_dim, 2, dtype=dtype, device=positions.device)
+    frequencies = theta ** (-pairs / head_dim)
+    if scaling is not None:
+        frequencies = scale_frequencies(frequencies, scaling)
+    angles = positions.to(dtype).unsqueeze(-1) * frequencies
+    return angles.cos(), angles.sin()
+
+
+def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's: slow ones divided by `factor`, fast ones kept, a ramp in between.
+
+    What counts is how often a pair turns within the original sequence length.
+    """
+    turns = frequencies * scaling.original_max_position_embeddings / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+def apply_rotary(x_BNSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair of elements by its angle; 16-bit inputs are turned in fp32."""
+    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)  # the same for all heads
+    a, b = x_BNSD.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x_BNSD.dtype)

@@ -1,0 +1,31 @@
+"""Small configs of the model, odd wherever a size may be odd."""
+
+from xtrain.model import RopeScaling, XtrainConfig
+
+VOCABULARY = 11
+ODD = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 7,
+    "intermediate_size": 9,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 6,
+    "initializer_range": 0.4,  # at 0.02 so small a model does not see its attention
+}
+# The wavelengths of 3 pairs are 6, 63 and 628: one kept, one on the ramp, one slowed.
+STRETCHED = RopeScaling(factor=5.0, original_max_position_embeddings=120)
+
+CONFIGS = {
+    "as many key heads": {},
+    "two for one": {"num_key_value_heads": 2},
+    "four for one": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "one key head": {"num_attention_heads": 3, "num_key_value_heads": 1},
+    "one head": {"num_attention_heads": 1, "head_dim": 2, "num_hidden_layers": 1},
+    "tied": {"tie_word_embeddings": True, "num_key_value_heads": 2},
+    "Llama 3.1": {"num_key_value_heads": 2, "rope_theta": 1000.0,
+                  "rope_scaling": STRETCHED},
+}  # fmt: skip
+
+
+def config_of(name: str, **changes) -> XtrainConfig:
+    return XtrainConfig(**(ODD | CONFIGS[name] | changes))
