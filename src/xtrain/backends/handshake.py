@@ -105,7 +105,7 @@ def dial(
         MAGIC, group, me, peer, purpose, secrets.token_bytes(NONCE_BYTES)
     )
     transcript = hello + proof(secret, b"dialler", hello)
-    send(connection, transcript)
+    send_now(connection, transcript)
     answer = yield from read_exactly(connection, ANSWER.size)
     status, _, shown = ANSWER.unpack(answer)
     if status == NO_SECRET:
@@ -118,7 +118,7 @@ def dial(
         raise Refused(f"rank {peer} {reason.format(me=me)}")
     transcript += shown
     transcript += proof(secret, b"dialler again", transcript)
-    send(connection, transcript[-PROOF_BYTES:])
+    send_now(connection, transcript[-PROOF_BYTES:])
     welcome = yield from read_exactly(connection, PROOF_BYTES)
     if not hmac.compare_digest(welcome, proof(secret, b"welcome", transcript)):
         raise Refused(f"rank {peer} did not welcome rank {me}")
@@ -143,7 +143,9 @@ def admit(
         raise Refused("no hello of ours")
     shown = yield from read_exactly(connection, PROOF_BYTES, now + HELLO_SECONDS)
     if not hmac.compare_digest(shown, proof(secret, b"dialler", hello)):
-        send(connection, ANSWER.pack(NO_SECRET, bytes(NONCE_BYTES), bytes(PROOF_BYTES)))
+        send_now(
+            connection, ANSWER.pack(NO_SECRET, bytes(NONCE_BYTES), bytes(PROOF_BYTES))
+        )
         raise Refused(f"rank {rank} does not know the secret")
     answer, reason = GO_ON, ""
     if not hmac.compare_digest(their_group, group):
@@ -155,7 +157,7 @@ def admit(
         answer, reason = TAKEN, f"rank {rank} is connected already"
     transcript = hello + shown + bytes([answer]) + secrets.token_bytes(NONCE_BYTES)
     transcript += proof(secret, b"listener", transcript)
-    send(connection, transcript[-ANSWER.size :])
+    send_now(connection, transcript[-ANSWER.size :])
     if answer != GO_ON:
         raise Refused(reason)
     shown = yield from read_exactly(
@@ -165,7 +167,7 @@ def admit(
         raise Refused(f"rank {rank} does not know the secret")
     if (rank, purpose) in admitted:
         raise Refused(f"rank {rank} is connected already")
-    send(connection, proof(secret, b"welcome", transcript + shown))
+    send_now(connection, proof(secret, b"welcome", transcript + shown))
     return rank, purpose
 
 
@@ -189,7 +191,7 @@ def check_user(sock: socket.socket, secret: bytes) -> None:
         raise Refused(f"a process of user {user}, this one belongs to {os.geteuid()}")
 
 
-def send(connection: Connection, data: bytes) -> None:
+def send_now(connection: Connection, data: bytes) -> None:
     """A new connection has room for all that a handshake says."""
     if connection.write(memoryview(data)) != len(data):
         raise ConnectionError("closed before it was answered")

@@ -12,7 +12,7 @@ from xtrain.backends.works import Pending
 from xtrain.comm.ledger import record
 
 
-def send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Work:
+def post_send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Work:
     """Post a message; it leaves after those sent to `dst` before."""
     tensors = [tensor]
     runner.check_ready("send", tensors)
@@ -33,7 +33,7 @@ def send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Work:
     return Pending(runner.progress, operation, tensors)
 
 
-def receive(
+def post_receive(
     runner: CallRunner, tensor: Tensor, sources: tuple[int, ...], tag: int
 ) -> dist.Work:
     """Post a receive of the first message with this tag from one of `sources`."""

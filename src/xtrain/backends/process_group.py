@@ -20,7 +20,7 @@ from xtrain.backends.group import Group
 from xtrain.backends.make_shared import make_shared
 from xtrain.backends.observers import unobserved
 from xtrain.backends.operators import as_operator
-from xtrain.backends.point_to_point import receive, send
+from xtrain.backends.point_to_point import post_receive, post_send
 from xtrain.backends.progress import Steps
 from xtrain.backends.works import Finished, Several
 
@@ -261,16 +261,16 @@ class XtrainProcessGroup(Group):
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         (tensor,) = tensors
-        return send(self._runner, tensor, dst, tag)
+        return post_send(self._runner, tensor, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         self._runner.check_peer("recv", src)
         (tensor,) = tensors
-        return receive(self._runner, tensor, (src,), tag)
+        return post_receive(self._runner, tensor, (src,), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         (tensor,) = tensors
-        return receive(self._runner, tensor, tuple(self._transport.others), tag)
+        return post_receive(self._runner, tensor, tuple(self._transport.others), tag)
 
     @unobserved()
     def shared_empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
