@@ -86,8 +86,7 @@ port: env
 
 # Nothing is verified or built when nothing has changed since the last build.
 build: env
-	@$(PY) -m xtrain_docs.inputs || \
-	  { $(MAKE) --no-print-directory verify && $(PY) -m xtrain_docs.build; }
+	@$(PY) -m xtrain_docs.inputs || { { $(VERIFY); } && $(PY) -m xtrain_docs.build; }
 
 serve: env
 	@$(PY) -m xtrain_docs.serve --port $(PORT)
@@ -102,9 +101,11 @@ browser: build
 
 # The pages show what the tests have proved. Are all of them proved as they stand?
 # If not, run the tests of what is not that carry @pytest.mark.verifies.
-verify: env
-	@$(PY) -m xtrain_docs.stale || \
+VERIFY = $(PY) -m xtrain_docs.stale || \
 	  $(PYTEST) -n $(WORKERS) -m verifies $$($(PY) -m xtrain_docs.stale --files)
+
+verify: env
+	@$(VERIFY)
 
 # Everything that can run under NCCL here, and a record of it to send.
 verify-gpu: env

@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     target = config.BUILD / "draft" if config.draft() else config.SITE
     target = options.to.resolve() if options.to else target
     began = time.perf_counter()
-    watch = inputs.Watch(target)
+    watch = inputs.Watch(target, *config.RECORDS)
     import logging
 
     from mkdocs.exceptions import MkDocsException

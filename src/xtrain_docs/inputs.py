@@ -36,14 +36,16 @@ class Watch:
 
     Args:
         target: the folder of the site; what is written there is no input.
+        folders: what would be read, too, if there were such folders.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *folders: Path) -> None:
         self.files: dict[str, int] = {}  # path -> when it had last been changed then
-        self.folders: set[str] = set()
+        self.folders = {str(folder) for folder in folders}
         self.written: set[str] = set()
         self._root = f"{config.ROOT}{os.sep}"
         self._outside = (f"{target}", f"{sys.prefix}{os.sep}", f"{config.ROOT}/.git/")
+        self._around = around()  # now: a build changes its environment
         self._listening = True
         sys.addaudithook(self._hear)  # Python has no way to remove one
 
@@ -70,21 +72,22 @@ class Watch:
             return None
         return None if "__pycache__" in found else found
 
-    def save(self, path: Path) -> None:
+    def save(self, note: Path) -> None:
         """Write what was read; nothing if some of it was edited while it was read."""
         self._listening = False
         for module in list(sys.modules.values()):  # imported before, or from bytecode
-            if file := self._ours(getattr(module, "__file__", None)):
-                self.files.setdefault(file, changed_at(file))
+            file = getattr(module, "__file__", None)
+            if file and os.path.isabs(file) and (path := self._ours(file)):
+                self.files.setdefault(path, changed_at(path))
         edited = {file for file, at in self.files.items() if changed_at(file) != at}
-        path.unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         if edited <= self.written:  # a page that the build itself made anew
-            note = {
+            seen = {
                 "files": {_short(file): file_digest(file) for file in self.files},
                 "folders": {_short(one): folder_digest(one) for one in self.folders},
-                "around": around(),
+                "around": self._around,
             }
-            path.write_text(json.dumps(note, indent=1, sort_keys=True))
+            note.write_text(json.dumps(seen, indent=1, sort_keys=True))
 
 
 def place(target: Path) -> Path:

@@ -52,6 +52,14 @@ def test_a_change_of_anything_it_was_made_of_is_seen(built, capsys):
         assert inputs.differences(config.SITE) == []
 
 
+def test_a_record_of_tests_is_seen_when_there_was_none(built, monkeypatch):
+    folder = built.root / "docs/data/verification"
+    monkeypatch.setattr(config, "RECORDS", (*config.RECORDS, folder))
+    assert build.main([]) == 0
+    built.write("docs/data/verification/gloo-cpu.json", "{}")
+    assert inputs.differences(config.SITE) == ["docs/data/verification"]
+
+
 def test_a_new_page_is_seen_and_what_nobody_reads_is_not(built):
     built.write("README.md", "Hello.\n")
     built.write("docs/en/.hidden", "")
@@ -68,6 +76,15 @@ def test_settings_and_versions_are_seen(built, monkeypatch):
     newer = [SimpleNamespace(name="mkdocs", version="9")]
     monkeypatch.setattr(inputs, "distributions", lambda: newer)
     assert inputs.differences(config.SITE) == ["versions or settings"]
+
+
+def test_an_address_that_the_build_completes_is_the_same_the_next_time(
+    built, monkeypatch
+):
+    monkeypatch.setenv("XTRAIN_SITE_URL", "https://example.org/x")
+    assert build.main([]) == 0
+    monkeypatch.setenv("XTRAIN_SITE_URL", "https://example.org/x")
+    assert inputs.differences(config.SITE) == []
 
 
 def test_without_a_whole_site_it_is_built(built):

@@ -46,7 +46,7 @@ def call(name: str, numel: int, root: int = 0) -> Callable[[], None]:
             tensor, intra_group=intra, inter_group=inter
         )
     if name == "one_shot_by_p2p":
-        return lambda: one_shot_by_p2p(tensor)
+        return lambda: one_shot_all_reduce_by_p2p(tensor)
     return lambda: getattr(comm, name)(tensor)
 
 
@@ -57,7 +57,7 @@ def node_groups(local_ranks: int) -> tuple[Any, Any]:
     return mesh["local"].get_group(), mesh["node"].get_group()
 
 
-def one_shot_by_p2p(tensor: torch.Tensor) -> None:
+def one_shot_all_reduce_by_p2p(tensor: torch.Tensor) -> None:
     """`one_shot_all_reduce` with our all-to-all in the place of torch's.
 
     torch's collective hides its messages inside the backend; ours shows them.

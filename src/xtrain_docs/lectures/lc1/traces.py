@@ -124,7 +124,7 @@ def hierarchical_all_reduce(ranks: int = 8, local_ranks: int = 4) -> Trace:
 @REGISTRY
 def one_shot_all_reduce(ranks: int = 4) -> Trace:
     """Everything to everyone at once."""
-    return recorded(f"{RUNS}:one_shot_by_p2p", "all_reduce", ranks, cells=1)
+    return recorded(f"{RUNS}:one_shot_all_reduce_by_p2p", "all_reduce", ranks, cells=1)
 
 
 @REGISTRY
