@@ -184,6 +184,10 @@ class Reduction:
         self._owner, self._work, self._full = owner, work, full
         self._reduced = reduced
 
+    def abandon(self) -> None:
+        """Wait only: the backward has failed, so its gradients are nobody's."""
+        self._work.wait()  # a message left behind would meet the next backward's
+
     def wait(self) -> None:
         self._work.wait()
         del self._full

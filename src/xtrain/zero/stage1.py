@@ -94,6 +94,11 @@ class Reduction:
         self._bucket, self._work = bucket, work
         self._shard, self._divisor = shard, divisor
 
+    def abandon(self) -> None:
+        """Wait only: the backward has failed, so its gradients are nobody's."""
+        self._work.wait()  # a message left behind would meet the next backward's
+        self._bucket.full_grad = None
+
     @torch.no_grad()
     def wait(self) -> None:
         """Free the full gradients, and add the shard to the master's gradient."""
