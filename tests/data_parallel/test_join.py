@@ -1,5 +1,7 @@
 """Ranks with different numbers of batches."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -119,8 +121,11 @@ def test_a_rank_in_the_shade_complains_with_the_others(world):
     expect_error(world(2), complains, error=RuntimeError, match="got no gradient")
 
 
-def accumulate():
-    """no_sync inside join, and a forward without gradients: nobody is asked."""
+def accumulate(by_method):
+    """no_sync inside join, and a forward without gradients: nobody is asked.
+
+    The last micro-batch reduces, or `reduce_gradients` does.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(make_model(rank))
     optimizer = adamw(model.parameters())
@@ -130,7 +135,10 @@ def accumulate():
                 loss_of(model, batch_of(step, 0, rank)).backward()
             with torch.no_grad():
                 loss_of(model, batch_of(step, 1, rank))
-            loss_of(model, batch_of(step, 2, rank)).backward()
+            with model.no_sync() if by_method else contextlib.nullcontext():
+                loss_of(model, batch_of(step, 2, rank)).backward()
+            if by_method:
+                model.reduce_gradients()
             optimizer.step()
             optimizer.zero_grad()
     bare = make_model(0)
@@ -147,8 +155,9 @@ def accumulate():
 @pytest.mark.verifies(
     "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
 )
-def test_accumulation_inside(world):
-    world(3).run(accumulate)
+@pytest.mark.parametrize("by_method", [False, True])
+def test_accumulation_inside(world, by_method):
+    world(3).run(accumulate, by_method)
 
 
 def forward_afterwards():

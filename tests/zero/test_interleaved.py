@@ -204,12 +204,8 @@ IN_FLOAT32 = [
 
 
 def compare_all(cases, in_float32):
-    import time
-
     for case in cases:
-        t = time.time()
         compare(*case)
-        print(case, time.time() - t, flush=True)
     for case in in_float32:
         compare(*case, tolerance=1e-4)
 
@@ -227,6 +223,6 @@ def compare_all(cases, in_float32):
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_micro_batches_may_overlap_in_any_order(world, size):
     """All cases on 2 ranks, on the other sizes a part of them each."""
-    part = slice(None) if size == 2 else slice(size % 3, None, 3)
-    in_float32 = IN_FLOAT32 if size > 2 else []
+    part = slice(None) if size == 2 else slice(size % 4, None, 4)
+    in_float32 = IN_FLOAT32 if size == 3 else []
     world(size).run(compare_all, CASES[part], in_float32, timeout=300)

@@ -35,7 +35,8 @@ class Reducer(Generic[BucketT]):
     """Issue reductions in order during backward, wait for all of them at its end.
 
     Args:
-        reduce: issues the reduction of a bucket; its handle's `wait()` ends it.
+        reduce: issues the reduction of a bucket; its `wait()` ends it, or `abandon()`
+            if the backward has failed.
         at_end: called when a backward is over; it has to call `finish`.
         in_flight: so many reductions at most are under way at once; any number unless
             given.
@@ -98,6 +99,8 @@ class Reducer(Generic[BucketT]):
 
     def _start_anew(self) -> None:
         self._next = 0
-        self._in_flight.clear()  # of a backward that failed
+        for work in self._in_flight:  # of a backward that failed
+            work.abandon()
+        self._in_flight.clear()
         for bucket in self.buckets:
             bucket.waiting = set(bucket.parameters)

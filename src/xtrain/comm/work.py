@@ -31,3 +31,8 @@ class Work:
         if self._finish is not None:
             self._finish()
         self._works, self._finish, self._keep = [], None, None
+
+    def abandon(self) -> None:
+        """Wait for its messages, which would meet a later call's, and do no more."""
+        self._finish = None
+        self.wait()
