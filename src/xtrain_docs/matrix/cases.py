@@ -55,13 +55,8 @@ REFUSED: dict[Case, str] = {
     ),
     **of_each(("naive", *ZERO, *FSDP), {"join": "object has no attribute 'join'"}),
     **of_each(
-        ("ddp",), {"reduce_gradients": "object has no attribute 'reduce_gradients'"}
-    ),
-    **of_each(
         ZERO,
         {
-            "no_sync": "'ZeroOptimizer' object has no attribute 'no_sync'",
-            "reduce_gradients": "'ZeroOptimizer' object has no attribute 'no_sync'",
             "around_ddp": OF_PARAMETERS,
             "around_zero1": OF_PARAMETERS,
             "around_fsdp": OF_PARAMETERS,
@@ -71,9 +66,6 @@ REFUSED: dict[Case, str] = {
     **of_each(
         FSDP,
         {
-            "no_sync": "'FullyShardedDataParallel' object has no attribute 'no_sync'",
-            "reduce_gradients": "'FullyShardedDataParallel' object has no attribute "
-            "'no_sync'",
             "reentrant": "are out of bounds for storage of size 0",
         },
     ),
