@@ -1,6 +1,7 @@
 """Boxes against what they mean: sets of elements."""
 
 import itertools
+import json
 import math
 
 import pytest
@@ -97,7 +98,7 @@ def test_boxes_cover_a_tensor_just_if_each_element_is_in_one(shape, data):
     problem = covering_problem(shape, boxes)
     if len(set(found)) < len(found):
         assert problem and "two pieces have element" in problem
-        named = eval(problem.rpartition("element ")[2])
+        named = json.loads(problem.rpartition("element ")[2])
         assert found.count(tuple(named)) > 1
     elif missing:
         assert problem == f"element {list(missing[0])} is in no piece"
