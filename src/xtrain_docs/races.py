@@ -3,8 +3,8 @@
     docs/data/bench/lc1.json      the machine that pages describe
     docs/data/bench/lc1-2.json    another one: its ratios stand beside the first's
 
-A record is read once for each build; a page that names a heat or a contestant that
-is not in it stops the build.
+A record is read once for each build; a page that names what is not in
+it stops the build.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import config
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Heat, Record, Result
+    from xtrain.bench.record import Measurement, Record, Result
 
 RECORDS = config.ROOT / "docs" / "data" / "bench"
 
@@ -42,12 +42,16 @@ class Ratio(float):
     high: float
 
 
-def ratios(name: str, heat: "Heat", contestant: str) -> list[float | None]:
+def ratios(
+    name: str, measurement: "Measurement", contestant: str
+) -> list[float | None]:
     """The ratio of a contestant on every machine, None where it was not measured."""
     found: list[float | None] = []
     for each in records(name):
         try:
-            there = each.heat(heat.race, heat.size, heat.ranks).result(contestant)
+            there = each.measurement(
+                measurement.race, measurement.size, measurement.ranks
+            ).result(contestant)
         except ValueError:
             found.append(None)
         else:
@@ -55,11 +59,11 @@ def ratios(name: str, heat: "Heat", contestant: str) -> list[float | None]:
     return found
 
 
-def heats(name: str, race: str, ranks: int) -> "list[Heat]":
+def measurements(name: str, race: str, ranks: int) -> "list[Measurement]":
     """All sizes of one race; ValueError when there are none."""
-    found = [h for h in record(name).heats if (h.race, h.ranks) == (race, ranks)]
+    found = [h for h in record(name).measurements if (h.race, h.ranks) == (race, ranks)]
     if not found:
-        raise ValueError(f"{name}: no heats of {race!r} on {ranks} ranks")
+        raise ValueError(f"{name}: no measurements of {race!r} on {ranks} ranks")
     return found
 
 
@@ -77,9 +81,9 @@ def race_ratio(
     name: str, race: str, contestant: str, size: int, ranks: int = 4
 ) -> float:
     """How many times as fast as the baseline, as recorded, on all machines."""
-    heat = record(name).heat(race, size, ranks)
-    found = Ratio(ratio(heat.result(contestant)))
-    measured = [r for r in ratios(name, heat, contestant) if r is not None]
+    measurement = record(name).measurement(race, size, ranks)
+    found = Ratio(ratio(measurement.result(contestant)))
+    measured = [r for r in ratios(name, measurement, contestant) if r is not None]
     found.low, found.high = min(measured), max(measured)
     return found
 
@@ -88,7 +92,7 @@ def race_seconds(
     name: str, race: str, contestant: str, size: int, ranks: int = 4
 ) -> float:
     """Median seconds of one call, as recorded."""
-    result = record(name).heat(race, size, ranks).result(contestant)
+    result = record(name).measurement(race, size, ranks).result(contestant)
     if result.seconds is None:
         raise ValueError(f"{contestant}: not measured, all samples were dropped")
     return result.seconds
@@ -96,7 +100,7 @@ def race_seconds(
 
 def race_wire(name: str, race: str, contestant: str, size: int, ranks: int = 4) -> int:
     """Bytes that the busiest rank's sockets sent in one call, as recorded."""
-    result = record(name).heat(race, size, ranks).result(contestant)
+    result = record(name).measurement(race, size, ranks).result(contestant)
     if result.wire_bytes is None:
         raise ValueError(f"{contestant}: wire bytes were not counted")
     return max(result.wire_bytes)
@@ -125,14 +129,20 @@ def race_setting(name: str, setting: str) -> float:
 
 
 def race_samples(name: str) -> int:
-    """Samples taken in all heats."""
-    results = [r for heat in record(name).heats for r in heat.results]
+    """Samples taken in all measurements."""
+    results = [
+        r for measurement in record(name).measurements for r in measurement.results
+    ]
     return sum(result.kept + result.dropped for result in results)
 
 
 def race_dropped(name: str) -> int:
-    """Samples that were dropped for foreign load, in all heats."""
-    return sum(r.dropped for heat in record(name).heats for r in heat.results)
+    """Samples that were dropped for other load, in all measurements."""
+    return sum(
+        r.dropped
+        for measurement in record(name).measurements
+        for r in measurement.results
+    )
 
 
 VALUES = (

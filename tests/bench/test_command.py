@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.bench import contestants
-from tests.bench.test_record import HEAT, RESULT
+from tests.bench.test_record import MEASUREMENT, RESULT
 from tests.bench.test_runner import SHORT
 from xtrain import cli
 from xtrain.bench import command, record, report
@@ -76,8 +76,8 @@ def test_a_full_run_writes_the_record_of_the_checkout(monkeypatch, tmp_path, cap
     assert cli.main(["bench", "lc1"]) == 0
     found = record.read(tmp_path / "docs" / "data" / "bench" / "lc1.json")
     assert found.command == "xtrain bench lc1"
-    assert found.heat("test", 400, 2).result("ring_all_reduce").kept == 2
-    assert found.settings["foreign_limit"] == SHORT.foreign_limit
+    assert found.measurement("test", 400, 2).result("ring_all_reduce").kept == 2
+    assert found.settings["other_load_limit"] == SHORT.other_load_limit
     assert "A test, 400 B, 2 ranks on gloo" in capsys.readouterr().out
 
 
@@ -100,16 +100,16 @@ def test_resume_runs_only_what_has_too_few_samples(monkeypatch, tmp_path, capsys
     words = ["bench", "lc1", "--sizes", "400,800", "--output", str(path)]
     assert cli.main(words) == 0
     data = json.loads(path.read_text())
-    data["heats"][0]["title"] = "as it was"
-    data["heats"][1]["title"] = "as it was"
-    data["heats"][1]["results"][1]["kept"] = 1
+    data["measurements"][0]["title"] = "as it was"
+    data["measurements"][1]["title"] = "as it was"
+    data["measurements"][1]["results"][1]["kept"] = 1
     path.write_text(json.dumps(data))
     capsys.readouterr()
     assert cli.main([*words, "--resume"]) == 0
     shown = capsys.readouterr().out
     assert "800 B" in shown
     assert "400 B" not in shown
-    kept, again = record.read(path).heats
+    kept, again = record.read(path).measurements
     assert (kept.title, kept.size) == ("as it was", 400)
     assert (again.title, again.size) == ("A test", 800)
 
@@ -121,21 +121,24 @@ def test_a_run_that_was_cut_leaves_the_record_alone_and_is_resumed(
     path = tmp_path / "own.json"
     path.write_text("the record of last week")
     words = ["bench", "lc1", "--sizes", "400,800", "--output", str(path)]
-    run_heat = command.run_heat
+    run_measurement = command.run_measurement
 
     def cut(world, race, size, settings):
         if size == 800:
             raise KeyboardInterrupt
-        return run_heat(world, race, size, settings)
+        return run_measurement(world, race, size, settings)
 
-    monkeypatch.setattr(command, "run_heat", cut)
+    monkeypatch.setattr(command, "run_measurement", cut)
     assert cli.main(words) == 130
     assert path.read_text() == "the record of last week"
-    monkeypatch.setattr(command, "run_heat", run_heat)
+    monkeypatch.setattr(command, "run_measurement", run_measurement)
     capsys.readouterr()
     assert cli.main([*words, "--resume"]) == 0
     assert "400 B" not in capsys.readouterr().out
-    assert [heat.size for heat in record.read(path).heats] == [400, 800]
+    assert [measurement.size for measurement in record.read(path).measurements] == [
+        400,
+        800,
+    ]
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -169,7 +172,7 @@ def test_a_refused_race_ends_with_its_reason(monkeypatch, tmp_path, capsys):
 
 
 def test_report_shows_ratio_spread_bytes_and_goal():
-    header, names, baseline, ring = report.heat_lines(HEAT)
+    header, names, baseline, ring = report.measurement_lines(MEASUREMENT)
     assert header == "All-reduce, 24 B, 2 ranks on gloo"
     assert names.split()[:3] == ["contestant", "time", "ratio"]
     assert baseline.split()[:4] == ["gloo", "2", "ms", "1.00x"]

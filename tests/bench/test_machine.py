@@ -1,4 +1,4 @@
-"""Foreign load is what all processes used, less what the ranks used."""
+"""Other load is what all processes used, less what the ranks used."""
 
 import os
 import socket
@@ -50,7 +50,7 @@ def test_an_account_of_this_container_alone_is_not_trusted(monkeypatch, tmp_path
     assert clock.read() == pytest.approx(1503.0)
 
 
-def test_what_the_kernel_carries_for_the_ranks_is_not_foreign(monkeypatch, tmp_path):
+def test_what_the_kernel_carries_for_the_ranks_is_no_other_load(monkeypatch, tmp_path):
     stat, account = tmp_path / "stat", tmp_path / "usage"
     stat.write_text("cpu  100000 0 50000 9000 10 0 5 0 0 0\n")
     account.write_text("1503000000000\n")

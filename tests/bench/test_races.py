@@ -5,7 +5,7 @@ import pytest
 from tests.bench.test_runner import SHORT
 from xtrain.bench import Contestant, Goal, Race, command
 from xtrain.bench.races import lc1
-from xtrain.bench.runner import run_heat
+from xtrain.bench.runner import run_measurement
 
 SETS = {name: command.load(name).RACES for name in command.names()}
 RACES = [(name, race) for name, races in SETS.items() for race in races]
@@ -17,15 +17,15 @@ RACES = [(name, race) for name, races in SETS.items() for race in races]
     "race", [race for _, race in RACES], ids=[f"{n}-{r.name}" for n, r in RACES]
 )
 def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
-    heat = run_heat(world(ranks), race, 4096, SHORT)
-    assert [result.name for result in heat.results] == [
+    measurement = run_measurement(world(ranks), race, 4096, SHORT)
+    assert [result.name for result in measurement.results] == [
         contestant.name
         for contestant in race.contestants
         if not contestant.ranks or ranks in contestant.ranks
     ]
     formulas = {c.name for c in race.contestants if c.traffic is not None}
     assert formulas or race not in SETS["lc1"]  # elsewhere often only gloo knows
-    for result in heat.results[1:]:
+    for result in measurement.results[1:]:
         if result.name not in formulas:
             continue
         assert result.bytes_formula

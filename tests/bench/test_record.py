@@ -6,7 +6,7 @@ import json
 import pytest
 
 from xtrain.bench import command, record
-from xtrain.bench.record import Heat, Record, Result
+from xtrain.bench.record import Measurement, Record, Result
 
 RESULT = Result(
     name="ring",
@@ -34,7 +34,9 @@ BASELINE = dataclasses.replace(
     bytes_sent=None,
     bytes_formula=None,
 )
-HEAT = Heat("all_reduce", "All-reduce", 24, 2, "gloo", 17, 0.01, [BASELINE, RESULT])
+MEASUREMENT = Measurement(
+    "all_reduce", "All-reduce", 24, 2, "gloo", 17, 0.01, [BASELINE, RESULT]
+)
 RECORD = Record(
     schema=record.SCHEMA,
     name="lc1",
@@ -44,7 +46,7 @@ RECORD = Record(
     machine={"cores": 2, "cpu": "some CPU", "memory_bytes": 1},
     versions={"python": "3.13.1", "torch": "2.13.0", "xtrain": "0.1.0"},
     settings={"rounds": 15},
-    heats=[HEAT],
+    measurements=[MEASUREMENT],
 )
 
 
@@ -66,16 +68,18 @@ def test_written_is_read_back(tmp_path):
 
 
 def test_heats_and_results_are_found_by_name():
-    assert RECORD.heat("all_reduce", 24, 2).result("ring") is RESULT
-    with pytest.raises(ValueError, match="no heat of 'all_reduce' with 25 bytes"):
-        RECORD.heat("all_reduce", 25, 2)
+    assert RECORD.measurement("all_reduce", 24, 2).result("ring") is RESULT
+    with pytest.raises(ValueError, match="no measurement of 'all_reduce', 25 bytes"):
+        RECORD.measurement("all_reduce", 25, 2)
     with pytest.raises(ValueError, match="no contestant 'tree'; there are: gloo, ring"):
-        HEAT.result("tree")
+        MEASUREMENT.result("tree")
 
 
 def test_a_missing_field_is_named(tmp_path, data):
-    del data["heats"][0]["results"][1]["kept"]
-    with pytest.raises(ValueError, match=r"heats\[0\].results\[1\]: missing .'kept'"):
+    del data["measurements"][0]["results"][1]["kept"]
+    with pytest.raises(
+        ValueError, match=r"measurements\[0\].results\[1\]: missing .'kept'"
+    ):
         read(tmp_path, data)
 
 
@@ -97,7 +101,7 @@ def test_an_unknown_field_is_named(tmp_path, data):
     ],
 )
 def test_a_value_of_another_type_is_named(tmp_path, data, field, value):
-    data["heats"][0]["results"][1][field] = value
+    data["measurements"][0]["results"][1][field] = value
     with pytest.raises(ValueError, match=rf"results\[1\]\.{field}"):
         read(tmp_path, data)
 
@@ -113,7 +117,7 @@ COMMITTED = sorted((command.checkout() / "docs" / "data" / "bench").glob("*.json
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 def test_committed_records_are_whole(path):
-    """Read, and hold every heat of the races that exist now, with honest bytes."""
+    """Read, and hold every measurement of today's races, with honest bytes."""
     found = record.read(path)
     assert found.name == path.stem
     races = {race.name: race for race in command.load(found.name).RACES}
@@ -123,12 +127,12 @@ def test_committed_records_are_whole(path):
         for size in race.sizes
         for ranks in race.ranks
     }
-    assert {(h.race, h.size, h.ranks) for h in found.heats} == expected
-    for heat in found.heats:
-        names = [c.name for c in races[heat.race].contestants]
-        assert heat.results[0].name == names[0]
-        assert {result.name for result in heat.results} <= set(names)
-        for result in heat.results:
-            assert result.kept + result.dropped == heat.rounds
+    assert {(h.race, h.size, h.ranks) for h in found.measurements} == expected
+    for measurement in found.measurements:
+        names = [c.name for c in races[measurement.race].contestants]
+        assert measurement.results[0].name == names[0]
+        assert {result.name for result in measurement.results} <= set(names)
+        for result in measurement.results:
+            assert result.kept + result.dropped == measurement.rounds
             if result.bytes_sent is not None:
                 assert result.bytes_sent == result.bytes_formula

@@ -1,4 +1,4 @@
-"""A heat refuses what is wrong, counts what it drops, and sends what the plan says."""
+"""A measurement refuses wrong results, counts what it drops, and sends as planned."""
 
 import os
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.bench import contestants
 from xtrain.bench import Case, Goal, RaceError, runner
 from xtrain.bench.races import lc1
-from xtrain.bench.runner import Sample, Settings, keep, run_heat, run_on_rank
+from xtrain.bench.runner import Sample, Settings, keep, run_measurement, run_on_rank
 from xtrain.comm import ring_all_reduce
 from xtrain.plan import collective_traffic
 
@@ -20,7 +20,7 @@ SHORT = Settings(
     most_rounds=2,
     sample_seconds=1e-4,
     warm_up_seconds=1e-4,
-    foreign_limit=1e9,
+    other_load_limit=1e9,
     patience=0.0,
 )
 
@@ -36,7 +36,7 @@ SHORT = Settings(
 def test_a_contestant_with_a_wrong_result_is_not_timed(world, wrong, what):
     race = contestants.race_against_gloo(contestants.all_reduce(wrong))
     with pytest.raises(RaceError, match=what) as caught:
-        run_heat(world(2), race, 400, SHORT)
+        run_measurement(world(2), race, 400, SHORT)
     assert wrong.__name__ in str(caught.value)
 
 
@@ -44,33 +44,33 @@ def test_a_result_of_another_shape_is_refused(world):
     wrong = contestants.Contestant("wrong shape", contestants.wrong_shape)
     race = contestants.race_against_gloo(wrong)
     with pytest.raises(RaceError, match=r"shapes \[\[3\]\], expected \[\[100\]\]"):
-        run_heat(world(2), race, 400, SHORT)
+        run_measurement(world(2), race, 400, SHORT)
 
 
 def test_a_contestant_that_sends_more_than_its_formula_is_not_timed(world):
     greedy = contestants.all_reduce(contestants.sends_twice, contestants.ring_traffic)
     race = contestants.race_against_gloo(greedy)
     with pytest.raises(RaceError, match="rank 0 sent 800 bytes, the formula says 400"):
-        run_heat(world(2), race, 400, SHORT)
+        run_measurement(world(2), race, 400, SHORT)
 
 
 def test_without_a_reference_the_baseline_decides(world):
     wrong = contestants.all_reduce(contestants.off_by_one_on_last_rank)
     race = contestants.race_against_gloo(wrong, reference=None)
     with pytest.raises(RaceError, match="differs in 1 of 100"):
-        run_heat(world(2), race, 400, SHORT)
+        run_measurement(world(2), race, 400, SHORT)
     near = contestants.race_against_gloo(wrong, reference=None, tolerance=1.0)
-    assert run_heat(world(2), near, 400, SHORT).result(wrong.name).kept == 2
+    assert run_measurement(world(2), near, 400, SHORT).result(wrong.name).kept == 2
 
 
 def test_a_single_race_times_every_call_by_itself(world):
     ring = contestants.all_reduce(ring_all_reduce, contestants.ring_traffic)
     race = contestants.race_against_gloo(ring)
     long = replace(SHORT, sample_seconds=0.02)
-    assert run_heat(world(2), race, 400, long).result(ring.name).calls > 1
-    heat = run_heat(world(2), replace(race, single=True), 400, long)
-    assert heat.result(ring.name).calls == 1
-    assert heat.rounds == runner.SINGLE_ROUNDS * long.rounds
+    assert run_measurement(world(2), race, 400, long).result(ring.name).calls > 1
+    measurement = run_measurement(world(2), replace(race, single=True), 400, long)
+    assert measurement.result(ring.name).calls == 1
+    assert measurement.rounds == runner.SINGLE_ROUNDS * long.rounds
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -78,9 +78,14 @@ def test_a_heat_holds_bytes_times_and_goals(world, ranks):
     ring = contestants.all_reduce(ring_all_reduce, contestants.ring_traffic)
     goals = (Goal(ring.name, 1e-9, 400, ranks),)
     race = contestants.race_against_gloo(ring, goals=goals)
-    heat = run_heat(world(ranks), race, 400, SHORT)
-    assert (heat.race, heat.size, heat.ranks, heat.rounds) == ("test", 400, ranks, 2)
-    baseline, result = heat.results
+    measurement = run_measurement(world(ranks), race, 400, SHORT)
+    assert (
+        measurement.race,
+        measurement.size,
+        measurement.ranks,
+        measurement.rounds,
+    ) == ("test", 400, ranks, 2)
+    baseline, result = measurement.results
     sent = list(collective_traffic("ring_all_reduce", 100, ranks).bytes(4).sent)
     assert result.bytes_sent == result.bytes_formula == sent
     assert baseline.bytes_sent is None
@@ -96,15 +101,15 @@ def test_a_heat_holds_bytes_times_and_goals(world, ranks):
 def test_when_others_are_always_too_busy_everything_is_dropped_and_said(world):
     ring = contestants.all_reduce(ring_all_reduce)
     race = contestants.race_against_gloo(ring)
-    never = Settings(1, 3, 1e-4, 1e-4, foreign_limit=-1.0, patience=0.0)
-    heat = run_heat(world(2), race, 400, never)
-    for result in heat.results:
+    never = Settings(1, 3, 1e-4, 1e-4, other_load_limit=-1.0, patience=0.0)
+    measurement = run_measurement(world(2), race, 400, never)
+    for result in measurement.results:
         assert (result.kept, result.dropped) == (0, 3)
         assert result.seconds is result.ratio is None
-    assert heat.foreign is None
+    assert measurement.other_load is None
 
 
-def test_samples_under_foreign_load_are_dropped_and_others_kept():
+def test_samples_under_other_load_are_dropped_and_others_kept():
     assert keep(Sample(1.0, 0.06), limit=0.05) is None
     assert keep(Sample(1.0, 0.05), limit=0.05) == 1.0
     assert keep(Sample(1.0, None), limit=0.05) == 1.0
@@ -130,7 +135,7 @@ def scripted_run(samples: dict[str, list[Sample]]) -> tuple[int, list[str]]:
     runner._sample, runner._check_all = fake, check
     try:
         race = contestants.race_against_gloo(contestants.all_reduce(ring_all_reduce))
-        settings = Settings(2, 6, 1e-4, 1e-4, foreign_limit=0.05, patience=0.0)
+        settings = Settings(2, 6, 1e-4, 1e-4, other_load_limit=0.05, patience=0.0)
         case = Case(400, dist.get_world_size())
         result = run_on_rank(race, case, settings)
     finally:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.bench.test_record import BASELINE, HEAT, RECORD, RESULT
+from tests.bench.test_record import BASELINE, MEASUREMENT, RECORD, RESULT
 from xtrain.bench import record
 from xtrain_docs import races, values
 from xtrain_docs.figures.races import lc1_race
@@ -28,8 +28,10 @@ LOST = dataclasses.replace(
 MADE_UP = dataclasses.replace(
     RECORD,
     machine={"cores": 2, "cpu": "some CPU", "memory_bytes": 2**34, "system": "Linux 6"},
-    settings={"rounds": 15, "sample_seconds": 0.1, "foreign_limit": 0.05},
-    heats=[dataclasses.replace(HEAT, results=[BASELINE, RESULT, SLOW, LOST])],
+    settings={"rounds": 15, "sample_seconds": 0.1, "other_load_limit": 0.05},
+    measurements=[
+        dataclasses.replace(MEASUREMENT, results=[BASELINE, RESULT, SLOW, LOST])
+    ],
 )
 
 
@@ -85,14 +87,14 @@ def test_numbers_on_pages():
     assert races.race_seconds("lc1", "all_reduce", "tree", 24, 2) == 0.004
     assert races.race_samples("lc1") == 68
     assert races.race_date("lc1") == "2026-11-21"
-    assert races.race_setting("lc1", "foreign_limit") == 0.05
+    assert races.race_setting("lc1", "other_load_limit") == 0.05
 
 
 @pytest.mark.parametrize(
     ("expression", "why"),
     [
         ("race_ratio('lc9', 'all_reduce', 'ring', 24, 2)", "xtrain bench lc9"),
-        ("race_ratio('lc1', 'all_reduce', 'ring', 24, 3)", "no heat"),
+        ("race_ratio('lc1', 'all_reduce', 'ring', 24, 3)", "no measurement"),
         ("race_ratio('lc1', 'all_reduce', 'star', 24, 2)", "no contestant 'star'"),
         ("race_ratio('lc1', 'all_reduce', 'lost', 24, 2)", "not measured"),
         ("race_wire('lc1', 'all_reduce', 'ring', 24, 2)", "not counted"),
@@ -110,9 +112,9 @@ def test_a_number_that_was_not_measured_stops_the_build(expression, why):
 def another(tmp_path):
     """The same races on a second machine, where the ring was slower; `tree` is new."""
     slower = dataclasses.replace(RESULT, ratio=0.8)
-    heats = [dataclasses.replace(HEAT, results=[BASELINE, slower])]
+    measurements = [dataclasses.replace(MEASUREMENT, results=[BASELINE, slower])]
     facts = {"wake_seconds": 90e-6, "copy_bytes_per_second": 12e9}
-    second = dataclasses.replace(MADE_UP, heats=heats, facts=facts)
+    second = dataclasses.replace(MADE_UP, measurements=measurements, facts=facts)
     record.write(second, tmp_path / "lc1-2.json")
     races.records.cache_clear()
 
@@ -155,15 +157,20 @@ def test_the_drawing_shows_the_other_machines(another, tmp_path):
 # ------------------------------------------------------------ whole training steps
 
 STEPS = [
-    dataclasses.replace(HEAT, race=f"x_{shape}", results=[BASELINE, RESULT, SLOW])
+    dataclasses.replace(
+        MEASUREMENT, race=f"x_{shape}", results=[BASELINE, RESULT, SLOW]
+    )
     for shape in reversed(training.SHAPES)
 ]
 
 
 @pytest.fixture
 def steps(tmp_path):
-    def write(heats):
-        record.write(dataclasses.replace(MADE_UP, heats=heats), tmp_path / "steps.json")
+    def write(measurements):
+        record.write(
+            dataclasses.replace(MADE_UP, measurements=measurements),
+            tmp_path / "steps.json",
+        )
         races.records.cache_clear()
 
     write(STEPS)
@@ -181,15 +188,23 @@ def test_a_missed_goal_shows_even_where_rounding_hides_it(steps):
     just = dataclasses.replace(SLOW, goal=0.5)
     steps(
         [
-            dataclasses.replace(heat, results=[BASELINE, close, just])
-            for heat in (*STEPS, *(dataclasses.replace(h, ranks=4) for h in STEPS))
+            dataclasses.replace(measurement, results=[BASELINE, close, just])
+            for measurement in (
+                *STEPS,
+                *(dataclasses.replace(h, ranks=4) for h in STEPS),
+            )
         ]
     )
     rows = training.training_goals("steps", "x_").rows
     assert rows[0] == ["compute", "ring", "1.25x", "1.25x", "1.25x"]
     assert rows[1] == ["", "tree", "0.50x", "0.50x", "0.50x"]
     close = dataclasses.replace(RESULT, goal=1.2504)
-    steps([dataclasses.replace(heat, results=[BASELINE, close]) for heat in STEPS])
+    steps(
+        [
+            dataclasses.replace(measurement, results=[BASELINE, close])
+            for measurement in STEPS
+        ]
+    )
     rows = training.training_goals("steps", "x_").rows
     assert rows[0] == ["compute", "ring", "1.25x", "**1.2500x, missed**"]
 

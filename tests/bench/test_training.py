@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.bench.test_runner import SHORT
 from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
 from xtrain.bench.races import lc2, lc3
-from xtrain.bench.runner import run_heat
+from xtrain.bench.runner import run_measurement
 from xtrain.bench.steps import SEND
 from xtrain.bench.training import (
     CHECKED,
@@ -88,13 +88,13 @@ def race_of(*wraps, **changes):
 @pytest.mark.parametrize("wrong", [alone, slower])
 def test_who_trains_wrongly_is_not_timed(world, wrong):
     with pytest.raises(RaceError, match=f"{wrong.__name__}.*output 0 differs"):
-        run_heat(world(2), race_of(lc2.our_ddp, wrong), SIZE, SHORT)
+        run_measurement(world(2), race_of(lc2.our_ddp, wrong), SIZE, SHORT)
 
 
 def test_one_checked_call_would_not_have_noticed(world):
     """The first loss is that of the weights everybody begins with."""
     race = race_of(slower, checked_calls=1)
-    assert run_heat(world(2), race, SIZE, SHORT).result("slower").kept == 2
+    assert run_measurement(world(2), race, SIZE, SHORT).result("slower").kept == 2
 
 
 def naive(model, group):
@@ -112,7 +112,9 @@ def naive(model, group):
 
 
 def test_an_independent_side_agrees(world):
-    assert run_heat(world(2), race_of(naive), SIZE, SHORT).result("naive").kept == 2
+    assert (
+        run_measurement(world(2), race_of(naive), SIZE, SHORT).result("naive").kept == 2
+    )
 
 
 # ------------------------------------------------------------------------- memory
@@ -141,15 +143,15 @@ def test_the_peak_is_what_a_step_holds(world, xtrain_worlds):
         memory=True,
         tolerance=float("inf"),
     )
-    first, second = run_heat(world(2), race, SIZE, SHORT).results
+    first, second = run_measurement(world(2), race, SIZE, SHORT).results
     for high, low in zip(first.peak_bytes, second.peak_bytes, strict=True):
         assert 68 * MiB <= high <= 80 * MiB
         assert 20 * MiB <= low <= 32 * MiB
 
 
 def test_races_that_do_not_ask_measure_no_memory(world):
-    heat = run_heat(world(2), race_of(lc2.our_ddp), SIZE, SHORT)
-    assert [result.peak_bytes for result in heat.results] == [None, None]
+    measurement = run_measurement(world(2), race_of(lc2.our_ddp), SIZE, SHORT)
+    assert [result.peak_bytes for result in measurement.results] == [None, None]
 
 
 def test_where_nobody_tells_there_is_no_peak(monkeypatch, tmp_path):

@@ -244,13 +244,13 @@ def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
         return empty | {"name": name, "ratio": ratio, "kept": 9, "dropped": 0,
                         "calls": 1}  # fmt: skip
 
-    heat = {"race": "all_reduce", "title": "t", "size": 2**20, "ranks": 4,
-            "backend": "gloo", "rounds": 9, "foreign": None,
+    measurement = {"race": "all_reduce", "title": "t", "size": 2**20, "ranks": 4,
+            "backend": "gloo", "rounds": 9, "other_load": None,
             "results": [result("gloo all-reduce", None), result("ring", 1.25),
                         result("tree", 0.5)]}  # fmt: skip
     record = {"schema": 1, "name": "lc1", "title": "t", "date": "2026-11-21T00:00:00",
               "command": "xtrain bench lc1", "machine": {"cores": 2}, "versions": {},
-              "settings": {}, "heats": [heat]}  # fmt: skip
+              "settings": {}, "measurements": [measurement]}  # fmt: skip
     (tmp_path / "made-up.json").write_text(json.dumps(record))
     monkeypatch.setattr(recorded, "RECORDS", tmp_path)
     drawing = races.lc1_race("all_reduce", only="ring", record="made-up")

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from xtrain.bench import machine, races, record, report
 from xtrain.bench.race import Race, RaceError
-from xtrain.bench.runner import QUICK, Settings, run_heat
+from xtrain.bench.runner import QUICK, Settings, run_measurement
 from xtrain.testing import World
 
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="N", help="samples wanted of each contestant"
     )
     parser.add_argument(
-        "--foreign-limit",
+        "--other-load-limit",
         type=float,
         metavar="SHARE",
         help="drop samples during which others used more of the machine than this",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep the heats of that record that have enough samples, and run the "
+        help="keep the measurements of that record that have enough samples, run the "
         "others: for machines that are quiet only now and then",
     )
 
@@ -107,13 +107,13 @@ def run(arguments: argparse.Namespace) -> int:
         machine=machine.describe(),
         versions=machine.versions(),
         settings=dataclasses.asdict(settings),
-        heats=[],
+        measurements=[],
         facts=machine.facts() if output is not None else {},
     )
     try:
         done = finished(made, output) if arguments.resume else []
-        for heat in run_races(chosen, settings, done):
-            made.heats.append(heat)
+        for measurement in run_races(chosen, settings, done):
+            made.measurements.append(measurement)
             if output is not None:
                 record.write(made, partial(output))
     except RaceError as error:
@@ -138,15 +138,15 @@ def new_output(folder: Path, name: str, another: bool) -> Path:
 
 
 def partial(output: Path) -> Path:
-    """Where the heats of an unfinished run lie, so that it can be resumed."""
+    """Where the measurements of an unfinished run lie, so that it can be resumed."""
     return output.with_name(output.name + ".partial")
 
 
-def finished(made: record.Record, path: Path | None) -> list[record.Heat]:
-    """The heats of a record, finished or not, in which nobody lacks samples.
+def finished(made: record.Record, path: Path | None) -> list[record.Measurement]:
+    """The measurements of a record, finished or not, in which nobody lacks samples.
 
     ValueError when there is no such record, or when it comes from another machine,
-    other versions or other settings: such heats do not belong beside the new ones.
+    other versions or other settings: such measurements do not belong to the new ones.
     """
     if path is not None and partial(path).is_file():
         path = partial(path)
@@ -158,7 +158,7 @@ def finished(made: record.Record, path: Path | None) -> list[record.Heat]:
         if before != now:
             raise ValueError(f"cannot resume {path}: its {what} is {before}, not {now}")
     wanted = made.settings["rounds"]
-    return [h for h in old.heats if min(r.kept for r in h.results) >= wanted]
+    return [h for h in old.measurements if min(r.kept for r in h.results) >= wanted]
 
 
 def names() -> list[str]:
@@ -212,13 +212,16 @@ def choose(
 
 
 def run_races(
-    chosen: Sequence[Race], settings: Settings, done: Sequence[record.Heat] = ()
-) -> Iterator[record.Heat]:
+    chosen: Sequence[Race], settings: Settings, done: Sequence[record.Measurement] = ()
+) -> Iterator[record.Measurement]:
     """Run every race at every size and world size, printing each when it is done.
 
-    Heats that are in `done` are not run again.
+    Measurements that are in `done` are not run again.
     """
-    known = {(heat.race, heat.size, heat.ranks): heat for heat in done}
+    known = {
+        (measurement.race, measurement.size, measurement.ranks): measurement
+        for measurement in done
+    }
     places = sorted({(race.backend, ranks) for race in chosen for ranks in race.ranks})
     for backend, ranks in places:
         with World(ranks, backend) as world:
@@ -226,12 +229,12 @@ def run_races(
                 if race.backend != backend or ranks not in race.ranks:
                     continue
                 for size in race.sizes:
-                    heat = known.get((race.name, size, ranks))
-                    if heat is None:
-                        heat = run_heat(world, race, size, settings)
-                        lines = report.heat_lines(heat)
+                    measurement = known.get((race.name, size, ranks))
+                    if measurement is None:
+                        measurement = run_measurement(world, race, size, settings)
+                        lines = report.measurement_lines(measurement)
                         print("\n".join(lines), end="\n\n", flush=True)
-                    yield heat
+                    yield measurement
 
 
 def checkout() -> Path:
@@ -246,8 +249,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         settings = dataclasses.replace(
             settings, rounds=arguments.rounds, most_rounds=3 * arguments.rounds
         )
-    if arguments.foreign_limit is not None:
-        settings = dataclasses.replace(settings, foreign_limit=arguments.foreign_limit)
+    if arguments.other_load_limit is not None:
+        settings = dataclasses.replace(
+            settings, other_load_limit=arguments.other_load_limit
+        )
     return settings
 
 

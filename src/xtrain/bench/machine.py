@@ -1,13 +1,13 @@
 """The machine a race ran on, and how busy others keep it.
 
     busy since boot, all processes      cpu seconds of the ranks
-    ------------------------------  -   ------------------------  =  foreign load
+    ------------------------------  -   ------------------------  =  other load
     length of the sample x cores        length of the sample x cores
 
 A sample during which others used more than a few percent of the machine says more
 about them than about the contestant, so it is dropped and counted. What ranks send each
 other on one host is partly carried by threads of the Linux kernel (ksoftirqd): their
-time belongs to the contestant, and is no foreign load.
+time belongs to the contestant, and is no other load.
 """
 
 import contextlib

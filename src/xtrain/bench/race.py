@@ -85,7 +85,7 @@ class Race:
     of its own, to see how much memory it takes.
     `single` times every call by itself, after a barrier, as a step that needs one small
     collective meets it; otherwise calls follow each other. A single call is too short
-    to tell foreign load: all samples are kept.
+    to tell other load: all samples are kept.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Results as data: what `xtrain bench` writes and what pages read.
 
     Record      one run of the command: machine, versions, date, settings
-      Heat      one race at one size and number of ranks
+      Measurement      one race at one size and number of ranks
         Result  one contestant in it
 
 All times are seconds, all sizes bytes.
@@ -20,7 +20,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant of a heat.
+    """One contestant of a measurement.
 
     `seconds` is the median of the kept samples with its quartiles, None when every
     sample was dropped. `ratio` compares with the baseline (above 1 is faster), with
@@ -50,10 +50,10 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Heat:
+class Measurement:
     """One race at one size: the results, the baseline first.
 
-    `foreign` is the median share of the machine that other processes used during
+    `other_load` is the median share of the machine that other processes used during
     the kept samples, None where the system does not tell.
     """
 
@@ -63,7 +63,7 @@ class Heat:
     ranks: int
     backend: str
     rounds: int
-    foreign: float | None
+    other_load: float | None
     results: list[Result]
 
     def result(self, name: str) -> Result:
@@ -90,16 +90,20 @@ class Record:
     machine: dict[str, Any]
     versions: dict[str, str]
     settings: dict[str, Any]
-    heats: list[Heat]
+    measurements: list[Measurement]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def heat(self, race: str, size: int, ranks: int) -> Heat:
-        """The heat of one race; ValueError if it was not run."""
-        for heat in self.heats:
-            if (heat.race, heat.size, heat.ranks) == (race, size, ranks):
-                return heat
+    def measurement(self, race: str, size: int, ranks: int) -> Measurement:
+        """The measurement of one race; ValueError if it was not run."""
+        for measurement in self.measurements:
+            if (measurement.race, measurement.size, measurement.ranks) == (
+                race,
+                size,
+                ranks,
+            ):
+                return measurement
         raise ValueError(
-            f"{self.name}: no heat of {race!r} with {size} bytes on {ranks} ranks"
+            f"{self.name}: no measurement of {race!r}, {size} bytes on {ranks} ranks"
         )
 
 

@@ -1,22 +1,22 @@
-"""Heats as a text table for the terminal."""
+"""Measurements as a text table for the terminal."""
 
-from xtrain.bench.record import Heat, Result
+from xtrain.bench.record import Measurement, Result
 
 
-def heat_lines(heat: Heat) -> list[str]:
-    """One heat: a headline, a header and one line per contestant."""
+def measurement_lines(measurement: Measurement) -> list[str]:
+    """One measurement: a headline, a header and one line per contestant."""
     rows = [
         ["contestant", "time", "ratio", "quartiles", "sent per rank", "dropped", ""]
     ]
-    rows += [_row(result, heat) for result in heat.results]
-    if any(result.peak_bytes for result in heat.results):
+    rows += [_row(result, measurement) for result in measurement.results]
+    if any(result.peak_bytes for result in measurement.results):
         for row, cell in zip(
-            rows, ["peak", *map(peak_text, heat.results)], strict=True
+            rows, ["peak", *map(peak_text, measurement.results)], strict=True
         ):
             row.insert(5, cell)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    where = f"{heat.ranks} ranks on {heat.backend}"
-    lines = [f"{heat.title}, {bytes_text(heat.size)}, {where}"]
+    where = f"{measurement.ranks} ranks on {measurement.backend}"
+    lines = [f"{measurement.title}, {bytes_text(measurement.size)}, {where}"]
     for row in rows:
         cells = [
             cell.ljust(width) if column in (0, 4, len(row) - 1) else cell.rjust(width)
@@ -26,8 +26,8 @@ def heat_lines(heat: Heat) -> list[str]:
     return lines
 
 
-def _row(result: Result, heat: Heat) -> list[str]:
-    baseline = result is heat.results[0]
+def _row(result: Result, measurement: Measurement) -> list[str]:
+    baseline = result is measurement.results[0]
     time = "-" if result.seconds is None else seconds_text(result.seconds)
     ratio = "-" if result.ratio is None else f"{result.ratio:.2f}x"
     spread = "-"

@@ -1,7 +1,7 @@
-"""How a heat is run, so that its ratio means something.
+"""How a measurement is run, so that its ratio means something.
 
     on every rank, in one process group:
-      check     each contestant once: its result, its bytes; any mistake ends the heat
+      check     each contestant once: its result, its bytes; any mistake ends it
       warm up   each contestant, and count the calls that fill one sample
       rounds    in each, every contestant once, in random order:
                   barrier, calls, barrier -> times and CPU seconds of all ranks
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from xtrain.bench import machine, medians, memory
 from xtrain.bench.race import Case, Contestant, Race, RaceError, Trial, synchronize
-from xtrain.bench.record import Heat, Result
+from xtrain.bench.record import Measurement, Result
 from xtrain.comm import CommLedger
 from xtrain.testing import World
 
@@ -41,16 +41,16 @@ class Settings:
     """How long to measure.
 
     `rounds` samples of each contestant are wanted, of at least `sample_seconds`
-    each, in at most `most_rounds` rounds. `foreign_limit` is the share of the
+    each, in at most `most_rounds` rounds. `other_load_limit` is the share of the
     machine that others may use during a sample. After a dropped sample rank 0 waits
-    for a quiet moment, altogether `patience` seconds in one heat.
+    for a quiet moment, altogether `patience` seconds in one measurement.
     """
 
     rounds: int = 15
     most_rounds: int = 45
     sample_seconds: float = 0.1
     warm_up_seconds: float = 0.2
-    foreign_limit: float = 0.05
+    other_load_limit: float = 0.05
     patience: float = 30.0
     seed: int = 0
 
@@ -60,7 +60,7 @@ QUICK = Settings(
     most_rounds=10,
     sample_seconds=0.03,
     warm_up_seconds=0.05,
-    foreign_limit=0.25,
+    other_load_limit=0.25,
     patience=0.0,
 )
 SINGLE_ROUNDS = 40  # times the rounds where a sample is a single call
@@ -72,16 +72,16 @@ TICKS_PER_SAMPLE = 25
 class Sample:
     """One contestant in one round: seconds per call, and others' share of the machine.
 
-    `foreign` is None where the system does not tell.
+    `other_load` is None where the system does not tell.
     """
 
     seconds: float
-    foreign: float | None
+    other_load: float | None
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank brings home from a heat, by contestant.
+    """What one rank brings home from a measurement, by contestant.
 
     Samples and calls are the same on every rank; the bytes are its own.
     """
@@ -93,7 +93,9 @@ class RankResult:
     wire_bytes: dict[str, int | None]
 
 
-def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
+def run_measurement(
+    world: World, race: Race, size: int, settings: Settings
+) -> Measurement:
     """One race at one size on the ranks of `world`.
 
     RaceError when a contestant leaves a wrong result or sends a wrong number of
@@ -105,12 +107,12 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
             settings,
             rounds=SINGLE_ROUNDS * settings.rounds,
             most_rounds=SINGLE_ROUNDS * settings.most_rounds,
-            foreign_limit=float("inf"),
+            other_load_limit=float("inf"),
         )
     ranks = world.run(run_on_rank, race, case, settings, timeout=None)
     first = ranks[0]
     kept = {
-        name: [keep(sample, settings.foreign_limit) for sample in samples]
+        name: [keep(sample, settings.other_load_limit) for sample in samples]
         for name, samples in first.samples.items()
     }
     baseline = kept[race.contestants[0].name]
@@ -134,21 +136,21 @@ def run_heat(world: World, race: Race, size: int, settings: Settings) -> Heat:
                 peak_bytes=peaks.get(name),
             )
         )
-    foreign = [
-        sample.foreign
+    other_load = [
+        sample.other_load
         for samples in first.samples.values()
         for sample in samples
-        if sample.foreign is not None
-        and keep(sample, settings.foreign_limit) is not None
+        if sample.other_load is not None
+        and keep(sample, settings.other_load_limit) is not None
     ]
-    return Heat(
+    return Measurement(
         race=race.name,
         title=race.title,
         size=size,
         ranks=world.size,
         backend=world.backend,
         rounds=len(baseline),
-        foreign=medians.quantile(foreign, 0.5) if foreign else None,
+        other_load=medians.quantile(other_load, 0.5) if other_load else None,
         results=results,
     )
 
@@ -169,7 +171,7 @@ def _measure_memory(world: World, race: Race, case: Case) -> dict[str, list[int]
 
 def keep(sample: Sample, limit: float) -> float | None:
     """The sample's time, or None when others were too busy meanwhile."""
-    if sample.foreign is not None and sample.foreign > limit:
+    if sample.other_load is not None and sample.other_load > limit:
         return None
     return sample.seconds
 
@@ -230,10 +232,12 @@ def run_on_rank(race: Race, case: Case, settings: Settings) -> RankResult:
                 sample = _sample(case, trials[name], calls[name], clock)
                 samples[name].append(sample)
                 if (
-                    keep(sample, settings.foreign_limit) is None
+                    keep(sample, settings.other_load_limit) is None
                     and dist.get_rank() == 0
                 ):
-                    patience -= _wait_for_quiet(clock, settings.foreign_limit, patience)
+                    patience -= _wait_for_quiet(
+                        clock, settings.other_load_limit, patience
+                    )
             if min(_kept(s, settings) for s in samples.values()) >= settings.rounds:
                 break
     finally:
@@ -242,7 +246,9 @@ def run_on_rank(race: Race, case: Case, settings: Settings) -> RankResult:
 
 
 def _kept(samples: list[Sample], settings: Settings) -> int:
-    return sum(keep(sample, settings.foreign_limit) is not None for sample in samples)
+    return sum(
+        keep(sample, settings.other_load_limit) is not None for sample in samples
+    )
 
 
 def _check_all(
@@ -365,11 +371,11 @@ def _sample(case: Case, trial: Trial, calls: int, clock: machine.BusyClock) -> S
     rows = torch.empty(case.ranks, len(row), dtype=mine.dtype, device=case.device)
     dist.all_gather(list(rows.unbind()), mine)
     starts, ends, cpus, busies, spans = rows.cpu().T.tolist()
-    foreign = None
+    other_load = None
     if clock.known:
         others = max(0.0, busies[0] - sum(cpus))
-        foreign = others / (spans[0] * machine.cores())
-    return Sample((max(ends) - max(starts)) / calls, foreign)
+        other_load = others / (spans[0] * machine.cores())
+    return Sample((max(ends) - max(starts)) / calls, other_load)
 
 
 def _wait_for_quiet(clock: machine.BusyClock, limit: float, patience: float) -> float:

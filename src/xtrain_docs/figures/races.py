@@ -23,27 +23,27 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> 
     bars: dict[str, dict[str, float]] = {}
     also: dict[tuple[str, str], list[float]] = {}
     baseline = ""
-    for heat in found.heats:
-        if heat.race != race or heat.ranks != ranks:
+    for measurement in found.measurements:
+        if measurement.race != race or measurement.ranks != ranks:
             continue
-        baseline = heat.results[0].name
+        baseline = measurement.results[0].name
         ratios = {
             result.name: result.ratio
-            for result in heat.results[1:]
+            for result in measurement.results[1:]
             if result.ratio is not None and (not wanted or result.name in wanted)
         }
-        size = values.bytes_(heat.size)
+        size = values.bytes_(measurement.size)
         if ratios:
             bars[size] = ratios
         for name in ratios:
-            others = races.ratios(record, heat, name)[1:]
+            others = races.ratios(record, measurement, name)[1:]
             also[size, name] = [ratio for ratio in others if ratio is not None]
     if not bars:
         return no_record(race, ranks)
     where = f"{found.machine.get('cores', '')} cores, {found.date[:10]}"
     if any(also.values()):
         where += "; strokes: other machines"
-    title = f"{ranks} ranks on {found.heats[0].backend}"
+    title = f"{ranks} ranks on {found.measurements[0].backend}"
     return ratio_bars(bars, baseline, where, title, 500, also)
 
 

@@ -19,11 +19,11 @@ def training_race(record: str, prefix: str = "", ranks: int = 4, only: str = "")
     bars: dict[str, dict[str, float]] = {}
     baseline = ""
     for shape in SHAPES:
-        for heat in races.heats(record, prefix + shape, ranks):
-            baseline = heat.results[0].name
+        for measurement in races.measurements(record, prefix + shape, ranks):
+            baseline = measurement.results[0].name
             bars[shape] = {
                 result.name: races.ratio(result)
-                for result in heat.results[1:]
+                for result in measurement.results[1:]
                 if not wanted or result.name in wanted
             }
     unknown = set(wanted) - {name for inner in bars.values() for name in inner}

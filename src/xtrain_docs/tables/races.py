@@ -7,17 +7,17 @@ from ..values import bytes_, number, percent, seconds, si
 from . import REGISTRY, Table
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Heat, Record, Result
+    from xtrain.bench.record import Measurement, Record, Result
 
 
 @REGISTRY
 def race_results(race: str, ranks: int, record: str = "lc1") -> Table:
     """One race at every size: time, ratio, spread and dropped samples."""
     rows = []
-    for heat in races.heats(record, race, ranks):
-        for result in heat.results:
-            size = bytes_(heat.size) if result is heat.results[0] else ""
-            rows.append([size, *cells(result, heat, record)])
+    for measurement in races.measurements(record, race, ranks):
+        for result in measurement.results:
+            size = bytes_(measurement.size) if result is measurement.results[0] else ""
+            rows.append([size, *cells(result, measurement, record)])
     header = ["tensor", *columns(record)]
     return Table(header, rows, "l" + "l" + "r" * (len(header) - 2))
 
@@ -30,8 +30,8 @@ def columns(record: str) -> list[str]:
             *others]  # fmt: skip
 
 
-def cells(result: "Result", heat: "Heat", record: str) -> list[str]:
-    baseline = result is heat.results[0]
+def cells(result: "Result", measurement: "Measurement", record: str) -> list[str]:
+    baseline = result is measurement.results[0]
     time = "" if result.seconds is None else seconds(result.seconds)
     if baseline:
         speed, spread = "1", ""
@@ -42,7 +42,7 @@ def cells(result: "Result", heat: "Heat", record: str) -> list[str]:
         spread = _spread(result)
     dropped = f"{result.dropped} of {result.kept + result.dropped}"
     others = ["" if baseline else _elsewhere(r) for r in
-              races.ratios(record, heat, result.name)[1:]]  # fmt: skip
+              races.ratios(record, measurement, result.name)[1:]]  # fmt: skip
     return [result.name, time, speed, spread, dropped, *others]
 
 
@@ -65,19 +65,19 @@ def _times(ratio: float) -> str:
 def race_goals(record: str = "lc1") -> Table:
     """Every goal beside what was measured."""
     rows = []
-    for heat in races.record(record).heats:
-        for result in heat.results:
+    for measurement in races.record(record).measurements:
+        for result in measurement.results:
             if result.goal is None:
                 continue
-            found = races.ratios(record, heat, result.name)
+            found = races.ratios(record, measurement, result.name)
             measured = ", ".join("not measured" if r is None else _times(r)
                                  for r in found)  # fmt: skip
             verdict = _verdict([r for r in found if r is not None], result.goal)
             rows.append(
                 [
-                    f"{heat.title}: {result.name}",
-                    bytes_(heat.size),
-                    str(heat.ranks),
+                    f"{measurement.title}: {result.name}",
+                    bytes_(measurement.size),
+                    str(measurement.ranks),
                     _times(result.goal),
                     measured,
                     verdict,
@@ -97,18 +97,18 @@ def _verdict(ratios: list[float], goal: float) -> str:
 
 @REGISTRY
 def race_lost(record: str = "lc1") -> Table:
-    """Every heat that the baseline won."""
+    """Every measurement that the baseline won."""
     rows = [
         [
-            heat.title,
-            bytes_(heat.size),
-            str(heat.ranks),
+            measurement.title,
+            bytes_(measurement.size),
+            str(measurement.ranks),
             result.name,
             _times(result.ratio),
             _spread(result),
         ]
-        for heat in races.record(record).heats
-        for result in heat.results
+        for measurement in races.record(record).measurements
+        for result in measurement.results
         if result.ratio is not None and result.ratio < 1
     ]
     header = ["race", "tensor", "ranks", "contestant", "times as fast",
@@ -119,7 +119,7 @@ def race_lost(record: str = "lc1") -> Table:
 @REGISTRY
 def race_bytes(race: str, size: int, ranks: int = 4, record: str = "lc1") -> Table:
     """What the busiest rank sends in one call: formula, ledger, sockets."""
-    heat = races.record(record).heat(race, size, ranks)
+    measurement = races.record(record).measurement(race, size, ranks)
     rows = [
         [
             result.name,
@@ -127,7 +127,7 @@ def race_bytes(race: str, size: int, ranks: int = 4, record: str = "lc1") -> Tab
             _busiest(result.bytes_sent, "no messages of ours"),
             _busiest(result.wire_bytes, "not counted"),
         ]
-        for result in heat.results
+        for result in measurement.results
     ]
     header = ["contestant", "formula", "ledger", "through the sockets"]
     return Table(header, rows, "lrrr")
@@ -151,7 +151,9 @@ def race_machine(record: str = "lc1") -> Table:
 def _about(found: "Record") -> dict[str, str]:
     machine, settings, facts = found.machine, found.settings, found.facts
     memory = machine.get("memory_bytes")
-    results = [result for heat in found.heats for result in heat.results]
+    results = [
+        result for measurement in found.measurements for result in measurement.results
+    ]
     taken = sum(result.kept + result.dropped for result in results)
     about = {
         "command": f"`{found.command}`",
@@ -164,14 +166,14 @@ def _about(found: "Record") -> dict[str, str]:
         "versions": ", ".join(f"{k} {v}" for k, v in found.versions.items()),
         "samples wanted": f"{settings['rounds']} of each contestant",
         "one sample": f"at least {seconds(settings['sample_seconds'])}",
-        "dropped above": f"{percent(settings['foreign_limit'])} foreign load",
+        "dropped above": f"{percent(settings['other_load_limit'])} other load",
         "dropped": f"{sum(result.dropped for result in results)} of {taken}",
     }
     if facts:
         about["waking a process, there and back"] = seconds(facts["wake_seconds"])
         about["one core copies"] = si(facts["copy_bytes_per_second"], "B/s")
-    foreign = [h.foreign for h in found.heats if h.foreign is not None]
-    if foreign:
-        words = f"up to {percent(max(foreign), 1)} (median of a heat)"
-        about["foreign load in kept samples"] = words
+    other_load = [h.other_load for h in found.measurements if h.other_load is not None]
+    if other_load:
+        words = f"up to {percent(max(other_load), 1)} (median of a measurement)"
+        about["other load in kept samples"] = words
     return about

@@ -47,10 +47,10 @@ def training_results(record: str, ranks: int, prefix: str = "") -> Table:
     """
     rows = []
     for shape in SHAPES:
-        for heat in races.heats(record, prefix + shape, ranks):
-            for result in heat.results:
-                step = shape if result is heat.results[0] else ""
-                rows.append([step, *cells(result, heat, record)])
+        for measurement in races.measurements(record, prefix + shape, ranks):
+            for result in measurement.results:
+                step = shape if result is measurement.results[0] else ""
+                rows.append([step, *cells(result, measurement, record)])
     header = ["step", *columns(record)]
     return Table(header, rows, "ll" + "r" * (len(header) - 2))
 
@@ -58,21 +58,26 @@ def training_results(record: str, ranks: int, prefix: str = "") -> Table:
 @REGISTRY
 def training_goals(record: str, prefix: str = "") -> Table:
     """Every goal, and what was measured at each number of ranks."""
-    ranks = sorted({heat.ranks for heat in races.record(record).heats})
+    ranks = sorted(
+        {measurement.ranks for measurement in races.record(record).measurements}
+    )
     rows = []
     for shape in SHAPES:
-        heats = [
-            heat
+        measurements = [
+            measurement
             for count in ranks
-            for heat in races.heats(record, prefix + shape, count)
+            for measurement in races.measurements(record, prefix + shape, count)
         ]
         before = ""
-        for result in heats[0].results:
+        for result in measurements[0].results:
             if result.goal is None:
                 continue
             step = "" if shape == before else shape
             row = [step, result.name, f"{result.goal:.2f}x"]
-            row += [_against_goal(heat.result(result.name)) for heat in heats]
+            row += [
+                _against_goal(measurement.result(result.name))
+                for measurement in measurements
+            ]
             rows.append(row)
             before = shape
     header = ["step", "contestant", "goal", *(f"{count} ranks" for count in ranks)]
@@ -93,20 +98,23 @@ def _against_goal(result: "Result") -> str:
 @REGISTRY
 def training_memory(record: str, prefix: str = "") -> Table:
     """Peak memory of the rank that takes most, in the step with much to send."""
-    heats = [h for h in races.record(record).heats if h.race == f"{prefix}send"]
-    names = [result.name for result in heats[0].results]
+    measurements = [
+        h for h in races.record(record).measurements if h.race == f"{prefix}send"
+    ]
+    names = [result.name for result in measurements[0].results]
     rows = []
     for name in names:
         row = [name]
-        for heat in heats:
+        for measurement in measurements:
             peaks = [
-                max(r.peak_bytes or [0]) for r in (heat.results[0], heat.result(name))
+                max(r.peak_bytes or [0])
+                for r in (measurement.results[0], measurement.result(name))
             ]
             if not all(peaks):
-                raise ValueError(f"{record}, {heat.race}: no peak of {name}")
+                raise ValueError(f"{record}, {measurement.race}: no peak of {name}")
             row += [bytes_(peaks[1]), f"{peaks[1] / peaks[0]:.2f}"]
         rows.append(row)
     header = ["contestant"]
-    for heat in heats:
-        header += [f"{heat.ranks} ranks", "of the baseline's"]
-    return Table(header, rows, "l" + "rr" * len(heats))
+    for measurement in measurements:
+        header += [f"{measurement.ranks} ranks", "of the baseline's"]
+    return Table(header, rows, "l" + "rr" * len(measurements))
