@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.zero.test_checkpoint import Run, load_small, save_small, small
+from xtrain.comm.agreement import raising_everywhere, with_ranks
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer, bare_file
-from xtrain.zero.agreement import raising_everywhere, with_ranks
 from xtrain.zero.checkpoint import (
     CheckpointError,
     CheckpointReader,
@@ -96,7 +96,7 @@ def test_ranks_load_what_rank_0_finds_or_nothing(world, copies, stage):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.verifies("xtrain.zero.agreement:raising_everywhere")
+@pytest.mark.verifies("xtrain.comm.agreement:raising_everywhere")
 def test_what_one_rank_cannot_read_is_told_to_all(world, copies, stage):
     (copies / "0" / "latest").write_text("step-0000000")
     said = on_all(world, copies, stage)[1]

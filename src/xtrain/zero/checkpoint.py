@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.bare_file import check_safetensors, read_safetensors
 from xtrain.zero.checkpoint_folder import discard, latest, prepare, publish
 from xtrain.zero.checkpoint_index import (

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.checkpoint import agree, save_pieces
 from xtrain.zero.checkpoint_index import (
     CheckpointError,

@@ -38,12 +38,13 @@ from xtrain.comm.agreement import (
     check_same,
     claim,
     problem_of,
+    raise_everywhere,
+    raising_everywhere,
 )
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.work import Work
 from xtrain.zero import resume
-from xtrain.zero.agreement import raise_everywhere, raising_everywhere
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, split_parameters
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import mark, marker

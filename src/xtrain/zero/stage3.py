@@ -36,11 +36,11 @@ from xtrain.comm.agreement import (
     check_unwrapped,
     claim,
     problem_of,
+    raising_everywhere,
 )
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.zero import resume
-from xtrain.zero.agreement import raising_everywhere
 from xtrain.zero.blocks import Block, find_blocks, materialise_buffers, nearest_block
 from xtrain.zero.checkpoint import (
     CheckpointError,
