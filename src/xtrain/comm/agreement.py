@@ -1,11 +1,12 @@
-"""What a wrapper asks the other ranks when it is built: do we all build the same?
+"""Questions that all ranks answer together: a mistake is an error on every rank.
 
     rank 0   options, tensors, what is wrong here --+
     rank 1   options, tensors, what is wrong here --+--> all-gather --> the same verdict
 
-A rank that refused its arguments alone would leave the others waiting in the first
-collective, and ranks with other options would train on and be wrong. One exchange of a
-few bytes a tensor, when the wrapper is built, makes an error on every rank of both.
+A rank that raised alone would leave the others waiting in the next collective, and
+ranks with other options would train on and be wrong. One exchange of a few bytes makes
+an error on every rank of both. Wrappers ask `check_same` when they are built;
+`raise_everywhere` and `raising_everywhere` serve what may fail on one rank later.
 """
 
 import math
@@ -44,7 +45,7 @@ def check_same(
     dist.all_gather_object(theirs, mine, group=group)
     problems = [problem for problem, _, _ in theirs]
     if any(problems):
-        raise ValueError(told(problems))
+        raise ValueError(with_ranks(problems))
     for rank, (_, *both) in enumerate(theirs):
         for first, other, kind in zip(theirs[0][1:], both, ("", what), strict=True):
             differing = [n for n in {**first, **other} if first.get(n) != other.get(n)]
@@ -56,11 +57,55 @@ def check_same(
                 )
 
 
-def told(problems: list[str | None]) -> str:
-    """One line of what the ranks complain about; by rank, unless all say the same."""
-    if len(set(problems)) == 1:
-        return str(problems[0])
-    return "; ".join(f"rank {r}: {text}" for r, text in enumerate(problems) if text)
+def raise_everywhere(
+    error: type[Exception], problem: str | None, group: ProcessGroup | None
+) -> None:
+    """Raise on every rank when one has a problem; a rank that raised alone would leave
+    the others waiting for it. The error names the ranks that have it, unless all do."""
+    problems: list = [None] * rank_and_size(group)[1]
+    dist.all_gather_object(problems, problem, group=group)
+    if any(problems):
+        raise error(with_ranks(problems))
+
+
+@contextmanager
+def raising_everywhere(
+    *errors: type[Exception], group: ProcessGroup | None, what: str = ""
+) -> Iterator[None]:
+    """What one rank's block raises, every rank raises at the end of its own.
+
+    Args:
+        errors: what may be raised, the most general last; that is also what anything
+            else becomes. If ranks fail in different ways, the most general is raised.
+        what: the error begins with it.
+    """
+    kind, problem, cause = -1, None, None
+    try:
+        yield
+    except Exception as error:  # whatever it is, the others must hear of it
+        fits = [n for n, known in enumerate(errors) if isinstance(error, known)]
+        kind, cause = (fits or [len(errors) - 1])[0], error
+        expected = isinstance(error, (*errors, OSError))
+        problem = str(error) if expected else f"{type(error).__name__}: {error}"
+    found: list = [None] * rank_and_size(group)[1]
+    dist.all_gather_object(found, (kind, problem), group=group)
+    kind = max(kind for kind, _ in found)
+    if kind >= 0:
+        raise errors[kind](what + with_ranks([p for _, p in found])) from cause
+
+
+def with_ranks(problems: list[str | None]) -> str:
+    """Each problem once, after the ranks that have it unless all have the same."""
+    ranks: dict[str, list[int]] = {}
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            ranks.setdefault(problem, []).append(rank)
+    if list(map(len, ranks.values())) == [len(problems)]:
+        return next(iter(ranks))
+    return "; ".join(
+        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {problem}"
+        for problem, who in ranks.items()
+    )
 
 
 def describe(tensor: Tensor) -> str:
@@ -143,57 +188,3 @@ def check_unwrapped(module: nn.Module, owner: str) -> None:
 
 
 WRAPPERS = ("xtrain.data_parallel", "xtrain.zero", "torch.nn.parallel")
-
-
-# -- a mistake on one rank is an error on every rank
-
-
-def raise_everywhere(
-    error: type[Exception], problem: str | None, group: ProcessGroup | None
-) -> None:
-    """Raise on every rank when one has a problem; a rank that raised alone would leave
-    the others waiting for it. The error names the ranks that have it, unless all do."""
-    problems: list = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(problems, problem, group=group)
-    if any(problems):
-        raise error(with_ranks(problems))
-
-
-@contextmanager
-def raising_everywhere(
-    *errors: type[Exception], group: ProcessGroup | None, what: str = ""
-) -> Iterator[None]:
-    """What one rank's block raises, every rank raises at the end of its own.
-
-    Args:
-        errors: what may be raised, the most general last; that is also what anything
-            else becomes. If ranks fail in different ways, the most general is raised.
-        what: the error begins with it.
-    """
-    kind, problem, cause = -1, None, None
-    try:
-        yield
-    except Exception as error:  # whatever it is, the others must hear of it
-        fits = [n for n, known in enumerate(errors) if isinstance(error, known)]
-        kind, cause = (fits or [len(errors) - 1])[0], error
-        expected = isinstance(error, (*errors, OSError))
-        problem = str(error) if expected else f"{type(error).__name__}: {error}"
-    found: list = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(found, (kind, problem), group=group)
-    kind = max(kind for kind, _ in found)
-    if kind >= 0:
-        raise errors[kind](what + with_ranks([p for _, p in found])) from cause
-
-
-def with_ranks(problems: list[str | None]) -> str:
-    """Each problem once, after the ranks that have it unless all have the same."""
-    ranks: dict[str, list[int]] = {}
-    for rank, problem in enumerate(problems):
-        if problem is not None:
-            ranks.setdefault(problem, []).append(rank)
-    if list(map(len, ranks.values())) == [len(problems)]:
-        return next(iter(ranks))
-    return "; ".join(
-        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {problem}"
-        for problem, who in ranks.items()
-    )
