@@ -197,3 +197,10 @@ def with_ranks(problems: list[str | None]) -> str:
         f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {problem}"
         for problem, who in ranks.items()
     )
+
+
+def value_of_rank_0(value: Any, group: ProcessGroup | None) -> Any:
+    """Rank 0's value, any Python object, on every rank."""
+    values = [value]
+    dist.broadcast_object_list(values, group=group, group_src=0)
+    return values[0]
