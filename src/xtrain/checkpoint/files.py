@@ -32,9 +32,8 @@ from xtrain.checkpoint.folder import discard, prepare, publish
 from xtrain.checkpoint.index import crc, make_index
 from xtrain.checkpoint.pieces import Piece
 from xtrain.checkpoint.structure import key_of
-from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.agreement import raising_everywhere, value_of_rank_0
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.objects import broadcast_object
 
 
 def save_pieces(
@@ -58,7 +57,7 @@ def save_pieces(
             boxes = [(p.name, p.box) for p in pieces]
             if rank == 0:
                 partial = prepare(Path(directory), step)
-        folder = broadcast_object(partial and partial.path, group=group, group_src=0)
+        folder = value_of_rank_0(partial and partial.path, group)
         is_first = first_copies(boxes, group)
         manifest = None
         with raising_everywhere(CheckpointError, group=group, what=failed):
@@ -76,7 +75,7 @@ def save_pieces(
     finally:
         if partial is not None:
             partial.release()
-    return broadcast_object(final, group=group, group_src=0)
+    return value_of_rank_0(final, group)
 
 
 def first_copies(

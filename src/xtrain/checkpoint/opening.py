@@ -11,9 +11,8 @@ from torch.distributed import ProcessGroup
 from xtrain.checkpoint.errors import CheckpointError, CheckpointReplaced
 from xtrain.checkpoint.pieces import About, Shard
 from xtrain.checkpoint.reader import CheckpointReader, open_newest, open_same
-from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.agreement import raising_everywhere, value_of_rank_0
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.objects import broadcast_object
 
 
 def wanted_anywhere(
@@ -56,7 +55,7 @@ def open_everywhere(
         with raising_everywhere(*failures, group=group):
             if rank_and_size(group)[0] == 0:
                 reader, name = open_newest(path)  # kept open, so it stays there
-        name = broadcast_object(name, group=group, group_src=0)
+        name = value_of_rank_0(name, group)
         with raising_everywhere(*failures, group=group):
             reader = reader or open_same(path, name)
         assert reader is not None

@@ -108,6 +108,13 @@ def with_ranks(problems: list[str | None]) -> str:
     )
 
 
+def value_of_rank_0(value: Any, group: ProcessGroup | None) -> Any:
+    """Rank 0's value, any Python object, on every rank."""
+    values = [value]
+    dist.broadcast_object_list(values, group=group, group_src=0)
+    return values[0]
+
+
 def describe(tensor: Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} {dtype}{' trained' * tensor.requires_grad}"
