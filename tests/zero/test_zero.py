@@ -221,7 +221,12 @@ def live_gradients(stage):
     return peak / each, left / each
 
 
-@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
+@pytest.mark.verifies(
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.stage1:ReduceAtStep",
+    "xtrain.zero.stage1:Reduction",
+    "xtrain.zero.stage2:ReduceInBackward",
+)
 def test_stage_2_frees_full_gradients_during_backward(world):
     size = 2
     for peak, left in world(size).run(live_gradients, 1):
