@@ -1,7 +1,6 @@
 """Sizes that agree with `xtrain.plan`, and what a config or a call refuses."""
 
 import re
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.model.configs import CONFIGS, ODD, config_of
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel
-from xtrain.plan import ModelShape
 from xtrain.plan.shapes import PRESETS
 
 
@@ -18,7 +16,7 @@ from xtrain.plan.shapes import PRESETS
 )
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_on_the_meta_device_has_as_many_parameters_as_planned(name):
-    config = XtrainConfig(**asdict(ModelShape.preset(name)))
+    config = XtrainConfig.preset(name)
     model = XtrainModel(config, device="meta")
     assert sum(p.numel() for p in model.parameters()) == config.parameters
 

@@ -17,6 +17,7 @@ Models, 2024 (sizes); Chowdhery et al., PaLM, 2022, appendix B (FLOPs).
 """
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +104,13 @@ class ModelShape:
         width = 2 * heads * self.head_dim + 3 * self.intermediate_size
         return self.hidden_size * width
 
-    @staticmethod
-    def preset(name: str) -> "ModelShape":
+    @classmethod
+    def preset(cls, name: str) -> Self:
         """The shape of a published model; ValueError names those that are known."""
         if name not in PRESETS:
             raise ValueError(f"preset {name!r}: there are {sorted(PRESETS)}")
-        return PRESETS[name]
+        sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
+        return cls(**sizes)
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
@@ -121,23 +123,10 @@ def require_whole(name: str, value: object, least: int = 1) -> None:
         raise ValueError(f"{name}={value!r} is not an int of at least {least}")
 
 
-def _llama(
-    vocab: int, hidden: int, inner: int, layers: int, heads: int, keys: int
-) -> ModelShape:
-    return ModelShape(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=keys,
-    )
-
-
-PRESETS = {
-    "llama-2-7b": _llama(32000, 4096, 11008, 32, 32, 32),
-    "llama-2-70b": _llama(32000, 8192, 28672, 80, 64, 8),
-    "llama-3-8b": _llama(128256, 4096, 14336, 32, 32, 8),
-    "llama-3-70b": _llama(128256, 8192, 28672, 80, 64, 8),
-    "llama-3.1-405b": _llama(128256, 16384, 53248, 126, 128, 8),
+PRESETS = {  # in the order of SIZES
+    "llama-2-7b": (32000, 4096, 11008, 32, 32, 32),
+    "llama-2-70b": (32000, 8192, 28672, 80, 64, 8),
+    "llama-3-8b": (128256, 4096, 14336, 32, 32, 8),
+    "llama-3-70b": (128256, 8192, 28672, 80, 64, 8),
+    "llama-3.1-405b": (128256, 16384, 53248, 126, 128, 8),
 }
