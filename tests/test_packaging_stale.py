@@ -40,6 +40,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of records, and a site whose pages embed one symbol."""
     monkeypatch.setattr(config, "RECORDS", (tmp_path,))
     monkeypatch.setattr(authored, "embedded", lambda: {SYMBOL: []})
+    monkeypatch.setattr(stale, "TABLES", ())
     return tmp_path
 
 

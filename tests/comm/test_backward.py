@@ -47,6 +47,9 @@ class Watched:
             def wait(self):
                 seen.append(f"wait {name}")
 
+            def abandon(self):
+                seen.append(f"abandon {name}")
+
         return Work()
 
     def reducer_finish(self):
@@ -94,6 +97,6 @@ def test_a_backward_that_failed_is_forgotten_by_the_next():
         watched.backward()
     assert watched.seen == ["first", 3, 2, "issue a", "issue b"]
     watched.fails = False
-    expected = ["wait a", "wait b"]  # their memory is used again
+    expected = ["abandon a", "abandon b"]  # their memory is used again
     expected += ["first", 3, 2, "issue a", "issue b", 1, 0, "issue c"]
     assert watched.backward() == [*expected, "end", "wait a", "wait b", "wait c"]

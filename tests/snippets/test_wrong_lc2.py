@@ -408,7 +408,8 @@ def test_a_rank_that_runs_out_of_batches_is_shown(worlds):
     kinds = [report.kind for report in caught.value.reports]
     assert kinds == ["waiting", "waiting", "returned"]
     for report in caught.value.reports[:2]:
-        assert "in _wait (src/xtrain/comm/backward.py" in report.summary
+        assert "in wait (src/xtrain/comm/work.py" in report.summary
+        assert "src/xtrain/comm/backward.py" in report.detail
         assert "src/xtrain/data_parallel/ddp.py" in report.detail
         assert "in _finish" in report.detail
         assert "in train" in report.detail

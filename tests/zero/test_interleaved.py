@@ -29,29 +29,29 @@ TINY = 2**-10  # MiB: every bucket holds a parameter or two
 class Net(Model):
     """Tied weights, odd sizes, a block that is frozen; on request computed twice."""
 
-    def __init__(self, recompute=False, frozen=False):
-        super().__init__(frozen)
+    def __init__(self, seed, recompute=False, frozen=False):
+        super().__init__(seed)
         self.recompute = recompute
         self.layers[1].requires_grad_(not frozen)
 
     def forward(self, tokens):
-        hidden = self.embedding(tokens)
+        positions = torch.arange(tokens.shape[1])
+        hidden = self.embed_tokens(tokens)
         for layer in self.layers:
             if self.recompute:
-                hidden = checkpoint(layer, hidden, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, positions, use_reentrant=False)
             else:
-                hidden = layer(hidden)
+                hidden = layer(hidden, positions)
         if self.recompute:  # the root's weights are needed again in backward
             return checkpoint(self.last, hidden, use_reentrant=False)
         return self.last(hidden)
 
     def last(self, hidden):
-        return self.head(self.norm(hidden)) * self.scale
+        return self.lm_head(self.norm(hidden)) * self.scale
 
 
 def make_net(seed, **options):
-    torch.manual_seed(seed)
-    return Net(**options).double()
+    return Net(seed, **options).double()
 
 
 class Wrapped:
