@@ -39,6 +39,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, hidden, bias=False)
 
     def forward(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
+        """Attend over the sequence: [B, S, H] in and out; positions [S] or [B, S]."""
         q_BNSD = self._split_heads(self.q_proj(x_BSH))
         k_BKSD = self._split_heads(self.k_proj(x_BSH))
         v_BKSD = self._split_heads(self.v_proj(x_BSH))

@@ -20,4 +20,5 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The gated product through the inner size: [B, S, H] in and out."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
