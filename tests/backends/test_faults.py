@@ -179,9 +179,10 @@ def broken_group(say) -> None:
     say("here")
     if dist.get_rank() == 1:
         time.sleep(60)
-    with pytest.raises(RuntimeError, match="rank 1 died"):
+    # A connection may end a moment before its process does.
+    with pytest.raises(RuntimeError, match=r"^rank 1 (died|is gone)"):
         dist.all_reduce(torch.ones(1), group=in_all)
-    with pytest.raises(RuntimeError, match=r"broken.*rank 1 died"):
+    with pytest.raises(RuntimeError, match=r"broken.*rank 1 (died|is gone)"):
         dist.all_reduce(torch.ones(1), group=in_all)
     total = torch.ones(1)
     dist.all_reduce(total, group=pair)  # rank 1 was not in it
