@@ -48,6 +48,16 @@ def test_memory_lives_until_the_wait_and_no_longer():
 
 
 @pytest.mark.verifies("xtrain.comm.work:Work")
+def test_memory_is_free_when_it_finishes():
+    tensor = torch.ones(3)
+    alive, seen = weakref.ref(tensor), []
+    work = Work([Work(keep=tensor)], lambda: seen.append(alive()), keep=[tensor])
+    del tensor
+    work.wait()
+    assert seen == [None]
+
+
+@pytest.mark.verifies("xtrain.comm.work:Work")
 def test_an_error_is_raised_by_every_wait_and_nothing_is_finished():
     seen = []
     error = RuntimeError("connection lost")

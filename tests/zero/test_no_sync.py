@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.training import batch_of, loss_of, make_model
-from xtrain.comm.collective_choice import TORCH
+from xtrain.comm.collective_choice import DIRECT, TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
@@ -180,8 +180,11 @@ def after_a_failure(kind):
     for fails in (True, False):
         torch.manual_seed(0)
         bare = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
-        if kind == "ddp":
-            model = DistributedDataParallel(bare, bucket_cap_mb=2**-14)
+        if kind.startswith("ddp"):
+            collectives = DIRECT if kind == "ddp direct" else TORCH
+            model = DistributedDataParallel(
+                bare, bucket_cap_mb=2**-14, collectives=collectives
+            )
             forget = model.zero_grad
         else:
             model = bare
@@ -196,7 +199,7 @@ def after_a_failure(kind):
             handle.remove()
             forget()
         model(torch.full((2, 4), 1.0 + rank)).sum().backward()
-        if kind == "ddp":
+        if kind.startswith("ddp"):
             gradients.append([p.grad for p in model.parameters()])
         else:
             gradients.append(optimizer.gradients)
@@ -210,6 +213,7 @@ def fail(_):
 
 
 @pytest.mark.verifies("xtrain.comm.backward:Reducer")
-@pytest.mark.parametrize("kind", ["ddp", "zero 2"])
-def test_a_failed_backward_leaves_nothing_behind(world, kind):
-    world(2).run(after_a_failure, kind)
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["ddp", "ddp direct", "zero 2"])
+def test_a_failed_backward_leaves_nothing_behind(world, kind, size):
+    world(size).run(after_a_failure, kind)

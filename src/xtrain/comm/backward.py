@@ -28,6 +28,19 @@ class Reducible(Protocol):
     waiting: set[Any]  # those of them that have no gradient yet in this backward
 
 
+class Reduction(Work):
+    """A reduction under way; to `finish` is to take its result over, no more.
+
+    Nobody wants the result after a backward that failed, but its messages must not meet
+    those of the next one.
+    """
+
+    def abandon(self) -> None:
+        """Wait for all messages, and leave the result."""
+        self._finish = None
+        self.wait()
+
+
 BucketT = TypeVar("BucketT", bound=Reducible)
 
 
@@ -35,8 +48,7 @@ class Reducer(Generic[BucketT]):
     """Issue reductions in order during backward, wait for all of them at its end.
 
     Args:
-        reduce: issues the reduction of a bucket; its `wait()` ends it, or `abandon()`
-            if the backward has failed.
+        reduce: issues the reduction of a bucket.
         at_end: called when a backward is over; it has to call `finish`.
         in_flight: so many reductions at most are under way at once; any number unless
             given.
@@ -46,14 +58,14 @@ class Reducer(Generic[BucketT]):
 
     def __init__(
         self,
-        reduce: Callable[[BucketT], Work],
+        reduce: Callable[[BucketT], Reduction],
         at_end: Callable[[], None],
         in_flight: int | None = None,
     ):
         self._reduce, self._at_end, self._limit = reduce, at_end, in_flight
         self.buckets: list[BucketT] = []
         self._next = 0  # the bucket that leaves next
-        self._in_flight: list[Work] = []
+        self._in_flight: list[Reduction] = []
         self._callback: weakref.ref[Callable[[], None]] | None = None
 
     def enter_backward(self) -> bool:
@@ -99,8 +111,8 @@ class Reducer(Generic[BucketT]):
 
     def _start_anew(self) -> None:
         self._next = 0
-        for work in self._in_flight:  # of a backward that failed
-            work.abandon()
+        for reduction in self._in_flight:  # of a backward that failed
+            reduction.abandon()
         self._in_flight.clear()
         for bucket in self.buckets:
             bucket.waiting = set(bucket.parameters)

@@ -28,11 +28,8 @@ class Work:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        if self._finish is not None:
-            self._finish()
+        finish = self._finish
+        # Before it finishes, which may need the memory for what it makes.
         self._works, self._finish, self._keep = [], None, None
-
-    def abandon(self) -> None:
-        """Wait for its messages, which would meet a later call's, and do no more."""
-        self._finish = None
-        self.wait()
+        if finish is not None:
+            finish()

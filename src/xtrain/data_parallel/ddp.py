@@ -32,10 +32,9 @@ from xtrain.comm.agreement import (
     claim,
     problem_of,
 )
-from xtrain.comm.backward import Reducer
+from xtrain.comm.backward import Reducer, Reduction
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
-from xtrain.comm.work import Work
 from xtrain.data_parallel.buckets import Bucket, make_buckets
 from xtrain.data_parallel.join import JoinState, join
 
@@ -189,8 +188,9 @@ class DistributedDataParallel(nn.Module):
         self._bucket_of[parameter].take(parameter, self._divisor)
         self._reducer.issue_complete()
 
-    def _all_reduce(self, bucket: Bucket) -> Work:
-        return self._collectives.all_reduce(bucket.flat, group=self.process_group)
+    def _all_reduce(self, bucket: Bucket) -> Reduction:
+        group = self.process_group
+        return Reduction([self._collectives.all_reduce(bucket.flat, group=group)])
 
     def _end_of_backward(self) -> None:
         self._finish([p for b in self._reducer.buckets for p in b.waiting])

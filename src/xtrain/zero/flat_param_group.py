@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.backward import Reduction
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.work import Work
@@ -156,14 +157,14 @@ class FlatParamGroup:
             elif gradient is not None:
                 view.add_(gradient)
 
-    def start_reduce(self) -> Work:
+    def start_reduce(self) -> Reduction:
         """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
         assert self.full_grad is not None
         flat, self.full_grad = self.full_grad.to(self.compute_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         finish = partial(self.add_reduced_gradients, reduced)
-        return Work([work], finish, keep=flat)
+        return Reduction([work], finish, keep=flat)
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""

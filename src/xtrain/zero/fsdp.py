@@ -41,7 +41,7 @@ from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
-from xtrain.zero.fsdp_checkpoint import load_blocks, load_full_blocks, save_blocks
+from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units
 from xtrain.zero.fsdp_schedule import UnitSchedule
 from xtrain.zero.fsdp_unit import gather_parameters
 from xtrain.zero.fsdp_wrap import find_blocks, make_units, materialise_buffers
@@ -217,7 +217,7 @@ class FullyShardedDataParallel(nn.Module):
     ) -> Path:
         """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`."""
         group = self.process_group
-        return save_blocks(
+        return save_units(
             directory, step, self.module, self.units, optimizer, extra, group
         )
 
@@ -230,7 +230,7 @@ class FullyShardedDataParallel(nn.Module):
         CheckpointReplaced if it vanished meanwhile and another load may work.
         """
         group = self.process_group
-        return load_blocks(path, self.module, self.units, optimizer, group)
+        return load_units(path, self.module, self.units, optimizer, group)
 
     def load_full(self, path: str | Path) -> None:
         """Read a bare model's safetensors file, each rank only its own ranges.
@@ -242,7 +242,7 @@ class FullyShardedDataParallel(nn.Module):
         shapes and dtypes tell, nothing has changed then.
         """
         group = self.process_group
-        load_full_blocks(path, self.module, self.units, self._aliases, group)
+        load_full_units(path, self.module, self.units, self._aliases, group)
 
 
 def check_compute_dtype(dtype: torch.dtype | None) -> None:

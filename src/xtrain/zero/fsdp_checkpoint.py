@@ -19,7 +19,7 @@ from xtrain.comm.checks import rank_and_size
 from xtrain.zero.fsdp_unit import FSDPUnit
 
 
-def save_blocks(
+def save_units(
     directory: str | Path,
     step: int,
     module: nn.Module,
@@ -35,7 +35,7 @@ def save_blocks(
     return save_checkpoint(directory, step, shards, optimizer, extra, group)
 
 
-def load_blocks(
+def load_units(
     path: str | Path,
     module: nn.Module,
     blocks: list[FSDPUnit],
@@ -47,7 +47,7 @@ def load_blocks(
     return load_checkpoint(path, shards, optimizer, group)
 
 
-def load_full_blocks(
+def load_full_units(
     path: str | Path,
     module: nn.Module,
     blocks: list[FSDPUnit],

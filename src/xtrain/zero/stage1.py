@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.backward import Reducer
+from xtrain.comm.backward import Reducer, Reduction
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
-from xtrain.comm.work import Work
 from xtrain.zero.buckets import Bucket
 
 
@@ -78,7 +77,7 @@ class ReduceAtStep:
         self._reducer.finish()
 
     @torch.no_grad()
-    def _reduce_scatter(self, bucket: Bucket) -> Work:
+    def _reduce_scatter(self, bucket: Bucket) -> Reduction:
         """Begin to reduce a bucket; what has no gradient counts as zero."""
         for parameter in list(bucket.waiting):
             bucket.take(parameter)
@@ -86,7 +85,7 @@ class ReduceAtStep:
         work = self._collectives.reduce_scatter(
             shard, bucket.full_grad, group=self.group
         )
-        return Work([work], partial(take_shard, bucket, shard, self._divisor))
+        return Reduction([work], partial(take_shard, bucket, shard, self._divisor))
 
 
 @torch.no_grad()
