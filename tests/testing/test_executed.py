@@ -105,3 +105,20 @@ def test_a_watch_ends_with_an_error():
     with contextlib.suppress(KeyError), executed.watching([FORMULA]):
         raise KeyError
     assert executed.current() is before
+
+
+def test_a_thread_that_outlives_the_watch_is_let_go():
+    if sys.version_info >= (3, 12):
+        pytest.skip("there the interpreter reports no thread by itself")
+    over, found = threading.Event(), []
+
+    def outlive():
+        over.wait()
+        found.append(sys.getprofile())
+
+    with executed.watching([RING]):
+        thread = threading.Thread(target=outlive)
+        thread.start()
+    over.set()
+    thread.join()
+    assert found == [None]
