@@ -19,7 +19,7 @@ import torch
 
 from xtrain.comm.backward import Reducer
 from xtrain.zero.flat_param_group import FlatParamGroup, Gradients
-from xtrain.zero.fsdp_unit import Call, FSDPUnit
+from xtrain.zero.fsdp_unit import UnitCall, FSDPUnit
 from xtrain.zero.structures import tensors_of
 
 
@@ -92,7 +92,7 @@ class UnitSchedule:
         if in_backward():  # activation checkpointing computes the unit once more
             unit.use_full_parameters(self._gradients_ready)
             return
-        unit.call = Call(self.this_forward, len(self.this_forward))
+        unit.call = UnitCall(self.this_forward, len(self.this_forward))
         self.this_forward.append(unit)
         unit.use_full_parameters(self._gradients_ready)
         if not unit.trainable:
@@ -116,7 +116,7 @@ class UnitSchedule:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: self._before_backward(unit, call))
 
-    def _watch_inputs(self, unit: FSDPUnit, call: Call, inputs: Any) -> None:
+    def _watch_inputs(self, unit: FSDPUnit, call: UnitCall, inputs: Any) -> None:
         """A frozen unit has no gradients to tell that its backward is over."""
         entries = [t for t in tensors_of(inputs) if t.requires_grad]
         if torch.is_grad_enabled() and len(entries) == 1:
@@ -134,7 +134,7 @@ class UnitSchedule:
             with torch.enable_grad():
                 self.root.use_full_parameters(self._gradients_ready)
 
-    def _before_backward(self, unit: FSDPUnit, call: Call) -> None:
+    def _before_backward(self, unit: FSDPUnit, call: UnitCall) -> None:
         self._enter_backward()
         unit.wait_for_unshard()
         unit.enter_backward(call)
@@ -149,7 +149,7 @@ class UnitSchedule:
     def _gradients_ready(
         self,
         unit: FSDPUnit,
-        call: Call | None,
+        call: UnitCall | None,
         group: FlatParamGroup,
         gradients: Gradients,
     ) -> None:
