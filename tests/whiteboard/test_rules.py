@@ -8,8 +8,10 @@ arguments. Forms of `comm` are made of send and receive.
 import ast
 import importlib
 import inspect
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +57,7 @@ def broken_rules(name: str, text: str, of_comm: bool) -> list[str]:
     broken += [
         f"line {i} is {len(s)} wide" for i, s in numbered(lines) if len(s) > MAX_COLUMNS
     ]
-    broken += [f"line {i} has a ;" for i, s in numbered(lines) if ends_a_statement(s)]
+    broken += [f"line {line} has a ;" for line in semicolons(text)]
     kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
     public = [n for n in tree.body if isinstance(n, kinds) and n.name[0] != "_"]
     if [folded(node.name) for node in public] != [folded(name)]:
@@ -75,8 +77,9 @@ def numbered(lines: list[str]) -> list[tuple[int, str]]:
     return list(enumerate(lines, start=1))
 
 
-def ends_a_statement(line: str) -> bool:
-    return ";" in re.sub(r"#.*|\"[^\"]*\"|'[^']*'", "", line)
+def semicolons(text: str) -> list[int]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [t.start[0] for t in tokens if t.type == tokenize.OP and t.string == ";"]
 
 
 def imported(tree: ast.AST) -> list[str]:

@@ -47,7 +47,8 @@ def whiteboard(name: str, package: Path = PACKAGE) -> str:
             checks / known[name].parent.name / f"{name}.py",
         )
     )
-    imports = [i for text in (harness, check) for i in _imports(text) if i not in form]
+    there = set(form.splitlines())
+    imports = [i for text in (harness, check) for i in _imports(text) if i not in there]
     return "\n".join(
         [
             form.rstrip(),

@@ -1,4 +1,4 @@
-"""The ring's sum is the one that a single process adds up."""
+"""The sum is the one that a single process adds up."""
 
 import torch
 import torch.distributed as dist
