@@ -19,7 +19,7 @@ import torch
 
 from xtrain.comm.backward import Reducer
 from xtrain.zero.flat_param_group import FlatParamGroup, Gradients
-from xtrain.zero.fsdp_unit import UnitCall, FSDPUnit
+from xtrain.zero.fsdp_unit import FSDPUnit, UnitCall
 from xtrain.zero.structures import tensors_of
 
 
