@@ -1,127 +1,67 @@
-"""Refuse a bad call before its first message leaves.
+"""The rules that one rank can check alone, before its first message leaves.
 
-Every collective of `xtrain.comm` begins with `check_call`. Its rules are local: the
-same program on every rank breaks them on every rank, so all raise and nobody waits.
+The same program on every rank breaks them on every rank, so all raise and nobody waits.
 What one rank cannot see alone (rank 0 passes 4 elements, rank 1 passes 5) takes a
 question to the others, and `xtrain.comm.debug_checks` asks it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
+from xtrain.comm.checks import Rule, group_or_world, rank_and_size, shape_of
 from xtrain.comm.reduce_op import BITWISE, COMBINE, combine, op_name
 
 MISSING: Any = object()  # None is what a caller may pass by mistake
-Rule = tuple[bool, str]  # whether it holds, and what to say if not
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective call of this rank, as the ranks compare it.
+    """A collective call of this rank: what is asked of it, and compared between ranks.
 
-    `compare` is what must be the same on all besides dtype and op: the first tensor's
-    shape unless given. `sends` and `receives` are tensors by the rank at the other end,
-    where ranks may differ: both ends must name the same shape.
+    All tensors are of one dtype, on one device that the backend serves; `op` fits the
+    dtype. `written` are the tensors that get a result: what is received, or the first
+    one, unless given. `compare` is what must be the same on all ranks besides dtype and
+    op: the first tensor's shape unless given. `sends` and `receives` are tensors by the
+    rank at the other end, where ranks may differ: both ends must name the same shape.
+    `other_group` is the second axis of a mesh.
     """
 
     name: str
+    group: ProcessGroup | None
     tensors: Sequence[Tensor]
+    rules: Sequence[Rule] = ()
     op: ReduceOp.RedOpType = MISSING
     compare: Sequence[object] | None = None
+    written: Sequence[Tensor] | None = None
     sends: Mapping[int, Tensor] = field(default_factory=dict)
     receives: Mapping[int, Tensor] = field(default_factory=dict)
+    other_group: ProcessGroup | None = None
 
 
-# (call, what is wrong with it here, its groups): raises on all ranks or on none.
-# The list is empty unless `debug_checks` is on.
-Comparison = Callable[[Call, str | None, Sequence[ProcessGroup | None]], None]
-COMPARISONS: list[Comparison] = []
+def check_collective(*call: Any, **more: Any) -> None:
+    """ValueError for what this rank can see wrong with a collective call."""
+    known = Call(*call, **more)
+    problem = local_problem(known)
+    if problem is not None:
+        raise ValueError(f"{known.name}: {problem}")
 
 
-def group_or_world(group: ProcessGroup | None) -> ProcessGroup:
-    """`group`, or the default group for None."""
-    world = dist.group.WORLD
-    if world is None:
-        raise ValueError("no process group: call dist.init_process_group first")
-    return world if group is None else group
-
-
-def message_device(group: ProcessGroup | None) -> torch.device:
-    """Where messages of our own making live: the CPU if the backend serves it."""
-    cpu, served = torch.device("cpu"), group_or_world(group)._device_types
-    return cpu if cpu in served else served[0]
-
-
-def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """This process's rank in `group` and the group's size; ValueError outside it."""
-    group = group_or_world(group)
-    if not isinstance(group, ProcessGroup) or group.rank() < 0:
-        # torch hands the int -100 to processes that are not members.
-        raise ValueError(
-            f"global rank {dist.get_rank()} is not a member of this group: only the "
-            "ranks passed to new_group may use it"
-        )
-    return group.rank(), group.size()
-
-
-def check_call(
-    name: str,
-    group: ProcessGroup | None,
-    *tensors: Tensor,
-    op: ReduceOp.RedOpType = MISSING,
-    compare: Sequence[object] | None = None,
-    rules: Sequence[Rule] = (),
-    written: Sequence[Tensor] | None = None,
-) -> tuple[int, int]:
-    """Check one collective call and return `rank_and_size(group)`.
-
-    Args:
-        tensors: all the call's tensors: one dtype, one device the backend serves.
-        op: the reduce operation, checked against the dtype.
-        compare: see `Call`.
-        rules: pairs (holds, message) of further conditions.
-        written: the tensors that get a result; the first one unless given.
-    """
-    rank, size = rank_and_size(group)
-    problem = local_problem(group, tensors, op, rules, written)
-    conclude(Call(name, tensors, op, compare), problem, group)
-    return rank, size
-
-
-def check_ends(
-    name: str,
-    group: ProcessGroup | None,
-    *tensors: Tensor,
-    sends: Mapping[int, Tensor],
-    receives: Mapping[int, Tensor],
-    compare: Sequence[object] = (),
-    rules: Sequence[Rule] = (),
-) -> tuple[int, int]:
-    """`check_call` where ranks may have different shapes; `receives` are written."""
-    rank, size = rank_and_size(group)
-    written = list(receives.values())
-    problem = local_problem(group, tensors, MISSING, rules, written)
-    call = Call(name, tensors, MISSING, compare, sends, receives)
-    conclude(call, problem, group)
-    return rank, size
-
-
-def check_p2p(
+def check_tensor(
     name: str,
     tensor: Tensor,
     group: ProcessGroup | None,
     contiguous: bool = False,
     written: bool = False,
 ) -> None:
-    """Check the tensor of one send or receive."""
-    problem = local_problem(group, (tensor,), written=(tensor,) * written)
+    """ValueError for a tensor that cannot be sent, or received into."""
+    problem = local_problem(Call(name, group, [tensor], written=[tensor] * written))
     if problem is None and contiguous and not tensor.is_contiguous():
         problem = (
             f"needs a contiguous tensor, got shape {list(tensor.shape)} with "
@@ -131,59 +71,79 @@ def check_p2p(
         raise ValueError(f"{name}: {problem}")
 
 
-def refuse(name: str, group: ProcessGroup | None, problem: str) -> NoReturn:
-    """Raise ValueError for a collective call; under `debug_checks` on every rank."""
-    check_call(name, group, rules=[(False, problem)])
-    raise AssertionError("unreachable: the rule above does not hold")
+def check_messages(
+    name: str,
+    sends: list[tuple[Tensor, int]],
+    recvs: list[tuple[Tensor, int]],
+    group: ProcessGroup | None,
+) -> None:
+    """ValueError for messages (tensor, group rank) that cannot be posted together."""
+    me, size = rank_and_size(group)
+    for tensor, peer in (*recvs, *sends):
+        check_tensor(name, tensor, group, contiguous=True)
+        if not 0 <= peer < size:
+            raise ValueError(f"{name}: group rank {peer} is not in 0..{size - 1}")
+    own_sends = [list(t.shape) for t, peer in sends if peer == me]
+    own_recvs = [list(t.shape) for t, peer in recvs if peer == me]
+    if own_sends != own_recvs:
+        raise ValueError(
+            f"{name}: rank {me} sends {own_sends} to itself "
+            f"and receives {own_recvs} from itself"
+        )
 
 
-def conclude(call: Call, problem: str | None, *groups: ProcessGroup | None) -> None:
-    """Raise ValueError for a problem of this rank; under `debug_checks` of any rank."""
-    for compare in COMPARISONS:
-        compare(call, problem, groups)
-    if problem is not None:
-        raise ValueError(f"{call.name}: {problem}")
-
-
-def holds_all(whole: Tensor, part: Tensor, group: ProcessGroup | None) -> Rule:
-    """A rule: `whole` has as many elements as the `part`s of all ranks."""
+def check_peer(
+    name: str, rank: int | None, group_rank: int | None, group: ProcessGroup | None
+) -> None:
+    """ValueError unless one of both is given, and is in the group."""
     _, size = rank_and_size(group)
-    message = f"{shape_of(whole)} must hold {size} times {shape_of(part)}"
-    both = isinstance(whole, Tensor) and isinstance(part, Tensor)
-    return both and whole.numel() == size * part.numel(), message
+    if (rank is None) == (group_rank is None):
+        raise ValueError(
+            f"give exactly one of {name} (global rank) and group_{name}, "
+            f"got {name}={rank}, group_{name}={group_rank}"
+        )
+    given = rank if group_rank is None else group_rank
+    if not isinstance(given, int) or isinstance(given, bool):
+        # ReduceOp.SUM == 0, so a misplaced op would pass for rank 0.
+        prefix = "" if group_rank is None else "group_"
+        raise ValueError(f"{prefix}{name}={given!r} is not a rank number")
+    members = dist.get_process_group_ranks(group_or_world(group))
+    if group_rank is None and rank not in members:
+        raise ValueError(f"{name}={rank} is not in the group {members} (global ranks)")
+    if group_rank is not None and not 0 <= group_rank < size:
+        raise ValueError(f"group_{name}={group_rank} is not in 0..{size - 1}")
 
 
-def are_contiguous(*tensors: Tensor) -> Rule:
-    """A rule: no gaps in memory, the last dimension runs fastest."""
-    holds = all(isinstance(t, Tensor) and t.is_contiguous() for t in tensors)
-    return holds, "needs contiguous tensors"
-
-
-def shape_of(tensor: object) -> object:
-    """For what is compared and told before it is known to be a tensor."""
-    return list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+LOCAL_CHECKS = {
+    "collective": check_collective,
+    "tensor": check_tensor,
+    "messages": check_messages,
+    "peer": check_peer,
+}
 
 
 def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def local_problem(
-    group: ProcessGroup | None,
-    tensors: Sequence[Any],
-    op: ReduceOp.RedOpType = MISSING,
-    rules: Sequence[Rule] = (),
-    written: Sequence[Tensor] | None = None,
-) -> str | None:
+def local_problem(call: Call) -> str | None:
     """What this rank can see wrong with its call, or None."""
-    problem = _problem_of_tensors(tensors, group)
-    if problem is None and op is not MISSING:
-        problem = _problem_of_op(op, tensors[0])
+    problem = _problem_of_tensors(call.tensors, call.group)
+    if problem is None and call.op is not MISSING:
+        problem = _problem_of_op(call.op, call.tensors[0])
     if problem is None:
-        problem = next((message for holds, message in rules if not holds), None)
+        problem = next((message for holds, message in call.rules if not holds), None)
     if problem is None:
-        problem = _overlap(tensors[:1] if written is None else written)
+        problem = _overlap(_written(call))
     return problem
+
+
+def _written(call: Call) -> Sequence[Tensor]:
+    if call.written is not None:
+        return call.written
+    if call.sends or call.receives:
+        return list(call.receives.values())
+    return call.tensors[:1]
 
 
 def _problem_of_tensors(

@@ -49,8 +49,13 @@ class Import:
         if self.name is None:
             whole = self.local == self.home.split(".")[0]
             return f"import {self.home}" + ("" if whole else f" as {self.local}")
+        return f"from {self.home} import {self.part}"
+
+    @property
+    def part(self) -> str:
+        """What stands behind `import`, where a name is imported."""
         renamed = "" if self.local == self.name else f" as {self.local}"
-        return f"from {self.home} import {self.name}{renamed}"
+        return f"{self.name}{renamed}"
 
 
 @dataclass

@@ -10,6 +10,7 @@ a NameError in it.
 """
 
 import builtins
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,9 +44,22 @@ def standalone(reference: str, root: Path | None = None) -> str:
     blocks = [
         f"# {reference}, with everything of {closure.package} that it uses.",
         *["from __future__ import annotations"] * future,
-        *sorted(closure.imports, key=lambda line: (line.startswith("from"), line)),
+        *_import_lines(closure.imports),
     ]
     return "\n".join(blocks) + "\n\n\n" + "\n\n\n".join(closure.in_order()) + "\n"
+
+
+def _import_lines(imports: set[Import]) -> list[str]:
+    """The import statements, all names of a module in one."""
+    lines = {found.text for found in imports if found.name is None}
+    for home in {found.home for found in imports if found.name is not None}:
+        names = sorted(i.part for i in imports if i.home == home and i.name is not None)
+        line = f"from {home} import {', '.join(names)}"
+        if len(line) > 88:
+            wrapped = textwrap.wrap(", ".join(names), 84)
+            line = "\n    ".join([f"from {home} import (", *wrapped]) + ",\n)"
+        lines.add(line)
+    return sorted(lines, key=lambda line: (line.startswith("from"), line))
 
 
 @dataclass
@@ -54,7 +68,7 @@ class _Closure:
 
     root: Path
     package: str
-    imports: set[str] = field(default_factory=set)
+    imports: set[Import] = field(default_factory=set)
     origins: dict[str, object] = field(default_factory=dict)  # of each name
     statements: dict[Statement, None] = field(
         default_factory=dict
@@ -87,7 +101,7 @@ class _Closure:
     def _follow_import(self, module: Module, found: Import) -> list[Statement]:
         if found.home.split(".")[0] != self.package:
             self._claim(found.local, found.meaning, module.name)
-            self.imports.add(found.text)
+            self.imports.add(found)
             return []
         whole = found.home if found.name is None else f"{found.home}.{found.name}"
         if found.name is None or module_path(whole, self.root):
