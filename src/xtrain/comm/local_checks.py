@@ -5,7 +5,7 @@ What one rank cannot see alone (rank 0 passes 4 elements, rank 1 passes 5) takes
 question to the others, and `xtrain.comm.debug_checks` asks it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -114,7 +114,7 @@ def check_peer(
         raise ValueError(f"group_{name}={group_rank} is not in 0..{size - 1}")
 
 
-LOCAL_CHECKS = {
+LOCAL_CHECKS: dict[str, Callable[..., None]] = {
     "collective": check_collective,
     "tensor": check_tensor,
     "messages": check_messages,

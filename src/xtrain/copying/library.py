@@ -33,7 +33,10 @@ def public_names(path: Path) -> list[str]:
 
 
 def home_of(module: Module, name: str, root: Path) -> str | None:
-    """`module:name` of the function or class that a module knows under a name."""
+    """`module:name` of the function or class that a module knows under a name.
+
+    Of a class that only stands around another of its name, that of the other one.
+    """
     if name in module.imported:
         found = module.imported[name][0]
         if found.name is None or module_path(found.home, root) is None:
@@ -42,6 +45,11 @@ def home_of(module: Module, name: str, root: Path) -> str | None:
     definition = module.defined.get(name, [None])[0]
     if definition is None:
         return None
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    is_code = isinstance(ast.parse(definition.text).body[0], kinds)
-    return f"{module.name}:{name}" if is_code else None
+    node = ast.parse(definition.text).body[0]
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return None
+    for base in getattr(node, "bases", []):
+        local = base.id if isinstance(base, ast.Name) else ""
+        if [found.name for found in module.imported.get(local, [])] == [name]:
+            return home_of(module, local, root)
+    return f"{module.name}:{name}"

@@ -117,9 +117,11 @@ def _statement(module: str, node: ast.stmt, lines: list[str]) -> Statement:
     text = "\n".join(lines[first - 1 : node.end_lineno])
     for part in ast.walk(node):
         if isinstance(part, ast.ImportFrom | ast.Import):
-            homes = [getattr(part, "module", None) or a.name for a in part.names]
-            ours = [h for h in homes if h.split(".")[0] == module.split(".")[0]]
-            if ours or getattr(part, "level", 0):
+            home = part.module or "" if isinstance(part, ast.ImportFrom) else None
+            homes = [a.name if home is None else home for a in part.names]
+            relative = isinstance(part, ast.ImportFrom) and part.level > 0
+            ours = {h.split(".")[0] for h in homes} & {module.split(".")[0]}
+            if ours or relative:
                 raise CopyError(
                     f"{module}, line {part.lineno}: an import of ours inside of "
                     "something cannot be copied: import it at the top"

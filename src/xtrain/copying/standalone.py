@@ -46,7 +46,7 @@ def standalone(reference: str, root: Path | None = None) -> str:
         *["from __future__ import annotations"] * future,
         *_import_lines(closure.imports),
     ]
-    return "\n".join(blocks) + "\n\n\n" + "\n\n\n".join(closure.in_order()) + "\n"
+    return "\n".join(blocks) + _spaced(closure.in_order()) + "\n"
 
 
 def _import_lines(imports: set[Import]) -> list[str]:
@@ -60,6 +60,16 @@ def _import_lines(imports: set[Import]) -> list[str]:
             line = "\n    ".join([f"from {home} import (", *wrapped]) + ",\n)"
         lines.add(line)
     return sorted(lines, key=lambda line: (line.startswith("from"), line))
+
+
+def _spaced(statements: list[Statement]) -> str:
+    """Their texts, two empty lines between them, but none between short ones."""
+    texts, above = [], ""
+    for statement in statements:
+        both_short = "\n" not in above + statement.text
+        texts.append(("\n" if above and both_short else "\n\n\n") + statement.text)
+        above = statement.text
+    return "".join(texts)
 
 
 @dataclass
@@ -139,10 +149,10 @@ class _Closure:
             needs[name] = self.follow(module, name)
         self.statements[statement] = None  # after what it needs, circles apart
 
-    def in_order(self) -> list[str]:
-        """The statements' text, each after what it needs when it runs."""
+    def in_order(self) -> list[Statement]:
+        """The statements, each after what it needs when it runs."""
         before = {s: self._needed_first(s) for s in self.statements}
-        texts: list[str] = []
+        ordered: list[Statement] = []
         left = list(self.statements)
         while left:
             ready = next((s for s in left if not before[s] & set(left)), None)
@@ -150,8 +160,8 @@ class _Closure:
                 names = ", ".join(f"{s.module} line {s.line}" for s in left)
                 raise CopyError(f"these need each other when they run: {names}")
             left.remove(ready)
-            texts.append(ready.text)
-        return texts
+            ordered.append(ready)
+        return ordered
 
     def _needed_first(self, statement: Statement) -> set[Statement]:
         """What must run before a statement; all of it that it calls when it runs.

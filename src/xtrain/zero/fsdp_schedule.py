@@ -38,7 +38,7 @@ class UnitSchedule:
         self.forward_order: list[FSDPUnit] = []  # of the forward before
         self.this_forward: list[FSDPUnit] = []  # units in the order of their calls
         self._keep_weights = False  # gathered in this no_sync, so not old
-        self.reducer: Reducer[Any] = Reducer(
+        self.reducer = Reducer(
             FlatParamGroup.start_reduce, self._end_of_backward, in_flight=1
         )
         for unit in units[1:]:
@@ -84,8 +84,6 @@ class UnitSchedule:
         self.reducer.finish()
         self._keep_weights = False
         self._free_all()
-
-    # -- around each unit
 
     def _before_forward(self, unit: FSDPUnit, inputs: Any) -> None:
         unit.wait_for_unshard()
