@@ -136,10 +136,10 @@ def cases(odd):
     # Two wrappers around one module.
     yield (
         lambda: ddp(ddp()),
-        "checked.DistributedDataParallel reduces the gradients of th",
+        "checked.DistributedDataParallel reduces the gradients of",
     )
-    yield lambda: ddp(naive()), "naive.NaiveDataParallel reduces the gradients"
-    yield lambda: fsdp(ddp()), "ddp.DistributedDataParallel reduces the gradients"
+    yield lambda: ddp(naive()), "checked.NaiveDataParallel reduces the gradients"
+    yield lambda: fsdp(ddp()), "checked.DistributedDataParallel reduces the gradients"
     yield lambda: ddp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     yield lambda: fsdp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     torchs = nn.parallel.DistributedDataParallel
