@@ -123,7 +123,7 @@ def exchange_split_sizes(
         refuse("exchange_split_sizes", group, message)
     counts = torch.tensor(input_split_sizes, dtype=torch.int64, device=device)
     arriving = torch.empty_like(counts)
-    all_to_all_single(arriving, counts, group=group)
+    all_to_all_single_async(arriving, counts, group=group).wait()
     return arriving.tolist()
 
 
