@@ -39,7 +39,9 @@ def without_words(text: str) -> list[str]:
     problems = []
     for before, fence in pairwise(fences.fences(lines)):
         between = lines[before.end + 1 : fence.start]
-        said = [line for line in between if re.search(r"\w", line)]
+        said = [
+            line for line in between if re.search(r"^\W*\w", line) and line[0] != "#"
+        ]
         if not (shows_code(before) and shows_code(fence)) or said:
             continue
         if not transcript_of(fence, before):
@@ -67,6 +69,7 @@ title: a
 
 def test_two_blocks_without_a_word_between_them_are_found():
     assert len(without_words(TOY.format(between=""))) == 1
+    assert len(without_words(TOY.format(between="\n## The other half\n"))) == 1
     assert without_words(TOY.format(between="\nThe other half.\n")) == []
 
 
@@ -100,7 +103,7 @@ def test_a_page_begins_with_a_short_lead(page):
     paragraphs = lead(page.read_text())
     assert paragraphs, "say what it is, when it is used and what it costs"
     words = len(paragraphs[0].split())
-    assert 12 <= words <= 80, f"{words} words"
+    assert 12 <= words <= 90, f"{words} words"
 
 
 def test_a_page_without_a_lead_is_found():
