@@ -231,6 +231,14 @@ def test_the_circle_of_waiting_ranks_is_the_one_in_the_report():
         diagrams.wait_circle("lc1/ring_shift.out")
 
 
+def test_survivors_are_drawn_with_the_rank_they_named():
+    drawing = diagrams.named_ranks("lc1/killed_rank.out")
+    for fate in ("killed", "left", "stopped"):
+        assert f"rank 2 {fate}: rank 0 names rank 2, rank 1 names rank 2" in drawing
+    with pytest.raises(EvidenceError, match="no reports"):
+        diagrams.named_ranks("lc1/ring_shift.out")
+
+
 def test_bars_of_what_is_sent_are_as_long_as_what_was_counted(monkeypatch):
     def counted(name, numel, ranks):
         theirs = [2 * numel * 4] * ranks if name.startswith("torch.") else [numel * 4]

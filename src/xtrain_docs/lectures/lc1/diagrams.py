@@ -67,6 +67,59 @@ def _arrow(
     ]
 
 
+REPORT = re.compile(
+    r"^  rank (\d+): .*?\brank (\d+) (?:died|left|\(stopped\))", re.MULTILINE
+)
+FATE = re.compile(r"^rank (\d+) (\w+)$", re.MULTILINE)
+
+
+@REGISTRY
+def named_ranks(transcript: str) -> str:
+    """Which rank each survivor named as lost, read from what a program printed.
+
+    Args:
+        transcript: an .out file of snippets/ with a part for each fate of a rank.
+    """
+    printed = (config.ROOT / "snippets" / transcript).read_text()
+    _, *parts = FATE.split(printed)
+    rows = [
+        (fate, int(lost), dict(REPORT.findall(reports)))
+        for lost, fate, reports in zip(
+            parts[::3], parts[1::3], parts[2::3], strict=True
+        )
+    ]
+    if not rows or not all(named for _, _, named in rows):
+        raise EvidenceError(f"{transcript}: no reports of lost ranks")
+    ranks = 1 + max(int(r) for _, lost, named in rows for r in (*named, lost))
+    wide, high, top, left = 78, 40, 30, 8
+    drawn = [
+        text(
+            left + (wide - 6) / 2 + rank * wide,
+            18,
+            f"rank {rank}",
+            "xt-label",
+            "middle",
+        )
+        for rank in range(ranks)
+    ]
+    said = []
+    for row, (fate, lost, named) in enumerate(rows):
+        for rank in range(ranks):
+            x, y = left + rank * wide, top + row * high
+            words = fate if rank == lost else f"names {named.get(str(rank), 'none')}"
+            colour = 1 if rank == lost else 2
+            drawn += [
+                f'<rect x="{x}" y="{y}" width="{wide - 6}" height="{high - 8}" rx="6" '
+                f'class="xt-bar-fill xt-s{colour}" fill-opacity="0.28"/>',
+                text(x + (wide - 6) / 2, y + 21, words, "xt-label", "middle"),
+            ]
+        by = ", ".join(f"rank {r} names rank {n}" for r, n in named.items())
+        said.append(f"rank {lost} {fate}: {by}")
+    width, height = 2 * left + ranks * wide, top + len(rows) * high
+    title = "Which rank the survivors name"
+    return fit(document(width, height, drawn, title, "; ".join(said)), width)
+
+
 @REGISTRY
 def wire_bars(ranks: int = 4, mebibytes: float = 1.5) -> str:
     """Ours and gloo's own: what an average rank's sockets sent, in full tensors."""
