@@ -120,8 +120,8 @@ def line_chart(
     title: str,
     description: str = "",
     marks: Sequence[tuple[float, str]] = (),
-    width: int = 500,
-    height: int = 340,
+    width: int = 400,
+    height: int = 310,
 ) -> str:
     """Lines over two axes, named in rows above them: a phone can show it whole.
 
@@ -192,10 +192,8 @@ def _legend(names: Sequence[str], width: int) -> tuple[list[str], int]:
 
 
 def fit(drawing: str, width: int) -> str:
-    """A drawing of 0.8 to 1.25 of its size; on a narrower page it scrolls."""
-    style = (
-        f'style="min-width:{round(0.8 * width)}px;max-width:{round(1.25 * width)}px"'
-    )
+    """A drawing that shrinks with the page and grows to 1.3 of its size."""
+    style = f'style="min-width:0;max-width:{round(1.3 * width)}px"'
     return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
 
 
@@ -205,10 +203,12 @@ def bar_chart(
     title: str,
     description: str = "",
     reference: tuple[float, str] | None = None,
-    width: int = 720,
+    width: int = 400,
     also: Mapping[tuple[str, str], Sequence[float]] | None = None,
 ) -> str:
     """Horizontal bars, grouped: one group per outer name, one bar per inner name.
+
+    The label of the axis is broken where it has a semicolon.
 
     Args:
         reference: a value to mark with a line and its name, such as 1.0, "gloo".
@@ -259,5 +259,8 @@ def bar_chart(
         at = left + wide * value.place(reference[0], ends)
         parts.append(line(at, top - 8, at, bottom, "xt-mark"))
         parts.append(text(at, top - 12, reference[1], "xt-mark-text", "middle"))
-    parts.append(text(left + wide, bottom + 38, value.label, "xt-label", "end"))
-    return document(width, int(bottom + 48), parts, title, description)
+    under = value.label.split("; ")
+    for row, words in enumerate(under):
+        at = bottom + 38 + 18 * row
+        parts.append(text(left + wide, at, words, "xt-label", "end"))
+    return document(width, int(at + 10), parts, title, description)

@@ -16,11 +16,11 @@ from tests.docs.conftest import forget
 from xtrain.comm.mesh import axis_ranks, mesh_coordinates
 from xtrain.comm.reduce_op import combine, divide_if_average
 from xtrain.comm.tree import _halve_and_double
-from xtrain_docs import config, kept, runs
+from xtrain_docs import kept, runs
 from xtrain_docs import races as recorded
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.figures import races
-from xtrain_docs.lectures.lc1 import figures, measured, tables
+from xtrain_docs.lectures.lc1 import diagrams, figures, measured, tables
 from xtrain_docs.lectures.lc1 import runs as lc1_runs
 from xtrain_docs.svg import Axis, bar_chart
 from xtrain_docs.tables import REGISTRY
@@ -223,6 +223,41 @@ def test_crossover_figures_name_the_place():
     assert "tree = ring: about 210 MiB" in figures.nccl_choice()
 
 
+def test_the_circle_of_waiting_ranks_is_the_one_in_the_report():
+    drawing = diagrams.wait_circle("wrong/lc1/all_send_first.out")
+    for rank, peer in ((0, 1), (1, 2), (2, 0)):
+        assert f"rank {rank} in send to rank {peer}" in drawing
+    with pytest.raises(EvidenceError, match="no circle"):
+        diagrams.wait_circle("lc1/ring_shift.out")
+
+
+def test_survivors_are_drawn_with_the_rank_they_named():
+    drawing = diagrams.named_ranks("lc1/killed_rank.out")
+    for fate in ("killed", "left", "stopped"):
+        assert f"rank 2 {fate}: rank 0 names rank 2, rank 1 names rank 2" in drawing
+    with pytest.raises(EvidenceError, match="no reports"):
+        diagrams.named_ranks("lc1/ring_shift.out")
+
+
+def test_bars_of_what_is_sent_are_as_long_as_what_was_counted(monkeypatch):
+    def counted(name, numel, ranks):
+        theirs = [2 * numel * 4] * ranks if name.startswith("torch.") else [numel * 4]
+        return {"payload": [numel * 4] * ranks, "wire": theirs * (4 // len(theirs))}
+
+    monkeypatch.setattr(diagrams, "wire", counted)
+    drawing = diagrams.wire_bars()
+    assert "reduce-scatter, ours, payload: 1.00 M" in drawing
+    assert "reduce-scatter, gloo&#x27;s own, on the wire: 2.00 M" in drawing
+
+
+def test_an_object_is_drawn_as_its_two_messages(on_ranks, world):
+    sizes = world(2).run(lc1_runs.object_messages, 3)
+    assert sizes[0][0] == 8
+    assert sizes[0][1] > 8
+    assert sizes[1] == []
+    assert "a length of 8 bytes" in diagrams.messages_of_an_object(3)
+
+
 # --------------------------------------------------------- traces and the races
 
 
@@ -257,43 +292,6 @@ def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
     assert "1 MiB, ring: 1.25x" in drawing
     assert "tree" not in drawing
     assert "No recorded race" in races.lc1_race("all_reduce", 2, record="made-up")
-
-
-# ------------------------------------------------------------ the shape of a page
-
-PAGES = sorted((config.ROOT / "docs/en/lc1-communication").glob("*.md"))
-PARTS = ("idea", "code", "run", "measured", "wrong", "interview", "race", "sources")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_has_all_its_parts(page):
-    text = page.read_text()
-    found = re.findall(r"^#{2,3} .*\{#([\w-]+)\}$", text, re.MULTILINE)
-    if page.stem == "index":
-        assert {"words", "map", "cost", "hardware", "nccl", "reading"} <= set(found)
-        return
-    if page.stem in TOURS:
-        assert "sources" in found
-        return
-    assert set(found) & {"messages", "picture"} or page.stem == "store-and-objects"
-    missing = [part for part in PARTS if part not in found]
-    if page.stem == "store-and-objects":  # two concepts, each with its own idea
-        missing = [part for part in missing if part not in ("idea", "code")]
-    assert missing == []
-    assert "snippets/lc1/" in text
-    assert "interview/lc1.md#q" in text
-    assert "bugs/lc1.md#b" in text or page.stem in WITHOUT_BUG
-
-
-# Down to the wire: walks through one piece of software, not a concept each.
-TOURS = (
-    "faults-and-safety",
-    "shared-memory",
-    "sockets-to-backend",
-    "use-the-backends",
-    "why-nccl-is-faster",
-)
-WITHOUT_BUG = ("one-shot", "ring-or-tree", "two-halves", "ledger")
 
 
 def test_names_above_a_narrow_chart_take_as_many_rows_as_they_need():

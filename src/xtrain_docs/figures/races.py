@@ -44,7 +44,7 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> 
     if any(also.values()):
         where += "; strokes: other machines"
     title = f"{ranks} ranks on {found.measurements[0].backend}"
-    return ratio_bars(bars, baseline, where, title, 500, also)
+    return ratio_bars(bars, baseline, where, title, 400, also)
 
 
 def ratio_bars(

@@ -18,7 +18,7 @@ from ...evidence import WORLD_SIZES
 from ...figures import REGISTRY
 from ...svg import Axis, document, fit, line_chart, text
 
-CELL, ROW, GAP = 46, 30, 64
+CELL, ROW, GAP = 36, 30, 40
 ALL_REDUCES = ("ring", "halving_doubling", "tree", "one_shot")
 
 
@@ -62,7 +62,7 @@ def before_after(name: str, ranks: int = 4, root: int = 0) -> str:
     from .runs import cells_before_and_after
 
     found = runs.remembered(cells_before_and_after, ranks, name, root)
-    left, top = 66, 30
+    left, top = 56, 30
     widest = [max(len(r[side]) for r in found) for side in (0, 1)]
     second = left + widest[0] * CELL + GAP
     width = int(second + max(widest[1], 2) * CELL + 6)
@@ -72,7 +72,7 @@ def before_after(name: str, ranks: int = 4, root: int = 0) -> str:
     ]
     for rank, sides in enumerate(found):
         y = top + rank * ROW
-        parts.append(text(left - 10, y + 18, f"rank {rank}", "xt-tick", "end"))
+        parts.append(text(left - 8, y + 18, f"rank {rank}", "xt-tick", "end"))
         for start, cells in zip((left, second), sides, strict=True):
             for place, value in enumerate(cells):
                 parts += _cell(start + place * CELL, y, *label(value, ranks))
@@ -115,7 +115,7 @@ def mesh_groups(shape: tuple[int, ...], axes: str, axis: str) -> str:
     places = "; ".join(
         f"rank {r} at {mesh_coordinates(r, shape)}" for r in range(prod(shape))
     )
-    width = max(150, left + planes * (columns * CELL + 24))
+    width = max(300, left + planes * (columns * CELL + 24))
     title = f"{axis} groups of the mesh {shape}: {', '.join(map(str, order))}"
     width = int(width)
     return fit(document(width, top + rows * ROW + 6, parts, title, places), width)

@@ -211,3 +211,14 @@ def bytes_on_axes(shape: list[int], axes: list[str], numel: int) -> list[int]:
             comm.ring_all_reduce(torch.ones(numel), group=mesh[axis].get_group())
         counts.append(ledger.bytes_sent)
     return counts
+
+
+def object_messages(layers: int) -> list[int]:
+    """Bytes of the messages that rank 0 sends for one object, in order."""
+    settings = {"layers": [f"layers.{n}" for n in range(layers)], "rate": 3e-4}
+    with comm.CommLedger() as ledger:
+        if dist.get_rank() == 0:
+            comm.send_object(settings, dst=1)
+        else:
+            comm.recv_object(src=0)
+    return [event.nbytes or 0 for event in ledger.events if event.kind == "send"]

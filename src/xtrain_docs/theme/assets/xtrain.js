@@ -290,15 +290,15 @@ class XtTrace extends HTMLElement {
   opening() {
     const { kind, ranks, root, cells } = this.data;
     return {
-      all_reduce: cells === 1 ? `Each of the ${ranks} ranks holds a tensor. All want the sum.` : `Each of the ${ranks} ranks holds its own part of every cell. All want the sum of all parts.`,
-      reduce: `Each rank holds its own part. Rank ${root} wants the sum.`,
-      reduce_scatter: "Each rank holds its own part of every cell. Rank r wants the sum of cell r.",
-      broadcast: `Only rank ${root} has the data. All want it.`,
-      all_gather: "Each rank has one cell. All want all cells.",
-      gather: `Each rank has one cell. Rank ${root} wants them all.`,
+      all_reduce: cells === 1 ? `Each of the ${ranks} ranks holds a tensor. All need the sum.` : `Each of the ${ranks} ranks holds its own part of every cell. All need the sum of all parts.`,
+      reduce: `Each rank holds its own part. Rank ${root} needs the sum.`,
+      reduce_scatter: "Each rank holds its own part of every cell. Rank r needs the sum of cell r.",
+      broadcast: `Only rank ${root} has the data. All need it.`,
+      all_gather: "Each rank has one cell. All need all cells.",
+      gather: `Each rank has one cell. Rank ${root} needs them all.`,
       scatter: `Rank ${root} has one cell for each rank.`,
       all_to_all: "Rank i has one cell for every rank: cell j is for rank j.",
-      barrier: "Nobody may go on before everyone has arrived. Messages carry no data.",
+      barrier: "No rank may continue before all have arrived. Messages carry no data.",
     }[kind];
   }
 
