@@ -84,6 +84,7 @@ def test_an_abandoned_reduction_ends_its_messages_and_leaves_the_result():
     collective = Work(finish=lambda: seen.append("second half"))
     reduction = Reduction(collective, lambda: seen.append("taken"), keep=seen)
     reduction.abandon()
+    assert seen == ["second half"]
     reduction.wait()
     assert seen == ["second half"]
 

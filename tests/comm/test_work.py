@@ -51,10 +51,21 @@ def test_memory_lives_until_the_wait_and_no_longer():
 def test_memory_is_free_when_it_finishes():
     tensor = torch.ones(3)
     alive, seen = weakref.ref(tensor), []
-    work = Work([Work(keep=tensor)], lambda: seen.append(alive()), keep=[tensor])
-    del tensor
+    holds_it_after_the_wait = Message("message", [])
+    holds_it_after_the_wait.buffer = tensor
+    works = [Work(keep=tensor), holds_it_after_the_wait]
+    work = Work(works, lambda: seen.append(alive()), keep=[tensor])
+    del tensor, works, holds_it_after_the_wait
     work.wait()
     assert seen == [None]
+
+
+@pytest.mark.verifies("xtrain.comm.work:Work")
+def test_it_finishes_once_even_if_that_fails():
+    work = Work(finish=lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        work.wait()
+    work.wait()
 
 
 @pytest.mark.verifies("xtrain.comm.work:Work")

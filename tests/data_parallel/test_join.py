@@ -12,6 +12,7 @@ from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.testing import expect_error
+from xtrain.zero import LossScaler
 
 
 def steps_of(rank):
@@ -158,6 +159,89 @@ def accumulate(by_method):
 @pytest.mark.parametrize("by_method", [False, True])
 def test_accumulation_inside(world, by_method):
     world(3).run(accumulate, by_method)
+
+
+def accumulate_every(by_initial_size, reduction):
+    """Two micro-batches a step, both reduced; the second adds to the first."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(make_model(rank), gradient_reduction=reduction)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with model.join(divide_by_initial_world_size=by_initial_size):
+        for step in range(1 + rank):
+            for micro in range(2):
+                loss_of(model, batch_of(step, micro, rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    bare = make_model(0)
+    reference = torch.optim.SGD(bare.parameters(), lr=0.02)
+    for step in range(size):
+        divisor = size if by_initial_size else size - step
+        divisor = divisor if reduction == "average" else 1
+        for other in range(step, size):
+            for micro in range(2):
+                (loss_of(bare, batch_of(step, micro, other)) / divisor).backward()
+        reference.step()
+        reference.zero_grad()
+    weights = dict(model.module.state_dict())
+    assert largest_difference(weights, dict(bare.state_dict())) < 1e-12
+
+
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
+)
+@pytest.mark.parametrize(
+    ("by_initial_size", "reduction"),
+    [(True, "average"), (False, "average"), (True, "sum")],
+)
+def test_what_was_reduced_before_is_counted_once(world, by_initial_size, reduction):
+    world(3).run(accumulate_every, by_initial_size, reduction)
+
+
+def run_ahead():
+    """F0 F1 B0 B1."""
+    model = DistributedDataParallel(make_model(0))
+    with model.join():
+        losses = [loss_of(model, batch_of(0, micro, 0)) for micro in range(2)]
+        for loss in losses:
+            loss.backward()
+
+
+@pytest.mark.verifies(
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+    "xtrain.data_parallel.join:JoinState",
+)
+def test_a_forward_ahead_of_a_backward_is_refused(world):
+    expect_error(
+        world(2), run_ahead, match="second forward before the backward of the first"
+    )
+
+
+def scaled_by_ours():
+    """Rank 0 has fewer steps; in the last one of rank 1 a gradient is infinite."""
+    rank = dist.get_rank()
+    model = DistributedDataParallel(make_model(0, dtype=torch.float32))
+    scaler = LossScaler(init_scale=8.0)
+    answers = []
+    with model.join():
+        for step in range(1 + rank):
+            loss = scaler.scale_loss(loss_of(model, batch_of(step, 0, rank)))
+            (loss * (float("inf") if step else 1)).backward()
+            answers.append(scaler.unscale([p.grad for p in model.parameters()]))
+            model.zero_grad()
+    infinite = torch.tensor([float("inf") if rank else 1.0])
+    return answers, scaler.unscale([infinite])  # outside it asks: one says no
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.uneven:uneven_calls",
+    "xtrain.comm.uneven:has_uneven_calls",
+    "xtrain.data_parallel.join:join",
+    "xtrain.zero.mixed_precision:LossScaler",
+)
+def test_a_loss_scaler_asks_no_rank_whose_inputs_are_over(world):
+    first, second = world(2).run(scaled_by_ours)
+    assert first == ([True], False)
+    assert second == ([True, False], False)
 
 
 def forward_afterwards():

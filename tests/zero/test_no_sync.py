@@ -144,6 +144,34 @@ def test_weights_of_an_earlier_no_sync_are_not_used_again(world, reshard):
     world(2).run(weights_changed_between, reshard)
 
 
+def steps_inside_one_no_sync(reshard):
+    """Two whole steps without leaving it, on the same batches on every rank."""
+    model = FullyShardedDataParallel(make_model(0), reshard_after_forward=reshard)
+    bare = make_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    reference = torch.optim.SGD(bare.parameters(), lr=0.02)
+    with model.no_sync():
+        for step in range(2):
+            expected = loss_of(bare, batch_of(step, 0, 0))
+            found = loss_of(model, batch_of(step, 0, 0))
+            torch.testing.assert_close(found, expected)
+            expected.backward()
+            found.backward()
+            model.reduce_gradients()
+            full = [group.full.untyped_storage() for group in flat_groups(model)]
+            assert not any(storage.nbytes() for storage in full)
+            optimizer.step()
+            reference.step()
+            model.zero_grad()
+            bare.zero_grad()
+
+
+@pytest.mark.verifies(FSDP, SCHEDULE)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_after_reduce_gradients_weights_may_change_also_inside(world, reshard):
+    world(2).run(steps_inside_one_no_sync, reshard)
+
+
 def forgotten_in_stage_2():
     """zero_grad inside and outside, and a whole gradient that is nobody's."""
     parameter = nn.Parameter(torch.ones(4))

@@ -26,10 +26,10 @@ class Work:
         self._works, self._finish, self._keep = list(works), finish, keep
 
     def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-        finish = self._finish
-        # Before it finishes, which may need the memory for what it makes.
-        self._works, self._finish, self._keep = [], None, None
+        while self._works:
+            self._works[0].wait()
+            del self._works[0]
+        # Nothing is kept while it finishes, which may need the memory.
+        finish, self._finish, self._keep = self._finish, None, None
         if finish is not None:
             finish()

@@ -115,8 +115,13 @@ class DistributedDataParallel(BareDataParallel):
 
     def _take_part_in_join(self) -> None:
         if self._join_state is not None:
-            self._join_state.count_active_ranks(active=True)
+            self._join_state.begin_step()
             self._synchronise_buffers(self._join_state.source_rank)
+
+    def _finish(self, unused: list[nn.Parameter], shadow: bool = False) -> None:
+        if self._join_state is not None:
+            self._join_state.in_step = False
+        super()._finish(unused, shadow)
 
     def _shadow(self, source_rank: int) -> None:
         """Take part in a step of the others, with gradients of zero."""

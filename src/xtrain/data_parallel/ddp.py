@@ -71,14 +71,13 @@ class DistributedDataParallel(nn.Module):
         self._reducer = Reducer(self._all_reduce, at_end=self._end_of_backward)
         self._reducer.buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
         self._bucket_of = {p: b for b in self._reducer.buckets for p in b.parameters}
-        self._set_divisor(self._size)
+        self._set_active_ranks(self._size, divisor=self._size)
         self._sync = True
         self._is_local = False  # no_sync has left gradients that are not reduced yet
         self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
         for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(self._gradient_ready)
-            if not self._average:
-                parameter.register_hook(self._before_accumulation(parameter))
+            parameter.register_hook(self._before_accumulation(parameter))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._sync:
@@ -88,9 +87,9 @@ class DistributedDataParallel(nn.Module):
     def _before_forward(self) -> None:
         self._synchronise_buffers()
 
-    def _set_divisor(self, ranks: int) -> None:
+    def _set_active_ranks(self, active: int, divisor: int) -> None:
         # Gradients are divided before they are summed, as torch does.
-        self._divisor = ranks if self._average else 1
+        self._active, self._divisor = active, divisor if self._average else 1
 
     def _synchronise_buffers(self, source_rank: int = 0) -> None:
         if self._broadcast_buffers and self.training:
@@ -123,10 +122,11 @@ class DistributedDataParallel(nn.Module):
         return lambda _: self._undo_previous_sum(parameter)
 
     def _undo_previous_sum(self, parameter: nn.Parameter) -> None:
-        # A sum that stays in `grad` for another step would be added up N times.
+        # What stays in `grad` for another step comes back from every active rank: a sum
+        # N times; inside join an average fewer than N times.
         if parameter in self._reduced and parameter.grad is not None:
-            if not self._average:
-                parameter.grad.div_(self._size)
+            if self._active != self._divisor:
+                parameter.grad.div_(self._active / self._divisor)
             self._reduced.discard(parameter)
 
     def _gradient_ready(self, parameter: nn.Parameter) -> None:

@@ -8,6 +8,9 @@ waiting for ever. So each synchronised forward (or `reduce_gradients`) first ask
 ranks still have inputs. A rank whose inputs are over takes part with gradients of zero
 until no rank has any.
 
+Between such a forward and its backward there is no other: a rank without inputs answers
+each with the messages of one backward.
+
 At the end the weights of a rank that stayed longest are copied to all. Its optimizer's
 state is not: to train on, give all ranks equally many batches instead.
 """
@@ -20,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.comm.checks import message_device
+from xtrain.comm.uneven import uneven_calls
 
 
 @contextmanager
@@ -37,13 +41,14 @@ def join(model: Any, divide_by_initial_world_size: bool = True) -> Iterator[None
     state = JoinState(model, divide_by_initial_world_size)
     model._join_state = state
     try:
-        yield
+        with uneven_calls(model.process_group):
+            yield
         while state.count_active_ranks(active=False):
             model._shadow(state.source_rank)
         model._copy_from(state.source_rank)
     finally:
         model._join_state = None
-        model._set_divisor(model._size)
+        model._set_active_ranks(model._size, model._size)
 
 
 class JoinState:
@@ -52,6 +57,18 @@ class JoinState:
     def __init__(self, model: Any, by_initial_size: bool):
         self._model, self._by_initial_size = model, by_initial_size
         self.source_rank = 0  # the first rank that has inputs, or was the last to
+        self.in_step = False  # a forward was announced, its gradients are to come
+
+    def begin_step(self) -> None:
+        """Tell the others that the messages of a backward will follow."""
+        if self.in_step:
+            raise ValueError(
+                "a second forward before the backward of the first, inside join(): "
+                "ranks whose inputs are over answer every forward with one backward; "
+                "run forwards ahead in no_sync(), then reduce_gradients()"
+            )
+        self.count_active_ranks(active=True)
+        self.in_step = True
 
     def count_active_ranks(self, active: bool) -> int:
         """How many ranks have inputs; this one tells the others whether it has."""
@@ -62,6 +79,6 @@ class JoinState:
         ranks = there.nonzero().flatten().tolist()
         if ranks:
             self.source_rank = ranks[0]
-            if not self._by_initial_size:
-                self._model._set_divisor(len(ranks))
+            divisor = self._model._size if self._by_initial_size else len(ranks)
+            self._model._set_active_ranks(len(ranks), divisor)
         return len(ranks)

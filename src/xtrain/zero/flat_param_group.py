@@ -22,6 +22,7 @@ from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
+from xtrain.zero.grad_scaler import shard_gradient
 
 Owner = tuple[nn.Module, str]  # a module and the name of its parameter
 Gradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
@@ -174,7 +175,7 @@ class FlatParamGroup:
         parts = self.layout.pieces(reduced, self.rank)
         for local, part in zip(self.local_shards, parts, strict=True):
             if local.grad is None:
-                local.grad = part
+                local.grad = shard_gradient(part, self.group)
             else:
                 local.grad.add_(part)
 

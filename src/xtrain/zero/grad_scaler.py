@@ -6,9 +6,11 @@
 GradScaler divides the gradients in an optimizer's `param_groups` by its scale and looks
 for infinities in them, one operator call for each dtype and device. With shards the
 infinity is one rank's alone, and a rank that skipped its step alone would leave the
-others waiting. So next to the shards of each dtype and device there is an empty
-parameter. The class of its empty gradient takes over that operator, as the tensors of
-torch's own fully_shard do, and asks all ranks.
+others waiting, or with other weights. So the class of a gradient takes over that
+operator, as the tensors of torch's own fully_shard do, and asks all ranks. The shards'
+gradients of FSDP are of such a class. Those of ZeRO 1 and 2 are made in the step, so
+next to the shards of each dtype and device there is an empty parameter whose empty
+gradient speaks for them.
 """
 
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.checks import message_device
 
 Unscale = Callable[[Tensor, Tensor], None]
+UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 NORMS = (torch._foreach_norm, torch.linalg.vector_norm, torch.norm, Tensor.norm)
 
 
@@ -34,7 +37,7 @@ class MarkerGradient(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is torch._amp_foreach_non_finite_check_and_unscale_:
+        if func is UNSCALE:
             gradients, found_inf, inverse_scale = args
             found = next(g for g in gradients if isinstance(g, cls))
             return found.unscale(found_inf, inverse_scale)
@@ -58,6 +61,39 @@ def mark(parameter: nn.Parameter, unscale: Unscale) -> None:
     parameter.grad = gradient
 
 
+class ShardGradient(Tensor):
+    """The gradient of a rank's shard: a tensor like any other but for GradScaler."""
+
+    process_group: ProcessGroup | None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func is UNSCALE:
+            gradients, found_inf, _ = args
+            shards = [g for g in gradients if isinstance(g, cls)]
+            for group in dict.fromkeys(shard.process_group for shard in shards):
+                ask_all_ranks(found_inf, group)
+        return result
+
+    # elsewhere it is no rank's shard any more
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.clone()
+
+
+def shard_gradient(gradient: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The same memory; GradScaler asks all ranks of the group about it."""
+    shard = gradient.as_subclass(ShardGradient)
+    shard.process_group = group
+    return shard
+
+
 @torch.no_grad()
 def unscale_on_all_ranks(
     gradients: list[Tensor],
@@ -67,9 +103,12 @@ def unscale_on_all_ranks(
 ) -> None:
     """GradScaler's operator on shards: `found_inf` is 1 if any rank's have one."""
     if gradients:
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            gradients, found_inf, inverse_scale
-        )
+        UNSCALE(gradients, found_inf, inverse_scale)
+    ask_all_ranks(found_inf, group)
+
+
+def ask_all_ranks(found_inf: Tensor, group: ProcessGroup | None) -> None:
+    """Let `found_inf` be the largest of all ranks."""
     anywhere = found_inf.to(message_device(group))
     dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
     found_inf.copy_(anywhere)

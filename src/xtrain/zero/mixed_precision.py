@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.checks import message_device
+from xtrain.comm.uneven import has_uneven_calls
 
 
 class LossScaler:
@@ -68,13 +69,14 @@ class LossScaler:
         """Divide fp32 gradients by the scale, in place; True when all are finite.
 
         All ranks of the group get the same answer: one that skips a step alone would
-        have other weights from then on.
+        have other weights from then on. Inside DDP's join() none is asked, as ranks
+        whose inputs are over would not reply: gradients are the same on all others.
         """
         finite = True
         for gradient in gradients:
             gradient.div_(self.scale)
             finite = finite and bool(torch.isfinite(gradient).all())
-        if dist.is_initialized():
+        if dist.is_initialized() and not has_uneven_calls(self.process_group):
             device = message_device(self.process_group)
             bad = torch.tensor(0.0 if finite else 1.0, device=device)
             dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.process_group)

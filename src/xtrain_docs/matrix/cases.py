@@ -69,28 +69,14 @@ REFUSED: dict[Case, str] = {
             "reentrant": "are out of bounds for storage of size 0",
         },
     ),
+    ("ddp", "interleaved", "join"): "a second forward before the backward of the first",
 }
 """What raises on every rank, and words of its error."""
 
-WRONG: dict[Case, str] = {
-    **of_each(
-        FSDP,
-        {
-            "grad_scaler": "a rank whose shard overflows skips its step alone; "
-            "`LossScaler(process_group=...)` asks all ranks"
-        },
-    ),
-    ("ddp", "accumulate", "join"): "a rank whose inputs are over adds zeros where the "
-    "others add what was reduced before; accumulate in `no_sync()`",
-}
+WRONG: dict[Case, str] = {}
 """What runs and gives other weights than one process, and what to do instead."""
 
-UNTRIED: dict[Case, str] = {
-    ("ddp", "loss_scaler", "join"): "hangs: `LossScaler` asks all ranks in every step, "
-    "and a rank whose inputs are over makes none",
-    ("ddp", "interleaved", "join"): "hangs: a rank whose inputs are over answers every "
-    "forward with the messages of its backward",
-}
+UNTRIED: dict[Case, str] = {}
 """What is known to end badly, so no test runs it."""
 
 

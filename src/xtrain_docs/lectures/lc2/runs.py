@@ -3,6 +3,7 @@
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import RING, TORCH
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
+from xtrain.data_parallel.buckets import make_buckets
 
 LAYERS, WIDTH = 6, 64
 
@@ -67,8 +69,8 @@ def calls_of_step(wrapper: str, cap_kib: float) -> list[int]:
 def backward_by_the_clock(layers: int, width: int, cap_mb: float) -> list[list[Any]]:
     """One backward as [what, number, seconds since its start], in order of time.
 
-    What: "gradient" of a layer is complete, a bucket's all-reduce is "sent" or "done",
-    backward has come to its "end".
+    What: "gradient" of a layer is complete, all gradients of a bucket are ("ready"),
+    its all-reduce is "sent" or "done", backward has come to its "end".
     """
     seen: list[list[Any]] = []
     zero = 0.0
@@ -86,10 +88,17 @@ def backward_by_the_clock(layers: int, width: int, cap_mb: float) -> list[list[A
 
     spy = replace(TORCH, name="clock", all_reduce=all_reduce)
     net = deep_net(layers, width, bias=False)
-    for number, parameter in enumerate(net.parameters()):
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, number=number: note("gradient", number)
-        )
+    parameters = list(net.parameters())
+    packed = make_buckets(parameters, int(cap_mb * 2**20))  # as DDP will
+    last_of = {bucket.parameters[-1]: n for n, bucket in enumerate(packed)}
+
+    def gradient(parameter: nn.Parameter, number: int) -> None:
+        note("gradient", number)
+        if parameter in last_of:
+            note("ready", last_of[parameter])
+
+    for number, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(partial(gradient, number=number))
     model = DistributedDataParallel(net, bucket_cap_mb=cap_mb, collectives=spy)
     for _ in range(3):  # connections and memory are warm at the third
         loss = model(torch.ones(256, width)).sum()
