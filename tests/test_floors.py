@@ -19,10 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 
 FLOORS = [
+    {"whiteboard"},  # torch only, and for `copying` alone
     {"schedules"},
     {"plan"},  # plan may ask schedules; both are standard library only
     {"testing"},
     {"comm"},
+    {"copying"},
     {"checkpoint"},
     {
         "backends",
@@ -42,6 +44,11 @@ FLOORS = [
 ]
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 TORCH_FREE = {"plan", "schedules"}
+ALONE = {
+    "whiteboard",
+    "copying",
+}  # use nothing of the library, are used by nothing of it
+USERS = {"whiteboard": {"copying"}, "copying": {"cli"}}
 
 
 def imported_modules(tree: ast.AST, package: str) -> list[tuple[int, str]]:
@@ -74,10 +81,16 @@ def broken_rules(folder: str, package: str, source: str) -> list[str]:
         elif top == "xtrain":
             if target in ("", "__version__") or target == folder:
                 continue
-            if target not in FLOOR:
+            if target in ALONE and folder not in USERS[target]:
+                broken.append(f"line {line}: {folder} may not import {module}")
+            elif folder in ALONE and target not in ALONE:
+                broken.append(f"line {line}: {folder} stands alone: {module}")
+            elif target not in FLOOR:
                 broken.append(f"line {line}: {module} has no floor in FLOORS")
             elif FLOOR[target] >= FLOOR[folder]:
                 broken.append(f"line {line}: {folder} may not import {module}")
+        elif folder in ALONE and top not in {"torch", *sys.stdlib_module_names}:
+            broken.append(f"line {line}: {folder} is torch only: {module}")
         elif folder in TORCH_FREE and top not in sys.stdlib_module_names:
             broken.append(f"line {line}: {folder} is standard library only: {module}")
     return broken
@@ -223,6 +236,14 @@ def test_the_package_itself_imports_nothing() -> None:
         ("model", "xtrain.model", "from xtrain.bench.race import Case"),
         ("model", "xtrain.model", "from xtrain.train import step"),
         ("bench", "xtrain.bench", "from xtrain.cli import main"),
+        ("comm", "xtrain.comm", "from xtrain.whiteboard.comm import exchange"),
+        ("bench", "xtrain.bench", "import xtrain.whiteboard.zero.adamw"),
+        ("zero", "xtrain.zero", "from xtrain.copying import whiteboard"),
+        ("whiteboard", "xtrain.whiteboard.comm", "from xtrain.comm import exchange"),
+        ("whiteboard", "xtrain.whiteboard.comm", "from xtrain.plan import Layout"),
+        ("whiteboard", "xtrain.whiteboard.comm", "import numpy"),
+        ("copying", "xtrain.copying", "from xtrain.comm import exchange"),
+        ("copying", "xtrain.copying", "from xtrain.plan import Layout"),
     ],
 )
 def test_a_wrong_import_is_seen(folder: str, package: str, source: str) -> None:
@@ -242,6 +263,13 @@ def test_a_wrong_import_is_seen(folder: str, package: str, source: str) -> None:
         ("model", "xtrain.model", "from xtrain.zero import clip\nimport xtrain.plan"),
         ("bench", "xtrain.bench", "from xtrain.model import XtrainModel"),
         ("cli", "xtrain", "from xtrain import __version__\nimport xtrain.bench"),
+        ("cli", "xtrain", "from xtrain.copying import whiteboard"),
+        (
+            "copying",
+            "xtrain.copying.x",
+            "from xtrain.whiteboard.comm.exchange import f",
+        ),
+        ("whiteboard", "xtrain.whiteboard.comm", "import torch\nimport math"),
     ],
 )
 def test_a_right_import_is_left_alone(folder: str, package: str, source: str) -> None:

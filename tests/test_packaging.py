@@ -217,6 +217,8 @@ def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
     assert any(n.endswith("licenses/LICENSE") for n in metadata)
     folders = {n.split("/")[0] for n in names - metadata}
     assert folders == {"xtrain"}
+    assert "xtrain/whiteboard/comm/ring_all_reduce.py" in names
+    assert "xtrain/copying/self_checks/comm/ring_all_reduce.py" in names
     assert not [n for n in names if "__pycache__" in n]
 
 

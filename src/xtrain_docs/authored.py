@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from . import config, excerpts, fences, guards
+from . import config, excerpts, fences, guards, symbols
 
 
 def pages() -> list[Path]:
@@ -25,8 +25,9 @@ def references() -> dict[str, list[Path]]:
 
 
 def embedded() -> dict[str, list[Path]]:
-    """Every symbol reference on some page, and the pages."""
-    return {name: where for name, where in references().items() if ":" in name}
+    """Every symbol reference on some page, and the pages; a form is a symbol, too."""
+    named = ((symbols.form_key(r) or r, where) for r, where in references().items())
+    return {name: where for name, where in named if ":" in name}
 
 
 class PageError(ValueError):

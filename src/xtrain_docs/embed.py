@@ -5,7 +5,9 @@ the source, reference entry, a copy that stands alone), the code as it is in the
 source today, and a line saying which tests verify it. The lines after the first are
 options: see `excerpts`.
 
-Whole files work too: ``--8<-- "snippets/lc1/name.py"`` and ``.out``.
+Whole files work too: ``--8<-- "snippets/lc1/name.py"`` and ``.out``. A whiteboard form,
+``--8<-- "src/xtrain/whiteboard/comm/name.py"``, is downloaded with its self-check and
+carries the verified line of the symbol it is named after.
 """
 
 import base64
@@ -18,7 +20,9 @@ from markdown.extensions import Extension
 from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 
-from . import config, fences, verification
+from xtrain.copying import whiteboard
+
+from . import config, fences, symbols, verification
 from .evidence_links import LINK, evidence_link
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
 from .standalone import standalone
@@ -92,9 +96,13 @@ def file_block(reference: str, options: Options, fence: fences.Fence) -> list[st
     lines, attributes = annotate(text.splitlines(), options, reference)
     wrong = "wrong" in fence.classes or reference.startswith("snippets/wrong/")
     kind = " .xt-wrong" if wrong else ""
-    bar = f"[{reference}]({config.source_url(reference, 1, len(lines))}){{ .xt-path }}"
+    url = config.source_url(reference, 1, len(lines))
+    bar = f"[{reference.removeprefix('src/')}]({url}){{ .xt-path }}"
+    form = symbols.form_key(reference)
+    if form:
+        bar += f" [API][{form.replace(':', '.')}]{{ .xt-api }}"
     if path.suffix == ".py":
-        link = data_url(text + "\n")
+        link = data_url(download(path) if form else text + "\n")
         bar += f' [download]({link}){{ .xt-download download="{path.name}" }}'
     language = {".py": "py", ".toml": "toml", ".yml": "yaml"}.get(path.suffix, "text")
     return [
@@ -105,8 +113,16 @@ def file_block(reference: str, options: Options, fence: fences.Fence) -> list[st
         f"```{language}{attributes}",
         *lines,
         "```",
-        "",
+        *(verified_line(form) if form else [""]),
     ]
+
+
+def download(form: Path) -> str:
+    """A whiteboard form with its self-check; EmbedError if it has none."""
+    try:
+        return whiteboard(form.stem, config.SOURCE / "xtrain")
+    except FileNotFoundError as problem:
+        raise EmbedError(f"{form.name} has no self-check: {problem}") from problem
 
 
 def transcript_block(path: Path, text: str) -> list[str]:

@@ -13,7 +13,7 @@ def modules() -> list[str]:
         parts = path.relative_to(config.SOURCE).with_suffix("").parts
         if parts[-1] == "__init__":
             parts = parts[:-1]
-        if any(part.startswith("_") for part in parts):
+        if any(part.startswith("_") or part == "self_checks" for part in parts):
             continue
         if not (path.parent / "__init__.py").is_file():
             continue

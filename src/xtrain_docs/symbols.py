@@ -4,7 +4,7 @@ import ast
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import griffe
 
@@ -154,6 +154,18 @@ def _defined(node: ast.stmt) -> list[str]:
         case ast.AnnAssign(target=ast.Name(id=name)):
             return [name]
     return []
+
+
+def form_key(reference: str) -> str | None:
+    """The symbol of a whiteboard form's file, which is named as its file is.
+
+    src/xtrain/whiteboard/comm/ring_all_reduce.py
+    -> xtrain.whiteboard.comm.ring_all_reduce:ring_all_reduce; None for other files.
+    """
+    if not reference.startswith("src/xtrain/whiteboard/"):
+        return None
+    parts = PurePosixPath(reference).with_suffix("").parts[1:]
+    return f"{'.'.join(parts)}:{parts[-1]}"
 
 
 def key_digest(key: str, root: Path | None = None) -> str:

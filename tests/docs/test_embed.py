@@ -3,11 +3,13 @@
 import base64
 import html
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.docs.rendering import render
-from xtrain_docs import excerpts, symbols, verification
+from xtrain_docs import authored, excerpts, symbols, verification
 from xtrain_docs.excerpts import EmbedError, Options
 from xtrain_docs.symbols import SymbolError, resolve
 
@@ -218,6 +220,57 @@ def test_the_digest_is_the_test_runs(toy):
     key = "xtrain.comm.ring:ring_all_reduce"
     root = symbols.config.Path(__file__).parents[2] / "src"
     assert symbols.key_digest(key, root) == digest(key)
+
+
+# --- whiteboard forms ---------------------------------------------------------------
+
+FORM = '"""Turn.\n\nComputes: a turn.\n"""\n\n\ndef turn(x):\n    return -x\n'
+FORM_FILE = "src/xtrain/whiteboard/comm/turn.py"
+FORM_KEY = "xtrain.whiteboard.comm.turn:turn"
+
+
+def write_form(toy, self_check=True):
+    toy.write(FORM_FILE, FORM)
+    checks = "src/xtrain/copying/self_checks"
+    toy.write(f"{checks}/harness.py", "def run(check):\n    check(0, 1)\n")
+    if self_check:
+        text = "from xtrain.whiteboard.comm.turn import turn\n\n\n"
+        text += "def check(rank, size):\n    print(turn(3))\n"
+        toy.write(f"{checks}/comm/turn.py", text)
+
+
+def test_a_form_is_shown_whole_and_downloaded_with_its_self_check(
+    toy, pretend_verified
+):
+    write_form(toy)
+    out = render(page(reference=FORM_FILE))
+    code = re.search(r"<code>(.*?)</code>", out, re.S)
+    assert html.unescape(re.sub(r"<[^>]+>", "", code[1])).strip("\n") == FORM.strip()
+    assert 'href="/source/xtrain/whiteboard/comm/turn.py.md#L1"' in out
+    assert "[xtrain.whiteboard.comm.turn.turn]" in out  # resolved by autorefs
+    assert "Verified by 1 test" in re.sub(r"<[^>]+>", "", out)
+    assert 'download="turn.py"' in out
+    packed = re.search(r"data:text/x-python;base64,([\w+/=]+)", out)
+    text = base64.b64decode(packed[1]).decode()
+    assert text.startswith(FORM)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.stdout == "-3\n", done.stderr
+
+
+def test_a_form_without_a_test_or_a_self_check_stops_the_build(toy):
+    write_form(toy, self_check=False)
+    with pytest.raises(EmbedError, match=r"turn.py has no self-check"):
+        render(page(reference=FORM_FILE))
+    write_form(toy)
+    with pytest.raises(verification.UnverifiedError, match=FORM_KEY):
+        render(page(reference=FORM_FILE))
+
+
+def test_a_form_on_a_page_counts_as_its_symbol(toy):
+    write_form(toy)
+    toy.write("docs/en/a.md", page(reference=FORM_FILE))
+    assert list(authored.embedded()) == [FORM_KEY]
+    assert symbols.form_key("src/xtrain/comm/ring.py") is None
 
 
 # --- files and links ------------------------------------------------------------------

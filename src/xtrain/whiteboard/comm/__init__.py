@@ -1,0 +1,1 @@
+"""lc1: collectives from send and receive."""

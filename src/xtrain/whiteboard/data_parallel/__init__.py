@@ -1,0 +1,1 @@
+"""lc2: data parallelism."""

@@ -1,0 +1,1 @@
+"""lc3: sharding optimizer states, gradients and parameters."""

@@ -1,0 +1,94 @@
+"""What a reader downloads runs alone: an empty folder, torch, and no xtrain.
+
+Every form found on disk is tried, so one without a self-check fails here.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from xtrain.copying import whiteboard
+from xtrain.copying.forms import forms
+
+FORMS = forms()
+NO_XTRAIN = 'raise ImportError("this machine has no xtrain")\n'
+
+
+@pytest.fixture
+def alone(tmp_path: Path):
+    """Runs a text as a file of its own where xtrain cannot be imported."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "xtrain.py").write_text(NO_XTRAIN)
+    (tmp_path / "empty").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "hidden")}
+
+    def run(name: str, text: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "empty" / name).write_text(text)
+        return subprocess.run(
+            [sys.executable, name],
+            cwd=tmp_path / "empty",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_download_compares_and_says_what_it_sent(name, alone):
+    text = whiteboard(name)
+    assert text.startswith(FORMS[name].read_text().rstrip())
+    done = alone(f"{name}.py", text)
+    assert done.returncode == 0, done.stderr
+    assert "right on every rank: " in done.stdout
+    sent = re.findall(
+        r"^rank (\d): \d+ messages, [\d,]+ bytes sent$", done.stdout, re.M
+    )
+    assert sent[:4] == ["0", "1", "2", "3"]
+    assert re.search(r"^.+ is [\d,]+ bytes$", done.stdout, re.M), "the formula's value"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_name_is_defined_twice_in_a_download(name):
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    tree = ast.parse(whiteboard(name))
+    names = Counter(node.name for node in tree.body if isinstance(node, kinds))
+    names.update(
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    )
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_xtrain_is_out_of_reach_here(alone):
+    done = alone("probe.py", "import xtrain\n")
+    assert done.returncode == 1
+    assert "this machine has no xtrain" in done.stderr
+
+
+WRONG = [
+    ("mine += arriving", "mine -= arriving", "WRONG by"),
+    ("range(size - 1):  # all-gather", "range(size - 2):  # all-gather", "WRONG by"),
+    ("2 * (size - 1) / size", "(size - 1) / size", "WRONG: 2(N-1)/N of 4,000 bytes is"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), WRONG, ids=[w[1] for w in WRONG])
+def test_a_wrong_form_ends_with_status_1_and_says_why(old, new, said, alone):
+    text = whiteboard("ring_all_reduce")
+    assert text.count(old) == 1
+    done = alone("ring_all_reduce.py", text.replace(old, new))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
