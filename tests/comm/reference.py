@@ -157,13 +157,15 @@ def assert_same_on_all_ranks(tensor: Tensor, group=None) -> None:
     same.check()
 
 
-def check_all_reduce(all_reduce, group=None, shapes=SHAPES) -> None:
+def check_all_reduce(
+    all_reduce, group=None, shapes=SHAPES, ops=ARITHMETIC + BITS, layouts=LAYOUTS
+) -> None:
     """All operations with all dtypes, in turn with all shapes and layouts."""
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
     me = members.index(dist.get_rank())
     shapes_in_turn = itertools.cycle(shapes)
-    layouts_in_turn = itertools.cycle(LAYOUTS)
-    pairs = itertools.product(ARITHMETIC + BITS, FLOATS + INTS)
+    layouts_in_turn = itertools.cycle(layouts)
+    pairs = itertools.product(ops, FLOATS + INTS)
     legal_pairs = [pair for pair in pairs if legal(*pair)]
     same = SameEverywhere(group)
     for case, (op, dtype) in enumerate(legal_pairs * 2):
@@ -183,10 +185,10 @@ def check_all_reduce(all_reduce, group=None, shapes=SHAPES) -> None:
     same.check()
 
 
-def check_all_reduce_extras(all_reduce) -> None:
+def check_all_reduce_extras(all_reduce, layouts=LAYOUTS) -> None:
     """Every layout, a large tensor, default arguments, and gradients."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    for layout, shape in itertools.product(LAYOUTS, SHAPES):
+    for layout, shape in itertools.product(layouts, SHAPES):
         inputs = [input_of(r, shape, torch.float32, 7) for r in range(size)]
         laid = Laid(inputs[rank], layout)
         all_reduce(laid.tensor)  # SUM over the whole world

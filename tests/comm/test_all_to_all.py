@@ -93,12 +93,12 @@ def test_list_form_equals_torch(world, size):
         world(size).run(list_cases, run)
 
 
-def single_cases(run, table) -> None:
+def single_cases(run, table, layouts=LAYOUTS) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     rows = table[rank]
     arriving = [line[rank] for line in table]
     assert exchange_split_sizes(rows) == arriving
-    cases = list(itertools.product(((), (3,), (2, 1, 2)), LAYOUTS))
+    cases = list(itertools.product(((), (3,), (2, 1, 2)), layouts))
     for case, (shape, layout) in enumerate(cases * 2):
         dtype = DTYPES[case % len(DTYPES)]
         everyone = [
@@ -106,7 +106,8 @@ def single_cases(run, table) -> None:
         ]
         mine = Laid(everyone[rank], layout)
         output = Laid(
-            torch.ones(sum(arriving), *shape, dtype=dtype), LAYOUTS[case // 4 % 4]
+            torch.ones(sum(arriving), *shape, dtype=dtype),
+            layouts[case // len(layouts) % len(layouts)],
         )
         result = run(output.tensor, mine.tensor, arriving, rows)
         if result is not None:
@@ -139,7 +140,7 @@ def test_single_form_equals_torch(world, size):
         world(size).run(single_cases, run, TABLES[size])
 
 
-def even_and_one_sided() -> None:
+def even_and_one_sided(all_to_all_single=all_to_all_single) -> None:
     """Sizes may be left out on either side; no rows at all is legal too."""
     rank, size = dist.get_rank(), dist.get_world_size()
     input = torch.arange(2.0 * size) + 100 * rank

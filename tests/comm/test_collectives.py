@@ -42,10 +42,10 @@ DTYPES = FLOATS + INTS
 SIZES = [1, 2, 3, 4]
 
 
-def broadcast_cases(run) -> None:
+def broadcast_cases(run, layouts=LAYOUTS) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     same = SameEverywhere()
-    for case, (shape, layout) in enumerate(itertools.product(SHAPES, LAYOUTS)):
+    for case, (shape, layout) in enumerate(itertools.product(SHAPES, layouts)):
         dtype, root = DTYPES[case % len(DTYPES)], case % size
         inputs = [input_of(r, shape, dtype, case) for r in range(size)]
         mine = Laid(inputs[rank], layout)
@@ -78,11 +78,12 @@ def test_broadcast_equals_torch(world, size):
         world(size).run(broadcast_cases, run)
 
 
-def reduce_cases() -> None:
+def reduce_cases(reduce=reduce, ops=ARITHMETIC + BITS, layouts=LAYOUTS) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    pairs = itertools.product(ARITHMETIC + BITS, DTYPES)
+    pairs = itertools.product(ops, DTYPES)
     for case, (op, dtype) in enumerate(p for p in pairs if legal(*p)):
-        shape, layout = SHAPES[case % len(SHAPES)], LAYOUTS[case // 3 % 4]
+        shape = SHAPES[case % len(SHAPES)]
+        layout = layouts[case // 3 % len(layouts)]
         root = case % size
         inputs = [input_of(r, shape, dtype, case) for r in range(size)]
         mine = Laid(inputs[rank], layout)

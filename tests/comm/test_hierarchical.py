@@ -38,13 +38,19 @@ def groups(shape):
     return mesh["local"].get_group(), mesh["node"].get_group()
 
 
-def all_cases(shape) -> None:
+def all_cases(
+    shape,
+    hierarchical_all_reduce=hierarchical_all_reduce,
+    ops=ARITHMETIC + BITS,
+    layouts=LAYOUTS,
+) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     intra, inter = groups(shape)
     same = SameEverywhere()
-    pairs = itertools.product(ARITHMETIC + BITS, FLOATS + INTS)
+    pairs = itertools.product(ops, FLOATS + INTS)
     for case, (op, dtype) in enumerate(p for p in pairs if legal(*p)):
-        dims, layout = SHAPES[case % len(SHAPES)], LAYOUTS[case // 2 % 4]
+        dims = SHAPES[case % len(SHAPES)]
+        layout = layouts[case // 2 % len(layouts)]
         inputs = [input_of(r, dims, dtype, case) for r in range(size)]
         mine = Laid(inputs[rank], layout)
         hierarchical_all_reduce(mine.tensor, op, intra, inter)

@@ -53,16 +53,17 @@ def whole_shapes(size, shape):
         yield (size * shape[0], *shape[1:])
 
 
-def reduce_scatter_cases(*functions) -> None:
+def reduce_scatter_cases(*functions, ops=ARITHMETIC + BITS, layouts=LAYOUTS) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     shapes = [(s, w) for s in PIECES for w in whole_shapes(size, s)]
-    pairs = itertools.product(ARITHMETIC + BITS, FLOATS + INTS)
+    pairs = itertools.product(ops, FLOATS + INTS)
     legal_pairs = [pair for pair in pairs if legal(*pair)]
     for case, (op, dtype) in enumerate(legal_pairs * 2):
         shape, whole_shape = shapes[case % len(shapes)]
         inputs = [input_of(r, whole_shape, dtype, case) for r in range(size)]
-        mine = Laid(inputs[rank], LAYOUTS[case % 4])
-        output = Laid(torch.ones(shape, dtype=dtype), LAYOUTS[case // 4 % 4])
+        mine = Laid(inputs[rank], layouts[case % len(layouts)])
+        layout = layouts[case // len(layouts) % len(layouts)]
+        output = Laid(torch.ones(shape, dtype=dtype), layout)
         run = functions[case % len(functions)]
         assert run(output.tensor, mine.tensor, op) is None
         pieces = [t.reshape(size, *shape)[rank] for t in inputs]
@@ -91,14 +92,14 @@ def test_reduce_scatter_equals_one_process(world, size):
     )
 
 
-def all_gather_cases(*functions) -> None:
+def all_gather_cases(*functions, layouts=LAYOUTS) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     shapes = [(s, w) for s in PIECES for w in whole_shapes(size, s)]
-    cases = list(itertools.product(shapes, LAYOUTS)) * 2
+    cases = list(itertools.product(shapes, layouts)) * 2
     for case, ((shape, whole_shape), layout) in enumerate(cases):
         dtype = (FLOATS + INTS)[case % len(FLOATS + INTS)]
         inputs = [input_of(r, shape, dtype, case) for r in range(size)]
-        mine = Laid(inputs[rank], LAYOUTS[case // 4 % 4])
+        mine = Laid(inputs[rank], layouts[case // len(layouts) % len(layouts)])
         output = Laid(torch.ones(whole_shape, dtype=dtype), layout)
         run = functions[case % len(functions)]
         assert run(output.tensor, mine.tensor) is None
@@ -125,7 +126,9 @@ def test_all_gather_equals_one_process(world, size):
     )
 
 
-def in_place_and_gradients() -> None:
+def in_place_and_gradients(
+    ring_all_gather=ring_all_gather, ring_reduce_scatter=ring_reduce_scatter
+) -> None:
     """The input may be the output's own slice, and may require gradients."""
     rank, size = dist.get_rank(), dist.get_world_size()
     whole = torch.full((size, 3), -1.0)
@@ -157,7 +160,12 @@ def test_in_place_slices_and_gradients(world, size):
     world(size).run(in_place_and_gradients)
 
 
-def halves_make_the_whole(numel) -> None:
+def halves_make_the_whole(
+    numel,
+    ring_reduce_scatter=ring_reduce_scatter,
+    ring_all_gather=ring_all_gather,
+    ring_all_reduce=ring_all_reduce,
+) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = input_of(rank, (numel * size,), torch.float32)
     shard, gathered = torch.empty(numel), torch.empty(numel * size)

@@ -23,16 +23,13 @@ def all_to_all_single(
     arriving[rank].copy_(leaving[rank])
 
     calls = []
-    for step in range(1, size):  # everyone begins with another one: no rank is flooded
+    for step in range(1, size):  # each begins with its neighbour: no rank is flooded
         to, source = (rank + step) % size, (rank - step) % size
-        if leaving[to].numel() > 0:  # both ends know the sizes, so both skip
-            calls.append(
-                dist.P2POp(dist.isend, leaving[to], group=group, group_peer=to)
-            )
-        if arriving[source].numel() > 0:
-            calls.append(
-                dist.P2POp(dist.irecv, arriving[source], group=group, group_peer=source)
-            )
+        calls += [
+            dist.P2POp(dist.isend, leaving[to], group=group, group_peer=to),
+            dist.P2POp(dist.irecv, arriving[source], group=group, group_peer=source),
+        ]
+    calls = [call for call in calls if call.tensor.numel() > 0]  # both ends know it
     for work in dist.batch_isend_irecv(calls) if calls else []:
         work.wait()
 
