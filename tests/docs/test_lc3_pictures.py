@@ -11,7 +11,6 @@ from xtrain_docs.lectures.lc3 import (
     pictures,
     runs_timeline,
     runs_values,
-    tables_torch,
     timelines,
 )
 from xtrain_docs.lectures.lc3 import runs as lc3_runs
@@ -182,21 +181,24 @@ def test_only_the_weight_with_a_master_moves(on_ranks):
     assert abs(found["with a master"][-1] - 0.97) < 2**-8
 
 
+@pytest.mark.verifies("xtrain.checkpoint.training_state:save_checkpoint")
 def test_the_folder_of_a_checkpoint_has_a_file_a_rank(on_ranks):
-    rows = tables_torch.checkpoint_folder(2).rows
-    names = [row[0].strip("`").removeprefix("run/step-00000020/") for row in rows]
-    assert names == ["run/.lock", "run/latest", "index.json",
-                     "rank-00000.safetensors", "rank-00001.safetensors"]  # fmt: skip
+    files = runs.remembered(runs_values.folder_of_checkpoint, 2)[0]
+    step = "run/step-00000020"
+    ranks = [f"{step}/rank-{rank:05d}.safetensors" for rank in range(2)]
+    expected = ["run/.lock", "run/latest", f"{step}/index.json", *ranks]
+    assert [path for path, _ in files] == expected
+    drawing = pictures.tree_chart(files)
+    assert drawing.count(">run/<") == drawing.count(">step-00000020/<") == 1
+    assert drawing.count(">the pieces of one rank<") == 2
 
 
 def test_every_figure_of_the_lecture_fits_a_phone(on_ranks):
     figures = registry("figure")
-    ours = [
-        n
-        for n, f in figures.items()
-        if f.__module__.startswith("xtrain_docs.lectures.lc3")
-    ]
-    assert len(ours) >= 13
+    lecture = "xtrain_docs.lectures.lc3"
+    modules = [f"{lecture}.{name}" for name in ("figures", "pictures", "timelines")]
+    ours = [name for name, figure in figures.items() if figure.__module__ in modules]
+    assert len(ours) >= 14
     for name in ours:
         drawing = figures.run(name, {})
         assert drawing.startswith("<svg")

@@ -55,23 +55,3 @@ def checkpoint_bytes() -> Table:
     header = ["ranks", "weights and moments, bytes", "of them in a file",
               "else in it", "index"]  # fmt: skip
     return Table(header, rows, "rrrrr")
-
-
-HOLDS = {
-    ".lock": "nothing: jobs that share the folder lock it",
-    "latest": "checksum and name of the newest complete checkpoint",
-    "index.json": "every tensor: shape, dtype, and which piece lies where",
-    ".safetensors": "the pieces of one rank",
-}
-
-
-@REGISTRY
-def checkpoint_folder(ranks: int = 2) -> Table:
-    """The files of a saved checkpoint, as they lie in their folder."""
-    from .runs_values import folder_of_checkpoint
-
-    rows = []
-    for path, size in runs.remembered(folder_of_checkpoint, ranks)[0]:
-        (what,) = (words for end, words in HOLDS.items() if path.endswith(end))
-        rows.append([f"`{path}`", count(size), what])
-    return Table(["file", "bytes", "what it holds"], rows, "lrl")
