@@ -1,0 +1,189 @@
+"""One loss curve of one process, and every wrapper of lc2 and lc3 on it."""
+
+import math
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain_docs import config
+from xtrain_docs.evidence import EvidenceError
+from xtrain_docs.lectures.lc2 import runs_spine as lc2_runs
+from xtrain_docs.lectures.lc2 import spine as lc2
+from xtrain_docs.lectures.lc3 import spine as lc3
+from xtrain_docs.spine import compare, reference, training
+
+DATA_PARALLEL = (
+    "xtrain.data_parallel.naive:NaiveDataParallel",
+    "xtrain.data_parallel.ddp:DistributedDataParallel",
+)
+ZERO = (
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
+)
+MODEL = "xtrain.model.decoder:XtrainModel"
+
+
+@pytest.mark.verifies(MODEL, "xtrain.model.loss:mean_cross_entropy")
+def test_the_reference_is_what_one_process_gives(capsys):
+    assert reference.main([]) == 0
+    assert "largest difference to reference.json" in capsys.readouterr().out
+    losses = reference.reference()["loss"]
+    assert len(losses) == training.STEPS
+    assert losses[0] == pytest.approx(math.log(training.CONFIG.vocab_size), abs=0.3)
+    assert min(losses) < losses[0] / 2
+
+
+def test_another_curve_is_not_the_reference(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    assert reference.main(["--write"]) == 0
+    assert reference.main([]) == 0
+    monkeypatch.setitem(training.ADAMW, "lr", 0.0201)
+    assert reference.main([]) == 1
+    assert "e-" in capsys.readouterr().out
+
+
+def test_the_run_has_what_mistakes_need_to_show():
+    """Ranks with other numbers of tokens, a rank with none, steps with no clipping."""
+    tokens = [
+        [int((labels[rank::4] != training.IGNORED).sum()) for rank in range(4)]
+        for labels in (training.batch(step)[1] for step in range(training.STEPS))
+    ]
+    assert all(len(set(counts)) > 1 for counts in tokens)
+    assert any(0 in counts for counts in tokens)
+    clipped = [norm > training.MAX_NORM for norm in reference.reference()["norm"]]
+    assert {True, False} == set(clipped)
+
+
+@pytest.mark.verifies(*DATA_PARALLEL, MODEL)
+@pytest.mark.parametrize("ranks", compare.RANKS)
+def test_data_parallelism_reproduces_it(on_ranks, ranks):
+    assert [row.curve(ranks)["exact"] for row in lc2.rows()] == [True] * 3
+
+
+@pytest.mark.verifies(*ZERO, MODEL)
+@pytest.mark.parametrize("ranks", compare.RANKS)
+def test_every_stage_of_zero_reproduces_it(on_ranks, ranks):
+    curves = [row.curve(ranks) for row in lc3.rows()]
+    assert [curve["exact"] for curve in curves] == [True, True, True, False]
+
+
+def averaged(rank: int):
+    """The mean of the ranks' gradients, where their sum was meant."""
+    del rank
+    model = DistributedDataParallel(training.new_model())
+    optimizer = torch.optim.AdamW(model.parameters(), **training.ADAMW)
+    return training.run(training.Training(model, optimizer, training.clip(model)))
+
+
+def not_reduced(rank: int):
+    del rank
+    right = lc2_runs.trained_by("naive")
+    right.reduce = lambda: None
+    return training.run(right)
+
+
+def all_inside_no_sync(rank: int):
+    del rank
+    right = lc2_runs.trained_by("no_sync")
+    right.sync = lambda is_last: right.model.no_sync()
+    return training.run(right)
+
+
+def reduced_every_time(rank: int):
+    """Each micro-batch is summed over the ranks, the first one once too often."""
+    del rank
+    right = lc2_runs.trained_by("naive")
+    right.micro_batches, right.sync = 2, lambda is_last: nullcontext()
+    backward = torch.Tensor.backward
+
+    def and_reduce(loss, *arguments):
+        backward(loss, *arguments)
+        right.model.reduce_gradients()
+
+    right.reduce = lambda: None
+    torch.Tensor.backward = and_reduce
+    try:
+        return training.run(right)
+    finally:
+        torch.Tensor.backward = backward
+
+
+def clipped_alone(rank: int):
+    """One rank steps with gradients of another size."""
+    right = lc2_runs.trained_by("ddp")
+    model = right.model
+    right.clip = lambda norm: nn.utils.clip_grad_norm_(
+        model.parameters(), norm * (1 + rank)
+    )
+    return training.run(right)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [averaged, not_reduced, all_inside_no_sync, reduced_every_time, clipped_alone],
+    ids=lambda function: function.__name__,
+)
+def test_a_mistake_leaves_the_curve(world, broken):
+    found = world(2).run(by_rank, broken)
+    with pytest.raises(EvidenceError, match="by hand"):
+        compare.checked(found, reference.reference(), "by hand")
+
+
+def by_rank(broken):
+    return broken(training.place()[0])
+
+
+def test_ranks_that_disagree_and_curves_that_are_not_rounded_are_refused():
+    right = reference.reference()
+    other = {**right, "loss": [*right["loss"][:-1], 0.0]}
+    for found, words in (
+        ([right, other], "different losses"),
+        ([other, other], r"loss differs by .* from one process"),
+        ([{**right, "exact": False}], "nothing was rounded"),
+        ([{**right, "loss": right["loss"][1:]}], "differs by inf"),
+        ([{**right, "norm": [math.nan] * training.STEPS}], "norm differs by nan"),
+    ):
+        with pytest.raises(EvidenceError, match=words):
+            compare.checked(found, right, "by hand")
+
+
+def test_the_figure_marks_every_step_once_where_the_loss_is():
+    right = [3.0, 2.0, 1.0, 0.5]
+    drawing = compare.chart(right, {"a": right, "b": [3.0, 2.5, 1.0, 0.5]}, "title")
+    hovers = re.findall(r"<title>(\w, step \d: [\d.]+)</title>", drawing)
+    assert hovers == ["a, step 1: 3.000000", "a, step 3: 1.000000",
+                      "b, step 2: 2.500000", "b, step 4: 0.500000"]  # fmt: skip
+    (line,) = re.findall(r'<polyline points="([^"]+)"', drawing)
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    dots = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', drawing)]
+    assert dots[1:] == [heights[0], heights[2]]  # the first one is the legend's
+    squares = re.findall(r'<polygon points="[\d.]+,([\d.]+)', drawing)
+    assert float(squares[1]) + 5.5 < heights[1]  # 2.5 is above 2
+
+
+def test_a_table_has_the_largest_differences_by_world_size(monkeypatch):
+    right = reference.reference()
+    off = {2: 2e-13, 4: 3e-13}
+
+    def found(function, ranks, argument):
+        changed = [right["norm"][0] + 5e-13, *right["norm"][1:]]
+        loss = [right["loss"][0] - off[ranks], *right["loss"][1:]]
+        return [{"exact": True, "loss": loss, "norm": changed}] * ranks
+
+    monkeypatch.setattr(compare.runs, "remembered", found)
+    table = compare.table_of([compare.Row("ours", dict, "")])
+    assert list(table.header) == ["", "loss, 2 ranks", "loss, 4 ranks", "gradient norm"]
+    name, *cells = table.rows[0]
+    assert name == "ours"
+    assert [float(cell[:3]) for cell in cells] == pytest.approx([2, 3, 5], abs=0.1)
+    assert all(cell.endswith("10⁻¹³") for cell in cells)
+
+
+def test_small_numbers_are_written_as_powers():
+    assert compare.power(0.0) == "0"
+    assert compare.power(2.54e-14) == "2.5\u00a0·\u00a010⁻¹⁴"
+    assert compare.power(0.0849) == "0.085"
