@@ -273,6 +273,13 @@ def test_a_form_on_a_page_counts_as_its_symbol(toy):
     assert symbols.form_key("src/xtrain/comm/ring.py") is None
 
 
+def test_a_form_that_is_a_class_counts_as_the_class(toy):
+    reference = "src/xtrain/whiteboard/zero/half_turn.py"
+    toy.write(reference, "class _Half:\n    pass\n\n\nclass HalfTurn:\n    pass\n")
+    key = "xtrain.whiteboard.zero.half_turn:HalfTurn"
+    assert symbols.form_key(reference) == key
+
+
 # --- files and links ------------------------------------------------------------------
 
 

@@ -24,9 +24,7 @@ class MixedPrecision:
         **defaults: Any,
     ):
         self.params, self.group = list(params), process_group
-        self.masters = [
-            p.detach().float() if p.itemsize == 2 else p for p in self.params
-        ]
+        self.masters = [p.data.float() if p.itemsize == 2 else p for p in self.params]
         self.optimizer = optimizer_class(self.masters, **defaults)
         self.scaled, self.scale = init_scale is not None, init_scale or 1.0
         self.growth_interval, self.good_steps = 2000, 0
