@@ -98,9 +98,3 @@ def test_bars_are_as_long_as_their_bytes(on_ranks):
     expected = [unit, 2 * unit, unit, unit / 2, unit / 2, unit]
     assert [float(w) for w in widths] == pytest.approx(expected, abs=0.1)
     assert "a, formula: 400 bytes" in drawing
-
-
-def test_figures_are_whole(on_ranks):
-    for drawing in (figures.zero_picture(2), figures.zero_by_ranks(),
-                    figures.gradients_alive(), figures.weights_alive()):  # fmt: skip
-        assert drawing.startswith("<svg")

@@ -61,7 +61,9 @@ def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
+    "xtrain.zero.flat_param_group:Unshard",
+    "xtrain.zero.fsdp_unit:FSDPUnit",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
@@ -326,7 +328,7 @@ def traffic(reshard, compute_dtype, micro_batches):
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_three_passes_or_two(world, size):
-    """The root block stays between forward and backward: two passes of it always."""
+    """The root unit stays between forward and backward: two passes of it always."""
     for reshard, dtype, micro_batches in (
         (True, None, 1),
         (False, None, 1),

@@ -1,12 +1,14 @@
 """ZeRO 3, also known as FSDP: every rank owns 1/N of everything.
 
-    forward    gather block 0 | compute 0 | free 0
-                    gather block 1 ....... | compute 1 | free 1
-    backward                                  gather 1 | compute 1 | free 1, reduce 1
-                                                  gather 0 ....... | compute 0 | ...
+    forward    unshard 0 | compute 0 | reshard 0
+                     unshard 1 ..... | compute 1 | reshard 1
+    backward                               unshard 1 | compute 1 | reshard 1, reduce 1
+                                                 unshard 0 ..... | compute 0 | ...
 
-Weights exist in full for one block at a time, plus the next one, which is gathered
-while this one computes. Gradients are reduce-scattered as each block's backward ends.
+The model is cut into units, usually a layer each. To unshard a unit is to all-gather
+its weights, to reshard it is to free them again. Weights exist in full for one unit at
+a time, plus the next one, which is gathered while this one computes. Gradients are
+reduce-scattered as each unit's backward ends.
 So a step sends three times (N-1)/N of the parameters, all-gather, all-gather,
 reduce-scatter, where plain data parallelism sends two; and memory is 16/N bytes per
 parameter with Adam.
@@ -42,7 +44,7 @@ class FullyShardedDataParallel(nn.Module):
     Build the optimizer over `parameters()` afterwards: they are the local pieces, views
     of flat shards, some of them empty. Names stay those of the bare module.
 
-    Activation checkpointing works with `use_reentrant=False`. A block's output is a
+    Activation checkpointing works with `use_reentrant=False`. A unit's output is a
     tensor, or tensors in lists, tuples, dictionaries and dataclasses.
 
     Args:
@@ -51,9 +53,9 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: of gathered weights, of the computation and of the gradients on
             their way; shards and their gradients keep the parameters' dtype.
         reshard_after_forward: free weights after forward and gather them again in
-            backward; the root block's stay in either case.
-        blocks: module classes, or names of modules, that are gathered one by one; the
-            children of every ModuleList unless given. The rest is the root block.
+            backward; the root unit's stay in either case.
+        blocks: module classes, or names of modules, that become a unit each; the
+            children of every ModuleList unless given. The rest is the root unit.
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; that of
             `xtrain.zero` takes what suits the backend unless given.

@@ -1,4 +1,4 @@
-"""Checkpoints of ZeRO 3: what the blocks hold, as flat shards of named parameters."""
+"""Checkpoints of ZeRO 3: what the units hold, as flat shards of named parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ def save_units(
     directory: str | Path,
     step: int,
     module: nn.Module,
-    blocks: list[FSDPUnit],
+    units: list[FSDPUnit],
     optimizer: Optimizer | None,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
 ) -> Path:
-    """Write the blocks' shards, their state, and rank 0's buffers of `module`."""
-    shards = shards_of(blocks)
+    """Write the units' shards, their state, and rank 0's buffers of `module`."""
+    shards = shards_of(units)
     if rank_and_size(group)[0] == 0:
         shards += buffers_of(module)
     return save_checkpoint(directory, step, shards, optimizer, extra, group)
@@ -38,19 +38,19 @@ def save_units(
 def load_units(
     path: str | Path,
     module: nn.Module,
-    blocks: list[FSDPUnit],
+    units: list[FSDPUnit],
     optimizer: Optimizer | None,
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
-    """Fill the blocks' shards, their state and the buffers; its step and extra."""
-    shards = shards_of(blocks) + buffers_of(module)
+    """Fill the units' shards, their state and the buffers; its step and extra."""
+    shards = shards_of(units) + buffers_of(module)
     return load_checkpoint(path, shards, optimizer, group)
 
 
 def load_full_units(
     path: str | Path,
     module: nn.Module,
-    blocks: list[FSDPUnit],
+    units: list[FSDPUnit],
     aliases: dict[str, set[str]],
     group: ProcessGroup | None,
 ) -> None:
@@ -58,7 +58,7 @@ def load_full_units(
 
     `aliases` has all names of each parameter: of tied ones a file often has one.
     """
-    wanted = [(shard, aliases[shard.name]) for shard in shards_of(blocks)]
+    wanted = [(shard, aliases[shard.name]) for shard in shards_of(units)]
     wanted += [(shard, {shard.name}) for shard in buffers_of(module)]
     with raising_everywhere(CheckpointError, group=group):
         check_safetensors(path, wanted)
@@ -66,10 +66,10 @@ def load_full_units(
         read_safetensors(path, wanted)
 
 
-def shards_of(blocks: list[FSDPUnit]) -> list[Shard]:
+def shards_of(units: list[FSDPUnit]) -> list[Shard]:
     """This rank's part of every parameter."""
     found = []
-    for group in (group for unit in blocks for group in unit.flat_groups):
+    for group in (group for unit in units for group in unit.flat_groups):
         layout = group.layout
         for piece, slot, name in zip(
             group.local_shards, layout.slots, group.names, strict=True

@@ -4,7 +4,7 @@ from ... import runs, values
 from ...figures import REGISTRY
 from ...svg import Axis, document, fit, line, line_chart, text
 
-LEFT, WIDTH, ROW = 132, 560, 22
+LEFT, WIDTH, ROW = 132, 400, 22
 NAMES = ("weights", "gradients", "optimizer state")
 
 
@@ -16,8 +16,9 @@ def zero_picture(ranks: int = 4, bf16: bool = True) -> str:
     bars: list[tuple[str, str, list[int]]] = []
     for stage in STAGES:
         formula, found = bytes_held(stage, ranks, bf16)
-        name = f"stage {stage}" if stage != "0" else "data parallel"
-        bars.append((name, "formula", [getattr(formula, kind) for kind in KINDS]))
+        bars.append(
+            (f"stage {stage}", "formula", [getattr(formula, kind) for kind in KINDS])
+        )
         bars.append(("", "measured", [found[kind] for kind in KINDS]))
     return stacked(bars, f"Model state of one of {ranks} ranks, by stage")
 
@@ -27,7 +28,7 @@ def stacked(bars: list[tuple[str, str, list[int]]], title: str) -> str:
     most = max(sum(parts) for *_, parts in bars)
     right = 74
     scale = (WIDTH - LEFT - right) / most
-    drawn, x = [], float(LEFT)
+    drawn, x = [], 6.0
     for index, name in enumerate(NAMES):
         drawn.append(
             f'<rect x="{x:g}" y="6" width="12" height="12" rx="3" '
@@ -77,6 +78,7 @@ def zero_by_ranks(recipe: str = "zero16", most: int = 1024) -> str:
         Axis("bytes per parameter", "linear", lambda b: f"{b:g}"),
         "Model state per device",
         "Weights and gradients in 16 bits, Adam in fp32.",
+        width=WIDTH,
     )
 
 
@@ -99,6 +101,7 @@ def gradients_alive(cap_kib: float = 144.5) -> str:
         Axis("layers with a whole gradient", "linear", lambda n: f"{n:g}", high=LAYERS),
         "Whole gradients that are alive during backward",
         "A bucket holds one layer.",
+        width=WIDTH,
     )
 
 
@@ -126,4 +129,5 @@ def weights_alive() -> str:
         "Whole weights that are alive during a step",
         "Six layers; the seventh place is the backward of the last one.",
         marks=[(count / 2 + 0.5, "backward")],
+        width=WIDTH,
     )  # fmt: skip

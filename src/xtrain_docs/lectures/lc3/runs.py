@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from xtrain.comm import CommLedger
-from xtrain.comm.collective_choice import collectives_named
+from xtrain.comm.collective_choice import Collectives, collectives_named
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.zero import (
@@ -65,18 +65,23 @@ class Training:
         bf16: bfloat16 weights with float32 masters (in stage 3: float32 shards and
             bfloat16 gathered weights); otherwise everything is float32.
         cap_kib: size of a bucket of stages 0 to 2.
+        collectives: a choice or its name.
+        tower: what is trained; a new one unless given.
     """
 
     def __init__(
         self,
         stage: str,
-        collectives: str = "torch",
+        collectives: str | Collectives = "torch",
         bf16: bool = False,
         width: int = WIDTH,
         cap_kib: float = 25600,
+        tower: Tower | None = None,
     ):
-        choice = collectives_named(collectives)
-        tower: nn.Module = Tower(width=width)
+        choice = collectives
+        if isinstance(choice, str):
+            choice = collectives_named(choice)
+        tower = tower or Tower(width=width)
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.sharded: list[Any] = []
         cap = cap_kib / 1024
@@ -111,9 +116,14 @@ class Training:
             self.sharded = self.optimizer.buckets
         self.width = width
 
+    def forward(self, tokens: int = 2) -> Tensor:
+        """The loss of a batch of ones."""
+        x = torch.ones(1, tokens, self.width, dtype=self.dtype)
+        loss: Tensor = self.model(x).float().square().mean()
+        return loss
+
     def backward(self) -> None:
-        x = torch.ones(1, 2, self.width, dtype=self.dtype)
-        self.model(x).float().square().mean().backward()
+        self.forward().backward()
 
     def step(self) -> None:
         self.backward()
