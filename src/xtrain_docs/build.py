@@ -62,7 +62,7 @@ def build(target: Path) -> None:
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
-    from . import kept, licences, prebuild
+    from . import kept, licences, prebuild, publish
     from .progress import Progress
 
     prebuild.main()
@@ -78,10 +78,12 @@ def build(target: Path) -> None:
     finally:
         loaded.plugins.on_shutdown()
     licences.write_licences(fresh / "en")
+    publish.publish(fresh / "en")
     kept.note_used()
     (fresh / "index.html").write_text(ROOT_PAGE)
     shutil.copyfile(fresh / "en" / "404.html", fresh / "404.html")
     (fresh / ".nojekyll").touch()
+    publish.compress(fresh)
     old = target.with_name(target.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():

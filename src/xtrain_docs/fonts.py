@@ -15,6 +15,13 @@ from . import config
 
 LATIN = "U+0020-007E, U+00A0-00FF, U+0131, U+0152-0153, U+2010-2027, U+2030-203A"
 SIGNS = "U+2190-2199, U+21C4, U+2200-22FF, U+2212, U+00D7, U+2264-2265, U+2713, U+25B6"
+MATH_FIRST = (
+    "U+0020-0022, U+0027-003E, U+0041-005D, U+0061-007D, U+00B7, U+00D7, U+03A6, "
+    "U+03B1-03BC, U+03C0-03C4, U+2016, U+2026, U+2113, U+210E, U+2190-2192, U+2202, "
+    "U+2061-2064, U+2211-2212, U+2248, U+2264-2265, U+2308-230B, U+23DF, "
+    "U+1D434-1D467, U+1D6F7, U+1D6FC-1D707, U+1D70B-1D70F, U+1D716"
+)
+"""What most formulas are made of; MATH is fetched only where a page shows more."""
 MATH = (
     "U+0020-007E, U+00AC, U+00B1, U+00B7, U+00D7, U+00F7, U+0391-03C9, U+03D5, "
     "U+2026, U+2032-2034, U+2061-2064, U+210E, U+2113, U+211D, U+2190-2194, U+21D2, "
@@ -40,17 +47,18 @@ class Face:
 
 FACES = (
     Face("xt-display", "fontpkg_bricolage_grotesque",
-         "files/BricolageGrotesque[opsz,wdth,wght].ttf", LATIN, "500 800",
-         axes={"wdth": 100, "opsz": 32, "wght": (500, 800)}),
+         "files/BricolageGrotesque[opsz,wdth,wght].ttf", LATIN, "700",
+         axes={"wdth": 100, "opsz": 32, "wght": 700}),
     Face("xt-text", "fontpkg_instrument_sans",
          "files/InstrumentSans[wdth,wght].ttf", f"{LATIN}, {SIGNS}", "400 700",
          axes={"wdth": 100, "wght": (400, 700)}),
     Face("xt-text", "fontpkg_instrument_sans",
-         "files/InstrumentSans-Italic[wdth,wght].ttf", LATIN, "400 700", "italic",
-         axes={"wdth": 100, "wght": (400, 700)}),
+         "files/InstrumentSans-Italic[wdth,wght].ttf", LATIN, "400", "italic",
+         axes={"wdth": 100, "wght": 400}),
     Face("xt-code", "fontpkg_jetbrains_mono",
          "files/JetBrainsMono[wght].ttf", f"{LATIN}, {SIGNS}", "100 800"),
     Face("xt-math", "ziamath", "fonts/STIXTwoMath-Regular.ttf", MATH),
+    Face("xt-math", "ziamath", "fonts/STIXTwoMath-Regular.ttf", MATH_FIRST),
 )  # fmt: skip
 
 
@@ -104,7 +112,7 @@ def write_fonts(folder: Path | None = None) -> int:
             make(face, source, folder / name)
         rules.append(
             f'@font-face{{font-family:"{face.family}";font-style:{face.style};'
-            f"font-weight:{face.weight};font-display:swap;"
+            f"font-weight:{face.weight};font-display:optional;"
             f'src:url("{name}") format("woff2");unicode-range:{face.letters}}}'
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,35 +9,92 @@ whether the port is free: `make site` asks before it builds.
 import argparse
 import io
 import os
+import re
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 from . import build, config
+
+DIGEST = re.compile(r"[.-][0-9a-f]{8}\.")
+"""In the name of a file whose content never changes: another content, another name."""
+
+
+def accepts_gzip(header: str | None) -> bool:
+    """Does an Accept-Encoding header allow gzip?"""
+    for part in (header or "").split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
 
 
 class Handler(SimpleHTTPRequestHandler):
     """Files of one folder, our page for what is missing, no line per request.
 
-    What is outside (through a link, say) and folders without an index are missing.
+    What is outside (through a link, say) and folders without an index are missing. A
+    browser that takes gzip gets the `.gz` beside a file (`publish`). It may keep for
+    good what has a digest in its name, and asks before it uses anything else again.
     """
+
+    protocol_version = "HTTP/1.1"  # one connection for many requests
+    disable_nagle_algorithm = True  # head and body are two writes: send both at once
+    timeout = 60
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the address was printed once."""
 
     def send_head(self) -> io.BytesIO | BinaryIO | None:
-        """Answer 404 for whatever does not lie in the folder."""
+        """Send the head of the answer; returns the file to send, if there is one.
+
+        404 for whatever does not lie in the folder, 304 for what the browser has.
+        """
+        path = self._path()
+        if path is None:
+            self.send_error(404)
+            return None
+        if os.path.isdir(path):  # False, too, for a name that is too long
+            if not urlsplit(self.path).path.endswith("/"):
+                return super().send_head()  # redirects to the name with a slash
+            path = path / "index.html"
+        if not os.path.isfile(path):
+            self.send_error(404)
+            return None
+        small = path.with_name(f"{path.name}.gz")
+        packed = os.path.isfile(small) and accepts_gzip(self.headers["Accept-Encoding"])
+        return self._answer(path, small if packed else path)
+
+    def _path(self) -> Path | None:
+        """The file or folder that is asked for; None when it is not in the site."""
         try:
             path = Path(self.translate_path(self.path)).resolve()
             inside = path.is_relative_to(Path(self.directory).resolve())
         except (ValueError, OSError, RuntimeError):  # a NUL, too long, links in a ring
-            inside = False
-        if not inside:
-            self.send_error(404)
             return None
-        return super().send_head()
+        return path if inside else None
+
+    def _answer(self, path: Path, sent: Path) -> BinaryIO | None:
+        file = sent.open("rb")
+        status = os.fstat(file.fileno())
+        tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}-{sent.suffix[1:]}"'
+        known = tag in (self.headers["If-None-Match"] or "")
+        self.send_response(304 if known else 200)
+        self.send_header("ETag", tag)
+        kept = "public, max-age=31536000, immutable" if DIGEST.search(path.name) else ""
+        self.send_header("Cache-Control", kept or "no-cache")
+        self.send_header("Vary", "Accept-Encoding")
+        if known:
+            file.close()
+        else:
+            self.send_header("Content-Type", self.guess_type(path))
+            self.send_header("Content-Length", str(status.st_size))
+            if sent != path:
+                self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        return None if known else file
 
     def list_directory(self, path: str | os.PathLike[str]) -> None:
         """Say nothing of what a folder holds."""

@@ -146,3 +146,22 @@ def test_labels_do_not_lie_on_each_other():
 def test_equal_input_gives_equal_bytes():
     make = lambda: line_chart({"a": [(1, 2), (3, 4)]}, Axis("x"), Axis("y"), "t")  # noqa: E731
     assert make() == make()
+
+
+def test_what_belongs_to_a_lecture_is_counted_and_linked(toy):
+    toy.write(
+        "docs/en/interview/lc1.md", '??? question "Why?"\n\n??? question "How?"\n'
+    )
+    toy.write("docs/en/bugs/lc1.md", "# B\n\n## A {#b01}\n\n## Shape {#shape}\n")
+    toy.write("docs/en/benchmarks/lc1.md", "# R\n")
+    out = render("```table lecture_links lecture=lc1\n```")
+    assert '<a href="/interview/lc1.md">2 questions</a>' in out
+    assert '<a href="/bugs/lc1.md">1 classic bug</a>' in out
+    assert '<a href="/benchmarks/lc1.md">races</a>' in out
+    assert '<a href="/benchmarks/backends.md">backends</a>' in out
+    assert "errata" not in out.lower()
+
+
+def test_a_lecture_with_nothing_beside_it_stops_the_build(toy):
+    with pytest.raises(ValueError, match="lc9"):
+        render("```table lecture_links lecture=lc9\n```")

@@ -1,5 +1,7 @@
 """Building and serving: stop on a defect, publish only what is whole."""
 
+import gzip
+import http.client
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from xtrain_docs import (
     build,
     ledger_page,
     prebuild,
+    publish,
     serve,
     source_pages,
     transcripts,
@@ -221,6 +224,85 @@ def test_serves_nothing_but_the_files_of_the_site(address, tmp_path, path, capfd
 def test_serves_links_that_stay_inside(address, tmp_path):
     (tmp_path / "again.html").symlink_to("index.html")
     assert urllib.request.urlopen(f"{address}/again.html").read() == b"home"
+
+
+def ask(address, **headers):
+    """Status, headers and body of one answer, kept as it was sent."""
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as answer:
+        return answer.code, answer.headers, answer.read()
+
+
+@pytest.fixture
+def packed(address, tmp_path):
+    """A page with its gzip form beside it; the address of the folder."""
+    (tmp_path / "index.html").write_text("words " * 1000)
+    publish.compress(tmp_path)
+    return address
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "br, gzip;q=0.5", "deflate, *"])
+def test_a_browser_that_takes_gzip_gets_it(packed, accepted):
+    status, headers, body = ask(packed, **{"Accept-Encoding": accepted})
+    assert status == 200
+    assert headers["Content-Encoding"] == "gzip"
+    assert headers["Content-Type"] == "text/html"
+    assert headers["Vary"] == "Accept-Encoding"
+    assert int(headers["Content-Length"]) == len(body)
+    assert gzip.decompress(body).decode() == "words " * 1000
+
+
+@pytest.mark.parametrize("accepted", ["", "identity", "br", "gzip;q=0", "gzip; q=0.0"])
+def test_another_gets_the_text_itself(packed, accepted):
+    _, headers, body = ask(packed, **{"Accept-Encoding": accepted})
+    assert headers["Content-Encoding"] is None
+    assert body.decode() == "words " * 1000
+
+
+def test_what_a_browser_has_is_not_sent_again(packed, tmp_path):
+    _, first, _ = ask(packed, **{"Accept-Encoding": "gzip"})
+    assert first["Cache-Control"] == "no-cache", "it has to ask each time"
+    again = {"Accept-Encoding": "gzip", "If-None-Match": first["ETag"]}
+    status, headers, body = ask(packed, **again)
+    assert (status, body) == (304, b"")
+    assert headers["ETag"] == first["ETag"]
+    (tmp_path / "index.html").write_text("others " * 1000)
+    publish.compress(tmp_path)
+    assert ask(packed, **again)[0] == 200
+    assert ask(packed, **{"If-None-Match": first["ETag"]})[0] == 200, "not packed"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("site.0123abcd.css", "public, max-age=31536000, immutable"),
+        ("xt-text-normal-0123abcd.woff2", "public, max-age=31536000, immutable"),
+        ("search_index.json", "no-cache"),
+        ("bundle.min.js", "no-cache"),
+    ],
+)
+def test_what_is_named_by_its_content_is_kept_for_good(address, tmp_path, name, kept):
+    (tmp_path / name).write_text("")
+    assert ask(f"{address}/{name}")[1]["Cache-Control"] == kept
+
+
+def test_many_requests_go_over_one_connection(address, tmp_path):
+    (tmp_path / "en").mkdir()
+    (tmp_path / "en" / "index.html").write_text("pages")
+    link = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    seen = []
+    for path in ("/", "/gone", "/en", "/en/", "/"):
+        link.request("GET", path)
+        answer = link.getresponse()
+        seen.append((answer.status, answer.read()))
+        port = link.sock.getsockname()[1] if link.sock else None
+    assert [status for status, _ in seen] == [200, 404, 301, 200, 200]
+    assert seen[3][1] == b"pages"
+    assert port, "still open"
+    link.close()
 
 
 @pytest.mark.parametrize("how", [[], ["--check"]])

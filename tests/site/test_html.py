@@ -17,7 +17,10 @@ def test_nothing_is_loaded_from_elsewhere():
 
 
 def test_styles_and_scripts_name_no_other_host():
-    for path in [*(SITE / "en/assets").rglob("*.css"), SITE / "en/assets/xtrain.js"]:
+    for path in [
+        *(SITE / "en/assets").rglob("*.css"),
+        *SITE.glob("en/assets/xtrain*.js"),
+    ]:
         hosts = re.findall(r"url\(\s*[\"']?(https?:)?//", path.read_text())
         assert not hosts, path
 
@@ -45,3 +48,57 @@ def test_no_leftovers_of_markdown_or_templates():
 @pytest.mark.parametrize("part", ["index.html", "404.html", "en/sitemap.xml"])
 def test_parts_around_the_pages(part):
     assert (SITE / part).is_file()
+
+
+ADDRESSES = """
+benchmarks benchmarks/backends benchmarks/lc1 benchmarks/lc2 benchmarks/lc3
+bugs/lc1 bugs/lc2 bugs/lc3 errata/lc1 errata/lc2 errata/lc3
+interview/lc1 interview/lc2 interview/lc3 labs/ring_by_hand model support-matrix
+verification verification/ledger reference reference/comm/ring
+lc1-communication lc1-communication/all-gather lc1-communication/all-to-all
+lc1-communication/bad-input lc1-communication/broadcast lc1-communication/deadlocks
+lc1-communication/faults-and-safety lc1-communication/gather-and-scatter
+lc1-communication/groups-and-meshes lc1-communication/halving-doubling
+lc1-communication/hierarchical lc1-communication/ledger lc1-communication/one-shot
+lc1-communication/parameter-server lc1-communication/point-to-point
+lc1-communication/process-groups lc1-communication/reduce
+lc1-communication/reduce-scatter lc1-communication/ring-all-reduce
+lc1-communication/ring-or-tree lc1-communication/shared-memory
+lc1-communication/sockets-to-backend lc1-communication/store-and-objects
+lc1-communication/sync-and-async lc1-communication/tree-all-reduce
+lc1-communication/two-halves lc1-communication/use-the-backends
+lc1-communication/why-nccl-is-faster
+lc2-data-parallel lc2-data-parallel/accumulation lc2-data-parallel/against-torch
+lc2-data-parallel/buckets-and-overlap lc2-data-parallel/deep-mlp
+lc2-data-parallel/distributed-sampler lc2-data-parallel/naive-data-parallel
+lc2-data-parallel/reduce-gradients lc2-data-parallel/training-script
+lc2-data-parallel/uneven-batches lc2-data-parallel/unused-parameters
+lc3-zero lc3-zero/adam lc3-zero/checkpoints lc3-zero/clipping lc3-zero/flat-shards
+lc3-zero/mixed-precision lc3-zero/stage-1-and-2 lc3-zero/stage-3 lc3-zero/traffic
+lc3-zero/vocabulary
+"""
+
+
+@pytest.mark.parametrize("address", ADDRESSES.split())
+def test_an_address_that_was_published_stays(address):
+    assert (SITE / "en" / address / "index.html").is_file()
+
+
+def test_text_travels_compressed():
+    for path in (SITE / "en").rglob("*.html"):
+        assert path.with_name(f"{path.name}.gz").is_file(), path
+
+
+def test_a_page_asks_for_one_style_sheet_and_blocks_on_no_script():
+    for path in (SITE / "en").rglob("*.html"):
+        text = path.read_text()
+        assert len(re.findall(r'<link rel="stylesheet"', text)) == 1, path
+        scripts = re.findall(r"<script[^>]* src=[^>]*>", text)
+        assert scripts, path
+        assert all(" defer" in script for script in scripts), path
+
+
+def test_every_file_that_a_style_sheet_names_is_there():
+    for path in SITE.rglob("*.css"):
+        for name in re.findall(r"url\([\"']?(?!data:|#)([^\"')]+)", path.read_text()):
+            assert (path.parent / name).is_file(), f"{path.name}: {name}"

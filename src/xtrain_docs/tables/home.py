@@ -1,9 +1,10 @@
-"""The map of lectures on the first page."""
+"""The map of lectures on the first page, and what belongs to each of them."""
 
+import re
 from dataclasses import dataclass
 
-from .. import config
-from . import REGISTRY
+from .. import config, guards
+from . import REGISTRY, Table
 
 SEPARATOR = " \u00b7 "
 LECTURES = (
@@ -49,10 +50,48 @@ class Cards:
 
 
 BESIDE = (
-    ("bugs", "Bugs"), ("interview", "Interview"), ("errata", "Errata"),
-    ("benchmarks", "Races"),
+    ("interview", "Interview", "question", guards.QUESTION, "answered short and long"),
+    ("bugs", "Bugs", "classic bug", re.compile(r"^##.*\{#b\d+\}"),
+     "run next to the right code"),
+    ("errata", "Errata", "erratum", re.compile(r"^##.*\{#e\d+\}"),
+     "in the notes this grew from, each put right with its proof"),
+    ("benchmarks", "Races", "", None, "against torch, what was lost included"),
 )  # fmt: skip
-"""Folders that have a page for each lecture, and what its link says."""
+"""Folders that have a page for each lecture: what its link says on the first page; what
+is counted on the page, by which line; what is said of it."""
+
+MORE_RACES = {"lc1": (("backends", "backends"),)}
+PLURALS = {"erratum": "errata"}
+
+
+def _beside(lecture: str) -> list[tuple[str, str, str]]:
+    """Heading, Markdown link with a count, and a word on it, for what there is."""
+    rows = []
+    for folder, heading, one, line, words in BESIDE:
+        page = config.PAGES / folder / f"{lecture}.md"
+        if not page.is_file():
+            continue
+        text = heading.lower()
+        if line is not None:
+            count = sum(1 for row in page.read_text().splitlines() if line.match(row))
+            text = f"{count} {one if count == 1 else PLURALS.get(one, one + 's')}"
+        links = [f"[{text}](/{folder}/{lecture}.md)"]
+        if folder == "benchmarks":
+            links += [
+                f"[{word}](/{folder}/{name}.md)"
+                for name, word in MORE_RACES.get(lecture, ())
+            ]
+        rows.append((heading, SEPARATOR.join(links), words))
+    return rows
+
+
+@REGISTRY
+def lecture_links(lecture: str) -> Table:
+    """What belongs to a lecture but lies elsewhere, counted: for its index page."""
+    rows = _beside(lecture)
+    if not rows:
+        raise ValueError(f"no page of questions, bugs, errata or races for {lecture!r}")
+    return Table(("", "", ""), rows)
 
 
 @REGISTRY
@@ -60,13 +99,13 @@ def lecture_map() -> Cards:
     """All lectures and what goes with them; one without pages is in preparation."""
     cards = []
     for folder, title, text in LECTURES:
-        page = f"{folder.partition('-')[0]}.md"
-        links = [
-            f"[{word}]({beside}/{page})"
-            for beside, word in BESIDE
-            if (config.PAGES / beside / page).is_file()
-        ]
+        lecture = folder.partition("-")[0]
         if (config.PAGES / folder / "index.md").is_file():
+            links = [
+                f"[{heading}]({place}/{lecture}.md)"
+                for place, heading, *_ in BESIDE
+                if (config.PAGES / place / f"{lecture}.md").is_file()
+            ]
             cards.append((f"[{title}]({folder}/index.md)", text, "", links))
         else:
             cards.append((title, text, "In preparation", []))

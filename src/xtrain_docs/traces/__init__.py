@@ -61,7 +61,7 @@ class Trace:
         play = ' data-autoplay="true"' if self.autoplay else ""
         return (
             f'<div class="xt-tracebox" data-search-exclude>'
-            f'<xt-trace data-trace="{packed}"{play}>'
+            f'<xt-trace data-ranks="{self.data["ranks"]}" data-trace="{packed}"{play}>'
             f'<div class="xt-trace-table"><table><caption>{html.escape(name)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
             "</xt-trace></div>"

@@ -39,6 +39,13 @@ const listed = (items) =>
   items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`;
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+/* Some seconds after the page is there, when the browser has nothing better to do. */
+function whenQuiet(action) {
+  const soon = () => setTimeout(() => (self.requestIdleCallback ?? setTimeout)(action), 2000);
+  if (document.readyState === "complete") soon();
+  else addEventListener("load", soon, { once: true });
+}
+
 class XtTrace extends HTMLElement {
   connectedCallback() {
     if (this.ready) return;
@@ -63,12 +70,12 @@ class XtTrace extends HTMLElement {
     }).observe(this);
     if (this.dataset.autoplay && !calm()) {
       this.looping = true;
-      new IntersectionObserver((seen, watcher) => {
+      whenQuiet(() => new IntersectionObserver((seen, watcher) => {
         if (seen.some((s) => s.isIntersecting) && this.looping) {
           this.play();
           watcher.disconnect();
         }
-      }, { threshold: 0.5 }).observe(this);
+      }, { threshold: 0.5 }).observe(this));
     }
   }
 
@@ -467,18 +474,28 @@ function nameParts() {
     node.removeAttribute("aria-labelledby");
     node.setAttribute("aria-label", `Section ${i + 1}: ${words}`);
   });
-  for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math"))
-    if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
 }
 
-let naming = 0;
-function nameSoon() {
-  naming ||= setTimeout(() => { naming = 0; nameParts(); }, 60);
+/* What scrolls sideways is reached with the keyboard. All widths are read before anything
+   is written, and nothing inside a closed box: each costs a layout of the page. */
+function reachScrollers() {
+  const boxes = [...document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math")];
+  const wide = boxes.filter((box) =>
+    box.tabIndex < 0 && !box.closest("details:not([open])") && box.scrollWidth > box.clientWidth + 1);
+  for (const box of wide) box.tabIndex = 0;
+}
+
+let tidying = 0;
+function tidySoon() {
+  tidying ||= setTimeout(() => { tidying = 0; nameParts(); reachScrollers(); }, 100);
 }
 
 addEventListener("hashchange", lightUp);
-addEventListener("DOMContentLoaded", () => { lightUp(); nameParts(); });
-if (document.readyState !== "loading") { lightUp(); nameParts(); }
-addEventListener("load", nameParts);
-addEventListener("resize", nameSoon);
-new MutationObserver(nameSoon).observe(document.body, { childList: true, subtree: true });
+lightUp();
+nameParts();
+addEventListener("load", tidySoon);
+addEventListener("resize", tidySoon);
+addEventListener("toggle", tidySoon, { capture: true });
+new MutationObserver((changes) => {
+  if (changes.some(({ target }) => !target.closest("xt-trace"))) tidySoon();
+}).observe(document.body, { childList: true, subtree: true });

@@ -1,0 +1,175 @@
+"""Make a built site quick to load: few files, named by what is in them, compressed.
+
+- The style sheets of a page become one file, without chains of imports.
+- Our script and that style sheet carry a digest in their names, so that a browser may
+  keep them for good: a changed file has another name.
+- The fonts that a page shows are asked for at once, not when the styles have been read.
+- Text lies next to its gzip form, which `serve` (and nginx's gzip_static) sends.
+"""
+
+import gzip
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+
+IMPORT = re.compile(r"""@import\s+url\(["']?(?P<path>[^"')]+)["']?\)\s*;""")
+ADDRESS = re.compile(
+    r"""url\((?P<quote>["']?)(?P<path>(?!data:|#|https?:|/)[^"')]+)\1\)"""
+)
+STYLES = re.compile(r'[ \t]*<link rel="stylesheet" href="(?P<href>[^":]+)">\n?')
+SCRIPT = re.compile(r'(?P<start><script [^>]*src="[^":]*assets/)xtrain\.js"')
+FONT = re.compile(
+    r'@font-face{font-family:"(?P<family>[^"]+)";font-style:(?P<style>\w+)[^}]*'
+    r'url\("(?P<path>[^"]+\.woff2)"\)'
+)
+COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
+COMPRESSED = (".css", ".html", ".js", ".json", ".py", ".svg", ".txt", ".xml")
+SHORT = 512
+"""Files below this many bytes are not worth a second one."""
+
+SHOWS: dict[tuple[str, str], Callable[[str], bool]] = {
+    ("xt-text", "normal"): lambda page: True,
+    ("xt-display", "normal"): lambda page: True,
+    ("xt-text", "italic"): lambda page: "<em>" in page,
+    ("xt-code", "normal"): lambda page: "<code" in page,
+    ("xt-math", "normal"): lambda page: "<math" in page,
+}
+"""Does a page show this font? Asked of the HTML of its article."""
+
+
+Fonts = dict[tuple[str, str], str]
+
+
+class PublishError(ValueError):
+    """A page names a style sheet or script that was not built. Stops the build."""
+
+
+def publish(site: Path) -> None:
+    """Do all of it to the freshly built pages in `site`."""
+    styles = _Styles(site)
+    script = _named_by_content(site / "assets" / "xtrain.js")
+    for page in sorted(site.rglob("*.html")):
+        text = styles.join(page, page.read_text())
+        if script:
+            text = SCRIPT.sub(rf'\g<start>{script}"', text)
+        page.write_text(text)
+    styles.remove_parts()
+
+
+def compress(site: Path) -> int:
+    """Write `name.gz` beside every file of text; returns how many.
+
+    The same text gives the same bytes, whenever it is done.
+    """
+    count = 0
+    for path in sorted(site.rglob("*")):
+        if path.suffix in COMPRESSED and path.is_file():
+            text = path.read_bytes()
+            small = gzip.compress(text, 9, mtime=0)
+            if len(text) >= SHORT and len(small) < len(text):
+                path.with_name(f"{path.name}.gz").write_bytes(small)
+                count += 1
+    return count
+
+
+class _Styles:
+    """Joins style sheets: each set of them that some page uses, once."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+        self.joined: dict[tuple[str, ...], tuple[str, Fonts]] = {}
+
+    def join(self, page: Path, text: str) -> str:
+        """The page with one style sheet for several, and its fonts preloaded."""
+        hrefs = [match["href"] for match in STYLES.finditer(text)]
+        if not hrefs:
+            return text
+        base = "" if hrefs[0].startswith("/") else self._place(page.parent)
+        files = tuple(self._file(base, href) for href in hrefs)
+        # A page may stand anywhere below the root (404.html): what leads to the first
+        # sheet leads to the others.
+        root = hrefs[0].removesuffix(files[0])
+        if files not in self.joined:
+            self.joined[files] = self._write(files)
+        name, fonts = self.joined[files]
+        article = text[text.find("<article") :]
+        links = [
+            f'<link rel="preload" href="{root}{path}" as="font" type="font/woff2" '
+            "crossorigin>\n"
+            for face, path in fonts.items()
+            if face in SHOWS and SHOWS[face](article)
+        ]
+        links.append(f'<link rel="stylesheet" href="{root}{name}">\n')
+        first = True
+
+        def put(match: re.Match) -> str:
+            nonlocal first
+            words, first = ("".join(links) if first else ""), False
+            return words
+
+        return STYLES.sub(put, text)
+
+    def remove_parts(self) -> None:
+        """Remove the sheets that have been joined, on every page or on none."""
+        for files in self.joined:
+            for file in files:
+                (self.site / file).unlink(missing_ok=True)
+
+    def _place(self, folder: Path) -> str:
+        return folder.relative_to(self.site).as_posix()
+
+    def _file(self, base: str, href: str) -> str:
+        """Where below the site a sheet lies."""
+        path = normpath(join(base, href))
+        if href.startswith("/"):  # /en/assets/x.css: the site is below the host's root
+            parts = href.strip("/").split("/")
+            tails = ("/".join(parts[i:]) for i in range(len(parts)))
+            path = next((t for t in tails if (self.site / t).is_file()), href)
+        if not (self.site / path).is_file():
+            raise PublishError(
+                f"a page names the style sheet {href}, which is not there"
+            )
+        return path
+
+    def _write(self, files: tuple[str, ...]) -> tuple[str, Fonts]:
+        folder = "assets"
+        text = "\n".join(self._sheet(file, folder) for file in files)
+        fonts = {  # of several faces with one name, the last one goes before the others
+            (found["family"], found["style"]): normpath(join(folder, found["path"]))
+            for found in FONT.finditer(text)
+        }
+        name = f"{folder}/site.{_digest(text.encode())}.css"
+        (self.site / folder).mkdir(parents=True, exist_ok=True)
+        (self.site / name).write_text(text)
+        return name, fonts
+
+    def _sheet(self, file: str, folder: str) -> str:
+        """A sheet with what it imports, and its addresses as seen from `folder`."""
+        text = COMMENT.sub("", (self.site / file).read_text())
+        here = dirname(file)
+
+        def move(match: re.Match) -> str:
+            path = relpath(normpath(join(here, match["path"])), folder)
+            return f"url({match['quote']}{path}{match['quote']})"
+
+        def take(match: re.Match) -> str:
+            return self._sheet(normpath(join(here, match["path"])), folder)
+
+        imports = [take(match) for match in IMPORT.finditer(text)]
+        return "\n".join([*imports, ADDRESS.sub(move, IMPORT.sub("", text))])
+
+
+def _named_by_content(path: Path) -> str | None:
+    """Give a file its digest as part of its name; returns the name."""
+    if not path.is_file():
+        return None
+    name = f"{path.stem}.{_digest(path.read_bytes())}{path.suffix}"
+    os.replace(path, path.with_name(name))
+    return name
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]

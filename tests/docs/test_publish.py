@@ -1,0 +1,107 @@
+"""Published pages load quickly: one style sheet, names with digests, gzip beside."""
+
+import gzip
+
+import pytest
+
+from xtrain_docs import publish
+
+PAGE = """<html><head>
+<link rel="stylesheet" href="{root}theme/main.css">
+<link rel="stylesheet" href="{root}assets/ours.css">
+</head><body><article>{body}</article>
+<script defer src="{root}assets/xtrain.js"></script></body></html>
+"""
+FONTS = "".join(
+    f'@font-face{{font-family:"{family}";font-style:{style};src:url("{name}.woff2")}}'
+    for family, style, name in [
+        ("xt-text", "normal", "text"), ("xt-code", "normal", "code"),
+        ("xt-math", "normal", "all"), ("xt-math", "normal", "first"),
+    ]
+)  # fmt: skip
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Two sheets, one of which imports a third, a script, and pages at three depths."""
+    for name, text in {
+        "theme/main.css": "a{background:url(../img/a.png),url('data:x,1')}/* x */",
+        "assets/ours.css": '/* y */ @import url("fonts/fonts.css");\nb{color:red}',
+        "assets/fonts/fonts.css": FONTS,
+        "assets/xtrain.js": "run()",
+        "index.html": PAGE.format(root="", body="<p>words</p>"),
+        "a/b/index.html": PAGE.format(
+            root="../../", body="<math><code>x</code></math>"
+        ),
+        "404.html": PAGE.format(root="/under/en/", body="lost"),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def published(site):
+    publish.publish(site)
+    return {
+        page: (site / page).read_text()
+        for page in ("index.html", "a/b/index.html", "404.html")
+    }
+
+
+def test_every_page_has_one_style_sheet_that_leads_to_the_same_file(site):
+    pages = published(site)
+    (sheet,) = site.glob("assets/site.*.css")
+    for page, root in [("index.html", ""), ("a/b/index.html", "../../"),
+                       ("404.html", "/under/en/")]:  # fmt: skip
+        assert pages[page].count('rel="stylesheet"') == 1
+        assert f'href="{root}assets/{sheet.name}"' in pages[page]
+    assert not (site / "theme/main.css").exists(), "its words are in the other file"
+
+
+def test_addresses_in_a_joined_sheet_lead_where_they_led(site):
+    published(site)
+    text = next(site.glob("assets/site.*.css")).read_text()
+    assert "url(../img/a.png)" in text
+    assert "url('data:x,1')" in text
+    assert 'url("fonts/text.woff2")' in text
+    assert "@import" not in text
+    assert text.index("background") < text.index("@font-face") < text.index("color:red")
+
+
+def test_a_page_asks_at_once_for_the_fonts_that_it_shows(site):
+    pages = published(site)
+    assert (
+        'rel="preload" href="assets/fonts/text.woff2" as="font"' in pages["index.html"]
+    )
+    assert "code.woff2" not in pages["index.html"]
+    deep = pages["a/b/index.html"]
+    assert 'href="../../assets/fonts/code.woff2"' in deep
+    assert 'href="../../assets/fonts/first.woff2"' in deep, "the last of a name wins"
+    assert "all.woff2" not in deep
+
+
+def test_another_content_has_another_name(site):
+    before = published(site)["index.html"]
+    (script,) = site.glob("assets/xtrain.*.js")
+    assert f'src="assets/{script.name}"' in before
+    (site / "assets/xtrain.js").write_text("run(again)")
+    publish.publish(site)
+    assert len(list(site.glob("assets/xtrain.*.js"))) == 2
+
+
+def test_a_missing_sheet_stops_the_build(site):
+    (site / "assets/ours.css").unlink()
+    with pytest.raises(publish.PublishError, match=r"assets/ours\.css"):
+        publish.publish(site)
+
+
+def test_text_lies_beside_its_gzip_form_and_the_rest_does_not(tmp_path):
+    (tmp_path / "a.html").write_text("words " * 1000)
+    (tmp_path / "b.html").write_text("short")
+    (tmp_path / "c.woff2").write_bytes(b"x" * 1000)
+    assert publish.compress(tmp_path) == 1
+    packed = (tmp_path / "a.html.gz").read_bytes()
+    assert gzip.decompress(packed).decode() == "words " * 1000
+    (tmp_path / "a.html.gz").unlink()
+    publish.compress(tmp_path)
+    assert (tmp_path / "a.html.gz").read_bytes() == packed, "the same bytes each time"
