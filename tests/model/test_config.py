@@ -70,7 +70,7 @@ def test_a_bad_value_is_refused_with_its_rule(changes, said):
         XtrainConfig(**(ODD | changes))
 
 
-@pytest.mark.verifies("xtrain.model.config:RopeScaling")
+@pytest.mark.verifies("xtrain.tensor_parallel.rope:RopeScaling")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

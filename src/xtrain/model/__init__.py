@@ -1,6 +1,7 @@
 """A Llama-style decoder on one device: the model that all lectures cut up."""
 
-from xtrain.model.config import RopeScaling, XtrainConfig
+from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
+from xtrain.tensor_parallel.rope import RopeScaling
 
 __all__ = ["RopeScaling", "XtrainConfig", "XtrainModel"]
