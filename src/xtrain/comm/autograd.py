@@ -29,14 +29,18 @@ Source: Shoeybi et al., Megatron-LM, 2019 (f and g); Korthikanti et al., Reducin
 Activation Recomputation in Large Transformer Models, 2022 (the last two).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, default_collectives
+from xtrain.comm.p2p import exchange_all
+from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.work import Work
 
 
@@ -165,6 +169,47 @@ class _ReduceScatterAllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return all_gather_reduce_scatter(grad, ctx.dim, ctx.group), None, None
+
+
+def identity_sum(
+    x: Tensor, members: Sequence[int], group: ProcessGroup | None = None
+) -> Tensor:
+    """f among some ranks of the group: backward sums the gradients of `members`.
+
+    For a weight that these ranks hold alike and use for different things. They send one
+    another their gradients, so no group of their own is needed, and add them up in rank
+    order, so all get the same bits. Its second derivative is not defined.
+
+    Args:
+        members: ranks in `group`, this one among them; the same list on all of them.
+    """
+    return _IdentitySum.apply(x, list(members), group)
+
+
+class _IdentitySum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, members: list[int], group: ProcessGroup | None
+    ) -> Tensor:
+        ctx.members, ctx.group = members, group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        rank, _ = rank_and_size(ctx.group)
+        mine = grad.contiguous()
+        others = [member for member in ctx.members if member != rank]
+        received = {member: torch.empty_like(mine) for member in others}
+        exchange_all(
+            [(mine, member) for member in others],
+            [(received[member], member) for member in others],
+            ctx.group,
+        )
+        received[rank] = mine
+        total = torch.empty_like(mine)
+        reduce_into(total, [received[member] for member in ctx.members], ReduceOp.SUM)
+        return total, None, None
 
 
 def slice_of(x: Tensor, dim: int, group: ProcessGroup | None = None) -> Tensor:

@@ -13,8 +13,8 @@ ranks than key heads, t / K ranks hold the same key head (and value head):
                             3       6 7            1
 
 A replica's weight gradient comes from its own queries only. The true gradient is their
-sum over the replicas: f on the weight, over the group of ranks with the same head, adds
-them up exactly once. The gradient of x needs nothing more, the one sum over all ranks
+sum over the replicas: f on the weight, among the ranks with the same head, adds them up
+exactly once. The gradient of x needs nothing more, the one sum over all ranks
 includes every query once.
 
 Sources: Shoeybi et al., Megatron-LM, 2019; Ainslie et al., GQA, 2023.
@@ -27,17 +27,16 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.autograd import check_divides, identity_all_reduce
-from xtrain.comm.checks import group_or_world, rank_and_size
+from xtrain.comm.autograd import check_divides, identity_sum
+from xtrain.comm.checks import rank_and_size
 from xtrain.tensor_parallel.functions import column_linear
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from xtrain.tensor_parallel.rope import RopeScaling, apply_rotary, rope_cos_sin
-from xtrain.tensor_parallel.shards import check_features, placed_as, weight_of
+from xtrain.tensor_parallel.shards import bare_weight, check_features, placed_as
 
 
 class ParallelAttention(nn.Module):
@@ -53,8 +52,6 @@ class ParallelAttention(nn.Module):
             is_causal and enable_gqa.
         sequence_parallel: input and output are this rank's slice of the sequence;
             attention itself sees the whole.
-        replica_group: the ranks with this rank's key heads, from `key_replica_group`;
-            made here unless given. All layers of a model can share one.
 
     Shapes: x [B, S, H] in and out; positions [S] or [B, S], of the whole sequence.
     """
@@ -73,7 +70,6 @@ class ParallelAttention(nn.Module):
         overlap: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        replica_group: ProcessGroup | None = None,
         group: ProcessGroup | None = None,
     ):
         super().__init__()
@@ -88,9 +84,7 @@ class ParallelAttention(nn.Module):
         size = rank_and_size(group)[1]
         check_divides("num_attention_heads", num_attention_heads, size)
         self.replicas = key_replicas(num_key_value_heads, size)
-        if self.replicas > 1 and replica_group is None:
-            replica_group = key_replica_group(num_key_value_heads, group)
-        self.replica_group = replica_group
+        self.replica_ranks = replica_ranks(num_key_value_heads, group)
         shared: dict[str, Any] = {
             "bias": False,
             "sequence_parallel": sequence_parallel,
@@ -124,13 +118,11 @@ class ParallelAttention(nn.Module):
         head_dim = head_dim or getattr(full, "head_dim", None)
         head_dim = head_dim or getattr(config, "head_dim", None)
         if not isinstance(head_dim, int):
-            raise ValueError(
-                f"{type(full).__name__} does not tell its head_dim: pass it"
-            )
+            raise ValueError(f"{type(full).__name__} has no head_dim: pass it")
         for name in ("rope_theta", "rope_scaling"):
             if hasattr(config, name):
                 options.setdefault(name, getattr(config, name))
-        query, key = weight_of(full.q_proj), weight_of(full.k_proj)
+        query, key = bare_weight(full, "q_proj"), bare_weight(full, "k_proj")
         block = cls(
             query.shape[1],
             len(query) // head_dim,
@@ -142,16 +134,18 @@ class ParallelAttention(nn.Module):
         )
         block.q_proj.load_full(query)
         block.k_proj.load_full(block._repeated(key))
-        block.v_proj.load_full(block._repeated(weight_of(full.v_proj)))
-        block.o_proj.load_full(weight_of(full.o_proj))
+        block.v_proj.load_full(block._repeated(bare_weight(full, "v_proj")))
+        block.o_proj.load_full(bare_weight(full, "o_proj"))
         return block
 
     def forward(self, x_BSH: Tensor, positions: Tensor | None = None) -> Tensor:
         check_features("ParallelAttention", x_BSH, self.hidden_size)
         keys_and_values: list[Tensor] = [self.k_proj.weight, self.v_proj.weight]
         if self.replicas > 1:
-            group = self.replica_group
-            keys_and_values = [identity_all_reduce(w, group) for w in keys_and_values]
+            keys_and_values = [
+                identity_sum(weight, self.replica_ranks, self.group)
+                for weight in keys_and_values
+            ]
         q, k, v = column_linear(
             x_BSH,
             [self.q_proj.weight, *keys_and_values],
@@ -211,20 +205,11 @@ def key_replicas(num_key_value_heads: int, size: int) -> int:
     return size // num_key_value_heads
 
 
-def key_replica_group(
+def replica_ranks(
     num_key_value_heads: int, group: ProcessGroup | None = None
-) -> ProcessGroup | None:
-    """The ranks of `group` that hold this rank's key heads; all its ranks call this.
-
-    None where each key head has one holder.
-    """
+) -> list[int]:
+    """The ranks of `group` with the same key heads as this one, itself included."""
     rank, size = rank_and_size(group)
     replicas = key_replicas(num_key_value_heads, size)
-    if replicas == 1:
-        return None
     first = rank // replicas * replicas
-    members = [
-        dist.get_global_rank(group_or_world(group), r)
-        for r in range(first, first + replicas)
-    ]
-    return dist.new_group(members, use_local_synchronization=True)
+    return list(range(first, first + replicas))

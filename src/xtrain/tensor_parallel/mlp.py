@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.tensor_parallel.functions import column_linear
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from xtrain.tensor_parallel.shards import check_features, placed_as, weight_of
+from xtrain.tensor_parallel.shards import bare_weight, check_features, placed_as, share
 
 
 class ParallelSwiGLU(nn.Module):
@@ -45,6 +45,7 @@ class ParallelSwiGLU(nn.Module):
         group: ProcessGroup | None = None,
     ):
         super().__init__()
+        share("intermediate_size", intermediate_size, group)
         self.hidden_size, self.overlap, self.group = hidden_size, overlap, group
         shared: dict[str, Any] = {
             "bias": False,
@@ -62,11 +63,11 @@ class ParallelSwiGLU(nn.Module):
         cls, full: nn.Module, group: ProcessGroup | None = None, **options: Any
     ) -> Self:
         """Shards of a module with `gate_proj`, `up_proj` and `down_proj`."""
-        gate = weight_of(full.gate_proj)
+        gate = bare_weight(full, "gate_proj")
         inner, hidden = gate.shape
         block = cls(hidden, inner, **placed_as(gate), **options, group=group)
         for name in ("gate_proj", "up_proj", "down_proj"):
-            getattr(block, name).load_full(weight_of(getattr(full, name)))
+            getattr(block, name).load_full(bare_weight(full, name))
         return block
 
     def forward(self, x: Tensor) -> Tensor:

@@ -54,6 +54,16 @@ def copy_shard(
     parameter.copy_(shard(full, dim, group))
 
 
+def bare_weight(full: nn.Module, name: str) -> Tensor:
+    """The weight of `full`'s layer `name`, which must have no bias."""
+    layer = getattr(full, name, None)
+    if layer is None:
+        raise ValueError(f"{type(full).__name__} has no {name}")
+    if getattr(layer, "bias", None) is not None:
+        raise ValueError(f"{name} has a bias, and the block that is cut has none")
+    return weight_of(layer)
+
+
 def placed_as(weight: Tensor) -> dict[str, Any]:
     """The device and dtype of `weight`, as arguments."""
     return {"device": weight.device, "dtype": weight.dtype}
