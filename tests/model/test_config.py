@@ -70,7 +70,7 @@ def test_a_bad_value_is_refused_with_its_rule(changes, said):
         XtrainConfig(**(ODD | changes))
 
 
-@pytest.mark.verifies("xtrain.model.config:RopeScaling")
+@pytest.mark.verifies("xtrain.tensor_parallel.rope:RopeScaling")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -116,17 +116,22 @@ def build_on(shape, names):
 
 
 @pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
-def test_a_mesh_that_would_cut_the_model_is_refused_on_every_rank(world):
+def test_a_mesh_axis_that_cannot_cut_the_model_is_refused_on_every_rank(world):
     run = world(2).run
     for axis, hint in (
-        ("tensor", "tensor parallelism comes with lecture 4"),
         ("pipeline", "comes with lecture 5"),
-        ("data", "wrap the model"),
+        ("expert", "comes with lecture 7"),
         ("other", "known axes are data, tensor"),
     ):
         for said in run(build_on, (1, 2), ("context", axis)):
             assert said.startswith(f"mesh axis {axis!r} has size 2"), said
             assert hint in said
+
+
+@pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
+def test_sizes_that_do_not_divide_are_refused_on_every_rank(world):
+    said = world(2).run(build_on, (2,), ("tensor",))
+    assert said == ["num_embeddings: 11 cannot be cut evenly for 2 ranks"] * 2
 
 
 @pytest.mark.verifies("xtrain.model.decoder:XtrainModel")

@@ -14,8 +14,8 @@ PARTS = (
     "xtrain.model.decoder:DecoderLayer",
     "xtrain.model.attention:Attention",
     "xtrain.model.mlp:SwiGLU",
-    "xtrain.model.rope:rope_cos_sin",
-    "xtrain.model.rope:apply_rotary",
+    "xtrain.tensor_parallel.rope:rope_cos_sin",
+    "xtrain.tensor_parallel.rope:apply_rotary",
 )
 POSITIONS = {
     "counted": None,

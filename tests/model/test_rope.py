@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.model import reference
 from tests.model.configs import STRETCHED, config_of
 from xtrain.model import RopeScaling
-from xtrain.model.rope import apply_rotary, rope_cos_sin
+from xtrain.tensor_parallel.rope import apply_rotary, rope_cos_sin
 
-SYMBOLS = ("xtrain.model.rope:rope_cos_sin", "xtrain.model.rope:apply_rotary")
+SYMBOLS = ("xtrain.tensor_parallel.rope:rope_cos_sin", "xtrain.model.rope:apply_rotary")
 
 
 def rotated(x, positions, **options):
@@ -40,7 +40,7 @@ def test_a_score_depends_on_the_distance_only(first, second, shift, pairs):
     )
 
 
-@pytest.mark.verifies("xtrain.model.rope:scale_frequencies")
+@pytest.mark.verifies("xtrain.tensor_parallel.rope:scale_frequencies")
 def test_three_kinds_of_frequencies_of_llama_3_1():
     config = config_of("Llama 3.1", rope_theta=1000.0)
     plain = reference.frequencies(config_of("as many key heads", rope_theta=1000.0))
@@ -53,7 +53,7 @@ def test_three_kinds_of_frequencies_of_llama_3_1():
     torch.testing.assert_close(torch.atan2(sin, cos)[0].tolist(), scaled)
 
 
-@pytest.mark.verifies("xtrain.model.rope:scale_frequencies")
+@pytest.mark.verifies("xtrain.tensor_parallel.rope:scale_frequencies")
 def test_the_scaling_of_llama_3_1_itself():
     """Head size 128, base 500000, 8192 positions stretched by 8: 29 pairs stay as they
     are (wavelength under 2048), 35 are slowed down fully (over 8192)."""
@@ -74,7 +74,7 @@ def test_the_scaling_of_llama_3_1_itself():
     assert torch.all(between.diff() < 0)
 
 
-@pytest.mark.verifies("xtrain.model.rope:apply_rotary")
+@pytest.mark.verifies("xtrain.tensor_parallel.rope:apply_rotary")
 def test_16_bit_inputs_are_turned_in_fp32():
     """Rounded once, at the end."""
     torch.manual_seed(0)

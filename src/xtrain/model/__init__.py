@@ -1,6 +1,8 @@
 """A Llama-style decoder on one device: the model that all lectures cut up."""
 
-from xtrain.model.config import RopeScaling, XtrainConfig
+from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
+from xtrain.model.hf import load_hf, save_hf
+from xtrain.tensor_parallel.rope import RopeScaling
 
-__all__ = ["RopeScaling", "XtrainConfig", "XtrainModel"]
+__all__ = ["RopeScaling", "XtrainConfig", "XtrainModel", "load_hf", "save_hf"]

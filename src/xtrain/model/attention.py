@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.model.config import XtrainConfig
-from xtrain.model.rope import apply_rotary, rope_cos_sin
+from xtrain.tensor_parallel.rope import apply_rotary, rope_cos_sin
 
 
 class Attention(nn.Module):

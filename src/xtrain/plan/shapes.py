@@ -16,6 +16,7 @@ Sources: Touvron et al., Llama 2, 2023, and Grattafiori et al., The Llama 3 Herd
 Models, 2024 (sizes); Chowdhery et al., PaLM, 2022, appendix B (FLOPs).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -115,6 +116,13 @@ class ModelShape:
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "num_key_value_heads")  # fmt: skip
+
+
+def require_positive(name: str, value: object) -> None:
+    """ValueError unless `value` is a finite number above zero."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r} is not a finite number above 0")
 
 
 def require_whole(name: str, value: object, least: int = 1) -> None:

@@ -1,0 +1,214 @@
+"""Linear layers cut over the ranks of a group: by outputs, or by inputs.
+
+`nn.Linear` stores its weight as [out, in], so the "column" of the literature (which
+writes y = x A) is dim 0 of it, and the "row" is dim 1.
+
+    ColumnParallelLinear  weight [O / N, K]  x whole -> y split   backward sums dX
+    RowParallelLinear     weight [O, K / N]  x split -> y summed  backward sends nothing
+
+A column layer followed by a row layer needs one all-reduce forward and one backward,
+whatever is computed element by element between them.
+
+Source: Shoeybi et al., Megatron-LM, 2019.
+"""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.autograd import (
+    all_gather_split,
+    identity_all_reduce,
+    split_all_gather,
+)
+from xtrain.tensor_parallel.functions import column_linear, row_linear
+from xtrain.tensor_parallel.shards import (
+    check_features,
+    copy_shard,
+    placed_as,
+    share,
+    weight_of,
+)
+
+SEQUENCE_DIM = -2  # of [..., sequence, features]
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer of which each rank computes its share of the output features.
+
+    Built directly it draws the full layer from torch's generator, as `nn.Linear` would,
+    and keeps its slice: seed all ranks alike.
+
+    Args:
+        in_features: K, of the full layer.
+        out_features: O, of the full layer; a multiple of the group's size.
+        bias: split as the outputs are.
+        gather_output: return all O features on every rank instead of this rank's O / N.
+        sequence_parallel: x is this rank's slice of the sequence (dim -2): it is
+            gathered first, and dX is reduce-scattered.
+        overlap: compute the weight's gradient while the sum of dX travels.
+
+    Shapes: x [..., K] to y [..., O / N], or [..., O] with `gather_output`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        overlap: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        group: ProcessGroup | None = None,
+    ):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.gather_output, self.overlap = gather_output, overlap
+        self.sequence_dim = SEQUENCE_DIM if sequence_parallel else None
+        self.group = group
+        local = share("out_features", out_features, group)
+        empty = torch.empty(local, in_features, device=device, dtype=dtype)
+        self.weight = nn.Parameter(empty)
+        self.bias = nn.Parameter(empty.new_empty(local)) if bias else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_full(
+        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
+    ) -> Self:
+        """The layer whose shards are slices of `full`, a linear layer or its weight."""
+        weight, bias = weight_of(full), getattr(full, "bias", None)
+        out_features, in_features = weight.shape
+        layer = cls(
+            in_features,
+            out_features,
+            bias is not None,
+            **placed_as(weight),
+            **options,
+            group=group,
+        )
+        layer.load_full(weight, bias)
+        return layer
+
+    def load_full(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Take this rank's slices of the full layer's tensors."""
+        copy_shard(self.weight, weight, 0, self.group)
+        if self.bias is not None and bias is not None:
+            copy_shard(self.bias, bias, 0, self.group)
+
+    def reset_parameters(self) -> None:
+        """Draw the full layer as `nn.Linear` does, and keep this rank's slices."""
+        if not self.weight.is_meta:
+            full = nn.Linear(
+                self.in_features,
+                self.out_features,
+                self.bias is not None,
+                **placed_as(self.weight),
+            )
+            self.load_full(full.weight, full.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_features("ColumnParallelLinear", x, self.in_features)
+        (y,) = column_linear(
+            x, [self.weight], self.sequence_dim, self.overlap, self.group
+        )
+        if self.bias is not None:
+            y = y + self.bias
+        return all_gather_split(y, -1, self.group) if self.gather_output else y
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer of which each rank multiplies its share of the input features.
+
+    Built directly it draws the full layer from torch's generator, as `nn.Linear` would,
+    and keeps its slice: seed all ranks alike.
+
+    Args:
+        in_features: K, of the full layer; a multiple of the group's size.
+        out_features: O, of the full layer.
+        bias: whole on every rank, added once, after the sum.
+        split_input: x has all K features on every rank, and the layer takes its slice
+            (backward then gathers dX); otherwise x is that slice already.
+        sequence_parallel: return this rank's slice of the sequence (dim -2) of the sum
+            instead of the whole; the bias's gradient is then summed over ranks.
+
+    Shapes: x [..., K / N], or [..., K] with `split_input`, to y [..., O].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        split_input: bool = False,
+        sequence_parallel: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        group: ProcessGroup | None = None,
+    ):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.split_input = split_input
+        self.sequence_dim = SEQUENCE_DIM if sequence_parallel else None
+        self.group = group
+        self.local_features = share("in_features", in_features, group)
+        empty = torch.empty(
+            out_features, self.local_features, device=device, dtype=dtype
+        )
+        self.weight = nn.Parameter(empty)
+        self.bias = nn.Parameter(empty.new_empty(out_features)) if bias else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_full(
+        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
+    ) -> Self:
+        """The layer whose shards are slices of `full`, a linear layer or its weight."""
+        weight, bias = weight_of(full), getattr(full, "bias", None)
+        out_features, in_features = weight.shape
+        layer = cls(
+            in_features,
+            out_features,
+            bias is not None,
+            **placed_as(weight),
+            **options,
+            group=group,
+        )
+        layer.load_full(weight, bias)
+        return layer
+
+    @torch.no_grad()
+    def load_full(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Take this rank's slice of the full weight, and the bias whole."""
+        copy_shard(self.weight, weight, 1, self.group)
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the full layer as `nn.Linear` does, and keep this rank's slice."""
+        if not self.weight.is_meta:
+            full = nn.Linear(
+                self.in_features,
+                self.out_features,
+                self.bias is not None,
+                **placed_as(self.weight),
+            )
+            self.load_full(full.weight, full.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.split_input:
+            check_features("RowParallelLinear", x, self.in_features)
+            x = split_all_gather(x, -1, self.group)
+        check_features("RowParallelLinear", x, self.local_features)
+        y = row_linear(x, self.weight, self.sequence_dim, self.group)
+        if self.bias is None:
+            return y
+        if self.sequence_dim is None:
+            return y + self.bias
+        return y + identity_all_reduce(self.bias, self.group)

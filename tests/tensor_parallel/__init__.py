@@ -1,0 +1,1 @@
+"""Tensor parallelism against dense layers."""

@@ -1,0 +1,37 @@
+"""What the tests of tensor parallelism share: random tensors, slices, comparisons."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def random_of(seed: int, *shape: int, dtype=torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def fill(module: nn.Module, seed: int = 1) -> nn.Module:
+    """Every parameter random, the same on all ranks, in float64."""
+    module = module.double()
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.copy_(random_of(100 * seed + number, *parameter.shape) / 3)
+    return module
+
+
+def mine(full: Tensor, dim: int, group=None) -> Tensor:
+    """This rank's slice."""
+    size = dist.get_world_size(group)
+    return full.chunk(size, dim)[dist.get_rank(group)]
+
+
+def close(actual: Tensor, expected: Tensor, what: str = "") -> None:
+    torch.testing.assert_close(actual, expected, **CLOSE, msg=lambda m: f"{what}: {m}")
+
+
+def sub_group(members):
+    """Of these ranks; None on the others, which take no further part."""
+    group = dist.new_group(members)
+    return group if dist.get_rank() in members else None
