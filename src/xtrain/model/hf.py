@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.checkpoint import CheckpointError, Shard
+from xtrain.checkpoint import About, CheckpointError, Shard
 from xtrain.checkpoint.bare_file import about, opened_safetensors, read_box
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.model.decoder import XtrainModel
@@ -74,7 +74,8 @@ def save_hf(
     directory, writes = Path(directory), _is_writer(model)
     parameters = dict(model.named_parameters())
     groups = _split_into_files(model, max_file_bytes)
-    weight_map, total = {}, 0
+    weight_map: dict[str, str] = {}
+    total = 0
     with _everywhere(model.mesh):
         if writes:
             directory.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> torch.dtype
         hf_name(name): tuple(model.placement(name).full_shape(parameter))
         for name, parameter in model.named_parameters()
     }
-    there = {}
+    there: dict[str, About] = {}
     for path, names in files.items():
         with opened_safetensors(path) as opened:
             inside = set(opened.keys())

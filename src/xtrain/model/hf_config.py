@@ -41,10 +41,11 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
         raise ValueError(f"config.json has no {', '.join(missing)}")
     heads = values["num_attention_heads"]
     theta, scaling = _rope(values)
+    given = {} if values.get("head_dim") is None else {"head_dim": values["head_dim"]}
     return XtrainConfig(
         **{name: values[name] for name in SIZES},
         num_key_value_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim"),
+        **given,
         tie_word_embeddings=values.get("tie_word_embeddings", False),
         rms_norm_eps=values.get("rms_norm_eps", 1e-6),
         initializer_range=values.get("initializer_range", 0.02),
