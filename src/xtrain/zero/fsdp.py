@@ -56,8 +56,8 @@ class FullyShardedDataParallel(nn.Module):
 
     A module that was built on torch's meta device takes no memory: its shards begin as
     zeros, to be filled by `load_full` or `load_sharded`. Activation checkpointing works
-    with `use_reentrant=False`. A block's output is a tensor, or tensors in lists,
-    tuples, dictionaries and dataclasses.
+    around whole blocks, with `use_reentrant=False`. A block's output is a tensor, or
+    tensors in lists, tuples, dictionaries and dataclasses.
 
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are
