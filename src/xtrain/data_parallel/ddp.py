@@ -24,17 +24,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import (
-    check_filled,
-    check_options,
-    check_same,
-    check_unwrapped,
-    claim,
-    problem_of,
-)
+from xtrain.comm.agreement import check_same, problem_of
 from xtrain.comm.backward import Reducer, Reduction
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
+from xtrain.comm.wrapper_rules import (
+    check_filled,
+    check_options,
+    check_unwrapped,
+    claim,
+)
 from xtrain.data_parallel.buckets import Bucket, make_buckets
 from xtrain.data_parallel.join import JoinState, join
 

@@ -15,13 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import (
-    check_filled,
-    check_options,
-    check_unwrapped,
-    problem_of,
-)
+from xtrain.comm.agreement import problem_of
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.wrapper_rules import check_filled, check_options, check_unwrapped
 from xtrain.data_parallel.ddp import check_same_model, named_tensors
 
 

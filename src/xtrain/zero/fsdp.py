@@ -29,16 +29,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.agreement import (
-    as_text,
-    check_options,
-    check_same,
-    check_unwrapped,
-    claim,
-    problem_of,
-)
+from xtrain.comm.agreement import as_text, check_same, problem_of
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
+from xtrain.comm.wrapper_rules import check_options, check_unwrapped, claim
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
 from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.agreement import check_options, claim, problem_of, raise_everywhere
+from xtrain.comm.agreement import problem_of, raise_everywhere
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.wrapper_rules import check_options, claim
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, make_buckets
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import mark, marker, unscale_on_all_ranks
