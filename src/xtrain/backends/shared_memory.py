@@ -19,7 +19,6 @@ from xtrain.backends.calls import compare
 from xtrain.backends.join_segments import JoinSegments
 from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
-from xtrain.backends.pieces import nbytes_of
 from xtrain.backends.progress import Steps
 from xtrain.backends.rendezvous import Rendezvous
 from xtrain.backends.segments import (
@@ -29,6 +28,7 @@ from xtrain.backends.segments import (
     LEFT,
     MAX_RANKS,
     SIDEBAND,
+    STAGE_BYTES,
     TEXT_BYTES,
     TEXT_OFFSET,
     Channel,
@@ -39,8 +39,8 @@ from xtrain.backends.segments import (
 )
 from xtrain.backends.shared_all_reduce import all_reduce_large, all_reduce_one_shot
 from xtrain.backends.shared_tensors import SharedTensors
+from xtrain.comm.reduce_op import reduce_into
 
-ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
 MAX_VIEWS = 256  # kept; a program uses a few sizes again and again
 
 
@@ -57,6 +57,9 @@ class SharedMemory:
 
     # A rank that died in a call has left all it will ever leave.
     DEATH_GRACE_SECONDS = 0.0
+    ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
+    PIECE_BYTES = STAGE_BYTES  # of a larger all-reduce at a time, at most a stage
+    reduce_into = staticmethod(reduce_into)
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: float, peers: Peers
@@ -164,7 +167,7 @@ class SharedMemory:
         return self.step_barrier(check)
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
-        if nbytes_of(flat) <= ONE_SHOT_BYTES:
+        if flat.nbytes <= self.ONE_SHOT_BYTES:
             return all_reduce_one_shot(self, flat, op, check)
         return all_reduce_large(self, flat, op, check)
 
