@@ -17,7 +17,7 @@ from tests.comm.test_ledger import (
     large_values,
     nested,
 )
-from xtrain.backends.shared_memory import ONE_SHOT_BYTES
+from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.sockets import INLINE_BYTES
 from xtrain.comm import CommLedger
 
@@ -88,7 +88,7 @@ def over_sockets(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]
 
 def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, int]]:
     part, others = nbytes // size, size - 1
-    small = nbytes <= ONE_SHOT_BYTES
+    small = nbytes <= SharedMemory.ONE_SHOT_BYTES
     reduced = (nbytes, others * nbytes) if small else (nbytes, 2 * others * part)
     return over_sockets(size, nbytes, rank) | {
         "all_reduce": reduced,

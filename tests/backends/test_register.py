@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 
 import xtrain.backends
+from xtrain.backends.process_group import XtrainProcessGroup
+from xtrain.backends.segments import FINGERPRINT, SIDEBAND
+from xtrain.backends.shared_memory import SharedMemory
 
 ONLY_IMPORTED = """
 import sys
@@ -60,3 +63,41 @@ def asked_for_its_backend() -> None:
 
 def test_a_group_is_its_own_backend_on_the_cpu_only(ours):
     ours(2).run(asked_for_its_backend)
+
+
+class TwoSteps(SharedMemory):
+    ONE_SHOT_BYTES = 0
+
+
+class Unchecked(XtrainProcessGroup):
+    compares_calls = False
+
+
+def steps_of_variants():
+    """Steps of a small all-reduce on three backends; was the call's print left?"""
+    steps = []
+    for number, (transport, kind) in enumerate(
+        [
+            (SharedMemory, XtrainProcessGroup),
+            (TwoSteps, XtrainProcessGroup),
+            (SharedMemory, Unchecked),
+        ]
+    ):
+        name = f"xtrain-variant-{number}"
+        xtrain.backends.register_variant(name, transport, kind)
+        group = dist.new_group(backend=name)
+        tensor = torch.ones(4) * (1 + dist.get_rank())
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [3.0] * 4
+        words = group._transport.mine.words
+        steps.append((group._transport.step, any(words[FINGERPRINT:SIDEBAND])))
+        dist.destroy_process_group(group)
+    return steps
+
+
+@pytest.mark.verifies("xtrain.backends:register_variant")
+def test_a_variant_is_a_backend_of_its_own(world):
+    for steps in world(2).run(steps_of_variants):
+        (usual, checked), (split, _), (same, unchecked) = steps
+        assert (checked, unchecked) == (True, False)
+        assert split > usual == same

@@ -12,7 +12,7 @@ from torch.distributed import ReduceOp
 from tests.backends.faults import Ranks
 from xtrain.backends import shared_empty
 from xtrain.backends.shared_all_reduce import IN_PLACE_BYTES
-from xtrain.backends.shared_memory import ONE_SHOT_BYTES
+from xtrain.backends.shared_memory import SharedMemory
 from xtrain.comm import CommLedger
 
 # What the tests here prove, for their marks.
@@ -23,7 +23,7 @@ SHARED = (
     "xtrain.comm.reduce_op:reduce_into",
 )
 
-SMALL = ONE_SHOT_BYTES // 4  # the largest that takes one step, in floats
+SMALL = SharedMemory.ONE_SHOT_BYTES // 4  # the largest that takes one step, in floats
 LARGE = IN_PLACE_BYTES // 4  # the largest that is one piece
 
 

@@ -48,5 +48,5 @@ def race_against_gloo(*contestants: Contestant, **changes) -> Race:
 
 def all_reduce(function, traffic=None) -> Contestant:
     return Contestant(
-        function.__name__, partial(lc1.all_reduce_trial, function), traffic
+        function.__name__, partial(lc1.trial, "all_reduce", function), traffic
     )

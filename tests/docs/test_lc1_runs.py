@@ -262,7 +262,7 @@ def test_an_object_is_drawn_as_its_two_messages(on_ranks, world):
 
 
 def test_one_shot_shows_its_messages(on_ranks, world):
-    results = world(3).run(lc1_runs.payload, "one_shot_by_p2p", 4, 0)
+    results = world(3).run(lc1_runs.payload, "one_shot_all_reduce_by_p2p", 4, 0)
     assert [r["messages"] for r in results] == [2, 2, 2]
 
 

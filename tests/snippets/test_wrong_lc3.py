@@ -236,7 +236,7 @@ def zero_over_a_bare_module() -> None:
         optimizer.step()
 
 
-@pytest.mark.verifies(ZERO, "xtrain.comm.agreement:check_bare")
+@pytest.mark.verifies(ZERO, "xtrain.comm.wrapper_rules:check_bare")
 def test_zero_over_another_data_parallelism_is_refused(worlds):
     worlds[2].run(zero_over_a_bare_module)
     for stage in (1, 2):

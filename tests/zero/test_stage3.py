@@ -1,5 +1,6 @@
 """Stage 3: equal to one process, little in full at any time, three passes sent."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -655,6 +656,43 @@ def test_parameters_are_back_after_a_step_and_after_a_failure(world):
     for left, full in world(2).run(after_a_block_failed):
         assert left == [[], [], [], []]
         assert full == [0, 0]
+
+
+class Reentrant(nn.Module):
+    """Reentrant checkpoints compute blocks in backward, or a part of the root."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(2)])
+        self.recomputed = self.layers if blocks else [self.first, self.first]
+
+    def forward(self, x):
+        x = self.first(x)
+        for module in self.recomputed:
+            x = checkpoint(module, x, use_reentrant=True)
+        return x
+
+
+def reentrant(blocks):
+    torch.manual_seed(0)
+    bare = Reentrant(blocks)
+    model = FullyShardedDataParallel(copy.deepcopy(bare))
+    for module in (model, bare):
+        module(torch.ones(2, 3)).sum().backward()
+    whole = torch.cat([bare.first.weight.grad.flatten(), bare.first.bias.grad])
+    mine = torch.cat([p.grad for p in model.units[0].flat_groups[0].local_shards])
+    half = len(whole) // 2
+    expected = whole[half:] if dist.get_rank() else whole[:half]
+    torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.verifies("xtrain.zero.fsdp_schedule:UnitSchedule")
+def test_reentrant_checkpoints_of_blocks_are_refused_by_name(world):
+    expect_error(
+        world(2), reentrant, True, error=RuntimeError, match="use_reentrant=False"
+    )
+    world(2).run(reentrant, False)  # of what is whole throughout they are right
 
 
 def own_pieces():

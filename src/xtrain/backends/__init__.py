@@ -23,7 +23,10 @@ from xtrain.backends.process_group import XtrainProcessGroup
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.sockets import Sockets
 
-TRANSPORTS = {"xtrain-shm": SharedMemory, "xtrain-socket": Sockets}
+TRANSPORTS: dict[str, type[SharedMemory] | type[Sockets]] = {
+    "xtrain-shm": SharedMemory,
+    "xtrain-socket": Sockets,
+}
 
 
 def register() -> None:
@@ -31,14 +34,24 @@ def register() -> None:
 
     Importing `xtrain.backends` has done so already; doing it again does no harm.
     """
-    for name in TRANSPORTS:
-        if name.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(name, partial(_create, name), devices=["cpu"])
+    for name, transport in TRANSPORTS.items():
+        register_variant(name, transport)
+
+
+def register_variant(
+    name: str,
+    transport: type[SharedMemory] | type[Sockets],
+    group: type[XtrainProcessGroup] = XtrainProcessGroup,
+) -> None:
+    """Make a backend known to torch under this name, unless it is already."""
+    if name.upper() not in dist.Backend._plugins:
+        create = partial(_create, name, transport, group)
+        dist.Backend.register_backend(name, create, devices=["cpu"])
     # torch 2.15's flight recorder asks every group for its backend in C++, of which
     # these have none, unless the backend is said to record by itself.
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recorders is not None:
-        recorders.update(TRANSPORTS)
+        recorders.add(name)
 
 
 def shared_empty(
@@ -71,9 +84,15 @@ def shared_empty(
 
 
 def _create(
-    name: str, store: Store, rank: int, size: int, timeout: timedelta
+    name: str,
+    transport: type[SharedMemory] | type[Sockets],
+    group: type[XtrainProcessGroup],
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
 ) -> XtrainProcessGroup:
-    return XtrainProcessGroup(name, TRANSPORTS[name], store, rank, size, timeout)
+    return group(name, transport, store, rank, size, timeout)
 
 
 register()

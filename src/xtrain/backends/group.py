@@ -1,6 +1,7 @@
 # mypy: disable-error-code="override,assignment,call-arg,misc"
 """A group as torch knows it: its names, its ranks, and how it ends."""
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -42,6 +43,9 @@ def refuse_other_devices(backend: str) -> None:
 class Group(dist.ProcessGroup):
     """What torch asks a group about itself; joining and leaving it."""
 
+    compares_calls = True  # of all ranks, before any data moves
+    give_way = staticmethod(os.sched_yield)  # to others, while this rank waits
+
     def __init__(
         self,
         backend: str,
@@ -69,10 +73,10 @@ class Group(dist.ProcessGroup):
         self._monitor = PeerMonitor(
             rank, self._transport, self._peers, self._timeout, self._global_rank
         )
-        self._progress = Progress(self._monitor.check)
+        self._progress = Progress(self._monitor.check, self.give_way)
         self._runner = CallRunner(
             backend, rank, self._transport, self._progress, self._monitor,
-            self._global_rank,
+            self._global_rank, self.compares_calls,
         )  # fmt: skip
         # A process that ends in good order says so, as if it had destroyed the group.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)

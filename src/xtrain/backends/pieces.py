@@ -1,12 +1,8 @@
-"""Tensors in pieces and in bytes."""
+"""Tensors in pieces."""
 
 from torch import Tensor
 
 BLOCK_BYTES = 256 << 10  # reduced at a time: stays in a core's own cache
-
-
-def nbytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def pieces(flat: Tensor, nbytes: int) -> list[Tensor]:

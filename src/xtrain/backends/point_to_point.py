@@ -39,10 +39,10 @@ def post_receive(
     """Post a receive of the first message with this tag from one of `sources`."""
     tensors = [tensor]
     runner.check_ready("recv", tensors)
-    landing = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    buffer = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     names = [runner.global_rank(source) for source in sources]
-    record("recv", "recv", names[0] if len(names) == 1 else None, [landing])
-    posted = Receive(raw(landing), tag, DTYPE_CODES[tensor.dtype])
+    record("recv", "recv", names[0] if len(names) == 1 else None, [buffer])
+    posted = Receive(raw(buffer), tag, DTYPE_CODES[tensor.dtype])
     inboxes = [runner.transport.inbox[source] for source in sources]
     call = Message("recv", tensor, "src", names, call_site())
 
@@ -50,12 +50,12 @@ def post_receive(
         yield from runner.breaking(call, arrival(posted, inboxes))
         if posted.error is not None:  # the message is gone, the group is fine
             raise RuntimeError(f"{call}: {posted.error}")
-        if landing is not tensor:
-            tensor.detach().copy_(landing)
+        if buffer is not tensor:
+            tensor.detach().copy_(buffer)
 
     operation = Operation(call, steps(), sources)
     if profiling():
-        record_event(f"{runner.backend}:recv", operation, [landing])
+        record_event(f"{runner.backend}:recv", operation, [buffer])
     runner.calls += 1
     runner.progress.post(("recv", id(posted)), operation)
     work = Pending(runner.progress, operation, tensors)

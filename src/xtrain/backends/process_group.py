@@ -188,8 +188,8 @@ class XtrainProcessGroup(Group):
         def steps(check: int, *flat: Tensor) -> Steps:
             sent = [nothing] * self._size
             sent[root] = flat[-1]
-            landing = list(flat[:-1]) or [nothing] * self._size
-            return self._transport.all_to_all(landing, sent, check)
+            received = list(flat[:-1]) or [nothing] * self._size
+            return self._transport.all_to_all(received, sent, check)
 
         return self._collective(
             "gather", opts, outputs_, outputs_, [input], root=root,
@@ -208,10 +208,10 @@ class XtrainProcessGroup(Group):
         nothing = output.new_empty(0)
 
         def steps(check: int, *flat: Tensor) -> Steps:
-            landing = [nothing] * self._size
-            landing[root] = flat[0]
+            received = [nothing] * self._size
+            received[root] = flat[0]
             sent = list(flat[1:]) or [nothing] * self._size
-            return self._transport.all_to_all(landing, sent, check)
+            return self._transport.all_to_all(received, sent, check)
 
         return self._collective(
             "scatter", opts, outputs, [output], inputs_, root=root,

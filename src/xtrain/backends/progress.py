@@ -105,10 +105,15 @@ class Progress:
     Args:
         check: called now and then with an operation that waits; raises when it waits in
             vain (a peer died, the time is up).
+        give_way: called between two looks at what is waited for.
     """
 
-    def __init__(self, check: Callable[[Operation], None]):
-        self._check = check
+    def __init__(
+        self,
+        check: Callable[[Operation], None],
+        give_way: Callable[[], object] = os.sched_yield,
+    ):
+        self._check, self._give_way = check, give_way
         self._queues: dict[Hashable, deque[Operation]] = {}
         self._lock = threading.RLock()
         # Set and cleared, like `_closed`, under the lock only: no wake-up gets lost.
@@ -129,7 +134,7 @@ class Progress:
                 return  # the short way
             self._append(queue, operation)
         while time.monotonic() < operation.started + seconds:
-            os.sched_yield()
+            self._give_way()
             with self._lock:
                 self._advance_all()
             if operation.done:
@@ -166,7 +171,7 @@ class Progress:
             if now - began > seconds and not operation.done:
                 raise RuntimeError(f"not done after {seconds:g} s: {operation.call}")
             if now - began < SPIN_SECONDS:
-                os.sched_yield()
+                self._give_way()
             else:
                 time.sleep(PAUSE_SECONDS)
         if operation.error is not None:
@@ -227,7 +232,7 @@ class Progress:
             if operation.advance():
                 self._take_out(key, queue, operation)
                 return
-            os.sched_yield()
+            self._give_way()
 
     def _advance_all(self) -> None:
         self._last_pass = time.monotonic()

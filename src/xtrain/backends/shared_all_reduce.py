@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from xtrain.backends.pieces import BLOCK_BYTES, nbytes_of
+from xtrain.backends.pieces import BLOCK_BYTES
 from xtrain.backends.progress import Steps
-from xtrain.backends.segments import STAGE_BYTES
-from xtrain.comm.reduce_op import reduce_into
 
 if TYPE_CHECKING:
     from xtrain.backends.shared_memory import SharedMemory
@@ -29,12 +27,12 @@ def all_reduce_one_shot(
     memory: "SharedMemory", flat: Tensor, op: ReduceOp.RedOpType, check: int
 ) -> Steps:
     """Every rank writes all of its tensor, then adds up everybody's."""
-    step, nbytes = memory.step + 1, nbytes_of(flat)
+    step, nbytes = memory.step + 1, flat.nbytes
     stages = memory.stages(step, flat.dtype, flat.numel())
     # torch's copy_ takes longer to find out what to do than to do it.
     ctypes.memmove(stages[memory.rank].data_ptr(), flat.data_ptr(), nbytes)
     yield from memory.step_barrier(check)
-    reduce_into(flat, stages, op)  # in rank order: all ranks get the same bits
+    memory.reduce_into(flat, stages, op)  # in rank order: all ranks get the same bits
     memory.count(nbytes, (memory.size - 1) * nbytes)
 
 
@@ -47,7 +45,7 @@ def all_reduce_large(
     if location and set(memory.sidebands()) == {location}:
         yield from all_reduce_in_place(memory, memory.shared.at(location, flat), op)
         return
-    for piece in flat.split(STAGE_BYTES // flat.element_size()):
+    for piece in flat.split(memory.PIECE_BYTES // flat.element_size()):
         yield from all_reduce_two_shot(memory, piece, op)
 
 
@@ -64,11 +62,11 @@ def all_reduce_two_shot(
     shares = [stage[rank] for stage in stages]
     shares[rank] = slots[rank]
     finished = memory.stages(step + 1, piece.dtype, len(slots[0]))
-    reduce_into(finished[rank][: len(shares[0])], shares, op)
+    memory.reduce_into(finished[rank][: len(shares[0])], shares, op)
     yield from memory.step_barrier()
     for slot, source in zip(slots, finished, strict=True):
         slot.copy_(source[: len(slot)])
-    whole, own = nbytes_of(piece), nbytes_of(slots[rank])
+    whole, own = piece.nbytes, slots[rank].nbytes
     memory.count(whole, (memory.size - 1) * own + whole - own)
 
 
@@ -83,11 +81,11 @@ def all_reduce_in_place(
         order = [memory.rank, *memory.others]  # the sum goes into its own
         shares = [slots[peer][memory.rank].split(block) for peer in order]
         for blocks in zip(*shares, strict=True):
-            reduce_into(blocks[0], list(blocks), op)
+            memory.reduce_into(blocks[0], list(blocks), op)
         yield from memory.step_barrier()
         mine = slots[memory.rank]
         for peer in memory.others:
             mine[peer].copy_(slots[peer][peer])
-        whole, own = nbytes_of(pieces_[0]), nbytes_of(mine[memory.rank])
+        whole, own = pieces_[0].nbytes, mine[memory.rank].nbytes
         memory.count(own, (memory.size - 1) * own + whole - own)
     yield from memory.step_barrier()  # nobody reads this rank's tensor any more

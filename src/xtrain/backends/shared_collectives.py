@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from xtrain.backends.calls import CollectiveMismatch
-from xtrain.backends.pieces import nbytes_of, pieces
+from xtrain.backends.pieces import pieces
 from xtrain.backends.progress import Steps
 from xtrain.backends.segments import MAX_RANKS, RECV_COUNTS, SEND_COUNTS, STAGE_BYTES
 from xtrain.comm.reduce_op import reduce_into
@@ -26,12 +26,12 @@ def broadcast(memory: "SharedMemory", flat: Tensor, root: int, check: int) -> St
         stage = stage[: piece.numel()]
         if memory.rank == root:
             stage.copy_(piece)
-            memory.count(nbytes_of(piece), 0)
+            memory.count(piece.nbytes, 0)
         yield from memory.step_barrier(check)
         check = 0
         if memory.rank != root:
             piece.copy_(stage)
-            memory.count(0, nbytes_of(piece))
+            memory.count(0, piece.nbytes)
 
 
 def reduce(
@@ -40,13 +40,13 @@ def reduce(
     for piece in pieces(flat, STAGE_BYTES):
         step, count = memory.step + 1, piece.numel()
         memory.mine.stage(step, flat.dtype)[:count].copy_(piece)
-        memory.count(nbytes_of(piece), 0)
+        memory.count(piece.nbytes, 0)
         yield from memory.step_barrier(check)
         check = 0
         if memory.rank == root:
             shares = [s.stage(step, flat.dtype)[:count] for s in memory.segments]
             reduce_into(piece, shares, op)
-            memory.count(0, (memory.size - 1) * nbytes_of(piece))
+            memory.count(0, (memory.size - 1) * piece.nbytes)
 
 
 def reduce_scatter(
@@ -66,7 +66,7 @@ def reduce_scatter(
         for peer in memory.others:
             piece = inputs[peer][start : start + part]
             stage[peer * part : peer * part + piece.numel()].copy_(piece)
-            memory.count(nbytes_of(piece), 0)
+            memory.count(piece.nbytes, 0)
         yield from memory.step_barrier(check)
         check = 0
         target, offset = output[start : start + part], memory.rank * part
@@ -76,7 +76,7 @@ def reduce_scatter(
         ]
         shares[memory.rank] = own[start : start + part]
         reduce_into(target, shares, op)
-        memory.count(0, (memory.size - 1) * nbytes_of(target))
+        memory.count(0, (memory.size - 1) * target.nbytes)
 
 
 def all_gather(
@@ -89,12 +89,12 @@ def all_gather(
         memory.mine.stage(step, input.dtype)[: piece.numel()].copy_(piece)
         yield from memory.step_barrier(check)
         check = 0
-        memory.count(nbytes_of(piece), 0)
+        memory.count(piece.nbytes, 0)
         for peer in memory.others:
             target = outputs[peer][start : start + part]
             stage = memory.segments[peer].stage(step, input.dtype)
             target.copy_(stage[: target.numel()])
-            memory.count(0, nbytes_of(target))
+            memory.count(0, target.nbytes)
     outputs[memory.rank].copy_(input)
 
 
@@ -113,7 +113,7 @@ def all_to_all(
         for peer in memory.others:
             piece = inputs[peer][start : start + part]
             stage[peer * part : peer * part + piece.numel()].copy_(piece)
-            memory.count(nbytes_of(piece), 0)
+            memory.count(piece.nbytes, 0)
         yield from memory.step_barrier(check, mine)
         if done == 0:
             compare_counts(memory)
@@ -124,7 +124,7 @@ def all_to_all(
             target = outputs[peer][start : start + part]
             source = memory.segments[peer].stage(step, dtype)
             target.copy_(source[offset : offset + target.numel()])
-            memory.count(0, nbytes_of(target))
+            memory.count(0, target.nbytes)
     outputs[memory.rank].copy_(inputs[memory.rank])
 
 

@@ -18,7 +18,6 @@ from xtrain.backends.calls import compare
 from xtrain.backends.join_segments import JoinSegments
 from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
-from xtrain.backends.pieces import nbytes_of
 from xtrain.backends.progress import Steps
 from xtrain.backends.rendezvous import Rendezvous
 from xtrain.backends.segments import (
@@ -28,6 +27,7 @@ from xtrain.backends.segments import (
     LEFT,
     MAX_RANKS,
     SIDEBAND,
+    STAGE_BYTES,
     TEXT_BYTES,
     TEXT_OFFSET,
     Channel,
@@ -45,8 +45,8 @@ from xtrain.backends.shared_collectives import (
     reduce_scatter,
 )
 from xtrain.backends.shared_tensors import SharedTensors
+from xtrain.comm.reduce_op import reduce_into
 
-ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
 MAX_VIEWS = 256  # kept; a program uses a few sizes again and again
 
 
@@ -63,6 +63,9 @@ class SharedMemory:
 
     # A rank that died in a call has left all it will ever leave.
     DEATH_GRACE_SECONDS = 0.0
+    ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
+    PIECE_BYTES = STAGE_BYTES  # of a larger all-reduce at a time, at most a stage
+    reduce_into = staticmethod(reduce_into)
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: float, peers: Peers
@@ -170,7 +173,7 @@ class SharedMemory:
         return self.step_barrier(check)
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
-        if nbytes_of(flat) <= ONE_SHOT_BYTES:
+        if flat.nbytes <= self.ONE_SHOT_BYTES:
             return all_reduce_one_shot(self, flat, op, check)
         return all_reduce_large(self, flat, op, check)
 

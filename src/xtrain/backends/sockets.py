@@ -29,7 +29,6 @@ from xtrain.backends.messages import (
     read_all,
     write_all,
 )
-from xtrain.backends.pieces import nbytes_of
 from xtrain.backends.progress import Steps
 from xtrain.backends.ring_stream import RingStream
 from xtrain.comm.reduce_op import reduce_into
@@ -182,7 +181,7 @@ class Sockets:
         yield from self.exchange_headers(check)
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
-        if nbytes_of(flat) <= INLINE_BYTES:
+        if flat.nbytes <= INLINE_BYTES:
             payloads = yield from self.exchange_headers(
                 check, dict.fromkeys(self.others, flat)
             )
@@ -217,7 +216,7 @@ class Sockets:
         yield from self._ring(outputs, ReduceOp.SUM, reduce=False, gather=True)
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
-        if nbytes_of(flat) > INLINE_BYTES:
+        if flat.nbytes > INLINE_BYTES:
             yield from self.exchange_headers(check)
             yield from self._chain(raw(flat), root)
             return
@@ -252,8 +251,8 @@ class Sockets:
         yield from self._agree_on_sizes(outputs, inputs, check)
         outputs[self.rank].copy_(inputs[self.rank])
         order = [(self.rank + step) % self.size for step in range(1, self.size)]
-        self.sent += sum(nbytes_of(inputs[peer]) for peer in order)
-        self.received += sum(nbytes_of(outputs[peer]) for peer in order)
+        self.sent += sum(inputs[peer].nbytes for peer in order)
+        self.received += sum(outputs[peer].nbytes for peer in order)
         yield from interleave(
             [write_all(self.collective[peer], raw(inputs[peer])) for peer in order]
             + [read_all(self.collective[peer], raw(outputs[peer])) for peer in order]

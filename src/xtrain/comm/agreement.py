@@ -9,14 +9,13 @@ an error on every rank of both. Wrappers ask `check_same` when they are built;
 `raise_everywhere` and `raising_everywhere` serve what may fail on one rank later.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
@@ -136,62 +135,3 @@ def problem_of(*checks: Callable[[], None]) -> str | None:
         except ValueError as error:
             return str(error)
     return None
-
-
-def check_options(
-    gradient_reduction: object = "average", bucket_cap_mb: Any = 1.0
-) -> None:
-    if gradient_reduction not in ("average", "sum"):
-        raise ValueError(
-            f"gradient_reduction={gradient_reduction!r} is neither average nor sum"
-        )
-    number = isinstance(bucket_cap_mb, (int, float))
-    if not number or not 0 < bucket_cap_mb < math.inf or bucket_cap_mb is True:
-        raise ValueError(
-            f"bucket_cap_mb={bucket_cap_mb!r} must be a number of MiB, above 0 and "
-            "finite"
-        )
-
-
-def check_filled(tensors: Named) -> None:
-    for name, tensor in tensors:
-        if tensor.is_meta:
-            raise ValueError(
-                f"{name} is on the meta device, so there are no values to copy to the "
-                "other ranks: fill the module first, after module.to_empty(device=...)"
-            )
-
-
-def claim(parameters: Iterable[Tensor], owner: str) -> None:
-    """Remember who reduces the gradients of these parameters, for `check_bare`."""
-    for parameter in parameters:
-        parameter._gradients_reduced_by = owner  # type: ignore[attr-defined]
-
-
-def check_bare(parameters: Iterable[Tensor], owner: str) -> None:
-    """ValueError if a wrapper of ours reduces some of these gradients already.
-
-    With two that do, the numbers may come out right, but no memory is saved.
-    """
-    for parameter in parameters:
-        other = getattr(parameter, "_gradients_reduced_by", None)
-        if other is not None:
-            raise ValueError(
-                f"{other} reduces the gradients of these parameters already, and "
-                f"{owner} does that itself: give it the parameters of a bare module"
-            )
-
-
-def check_unwrapped(module: nn.Module, owner: str) -> None:
-    """`check_bare`, also where a wrapper of torch's or ours is inside the module."""
-    for part in module.modules():
-        kind = type(part)
-        if kind.__module__.startswith(WRAPPERS):
-            raise ValueError(
-                f"{kind.__module__}.{kind.__qualname__} reduces the gradients of this "
-                f"module already, and {owner} does that itself: give it the bare module"
-            )
-    check_bare(module.parameters(), owner)
-
-
-WRAPPERS = ("xtrain.data_parallel", "xtrain.zero", "torch.nn.parallel")

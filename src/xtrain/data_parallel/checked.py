@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import (
+from xtrain.comm.agreement import problem_of
+from xtrain.comm.collective_choice import TORCH, Collectives
+from xtrain.comm.wrapper_rules import (
     check_filled,
     check_options,
     check_unwrapped,
     claim,
-    problem_of,
 )
-from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.data_parallel.ddp import DistributedDataParallel as BareDataParallel
 from xtrain.data_parallel.ddp import broadcast_all
 from xtrain.data_parallel.join import JoinState, join

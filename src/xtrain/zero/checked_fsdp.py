@@ -17,16 +17,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.agreement import (
-    as_text,
-    check_options,
-    check_same,
-    check_unwrapped,
-    claim,
-    problem_of,
-)
+from xtrain.comm.agreement import as_text, check_same, problem_of
 from xtrain.comm.checks import message_device
 from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.wrapper_rules import check_options, check_unwrapped, claim
 from xtrain.zero.fsdp import FullyShardedDataParallel as BareFullyShardedDataParallel
 from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units
 from xtrain.zero.fsdp_unit import gather_parameters

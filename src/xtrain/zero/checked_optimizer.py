@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.agreement import check_options, claim, problem_of, raise_everywhere
+from xtrain.comm.agreement import problem_of, raise_everywhere
 from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.wrapper_rules import check_options, claim
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups
 from xtrain.zero.optimizer import ZeroOptimizer as BareZeroOptimizer
 from xtrain.zero.optimizer_checkpoint import load_buckets, save_buckets

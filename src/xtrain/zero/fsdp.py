@@ -44,8 +44,9 @@ class FullyShardedDataParallel(nn.Module):
     Build the optimizer over `parameters()` afterwards: they are the local pieces, views
     of flat shards, some of them empty. Names stay those of the bare module.
 
-    Activation checkpointing works with `use_reentrant=False`. A unit's output is a
-    tensor, or tensors in lists, tuples, dictionaries and dataclasses.
+    Activation checkpointing works around whole units, with `use_reentrant=False`. A
+    unit's output is a tensor, or tensors in lists, tuples, dictionaries and
+    dataclasses.
 
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are

@@ -103,6 +103,9 @@ class UnitSchedule:
     def _after_forward(self, unit: FSDPUnit, output: Any) -> None:
         unit.use_shards()
         if in_backward():
+            for tensor in tensors_of(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(refuse_reentrant)
             if not unit.active_backwards:  # its own comes later, and gathers again
                 self._free(unit)
             return
@@ -181,6 +184,16 @@ class UnitSchedule:
             self._free(unit)
         if not self._keeps(self.root):
             self.root.use_shards()
+
+
+def refuse_reentrant(_: Any) -> None:
+    """A hook on what was computed once more: only reentrant checkpoints have backwards
+    of that, and the forward that they repeat kept no graph to follow."""
+    raise RuntimeError(
+        "a fully sharded model cannot see backwards of activation checkpoints with "
+        "use_reentrant=True, and its weights are freed by then: call "
+        "checkpoint(..., use_reentrant=False)"
+    )
 
 
 def in_backward() -> bool:

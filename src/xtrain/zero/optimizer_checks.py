@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_bare, check_filled, check_same
+from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.wrapper_rules import check_bare, check_filled
 from xtrain.zero.buckets import Bucket
 
 Groups = list[dict[str, Any]]

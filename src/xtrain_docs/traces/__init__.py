@@ -85,7 +85,7 @@ def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
 
     Args:
         reference: `module:function`.
-        kind: how it is called and what it leaves behind; see `record.KINDS`.
+        kind: how it is called; see `xtrain.comm.collective_kinds`.
         options: cells, root, and keyword arguments of the function.
     """
     autoplay = bool(options.pop("autoplay", False))

@@ -6,12 +6,11 @@ so every recorded message can be decoded without knowing the algorithm.
 """
 
 import importlib
+from functools import partial
 from typing import Any
 
 SHIFT = 16
 ADDITIVE = ("all_reduce", "reduce", "reduce_scatter")
-KINDS = (*ADDITIVE, "broadcast", "all_gather", "all_to_all", "gather", "scatter",
-         "barrier")  # fmt: skip
 State = list[list[list[int]]]
 
 
@@ -44,62 +43,21 @@ def on_rank(
     import torch
     import torch.distributed as dist
 
+    from xtrain.comm.collective_kinds import prepare
     from xtrain.comm.ledger import CommLedger
 
     module, _, name = reference.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    rank, size = dist.get_rank(), dist.get_world_size()
-
-    def numbers(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64)
-
-    mine = [encode(rank, i) for i in range(cells)]
-    empty = [0] * cells
-    before, after = mine, None
+    function = partial(getattr(importlib.import_module(module), name), **extra)
+    rank = dist.get_rank()
+    whole = torch.tensor([encode(rank, i) for i in range(cells)], dtype=torch.int64)
+    call = prepare(kind, function, whole, root)
+    before = call.given.tolist()
+    if kind in ("all_gather", "gather"):  # one cell, at its place among all
+        before = [before[0] if i == rank else 0 for i in range(cells)]
     with CommLedger(values=True) as ledger:
-        if kind == "all_reduce":
-            tensor = numbers(mine)
-            function(tensor, **extra)
-            after = tensor.tolist()
-        elif kind == "reduce":
-            tensor = numbers(mine)
-            function(tensor, root, **extra)
-            after = tensor.tolist() if rank == root else None
-        elif kind == "broadcast":
-            before = mine if rank == root else empty
-            tensor = numbers(before)
-            function(tensor, root, **extra)
-            after = tensor.tolist()
-        elif kind == "reduce_scatter":
-            output = numbers([0])
-            function(output, numbers(mine), **extra)
-            after = output.tolist()
-        elif kind == "all_gather":
-            before = [encode(rank, rank) if i == rank else 0 for i in range(cells)]
-            output = numbers(empty)
-            function(output, numbers([before[rank]]), **extra)
-            after = output.tolist()
-        elif kind == "all_to_all":
-            output = numbers(empty)
-            function(output, numbers(mine), **extra)
-            after = output.tolist()
-        elif kind == "gather":
-            before = [encode(rank, rank) if i == rank else 0 for i in range(cells)]
-            parts = [numbers([0]) for _ in range(size)] if rank == root else None
-            function(numbers([before[rank]]), parts, root, **extra)
-            after = [int(p) for p in parts] if parts else None
-        elif kind == "scatter":
-            before = mine if rank == root else empty
-            output = numbers([0])
-            parts = [numbers([v]) for v in mine] if rank == root else None
-            function(output, parts, root, **extra)
-            after = output.tolist()
-        elif kind == "barrier":
-            before = []
-            function(**extra)
-        else:
-            raise TraceError(f"unknown kind {kind!r}; there are: {', '.join(KINDS)}")
-    return ledger.events, before, after
+        call.run()
+    scratch = rank != root and kind in ("reduce", "gather")
+    return ledger.events, before, None if scratch else call.result.tolist()
 
 
 def record(

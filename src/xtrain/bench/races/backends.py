@@ -14,7 +14,6 @@ it is the gradients of all layers together.
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,30 +24,26 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from xtrain import backends
-from xtrain.backends.calls import NOWHERE
+from xtrain.backends.process_group import XtrainProcessGroup
+from xtrain.backends.shared_memory import SharedMemory
 from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
 from xtrain.bench.races.lc1 import (
-    ALL_GATHER,
     ITEM,
-    REDUCE_SCATTER,
     KiB,
     MiB,
     all_gather_reference,
-    all_gather_trial,
     all_reduce_reference,
-    all_reduce_trial,
-    check_pieces,
     pattern,
     reduce_scatter_reference,
-    reduce_scatter_trial,
     total,
+    trial,
 )
-from xtrain.comm.reduce_op import combine, divide_if_average, reduce_into
+from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER
+from xtrain.comm.reduce_op import combine, divide_if_average
 
 TITLE = "Our backends against gloo, under the same torch functions"
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
 SIZES = (4 * KiB, 256 * KiB, 16 * MiB, 64 * MiB)
-ALL_TO_ALL = dist.all_to_all_single
 BACKENDS = ("gloo", "xtrain-shm", "xtrain-socket")
 SHM, SOCKET = BACKENDS[1:]
 
@@ -57,18 +52,12 @@ def group_on(backend: str) -> ProcessGroup | None:
     """A group of all ranks on `backend`; the default group stands in for gloo."""
     if backend == "gloo":
         return dist.group.WORLD
-    backends.register()
     return dist.new_group(backend=backend)
 
 
-def on(
-    make: Callable[..., Trial],
-    function: Callable[..., object],
-    backend: str,
-    case: Case,
-) -> Trial:
+def on(kind: str, function: Callable[..., object], backend: str, case: Case) -> Trial:
     """A trial of lecture 1 whose function runs in a group on `backend`."""
-    return make(partial(function, group=group_on(backend)), case)
+    return trial(kind, partial(function, group=group_on(backend)), case)
 
 
 def sides(make: Callable[..., Trial], *given: Any) -> tuple[Contestant, ...]:
@@ -90,33 +79,16 @@ def shared_trial(case: Case) -> Trial:
 def copy_trial(case: Case) -> Trial:
     """Every rank reads a tensor once and writes one: no all-reduce can do with less."""
     source = total(case)
-    landing = torch.zeros_like(source)
-    return Trial(partial(landing.copy_, source), [landing])
+    copy = torch.zeros_like(source)
+    return Trial(partial(copy.copy_, source), [copy])
 
 
 # ------------------------------------------------- broadcast and all-to-all
 
 
-def broadcast_trial(backend: str, case: Case) -> Trial:
-    """From rank 0 to all."""
-    whole = pattern(case, dist.get_rank() + 1)
-    call = partial(dist.broadcast, whole, 0, group=group_on(backend))
-    return Trial(call, [whole])
-
-
 def broadcast_reference(case: Case) -> list[Tensor]:
     """What rank 0 has."""
     return [pattern(case, 1)]
-
-
-def all_to_all_trial(backend: str, case: Case) -> Trial:
-    """Every rank gives every rank an equal piece of its tensor."""
-    check_pieces(case)
-    whole = pattern(case, dist.get_rank() + 1)
-    landing = torch.empty_like(whole)
-    return Trial(
-        partial(ALL_TO_ALL, landing, whole, group=group_on(backend)), [landing]
-    )
 
 
 def all_to_all_reference(case: Case) -> list[Tensor]:
@@ -134,15 +106,15 @@ def ping_pong_trial(backend: str, case: Case) -> Trial:
     """Ranks 0 and 1, 2 and 3, ...: a message there and one back."""
     rank, group = dist.get_rank(), group_on(backend)
     mine = pattern(case, rank + 1)
-    landing = torch.empty_like(mine)
+    received = torch.empty_like(mine)
     send = partial(dist.send, mine, rank ^ 1, group=group)
-    receive = partial(dist.recv, landing, rank ^ 1, group=group)
+    receive = partial(dist.recv, received, rank ^ 1, group=group)
 
     def there_and_back() -> None:
         for step in (send, receive) if rank % 2 == 0 else (receive, send):
             step()
 
-    return Trial(there_and_back, [landing])
+    return Trial(there_and_back, [received])
 
 
 def ping_pong_reference(case: Case) -> list[Tensor]:
@@ -189,50 +161,60 @@ def ddp_trial(backend: str, case: Case) -> Trial:
 
 # ---------------------------------------------------------------------- tricks
 
-CALLS = "xtrain.backends.call_runner"
-MEMORY = "xtrain.backends.shared_memory"
-ALL_REDUCE = "xtrain.backends.shared_all_reduce"
-Change = tuple[str, str, Any]
-"""Of a module the name, of a name in it the value."""
+
+def variant_trial(
+    transport: type[SharedMemory], group: type[XtrainProcessGroup], case: Case
+) -> Trial:
+    """An all-reduce over shared memory, on a backend of its own."""
+    name = f"xtrain-{transport.__name__}-{group.__name__}".lower()
+    backends.register_variant(name, transport, group)
+    return on("all_reduce", dist.all_reduce, name, case)
 
 
-def changed_trial(changes: Sequence[Change], case: Case) -> Trial:
-    """An all-reduce over shared memory, with a few names changed while it runs."""
-    tensor = pattern(case, dist.get_rank() + 1)
-    group = group_on(SHM)
-    changed = [(import_module(where), name, value) for where, name, value in changes]
-    usual = [(where, name, getattr(where, name)) for where, name, _ in changed]
-
-    def call() -> None:
-        for where, name, value in changed:
-            setattr(where, name, value)
-        try:
-            dist.all_reduce(tensor, group=group)
-        finally:
-            for where, name, value in usual:
-                setattr(where, name, value)
-
-    return Trial(call, [tensor], tensor.zero_)
+def variant(
+    name: str,
+    transport: type[SharedMemory] = SharedMemory,
+    group: type[XtrainProcessGroup] = XtrainProcessGroup,
+) -> Contestant:
+    """The all-reduce over shared memory with something changed."""
+    return Contestant(name, partial(variant_trial, transport, group))
 
 
-def variant(name: str, *changes: Change) -> Contestant:
-    """The all-reduce over shared memory with some changes."""
-    return Contestant(name, partial(changed_trial, changes))
+class Unchecked(XtrainProcessGroup):
+    """No walk to the line that called, and no fingerprint."""
+
+    compares_calls = False
 
 
-def no_site() -> Any:
-    """In place of the walk to the line that called."""
-    return NOWHERE
+class TwoSteps(SharedMemory):
+    ONE_SHOT_BYTES = 0
 
 
-def no_print(*call: Any) -> int:
-    """In place of a fingerprint: 0 is compared with nothing."""
-    return 0
+class OneStep(SharedMemory):
+    ONE_SHOT_BYTES = 1 * MiB
 
 
 def nap() -> None:
-    """In place of giving the turn away: the shortest sleep there is."""
+    """The shortest sleep there is."""
     time.sleep(1e-6)
+
+
+class Sleeping(XtrainProcessGroup):
+    """Sleeps instead of giving the turn away."""
+
+    give_way = staticmethod(nap)
+
+
+class Pieces128K(SharedMemory):
+    PIECE_BYTES = 128 * KiB
+
+
+class Pieces512K(SharedMemory):
+    PIECE_BYTES = 512 * KiB
+
+
+class Pieces1M(SharedMemory):
+    PIECE_BYTES = 1 * MiB
 
 
 def copy_then_add(output: Tensor, shares: list[Tensor], op: Any) -> None:
@@ -241,6 +223,10 @@ def copy_then_add(output: Tensor, shares: list[Tensor], op: Any) -> None:
     for share in shares[1:]:
         combine(output, share, op)
     divide_if_average(output, op, len(shares))
+
+
+class CopyThenAdd(SharedMemory):
+    reduce_into = staticmethod(copy_then_add)
 
 
 # ----------------------------------------------------------------------- races
@@ -268,7 +254,7 @@ RACES = [
     Race(
         "all_reduce",
         "All-reduce",
-        sides(on, all_reduce_trial, dist.all_reduce),
+        sides(on, "all_reduce", dist.all_reduce),
         sizes=SIZES,
         reference=all_reduce_reference,
         goals=goals({SHM: (70.0, 15.0, 3.0, 3.0), SOCKET: (15.0, 5.0, 1.8, 1.8)}),
@@ -276,7 +262,7 @@ RACES = [
     Race(
         "all_reduce_single",
         "All-reduce of a small tensor, one call at a time",
-        sides(on, all_reduce_trial, dist.all_reduce),
+        sides(on, "all_reduce", dist.all_reduce),
         sizes=SIZES[:1],
         reference=all_reduce_reference,
         goals=goals({SHM: (70.0,), SOCKET: (15.0,)}, SIZES[:1]),
@@ -286,7 +272,7 @@ RACES = [
         "all_reduce_shared",
         "All-reduce of a tensor that lives in shared memory",
         (
-            Contestant("gloo", partial(on, all_reduce_trial, dist.all_reduce, "gloo")),
+            Contestant("gloo", partial(on, "all_reduce", dist.all_reduce, "gloo")),
             SHARED,
         ),
         sizes=SIZES[2:],
@@ -298,7 +284,7 @@ RACES = [
         "All-reduce against one copy of the tensor",
         (
             Contestant("one copy", copy_trial),
-            Contestant(SHM, partial(on, all_reduce_trial, dist.all_reduce, SHM)),
+            Contestant(SHM, partial(on, "all_reduce", dist.all_reduce, SHM)),
             SHARED,
         ),
         sizes=SIZES[2:],
@@ -308,7 +294,7 @@ RACES = [
     Race(
         "reduce_scatter",
         "Reduce-scatter",
-        sides(on, reduce_scatter_trial, REDUCE_SCATTER),
+        sides(on, "reduce_scatter", REDUCE_SCATTER),
         sizes=SIZES[:3],
         reference=reduce_scatter_reference,
         goals=not_slower(SIZES[:3]),
@@ -316,7 +302,7 @@ RACES = [
     Race(
         "all_gather",
         "All-gather",
-        sides(on, all_gather_trial, ALL_GATHER),
+        sides(on, "all_gather", ALL_GATHER),
         sizes=SIZES[:3],
         reference=all_gather_reference,
         goals=not_slower(SIZES[:3]),
@@ -324,7 +310,7 @@ RACES = [
     Race(
         "all_to_all",
         "All-to-all",
-        sides(all_to_all_trial),
+        sides(on, "all_to_all", dist.all_to_all_single),
         sizes=SIZES[:3],
         reference=all_to_all_reference,
         goals=not_slower(SIZES[:3]),
@@ -332,7 +318,7 @@ RACES = [
     Race(
         "broadcast",
         "Broadcast",
-        sides(broadcast_trial),
+        sides(on, "broadcast", dist.broadcast),
         sizes=SIZES[:3],
         reference=broadcast_reference,
         goals=not_slower(SIZES[:3]),
@@ -359,11 +345,7 @@ RACES = [
         "The check for mismatches",
         (
             variant("with the check"),
-            variant(
-                "without",
-                (CALLS, "call_site", no_site),
-                (CALLS, "fingerprint", no_print),
-            ),
+            variant("without", group=Unchecked),
         ),
         sizes=SIZES[:1],
         reference=all_reduce_reference,
@@ -372,8 +354,8 @@ RACES = [
         "trick_one_step",
         "One step or two",
         (
-            variant("two steps", (MEMORY, "ONE_SHOT_BYTES", 0)),
-            variant("one step", (MEMORY, "ONE_SHOT_BYTES", 1 * MiB)),
+            variant("two steps", TwoSteps),
+            variant("one step", OneStep),
         ),
         sizes=(4 * KiB, 64 * KiB, 256 * KiB, 1 * MiB),
         ranks=(4,),
@@ -383,7 +365,7 @@ RACES = [
         "trick_yield",
         "Yield or sleep",
         (
-            variant("sleep", ("os", "sched_yield", nap)),
+            variant("sleep", group=Sleeping),
             variant("yield"),
         ),
         sizes=(4 * KiB, 256 * KiB, 16 * MiB),
@@ -394,9 +376,9 @@ RACES = [
         "trick_stage",
         "How large a stage",
         (
-            variant("128 KiB", (ALL_REDUCE, "STAGE_BYTES", 128 * KiB)),
-            variant("512 KiB", (ALL_REDUCE, "STAGE_BYTES", 512 * KiB)),
-            variant("1 MiB", (ALL_REDUCE, "STAGE_BYTES", 1 * MiB)),
+            variant("128 KiB", Pieces128K),
+            variant("512 KiB", Pieces512K),
+            variant("1 MiB", Pieces1M),
             variant("2 MiB"),
         ),
         sizes=(16 * MiB, 64 * MiB),
@@ -407,8 +389,8 @@ RACES = [
         "trick_two_shares",
         "The first two shares at once",
         (
-            variant("copy one, add", (ALL_REDUCE, "reduce_into", copy_then_add)),
-            variant("add two", (ALL_REDUCE, "reduce_into", reduce_into)),
+            variant("copy one, add", CopyThenAdd),
+            variant("add two"),
         ),
         sizes=(4 * KiB, 256 * KiB, 16 * MiB),
         ranks=(4,),

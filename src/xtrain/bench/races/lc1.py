@@ -29,6 +29,8 @@ from xtrain.comm import (
     ring_reduce_scatter,
     tree_all_reduce,
 )
+from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER
+from xtrain.comm.collective_kinds import OF_PARTS, kind_of, prepare
 from xtrain.plan import Traffic, collective_traffic
 
 TITLE = "Lecture 1: collectives from send and receive, against gloo's own"
@@ -47,55 +49,15 @@ def total(case: Case) -> Tensor:
     return pattern(case, case.ranks * (case.ranks + 1) // 2)
 
 
-# ------------------------------------------------------------------ all-reduce
+# ---------------------------------------------------------------------- trials
 
 
-def all_reduce_trial(function: Callable[[Tensor], object], case: Case) -> Trial:
-    """An in-place all-reduce."""
-    tensor = pattern(case, dist.get_rank() + 1)
-    return Trial(partial(function, tensor), [tensor], tensor.zero_)
-
-
-def hierarchical_trial(case: Case) -> Trial:
-    """Two nodes of half the ranks each."""
-    mesh = init_mesh((2, case.ranks // 2), ("node", "local"), case.device)
-    groups = mesh.get_group("local"), mesh.get_group("node")
-    return all_reduce_trial(
-        partial(hierarchical_all_reduce, intra_group=groups[0], inter_group=groups[1]),
-        case,
-    )
-
-
-def all_reduce_reference(case: Case) -> list[Tensor]:
-    """The sum, on every rank."""
-    return [total(case)]
-
-
-# -------------------------------------------- reduce-scatter and all-gather
-
-
-def reduce_scatter_trial(
-    function: Callable[[Tensor, Tensor], object], case: Case
-) -> Trial:
-    """`function(output, input)`: the input is the whole tensor."""
-    check_pieces(case)
-    whole = pattern(case, dist.get_rank() + 1)
-    piece = torch.empty_like(whole.tensor_split(case.ranks)[0])
-    return Trial(partial(function, piece, whole), [piece], whole.zero_)
-
-
-def reduce_scatter_reference(case: Case) -> list[Tensor]:
-    """This rank's piece of the sum."""
-    return [total(case).tensor_split(case.ranks)[dist.get_rank()]]
-
-
-def all_gather_trial(function: Callable[[Tensor, Tensor], object], case: Case) -> Trial:
-    """`function(output, input)`: the output is the whole tensor."""
-    check_pieces(case)
-    whole = torch.full((case.size // ITEM,), -1.0, device=case.device)
-    rank = dist.get_rank()
-    piece = pattern(case, rank + 1).tensor_split(case.ranks)[rank].clone()
-    return Trial(partial(function, whole, piece), [whole])
+def trial(kind: str, function: Callable[..., object], case: Case) -> Trial:
+    """A collective of a kind that `xtrain.comm.collective_kinds` knows."""
+    if kind in OF_PARTS:
+        check_pieces(case)
+    call = prepare(kind, function, pattern(case, dist.get_rank() + 1))
+    return Trial(call.run, [call.result], call.given.zero_)
 
 
 def check_pieces(case: Case) -> None:
@@ -105,6 +67,30 @@ def check_pieces(case: Case) -> None:
             f"{case.size} bytes are not a whole number of float32 on each of "
             f"{case.ranks} ranks"
         )
+
+
+def hierarchical_trial(case: Case) -> Trial:
+    """Two nodes of half the ranks each."""
+    mesh = init_mesh((2, case.ranks // 2), ("node", "local"), case.device)
+    groups = mesh.get_group("local"), mesh.get_group("node")
+    return trial(
+        "all_reduce",
+        partial(hierarchical_all_reduce, intra_group=groups[0], inter_group=groups[1]),
+        case,
+    )
+
+
+# -------------------------------------------------------------------- references
+
+
+def all_reduce_reference(case: Case) -> list[Tensor]:
+    """The sum, on every rank."""
+    return [total(case)]
+
+
+def reduce_scatter_reference(case: Case) -> list[Tensor]:
+    """This rank's piece of the sum."""
+    return [total(case).tensor_split(case.ranks)[dist.get_rank()]]
 
 
 def all_gather_reference(case: Case) -> list[Tensor]:
@@ -128,14 +114,11 @@ def traffic(algorithm: str, case: Case) -> Traffic:
     return collective_traffic(algorithm, numel, case.ranks, **options).bytes(ITEM)
 
 
-def ours(
-    name: str,
-    algorithm: Callable[..., None],
-    make: Callable[..., Trial] = all_reduce_trial,
-) -> Contestant:
+def ours(name: str, algorithm: Callable[..., None]) -> Contestant:
     """A contestant from `xtrain.comm`, with its formula."""
+    called = algorithm.__name__
     return Contestant(
-        name, partial(make, algorithm), partial(traffic, algorithm.__name__)
+        name, partial(trial, kind_of(called), algorithm), partial(traffic, called)
     )
 
 
@@ -150,10 +133,7 @@ HIERARCHICAL = Contestant(
     partial(traffic, "hierarchical_all_reduce"),
     ranks=(4, 8),
 )
-# torch 2.13 renamed these two and warns about the old names.
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-GLOO = Contestant("gloo all-reduce", partial(all_reduce_trial, dist.all_reduce))
+GLOO = Contestant("gloo all-reduce", partial(trial, "all_reduce", dist.all_reduce))
 
 RACES = [
     Race(
@@ -191,9 +171,9 @@ RACES = [
         "Reduce-scatter",
         (
             Contestant(
-                "gloo reduce-scatter", partial(reduce_scatter_trial, REDUCE_SCATTER)
+                "gloo reduce-scatter", partial(trial, "reduce_scatter", REDUCE_SCATTER)
             ),
-            ours("ring", ring_reduce_scatter, reduce_scatter_trial),
+            ours("ring", ring_reduce_scatter),
         ),
         sizes=(256 * KiB, 16 * MiB, 64 * MiB),
         reference=reduce_scatter_reference,
@@ -207,8 +187,8 @@ RACES = [
         "all_gather",
         "All-gather",
         (
-            Contestant("gloo all-gather", partial(all_gather_trial, ALL_GATHER)),
-            ours("ring", ring_all_gather, all_gather_trial),
+            Contestant("gloo all-gather", partial(trial, "all_gather", ALL_GATHER)),
+            ours("ring", ring_all_gather),
         ),
         sizes=(256 * KiB, 16 * MiB, 64 * MiB),
         reference=all_gather_reference,

@@ -61,7 +61,9 @@ MEASURED = {
     "ring_all_reduce": Measured("ring_all_reduce"),
     "tree_all_reduce": Measured("tree_all_reduce"),
     "halving_doubling_all_reduce": Measured("halving_doubling_all_reduce"),
-    "one_shot_all_reduce": Measured("one_shot_all_reduce", run="one_shot_by_p2p"),
+    "one_shot_all_reduce": Measured(
+        "one_shot_all_reduce", run="one_shot_all_reduce_by_p2p"
+    ),
     "hierarchical_all_reduce": Measured(
         "hierarchical_all_reduce", run="hierarchical_2", options={"local_ranks": 2}
     ),

@@ -2,52 +2,34 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from xtrain import comm
+from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER
+from xtrain.comm.collective_kinds import kind_of, prepare
 
 
-def call(name: str, numel: int, root: int = 0) -> Callable[[], None]:
+def call(name: str, numel: int, root: int = 0) -> Callable[[], Any]:
     """A collective of `xtrain.comm`, ready to be called with telling sizes.
 
-    `numel` is the full tensor's, as in `xtrain.plan`: of an all-gather, a gather or a
-    scatter this rank has a piece.
+    `numel` is the full tensor's, as in `xtrain.plan`. `hierarchical_4` has 4 ranks a
+    node; `torch.` before a name makes it torch's own.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if name in ("gather", "scatter", "ring_all_gather", "all_gather_into_tensor"):
-        numel //= size
-    tensor = torch.full((numel,), float(rank))
-    if name in ("broadcast", "broadcast_naive", "reduce"):
-        return lambda: getattr(comm, name)(tensor, root)
-    if name in ("gather", "scatter"):
-        pieces = [torch.zeros(numel) for _ in range(size)] if rank == root else None
-        where = {"dst": root} if name == "gather" else {"src": root}
-        return lambda: getattr(comm, name)(tensor, pieces, **where)
-    if name in ("ring_all_gather", "all_gather_into_tensor"):
-        gathered = torch.empty(size * numel)
-        return lambda: getattr(comm, name)(gathered, tensor)
-    if name in ("ring_reduce_scatter", "reduce_scatter_tensor"):
-        mine = torch.empty(numel // size)
-        return lambda: getattr(comm, name)(mine, tensor)
-    if name in ("all_to_all", "all_to_all_single"):
-        arriving = torch.empty_like(tensor)
-        return lambda: comm.all_to_all_single(arriving, tensor)
-    if name == "barrier":
-        return comm.barrier
+    whole = torch.full((numel,), float(dist.get_rank()))
     if name == "exchange":
-        incoming = torch.empty_like(tensor)
-        return lambda: comm.exchange(tensor, rank ^ 1, incoming, rank ^ 1)
-    if name.startswith("hierarchical"):
+        return partial(swap, whole, torch.empty_like(whole))
+    if name.startswith("hierarchical_"):
         intra, inter = node_groups(int(name.rpartition("_")[2]))
-        return lambda: comm.hierarchical_all_reduce(
-            tensor, intra_group=intra, inter_group=inter
+        function = partial(
+            comm.hierarchical_all_reduce, intra_group=intra, inter_group=inter
         )
-    if name == "one_shot_by_p2p":
-        return lambda: one_shot_all_reduce_by_p2p(tensor)
-    return lambda: getattr(comm, name)(tensor)
+        return prepare("all_reduce", function, whole).run
+    function = OTHERS[name] if name in OTHERS else getattr(comm, name)
+    return prepare(kind_of(name), function, whole, root).run
 
 
 def node_groups(local_ranks: int) -> tuple[Any, Any]:
@@ -76,12 +58,32 @@ def hierarchical_all_reduce_in_nodes(tensor: torch.Tensor, local_ranks: int) -> 
     comm.hierarchical_all_reduce(tensor, intra_group=intra, inter_group=inter)
 
 
-def one_exchange(tensor: torch.Tensor) -> None:
-    """Every rank swaps its whole tensor with its neighbour: 0 with 1, 2 with 3."""
+def swap(tensor: torch.Tensor, incoming: torch.Tensor) -> None:
+    """Neighbours send each other their whole tensors: 0 and 1, 2 and 3."""
     partner = dist.get_rank() ^ 1
-    incoming = tensor.clone()
     comm.exchange(tensor, partner, incoming, partner)
+
+
+def one_exchange(tensor: torch.Tensor) -> None:
+    """A swap after which both have the sum."""
+    incoming = tensor.clone()
+    swap(tensor, incoming)
     tensor.add_(incoming)
+
+
+OTHERS: dict[str, Callable[..., Any]] = {
+    "one_shot_all_reduce_by_p2p": one_shot_all_reduce_by_p2p,
+    "all_gather": comm.all_gather_into_tensor,
+    "reduce_scatter": comm.reduce_scatter_tensor,
+    "all_to_all": comm.all_to_all_single,
+    "torch.all_reduce": dist.all_reduce,
+    "torch.reduce_scatter_tensor": REDUCE_SCATTER,
+    "torch.all_gather_into_tensor": ALL_GATHER,
+    "torch.all_to_all_single": dist.all_to_all_single,
+    "torch.broadcast": dist.broadcast,
+    "torch.reduce": dist.reduce,
+}
+"""Names that are no function of `xtrain.comm`, or one of lists."""
 
 
 def payload(name: str, numel: int, root: int) -> dict[str, Any]:
@@ -100,29 +102,9 @@ def payload(name: str, numel: int, root: int) -> dict[str, Any]:
     }
 
 
-def torch_call(name: str, numel: int) -> Callable[[], Any]:
-    """One of torch's own collectives, of the same sizes as `call`."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tensor = torch.full((numel,), float(rank))
-    whole, part = torch.empty(numel), torch.empty(numel // size)
-    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    return {
-        "all_reduce": lambda: dist.all_reduce(tensor),
-        "reduce_scatter_tensor": lambda: reduce_scatter(part, tensor),
-        "all_gather_into_tensor": lambda: all_gather(whole, part),
-        "all_to_all_single": lambda: dist.all_to_all_single(
-            torch.empty_like(tensor), tensor
-        ),
-        "broadcast": lambda: dist.broadcast(tensor, 0),
-        "reduce": lambda: dist.reduce(tensor, 0),
-    }[name]
-
-
 def on_the_wire(name: str, numel: int) -> dict[str, Any]:
     """Payload and wire bytes of one call, connections and buffers warm."""
-    owner, _, what = name.partition(".")
-    run = torch_call(what, numel) if owner == "torch" else call(what, numel)
+    run = call(name.removeprefix("xtrain."), numel)
     run()
     dist.barrier()
     time.sleep(0.05)  # let the last bytes of the barrier leave
@@ -142,37 +124,15 @@ def cells_before_and_after(name: str, root: int) -> list[list[int]]:
     Cell c of rank r holds the one bit r * N + c, so that every sum can be read back
     as the set of cells that are in it.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    mine = torch.tensor([1 << (rank * size + c) for c in range(size)])
-    nothing = torch.zeros(size, dtype=torch.int64)
-    slots, slot = nothing.clone(), nothing.clone()[:1]
-    if name in ("broadcast", "reduce"):
-        before = mine if rank == root or name == "reduce" else nothing
-        after = before.clone()
-        getattr(comm, name)(after, root)
-    elif name == "all_reduce":
-        before, after = mine, mine.clone()
-        comm.all_reduce(after)
-    elif name in ("gather", "all_gather"):
-        before, after = mine[:1], slots
-        pieces = list(slots.view(size, 1).unbind())
-        if name == "gather":
-            comm.gather(before, pieces if rank == root else None, root)
-        else:
-            comm.all_gather(pieces, before)
-    elif name == "scatter":
-        before, after = mine if rank == root else nothing, slot
-        pieces = list(mine.view(size, 1).unbind()) if rank == root else None
-        comm.scatter(after, pieces, root)
-    elif name == "reduce_scatter":
-        before, after = mine, slot
-        comm.reduce_scatter_tensor(after, before)
-    elif name == "all_to_all":
-        before, after = mine, slots
-        comm.all_to_all_single(after, before)
-    else:
-        raise ValueError(f"no before-and-after picture of {name!r}")
-    return [before.tolist(), after.tolist()]
+    rank, size, kind = dist.get_rank(), dist.get_world_size(), kind_of(name)
+    whole = torch.tensor([1 << (rank * size + c) for c in range(size)])
+    if kind in ("gather", "all_gather"):
+        whole.fill_(whole[0])  # of N ranks each has one cell only, its first
+    function = OTHERS[name] if name in OTHERS else getattr(comm, name)
+    prepared = prepare(kind, function, whole, root)
+    before = prepared.given.tolist()
+    prepared.run()
+    return [before, prepared.result.tolist()]
 
 
 def ring_step_orders(order: str) -> list[list[Any]]:
