@@ -235,6 +235,15 @@ def test_decorators_and_defaults_come_first_with_all_that_they_call(toy):
     assert toy.run("made:made")["made"] == 9
 
 
+def test_what_a_call_at_import_calls_in_turn_stands_above_it(toy):
+    toy.write(
+        zero="from toy.made import made\n\n\ndef low(deep=False):\n"
+        "    return made() if deep else 4\n\n\ndef top():\n    return low()\n",
+        made="from toy.zero import top\n\nZ = top()\n\n\ndef made():\n    return Z\n",
+    )
+    assert toy.run("zero:low")["low"](deep=True) == 4
+
+
 def test_two_different_things_of_one_name_are_refused(toy):
     toy.write(
         ring=RING,
@@ -249,6 +258,13 @@ def test_two_different_things_of_one_name_are_refused(toy):
         toy.copy("clash:both")
     with pytest.raises(CopyError, match="two modules define 'math'"):
         toy.copy("imports:both")
+    toy.write(own="from toy.steps import fold\n\n\ndef list():\n    return fold([])\n")
+    toy.write(
+        uses="from toy.own import list as own\nfrom toy.steps import shift\n\n\n"
+        "def both(v):\n    return own() + shift(v)\n"
+    )
+    with pytest.raises(CopyError, match="two modules define 'list'.*Python"):
+        toy.copy("uses:both")
 
 
 UNRESOLVED = {
@@ -303,7 +319,10 @@ def test_what_needs_each_other_at_import_is_refused(toy):
         toy.copy("one:One")
 
 
-@pytest.mark.parametrize("reference", ["nothing:f", "steps:nothing", "steps", ":f"])
+@pytest.mark.parametrize(
+    "reference",
+    ["nothing:f", "steps:nothing", "steps", ":f", "steps:deque", "steps:print"],
+)
 def test_what_does_not_exist_is_refused(toy, reference):
     toy.write(steps=STEPS)
     with pytest.raises(CopyError):

@@ -39,7 +39,8 @@ def standalone(reference: str, root: Path | None = None) -> str:
     if not (module and colon and name):
         raise CopyError(f"{reference!r} is not of the form package.module:name")
     closure = _Closure(root or SOURCE, module.split(".")[0])
-    closure.follow(closure.read(module), name.split(".")[0])
+    if not closure.follow(closure.read(module), name.split(".")[0]):
+        raise CopyError(f"{module} defines no {name!r}")
     future = any(closure.read(s.module).future for s in closure.statements)
     blocks = [
         f"# {reference}, with everything of {closure.package} that it uses.",
@@ -80,9 +81,7 @@ class _Closure:
     package: str
     imports: set[Import] = field(default_factory=set)
     origins: dict[str, object] = field(default_factory=dict)  # of each name
-    statements: dict[Statement, None] = field(
-        default_factory=dict
-    )  # what is used first
+    statements: dict[Statement, None] = field(default_factory=dict)  # used ones first
     needs: dict[Statement, dict[str, list[Statement]]] = field(default_factory=dict)
 
     def read(self, name: str) -> Module:
@@ -102,6 +101,7 @@ class _Closure:
             found = module.imported[name]
             return [s for each in found for s in self._follow_import(module, each)]
         if name in OF_EVERY_MODULE or hasattr(builtins, name):
+            self._claim(name, ("Python", name), module.name)
             return []
         star = f" (unless {module.star} has it: name what you import)"
         raise CopyError(
