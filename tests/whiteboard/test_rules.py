@@ -31,6 +31,7 @@ TWINS: dict[str, Callable] = {
 LONGER = {
     "clip_grad_norm": "clip_sharded_grad_norm",
     "fully_sharded": "fully_sharded_data_parallel",
+    "fully_sharded_prefetch": "fully_sharded_data_parallel",
     "mixed_precision": "mixed_precision_optimizer",
     "zero_1": "zero_optimizer",
     "zero_2": "zero_optimizer",

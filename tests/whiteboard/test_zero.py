@@ -30,9 +30,11 @@ from xtrain.copying.forms import forms, header
 from xtrain.plan import state_memory
 from xtrain.whiteboard.zero import clip_grad_norm as clip_file
 from xtrain.whiteboard.zero import fully_sharded, zero_1, zero_2
+from xtrain.whiteboard.zero import fully_sharded_prefetch as prefetch_file
 from xtrain.whiteboard.zero.adamw import AdamW
 from xtrain.whiteboard.zero.clip_grad_norm import clip_grad_norm
 from xtrain.whiteboard.zero.fully_sharded import FullySharded
+from xtrain.whiteboard.zero.fully_sharded_prefetch import FullyShardedPrefetch
 from xtrain.whiteboard.zero.mixed_precision import MixedPrecision
 from xtrain.whiteboard.zero.zero_1 import Zero1
 from xtrain.whiteboard.zero.zero_2 import Zero2
@@ -40,6 +42,7 @@ from xtrain.whiteboard.zero.zero_2 import Zero2
 ADAMW = "xtrain.whiteboard.zero.adamw:AdamW"
 MIXED = "xtrain.whiteboard.zero.mixed_precision:MixedPrecision"
 CLIP = "xtrain.whiteboard.zero.clip_grad_norm:clip_grad_norm"
+PREFETCH = "xtrain.whiteboard.zero.fully_sharded_prefetch:FullyShardedPrefetch"
 FSDP = "xtrain.whiteboard.zero.fully_sharded:FullySharded"
 OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
 STEPS = 5
@@ -609,3 +612,131 @@ def test_a_step_is_these_collectives_and_no_others(world, stage):
         assert scatters == shards
         assert gathers == shards * (2 if stage == 3 else 1)
         assert len(ops) == scatters + gathers
+
+
+# --- FSDP with prefetch ---------------------------------------------------------------
+
+
+def chain(dtype=torch.float64):
+    """Blocks of odd sizes, so that every shard is padded on some number of ranks."""
+    torch.manual_seed(0)
+    inner = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)]
+    return nn.Sequential(nn.Embedding(7, 5), *inner, nn.Linear(5, 3)).to(dtype)
+
+
+def tokens(step, micro, rank):
+    generator = torch.Generator().manual_seed(100 * step + 10 * micro + rank)
+    return torch.randint(0, 7, (4 + rank,), generator=generator)
+
+
+def chain_steps(members, micro_batches):
+    """Largest differences from one process, in weights and gradients."""
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return None
+    rank, size = dist.get_rank(group), len(members)
+    bare, model = chain(), FullyShardedPrefetch(chain(), group)
+    optimizers = [AdamW(m.parameters(), **OPTIONS) for m in (bare, model)]
+    differences = []
+
+    def compare(whole, shards):
+        for tensors, shard in zip(whole, shards, strict=True):
+            flat = torch.cat([t.detach().flatten() for t in tensors])
+            flat = nn.functional.pad(flat, (0, -len(flat) % size)).chunk(size)[rank]
+            differences.append((flat - shard).abs().max().item())
+
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            for other in range(size):
+                out = bare(tokens(step, micro, other))
+                (out.square().sum() / size).backward()
+            model(tokens(step, micro, rank)).square().sum().backward()
+        compare(
+            [[p.grad for p in b.parameters()] for b in bare],
+            [shard.grad for shard in model.shards],
+        )
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        compare([list(b.parameters()) for b in bare], model.shards)
+        with torch.no_grad():
+            same = bare(tokens(step, 0, 0)) - model(tokens(step, 0, 0))
+        differences.append(same.abs().max().item())
+    assert storages(model.fulls) == 0
+    return max(differences)
+
+
+@pytest.mark.verifies(PREFETCH)
+@pytest.mark.parametrize("members", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 3]])
+def test_a_chain_with_prefetch_equals_one_process(world, members):
+    for micro_batches in (1, 2):
+        found = world(4).run(chain_steps, members, micro_batches)
+        assert [r for r in range(4) if found[r] is not None] == members
+        assert max(found[r] for r in members) < 1e-12
+
+
+def prefetched():
+    """What a step does in order: gathers begun, waited for, blocks computed."""
+    model = FullyShardedPrefetch(chain(torch.float32))
+    begin, events, whole = prefetch_file._all_gather, [], []
+
+    class Noted:
+        def __init__(self, number, work):
+            self.number, self.work = number, work
+
+        def wait(self):
+            events.append(f"wait {self.number}")
+            self.work.wait()
+
+    def noted(full, own, group=None, async_op=False):
+        assert async_op
+        (number,) = [
+            i for i, s in enumerate(model.shards) if s.data_ptr() == own.data_ptr()
+        ]
+        events.append(f"gather {number}")
+        whole.append(sum(f.untyped_storage().nbytes() > 0 for f in model.fulls))
+        return Noted(number, begin(full, own, group=group, async_op=True))
+
+    for number, block in enumerate(model.blocks):
+        block.register_forward_hook(
+            lambda *_, number=number: events.append(f"compute {number}")
+        )
+    prefetch_file._all_gather = noted
+    try:
+        loss = model(tokens(0, 0, dist.get_rank())).square().sum()
+        events.append("backward")
+        loss.backward()
+    finally:
+        prefetch_file._all_gather = begin
+    return events, max(whole), storages(model.fulls)
+
+
+@pytest.mark.verifies(PREFETCH)
+def test_the_next_gather_is_under_way_while_a_block_computes(world):
+    forward, last = [], 4
+    for number in range(last + 1):
+        begun = [0, 1] if number == 0 else [number + 1] if number < last else []
+        forward += [f"gather {n}" for n in begun]
+        forward += [f"wait {number}", f"compute {number}"]
+    backward = [f"gather {last}", f"gather {last - 1}", f"wait {last}"]
+    for number in range(last - 1, -1, -1):
+        backward += [f"gather {number - 1}"] * (number > 0) + [f"wait {number}"]
+    for events, most, left in world(2).run(prefetched):
+        assert events == [*forward, "backward", *backward]
+        assert (most, left) == (2, 0)
+
+
+def chain_traffic():
+    model = FullyShardedPrefetch(chain(torch.float32))
+    with CommLedger() as ledger, ring_instead(prefetch_file):
+        model(tokens(0, 0, dist.get_rank())).square().sum().backward()
+    return ledger.bytes_sent, sum(f.numel() for f in model.fulls) * 4
+
+
+@pytest.mark.verifies(PREFETCH)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_prefetch_sends_no_more(world, size):
+    said = header(forms()["fully_sharded_prefetch"].read_text())["Sends"]
+    assert said.startswith(PASSES[3][0])
+    for sent, nbytes in world(size).run(chain_traffic):
+        assert sent * size == 3 * (size - 1) * nbytes

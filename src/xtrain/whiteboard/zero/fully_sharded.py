@@ -2,7 +2,7 @@
 
 Computes:   the module's output; the average of the gradients, in the shards' `grad`.
 Sends:      3(N-1)/N of the parameters a step: all-gather twice, reduce-scatter once.
-Leaves out: prefetch, ties across blocks, checkpointing, no_sync, mixed dtypes, checks.
+Leaves out: prefetch, recomputation, ties across blocks, frozen blocks, checks.
 """
 
 import torch
@@ -15,7 +15,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 
 class FullySharded(nn.Module):
-    """Every child of a ModuleList is a block; the rest of the module is one more."""
+    """Blocks are the children of ModuleLists; the optimizer steps `parameters()`."""
 
     def __init__(self, module: nn.Module, process_group: ProcessGroup | None = None):
         super().__init__()

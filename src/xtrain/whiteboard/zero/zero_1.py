@@ -2,7 +2,7 @@
 
 Computes:   the step of an element-wise optimizer, on the average of the gradients.
 Sends:      2(N-1)/N of the parameters a step: what an all-reduce sends, in two halves.
-Leaves out: overlap, parameter groups, mixed dtypes, frozen weights' sync, checks.
+Leaves out: overlap, parameter groups, mixed dtypes, copying frozen weights, checks.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+# torch 2.13 has new names for these.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 

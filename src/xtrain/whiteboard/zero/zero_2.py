@@ -2,7 +2,7 @@
 
 Computes:   the step of an element-wise optimizer, on the average of the gradients.
 Sends:      (N-1)/N of the parameters in each backward, and (N-1)/N in each step.
-Leaves out: buckets, overlap, parameter groups, no_sync, frozen weights' sync, checks.
+Leaves out: buckets, overlap, parameter groups, no_sync, copying frozen weights, checks.
 """
 
 from typing import Any

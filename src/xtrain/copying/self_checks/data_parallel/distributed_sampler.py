@@ -1,5 +1,7 @@
 """The sampler deals the indices that torch's sampler deals."""
 
+from typing import Any
+
 import torch
 from torch.utils.data import DistributedSampler as TorchSampler
 
@@ -11,8 +13,9 @@ def check(rank: int, size: int) -> None:
     with Sent() as sent:
         for length in (1, 10, 101):
             for drop_last in (False, True):
-                ours = DistributedSampler(range(length), drop_last=drop_last)
-                theirs = TorchSampler(range(length), drop_last=drop_last)
+                data: Any = range(length)
+                ours = DistributedSampler(data, drop_last=drop_last)
+                theirs: Any = TorchSampler(data, drop_last=drop_last)
                 for epoch in (0, 1):
                     ours.set_epoch(epoch)
                     theirs.set_epoch(epoch)
