@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import xtrain
+from xtrain.copying import standalone, whiteboard
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11.0", "3.11.2", "3.11.9", "3.12.0", "3.13.0")
@@ -220,6 +221,23 @@ def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
     assert "xtrain/whiteboard/comm/ring_all_reduce.py" in names
     assert "xtrain/copying/self_checks/comm/ring_all_reduce.py" in names
     assert not [n for n in names if "__pycache__" in n]
+
+    # `xtrain copy` reads the sources that were installed
+    installed, name = tmp_path / "installed", "ring_all_reduce"
+    zipfile.ZipFile(wheel).extractall(installed)
+    for words, copied in (
+        ([name], whiteboard(name)),
+        ([name, "--library"], standalone(f"xtrain.comm.ring:{name}")),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "xtrain", "copy", *words],
+            cwd=installed,
+            env=os.environ | {"PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, copied), done.stderr
 
 
 # --- licence and citation -------------------------------------------------------

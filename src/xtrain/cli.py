@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "doctor": Command("xtrain.doctor", "say what this machine can run"),
+    "copy": Command("xtrain.copying.command", "hand out code that runs without xtrain"),
     "bench": Command("xtrain.bench.command", "race our code against the usual choice"),
 }
 

@@ -1,9 +1,9 @@
 """Markdown extension: show a symbol of the source, or a snippet, by name.
 
 A fence whose first line is ``--8<-- "package.module:name"`` becomes a bar (place in
-the source, reference entry, a copy that stands alone), the code as it is in the
-source today, and a line saying which tests verify it. The lines after the first are
-options: see `excerpts`.
+the source, reference entry, the library copy: it and all of ours that it needs), the
+code as it is in the source today, and a line saying which tests verify it. The lines
+after the first are options: see `excerpts`.
 
 Whole files work too: ``--8<-- "snippets/lc1/name.py"`` and ``.out``. A whiteboard form,
 ``--8<-- "src/xtrain/whiteboard/comm/name.py"``, is downloaded with its self-check and
@@ -20,12 +20,11 @@ from markdown.extensions import Extension
 from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 
-from xtrain.copying import whiteboard
+from xtrain.copying import CopyError, standalone, whiteboard
 
 from . import config, fences, symbols, verification
 from .evidence_links import LINK, evidence_link
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
-from .standalone import standalone
 from .symbols import SymbolError, resolve
 
 
@@ -71,8 +70,10 @@ def symbol_block(reference: str, options: Options, language: str) -> list[str]:
         bar.append(f"[API][{symbol.dotted}]{{ .xt-api }}")
     if "." not in symbol.name:
         name = f"{symbol.name}.py"
-        link = data_url(standalone(reference))
-        bar.append(f'[copy with imports]({link}){{ .xt-standalone download="{name}" }}')
+        text = standalone(reference, config.SOURCE)
+        label = f"copy library form, {len(text.splitlines())} lines"
+        link = f'{data_url(text)}){{ .xt-standalone download="{name}" }}'
+        bar.append(f"[{label}]({link}")
     return [
         "",
         " ".join(bar),
@@ -153,7 +154,7 @@ class EmbedPreprocessor(Preprocessor):
     def _block(self, fence: fences.Fence) -> list[str] | None:
         try:
             return self._embed(fence)
-        except (EmbedError, SymbolError) as problem:
+        except (CopyError, EmbedError, SymbolError) as problem:
             return config.draft_note(problem)
 
     def _embed(self, fence: fences.Fence) -> list[str] | None:

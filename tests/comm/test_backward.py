@@ -82,7 +82,7 @@ def test_an_abandoned_reduction_ends_its_messages_and_leaves_the_result():
     """A collective of two halves sends the second one, whoever wants what it gives."""
     seen = []
     collective = Work(finish=lambda: seen.append("second half"))
-    reduction = Reduction([collective], lambda: seen.append("taken"), keep=seen)
+    reduction = Reduction(collective, lambda: seen.append("taken"), keep=seen)
     reduction.abandon()
     reduction.wait()
     assert seen == ["second half"]

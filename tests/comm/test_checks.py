@@ -13,13 +13,15 @@ from xtrain import comm
 from xtrain.comm import checks
 from xtrain.comm.checks import (
     check_call,
-    check_p2p,
     group_or_world,
     holds_all,
     message_device,
     refuse,
+    run_checks,
 )
 from xtrain.comm.collectives import root_of
+from xtrain.comm.debug_checks import compare_across_ranks
+from xtrain.comm.local_checks import LOCAL_CHECKS
 from xtrain.comm.tree import tree_broadcast, tree_reduce
 
 ILLEGAL = "do not make one and the same legal call"
@@ -315,7 +317,7 @@ def test_the_message_names_global_ranks(world):
 def legal_calls_pass() -> None:
     """The checks are in no ledger and change no result; they can be nested."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    assert checks.COMPARISONS == []
+    assert checks.CHECKS == LOCAL_CHECKS
     with comm.debug_checks():
         with comm.CommLedger() as ledger:
             tensor = torch.arange(6.0) + rank
@@ -333,12 +335,12 @@ def legal_calls_pass() -> None:
         assert torch.equal(tensor, expected)
         assert all(event.kind in ("send", "recv") for event in ledger.events)
         with comm.debug_checks(False):
-            assert checks.COMPARISONS == []
-        assert checks.COMPARISONS
-    assert checks.COMPARISONS == []
+            assert checks.CHECKS == LOCAL_CHECKS
+        assert checks.CHECKS["collective"] is compare_across_ranks
+    assert checks.CHECKS == LOCAL_CHECKS
     with pytest.raises(KeyError), comm.debug_checks():
         raise KeyError("it is switched off again after an error")
-    assert checks.COMPARISONS == []
+    assert checks.CHECKS == LOCAL_CHECKS
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -349,13 +351,13 @@ def test_legal_calls_pass_and_the_ledger_sees_nothing_more(world, size):
 
 def test_an_environment_variable_switches_the_checks_on():
     code = """
-import importlib, os, sys
+import os
 from xtrain.comm import checks
+from xtrain.comm.debug_checks import compare_across_ranks, install_checks
 for value in ("1", "0", "", "yes"):
     os.environ["XTRAIN_DEBUG"] = value
-    importlib.reload(checks)
-    importlib.reload(sys.modules["xtrain.comm.debug_checks"])
-    print(bool(checks.COMPARISONS))
+    install_checks()
+    print(checks.CHECKS["collective"] is compare_across_ranks)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -482,17 +484,17 @@ def check_call_alone() -> None:
     check_call("x", None, torch.ones(1).expand(2), written=[])
     with pytest.raises(ValueError, match="x: because"):
         refuse("x", None, "because")
-    check_p2p("x", tensor, None)
+    run_checks("tensor", "x", tensor, None)
     with pytest.raises(ValueError, match="x: expected a tensor, got list"):
-        check_p2p("x", [1], None)
+        run_checks("tensor", "x", [1], None)
     with pytest.raises(ValueError, match=r"x: needs a contiguous.*strides \[3\]"):
-        check_p2p("x", torch.ones(6)[::3], None, contiguous=True)
+        run_checks("tensor", "x", torch.ones(6)[::3], None, contiguous=True)
 
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.verifies(
     "xtrain.comm.checks:check_call",
-    "xtrain.comm.checks:check_p2p",
+    "xtrain.comm.local_checks:check_tensor",
     "xtrain.comm.checks:refuse",
 )
 def test_check_call_by_itself(world, size):

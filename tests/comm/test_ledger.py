@@ -469,6 +469,7 @@ def asynchronous() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.verifies(
     "xtrain.comm.ledger:CommLedger",
+    "xtrain.comm.rounds:Round",
     "xtrain.comm.rounds:one_round",
     "xtrain.comm.p2p:post_all",
 )

@@ -1,7 +1,6 @@
 """Data parallelism equals one process on the whole batch, and torch's own class."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.collective_choice import CHOICES, TORCH, collectives_named
+from xtrain.comm.collective_choice import CHOICES, collectives_named
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.testing import expect_error
@@ -260,7 +259,7 @@ def overlapped():
         events.append("send")
         return dist.all_reduce(tensor, group=group, async_op=True)
 
-    model._collectives = replace(TORCH, all_reduce=all_reduce)
+    model._issue_all_reduce = all_reduce
     for layer in bare:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _: events.append("gradient")
@@ -459,7 +458,7 @@ def bad_reduction():
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:check_same_model",
+    "xtrain.data_parallel.same_model:check_same_model",
     "xtrain.data_parallel.ddp:DistributedDataParallel",
 )
 def test_bad_models_and_options_are_refused_on_every_rank(world):

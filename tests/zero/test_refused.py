@@ -134,9 +134,12 @@ def cases(odd):
     for limit in (-1.0, NAN):
         yield lambda m=limit: clip_sharded_grad_norm_([], m), "not negative"
     # Two wrappers around one module.
-    yield lambda: ddp(ddp()), "ddp.DistributedDataParallel reduces the gradients of th"
-    yield lambda: ddp(naive()), "naive.NaiveDataParallel reduces the gradients"
-    yield lambda: fsdp(ddp()), "ddp.DistributedDataParallel reduces the gradients"
+    yield (
+        lambda: ddp(ddp()),
+        "checked.DistributedDataParallel reduces the gradients of",
+    )
+    yield lambda: ddp(naive()), "checked.NaiveDataParallel reduces the gradients"
+    yield lambda: fsdp(ddp()), "checked.DistributedDataParallel reduces the gradients"
     yield lambda: ddp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     yield lambda: fsdp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     torchs = nn.parallel.DistributedDataParallel

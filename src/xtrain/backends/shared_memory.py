@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends import shared_collectives
 from xtrain.backends.calls import compare
 from xtrain.backends.join_segments import JoinSegments
 from xtrain.backends.liveness import Peers
@@ -38,6 +37,13 @@ from xtrain.backends.segments import (
     make_memory,
 )
 from xtrain.backends.shared_all_reduce import all_reduce_large, all_reduce_one_shot
+from xtrain.backends.shared_collectives import (
+    all_gather,
+    all_to_all,
+    broadcast,
+    reduce,
+    reduce_scatter,
+)
 from xtrain.backends.shared_tensors import SharedTensors
 
 ONE_SHOT_BYTES = 256 << 10  # up to here one step beats two
@@ -169,25 +175,25 @@ class SharedMemory:
         return all_reduce_large(self, flat, op, check)
 
     def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
-        return shared_collectives.broadcast(self, flat, root, check)
+        return broadcast(self, flat, root, check)
 
     def reduce(
         self, flat: Tensor, root: int, op: ReduceOp.RedOpType, check: int
     ) -> Steps:
-        return shared_collectives.reduce(self, flat, root, op, check)
+        return reduce(self, flat, root, op, check)
 
     def reduce_scatter(
         self, output: Tensor, inputs: list[Tensor], op: ReduceOp.RedOpType, check: int
     ) -> Steps:
-        return shared_collectives.reduce_scatter(self, output, inputs, op, check)
+        return reduce_scatter(self, output, inputs, op, check)
 
     def all_gather(self, outputs: list[Tensor], input: Tensor, check: int) -> Steps:
-        return shared_collectives.all_gather(self, outputs, input, check)
+        return all_gather(self, outputs, input, check)
 
     def all_to_all(
         self, outputs: list[Tensor], inputs: list[Tensor], check: int
     ) -> Steps:
-        return shared_collectives.all_to_all(self, outputs, inputs, check)
+        return all_to_all(self, outputs, inputs, check)
 
     # -- for the algorithms ------------------------------------------------------------
 

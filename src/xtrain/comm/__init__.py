@@ -23,7 +23,7 @@ from xtrain.comm.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
-from xtrain.comm.debug_checks import debug_checks
+from xtrain.comm.debug_checks import debug_checks, install_checks
 from xtrain.comm.hierarchical import hierarchical_all_reduce
 from xtrain.comm.ledger import CommLedger, message_rounds
 from xtrain.comm.mesh import axis_ranks, init_mesh, mesh_coordinates
@@ -47,6 +47,8 @@ from xtrain.comm.parameter_server import parameter_server_all_reduce
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
 from xtrain.comm.work import Work
+
+install_checks()  # before anybody can call anything of this package
 
 Handle = Work  # what it was called when only all-to-all returned one
 

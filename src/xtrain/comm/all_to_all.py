@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import check_call, check_ends, rank_and_size, refuse, shape_of
+from xtrain.comm.checks import check_call, rank_and_size, refuse, shape_of
 from xtrain.comm.p2p import post_all
 from xtrain.comm.work import Work
 
@@ -38,8 +38,8 @@ def all_to_all_async(
     inputs, outputs = list(input_tensor_list or ()), list(output_tensor_list or ())
     counts = (len(outputs), len(inputs))
     own = [shape_of(t) for t in (*inputs[rank : rank + 1], *outputs[rank : rank + 1])]
-    check_ends(
-        "all_to_all", group, *inputs, *outputs,
+    check_call(
+        "all_to_all", group, *inputs, *outputs, compare=(),
         sends=dict(enumerate(inputs)), receives=dict(enumerate(outputs)),
         rules=[
             (counts == (size, size), f"{counts} outputs and inputs for {size} ranks"),
@@ -123,7 +123,7 @@ def exchange_split_sizes(
         refuse("exchange_split_sizes", group, message)
     counts = torch.tensor(input_split_sizes, dtype=torch.int64, device=device)
     arriving = torch.empty_like(counts)
-    all_to_all_single(arriving, counts, group=group)
+    all_to_all_single_async(arriving, counts, group=group).wait()
     return arriving.tolist()
 
 

@@ -14,37 +14,38 @@ This sends nothing itself: `reduce` issues a bucket's collective and returns its
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from torch.autograd import Variable
 
-from xtrain.comm.work import Work
 
-
-class Reducible(Protocol):
-    """Gradients that one collective reduces."""
-
-    parameters: list[Any]
-    waiting: set[Any]  # those of them that have no gradient yet in this backward
-
-
-class Reduction(Work):
-    """A reduction under way; to `finish` is to take its result over, no more.
+class Reduction:
+    """A reduction under way: messages to wait for, then a result to take over.
 
     Nobody wants the result after a backward that failed, but its messages must not meet
-    those of the next one.
+    those of the next one. `keep` lives until all have arrived.
     """
+
+    def __init__(
+        self, work: Any, take_over: Callable[[], None] | None = None, keep: Any = None
+    ):
+        self._work, self._take_over, self._keep = work, take_over, keep
+
+    def wait(self) -> None:
+        """Wait for all messages, and take the result over."""
+        take_over = self._take_over
+        self.abandon()
+        if take_over is not None:
+            take_over()
 
     def abandon(self) -> None:
         """Wait for all messages, and leave the result."""
-        self._finish = None
-        self.wait()
+        if self._work is not None:
+            self._work.wait()
+        self._work = self._take_over = self._keep = None  # taking over needs memory
 
 
-BucketT = TypeVar("BucketT", bound=Reducible)
-
-
-class Reducer(Generic[BucketT]):
+class Reducer:
     """Issue reductions in order during backward, wait for all of them at its end.
 
     Args:
@@ -53,17 +54,18 @@ class Reducer(Generic[BucketT]):
         in_flight: so many reductions at most are under way at once; any number unless
             given.
 
-    `buckets` are those that are reduced, in the order in which all ranks do it.
+    `buckets` are those that are reduced, in the order in which all ranks do it. Each
+    has `parameters`, and in `waiting` those without a gradient in this backward yet.
     """
 
     def __init__(
         self,
-        reduce: Callable[[BucketT], Reduction],
+        reduce: Callable[[Any], Reduction],
         at_end: Callable[[], None],
         in_flight: int | None = None,
     ):
         self._reduce, self._at_end, self._limit = reduce, at_end, in_flight
-        self.buckets: list[BucketT] = []
+        self.buckets: list[Any] = []
         self._next = 0  # the bucket that leaves next
         self._in_flight: list[Reduction] = []
         self._callback: weakref.ref[Callable[[], None]] | None = None
@@ -92,7 +94,7 @@ class Reducer(Generic[BucketT]):
             self._next += 1
             self.issue(self.buckets[self._next - 1])
 
-    def issue(self, bucket: BucketT) -> None:
+    def issue(self, bucket: Any) -> None:
         """Begin to reduce a bucket; first end reductions beyond the limit."""
         self._in_flight.append(self._reduce(bucket))
         if self._limit is not None:

@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import (
     check_call,
-    check_ends,
     message_device,
     rank_and_size,
     refuse,
@@ -312,7 +311,7 @@ def _list_on_root(
         ]
     tensors = [tensor, *pieces] if pieces else [tensor]
     one, many = {root: tensor}, dict(enumerate(pieces or []))
-    check_ends(
+    check_call(
         call, group, *tensors, rules=rules, compare=[f"root={root}"],
         sends=one if call == "gather" else many,
         receives=many if call == "gather" else one,

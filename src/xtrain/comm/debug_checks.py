@@ -9,14 +9,22 @@ is on, at the price of one small exchange:
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import COMPARISONS, MISSING, Call, dtype_name, group_or_world
+from xtrain.comm.checks import CHECKS, group_or_world
+from xtrain.comm.local_checks import (
+    LOCAL_CHECKS,
+    MISSING,
+    Call,
+    check_collective,
+    dtype_name,
+    local_problem,
+)
 from xtrain.comm.reduce_op import op_name
 from xtrain.comm.rounds import paused
 
@@ -24,12 +32,19 @@ from xtrain.comm.rounds import paused
 @contextmanager
 def debug_checks(enabled: bool = True) -> Iterator[None]:
     """Compare every call of an `xtrain.comm` collective across ranks before it runs."""
-    before = COMPARISONS[:]
-    COMPARISONS[:] = [compare_across_ranks] if enabled else []
+    before = CHECKS["collective"]
+    CHECKS["collective"] = compare_across_ranks if enabled else check_collective
     try:
         yield
     finally:
-        COMPARISONS[:] = before
+        CHECKS["collective"] = before
+
+
+def install_checks() -> None:
+    """Have all calls checked by this rank's rules, or as XTRAIN_DEBUG says."""
+    CHECKS.update(LOCAL_CHECKS)
+    if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
+        CHECKS["collective"] = compare_across_ranks
 
 
 @dataclass(slots=True)
@@ -43,15 +58,15 @@ class Report:
     receives: dict[int, list[int]] = field(default_factory=dict)
 
 
-def compare_across_ranks(
-    call: Call, problem: str | None, groups: Sequence[ProcessGroup | None]
-) -> None:
+def compare_across_ranks(*arguments: Any, **more: Any) -> None:
     """ValueError on every rank unless all make the same call and none has a problem.
 
     Over two groups, the axes of a mesh, every rank of the mesh hears of every other.
     """
-    reports = [report_of(call, problem)]
-    for group in groups:
+    call = Call(*arguments, **more)
+    reports = [report_of(call, local_problem(call))]
+    axes = [call.group] + [call.other_group] * (call.other_group is not None)
+    for group in axes:
         size = group_or_world(group).size()
         gathered: list[list[Report]] = [[] for _ in range(size)]
         if size > 1:
@@ -100,7 +115,3 @@ def differing_ends(reports: list[Report]) -> list[str]:
         for src, shape in enumerate(report.sends.get(dst) for report in reports)
         if shape != other.receives.get(src)
     ]
-
-
-if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
-    COMPARISONS.append(compare_across_ranks)

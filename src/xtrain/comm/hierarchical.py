@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.nn.functional import pad
 
-from xtrain.comm.checks import Call, conclude, local_problem, rank_and_size
+from xtrain.comm.checks import check_call, rank_and_size
 from xtrain.comm.reduce_op import divide_if_average
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
@@ -69,6 +69,5 @@ def check_two_axes(
     inter = dist.get_process_group_ranks(inter_group)
     message = f"{intra} and {inter} share other ranks than this one, {dist.get_rank()}"
     rules = [(len(set(intra) & set(inter)) == 1, message)]
-    problem = local_problem(intra_group, [tensor], op, rules)
-    conclude(Call(name, [tensor], op), problem, intra_group, inter_group)
+    check_call(name, intra_group, tensor, op=op, rules=rules, other_group=inter_group)
     return intra_size, inter_size

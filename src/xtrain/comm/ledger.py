@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xtrain.comm.rounds import one_round, paused
+from xtrain.comm.rounds import COUNTERS, Round, paused
 
+COUNTERS[:] = [Round]  # algorithms say what they issue together: count it
 MAX_VALUES = 64  # a ledger that keeps values keeps at most this many per message
 
 
@@ -168,7 +169,7 @@ class CommLedger(TorchDispatchMode):
     ) -> None:
         if paused.depth:
             return
-        with one_round() as number:  # of its own, unless one is open
+        with Round() as number:  # of its own, unless one is open
             pass
         values = None
         if self.keep_values and kind == "send":

@@ -3,19 +3,20 @@
 Two blocking calls that wait for each other never return: gloo's send waits for the
 matching receive, whatever the size. So a step in which every rank both sends and
 receives must *post* both before it waits for either. `exchange` does that for one pair
-and `exchange_all` for any number; all algorithms of `xtrain.comm` stand on these two
-and on `send` and `recv`.
+and `exchange_all` for any number; all algorithms of `xtrain.comm` stand on the latter.
 
 Ranks: `src` and `dst` are global ranks, as in torch, also when a group is given;
 `group_src` and `group_dst` are ranks inside the group.
 """
+
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import check_p2p, group_or_world, rank_and_size
+from xtrain.comm.checks import group_or_world, rank_and_size, run_checks
 from xtrain.comm.rounds import one_round
 
 
@@ -39,7 +40,7 @@ def recv(
 ) -> int:
     """Receive into `tensor` (any strides); returns the sender's global rank."""
     peer = group_rank_of("src", src, group_src, group)
-    check_p2p("recv", tensor, group, written=True)
+    run_checks("tensor", "recv", tensor, group, written=True)
     landing = (
         tensor
         if tensor.is_contiguous()
@@ -60,7 +61,7 @@ def isend(
 ) -> dist.Work:
     """Start sending; do not touch `tensor` before `.wait()` of the result returned."""
     peer = group_rank_of("dst", dst, group_dst, group)
-    check_p2p("isend", tensor, group)
+    run_checks("tensor", "isend", tensor, group)
     refuse_itself("isend", peer, group)
     return group_or_world(group).send([tensor.detach().contiguous()], peer, tag)
 
@@ -77,7 +78,7 @@ def irecv(
     It must be contiguous; `recv` takes any strides.
     """
     peer = group_rank_of("src", src, group_src, group)
-    check_p2p("irecv", tensor, group, contiguous=True)
+    run_checks("tensor", "irecv", tensor, group, contiguous=True)
     refuse_itself("irecv", peer, group)
     return group_or_world(group).recv([tensor.detach()], peer, tag)
 
@@ -122,19 +123,11 @@ def post_all(
     Empty tensors send no message. What a rank sends to itself is copied at once. NCCL
     knows no tags.
     """
-    me, size = rank_and_size(group)
+    me, _ = rank_and_size(group)
+    run_checks("messages", "exchange", sends, recvs, group)
     group = group_or_world(group)
-    for tensor, peer in (*recvs, *sends):
-        check_p2p("exchange", tensor, group, contiguous=True)
-        if not 0 <= peer < size:
-            raise ValueError(f"exchange: group rank {peer} is not in 0..{size - 1}")
     own_sends = [t.detach() for t, peer in sends if peer == me]
     own_recvs = [t.detach() for t, peer in recvs if peer == me]
-    if [t.shape for t in own_sends] != [t.shape for t in own_recvs]:
-        raise ValueError(
-            f"exchange: rank {me} sends {[list(t.shape) for t in own_sends]} to itself "
-            f"and receives {[list(t.shape) for t in own_recvs]} from itself"
-        )
     for landing, tensor in zip(own_recvs, own_sends, strict=True):
         landing.copy_(tensor)
     recvs = [(t, peer) for t, peer in recvs if peer != me and t.numel() > 0]
@@ -143,14 +136,9 @@ def post_all(
         return []
     with one_round():
         if batches(group, (recvs or sends)[0][0].device):
-            calls = [
-                dist.P2POp(dist.irecv, t, group=group, tag=tag, group_peer=p)
-                for t, p in recvs
-            ]
-            calls += [
-                dist.P2POp(dist.isend, t, group=group, tag=tag, group_peer=p)
-                for t, p in sends
-            ]
+            post = partial(dist.P2POp, group=group, tag=tag)
+            calls = [post(dist.irecv, t, group_peer=peer) for t, peer in recvs]
+            calls += [post(dist.isend, t, group_peer=peer) for t, peer in sends]
             return dist.batch_isend_irecv(calls)
         # Receives first: a message that finds its receive posted is not held up.
         works = [group.recv([tensor], peer, tag) for tensor, peer in recvs]
@@ -158,11 +146,8 @@ def post_all(
 
 
 def batches(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether the backend wants what is issued together in one batch, as NCCL does.
-
-    There, unbatched, the kernels of two ranks could wait for each other.
-    """
-    own = type(group) is ProcessGroup
+    """Whether the backend wants what is issued together in one batch, as NCCL does."""
+    own = type(group) is ProcessGroup  # unbatched, kernels could wait for each other
     return own and group._get_backend(device).supports_coalescing
 
 
@@ -189,24 +174,8 @@ def group_rank_of(
     name: str, rank: int | None, group_rank: int | None, group: ProcessGroup | None
 ) -> int:
     """The peer's rank inside the group, from its global or its group rank."""
-    _, size = rank_and_size(group)
-    if (rank is None) == (group_rank is None):
-        raise ValueError(
-            f"give exactly one of {name} (global rank) and group_{name}, "
-            f"got {name}={rank}, group_{name}={group_rank}"
-        )
+    run_checks("peer", name, rank, group_rank, group)
+    if group_rank is not None:
+        return group_rank
     members = dist.get_process_group_ranks(group_or_world(group))
-    given = rank if group_rank is None else group_rank
-    if not isinstance(given, int) or isinstance(given, bool):
-        # ReduceOp.SUM == 0, so a misplaced op would pass for rank 0.
-        prefix = "" if group_rank is None else "group_"
-        raise ValueError(f"{prefix}{name}={given!r} is not a rank number")
-    if group_rank is None:
-        if rank not in members:
-            raise ValueError(
-                f"{name}={rank} is not in the group {members} (global ranks)"
-            )
-        return members.index(rank)
-    if not 0 <= group_rank < size:
-        raise ValueError(f"group_{name}={group_rank} is not in 0..{size - 1}")
-    return group_rank
+    return members.index(rank)  # type: ignore[arg-type]

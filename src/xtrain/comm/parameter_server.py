@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
-from xtrain.comm.p2p import exchange_all, recv, send
+from xtrain.comm.p2p import exchange_all
 from xtrain.comm.reduce_op import combine, divide_if_average
 
 
@@ -31,12 +31,12 @@ def parameter_server_all_reduce(
     if rank == 0:
         incoming = torch.empty_like(flat)
         for worker in range(1, size):
-            recv(incoming, group_src=worker, group=group)
+            exchange_all([], [(incoming, worker)], group)
             combine(flat, incoming, op)
         divide_if_average(flat, op, size)
         exchange_all([(flat, worker) for worker in range(1, size)], [], group)
     else:
-        send(flat, group_dst=0, group=group)
+        exchange_all([(flat, 0)], [], group)
         exchange_all([], [(flat, 0)], group)
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import check_p2p, group_or_world, rank_and_size
+from xtrain.comm.checks import group_or_world, rank_and_size, run_checks
 from xtrain.comm.p2p import batches, post_all
 from xtrain.comm.rounds import one_round
 from xtrain.comm.work import Work
@@ -42,7 +42,7 @@ def post_ring_recvs(
     group, before = group_or_world(group), (rank - 1) % size
     posted = []
     for tensor in tensors:
-        check_p2p("post_ring_recvs", tensor, group, contiguous=True)
+        run_checks("tensor", "post_ring_recvs", tensor, group, contiguous=True)
         ahead = tensor.numel() > 0 and size > 1 and not batches(group, tensor.device)
         with one_round() as number:
             works = [group.recv([tensor.detach()], before, 0)] if ahead else []

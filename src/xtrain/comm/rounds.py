@@ -3,17 +3,25 @@
     with one_round():            # post all, then wait
         works = [irecv(a, 1), isend(b, 1)]
 
-An algorithm only counts here. Whether a `xtrain.comm.ledger` is open it does not know.
+`with one_round() as number:` gives the round's number, where rounds are counted;
+`one_round(number)` goes on with it later, for the send of a receive that was posted
+ahead of its turn. An algorithm only says so. Who counts is in COUNTERS: the ledger puts
+`Round` there, and nothing does in a copy of an algorithm.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
-class one_round:
-    """The calls made inside are issued together: they count as one round.
+COUNTERS: list[Callable[[int | None], AbstractContextManager[int | None]]] = []
 
-    `with one_round() as number:` gives the round's number; `one_round(number)` goes on
-    with it later, for the send of a receive that was posted ahead of its turn. Inside
-    an open round another one changes nothing.
-    """
+
+def one_round(number: int | None = None) -> AbstractContextManager[int | None]:
+    """The calls made inside are issued together: where rounds are counted, as one."""
+    return COUNTERS[0](number) if COUNTERS else nullcontext(number)
+
+
+class Round:
+    """A round that is counted. Inside an open one another changes nothing."""
 
     depth = 0  # how many are open, one inside the other
     last = 0  # the highest number given out
@@ -23,14 +31,14 @@ class one_round:
         self._wanted = number
 
     def __enter__(self) -> int:
-        if one_round.depth == 0:
-            one_round.last += self._wanted is None
-            one_round.number = self._wanted or one_round.last
-        one_round.depth += 1
-        return one_round.number
+        if Round.depth == 0:
+            Round.last += self._wanted is None
+            Round.number = self._wanted or Round.last
+        Round.depth += 1
+        return Round.number
 
     def __exit__(self, *exc: object) -> None:
-        one_round.depth -= 1
+        Round.depth -= 1
 
 
 class paused:

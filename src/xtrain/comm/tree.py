@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call, shape_of
-from xtrain.comm.p2p import exchange_all, recv, send
+from xtrain.comm.p2p import exchange_all
 from xtrain.comm.reduce_op import combine, divide_if_average
 
 
@@ -35,9 +35,9 @@ def tree_broadcast(flat: Tensor, root: int, group: ProcessGroup | None = None) -
     while reach > 1:
         half = reach // 2
         if position % reach == 0 and position + half < size:
-            send(flat, group_dst=(rank + half) % size, group=group)
+            exchange_all([(flat, (rank + half) % size)], [], group)
         elif position % reach == half:
-            recv(flat, group_src=(rank - half) % size, group=group)
+            exchange_all([], [(flat, (rank - half) % size)], group)
         reach = half
 
 
@@ -59,10 +59,10 @@ def tree_reduce(
     reach = 1
     while reach < size:
         if position % (2 * reach) == reach:
-            send(flat, group_dst=(rank - reach) % size, group=group)
+            exchange_all([(flat, (rank - reach) % size)], [], group)
             return  # this rank's share is on its way to the root
         if position + reach < size:
-            recv(incoming, group_src=(rank + reach) % size, group=group)
+            exchange_all([], [(incoming, (rank + reach) % size)], group)
             combine(flat, incoming, op)
         reach *= 2
     divide_if_average(flat, op, size)
@@ -102,17 +102,17 @@ def halving_doubling_all_reduce(
     core = 1 << (size.bit_length() - 1)  # the largest power of two <= size
 
     if rank >= core:
-        send(flat, group_dst=rank - core, group=group)
-        recv(flat, group_src=rank - core, group=group)
+        exchange_all([(flat, rank - core)], [], group)
+        exchange_all([], [(flat, rank - core)], group)
     else:
         if rank + core < size:
             incoming = torch.empty_like(flat)
-            recv(incoming, group_src=rank + core, group=group)
+            exchange_all([], [(incoming, rank + core)], group)
             combine(flat, incoming, op)
         _halve_and_double(flat, rank, core, op, group)
         divide_if_average(flat, op, size)
         if rank + core < size:
-            send(flat, group_dst=rank + core, group=group)
+            exchange_all([(flat, rank + core)], [], group)
 
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))

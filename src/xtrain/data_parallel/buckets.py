@@ -11,7 +11,7 @@ the optimizer reads, with no copy in between.
 from collections import defaultdict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 FIRST_BUCKET_BYTES = 1 << 20  # a small one first: sending begins sooner
 
@@ -59,9 +59,8 @@ def make_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]
     for parameter in reversed(parameters):
         lists = groups[parameter.dtype, parameter.device]
         limit = FIRST_BUCKET_BYTES if lists[-1] is lists[0] else cap_bytes
-        if lists[-1] and nbytes(lists[-1]) + nbytes([parameter]) > min(
-            limit, cap_bytes
-        ):
+        together = sum(p.nbytes for p in (*lists[-1], parameter))
+        if lists[-1] and together > min(limit, cap_bytes):
             lists.append([])
         if not lists[-1]:
             order.append(lists[-1])
@@ -69,7 +68,3 @@ def make_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]
     return [
         Bucket(members, spare=int(members is order[-1])) for members in order if members
     ]
-
-
-def nbytes(tensors: list[nn.Parameter] | list[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -15,8 +15,9 @@ Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Traini
 2020.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,19 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import (
-    check_filled,
-    check_options,
-    check_same,
-    check_unwrapped,
-    claim,
-    problem_of,
-)
 from xtrain.comm.backward import Reducer, Reduction
-from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.data_parallel.buckets import Bucket, make_buckets
-from xtrain.data_parallel.join import JoinState, join
 
 
 class DistributedDataParallel(nn.Module):
@@ -51,7 +41,7 @@ class DistributedDataParallel(nn.Module):
             ranks (their gradient counts as zero there) or on any (it stays as it is).
             Without it such a step raises on every rank.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: torch's all-reduce (TORCH) or the ring of lc1 (RING).
+        all_reduce: issues one, in place; torch's or one of ours, as `collectives`.
 
     Each rank sends 2(N-1)/N of the gradients a step. `state_dict` is the bare module's.
     """
@@ -64,31 +54,17 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         gradient_reduction: str = "average",
-        collectives: Collectives = TORCH,
+        all_reduce: Callable[..., Any] = partial(dist.all_reduce, async_op=True),
     ):
         super().__init__()
-        problem = problem_of(
-            lambda: check_options(gradient_reduction, bucket_cap_mb),
-            lambda: check_unwrapped(module, "DistributedDataParallel"),
-            lambda: check_filled(named_tensors(module)),
-            lambda: check_trainable(module),
-        )
-        options = {
-            "bucket_cap_mb": bucket_cap_mb,
-            "broadcast_buffers": broadcast_buffers,
-            "find_unused_parameters": find_unused_parameters,
-            "gradient_reduction": gradient_reduction,
-            "collectives": collectives.name,
-        }
-        check_same_model(module, process_group, options, problem)
-        trainable = [p for p in module.parameters() if p.requires_grad]
-        claim(trainable, "DistributedDataParallel")
         self.module, self.process_group = module, process_group
-        self._rank, self._size = rank_and_size(process_group)
+        self._rank = dist.get_rank(process_group)
+        self._size = dist.get_world_size(process_group)
         self._broadcast_buffers = broadcast_buffers
         self._find_unused = find_unused_parameters
         self._average = gradient_reduction == "average"
-        self._collectives = collectives
+        self._issue_all_reduce = all_reduce
+        trainable = [p for p in module.parameters() if p.requires_grad]
         self._names = {p: name for name, p in module.named_parameters()}
         broadcast_all([*module.parameters(), *module.buffers()], process_group)
 
@@ -96,7 +72,6 @@ class DistributedDataParallel(nn.Module):
         self._reducer.buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
         self._bucket_of = {p: b for b in self._reducer.buckets for p in b.parameters}
         self._set_divisor(self._size)
-        self._join_state: JoinState | None = None  # inside join()
         self._sync = True
         self._is_local = False  # no_sync has left gradients that are not reduced yet
         self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
@@ -106,22 +81,12 @@ class DistributedDataParallel(nn.Module):
                 parameter.register_hook(self._before_accumulation(parameter))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._sync and self._join_state is None:
-            self._synchronise_buffers()
-        elif self._sync and torch.is_grad_enabled():
-            self._take_part_in_join()
+        if self._sync:
+            self._before_forward()
         return self.module(*args, **kwargs)
 
-    def join(
-        self, divide_by_initial_world_size: bool = True
-    ) -> AbstractContextManager[None]:
-        """Context in which ranks may have different numbers of batches."""
-        return join(self, divide_by_initial_world_size)
-
-    def _take_part_in_join(self) -> None:
-        if self._join_state is not None:
-            self._join_state.count_active_ranks(active=True)
-            self._synchronise_buffers(self._join_state.source_rank)
+    def _before_forward(self) -> None:
+        self._synchronise_buffers()
 
     def _set_divisor(self, ranks: int) -> None:
         # Gradients are divided before they are summed, as torch does.
@@ -130,20 +95,6 @@ class DistributedDataParallel(nn.Module):
     def _synchronise_buffers(self, source_rank: int = 0) -> None:
         if self._broadcast_buffers and self.training:
             broadcast_all(list(self.module.buffers()), self.process_group, source_rank)
-
-    def _shadow(self, source_rank: int) -> None:
-        """Take part in a step of the others, with gradients of zero."""
-        self._synchronise_buffers(source_rank)
-        for bucket in self._reducer.buckets:
-            bucket.flat.zero_()
-            bucket.waiting.clear()
-        self._finish([], shadow=True)
-        self.zero_grad()  # the others' gradients are none of this rank's
-        self._reduced.clear()
-
-    def _copy_from(self, source_rank: int) -> None:
-        tensors = [*self.module.parameters(), *self.module.buffers()]
-        broadcast_all(tensors, self.process_group, source_rank)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -166,7 +117,6 @@ class DistributedDataParallel(nn.Module):
         got none in a backward outside: see find_unused_parameters.
         """
         if self._is_local:
-            self._take_part_in_join()
             self._finish([p for p in self._bucket_of if p.grad is None])
 
     def _before_accumulation(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
@@ -189,8 +139,8 @@ class DistributedDataParallel(nn.Module):
         self._reducer.issue_complete()
 
     def _all_reduce(self, bucket: Bucket) -> Reduction:
-        group = self.process_group
-        return Reduction([self._collectives.all_reduce(bucket.flat, group=group)])
+        work = self._issue_all_reduce(bucket.flat, group=self.process_group)
+        return Reduction(work)
 
     def _end_of_backward(self) -> None:
         self._finish([p for b in self._reducer.buckets for p in b.waiting])
@@ -256,25 +206,3 @@ def broadcast_all(
         pieces = flat.split([t.numel() for t in members])
         for tensor, piece in zip(members, pieces, strict=True):
             tensor.copy_(piece.view(tensor.shape))
-
-
-def check_same_model(
-    module: nn.Module,
-    group: ProcessGroup | None,
-    options: Mapping[str, object] | None = None,
-    problem: str | None = None,
-) -> None:
-    """ValueError on every rank unless all have the same names, shapes and dtypes.
-
-    Also if a rank was given other `options`, or has found a `problem`.
-    """
-    check_same("models", named_tensors(module), group, options, problem)
-
-
-def check_trainable(module: nn.Module) -> None:
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError("the module has no parameter that requires a gradient")
-
-
-def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]

@@ -14,24 +14,20 @@ state is not: to train on, give all ranks equally many batches instead.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from xtrain.comm.checks import message_device
 
-if TYPE_CHECKING:
-    from xtrain.data_parallel.ddp import DistributedDataParallel
-
 
 @contextmanager
-def join(
-    model: "DistributedDataParallel", divide_by_initial_world_size: bool = True
-) -> Iterator[None]:
+def join(model: Any, divide_by_initial_world_size: bool = True) -> Iterator[None]:
     """Train inside; leave the block when this rank's inputs are over.
 
     Args:
+        model: a `DistributedDataParallel`.
         divide_by_initial_world_size: average over all ranks, so that every sample of
             the last steps weighs what the earlier ones did; otherwise over those that
             are still there. It does nothing to gradients that are summed.
@@ -53,7 +49,7 @@ def join(
 class JoinState:
     """Which ranks still have inputs, asked once a step by every rank."""
 
-    def __init__(self, model: "DistributedDataParallel", by_initial_size: bool):
+    def __init__(self, model: Any, by_initial_size: bool):
         self._model, self._by_initial_size = model, by_initial_size
         self.source_rank = 0  # the first rank that has inputs, or was the last to
 

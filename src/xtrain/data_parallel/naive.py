@@ -15,15 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import (
-    check_filled,
-    check_options,
-    check_unwrapped,
-    problem_of,
-)
-from xtrain.comm.checks import rank_and_size
-from xtrain.data_parallel.ddp import check_same_model, named_tensors
-
 
 class NaiveDataParallel(nn.Module):
     """Wrap a module; call `reduce_gradients()` between `backward()` and `step()`.
@@ -43,15 +34,8 @@ class NaiveDataParallel(nn.Module):
         gradient_reduction: str = "average",
     ):
         super().__init__()
-        problem = problem_of(
-            lambda: check_options(gradient_reduction),
-            lambda: check_unwrapped(module, "NaiveDataParallel"),
-            lambda: check_filled(named_tensors(module)),
-        )
-        options = {"gradient_reduction": gradient_reduction}
-        check_same_model(module, process_group, options, problem)
         self.module, self.process_group = module, process_group
-        _, self._size = rank_and_size(process_group)
+        self._size = dist.get_world_size(process_group)
         self._average = gradient_reduction == "average"
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), group=process_group, group_src=0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.data_parallel.ddp import check_same_model
+from xtrain.data_parallel.same_model import check_same_model
 
 
 def check_replicas(module: nn.Module, group: ProcessGroup | None = None) -> None:

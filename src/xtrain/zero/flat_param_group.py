@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.backward import Reduction
 from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 
@@ -43,7 +43,7 @@ class FlatParamGroup:
         names: dict[nn.Parameter, str],
         group: ProcessGroup | None,
         compute_dtype: torch.dtype | None,
-        collectives: Collectives | None,
+        collectives: Collectives,
         average: bool,
     ):
         originals = list(parameters)
@@ -57,7 +57,7 @@ class FlatParamGroup:
         low = compute_dtype if first.is_floating_point() else None
         self.compute_dtype = low or first.dtype
         device = message_device(group) if first.is_meta else first.device
-        self.collectives = collectives or default_collectives(group, device)
+        self.collectives = collectives
         self.shard = self._make_shard(originals, device)
         self.local_shards = [
             nn.Parameter(piece, requires_grad=self.trainable)
@@ -164,7 +164,7 @@ class FlatParamGroup:
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         finish = partial(self.add_reduced_gradients, reduced)
-        return Reduction([work], finish, keep=flat)
+        return Reduction(work, finish, keep=flat)
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""

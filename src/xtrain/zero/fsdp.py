@@ -22,31 +22,19 @@ Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
-from xtrain.comm.agreement import (
-    as_text,
-    check_options,
-    check_same,
-    check_unwrapped,
-    claim,
-    problem_of,
-)
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import Collectives
+from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
-from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units
 from xtrain.zero.fsdp_schedule import UnitSchedule
-from xtrain.zero.fsdp_unit import gather_parameters
-from xtrain.zero.fsdp_wrap import find_blocks, make_units, materialise_buffers
+from xtrain.zero.fsdp_wrap import find_blocks, make_units
 from xtrain.zero.structures import cast
 
 
@@ -56,10 +44,8 @@ class FullyShardedDataParallel(nn.Module):
     Build the optimizer over `parameters()` afterwards: they are the local pieces, views
     of flat shards, some of them empty. Names stay those of the bare module.
 
-    A module that was built on torch's meta device takes no memory: its shards begin as
-    zeros, to be filled by `load_full` or `load_sharded`. Activation checkpointing works
-    with `use_reentrant=False`. A unit's output is a tensor, or tensors in lists,
-    tuples, dictionaries and dataclasses.
+    Activation checkpointing works with `use_reentrant=False`. A unit's output is a
+    tensor, or tensors in lists, tuples, dictionaries and dataclasses.
 
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are
@@ -71,8 +57,8 @@ class FullyShardedDataParallel(nn.Module):
         blocks: module classes, or names of modules, that become a unit each; the
             children of every ModuleList unless given. The rest is the root unit.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
-            `xtrain.comm.collective_choice`.
+        collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; that of
+            `xtrain.zero` takes what suits the backend unless given.
 
     All ranks must give the same.
     """
@@ -85,34 +71,13 @@ class FullyShardedDataParallel(nn.Module):
         reshard_after_forward: bool = True,
         blocks: Iterable[type[nn.Module] | str] | None = None,
         gradient_reduction: str = "average",
-        collectives: Collectives | None = None,
+        collectives: Collectives = TORCH,
     ):
         super().__init__()
-        blocks = None if blocks is None else list(blocks)
-        chosen: list[nn.Module] = []
-        problem = problem_of(
-            lambda: check_options(gradient_reduction),
-            lambda: check_compute_dtype(compute_dtype),
-            lambda: check_unwrapped(module, "FullyShardedDataParallel"),
-            lambda: chosen.extend(find_blocks(module, blocks)),
-            lambda: materialise_buffers(module, process_group),
-        )
-        named = [*module.named_parameters(), *module.named_buffers()]
-        options = {
-            "compute_dtype": compute_dtype,
-            "reshard_after_forward": reshard_after_forward,
-            "blocks": blocks and sorted(map(as_text, blocks)),
-            "gradient_reduction": gradient_reduction,
-            "collectives": collectives and collectives.name,
-        }
-        check_same("parameters", named, process_group, options, problem)
+        chosen = find_blocks(module, blocks)
         self.module, self.process_group = module, process_group
         self.rank, self.size = rank_and_size(process_group)
         self.compute_dtype = compute_dtype
-        aliases: dict[nn.Parameter, set[str]] = {}
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            aliases.setdefault(parameter, set()).add(name)
-        self._aliases = {name: names for names in aliases.values() for name in names}
         make_group = partial(
             FlatParamGroup,
             group=process_group,
@@ -121,7 +86,6 @@ class FullyShardedDataParallel(nn.Module):
             average=gradient_reduction == "average",
         )
         self.units = make_units(module, chosen, make_group)
-        claim(self.parameters(), "FullyShardedDataParallel")
         for buffer in module.buffers():
             dist.broadcast(buffer.detach(), group=process_group, group_src=0)
         self._schedule = UnitSchedule(self.units, reshard_after_forward)
@@ -163,10 +127,7 @@ class FullyShardedDataParallel(nn.Module):
         self._schedule.reduce_gradients()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, also whole ones that `no_sync` has left.
-
-        An optimizer's `zero_grad` does not know of those.
-        """
+        """Forget all gradients, also those of `no_sync` that no optimizer knows of."""
         super().zero_grad(set_to_none)
         for unit in self.units:
             for group in unit.flat_groups:
@@ -178,75 +139,7 @@ class FullyShardedDataParallel(nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.named_buffers(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """This rank's pieces of the parameters, flat, and the buffers.
-
-        Under the bare module's names, as `named_parameters`. Only the same rank of as
-        many ranks can load it: `full_state_dict` gives whole tensors, `save_sharded`
-        writes what any number of ranks can load.
-        """
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what `state_dict` gave on this rank."""
-        return self.module.load_state_dict(*args, **kwargs)
-
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm over all ranks is at most `max_norm`.
-
-        Returns the norm before clipping.
-        """
+        """Clip the gradients' norm over all ranks; returns what it was before."""
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         return clip_sharded_grad_norm_(grads, max_norm, self.process_group)
-
-    @torch.no_grad()
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Every tensor of the bare module's `state_dict`, whole, on every rank."""
-        whole = gather_parameters(self.units)
-        names = {m: prefix for prefix, m in self.module.named_modules()}
-        state = self.module.state_dict()
-        for (module, name), tensor in whole.items():
-            prefix = names[module]
-            state[f"{prefix}.{name}" if prefix else name] = tensor
-        return state
-
-    def save_sharded(
-        self,
-        directory: str | Path,
-        step: int,
-        optimizer: Optimizer | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> Path:
-        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`."""
-        group = self.process_group
-        return save_units(
-            directory, step, self.module, self.units, optimizer, extra, group
-        )
-
-    def load_sharded(
-        self, path: str | Path, optimizer: Optimizer | None = None
-    ) -> tuple[int, dict[str, Any] | None]:
-        """Read a checkpoint of any stage and world size, or a run's latest.
-
-        Returns its step and extra. CheckpointError on every rank if it does not fit,
-        CheckpointReplaced if it vanished meanwhile and another load may work.
-        """
-        group = self.process_group
-        return load_units(path, self.module, self.units, optimizer, group)
-
-    def load_full(self, path: str | Path) -> None:
-        """Read a bare model's safetensors file, each rank only its own ranges.
-
-        Names and shapes must fit. Floating-point weights are converted to the model's
-        dtype, rounded to the nearest; any other difference of dtype is refused. Of tied
-        weights that the file has under several names, the first by name is read.
-        CheckpointError on every rank if the file is wrong on one; as far as names,
-        shapes and dtypes tell, nothing has changed then.
-        """
-        group = self.process_group
-        load_full_units(path, self.module, self.units, self._aliases, group)
-
-
-def check_compute_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"compute_dtype={dtype} is no floating-point dtype")

@@ -19,7 +19,7 @@ import torch
 
 from xtrain.comm.backward import Reducer
 from xtrain.zero.flat_param_group import FlatParamGroup, Gradients
-from xtrain.zero.fsdp_unit import Call, FSDPUnit
+from xtrain.zero.fsdp_unit import FSDPUnit, UnitCall
 from xtrain.zero.structures import tensors_of
 
 
@@ -38,7 +38,7 @@ class UnitSchedule:
         self.forward_order: list[FSDPUnit] = []  # of the forward before
         self.this_forward: list[FSDPUnit] = []  # units in the order of their calls
         self._keep_weights = False  # gathered in this no_sync, so not old
-        self.reducer: Reducer[Any] = Reducer(
+        self.reducer = Reducer(
             FlatParamGroup.start_reduce, self._end_of_backward, in_flight=1
         )
         for unit in units[1:]:
@@ -85,14 +85,12 @@ class UnitSchedule:
         self._keep_weights = False
         self._free_all()
 
-    # -- around each unit
-
     def _before_forward(self, unit: FSDPUnit, inputs: Any) -> None:
         unit.wait_for_unshard()
         if in_backward():  # activation checkpointing computes the unit once more
             unit.use_full_parameters(self._gradients_ready)
             return
-        unit.call = Call(self.this_forward, len(self.this_forward))
+        unit.call = UnitCall(self.this_forward, len(self.this_forward))
         self.this_forward.append(unit)
         unit.use_full_parameters(self._gradients_ready)
         if not unit.trainable:
@@ -116,7 +114,7 @@ class UnitSchedule:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: self._before_backward(unit, call))
 
-    def _watch_inputs(self, unit: FSDPUnit, call: Call, inputs: Any) -> None:
+    def _watch_inputs(self, unit: FSDPUnit, call: UnitCall, inputs: Any) -> None:
         """A frozen unit has no gradients to tell that its backward is over."""
         entries = [t for t in tensors_of(inputs) if t.requires_grad]
         if torch.is_grad_enabled() and len(entries) == 1:
@@ -134,7 +132,7 @@ class UnitSchedule:
             with torch.enable_grad():
                 self.root.use_full_parameters(self._gradients_ready)
 
-    def _before_backward(self, unit: FSDPUnit, call: Call) -> None:
+    def _before_backward(self, unit: FSDPUnit, call: UnitCall) -> None:
         self._enter_backward()
         unit.wait_for_unshard()
         unit.enter_backward(call)
@@ -149,7 +147,7 @@ class UnitSchedule:
     def _gradients_ready(
         self,
         unit: FSDPUnit,
-        call: Call | None,
+        call: UnitCall | None,
         group: FlatParamGroup,
         gradients: Gradients,
     ) -> None:

@@ -10,7 +10,7 @@ from xtrain.zero.flat_param_group import FlatParamGroup, Gradients, Owner
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class UnitCall:
     """One call of a unit: a module may be called often, also in one forward."""
 
     forward: list["FSDPUnit"]  # all calls of the forward that it is part of, in order
@@ -22,7 +22,7 @@ class Call:
         return self.forward[self.position - 1] if self.position > 0 else None
 
 
-OnGradients = Callable[["FSDPUnit", Call | None, FlatParamGroup, Gradients], None]
+OnGradients = Callable[["FSDPUnit", UnitCall | None, FlatParamGroup, Gradients], None]
 
 
 class FSDPUnit:
@@ -35,8 +35,8 @@ class FSDPUnit:
     def __init__(self, module: nn.Module, flat_groups: list[FlatParamGroup]):
         self.module, self.flat_groups = module, flat_groups
         self.trainable = [group for group in flat_groups if group.trainable]
-        self.call: Call | None = None  # the latest, of forward
-        self.active_backwards: set[tuple[Call | None, FlatParamGroup]] = set()
+        self.call: UnitCall | None = None  # the latest, of forward
+        self.active_backwards: set[tuple[UnitCall | None, FlatParamGroup]] = set()
         self.uses_full_parameters = False
 
     def unshard(self) -> None:
@@ -61,12 +61,12 @@ class FSDPUnit:
             group.use_shards()
         self.uses_full_parameters = False
 
-    def enter_backward(self, call: Call) -> None:
+    def enter_backward(self, call: UnitCall) -> None:
         needed = self.trainable or self.flat_groups
         self.active_backwards |= {(call, group) for group in needed}
 
     def leave_backward(
-        self, call: Call | None, group: FlatParamGroup, keep: bool
+        self, call: UnitCall | None, group: FlatParamGroup, keep: bool
     ) -> None:
         """A call needs a group no more; free what none needs, unless told to `keep`."""
         self.active_backwards.discard((call, group))

@@ -2,21 +2,14 @@
 
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import message_device
 from xtrain.zero.flat_param_group import FlatParamGroup, Owner
 from xtrain.zero.fsdp_unit import FSDPUnit
 
-MakeGroup = Callable[
-    [dict[nn.Parameter, list[Owner]], dict[nn.Parameter, str]], FlatParamGroup
-]
-
 
 def make_units(
-    root: nn.Module, chosen: list[nn.Module], make_group: MakeGroup
+    root: nn.Module, chosen: list[nn.Module], make_group: Callable[..., FlatParamGroup]
 ) -> list[FSDPUnit]:
     """The root's unit, then one for each chosen module.
 
@@ -55,15 +48,9 @@ def find_blocks(
     wanted = list(blocks)
     names = {entry for entry in wanted if isinstance(entry, str)}
     classes = tuple(entry for entry in wanted if not isinstance(entry, str))
-    known = dict(root.named_modules())
-    unknown = sorted(names - known.keys())
-    if unknown:
-        raise ValueError(
-            f"blocks {unknown}: no such modules; there are {sorted(known)}"
-        )
     return [
         module
-        for name, module in known.items()
+        for name, module in root.named_modules()
         if module is not root and (name in names or isinstance(module, classes))
     ]
 
@@ -82,19 +69,3 @@ def nearest_block(
 
     visit(root, root)
     return nearest
-
-
-def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Give buffers on the meta device memory; ValueError if nothing would fill them."""
-    kept = module.state_dict().keys()
-    for prefix, owner in module.named_modules():
-        for key, buffer in owner._buffers.items():
-            if buffer is None or not buffer.is_meta:
-                continue
-            name = f"{prefix}.{key}" if prefix else key
-            if name not in kept:
-                raise ValueError(
-                    f"buffer {name} is on the meta device and not part of the model's "
-                    "state: no checkpoint would fill it"
-                )
-            owner._buffers[key] = torch.zeros_like(buffer, device=message_device(group))

@@ -22,7 +22,6 @@ Models, 2020.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,20 +29,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.agreement import check_options, claim, problem_of, raise_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, make_buckets
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import mark, marker, unscale_on_all_ranks
-from xtrain.zero.optimizer_checkpoint import load_buckets, save_buckets
-from xtrain.zero.optimizer_checks import (
-    check_parameters,
-    check_same_groups,
-    check_stage,
-    check_state,
-    check_trainable,
-)
 from xtrain.zero.stage1 import ReduceAtStep
 from xtrain.zero.stage2 import ReduceInBackward
 
@@ -72,8 +62,8 @@ class ZeroOptimizer(Optimizer):
         offload: keep the shards that are stepped, and so all optimizer state, on the
             CPU.
         gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH, RING or DIRECT; what suits the backend unless given, see
-            `xtrain.comm.collective_choice`.
+        collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; that of
+            `xtrain.zero` takes what suits the backend unless given.
 
     All ranks must give the same, `defaults` and options of groups included.
     """
@@ -88,31 +78,13 @@ class ZeroOptimizer(Optimizer):
         master_weights: bool = True,
         offload: bool = False,
         gradient_reduction: str = "average",
-        collectives: Collectives | None = None,
+        collectives: Collectives = TORCH,
         **defaults: Any,
     ):
         self._is_built = False
         self.stage, self.process_group = stage, process_group
         self.rank, self.size = rank_and_size(process_group)
-        groups: list[dict[str, Any]] = []
-        problem = problem_of(
-            lambda: check_stage(stage),
-            lambda: check_options(gradient_reduction, bucket_cap_mb),
-            lambda: groups.extend(as_groups(params)),
-            lambda: check_parameters(groups),
-            lambda: check_trainable(groups),
-        )
-        options = {
-            "optimizer_class": optimizer_class,
-            "stage": stage,
-            "bucket_cap_mb": bucket_cap_mb,
-            "master_weights": master_weights,
-            "offload": offload,
-            "gradient_reduction": gradient_reduction,
-            "collectives": collectives and collectives.name,
-            **defaults,
-        }
-        check_same_groups(groups, options, problem, process_group)
+        groups = as_groups(params)
         self._make_buckets = partial(
             make_buckets,
             cap_bytes=int(bucket_cap_mb * 2**20),
@@ -123,8 +95,7 @@ class ZeroOptimizer(Optimizer):
         self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
         made = [self._make_buckets(group) for group in groups]
         self.buckets: list[Bucket] = [bucket for buckets in made for bucket in buckets]
-        device = self.buckets[0].flat.device
-        self._collectives = collectives or default_collectives(process_group, device)
+        self._collectives = collectives
         reduction = ReduceAtStep if stage == 1 else ReduceInBackward
         self._reduction = reduction(
             process_group, self._collectives, gradient_reduction == "average"
@@ -143,22 +114,15 @@ class ZeroOptimizer(Optimizer):
         if not self._is_built:  # torch's __init__, with groups that are shards already
             super().add_param_group(param_group)
             return
-        known = [p for bucket in self.buckets for p in bucket.parameters]
-        groups: list[dict[str, Any]] = []
-        problem = problem_of(
-            lambda: groups.extend(as_groups([param_group])),
-            lambda: check_parameters(groups, known),
-        )
-        check_same_groups(groups, {}, problem, self.process_group)
-        buckets = self._make_buckets(groups[0])
-        self.optimizer.add_param_group(of_shards(groups[0], buckets))
+        (group,) = as_groups([param_group])
+        buckets = self._make_buckets(group)
+        self.optimizer.add_param_group(of_shards(group, buckets))
         self.buckets += buckets
         self._take_over(buckets)
 
     def _take_over(self, buckets: list[Bucket]) -> None:
         """From here on the gradients of these parameters are reduced here."""
         self._share_with_inner()
-        claim([p for b in buckets for p in b.parameters], "ZeroOptimizer")
         self._reduction.take_over(buckets)
 
     def _share_with_inner(self) -> None:
@@ -217,15 +181,8 @@ class ZeroOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave on this rank; every rank must call it.
 
-        ValueError on every rank, and nothing changed, if one has another's. Weights
-        that have masters become those.
+        Weights that have masters become those.
         """
-        problem = problem_of(
-            lambda: check_state(
-                state_dict, self.param_groups, self.buckets, self.process_group
-            )
-        )
-        raise_everywhere(ValueError, problem, self.process_group)
         super().load_state_dict(state_dict)
         self.optimizer.__setstate__(
             {"state": self.state, "param_groups": self.param_groups}
@@ -293,38 +250,6 @@ class ZeroOptimizer(Optimizer):
         Returns the norm before clipping.
         """
         return clip_sharded_grad_norm_(self.gradients, max_norm, self.process_group)
-
-    def save_sharded(
-        self,
-        directory: str | Path,
-        step: int,
-        module: nn.Module,
-        extra: dict[str, Any] | None = None,
-    ) -> Path:
-        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`.
-
-        `module` is what the parameters belong to; its names, buffers and frozen
-        parameters are saved with them. Weights are saved from their masters. Any stage
-        and world size can load it.
-        """
-        group = self.process_group
-        return save_buckets(
-            directory, step, module, self.buckets, self.optimizer, extra, group
-        )
-
-    def load_sharded(
-        self, path: str | Path, module: nn.Module
-    ) -> tuple[int, dict[str, Any] | None]:
-        """Read a checkpoint of any stage and world size, or a run's latest.
-
-        Returns its step and extra. CheckpointError on every rank if it does not fit,
-        CheckpointReplaced if it vanished meanwhile and another load may work.
-        """
-        group = self.process_group
-        result = load_buckets(path, module, self.buckets, self.optimizer, group)
-        with torch.no_grad():
-            self._gather_weights()
-        return result
 
 
 def of_shards(group: dict[str, Any], buckets: list[Bucket]) -> dict[str, Any]:

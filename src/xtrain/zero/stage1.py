@@ -85,7 +85,7 @@ class ReduceAtStep:
         work = self._collectives.reduce_scatter(
             shard, bucket.full_grad, group=self.group
         )
-        return Reduction([work], partial(take_shard, bucket, shard, self._divisor))
+        return Reduction(work, partial(take_shard, bucket, shard, self._divisor))
 
 
 @torch.no_grad()

@@ -413,7 +413,7 @@ class XtTrace extends HTMLElement {
 
 if (!customElements.get("xt-trace")) customElements.define("xt-trace", XtTrace);
 
-/* "copy with imports": the link holds the whole file. */
+/* "copy library form": the link holds the whole file. */
 document.addEventListener("click", async (event) => {
   const link = event.target.closest?.("a.xt-standalone");
   if (!link || !navigator.clipboard) return;

@@ -1,0 +1,180 @@
+"""The `FullyShardedDataParallel` that `xtrain.zero` exports: checks, checkpoints.
+
+    fsdp.FullyShardedDataParallel            the algorithm
+    checked_fsdp.FullyShardedDataParallel    arguments compared on all ranks first;
+                                             checkpoints
+
+An algorithm trusts its arguments, so that it can be read and copied alone. Here a wrong
+argument of one rank is an error on every rank, before anything is sent.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from xtrain.comm.agreement import (
+    as_text,
+    check_options,
+    check_same,
+    check_unwrapped,
+    claim,
+    problem_of,
+)
+from xtrain.comm.checks import message_device
+from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.zero.fsdp import FullyShardedDataParallel as BareFullyShardedDataParallel
+from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units
+from xtrain.zero.fsdp_unit import gather_parameters
+from xtrain.zero.fsdp_wrap import find_blocks
+
+
+class FullyShardedDataParallel(BareFullyShardedDataParallel):
+    """`fsdp.FullyShardedDataParallel`, wrong arguments refused everywhere; checkpoints.
+
+    The arguments are those of the algorithm, in `xtrain.zero.fsdp`. A module that was
+    built on torch's meta device takes no memory: its shards begin as zeros, to be
+    filled by `load_full` or `load_sharded`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: ProcessGroup | None = None,
+        compute_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        blocks: Iterable[type[nn.Module] | str] | None = None,
+        gradient_reduction: str = "average",
+        collectives: Collectives | None = None,
+    ):
+        blocks = None if blocks is None else list(blocks)
+        problem = problem_of(
+            lambda: check_options(gradient_reduction),
+            lambda: check_compute_dtype(compute_dtype),
+            lambda: check_unwrapped(module, "FullyShardedDataParallel"),
+            lambda: check_blocks(module, blocks),
+            lambda: materialise_buffers(module, process_group),
+        )
+        named = [*module.named_parameters(), *module.named_buffers()]
+        options = {
+            "compute_dtype": compute_dtype,
+            "reshard_after_forward": reshard_after_forward,
+            "blocks": blocks and sorted(map(as_text, blocks)),
+            "gradient_reduction": gradient_reduction,
+            "collectives": collectives and collectives.name,
+        }
+        check_same("parameters", named, process_group, options, problem)
+        first = next(module.parameters())
+        device = message_device(process_group) if first.is_meta else first.device
+        super().__init__(
+            module,
+            process_group,
+            compute_dtype,
+            reshard_after_forward,
+            blocks,
+            gradient_reduction,
+            collectives or default_collectives(process_group, device),
+        )
+        claim(self.parameters(), "FullyShardedDataParallel")
+        aliases: dict[nn.Parameter, set[str]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            aliases.setdefault(parameter, set()).add(name)
+        self._aliases = {name: names for names in aliases.values() for name in names}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """This rank's pieces of the parameters, flat, and the buffers.
+
+        Under the bare module's names, as `named_parameters`. Only the same rank of as
+        many ranks can load it: `full_state_dict` gives whole tensors, `save_sharded`
+        writes what any number of ranks can load.
+        """
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load what `state_dict` gave on this rank."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Every tensor of the bare module's `state_dict`, whole, on every rank."""
+        whole = gather_parameters(self.units)
+        names = {m: prefix for prefix, m in self.module.named_modules()}
+        state = self.module.state_dict()
+        for (module, name), tensor in whole.items():
+            prefix = names[module]
+            state[f"{prefix}.{name}" if prefix else name] = tensor
+        return state
+
+    def save_sharded(
+        self,
+        directory: str | Path,
+        step: int,
+        optimizer: Optimizer | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> Path:
+        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`."""
+        group = self.process_group
+        return save_units(
+            directory, step, self.module, self.units, optimizer, extra, group
+        )
+
+    def load_sharded(
+        self, path: str | Path, optimizer: Optimizer | None = None
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Read a checkpoint of any stage and world size, or a run's latest.
+
+        Returns its step and extra. CheckpointError on every rank if it does not fit,
+        CheckpointReplaced if it vanished meanwhile and another load may work.
+        """
+        group = self.process_group
+        return load_units(path, self.module, self.units, optimizer, group)
+
+    def load_full(self, path: str | Path) -> None:
+        """Read a bare model's safetensors file, each rank only its own ranges.
+
+        Names and shapes must fit. Floating-point weights are converted to the model's
+        dtype, rounded to the nearest; any other difference of dtype is refused. Of tied
+        weights that the file has under several names, the first by name is read.
+        CheckpointError on every rank if the file is wrong on one; as far as names,
+        shapes and dtypes tell, nothing has changed then.
+        """
+        group = self.process_group
+        load_full_units(path, self.module, self.units, self._aliases, group)
+
+
+def check_compute_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"compute_dtype={dtype} is no floating-point dtype")
+
+
+def check_blocks(
+    module: nn.Module, blocks: Iterable[type[nn.Module] | str] | None
+) -> None:
+    known = dict(module.named_modules())
+    names = {block for block in blocks or () if isinstance(block, str)}
+    unknown = sorted(names - known.keys())
+    if unknown:
+        raise ValueError(
+            f"blocks {unknown}: no such modules; there are {sorted(known)}"
+        )
+    find_blocks(module, blocks)  # what is neither a name nor a class
+
+
+def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+    """Give buffers on the meta device memory; ValueError if nothing would fill them."""
+    kept = module.state_dict().keys()
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is None or not buffer.is_meta:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            if name not in kept:
+                raise ValueError(
+                    f"buffer {name} is on the meta device and not part of the model's "
+                    "state: no checkpoint would fill it"
+                )
+            owner._buffers[key] = torch.zeros_like(buffer, device=message_device(group))

@@ -1,0 +1,366 @@
+"""Run by `test_copies_run.py` where xtrain cannot be imported: four ranks of copies.
+
+Each copy lies next to this file as a module of its name. Every function `check_NAME`
+runs on all ranks and compares what the copy of NAME does with what one process gets.
+"""
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+SIZE = 4
+COLLECTIVES = {
+    "all_reduce": 40_000,  # above the tree's limit
+    "ring_all_reduce": 11,
+    "tree_all_reduce": 11,
+    "halving_doubling_all_reduce": 11,
+    "one_shot_all_reduce": 11,
+    "parameter_server_all_reduce": 11,
+}
+
+
+def copied(name):
+    """The class or function of a copy."""
+    module, _, part = name.partition(".")
+    return getattr(importlib.import_module(module), part or module)
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def ranks():
+    return dist.get_rank(), dist.get_world_size()
+
+
+def of_rank(rank, *shape):
+    """Every rank's tensor, known to all."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def of_all(*shape):
+    return torch.stack([of_rank(r, *shape) for r in range(SIZE)])
+
+
+def check_all_reduces():
+    rank, _ = ranks()
+    for name, numel in COLLECTIVES.items():
+        all_reduce = copied(name)
+        for count in (numel, 3):
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+                tensor = of_rank(rank, count)
+                all_reduce(tensor, op)
+                total = of_all(count).sum(0)
+                same(tensor, total / SIZE if op == dist.ReduceOp.AVG else total)
+
+
+def check_hierarchical_all_reduce():
+    rank, _ = ranks()
+    rows = [dist.new_group(members) for members in ([0, 1], [2, 3])]
+    columns = [dist.new_group(members) for members in ([0, 2], [1, 3])]
+    tensor = of_rank(rank, 7)
+    copied("hierarchical_all_reduce")(
+        tensor, intra_group=rows[rank // 2], inter_group=columns[rank % 2]
+    )
+    same(tensor, of_all(7).sum(0))
+
+
+def check_ring_halves():
+    rank, _ = ranks()
+    whole = of_all(SIZE, 3)
+    piece = torch.empty(3, dtype=torch.float64)
+    copied("ring_reduce_scatter")(piece, whole[rank].clone())
+    same(piece, whole.sum(0)[rank])
+    gathered = torch.empty(SIZE, 3, dtype=torch.float64)
+    copied("ring_all_gather")(gathered, piece)
+    same(gathered, whole.sum(0))
+
+
+def check_rooted():
+    rank, _ = ranks()
+    for name in ("broadcast", "broadcast_naive"):
+        tensor = of_rank(rank, 5)
+        copied(name)(tensor, src=2)
+        same(tensor, of_rank(2, 5))
+    tensor = of_rank(rank, 5)
+    copied("reduce")(tensor, dst=1)
+    same(tensor, of_all(5).sum(0) if rank == 1 else of_rank(rank, 5))
+    pieces = [torch.empty(5, dtype=torch.float64) for _ in range(SIZE)]
+    copied("gather")(of_rank(rank, 5), pieces if rank == 3 else None, dst=3)
+    if rank == 3:
+        same(torch.stack(pieces), of_all(5))
+    landing = torch.empty(5, dtype=torch.float64)
+    copied("scatter")(landing, list(of_all(5)) if rank == 3 else None, src=3)
+    same(landing, of_rank(rank, 5))
+
+
+def check_lists():
+    rank, _ = ranks()
+    outputs = [torch.empty(r + 1, dtype=torch.float64) for r in range(SIZE)]
+    copied("all_gather")(outputs, of_rank(rank, rank + 1))
+    for other, output in enumerate(outputs):
+        same(output, of_rank(other, other + 1))
+    output = torch.empty(2, dtype=torch.float64)
+    copied("reduce_scatter")(output, list(of_rank(rank, SIZE, 2)))
+    same(output, of_all(SIZE, 2).sum(0)[rank])
+    copied("barrier")()
+
+
+def check_all_to_all():
+    rank, _ = ranks()
+    sent = [torch.full((rank + other,), 10.0 * rank + other) for other in range(SIZE)]
+    came = [torch.empty(rank + other) for other in range(SIZE)]
+    expected = [
+        torch.full((rank + other,), 10.0 * other + rank) for other in range(SIZE)
+    ]
+    copied("all_to_all")(came, sent)
+    same(torch.cat(came), torch.cat(expected))
+    sizes = [rank + other for other in range(SIZE)]
+    assert copied("exchange_split_sizes")(sizes) == sizes
+    output = torch.empty(sum(sizes))
+    copied("all_to_all_single")(output, torch.cat(sent), sizes, sizes)
+    same(output, torch.cat(expected))
+
+
+def check_point_to_point():
+    rank, size = ranks()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    landing, expected = torch.empty(4, dtype=torch.float64), of_rank(before, 4)
+    copied("exchange")(of_rank(rank, 4), after, landing, before)
+    same(landing, expected)
+    landing.zero_()
+    copied("exchange_all")([(of_rank(rank, 4), after)], [(landing, before)])
+    same(landing, expected)
+    landing.zero_()
+    copied("ring_shift")(of_rank(rank, 4), landing)
+    same(landing, expected)
+    landing.zero_()
+    works = [copied("irecv")(landing, before), copied("isend")(of_rank(rank, 4), after)]
+    for work in works:
+        work.wait()
+    same(landing, expected)
+    if rank == 0:
+        copied("send")(of_rank(0, 4), 1)
+    if rank == 1:
+        copied("recv")(landing, 0)
+        same(landing, of_rank(0, 4))
+
+
+def net():
+    torch.manual_seed(7)
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def loss_of(model, inputs):
+    return model(inputs).square().mean()
+
+
+def batch(step, rank):
+    return of_rank(1000 + 10 * step + rank, 5, 6)
+
+
+def trained_alone(make_optimizer, steps=3, max_norm=None):
+    """One process that sees all ranks' batches."""
+    model = net()
+    optimizer = make_optimizer(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, torch.cat([batch(step, r) for r in range(SIZE)])).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def check_data_parallel():
+    rank, _ = ranks()
+    for name in ("NaiveDataParallel", "DistributedDataParallel"):
+        bare = net()
+        with torch.no_grad():
+            bare[0].weight.add_(rank)  # rank 0's is copied to all
+        arguments = {"bucket_cap_mb": 0.0005} if name[0] == "D" else {}
+        model = copied(name)(bare, **arguments)
+        optimizer = adamw(bare.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, batch(step, rank)).backward()
+            if name == "NaiveDataParallel":
+                model.reduce_gradients()
+            optimizer.step()
+        for found, expected in zip(
+            bare.parameters(), trained_alone(adamw), strict=True
+        ):
+            same(found.detach(), expected)
+
+
+def check_ddp_accumulates():
+    rank, _ = ranks()
+    bare = net()
+    model = copied("DistributedDataParallel")(bare)
+    with model.no_sync():
+        loss_of(model, batch(0, rank)).backward()
+    loss_of(model, batch(1, rank)).backward()
+    alone = net()
+    for step in (0, 1):
+        loss_of(alone, torch.cat([batch(step, r) for r in range(SIZE)])).backward()
+    for found, expected in zip(bare.parameters(), alone.parameters(), strict=True):
+        same(found.grad, expected.grad)
+
+
+def check_distributed_sampler():
+    _, size = ranks()
+    mine = copied("DistributedSampler")(range(10), shuffle=True)
+    torchs = torch.utils.data.DistributedSampler(range(10), shuffle=True)
+    for epoch in (0, 3):
+        mine.set_epoch(epoch)
+        torchs.set_epoch(epoch)
+        assert list(mine) == list(torchs)
+    assert len(mine) == len(torchs) == -(-10 // size)
+
+
+def check_adam():
+    for name in ("Adam", "AdamW"):
+        kind = copied(name)
+        found = trained_alone(lambda p, kind=kind: kind(p, lr=0.05, weight_decay=0.1))
+        kind = getattr(torch.optim, name)
+        expected = trained_alone(
+            lambda p, kind=kind: kind(p, lr=0.05, weight_decay=0.1)
+        )
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+
+
+def check_mixed_precision():
+    """bf16 weights are the rounded masters; an overflow skips the step on all ranks."""
+    rank, _ = ranks()
+    scaler = copied("LossScaler")(init_scale=8.0)
+    model = net().bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    mine = copied("MixedPrecisionOptimizer")(
+        model.parameters(), torch.optim.AdamW, scaler=scaler, lr=0.05
+    )
+    reference = torch.optim.AdamW(masters, lr=0.05)
+    for _ in range(3):
+        mine.zero_grad()
+        mine.backward(loss_of(model, batch(0, 0).bfloat16()))
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad.float() / 8
+        assert mine.step()
+        reference.step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            same(parameter.detach(), master.detach().bfloat16())
+    before = [p.detach().clone() for p in model.parameters()]
+    mine.backward(loss_of(model, batch(0, 0).bfloat16()) * (3e38 if rank == 1 else 1))
+    assert not mine.step()
+    assert scaler.scale == 4.0
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        same(parameter.detach(), old)
+
+
+def check_zero_optimizer():
+    rank, _ = ranks()
+    for stage in (1, 2):
+        model = net()
+        optimizer = copied("ZeroOptimizer")(
+            model.parameters(), torch.optim.AdamW, stage, bucket_cap_mb=0.0005, lr=0.05
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, batch(step, rank)).backward()
+            optimizer.clip_grad_norm_(0.01)
+            optimizer.step()
+        expected = trained_alone(adamw, max_norm=0.01)
+        for one, other in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(one.detach(), other, rtol=1e-6, atol=1e-8)
+        states = sum(
+            t.numel() for s in optimizer.state.values() for t in s.values() if t.dim()
+        )
+        whole = 2 * sum(p.numel() for p in model.parameters())
+        assert states < 0.4 * whole, "1/N of the state, and padding"
+
+
+def check_fully_sharded():
+    rank, _ = ranks()
+    for reshard in (True, False):
+        bare = net()
+        sharded = copied("FullyShardedDataParallel")
+        model = sharded(bare, reshard_after_forward=reshard, blocks=[nn.Linear])
+        optimizer = adamw(model.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, batch(step, rank)).backward()
+            model.clip_grad_norm_(0.01)
+            optimizer.step()
+        held = [p.detach().reshape(-1) for p in model.parameters()]
+        every = [None] * SIZE
+        dist.all_gather_object(every, held)
+        expected = trained_alone(adamw, max_norm=0.01)
+        for number, other in enumerate(expected):
+            one = torch.cat([pieces[number] for pieces in every])
+            torch.testing.assert_close(one, other.reshape(-1), rtol=1e-6, atol=1e-8)
+        most = sum(t.numel() for t in expected) / SIZE + len(model.units)
+        assert sum(piece.numel() for piece in held) <= most, "1/N, and padding"
+
+
+def check_clipping():
+    rank, _ = ranks()
+    shard = of_rank(rank, 9)
+    norm = copied("clip_sharded_grad_norm_")([shard], 0.5)
+    whole = of_all(9)
+    same(norm, whole.norm())
+    same(shard, whole[rank] * 0.5 / (whole.norm() + 1e-6))
+
+
+def check_checkpoints():
+    rank, size = ranks()
+    saver = importlib.import_module("save_checkpoint")
+    loader = importlib.import_module("load_checkpoint")
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    weight = of_rank(0, 4, 5)
+    cut = weight.reshape(-1).chunk(size)
+    mine = saver.Shard("weight", (4, 5), 5 * rank, cut[rank].clone())
+    path = saver.save_checkpoint(folder[0], 3, [mine], extra={"epoch": 2})
+    landing = torch.zeros(4, 5, dtype=torch.float64)
+    columns = landing[:, rank : rank + 1].clone()
+    wanted = loader.Shard("weight", (4, 5), (0, rank), columns)
+    rest = loader.Shard("weight", (4, 5), (0, 4), landing[:, 4:].clone())
+    shards = [wanted, rest] if rank == 0 else [wanted]
+    step, extra = loader.load_checkpoint(path, shards)
+    assert (step, extra) == (3, {"epoch": 2})
+    same(columns, weight[:, rank : rank + 1])
+    if rank == 0:
+        same(rest.tensor, weight[:, 4:])
+
+
+CHECKS = {name: check for name, check in globals().items() if name[:6] == "check_"}
+
+
+def run(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=SIZE)
+    for name, check in CHECKS.items():
+        check()
+        dist.barrier()
+        if rank == 0:
+            print("ok", name, flush=True)
+    assert not [n for n in sys.modules if n.split(".")[0] == "xtrain"]
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{Path(folder) / 'store'}"
+        mp.start_processes(run, (store,), SIZE, start_method="fork")
