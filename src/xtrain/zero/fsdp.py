@@ -45,8 +45,7 @@ class FullyShardedDataParallel(nn.Module):
     of flat shards, some of them empty. Names stay those of the bare module.
 
     Activation checkpointing works around whole units, with `use_reentrant=False`. A
-    unit's output is a tensor, or tensors in lists, tuples, dictionaries and
-    dataclasses.
+    unit gives a tensor, or tensors in lists, tuples, dictionaries and dataclasses.
 
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are
