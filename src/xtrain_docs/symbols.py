@@ -161,11 +161,18 @@ def form_key(reference: str) -> str | None:
 
     src/xtrain/whiteboard/comm/ring_all_reduce.py
     -> xtrain.whiteboard.comm.ring_all_reduce:ring_all_reduce; None for other files.
+    A class is named so without the underscores: zero_1.py has Zero1.
     """
     if not reference.startswith("src/xtrain/whiteboard/"):
         return None
     parts = PurePosixPath(reference).with_suffix("").parts[1:]
-    return f"{'.'.join(parts)}:{parts[-1]}"
+    path, name = config.ROOT / reference, parts[-1]
+    for node in ast.parse(path.read_text()).body if path.is_file() else ():
+        if isinstance(node, ast.ClassDef) and node.name.lower() == name.replace(
+            "_", ""
+        ):
+            name = node.name
+    return f"{'.'.join(parts)}:{name}"
 
 
 def key_digest(key: str, root: Path | None = None) -> str:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.docs.rendering import render
-from xtrain_docs import authored, excerpts, symbols, verification
+from xtrain_docs import authored, excerpts, reference_pages, symbols, verification
 from xtrain_docs.excerpts import EmbedError, Options
 from xtrain_docs.symbols import SymbolError, resolve
 
@@ -266,11 +266,24 @@ def test_a_form_without_a_test_or_a_self_check_stops_the_build(toy):
         render(page(reference=FORM_FILE))
 
 
+def test_a_form_has_a_reference_entry_and_a_self_check_has_none():
+    listed = reference_pages.modules()
+    assert "xtrain.whiteboard.comm.ring_all_reduce" in listed
+    assert not [name for name in listed if "self_checks" in name]
+
+
 def test_a_form_on_a_page_counts_as_its_symbol(toy):
     write_form(toy)
     toy.write("docs/en/a.md", page(reference=FORM_FILE))
     assert list(authored.embedded()) == [FORM_KEY]
     assert symbols.form_key("src/xtrain/comm/ring.py") is None
+
+
+def test_a_form_that_is_a_class_counts_as_the_class(toy):
+    reference = "src/xtrain/whiteboard/zero/half_turn.py"
+    toy.write(reference, "class _Half:\n    pass\n\n\nclass HalfTurn:\n    pass\n")
+    key = "xtrain.whiteboard.zero.half_turn:HalfTurn"
+    assert symbols.form_key(reference) == key
 
 
 # --- files and links ------------------------------------------------------------------

@@ -49,11 +49,10 @@ def test_a_download_compares_and_says_what_it_sent(name, alone):
     done = alone(f"{name}.py", text)
     assert done.returncode == 0, done.stderr
     assert "right on every rank: " in done.stdout
-    sent = re.findall(
-        r"^rank (\d): \d+ messages, [\d,]+ bytes sent$", done.stdout, re.M
-    )
-    assert sent[:4] == ["0", "1", "2", "3"]
-    assert re.search(r"^.+ is [\d,]+ bytes$", done.stdout, re.M), "the formula's value"
+    pattern = r"^rank (\d): \d+ messages, ([\d,]+) bytes sent; .+: ([\d,]+)$"
+    sent = re.findall(pattern, done.stdout, re.M)
+    assert [rank for rank, _, _ in sent[:4]] == ["0", "1", "2", "3"]
+    assert all(counted == formula for _, counted, formula in sent)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -80,7 +79,11 @@ def test_xtrain_is_out_of_reach_here(alone):
 WRONG = [
     ("mine += arriving", "mine -= arriving", "WRONG by"),
     ("range(size - 1):  # all-gather", "range(size - 2):  # all-gather", "WRONG by"),
-    ("2 * (size - 1) / size", "(size - 1) / size", "WRONG: 2(N-1)/N of 4,000 bytes is"),
+    (
+        "2 * (size - 1) / size",
+        "(size - 1) / size",
+        "WRONG: 2(N-1)/N of 4,000 bytes: 3,000",
+    ),
 ]
 
 

@@ -60,15 +60,18 @@ def same(what: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -
 
 
 def sends(sent: Sent, formula: str, nbytes: float) -> None:
-    """Say what every rank sent and what the formula gives for it; stop if unequal."""
+    """Say what every rank sent and what the formula gives for it; stop if unequal.
+
+    `nbytes` is this rank's value of the formula.
+    """
     mine = torch.tensor([sent.messages, sent.nbytes, nbytes], dtype=torch.float64)
     everyone = [torch.empty_like(mine) for _ in range(RANKS)]
     dist.all_gather(everyone, mine)
     for rank, (messages, counted, given) in enumerate(torch.stack(everyone).tolist()):
-        say(f"rank {rank}: {messages:.0f} messages, {counted:,.0f} bytes sent")
+        line = f"rank {rank}: {messages:.0f} messages, {counted:,.0f} bytes sent; "
+        say(line + f"{formula}: {given:,.0f}")
         if counted != given:
-            sys.exit(f"rank {rank}: WRONG: {formula} is {given:,.0f} bytes")
-    say(f"{formula} is {nbytes:,.0f} bytes")
+            sys.exit(f"rank {rank}: WRONG: {formula}: {given:,.0f} bytes")
 
 
 def say(line: str) -> None:

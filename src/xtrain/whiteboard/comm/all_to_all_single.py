@@ -1,7 +1,7 @@
 """All-to-all of the rows of one tensor, unequal numbers of rows included.
 
 Computes:   piece j of `input` goes to rank j and stands at this rank's place there.
-Sends:      `input` less this rank's own piece, in up to N-1 messages, all at once.
+Sends:      `input` less this rank's own piece, in N-1 messages, all at once.
 Leaves out: finding out how many rows arrive, strided tensors, checks.
 """
 
@@ -29,7 +29,6 @@ def all_to_all_single(
             dist.P2POp(dist.isend, leaving[to], group=group, group_peer=to),
             dist.P2POp(dist.irecv, arriving[source], group=group, group_peer=source),
         ]
-    calls = [call for call in calls if call.tensor.numel() > 0]  # both ends know it
     for work in dist.batch_isend_irecv(calls) if calls else []:
         work.wait()
 

@@ -25,9 +25,5 @@ def parameter_server_all_reduce(
     for worker in range(1, size):
         dist.recv(incoming, group_src=worker, group=group)
         total += incoming
-    calls = [
-        dist.P2POp(dist.isend, total, group=group, group_peer=worker)
-        for worker in range(1, size)
-    ]
-    for work in dist.batch_isend_irecv(calls) if calls else []:
-        work.wait()
+    for worker in range(1, size):
+        dist.send(total, group_dst=worker, group=group)

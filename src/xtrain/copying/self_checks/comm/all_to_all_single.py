@@ -16,7 +16,7 @@ def check(rank: int, size: int) -> None:
     pieces = [t.split(row)[rank] for t, row in zip(inputs, rows, strict=True)]
     same("unequal pieces from every rank", output, torch.cat(pieces))
     own = rows[rank][rank]
-    sends(sent, "all rows of 400 bytes but one's own", (len(inputs[rank]) - own) * 400)
+    sends(sent, "rows of 400 bytes, its own not", (len(inputs[rank]) - own) * 400)
 
     back = torch.empty_like(inputs[rank])
     all_to_all_single(back, output, rows[rank], arriving)

@@ -13,7 +13,7 @@ def check(rank: int, size: int) -> None:
     with Sent() as sent:
         exchange(outgoing, right, incoming, left)
     same("1,000 numbers from the left neighbour", incoming, randn(1000, seed=left))
-    sends(sent, "the tensor", outgoing.nbytes)
+    sends(sent, "one tensor", outgoing.nbytes)
 
     group, incoming = dist.new_group([1, 3]), outgoing.clone()
     if rank in (1, 3):

@@ -17,7 +17,7 @@ def check(rank: int, size: int) -> None:
     same("the sum of 4 tensors of 1,000 numbers", tensor, torch.stack(inputs).sum(0))
     sends(
         sent,
-        "the server: N-1 times 4,000 bytes",
+        "4,000 bytes, the server N-1 times",
         tensor.nbytes * (size - 1 if rank == 0 else 1),
     )
 

@@ -9,10 +9,10 @@ from xtrain.whiteboard.comm.reduce import reduce
 def check(rank: int, size: int) -> None:
     inputs = [randn(1000, seed=r) for r in range(size)]
     total = torch.stack(inputs).sum(0)
-    for dst in range(size):
+    for dst in reversed(range(size)):
         tensor = inputs[rank].clone()
         with Sent() as sent:
             reduce(tensor, dst)
         expected = total if rank == dst else inputs[rank]
         same(f"the sum of 4 tensors on rank {dst} alone", tensor, expected)
-    sends(sent, "each rank but the root: 4,000 bytes", (rank != 3) * tensor.nbytes)
+    sends(sent, "4,000 bytes, the root none", (rank != 0) * tensor.nbytes)

@@ -13,7 +13,9 @@ def check(rank: int, size: int) -> None:
     with Sent() as sent:
         tree_all_reduce(tensor)
     same("the sum of 4 tensors of 1,000 numbers", tensor, torch.stack(inputs).sum(0))
-    sends(sent, "rank 0: log2(N) times 4,000 bytes", [2, 1, 2, 1][rank] * tensor.nbytes)
+    sends(
+        sent, "4,000 bytes to parent and children", [2, 1, 2, 1][rank] * tensor.nbytes
+    )
 
     group, tensor = dist.new_group([1, 3]), inputs[rank][:7].clone()
     if rank in (1, 3):

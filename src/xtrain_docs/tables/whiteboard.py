@@ -1,0 +1,58 @@
+"""The whiteboard forms: what each sends and leaves out, where it is, its download."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from xtrain.copying import whiteboard
+from xtrain.copying.forms import forms, header
+
+from .. import authored, config
+from ..embed import data_url
+from . import REGISTRY, Table
+
+OVERVIEW = "whiteboard.md"
+"""The page that has these tables; a form is shown whole on another one."""
+
+
+def shown_on(file: Path) -> str | None:
+    """The page, below docs/en, that shows the form of this file whole."""
+    reference = file.relative_to(config.SOURCE.parent).as_posix()
+    pages = authored.references().get(reference, [])
+    names = (page.relative_to(config.PAGES).as_posix() for page in pages)
+    return next((name for name in names if name != OVERVIEW), None)
+
+
+def all_forms() -> dict[str, Path]:
+    return forms(config.SOURCE / "xtrain")
+
+
+@REGISTRY
+def whiteboard_forms(folder: str) -> Table:
+    """The forms of one folder, by the headers of their files."""
+    rows = []
+    for name, file in all_forms().items():
+        if file.parent.name == folder:
+            text = file.read_text(encoding="utf-8")
+            said, lines = header(text), len(text.splitlines())
+            link = f"[`{name}`](#{name})"
+            rows.append((link, str(lines), said["Sends"], said["Leaves out"]))
+    return Table(("form", "lines", "what it sends", "what it leaves out"), rows, "lrll")
+
+
+@dataclass(frozen=True)
+class Links:
+    """One line under a heading: where the form is shown whole, and its download."""
+
+    links: tuple[str, ...]
+
+    def markdown(self) -> list[str]:
+        return [" · ".join(self.links)]
+
+
+@REGISTRY
+def whiteboard_links(name: str) -> Links:
+    """Links of one form; ValueError if there is no form of that name."""
+    link = data_url(whiteboard(name, config.SOURCE / "xtrain"))
+    download = f'[download {name}.py]({link}){{ .xt-download download="{name}.py" }}'
+    page = shown_on(all_forms()[name])
+    return Links((*([f"[the code]({page})"] if page else []), download))
