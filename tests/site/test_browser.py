@@ -104,6 +104,7 @@ def test_the_copy_button_copies_the_code_as_it_is(copying):
         lambda: block.find_elements("css selector", "button[data-clipboard-target]"),
         what="copy button",
     )[0]
+    copying.run("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
     text = wait(lambda: clipboard(copying), what="copy")
     assert "def ring_all_reduce(" in text

@@ -477,12 +477,23 @@ function nameParts() {
 }
 
 /* What scrolls sideways is reached with the keyboard. All widths are read before anything
-   is written, and nothing inside a closed box: each costs a layout of the page. */
+   is written, because each change in between costs a layout of the page. Inside a closed
+   box nothing is measured, for the same reason, until it opens. */
 function reachScrollers() {
   const boxes = [...document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math")];
-  const wide = boxes.filter((box) =>
-    box.tabIndex < 0 && !box.closest("details:not([open])") && box.scrollWidth > box.clientWidth + 1);
-  for (const box of wide) box.tabIndex = 0;
+  const found = boxes.map((box) => {
+    const closed = box.closest("details:not([open])") !== null;
+    return { box, closed, wide: closed || box.scrollWidth > box.clientWidth + 1 };
+  });
+  for (const { box, closed, wide } of found) {
+    if (wide && box.tabIndex < 0) {
+      box.tabIndex = 0;
+      box.toggleAttribute("data-xt-unmeasured", closed);
+    } else if (!wide && box.hasAttribute("data-xt-unmeasured")) {
+      box.removeAttribute("tabindex");
+      box.removeAttribute("data-xt-unmeasured");
+    }
+  }
 }
 
 let tidying = 0;
