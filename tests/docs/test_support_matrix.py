@@ -68,11 +68,20 @@ def test_every_declared_case_shows_as_declared_once_all_have_passed(recorded):
         works += cells.count("works")
         refused += cells.count("refused")
         wrong += cells.count("wrong")
-    assert refused == len(REFUSED)
+    assert refused == sum(len(case) == 2 for case in REFUSED)
     assert wrong == sum(len(case) == 2 for case in WRONG)
     assert works + refused + wrong == len(WRAPPERS) * len(FEATURES)
     tied = str(PLAIN.index("tied") + 1)
     assert cell("support_pairs", FEATURES["frozen"].title, tied) == "6"
+    accumulate = str(PLAIN.index("accumulate") + 1)
+    assert cell("support_pairs", FEATURES["join"].title, accumulate) == "1"
+    ahead = str(PLAIN.index("interleaved") + 1)
+    assert cell("support_pairs", FEATURES["join"].title, ahead) == "refused"
+
+
+def test_what_is_declared_wrong_shows_as_wrong(recorded, monkeypatch):
+    monkeypatch.setitem(WRONG, ("ddp", "accumulate", "join"), "for this test")
+    recorded(ALL_ROWS)
     accumulate = str(PLAIN.index("accumulate") + 1)
     assert cell("support_pairs", FEATURES["join"].title, accumulate) == "wrong"
 
