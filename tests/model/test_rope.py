@@ -12,7 +12,10 @@ from tests.model.configs import STRETCHED, config_of
 from xtrain.model import RopeScaling
 from xtrain.tensor_parallel.rope import apply_rotary, rope_cos_sin
 
-SYMBOLS = ("xtrain.tensor_parallel.rope:rope_cos_sin", "xtrain.model.rope:apply_rotary")
+SYMBOLS = (
+    "xtrain.tensor_parallel.rope:rope_cos_sin",
+    "xtrain.tensor_parallel.rope:apply_rotary",
+)
 
 
 def rotated(x, positions, **options):

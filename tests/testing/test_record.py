@@ -262,6 +262,31 @@ def test_marks_are_read_without_importing(tmp_path):
     }
 
 
+def test_marks_may_be_named_sliced_and_stand_in_cases_of_a_name(tmp_path):
+    """What a run would see: values of expressions, not only literal strings."""
+    path = tmp_path / "tests" / "test_named.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        "from elsewhere import UNKNOWN\n"
+        "ONE = 'a:one'\n"
+        "MANY = [f'b:{n}' for n in ('two', 'three')] + [ONE]\n"
+        "TABLE = {1: ONE, 2: 'c:four'}\n"
+        "CASE = pytest.param(1, marks=pytest.mark.verifies(TABLE[2]))\n"
+        "CASES = [CASE, pytest.param(2)]\n"
+        "@pytest.mark.verifies(ONE)\ndef test_name(): ...\n"
+        "@pytest.mark.verifies(*MANY[:2], UNKNOWN, call(ONE))\ndef test_slice(): ...\n"
+        "@pytest.mark.parametrize('n', CASES)\ndef test_cases(n): ...\n"
+        "def test_none(): return CASES\n"
+    )
+    file = "tests/test_named.py"
+    assert marked_tests(tmp_path / "tests", tmp_path) == {
+        "a:one": {f"{file}::test_name"},
+        "b:two": {f"{file}::test_slice"},
+        "b:three": {f"{file}::test_slice"},
+        "c:four": {f"{file}::test_cases"},
+    }
+
+
 def test_the_command_line_answers_with_its_exit_code(house, tmp_path, capsys):
     tests, records = tmp_path / "tests", tmp_path / "records"
     (tests / "test_house.py").write_text(

@@ -53,12 +53,11 @@ SYMBOLS = {
     2: "xtrain.whiteboard.zero.zero_2:Zero2",
     3: FSDP,
 }
-
-
-def stages(*numbers: int) -> pytest.MarkDecorator:
-    """One test per stage, of which it is evidence."""
-    marked = [pytest.param(n, marks=pytest.mark.verifies(SYMBOLS[n])) for n in numbers]
-    return pytest.mark.parametrize("stage", marked)
+STAGES_1_AND_2 = [
+    pytest.param(1, marks=pytest.mark.verifies(SYMBOLS[1])),
+    pytest.param(2, marks=pytest.mark.verifies(SYMBOLS[2])),
+]
+STAGES = [*STAGES_1_AND_2, pytest.param(3, marks=pytest.mark.verifies(FSDP))]
 
 
 # --- AdamW ----------------------------------------------------------------------------
@@ -194,7 +193,7 @@ def in_sixteen_bits(stage, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@stages(1, 2)
+@pytest.mark.parametrize("stage", STAGES_1_AND_2)
 def test_sixteen_bit_training_with_masters_of_the_shards(world, stage, dtype):
     (losses, state, kinds), (_, other, _) = world(2).run(in_sixteen_bits, stage, dtype)
     assert kinds == {torch.float32}
@@ -328,7 +327,7 @@ def train(stage, micro_batches, frozen, max_norm, ours):
     return run.weights()
 
 
-@stages(1, 2, 3)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_training_equals_one_process(world, size, stage):
     for case in ((1, False, None, False), (2, True, 3.0, True)):
@@ -353,7 +352,7 @@ def train_in_a_group(stage):
     return number, run.weights()
 
 
-@stages(1, 2, 3)
+@pytest.mark.parametrize("stage", STAGES)
 def test_groups_train_for_themselves(world, stage):
     for number, weights in world(sum(map(len, GROUPS))).run(train_in_a_group, stage):
         expected = reference_of_group(number, 3, max_norm=1.0)
@@ -391,7 +390,7 @@ def gradients(stage):
     return max(differences)
 
 
-@stages(1, 2, 3)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_gradient_equals_one_process(world, size, stage):
     assert max(world(size).run(gradients, stage)) < 1e-13
@@ -411,7 +410,7 @@ def other_parts(stage):
     return [b - p for b, p in zip(before, model.parameters(), strict=True)]
 
 
-@stages(1, 2)
+@pytest.mark.parametrize("stage", STAGES_1_AND_2)
 def test_ranks_may_use_different_parameters(world, stage):
     for moved in world(2).run(other_parts, stage):
         for difference in moved:
@@ -448,7 +447,7 @@ def measure(stage):
     return (weights, grads, storages(state), fulls), numels, size
 
 
-@stages(1, 2, 3)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_bytes_per_rank_equal_the_formula(world, size, stage):
     """What is flat is padded: all of it in stage 1, a parameter in 2, a block in 3."""
@@ -584,7 +583,7 @@ PASSES = {
 }  # fmt: skip
 
 
-@stages(1, 2, 3)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_rank_sends_what_the_header_says(world, size, stage):
     words, passes = PASSES[stage]
@@ -602,7 +601,7 @@ def collectives_of(stage):
     return [event.op for event in ledger.events], len(run.shards)
 
 
-@stages(1, 2, 3)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_step_is_these_collectives_and_no_others(world, stage):
     for ops, shards in world(2).run(collectives_of, stage):
         scatters, gathers = (

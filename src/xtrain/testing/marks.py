@@ -6,14 +6,35 @@
     {"xtrain.comm.ring:ring_all_reduce": {"tests/comm/test_ring.py::test_sum"}}
 
 This is what a full test run would record, known in milliseconds. A mark counts on a
-function, a class, a `pytestmark`, and inside `pytest.param(marks=...)`; its symbols
-are string constants or `*NAME` of a constant in the same file.
+function, a class, a `pytestmark`, and inside `pytest.param(marks=...)`, also of a list
+of cases with a name of its own. Its symbols are strings, or expressions of constants
+and names that the file assigns: `NAME`, `*NAMES`, `NAMES[2]`.
 """
 
 import ast
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 Marked = dict[str, set[str]]
+
+
+@dataclass
+class _Names:
+    """What a file assigns at its top: expressions, and the values they could be."""
+
+    trees: dict[str, ast.expr] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def value_of(self, tree: ast.expr) -> Any:
+        """What an expression without any call is worth; None where that fails."""
+        if any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(tree)):
+            return None
+        code = compile(ast.Expression(tree), "<marks>", "eval")
+        try:
+            return eval(code, {"__builtins__": {}, **self.values})
+        except Exception:  # a name that is imported, say
+            return None
 
 
 def marked_tests(folder: Path, root: Path) -> Marked:
@@ -24,9 +45,9 @@ def marked_tests(folder: Path, root: Path) -> Marked:
     marked: Marked = {}
     for path in sorted(folder.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        constants = _constants(tree.body)
+        names = _names(tree.body)
         prefix = path.relative_to(root).as_posix()
-        _collect(tree.body, prefix, set(), constants, marked)
+        _collect(tree.body, prefix, set(), names, marked)
     return marked
 
 
@@ -34,58 +55,64 @@ def _collect(
     body: list[ast.stmt],
     prefix: str,
     inherited: set[str],
-    constants: dict[str, list[str]],
+    names: _Names,
     marked: Marked,
 ) -> None:
     here = inherited | {
         symbol
         for node in body
         if isinstance(node, ast.Assign) and _targets(node) == ["pytestmark"]
-        for symbol in _symbols(node.value, constants)
+        for symbol in _symbols(node.value, names)
     }
     for node in body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef):
             continue
         symbols = set(here)
         for decorator in node.decorator_list:
-            symbols |= _symbols(decorator, constants)
+            symbols |= _symbols(decorator, names)
         name = f"{prefix}::{node.name}"
         if isinstance(node, ast.ClassDef):
             if node.name.startswith("Test"):
-                _collect(node.body, name, symbols, constants, marked)
+                _collect(node.body, name, symbols, names, marked)
         elif node.name.startswith("test"):
             for symbol in symbols:
                 marked.setdefault(symbol, set()).add(name)
 
 
-def _symbols(tree: ast.expr, constants: dict[str, list[str]]) -> set[str]:
+def _symbols(tree: ast.expr, names: _Names) -> set[str]:
     """The arguments of every `...verifies(...)` call in an expression."""
     found: set[str] = set()
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+    for node in _with_named_parts(tree, names):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        if call.func.attr != "verifies":
+        if node.func.attr != "verifies":
             continue
-        for argument in call.args:
-            if isinstance(argument, ast.Starred):
-                name = argument.value
-                found.update(constants.get(getattr(name, "id", ""), []))
-            elif isinstance(argument, ast.Constant):
-                found.add(str(argument.value))
+        for argument in node.args:
+            starred = isinstance(argument, ast.Starred)
+            value = names.value_of(argument.value if starred else argument)
+            symbols = value if starred else [value]
+            found.update(text for text in symbols or () if isinstance(text, str))
     return found
 
 
-def _constants(body: list[ast.stmt]) -> dict[str, list[str]]:
-    """Module-level names bound to a tuple or list of strings."""
-    found = {}
+def _with_named_parts(tree: ast.expr, names: _Names) -> list[ast.AST]:
+    """All nodes of an expression, and of those that its names stand for."""
+    nodes, seen = list(ast.walk(tree)), set()
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in names.trees.keys() - seen:
+            seen.add(node.id)
+            nodes.extend(ast.walk(names.trees[node.id]))
+    return nodes
+
+
+def _names(body: list[ast.stmt]) -> _Names:
+    names = _Names()
     for node in body:
-        if isinstance(node, ast.Assign) and isinstance(
-            node.value, ast.Tuple | ast.List
-        ):
-            values = [e.value for e in node.value.elts if isinstance(e, ast.Constant)]
+        if isinstance(node, ast.Assign):
             for name in _targets(node):
-                found[name] = [value for value in values if isinstance(value, str)]
-    return found
+                names.trees[name] = node.value
+                names.values[name] = names.value_of(node.value)
+    return names
 
 
 def _targets(node: ast.Assign) -> list[str]:
