@@ -64,7 +64,7 @@ def find(name: str, from_library: bool = False) -> tuple[str, str]:
     if form and not from_library:
         return f"whiteboard form {form}, with self-check", whiteboard(form)
     if public:
-        only = "" if form else ", it has no whiteboard form"
+        only = "" if form else ", no whiteboard form has that name"
         return f"library form {known[public]}{only}", standalone(known[public])
     every = [*known, *([] if from_library else drawn)]
     close = get_close_matches(name, dict.fromkeys(every), n=3, cutoff=0.5)

@@ -11,7 +11,7 @@ from typing import Any
 from xtrain.model.config import XtrainConfig
 from xtrain.tensor_parallel.rope import RopeScaling
 
-SIZES = (
+SAME_NAMES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -36,14 +36,14 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
     for name, needed in FIXED.items():
         if values.get(name, needed) != needed:
             raise ValueError(f"{name}={values[name]!r}, but this model has {needed!r}")
-    missing = [name for name in SIZES if name not in values]
+    missing = [name for name in SAME_NAMES if name not in values]
     if missing:
         raise ValueError(f"config.json has no {', '.join(missing)}")
     heads = values["num_attention_heads"]
     theta, scaling = _rope(values)
     given = {} if values.get("head_dim") is None else {"head_dim": values["head_dim"]}
     return XtrainConfig(
-        **{name: values[name] for name in SIZES},
+        **{name: values[name] for name in SAME_NAMES},
         num_key_value_heads=values.get("num_key_value_heads") or heads,
         **given,
         tie_word_embeddings=values.get("tie_word_embeddings", False),
@@ -60,7 +60,7 @@ def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         **FIXED,
-        **{name: getattr(config, name) for name in SIZES},
+        **{name: getattr(config, name) for name in SAME_NAMES},
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
         "tie_word_embeddings": config.tie_word_embeddings,

@@ -88,16 +88,18 @@ def _symbols(tree: ast.expr, names: _Names) -> set[str]:
         if node.func.attr != "verifies":
             continue
         for argument in node.args:
-            starred = isinstance(argument, ast.Starred)
-            value = names.value_of(argument.value if starred else argument)
-            symbols = value if starred else [value]
+            if isinstance(argument, ast.Starred):
+                symbols = names.value_of(argument.value)
+            else:
+                symbols = [names.value_of(argument)]
             found.update(text for text in symbols or () if isinstance(text, str))
     return found
 
 
 def _with_named_parts(tree: ast.expr, names: _Names) -> list[ast.AST]:
     """All nodes of an expression, and of those that its names stand for."""
-    nodes, seen = list(ast.walk(tree)), set()
+    nodes = list(ast.walk(tree))
+    seen: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Name) and node.id in names.trees.keys() - seen:
             seen.add(node.id)

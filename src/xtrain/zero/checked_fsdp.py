@@ -21,10 +21,20 @@ from xtrain.comm.agreement import as_text, check_same, problem_of
 from xtrain.comm.checks import message_device
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.wrapper_rules import check_options, check_unwrapped, claim
+from xtrain.zero.clip import clip_sharded_grad_norm_
+from xtrain.zero.flat_param_group import FlatParamGroup
 from xtrain.zero.fsdp import FullyShardedDataParallel as BareFullyShardedDataParallel
 from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units
 from xtrain.zero.fsdp_unit import gather_parameters
 from xtrain.zero.fsdp_wrap import find_blocks
+from xtrain.zero.grad_scaler import shard_gradient
+
+
+class ScalableFlatParamGroup(FlatParamGroup):
+    """Its gradients let torch's GradScaler ask all ranks, see `grad_scaler`."""
+
+    def as_gradient(self, part: Tensor) -> Tensor:
+        return shard_gradient(part, self.group)
 
 
 class FullyShardedDataParallel(BareFullyShardedDataParallel):
@@ -34,6 +44,8 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
     built on torch's meta device takes no memory: its shards begin as zeros, to be
     filled by `load_full` or `load_sharded`.
     """
+
+    _group_class = ScalableFlatParamGroup
 
     def __init__(
         self,
@@ -78,6 +90,11 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
         for name, parameter in module.named_parameters(remove_duplicate=False):
             aliases.setdefault(parameter, set()).add(name)
         self._aliases = {name: names for names in aliases.values() for name in names}
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip the gradients' norm over all ranks; returns what it was before."""
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        return clip_sharded_grad_norm_(grads, max_norm, self.process_group)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """This rank's pieces of the parameters, flat, and the buffers.

@@ -22,7 +22,6 @@ from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
-from xtrain.zero.grad_scaler import shard_gradient
 
 Owner = tuple[nn.Module, str]  # a module and the name of its parameter
 Gradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
@@ -167,6 +166,10 @@ class FlatParamGroup:
         finish = partial(self.add_reduced_gradients, reduced)
         return Reduction(work, finish, keep=flat)
 
+    def as_gradient(self, part: Tensor) -> Tensor:
+        """What becomes a local shard's `grad`."""
+        return part
+
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""
         reduced = reduced.to(self.shard.dtype)
@@ -175,7 +178,7 @@ class FlatParamGroup:
         parts = self.layout.pieces(reduced, self.rank)
         for local, part in zip(self.local_shards, parts, strict=True):
             if local.grad is None:
-                local.grad = shard_gradient(part, self.group)
+                local.grad = self.as_gradient(part)
             else:
                 local.grad.add_(part)
 

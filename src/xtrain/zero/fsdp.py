@@ -26,12 +26,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
-from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
 from xtrain.zero.fsdp_schedule import UnitSchedule
 from xtrain.zero.fsdp_wrap import find_blocks, make_units
@@ -63,6 +62,8 @@ class FullyShardedDataParallel(nn.Module):
     All ranks must give the same.
     """
 
+    _group_class = FlatParamGroup
+
     def __init__(
         self,
         module: nn.Module,
@@ -79,7 +80,7 @@ class FullyShardedDataParallel(nn.Module):
         self.rank, self.size = rank_and_size(process_group)
         self.compute_dtype = compute_dtype
         make_group = partial(
-            FlatParamGroup,
+            self._group_class,
             group=process_group,
             compute_dtype=compute_dtype,
             collectives=collectives,
@@ -138,8 +139,3 @@ class FullyShardedDataParallel(nn.Module):
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.named_buffers(*args, **kwargs)
-
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clip the gradients' norm over all ranks; returns what it was before."""
-        grads = [p.grad for p in self.parameters() if p.grad is not None]
-        return clip_sharded_grad_norm_(grads, max_norm, self.process_group)
