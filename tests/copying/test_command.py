@@ -38,7 +38,7 @@ def test_the_library_form_comes_when_asked_for(capsys, words):
 def test_what_has_no_whiteboard_form_comes_as_library_form_and_says_so(capsys):
     code, out, err = copy(capsys, "barrier")
     assert (code, out) == (0, standalone("xtrain.comm.collectives:barrier"))
-    assert "it has no whiteboard form" in err
+    assert "no whiteboard form has that name" in err
 
 
 def test_a_class_is_found_by_the_name_of_a_form_and_the_other_way_round(capsys):
