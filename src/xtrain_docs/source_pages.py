@@ -11,10 +11,10 @@ from pygments.util import ClassNotFound
 from . import blocks, config, symbols
 from .generated import prune, write
 
-SHOWN = ("src/xtrain", "src/xtrain_docs", "tests", "snippets")
+SHOWN = ("src/xtrain", "src/xtrain_docs", "tests", "snippets", "docs/data/spine")
 INERT = {ord(c): f"&#{ord(c)};" for c in "{}[]`$\\"}
 """Characters that Markdown extensions would act on, even inside raw HTML."""
-SUFFIXES = {".py", ".out", ".css", ".js", ".toml", ".yml"}
+SUFFIXES = {".py", ".out", ".css", ".js", ".json", ".toml", ".yml"}
 
 
 def source_files() -> list[Path]:
