@@ -21,13 +21,15 @@ PHONE = 324  # pixels inside a figure's frame on a screen of 390
 
 @pytest.fixture
 def fsdp_events(on_ranks):
-    return runs.remembered(runs_timeline.fsdp_step, 2, *SMALL)
+    return runs.remembered(runs_timeline.fsdp_step_by_the_clock, 2, *SMALL)
 
 
 @pytest.fixture
 def zero_events(on_ranks):
     return {
-        stage: runs.remembered(runs_timeline.zero_step, 2, stage, *SMALL)[0]
+        stage: runs.remembered(runs_timeline.zero_step_by_the_clock, 2, stage, *SMALL)[
+            0
+        ]
         for stage in "12"
     }
 

@@ -97,7 +97,7 @@ def fastest(clock: Clock, training: Training, tokens: int) -> list[Event]:
     return min(steps[1:], key=lambda events: events[-1][2])
 
 
-def fsdp_step(layers: int, width: int, tokens: int) -> list[Event]:
+def fsdp_step_by_the_clock(layers: int, width: int, tokens: int) -> list[Event]:
     """A step of stage 3, each layer a unit.
 
     What: an "unshard" is issued, "done" and "waited" for; "forward" and "backward" of a
@@ -147,7 +147,9 @@ def watch_unit(clock: Clock, unit: Any, number: int, ready: list[int]) -> None:
     unit.leave_backward, group.reshard = leave_backward, free
 
 
-def zero_step(stage: str, layers: int, width: int, tokens: int) -> list[Event]:
+def zero_step_by_the_clock(
+    stage: str, layers: int, width: int, tokens: int
+) -> list[Event]:
     """A step of stage 1 or 2, each layer a bucket.
 
     What: "forward" and "backward" of a layer begin and end; a "reduce-scatter" is

@@ -160,13 +160,15 @@ def fsdp_timeline(
     layers: int = LAYERS, width: int = MODEL_WIDTH, tokens: int = TOKENS
 ) -> str:
     """A step of stage 3 by rank 0's clock: a row for each unit."""
-    from .runs_timeline import fsdp_step
+    from .runs_timeline import fsdp_step_by_the_clock
 
-    return fsdp_chart(runs.remembered(fsdp_step, 2, layers, width, tokens)[0], layers)
+    return fsdp_chart(
+        runs.remembered(fsdp_step_by_the_clock, 2, layers, width, tokens)[0], layers
+    )
 
 
 def fsdp_chart(events: Sequence[Event], layers: int) -> str:
-    """Events of `fsdp_step`."""
+    """Events of `fsdp_step_by_the_clock`."""
     check_fsdp(events, layers)
     last = events[-1][2]
     over = next(at for what, _, at in events if what == "backward over")
@@ -236,11 +238,13 @@ def zero_timeline(
     layers: int = LAYERS, width: int = MODEL_WIDTH, tokens: int = TOKENS
 ) -> str:
     """A step of stage 1 and one of stage 2 by rank 0's clock: a row for each bucket."""
-    from .runs_timeline import zero_step
+    from .runs_timeline import zero_step_by_the_clock
 
     return zero_chart(
         {
-            stage: runs.remembered(zero_step, 2, stage, layers, width, tokens)[0]
+            stage: runs.remembered(
+                zero_step_by_the_clock, 2, stage, layers, width, tokens
+            )[0]
             for stage in ("1", "2")
         },
         layers,
@@ -248,7 +252,7 @@ def zero_timeline(
 
 
 def zero_chart(events_of: dict[str, Sequence[Event]], layers: int) -> str:
-    """Events of `zero_step` by stage, one above the other, over the same time."""
+    """Events of a step by stage, one above the other, over the same time."""
     last = max(events[-1][2] for events in events_of.values())
     keys = {
         "all-gather": "all-gather of weights",
