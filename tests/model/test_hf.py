@@ -13,7 +13,8 @@ from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, load_hf, save_hf
 from xtrain.model.hf_config import config_from_hf, config_to_hf
 
-LOAD, SAVE = "xtrain.model.hf:load_hf", "xtrain.model.hf:save_hf"
+LOAD = "xtrain.model.hf:load_hf"
+SAVE = "xtrain.model.hf:save_hf"
 CONFIG = "xtrain.model.hf_config:config_from_hf"
 
 
