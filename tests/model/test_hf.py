@@ -6,12 +6,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
 
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, load_hf, save_hf
 from xtrain.model.hf_config import config_from_hf, config_to_hf
+from xtrain.zero import FullyShardedDataParallel
 
 LOAD = "xtrain.model.hf:load_hf"
 SAVE = "xtrain.model.hf:save_hf"
@@ -124,11 +126,21 @@ def damaged(folder):
     ):
         (folder / "config.json").write_text(json.dumps(values | change))
         yield str(change), said
+    (folder / "config.json").write_text(json.dumps(values | {"rope_scaling": [1]}))
+    yield "rope", "are no table"
+    (folder / "config.json").write_text(json.dumps(values))
+    with_tensors(tensors | {name: tensors[name].bfloat16()})
+    yield "dtypes", "torch.bfloat16, torch.float32 in one checkpoint: pass dtype"
+    with_tensors(tensors | {name: tensors[name].int()})
+    yield "whole numbers", f"{name} is torch.int32, not floating"
+    with_tensors(tensors)
     (folder / "config.json").write_text("{")
     yield "json", "config.json cannot be read"
     (folder / "config.json").write_text(json.dumps(values))
     (folder / "model.safetensors").write_bytes(b"\x10")
     yield "file", "model.safetensors cannot be read"
+    (folder / "model.safetensors.index.json").write_text("{}")
+    yield "index", "has no weight_map"
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {name: "../secret.safetensors"}})
     )
@@ -160,6 +172,48 @@ def missing_on_one(folder) -> None:
 def test_a_file_that_one_rank_cannot_read_is_an_error_on_all(world, tmp_path):
     save_hf(XtrainModel(config_of()), tmp_path)
     world(2).run(missing_on_one, tmp_path)
+
+
+def dtypes_made_one(folder) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.norm.weight"
+    tensors[name] = tensors[name].bfloat16()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = load_hf(folder, init_mesh((1,), ("tensor",)), dtype=torch.float64)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+@pytest.mark.verifies(LOAD)
+def test_a_dtype_that_is_given_holds_for_all_tensors(world, tmp_path):
+    save_hf(XtrainModel(config_of()), tmp_path)
+    world(1).run(dtypes_made_one, tmp_path)
+
+
+def not_its_own_shapes(folder) -> None:
+    mesh = init_mesh((2,), ("data",))
+    model = XtrainModel(config_of(), mesh)
+    FullyShardedDataParallel(model, process_group=mesh["data"].get_group())
+    with pytest.raises(ValueError, match="a wrapper has sharded it"):
+        save_hf(model, folder)
+
+
+@pytest.mark.verifies(SAVE)
+def test_what_a_wrapper_has_sharded_is_not_saved(world, tmp_path):
+    world(2).run(not_its_own_shapes, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def half_a_world(folder) -> None:
+    mesh = DeviceMesh("cpu", [0, 1], mesh_dim_names=("tensor",))
+    if mesh.get_coordinate() is not None:
+        with pytest.raises(ValueError, match="a mesh of 2 ranks in a world of 3"):
+            load_hf(folder, mesh)
+
+
+@pytest.mark.verifies(LOAD)
+def test_a_mesh_of_some_ranks_is_refused(world, tmp_path):
+    save_hf(XtrainModel(config_of()), tmp_path)
+    world(3).run(half_a_world, tmp_path)
 
 
 @pytest.mark.verifies(CONFIG, "xtrain.model.hf_config:config_to_hf")

@@ -171,6 +171,26 @@ def test_on_data_ranks_alone_the_mean_is_over_all_tokens(world, size):
     world(size).run(data_and_tensor, "plain", size, False)
 
 
+def some_frozen_some_unused() -> tuple[torch.Tensor, torch.Tensor]:
+    """A frozen table gets no gradient; a norm without one on rank 1 takes part."""
+    mesh = init_mesh((2,), ("data",))
+    model = XtrainModel(config_of(), mesh, dtype=torch.float64)
+    model.embed_tokens.weight.requires_grad_(False)
+    model.loss(*batch(mesh["data"].get_local_rank())).backward()
+    here = model.norm.weight.grad.clone()
+    if mesh["data"].get_local_rank() == 1:
+        model.norm.weight.grad = None
+    model.sync_gradients()
+    assert model.embed_tokens.weight.grad is None
+    return model.norm.weight.grad, here
+
+
+@pytest.mark.verifies(MODEL)
+def test_frozen_parameters_have_no_gradient_and_missing_ones_count_as_zero(world):
+    (first, alone), (second, _) = world(2).run(some_frozen_some_unused)
+    assert torch.equal(first, alone) and torch.equal(second, alone)
+
+
 def odd_sequences() -> None:
     mesh = init_mesh((2,), ("tensor",))
     cut = XtrainModel(config_of(), mesh, sequence_parallel=True)

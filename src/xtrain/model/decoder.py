@@ -141,20 +141,20 @@ class XtrainModel(nn.Module):
     def sync_gradients(self, skip: Collection[str] = ()) -> None:
         """Sum every gradient over the mesh axes that its backward did not sum over.
 
-        Every rank calls it after backward, with the same `skip`. A parameter without a
-        gradient here takes part with zeros, as it may have one elsewhere.
+        Every rank calls it after backward, with the same `skip`. A trained parameter
+        without a gradient here takes part with zeros, as it may have one elsewhere.
 
         Args:
             skip: axes over which a wrapper (DDP, ZeRO, FSDP) has summed already.
         """
-        works = []
+        trained = [p for p in self.parameters() if p.requires_grad]
         for axis in GRADIENT_AXES:
             if axis in skip or axis_size(self.mesh, axis) == 1:
                 continue
-            for parameter in self.parameters():
+            group, works = axis_group(self.mesh, axis), []
+            for parameter in trained:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                group = axis_group(self.mesh, axis)
                 works.append(TORCH.all_reduce(parameter.grad, group=group))
             for work in works:
                 work.wait()

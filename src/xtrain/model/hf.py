@@ -9,9 +9,7 @@ Loading, each rank reads the elements of its own slices and no others. Saving, o
 collects one file's tensors at a time and writes them.
 """
 
-import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -25,8 +23,16 @@ from xtrain.checkpoint.bare_file import about, opened_safetensors, read_box
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.hf_config import config_from_hf, config_to_hf
+from xtrain.model.hf_files import (
+    FILE,
+    INDEX,
+    as_checkpoint_error,
+    files_of,
+    only_dtype,
+    read_json,
+    write_json,
+)
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5 * 10**9
 
 
@@ -39,19 +45,21 @@ def load_hf(
 
     Args:
         directory: with `config.json` and the safetensors.
-        dtype: of the parameters; that of the file unless given.
+        dtype: of the parameters; that of the files, if all have one, unless given.
 
     Raises:
         CheckpointError: on every rank: a file that cannot be read, a model of another
             kind, tensors that are missing, left over or of another shape, all named.
+        ValueError: the mesh is not that of all ranks.
     """
+    check_whole_world(mesh)
     with _everywhere(mesh):
         directory = Path(directory)
-        config = config_from_hf(_read_json(directory / "config.json"))
+        config = config_from_hf(read_json(directory / "config.json"))
         model = XtrainModel(config, mesh, device="meta")
-        files = _files_of(directory)
-        stored = _check_names(model, files)
-        model.to(dtype or stored)
+        files = files_of(directory)
+        there = _check_names(model, files)
+        model.to(dtype or only_dtype(there))
         model.to_empty(device=torch.get_default_device())
         for path, names in files.items():
             _fill(model, path, names)
@@ -70,7 +78,11 @@ def save_hf(
 
     Raises:
         CheckpointError: on every rank, when one cannot write.
+        ValueError: a wrapper has sharded the parameters, or the mesh is not that of
+            all ranks.
     """
+    check_whole_world(model.mesh)
+    check_own_shapes(model)
     directory, writes = Path(directory), _is_writer(model)
     parameters = dict(model.named_parameters())
     groups = _split_into_files(model, max_file_bytes)
@@ -95,10 +107,36 @@ def save_hf(
     with _everywhere(model.mesh):
         if writes:
             dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
-            _write_json(directory / "config.json", config_to_hf(model.config, dtype))
+            write_json(directory / "config.json", config_to_hf(model.config, dtype))
             if len(groups) > 1:
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-                _write_json(directory / INDEX, index)
+                write_json(directory / INDEX, index)
+
+
+def check_whole_world(mesh: DeviceMesh | None) -> None:
+    """ValueError unless all ranks are in the mesh: they agree on what went wrong."""
+    if mesh is not None and mesh.size() != dist.get_world_size():
+        raise ValueError(
+            f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: "
+            "all ranks load and save together"
+        )
+
+
+def check_own_shapes(model: XtrainModel) -> None:
+    """ValueError if parameters are no longer the model's, as inside FSDP."""
+    twin = XtrainModel(
+        model.config,
+        model.mesh,
+        sequence_parallel=model.sequence_parallel,
+        device="meta",
+    )
+    for name, parameter in model.named_parameters():
+        shape = twin.get_parameter(name).shape
+        if parameter.shape != shape:
+            raise ValueError(
+                f"{name} has shape {list(parameter.shape)} and not {list(shape)}: a "
+                "wrapper has sharded it, so load its full_state_dict into a bare model"
+            )
 
 
 def hf_name(name: str) -> str:
@@ -124,8 +162,8 @@ def _fill(model: XtrainModel, path: Path, names: set[str]) -> None:
                     piece.data.copy_(read_box(opened, hf_name(name), piece.box))
 
 
-def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> torch.dtype:
-    """CheckpointError unless the files have the model's tensors; their dtype."""
+def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> dict[str, About]:
+    """What the files have; CheckpointError unless it is the model's tensors."""
     needed = {
         hf_name(name): tuple(model.placement(name).full_shape(parameter))
         for name, parameter in model.named_parameters()
@@ -150,20 +188,10 @@ def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> torch.dtype
     ]
     if problems:
         raise CheckpointError("tensors do not fit: " + "; ".join(problems[:5]))
-    return there["model.embed_tokens.weight"].dtype
-
-
-def _files_of(directory: Path) -> dict[Path, set[str]]:
-    """Each file with the names of its tensors that count."""
-    if (directory / INDEX).exists():
-        files: dict[Path, set[str]] = {}
-        for name, file in _read_json(directory / INDEX).get("weight_map", {}).items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise CheckpointError(f"{INDEX}: {file!r} is no file of the directory")
-            files.setdefault(directory / file, set()).add(name)
-        return files
-    with opened_safetensors(directory / FILE) as opened:
-        return {directory / FILE: set(opened.keys())}
+    whole = [n for n, a in there.items() if not a.dtype.is_floating_point]
+    if whole:
+        raise CheckpointError(f"{whole[0]} is {there[whole[0]].dtype}, not floating")
+    return there
 
 
 def _split_into_files(model: XtrainModel, most: int) -> list[list[str]]:
@@ -204,29 +232,5 @@ def _is_writer(model: XtrainModel) -> bool:
 def _everywhere(mesh: DeviceMesh | None) -> AbstractContextManager:
     """What one rank raises, all raise as a CheckpointError."""
     if mesh is None:
-        return _as_checkpoint_error()
+        return as_checkpoint_error()
     return raising_everywhere(CheckpointError, group=None)
-
-
-@contextmanager
-def _as_checkpoint_error() -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (OSError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    return found
-
-
-def _write_json(path: Path, values: dict) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")

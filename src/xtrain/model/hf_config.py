@@ -76,6 +76,8 @@ def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
 def _rope(values: dict[str, Any]) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from either spelling."""
     found = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"rotary parameters {found!r} are no table")
     theta = found.get("rope_theta", values.get("rope_theta", 10_000.0))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":

@@ -36,7 +36,52 @@ from xtrain.tensor_parallel.shards import (
 )
 
 
-class VocabParallelEmbedding(nn.Module):
+class CutEmbedding(nn.Module):
+    """What both share: a table [V, H] of which a rank holds a slice of `dim`.
+
+    Built directly it draws the full table from torch's generator, as `nn.Embedding`
+    would, and keeps its slice: seed all ranks alike.
+    """
+
+    dim: int
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        group: ProcessGroup | None,
+    ):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.group = group
+        shape = [num_embeddings, embedding_dim]
+        what = ("num_embeddings", "embedding_dim")[self.dim]
+        shape[self.dim] = share(what, shape[self.dim], group)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @classmethod
+    def from_full(
+        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
+    ) -> Self:
+        """An embedding whose shard is a slice of `full`, a module or its weight."""
+        weight = weight_of(full)
+        options |= placed_as(weight) | {"group": group}
+        layer = cls(weight.shape[0], weight.shape[1], **options)
+        copy_shard(layer.weight, weight, cls.dim, group)
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Draw the full table as `nn.Embedding` does, and keep this rank's slice."""
+        if not self.weight.is_meta:
+            sizes = self.num_embeddings, self.embedding_dim
+            full = nn.Embedding(*sizes, **placed_as(self.weight))
+            copy_shard(self.weight, full.weight, self.dim, self.group)
+
+
+class VocabParallelEmbedding(CutEmbedding):
     """An embedding of which each rank holds its share of the rows.
 
     Args:
@@ -48,6 +93,8 @@ class VocabParallelEmbedding(nn.Module):
     Shapes: ids [...], whole on every rank, to [..., H].
     """
 
+    dim = 0
+
     def __init__(
         self,
         num_embeddings: int,
@@ -58,38 +105,9 @@ class VocabParallelEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.sequence_parallel, self.group = sequence_parallel, group
-        rows = share("num_embeddings", num_embeddings, group)
-        self.first = rank_and_size(group)[0] * rows
-        empty = torch.empty(rows, embedding_dim, device=device, dtype=dtype)
-        self.weight = nn.Parameter(empty)
-        self.reset_parameters()
-
-    @classmethod
-    def from_full(
-        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
-    ) -> Self:
-        """An embedding whose shard is a slice of `full`, a module or its weight."""
-        weight = weight_of(full)
-        layer = cls(
-            weight.shape[0],
-            weight.shape[1],
-            **placed_as(weight),
-            **options,
-            group=group,
-        )
-        copy_shard(layer.weight, weight, 0, group)
-        return layer
-
-    def reset_parameters(self) -> None:
-        """Draw the full table as `nn.Embedding` does, and keep this rank's rows."""
-        if not self.weight.is_meta:
-            full = nn.Embedding(
-                self.num_embeddings, self.embedding_dim, **placed_as(self.weight)
-            )
-            copy_shard(self.weight, full.weight, 0, self.group)
+        super().__init__(num_embeddings, embedding_dim, device, dtype, group)
+        self.sequence_parallel = sequence_parallel
+        self.first = rank_and_size(group)[0] * len(self.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
         check_ids(ids, self.num_embeddings)
@@ -102,7 +120,7 @@ class VocabParallelEmbedding(nn.Module):
         return all_reduce_identity(partial, self.group)
 
 
-class HiddenParallelEmbedding(nn.Module):
+class HiddenParallelEmbedding(CutEmbedding):
     """An embedding of which each rank holds its share of the columns.
 
     Args:
@@ -112,6 +130,8 @@ class HiddenParallelEmbedding(nn.Module):
 
     Shapes: ids [...], whole on every rank, to [..., H].
     """
+
+    dim = 1
 
     def __init__(
         self,
@@ -123,37 +143,8 @@ class HiddenParallelEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.gather_output, self.group = gather_output, group
-        columns = share("embedding_dim", embedding_dim, group)
-        empty = torch.empty(num_embeddings, columns, device=device, dtype=dtype)
-        self.weight = nn.Parameter(empty)
-        self.reset_parameters()
-
-    @classmethod
-    def from_full(
-        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
-    ) -> Self:
-        """An embedding whose shard is a slice of `full`, a module or its weight."""
-        weight = weight_of(full)
-        layer = cls(
-            weight.shape[0],
-            weight.shape[1],
-            **placed_as(weight),
-            **options,
-            group=group,
-        )
-        copy_shard(layer.weight, weight, 1, group)
-        return layer
-
-    def reset_parameters(self) -> None:
-        """Draw the full table as `nn.Embedding` does, and keep this rank's columns."""
-        if not self.weight.is_meta:
-            full = nn.Embedding(
-                self.num_embeddings, self.embedding_dim, **placed_as(self.weight)
-            )
-            copy_shard(self.weight, full.weight, 1, self.group)
+        super().__init__(num_embeddings, embedding_dim, device, dtype, group)
+        self.gather_output = gather_output
 
     def forward(self, ids: Tensor) -> Tensor:
         check_ids(ids, self.num_embeddings)

@@ -28,6 +28,7 @@ from xtrain.tensor_parallel.shards import (
     check_features,
     copy_shard,
     placed_as,
+    shard,
     share,
     weight_of,
 )
@@ -35,11 +36,66 @@ from xtrain.tensor_parallel.shards import (
 SEQUENCE_DIM = -2  # of [..., sequence, features]
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer of which each rank computes its share of the output features.
+class CutLinear(nn.Module):
+    """What both layers share: a weight [O, K] of which a rank holds a slice of `dim`.
 
     Built directly it draws the full layer from torch's generator, as `nn.Linear` would,
     and keeps its slice: seed all ranks alike.
+    """
+
+    dim: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        sequence_parallel: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        group: ProcessGroup | None,
+    ):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.sequence_dim = SEQUENCE_DIM if sequence_parallel else None
+        self.group = group
+        shape = [out_features, in_features]
+        what = ("out_features", "in_features")[self.dim]
+        shape[self.dim] = share(what, shape[self.dim], group)
+        empty = torch.empty(shape, device=device, dtype=dtype)
+        self.weight = nn.Parameter(empty)
+        self.bias = nn.Parameter(empty.new_empty(shape[0])) if bias else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_full(
+        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
+    ) -> Self:
+        """The layer whose shards are slices of `full`, a linear layer or its weight."""
+        weight, bias = weight_of(full), getattr(full, "bias", None)
+        out_features, in_features = weight.shape
+        options |= placed_as(weight) | {"bias": bias is not None, "group": group}
+        layer = cls(in_features, out_features, **options)
+        layer.load_full(weight, bias)
+        return layer
+
+    @torch.no_grad()
+    def load_full(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Take this rank's slice of the full weight, and its part of the bias."""
+        copy_shard(self.weight, weight, self.dim, self.group)
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(shard(bias, 0, self.group) if self.dim == 0 else bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the full layer as `nn.Linear` does, and keep this rank's part."""
+        if not self.weight.is_meta:
+            sizes = self.in_features, self.out_features, self.bias is not None
+            full = nn.Linear(*sizes, **placed_as(self.weight))
+            self.load_full(full.weight, full.bias)
+
+
+class ColumnParallelLinear(CutLinear):
+    """A linear layer of which each rank computes its share of the output features.
 
     Args:
         in_features: K, of the full layer.
@@ -52,6 +108,8 @@ class ColumnParallelLinear(nn.Module):
 
     Shapes: x [..., K] to y [..., O / N], or [..., O] with `gather_output`.
     """
+
+    dim = 0
 
     def __init__(
         self,
@@ -66,51 +124,10 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.gather_output, self.overlap = gather_output, overlap
-        self.sequence_dim = SEQUENCE_DIM if sequence_parallel else None
-        self.group = group
-        local = share("out_features", out_features, group)
-        empty = torch.empty(local, in_features, device=device, dtype=dtype)
-        self.weight = nn.Parameter(empty)
-        self.bias = nn.Parameter(empty.new_empty(local)) if bias else None
-        self.reset_parameters()
-
-    @classmethod
-    def from_full(
-        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
-    ) -> Self:
-        """The layer whose shards are slices of `full`, a linear layer or its weight."""
-        weight, bias = weight_of(full), getattr(full, "bias", None)
-        out_features, in_features = weight.shape
-        layer = cls(
-            in_features,
-            out_features,
-            bias is not None,
-            **placed_as(weight),
-            **options,
-            group=group,
+        super().__init__(
+            in_features, out_features, bias, sequence_parallel, device, dtype, group
         )
-        layer.load_full(weight, bias)
-        return layer
-
-    def load_full(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Take this rank's slices of the full layer's tensors."""
-        copy_shard(self.weight, weight, 0, self.group)
-        if self.bias is not None and bias is not None:
-            copy_shard(self.bias, bias, 0, self.group)
-
-    def reset_parameters(self) -> None:
-        """Draw the full layer as `nn.Linear` does, and keep this rank's slices."""
-        if not self.weight.is_meta:
-            full = nn.Linear(
-                self.in_features,
-                self.out_features,
-                self.bias is not None,
-                **placed_as(self.weight),
-            )
-            self.load_full(full.weight, full.bias)
+        self.gather_output, self.overlap = gather_output, overlap
 
     def forward(self, x: Tensor) -> Tensor:
         check_features("ColumnParallelLinear", x, self.in_features)
@@ -122,11 +139,8 @@ class ColumnParallelLinear(nn.Module):
         return all_gather_split(y, -1, self.group) if self.gather_output else y
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(CutLinear):
     """A linear layer of which each rank multiplies its share of the input features.
-
-    Built directly it draws the full layer from torch's generator, as `nn.Linear` would,
-    and keeps its slice: seed all ranks alike.
 
     Args:
         in_features: K, of the full layer; a multiple of the group's size.
@@ -140,6 +154,8 @@ class RowParallelLinear(nn.Module):
     Shapes: x [..., K / N], or [..., K] with `split_input`, to y [..., O].
     """
 
+    dim = 1
+
     def __init__(
         self,
         in_features: int,
@@ -152,60 +168,16 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        super().__init__(
+            in_features, out_features, bias, sequence_parallel, device, dtype, group
+        )
         self.split_input = split_input
-        self.sequence_dim = SEQUENCE_DIM if sequence_parallel else None
-        self.group = group
-        self.local_features = share("in_features", in_features, group)
-        empty = torch.empty(
-            out_features, self.local_features, device=device, dtype=dtype
-        )
-        self.weight = nn.Parameter(empty)
-        self.bias = nn.Parameter(empty.new_empty(out_features)) if bias else None
-        self.reset_parameters()
-
-    @classmethod
-    def from_full(
-        cls, full: nn.Module | Tensor, group: ProcessGroup | None = None, **options: Any
-    ) -> Self:
-        """The layer whose shards are slices of `full`, a linear layer or its weight."""
-        weight, bias = weight_of(full), getattr(full, "bias", None)
-        out_features, in_features = weight.shape
-        layer = cls(
-            in_features,
-            out_features,
-            bias is not None,
-            **placed_as(weight),
-            **options,
-            group=group,
-        )
-        layer.load_full(weight, bias)
-        return layer
-
-    @torch.no_grad()
-    def load_full(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Take this rank's slice of the full weight, and the bias whole."""
-        copy_shard(self.weight, weight, 1, self.group)
-        if self.bias is not None and bias is not None:
-            self.bias.copy_(bias)
-
-    def reset_parameters(self) -> None:
-        """Draw the full layer as `nn.Linear` does, and keep this rank's slice."""
-        if not self.weight.is_meta:
-            full = nn.Linear(
-                self.in_features,
-                self.out_features,
-                self.bias is not None,
-                **placed_as(self.weight),
-            )
-            self.load_full(full.weight, full.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.split_input:
             check_features("RowParallelLinear", x, self.in_features)
             x = split_all_gather(x, -1, self.group)
-        check_features("RowParallelLinear", x, self.local_features)
+        check_features("RowParallelLinear", x, self.weight.shape[1])
         y = row_linear(x, self.weight, self.sequence_dim, self.group)
         if self.bias is None:
             return y

@@ -1,0 +1,65 @@
+"""The files of a checkpoint in Hugging Face's layout, and what they hold."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from xtrain.checkpoint import About, CheckpointError
+from xtrain.checkpoint.bare_file import opened_safetensors
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def files_of(directory: Path) -> dict[Path, set[str]]:
+    """Each file of a checkpoint with the names of its tensors that count."""
+    if (directory / INDEX).exists():
+        files: dict[Path, set[str]] = {}
+        weight_map = read_json(directory / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{directory / INDEX} has no weight_map")
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise CheckpointError(f"{INDEX}: {file!r} is no file of the directory")
+            files.setdefault(directory / file, set()).add(name)
+        return files
+    with opened_safetensors(directory / FILE) as opened:
+        return {directory / FILE: set(opened.keys())}
+
+
+def only_dtype(there: dict[str, About]) -> torch.dtype:
+    """The dtype of all tensors."""
+    dtypes = {about.dtype for about in there.values()}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise CheckpointError(f"tensors of {names} in one checkpoint: pass dtype")
+    return dtypes.pop()
+
+
+@contextmanager
+def as_checkpoint_error() -> Iterator[None]:
+    """What cannot be read, written or understood inside is a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
+
+
+def read_json(path: Path) -> dict:
+    """The object in a file; CheckpointError if there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no JSON object")
+    return found
+
+
+def write_json(path: Path, values: dict) -> None:
+    """As people read it."""
+    path.write_text(json.dumps(values, indent=2) + "\n")
