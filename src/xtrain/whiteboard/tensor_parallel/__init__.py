@@ -1,0 +1,1 @@
+"""lc4: layers cut over the ranks of a group."""

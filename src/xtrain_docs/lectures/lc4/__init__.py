@@ -1,0 +1,1 @@
+"""Lecture 4: tensor and sequence parallelism."""
