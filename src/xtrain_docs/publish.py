@@ -4,6 +4,8 @@
 - Our script and that style sheet carry a digest in their names, so that a browser may
   keep them for good: a changed file has another name.
 - The fonts that a page shows are asked for at once, not when the styles have been read.
+- Each block of code says how many lines it has, so that a browser lays it out only when
+  it comes near the screen.
 - Text lies next to its gzip form, which `serve` (and nginx's gzip_static) sends.
 """
 
@@ -25,6 +27,7 @@ FONT = re.compile(
     r'@font-face{font-family:"(?P<family>[^"]+)";font-style:(?P<style>\w+)[^}]*'
     r'url\("(?P<path>[^"]+\.woff2)"\)'
 )
+CODE = re.compile(r'(?<= highlight"><pre)(?=><span></span><code>(.*?)</code>)', re.S)
 COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 COMPRESSED = (".css", ".html", ".js", ".json", ".py", ".svg", ".txt", ".xml")
 SHORT = 512
@@ -55,8 +58,13 @@ def publish(site: Path) -> None:
         text = styles.join(page, page.read_text())
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
-        page.write_text(text)
+        page.write_text(CODE.sub(_lines, text))
     styles.remove_parts()
+
+
+def _lines(block: re.Match[str]) -> str:
+    """How many lines a block of code has, as the style sheet reads it."""
+    return f' style="--xt-lines: {len(block[1].splitlines())}"'
 
 
 def compress(site: Path) -> int:

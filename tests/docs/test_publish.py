@@ -105,3 +105,13 @@ def test_text_lies_beside_its_gzip_form_and_the_rest_does_not(tmp_path):
     (tmp_path / "a.html.gz").unlink()
     publish.compress(tmp_path)
     assert (tmp_path / "a.html.gz").read_bytes() == packed, "the same bytes each time"
+
+
+def test_a_block_of_code_says_how_many_lines_it_has(site):
+    block = '<div class="language-py highlight"><pre><span></span><code>{}</code></pre>'
+    body = block.format("a\n<b>b\n\n</b>c\n") + block.format("one") + "<pre>no</pre>"
+    (site / "index.html").write_text(PAGE.format(root="", body=body))
+    page = published(site)["index.html"]
+    assert '<pre style="--xt-lines: 4"><span></span><code>a\n' in page
+    assert '<pre style="--xt-lines: 1"><span></span><code>one<' in page
+    assert "<pre>no</pre>" in page

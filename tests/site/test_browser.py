@@ -354,3 +354,35 @@ def test_search_shows_its_results_on_a_phone(browser):
         30,
         "a result in sight",
     )
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_code_takes_the_height_that_was_kept_for_it(browser, width):
+    """Blocks off the screen are laid out late; nothing may move when they are."""
+    browser.screen(width, 800)
+    browser.open("en/lc3-zero/stage-3/")
+    late, kept, shown = browser.run(
+        """const blocks = [...document.querySelectorAll('.highlight > pre')];
+        const heights = () => blocks.map((b) => Math.round(b.offsetHeight));
+        const before = heights();
+        const late = getComputedStyle(blocks.at(-1)).contentVisibility === 'auto';
+        for (const b of blocks) b.style.contentVisibility = 'visible';
+        return [late, before, heights()];"""
+    )
+    assert late and len(kept) > 5
+    assert kept == pytest.approx(shown, abs=2)
+
+
+def test_what_scrolls_sideways_is_reached_by_keyboard_once_it_is_near(browser):
+    browser.screen(390, 800)
+    browser.open("en/lc3-zero/stage-3/")
+    last = "[...document.querySelectorAll('.highlight > pre > code')].at(-1)"
+    browser.run(f"{last}.scrollIntoView()")
+    wait(
+        lambda: browser.run(f"return !{last}.hasAttribute('data-xt-unmeasured')"),
+        what="the last block of code to be measured",
+    )
+    wide, reached = browser.run(
+        f"const c = {last};return [c.scrollWidth > c.clientWidth + 1, c.tabIndex >= 0];"
+    )
+    assert wide == reached

@@ -476,23 +476,29 @@ function nameParts() {
   });
 }
 
-/* What scrolls sideways is reached with the keyboard. All widths are read before anything
-   is written, because each change in between costs a layout of the page. Inside a closed
-   box nothing is measured, for the same reason, until it opens. */
-function reachScrollers() {
-  const boxes = [...document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math")];
-  const found = boxes.map((box) => {
-    const closed = box.closest("details:not([open])") !== null;
-    return { box, closed, wide: closed || box.scrollWidth > box.clientWidth + 1 };
-  });
-  for (const { box, closed, wide } of found) {
-    if (wide && box.tabIndex < 0) {
-      box.tabIndex = 0;
-      box.toggleAttribute("data-xt-unmeasured", closed);
-    } else if (!wide && box.hasAttribute("data-xt-unmeasured")) {
+/* What scrolls sideways is reached with the keyboard. A box is measured when it comes near
+   the screen, because measuring all of them would lay out the whole page at once; until
+   then it can be reached, in case it scrolls. */
+const SCROLLERS = "pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math";
+const near = new IntersectionObserver((seen) => {
+  const boxes = seen.filter((s) => s.isIntersecting).map((s) => s.target);
+  const wide = boxes.map((box) => box.scrollWidth > box.clientWidth + 1);
+  boxes.forEach((box, i) => {
+    if (wide[i]) box.tabIndex = 0;
+    else if (box.hasAttribute("data-xt-unmeasured") && box !== document.activeElement)
       box.removeAttribute("tabindex");
-      box.removeAttribute("data-xt-unmeasured");
+    box.removeAttribute("data-xt-unmeasured");
+  });
+}, { rootMargin: "50%" });
+
+function reachScrollers() {
+  near.disconnect();
+  for (const box of document.querySelectorAll(SCROLLERS)) {
+    if (!box.hasAttribute("tabindex")) {
+      box.tabIndex = 0;
+      box.toggleAttribute("data-xt-unmeasured", true);
     }
+    near.observe(box);
   }
 }
 
