@@ -1,0 +1,40 @@
+"""Chimera: two 1F1B pipelines through the same ranks in opposite directions.
+
+    slot       0  1  2  3  4  5  6  7  8  9  10 11          4 ranks, 4 micro-batches
+    rank 0     F0    F1 F2    F3    B2 B0 B3 B1   ...        0, 1 go down, 2, 3 go up
+
+If every action took one slot, forward s of a direction's micro-batch j would be in slot
+s + 2j and its backward in slot 2p - 1 - s + 2j: the two directions take even and odd
+slots of a rank and never collide. The order of slots is the schedule. Batches of more
+than p micro-batches are done p at a time.
+
+With BW = 2F, p micro-batches take 3/2 (3p - 4) F ... as measured by the simulator; every
+weight is held twice, as in DualPipe, but nothing overlaps and W is not split off.
+
+Source: Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with
+Bidirectional Pipelines, SC 2021.
+"""
+
+from xtrain.schedules.action import Action, Schedule
+from xtrain.schedules.checks import check_even_ranks, check_multiple, check_sizes
+
+
+def chimera(ranks: int, micro_batches: int) -> Schedule:
+    """Half of the micro-batches down the ranks, half up, slot by slot."""
+    check_sizes("chimera", ranks, micro_batches)
+    check_even_ranks("chimera", ranks)
+    check_multiple("chimera", micro_batches, 2, "half of them enter at each end")
+    actions = tuple(_of_rank(rank, ranks, micro_batches) for rank in range(ranks))
+    return Schedule("chimera", ranks, micro_batches, 1, "mirror", actions)
+
+
+def _of_rank(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    half, at_once = micro_batches // 2, ranks // 2
+    slots = {}
+    for stage, first in ((rank, 0), (ranks - 1 - rank, half)):
+        for i in range(half):
+            turn, j = divmod(i, at_once)
+            start = turn * 2 * ranks + 2 * j
+            slots[start + stage] = Action("F", stage, first + i)
+            slots[start + 2 * ranks - 1 - stage] = Action("BW", stage, first + i)
+    return [slots[slot] for slot in sorted(slots)]
