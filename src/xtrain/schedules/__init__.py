@@ -5,6 +5,7 @@ Standard library only, so the same code runs in a browser's Python.
 
 from xtrain.schedules.action import Action, Schedule, parse_action, parse_actions
 from xtrain.schedules.chimera import chimera
+from xtrain.schedules.draw import render_svg, render_text
 from xtrain.schedules.dualpipe import dualpipe, dualpipe_simple, dualpipe_v
 from xtrain.schedules.gpipe import gpipe
 from xtrain.schedules.interleaved import interleaved
@@ -37,6 +38,8 @@ __all__ = [
     "one_f_one_b",
     "parse_action",
     "parse_actions",
+    "render_svg",
+    "render_text",
     "simulate",
     "validate",
     "with_messages",

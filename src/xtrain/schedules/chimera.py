@@ -1,15 +1,16 @@
 """Chimera: two 1F1B pipelines through the same ranks in opposite directions.
 
-    slot       0  1  2  3  4  5  6  7  8  9  10 11          4 ranks, 4 micro-batches
-    rank 0     F0    F1 F2    F3    B2 B0 B3 B1   ...        0, 1 go down, 2, 3 go up
+    slot       0  1  2  3  4  5  6  7  8  9
+    rank 0     F0    F1 F2 B2 F3 B3 B0    B1     4 ranks; 0 and 1 go down, 2 and 3 up
 
 If every action took one slot, forward s of a direction's micro-batch j would be in slot
 s + 2j and its backward in slot 2p - 1 - s + 2j: the two directions take even and odd
-slots of a rank and never collide. The order of slots is the schedule. Batches of more
-than p micro-batches are done p at a time.
+slots of a rank and never collide. The order of slots is the schedule. Of batches of more
+than p micro-batches, the next p follow 2p slots later.
 
-With BW = 2F, p micro-batches take 3/2 (3p - 4) F ... as measured by the simulator; every
-weight is held twice, as in DualPipe, but nothing overlaps and W is not split off.
+With p micro-batches and BW = 2F a rank is idle for (p - 2) / (3p / 2 + p - 2) of the
+time. Every weight is held twice, as in DualPipe; nothing overlaps, and W is not split
+off.
 
 Source: Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with
 Bidirectional Pipelines, SC 2021.

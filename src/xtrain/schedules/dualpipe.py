@@ -1,8 +1,8 @@
 """DualPipe: micro-batches enter at both ends, and each rank overlaps one of each.
 
 Every rank holds a stage and its mirror image, so two micro-batches that travel in
-opposite directions meet on it. A forward of one and a backward of the other are computed
-as an overlapped pair: while one computes, the other's experts exchange tokens.
+opposite directions meet on it. A forward of one and a backward of the other are
+computed as an overlapped pair: while one computes, the other's experts exchange tokens.
 
     rank 0     F0 F0 F0 F0 ...   F0&B1 F1&B0 ...   B1 B0 ...  W
     rank 1        F0 F0 F1 ...   F0&B1 F1&B0 ...   B1 B0 ...  W      phase 0: the
@@ -13,8 +13,8 @@ Idle: (P/2 - 1)(F&B + BW - 3W) on P ranks; P + 1 activations; every weight twice
 gradients the two mirrored ranks add up.
 
 Micro-batches 0 to m/2 - 1 go from rank 0 to P - 1; m/2 to m - 1 the other way, through
-the same stages on the mirrored ranks. `dualpipe_v` cuts the picture at the middle: P / 2
-ranks, each with stages r and 2p - 1 - r, and every weight once.
+the same stages on the mirrored ranks. `dualpipe_v` cuts the picture at the middle:
+p = P / 2 ranks, each with stages r and 2p - 1 - r, and every weight once.
 
 Source: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.1 and the DualPipe
 repository that belongs to it, whose order this is.
@@ -37,7 +37,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_simple(ranks: int, micro_batches: int) -> Schedule:
-    """DualPipe's order with whole backwards only: what is left if W is not split off."""
+    """DualPipe's order with whole backwards only, W not split off."""
     return _two_ways("dualpipe_simple", ranks, micro_batches, split=False)
 
 

@@ -36,7 +36,7 @@ def with_messages(schedule: Schedule) -> Schedule:
 def with_reductions(schedule: Schedule) -> Schedule:
     """The schedule with REDUCE of each stage after the last gradient of its weights."""
     actions = []
-    for rank, order in enumerate(schedule.actions):
+    for order in schedule.actions:
         last = {
             part.stage: at
             for at, action in enumerate(order)

@@ -106,7 +106,9 @@ def simulate(
     times = {"F": forward, "B": backward_input, "W": backward_weight}
     for name, time in (times | {"p2p": p2p, "all_to_all": all_to_all}).items():
         if not time >= 0:
-            raise ValueError(f"simulate: the time of {name} is {time}, but is never < 0")
+            raise ValueError(
+                f"simulate: the time of {name} is {time}, but is never < 0"
+            )
     times["BW"] = backward_input + backward_weight + all_to_all
     times["F"] += all_to_all
     times["B"] += all_to_all
@@ -146,7 +148,9 @@ class _Player:
         actions = self.schedule.actions
         stuck = [r for r, at in enumerate(self.at) if at < len(actions[r])]
         if stuck:
-            waits = ", ".join(f"rank {r} at {actions[r][self.at[r]]}" for r in stuck[:4])
+            waits = ", ".join(
+                f"rank {r} at {actions[r][self.at[r]]}" for r in stuck[:4]
+            )
             raise ValueError(f"{self.schedule.name} waits for itself: {waits}")
         works = tuple(
             sum(e - s for s, e in zip(starts, ends, strict=True))

@@ -43,7 +43,9 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
         for action in actions:
             for part in action.parts:
                 kind, stage, i, _ = part
-                if not (0 <= stage < schedule.stages and 0 <= i < schedule.micro_batches):
+                if not (
+                    0 <= stage < schedule.stages and 0 <= i < schedule.micro_batches
+                ):
                     yield f"{part} is of no stage or micro-batch there is"
                 elif schedule.rank_of(stage, i) != rank:
                     holder = schedule.rank_of(stage, i)

@@ -1,8 +1,8 @@
 """Zero bubble: the gradients of weights wait, and fill the time others leave idle.
 
-Backward is two computations. B, the gradient of a stage's input, is what the rank before
-waits for. W, the gradients of its weights, nobody waits for. 1F1B does both at once; here
-W is put off to where the rank would wait otherwise.
+Backward is two computations. B, the gradient of a stage's input, is what the rank
+before waits for. W, the gradients of its weights, nobody waits for. 1F1B does both at
+once; here W is put off to where the rank would wait otherwise.
 
                 idle per rank          activations of rank r, most at a time
     1F1B        (p - 1)(F + B + W)     p - r
@@ -17,7 +17,7 @@ with Controllable Memory, NeurIPS 2024 (ZB-V).
 from collections import Counter
 
 from xtrain.schedules.action import Action, Schedule
-from xtrain.schedules.checks import check_least, check_sizes
+from xtrain.schedules.checks import check_sizes
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
@@ -42,8 +42,8 @@ def zb_h2(ranks: int, micro_batches: int) -> Schedule:
 def zb_v(ranks: int, micro_batches: int) -> Schedule:
     """Two stages a rank, down the ranks and back up: no bubble in 1F1B's memory.
 
-    The last rank turns around at once, so its first backward begins early, and every rank
-    holds a late stage, whose activations leave soon, beside an early one.
+    The last rank turns around at once, so its first backward begins early, and every
+    rank holds a late stage, whose activations leave soon, beside an early one.
     """
     check_sizes("zb_v", ranks, micro_batches)
     actions = tuple(_v_shaped(rank, ranks, micro_batches) for rank in range(ranks))
