@@ -5,8 +5,8 @@
 
 If every action took one slot, forward s of a direction's micro-batch j would be in slot
 s + 2j and its backward in slot 2p - 1 - s + 2j: the two directions take even and odd
-slots of a rank and never collide. The order of slots is the schedule. Of batches of more
-than p micro-batches, the next p follow 2p slots later.
+slots of a rank and never collide. The order of slots is the schedule. In a batch of
+more than p micro-batches, the next p follow 2p slots later.
 
 With p micro-batches and BW = 2F a rank is idle for (p - 2) / (3p / 2 + p - 2) of the
 time. Every weight is held twice, as in DualPipe; nothing overlaps, and W is not split

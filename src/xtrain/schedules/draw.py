@@ -1,13 +1,13 @@
 """A timeline as a picture: one row a rank, one cell an action, as long as it took.
 
     render_svg    for a page or a file: colours for forward, input gradient, weight
-                  gradient and whole backward, numbers of micro-batches; what travels
-                  the other way has a dashed edge; the halves of an overlapped pair
-                  share one cell
+                  gradient and whole backward, numbers of micro-batches; later
+                  chunks of a rank, and what travels the other way, are paler; the
+                  halves of an overlapped pair share one cell
     render_text   for a terminal
 
-The colours differ in lightness as well as in hue, and follow `--xt-schedule-*` of the
-page around the picture, or the reader's choice of light or dark.
+The colours differ in lightness as well as in hue, and follow the page's choice of light
+or dark, or else the reader's.
 """
 
 import html
@@ -35,10 +35,11 @@ STYLE = """
 --ink:#1c2530;--faint:#5f6b79;--line:#d5cdbf}
 [data-md-color-scheme=slate] .xs{--f:#2f7fc9;--b:#c25a1c;--bw:#a04a17;--w:#4e7d24;
 --ink:#e4eaf1;--faint:#98a5b4;--line:#3c4a5c}
-.xs rect{stroke:#fff;stroke-opacity:.55}.xs .back{stroke:var(--ink);stroke-opacity:1;
-stroke-dasharray:3 2}.xs .idle{fill:none;stroke:var(--line);stroke-opacity:1}
-.xs .n{fill:#fff;text-anchor:middle}.xs .l{fill:var(--ink)}.xs .t{fill:var(--faint);
-font-weight:400;text-anchor:middle}.xs .g{fill:var(--faint);font-weight:400}
+.xs rect{stroke:#fff;stroke-opacity:.55}
+.xs .idle{fill:none;stroke:var(--line);stroke-opacity:1}
+.xs .n,.xs .p{fill:#fff;text-anchor:middle;font-size:10px}.xs .p{fill:var(--ink)}
+.xs .l{fill:var(--ink)}.xs .t{fill:var(--faint);font-weight:400;text-anchor:middle}
+.xs .g{fill:var(--faint);font-weight:400}
 """
 
 
@@ -101,28 +102,29 @@ def _cell(
     timeline: Timeline, action: Action, left: float, top: float, wide: float
 ) -> Iterator[str]:
     """One rectangle with its number; two, one above the other, for a pair."""
-    schedule = timeline.schedule
     high = ROW / len(action.parts)
     for row, part in enumerate(action.parts):
         y = top + row * high
-        chunk = part.stage // schedule.ranks  # later chunks are paler
-        light = f"{1 - 0.4 * chunk / max(schedule.chunks - 1, 1):.2f}"
-        back = (
-            schedule.placement == "mirror"
-            and part.micro_batch >= schedule.micro_batches // 2
-        )
+        pale = _paleness(timeline, part)
         yield (
-            f'<rect{" class=back" if back else ""} x="{left:.1f}" y="{y:.1f}" '
-            f'width="{wide:.1f}" height="{high:.1f}" '
-            f'style="fill:var(--{part.kind.lower()});fill-opacity:{light}">'
+            f'<rect x="{left:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" '
+            f'style="fill:var(--{part.kind.lower()});fill-opacity:{1 - pale:.2f}">'
             f"<title>{part}</title></rect>"
         )
         number = str(part.micro_batch)
-        if wide > 6.5 * len(number):
+        if wide > 6.2 * len(number) + 1.5:
             yield (
-                f'<text class="n" x="{left + wide / 2:.1f}" '
+                f'<text class="{"p" if pale > 0.2 else "n"}" x="{left + wide / 2:.1f}" '
                 f'y="{y + high / 2 + (4 if high > 20 else 3.8):.1f}">{number}</text>'
             )
+
+
+def _paleness(timeline: Timeline, part: Action) -> float:
+    """Later chunks of a rank are paler, and so is what travels the other way."""
+    schedule = timeline.schedule
+    if schedule.placement == "mirror":
+        return 0.45 * (part.micro_batch >= schedule.micro_batches // 2)
+    return 0.45 * (part.stage // schedule.ranks) / max(schedule.chunks - 1, 1)
 
 
 def _axis(span: float, scale: float, y: float) -> Iterator[str]:
