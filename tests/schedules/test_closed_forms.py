@@ -195,6 +195,12 @@ def test_chimera_is_idle_as_published(ranks):
     assert max(timeline.peak_activations) == ranks
 
 
+def test_chimera_goes_on_with_the_next_micro_batches_before_the_last_are_done():
+    once, twice = simulate(chimera(4, 4)), simulate(chimera(4, 8))
+    assert twice.makespan < 2 * once.makespan
+    assert max(twice.idle) < 2 * max(once.idle)
+
+
 def test_the_exchange_of_experts_hides_under_a_pair_as_far_as_it_lasts():
     alone = simulate(one_f_one_b(1, 1), all_to_all=2.0)
     assert alone.makespan == 3 + 2 * 2.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain import comm, zero
+from xtrain import comm, schedules, zero
 from xtrain.copying.forms import FIELDS, forms, header
 
 FORMS = forms()
@@ -28,6 +28,7 @@ TWINS: dict[str, Callable] = {
     "data_parallel": lambda name: twin_in("xtrain.data_parallel", name),
     "zero": lambda name: twin_in("xtrain.zero", LONGER.get(name, name)),
     "tensor_parallel": lambda name: cut_from_full(LONGER.get(name, name)),
+    "schedules": lambda name: getattr(schedules, name),
 }
 LONGER = {
     "clip_grad_norm": "clip_sharded_grad_norm",
