@@ -24,6 +24,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "doctor": Command("xtrain.doctor", "say what this machine can run"),
     "copy": Command("xtrain.copying.command", "hand out code that runs without xtrain"),
+    "schedule": Command(
+        "xtrain.schedules.command", "show and time a pipeline schedule"
+    ),
     "bench": Command("xtrain.bench.command", "race our code against the usual choice"),
 }
 

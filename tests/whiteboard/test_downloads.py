@@ -48,6 +48,9 @@ def test_a_download_compares_and_says_what_it_sent(name, alone):
     assert text.startswith(FORMS[name].read_text().rstrip())
     done = alone(f"{name}.py", text)
     assert done.returncode == 0, done.stderr
+    if FORMS[name].parent.name == "schedules":
+        assert len(re.findall(r"^right: .+: .+$", done.stdout, re.M)) >= 3
+        return
     assert "right on every rank: " in done.stdout
     pattern = r"^rank (\d): \d+ messages, ([\d,]+) bytes sent; .+: ([\d,]+)$"
     sent = re.findall(pattern, done.stdout, re.M)

@@ -4,6 +4,8 @@
     copying/self_checks/harness.py                 starts 4 ranks, counts what they send
     copying/self_checks/comm/ring_all_reduce.py    compares with an independent answer
 
+A folder may have a harness of its own: a schedule is checked without any ranks.
+
 The three are joined into one file that needs torch alone. Standard library only: the
 files are read, none is imported.
 """
@@ -39,13 +41,11 @@ def whiteboard(name: str, package: Path = PACKAGE) -> str:
         close = get_close_matches(name, known, n=3, cutoff=0.4) or list(known)
         raise ValueError(f"no whiteboard form {name!r}; there is: {', '.join(close)}")
     checks = package / "copying" / "self_checks"
-    form = known[name].read_text(encoding="utf-8")
-    harness, check = (
+    own = checks / known[name].parent.name
+    start = own if (own / "harness.py").is_file() else checks
+    form, harness, check = (
         path.read_text(encoding="utf-8")
-        for path in (
-            checks / "harness.py",
-            checks / known[name].parent.name / f"{name}.py",
-        )
+        for path in (known[name], start / "harness.py", own / f"{name}.py")
     )
     there = set(form.splitlines())
     imports = [i for text in (harness, check) for i in _imports(text) if i not in there]

@@ -3,6 +3,7 @@
 Standard library only, so the same code runs in a browser's Python.
 """
 
+from xtrain.plan.bubble import pipeline_activations, pipeline_idle
 from xtrain.plan.cost import (
     Cost,
     algorithm_bandwidth,
@@ -59,6 +60,8 @@ __all__ = [
     "nccl_all_reduce_time",
     "nccl_protocol",
     "peak_flops",
+    "pipeline_activations",
+    "pipeline_idle",
     "state_memory",
     "zero_memory",
 ]

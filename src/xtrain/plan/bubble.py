@@ -1,0 +1,83 @@
+"""How long a pipeline's ranks wait, and what they hold, by the papers' closed forms.
+
+p ranks, m micro-batches, v chunks a rank; F, B and W are the times of one virtual
+stage: forward, gradient of the input, gradients of the weights (the DualPipe report
+writes B for both together).
+
+    gpipe, one_f_one_b   (p - 1)(F + B + W)
+    interleaved          (p - 1)(F + B + W)              of chunks, so 1/v of a rank's
+    zb_h1                (p - 1)(F + B - W)
+    zb_h2                (p - 1)(F + B - 2W)
+    zb_v                 0                               if F = B = W
+    chimera              (p - 2)(B + W)                  m = p, if B + W >= F
+    dualpipe             (p/2 - 1)(F&B + B - 2W)         if F = B = W
+    dualpipe_v           (p - 1)(F&B + B - 2W)           if F = B = W; p ranks hold 2p
+
+They hold for enough micro-batches: `xtrain.schedules.simulate` plays any number.
+
+Sources: Huang et al., 2019; Narayanan et al., 2021; Qi et al., 2024 (tables 1 and 2);
+Li and Hoefler, 2021; DeepSeek-AI, 2024 (table 2).
+"""
+
+
+def pipeline_idle(
+    schedule: str,
+    ranks: int,
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+    overlapped: float | None = None,
+) -> float:
+    """The idle time of the rank that waits longest in a step.
+
+    Args:
+        schedule: a name of `xtrain.schedules`.
+        overlapped: F&B of DualPipe; by default F + B + W.
+
+    Raises:
+        ValueError: no form is known for this schedule.
+    """
+    f, b, w = forward, backward_input, backward_weight
+    pair = f + b + w if overlapped is None else overlapped
+    forms = {
+        "gpipe": (ranks - 1) * (f + b + w),
+        "one_f_one_b": (ranks - 1) * (f + b + w),
+        "interleaved": (ranks - 1) * (f + b + w),
+        "zb_h1": (ranks - 1) * (f + b - w),
+        "zb_h2": (ranks - 1) * (f + b - 2 * w),
+        "zb_v": 0.0,
+        "chimera": (ranks - 2) * (b + w),
+        "dualpipe": (ranks / 2 - 1) * (pair + b - 2 * w),
+        "dualpipe_v": (ranks - 1) * (pair + b - 2 * w),
+    }
+    if schedule not in forms:
+        known = ", ".join(forms)
+        raise ValueError(f"pipeline_idle: no form for {schedule!r}; there is: {known}")
+    return forms[schedule]
+
+
+def pipeline_activations(
+    schedule: str, ranks: int, micro_batches: int, chunks: int = 1
+) -> float:
+    """Micro-batches whose activations the fullest rank holds, m being large enough.
+
+    A virtual stage's micro-batch counts 1 / chunks.
+    """
+    p, m = ranks, micro_batches
+    forms = {
+        "gpipe": m,
+        "one_f_one_b": min(m, p),
+        "interleaved": p * (1 + (p - 1) / (p * chunks)) if chunks > 1 else min(m, p),
+        "zb_h1": p,
+        "zb_h2": 2 * p - 1,
+        "zb_v": p,
+        "chimera": p,
+        "dualpipe": p + 1,
+        "dualpipe_v": (2 * p + 1) / 2,
+    }
+    if schedule not in forms:
+        known = ", ".join(forms)
+        raise ValueError(
+            f"pipeline_activations: no form for {schedule!r}; there is: {known}"
+        )
+    return float(forms[schedule])

@@ -1,0 +1,58 @@
+"""When everything of a pipeline schedule happens: a simulator on one page.
+
+    F of stage s waits for F of s - 1, B of s for B of s + 1, W for its own B
+
+Computes:   start and end of every action of every rank, in the schedule's order.
+Sends:      nothing; `p2p` is the time a message takes, and delays only who waits.
+Leaves out: saying which rank waits for which, and how much memory is held.
+"""
+
+import re
+
+Placed = tuple[str, float, float]
+
+
+def simulate(
+    schedule: list[list[str]],
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+    overlapped: float | None = None,
+    p2p: float = 0.0,
+) -> list[list[Placed]]:
+    """Actions such as 2F0, 2B0, 2W0, 2BW0, 2F4&5B1 with start and end."""
+    lasts = {"F": forward, "B": backward_input, "W": backward_weight}
+    lasts["BW"] = backward_input + backward_weight
+    pair = overlapped or forward + backward_input + backward_weight
+    stages = 1 + max(
+        int(n) for row in schedule for n in re.findall(r"(\d+)F", str(row))
+    )
+    timeline: list[list[Placed]] = [[] for _ in schedule]
+    done: dict[tuple[str, int, str], tuple[float, int]] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(schedule):
+            while len(timeline[rank]) < len(order):
+                word = order[len(timeline[rank])]
+                parts = re.findall(r"(\d+)([FBW]+)(\d+)", word)
+                start = timeline[rank][-1][2] if timeline[rank] else 0.0
+                for number, kind, i in parts:
+                    stage = int(number)
+                    needs = {"F": ("F", stage - 1), "W": ("B", stage)}
+                    what, where = needs.get(kind, ("B", stage + 1))
+                    if 0 <= where < stages:
+                        ready, source = done.get((what, where, i), (None, rank))
+                        if ready is None:
+                            break  # another rank first
+                        start = max(start, ready + p2p * (source != rank))
+                else:
+                    end = start + (pair if len(parts) > 1 else lasts[parts[0][1]])
+                    timeline[rank].append((word, start, end))
+                    done |= {(k[0], int(s), i): (end, rank) for s, k, i in parts}
+                    moved = True
+                    continue
+                break
+    if any(len(t) < len(order) for t, order in zip(timeline, schedule, strict=True)):
+        raise ValueError("the schedule waits for itself")
+    return timeline

@@ -1,0 +1,1 @@
+"""Lecture 5: pipeline parallelism."""

@@ -1,0 +1,62 @@
+"""Figures of the lc5 pages: timelines of schedules, as the simulator plays them."""
+
+from xtrain.schedules import SCHEDULES, Timeline, render_svg, simulate, validate
+
+from ...figures import REGISTRY
+from ...svg import Axis, fit, line_chart
+
+
+def played(
+    name: str,
+    ranks: int,
+    micro_batches: int,
+    chunks: int | None = None,
+    **times: float,
+) -> Timeline:
+    """A checked schedule with its times."""
+    options = {} if chunks is None else {"chunks": chunks}
+    schedule = SCHEDULES[name](ranks, micro_batches, **options)
+    validate(schedule)
+    return simulate(schedule, **times)
+
+
+@REGISTRY
+def schedule_timeline(
+    name: str,
+    ranks: int = 4,
+    micro_batches: int = 8,
+    chunks: int | None = None,
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+    p2p: float = 0.0,
+) -> str:
+    """One schedule, one row a rank."""
+    timeline = played(
+        name, ranks, micro_batches, chunks,
+        forward=forward, backward_input=backward_input,
+        backward_weight=backward_weight, p2p=p2p,
+    )  # fmt: skip
+    return render_svg(timeline)
+
+
+@REGISTRY
+def bubble_by_micro_batches(ranks: int = 8, most: int = 128) -> str:
+    """Idle share of the step over the number of micro-batches, by schedule."""
+    counts = [m for m in (8, 16, 32, 64, 128, 256) if m <= most]
+    series = {}
+    for name, options in (
+        ("one_f_one_b", {}), ("interleaved", {"chunks": 2}), ("zb_h1", {}),
+        ("zb_h2", {}), ("dualpipe", {}),
+    ):  # fmt: skip
+        legal = [m for m in counts if name != "dualpipe" or m >= 2 * ranks]
+        series[name] = [
+            (m, 100 * played(name, ranks, m, **options).idle_fraction) for m in legal
+        ]
+    drawing = line_chart(
+        series,
+        Axis("micro-batches", "log2", ticks=counts, format=lambda m: f"{m:.0f}"),
+        Axis("idle", format=lambda share: f"{share:.0f} %", low=0),
+        title=f"Idle share of the longest waiting of {ranks} ranks",
+    )
+    return fit(drawing, 560)

@@ -1,0 +1,79 @@
+"""Tables of the lc5 pages: closed forms beside what the simulator gives."""
+
+from xtrain.plan import pipeline_activations, pipeline_idle
+
+from ...evidence import EvidenceError
+from ...tables import REGISTRY, Table
+from .figures import played
+
+COMPARED = (  # name, ranks, micro-batches, chunks, when it is the one to take
+    ("gpipe", 8, 24, None, "memory for all micro-batches, or recomputation"),
+    ("one_f_one_b", 8, 24, None, "the default"),
+    ("interleaved", 8, 24, 2, "few micro-batches, fast links"),
+    ("zb_h1", 8, 24, None, "1F1B's memory, backward can be split"),
+    ("zb_h2", 8, 24, None, "memory to spare"),
+    ("zb_v", 8, 24, None, "even memory, two stages a rank"),
+    ("chimera", 8, 8, None, "few micro-batches, memory for a second copy"),
+    ("dualpipe_simple", 8, 24, None, "to read before DualPipe"),
+    ("dualpipe", 8, 24, None, "experts' exchange to hide"),
+    ("dualpipe_v", 8, 24, None, "the same with one copy of the weights"),
+)
+FORMS = {
+    "gpipe": "$(p-1)(F+B+W)$",
+    "one_f_one_b": "$(p-1)(F+B+W)$",
+    "interleaved": "$(p-1)(F+B+W)$ of a chunk",
+    "zb_h1": "$(p-1)(F+B-W)$",
+    "zb_h2": "$(p-1)(F+B-2W)$",
+    "zb_v": "$0$",
+    "chimera": "$(p-2)(B+W)$",
+    "dualpipe": r"$(\tfrac{p}{2}-1)(F\&B+B-2W)$",
+    "dualpipe_v": r"$(p-1)(F\&B+B-2W)$",
+}
+
+
+def page(name: str) -> str:
+    """The page of a schedule: both handmade zero-bubble schedules share one."""
+    shared = {"zb_h1": "zero-bubble", "zb_h2": "zero-bubble"}
+    shared["dualpipe_simple"] = "dualpipe"
+    return f"[{name}]({shared.get(name, name.replace('_', '-'))}.md)"
+
+
+@REGISTRY
+def schedules_compared() -> Table:
+    """All schedules at one size, as played; F = B = W."""
+    rows = []
+    for name, ranks, m, chunks, when in COMPARED:
+        timeline = played(name, ranks, m, chunks)
+        rows.append(
+            [page(name), str(m), f"{100 * timeline.idle_fraction:.1f} %",
+             f"{max(timeline.peak_activations):g}",
+             str(timeline.parameter_copies), when]
+        )  # fmt: skip
+    header = ["schedule", "micro-batches", "idle", "activations", "copies of weights",
+              "take it for"]  # fmt: skip
+    return Table(header, rows, "lrrrrl")
+
+
+@REGISTRY
+def schedule_form(
+    name: str, ranks: tuple[int, ...] = (2, 4, 8), chunks: int | None = None
+) -> Table:
+    """Idle time and activations by the closed form, each equal to what was played."""
+    rows = []
+    for p in ranks:
+        m = p if name == "chimera" else 4 * p
+        timeline = played(name, p, m, chunks)
+        idle, held = max(timeline.idle), max(timeline.peak_activations)
+        forms = (
+            pipeline_idle(name, p),
+            pipeline_activations(name, p, m, timeline.schedule.chunks),
+        )
+        if abs(idle - forms[0]) > 1e-9 or abs(held - forms[1]) > 1e-9:
+            raise EvidenceError(f"{name} of {p} ranks: {idle}, {held}; forms {forms}")
+        rows.append(
+            [str(p), str(m), FORMS[name], f"{forms[0]:g}", f"{idle:g}",
+             f"{100 * timeline.idle_fraction:.1f} %", f"{forms[1]:g}", f"{held:g}"]
+        )  # fmt: skip
+    header = ["ranks", "micro-batches", "idle, form", "is", "simulated", "of the step",
+              "activations, form", "simulated"]  # fmt: skip
+    return Table(header, rows, "rrlrrrrr")

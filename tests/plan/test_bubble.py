@@ -1,0 +1,48 @@
+"""The closed forms of pipelines equal what the simulator plays."""
+
+import pytest
+
+from xtrain.plan import pipeline_activations, pipeline_idle
+from xtrain.schedules import SCHEDULES, simulate
+
+CASES = {
+    "gpipe": (4, 8, {}), "one_f_one_b": (4, 8, {}), "zb_h1": (4, 8, {}),
+    "zb_h2": (4, 8, {}), "zb_v": (4, 8, {}), "chimera": (6, 6, {}),
+    "interleaved": (4, 8, {"chunks": 3}), "dualpipe": (8, 20, {}),
+    "dualpipe_v": (4, 10, {}),
+}  # fmt: skip
+ANY_TIMES = ("gpipe", "one_f_one_b", "interleaved", "chimera")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.verifies(
+    "xtrain.plan.bubble:pipeline_idle", "xtrain.plan.bubble:pipeline_activations"
+)
+def test_forms_of_idle_time_and_activations_are_what_is_played(name):
+    ranks, m, options = CASES[name]
+    schedule = SCHEDULES[name](ranks, m, **options)
+    timeline = simulate(schedule)
+    assert max(timeline.idle) == pytest.approx(pipeline_idle(name, ranks))
+    held = pipeline_activations(name, ranks, m, schedule.chunks)
+    assert max(timeline.peak_activations) == pytest.approx(held)
+    if name in ANY_TIMES:
+        times = (2.0, 3.0, 1.5)
+        played = max(simulate(schedule, *times).idle)
+        assert played == pytest.approx(pipeline_idle(name, ranks, *times))
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_h2"])
+def test_forms_of_zero_bubble_count_the_time_of_the_whole_step(name):
+    f, b, w = 2.0, 3.0, 1.5
+    timeline = simulate(SCHEDULES[name](4, 12), f, b, w)
+    longest = max(
+        e[-1] - s[0] for s, e in zip(timeline.starts, timeline.ends, strict=True)
+    )
+    assert longest - 12 * (f + b + w) == pytest.approx(pipeline_idle(name, 4, f, b, w))
+
+
+def test_a_schedule_without_a_form_is_named():
+    for form in (pipeline_idle, pipeline_activations):
+        sizes = (4,) if form is pipeline_idle else (4, 8)
+        with pytest.raises(ValueError, match="no form for 'dualpipe_simple'"):
+            form("dualpipe_simple", *sizes)

@@ -1,0 +1,235 @@
+"""Every schedule, at many sizes: whole, runnable, within its memory, or refused."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.schedules import (
+    SCHEDULES,
+    Action,
+    Schedule,
+    dualpipe,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    parse_action,
+    parse_actions,
+    simulate,
+    validate,
+    with_messages,
+    with_reductions,
+    zb_h1,
+)
+
+
+@st.composite
+def schedules(draw):
+    """A legal schedule of any name and size."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    ranks = draw(st.integers(1, 9))
+    m = draw(st.integers(1, 24))
+    if name == "interleaved":
+        return interleaved(
+            ranks, ranks * draw(st.integers(1, 4)), draw(st.integers(1, 4))
+        )
+    if name in ("chimera", "dualpipe", "dualpipe_simple"):
+        ranks += ranks % 2
+        return SCHEDULES[name](ranks, 2 * m if name == "chimera" else 2 * (ranks + m))
+    return SCHEDULES[name](ranks, 2 * ranks + m if name == "dualpipe_v" else m)
+
+
+@given(schedules())
+@settings(max_examples=150, deadline=None)
+@pytest.mark.verifies("xtrain.schedules.validate:validate")
+def test_every_schedule_is_whole_and_can_be_run(schedule):
+    validate(schedule)
+
+
+@given(schedules(), st.sampled_from([0.0, 0.3]))
+@settings(max_examples=80, deadline=None)
+def test_a_rank_does_one_thing_at_a_time_and_waits_for_what_it_needs(schedule, p2p):
+    timeline = simulate(schedule, 1.0, 0.8, 0.7, p2p=p2p)
+    done = {}
+    for rank, actions in enumerate(schedule.actions):
+        clock = 0.0
+        for action, start, end in zip(
+            actions, timeline.starts[rank], timeline.ends[rank], strict=True
+        ):
+            assert start >= clock and end > start
+            clock = end
+            for kind, stage, i, _ in action.parts:
+                for one in ("B", "W") if kind == "BW" else (kind,):
+                    done[one, stage, i] = start, end, rank
+    last = schedule.stages - 1
+    for (kind, stage, i), (start, _, rank) in done.items():
+        needs = {"F": ("F", stage - 1), "B": ("B", stage + 1), "W": ("B", stage)}[kind]
+        if kind == "B":
+            assert start >= done["F", stage, i][1] or stage == last
+        if 0 <= needs[1] <= last:
+            _, ready, source = done[*needs, i]
+            assert start >= ready + (p2p if source != rank else 0.0) - 1e-9 or (
+                kind == "W" and start == done["B", stage, i][0]
+            )
+
+
+@given(schedules())
+@settings(max_examples=60, deadline=None)
+@pytest.mark.verifies("xtrain.schedules.action:parse_action")
+def test_what_is_printed_is_read_again(schedule):
+    for order in (schedule, with_reductions(with_messages(schedule))):
+        for actions in order.actions:
+            assert parse_actions(" ".join(map(str, actions))) == tuple(actions)
+
+
+def test_the_printed_forms():
+    pair = Action("F", 2, 4, Action("BW", 5, 1))
+    assert str(pair) == "2F4&5B1"
+    assert [str(part) for part in pair.parts] == ["2F4", "5BW1"]
+    assert str(Action("REDUCE", 3)) == "3REDUCE"
+    for text in ("2X3", "F0", "2F", "2F4&", "2F4&5F1", "2F4&5B1&1B1", ""):
+        with pytest.raises(ValueError, match=r"is no action|a forward & a backward"):
+            parse_action(text)
+
+
+@given(schedules())
+@settings(max_examples=60, deadline=None)
+@pytest.mark.verifies(
+    "xtrain.schedules.passes:with_messages", "xtrain.schedules.passes:with_reductions"
+)
+def test_passes_add_each_message_twice_and_each_reduction_once(schedule):
+    order = with_reductions(with_messages(schedule))
+    sent, received, reduced = [], [], []
+    for rank, actions in enumerate(order.actions):
+        left = dict.fromkeys(schedule.stages_of(rank), schedule.micro_batches)
+        if schedule.placement == "mirror":
+            left = dict.fromkeys(left, schedule.micro_batches // 2)
+        for action in actions:
+            if action.kind.startswith("SEND"):
+                step = 1 if action.kind == "SEND_F" else -1
+                sent.append((action.kind[-1], action.stage + step, action.micro_batch))
+            elif action.kind.startswith("RECV"):
+                received.append((action.kind[-1], action.stage, action.micro_batch))
+            elif action.kind == "REDUCE":
+                reduced.append((rank, action.stage))
+                assert left[action.stage] == 0, "gradients are still to come"
+            for part in action.parts:
+                left[part.stage] -= part.kind in ("W", "BW")
+    assert sorted(sent) == sorted(received)
+    assert len(set(sent)) == len(sent)
+    held = [(r, s) for r in range(order.ranks) for s in order.stages_of(r)]
+    assert sorted(reduced) == sorted(held)
+    if schedule.placement == "loop" and schedule.ranks > 1:
+        crossings = schedule.stages - 1
+        assert len(sent) == 2 * crossings * schedule.micro_batches
+
+
+def changed(schedule, rank, edit):
+    """The schedule with one rank's actions edited in place."""
+    orders = [list(actions) for actions in schedule.actions]
+    edit(orders[rank])
+    return replace(schedule, actions=tuple(orders))
+
+
+BROKEN = {
+    "a missing action": (1, lambda a: a.pop(), r"1B3 is done 0 times; 1W3 is done 0"),
+    "one done twice": (0, lambda a: a.append(a[0]), r"0F0 is done 2 times"),
+    "another's stage": (
+        0, lambda a: a.append(Action("F", 1, 0)), r"rank 0 does 1F0, .* is on rank 1"
+    ),
+    "no such micro-batch": (0, lambda a: a.append(Action("F", 0, 9)), r"0F9 is of no"),
+    "backward before forward": (1, lambda a: a.reverse(), r"waits for itself: rank 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_schedule_is_refused_with_what_is_wrong(what):
+    rank, edit, words = BROKEN[what]
+    with pytest.raises(ValueError, match=words):
+        validate(changed(one_f_one_b(3, 4), rank, edit))
+
+
+def test_a_cycle_of_two_ranks_is_found():
+    def late(actions):
+        actions.append(actions.pop(1))  # F1 after everything: rank 0 needs B0 first
+
+    schedule = one_f_one_b(2, 2)
+    with pytest.raises(ValueError, match="waits for itself: rank 0 at 0BW1"):
+        validate(changed(schedule, 0, late))
+
+
+def test_messages_are_received_in_the_order_in_which_they_were_sent():
+    """Two stages of rank 1 need messages of rank 0, the later one first."""
+    order = parse_actions("0F0 2F0 2F1 0F1 2B0 0B0 2B1 0B1 0W0 0W1 2W0 2W1")
+    other = parse_actions("1F0 3F0 1F1 3F1 3B0 1B0 3B1 1B1 1W0 1W1 3W0 3W1")
+    schedule = Schedule("made up", 2, 2, 2, "loop", (order, other))
+    with pytest.raises(ValueError, match="waits for itself"):
+        validate(schedule)
+    good = interleaved(2, 4)
+    validate(good)
+    text = str(with_messages(good))
+    assert "1RECV_F0" in text and "3RECV_F0" in text
+
+
+def test_the_memory_allowed_is_a_limit():
+    validate(one_f_one_b(4, 8), activations=4)
+    with pytest.raises(
+        ValueError, match=r"rank 0 holds 8 .* but 4 are allowed; rank 1"
+    ):
+        validate(gpipe(4, 8), activations=4)
+
+
+ILLEGAL = [
+    ("gpipe", (0, 4), r"ranks=0, but it is a whole number of at least 1"),
+    ("one_f_one_b", (2, 1.5), r"micro_batches=1.5"),
+    ("interleaved", (4, 6), r"micro_batches=6, but .* multiple of 4; take 4 or 8"),
+    ("interleaved", (4, 3), r"multiple of 4; take 4$"),
+    ("dualpipe", (3, 8), r"ranks=3, but .* even number of ranks; take 2 or 4"),
+    ("dualpipe", (4, 9), r"micro_batches=9, but half .* take 8 or 10"),
+    ("dualpipe", (4, 6), r"micro_batches=6, but .* take 8 or more"),
+    ("dualpipe_v", (4, 7), r"micro_batches=7, but .* take 8 or more"),
+    ("chimera", (5, 4), r"ranks=5"),
+    ("chimera", (4, 3), r"micro_batches=3"),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "words"), ILLEGAL)
+def test_illegal_sizes_name_the_rule_and_the_nearest_legal_ones(name, sizes, words):
+    with pytest.raises(ValueError, match=f"^{name}: .*{words}"):
+        SCHEDULES[name](*sizes)
+
+
+def test_times_are_not_negative():
+    with pytest.raises(ValueError, match="time of B is -1"):
+        simulate(gpipe(2, 2), backward_input=-1)
+
+
+def test_stages_of_ranks_are_where_the_placement_says():
+    v = SCHEDULES["zb_v"](3, 4)
+    assert [v.stages_of(rank) for rank in range(3)] == [(0, 5), (1, 4), (2, 3)]
+    loop = interleaved(3, 3, 3)
+    assert loop.stages_of(1) == (1, 4, 7)
+    mirror = dualpipe(4, 8)
+    assert [mirror.stages_of(rank) for rank in range(4)] == [
+        (0, 3),
+        (1, 2),
+        (1, 2),
+        (0, 3),
+    ]
+    assert [mirror.rank_of(0, i) for i in (0, 3, 4, 7)] == [0, 0, 3, 3]
+
+
+def test_large_schedules_are_played():
+    schedule = zb_h1(64, 256)
+    timeline = simulate(schedule)
+    assert max(timeline.idle) == 63
+    assert timeline.makespan == 3 * 256 + 63
+
+
+def test_schedules_need_no_torch():
+    code = "import sys, xtrain.schedules; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.strip() == "False", out.stderr
