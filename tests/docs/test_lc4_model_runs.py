@@ -82,7 +82,19 @@ def test_ranks_read_every_element_of_a_file_and_their_own_only(on_ranks, ranks):
     model.bytes_read()
 
 
-def test_the_picture_of_a_file_fits_a_phone_and_shows_every_rank(on_ranks):
-    drawing = model.bytes_of_a_file()
-    assert 'viewBox="0 0 400 ' in drawing
-    assert all(f"xt-s{rank}" in drawing for rank in range(4))
+def test_the_pictures_fit_a_phone_and_show_every_rank(on_ranks):
+    for drawing in (model.bytes_of_a_file(), model.slices_of_a_model()):
+        assert 'viewBox="0 0 400 ' in drawing
+        assert all(f"xt-s{rank}" in drawing for rank in range(4))
+
+
+@pytest.mark.verifies("xtrain.model.placement:placement_of")
+def test_the_picture_says_how_many_ranks_hold_the_same(on_ranks):
+    drawing = model.slices_of_a_model()
+    for said in (
+        "embed_tokens: a slice each",
+        "k_proj: 2 hold the same",
+        "o_proj: a slice each",
+        "last norm: whole on all",
+    ):
+        assert said in drawing

@@ -163,3 +163,18 @@ def full_shapes(model: nn.Module) -> dict[str, list[int]]:
         hf.hf_name(name): model.placement(name).full_shape(parameter)
         for name, parameter in model.named_parameters()
     }
+
+
+# --------------------------------------------------------------- which slice a rank has
+
+
+def slices_held() -> dict[str, list[int]]:
+    """Per parameter its shape, and the range of one dim that this rank holds."""
+    model = XtrainModel(file_config(), init_mesh((dist.get_world_size(),), ("tensor",)))
+    found = {}
+    for name, parameter in model.named_parameters():
+        place = model.placement(name)
+        first = place.index * parameter.shape[place.dim]
+        end = first + parameter.shape[place.dim]
+        found[name] = [*place.full_shape(parameter), place.dim, first, end]
+    return found
