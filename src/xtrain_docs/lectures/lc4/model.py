@@ -112,22 +112,23 @@ def model_calls(sequence_parallel: bool = False) -> Table:
 @TABLES
 def layer_traffic() -> Table:
     """Elements that rank 0 sends for one layer, and what the formula's terms are."""
+    from .runs_model import BATCH, HIDDEN, sequence_of
+
     rows = []
     for sliced, ranks in product((False, True), (2, 3, 4)):
-        from .runs_model import BATCH, HIDDEN, sequence_of
-
         (_, forward), (_, backward) = measured(ranks, sliced)["layer"]
-        unit = BATCH * sequence_of(ranks, sliced) * HIDDEN * (ranks - 1)
+        sequence = sequence_of(ranks, sliced)
+        unit = BATCH * sequence * HIDDEN * (ranks - 1)
         norms = 2 * sent("all_reduce", HIDDEN, ranks, 0) if sliced else 0
         rest = forward + backward - norms
         rows.append(
             ["sequence-parallel" if sliced else "tensor-parallel", str(ranks),
-             count(forward), count(backward), count(norms) if norms else "—",
-             f"{rest * ranks / unit:.3g}"]
+             f"{BATCH}, {sequence}, {HIDDEN}", count(forward), count(backward),
+             count(norms) if norms else "—", f"{rest * ranks / unit:.3g}"]
         )  # fmt: skip
-    header = ["", "$t$", "forward", "backward", "of it norms",
+    header = ["", "$t$", "$b, s, h$", "forward", "backward", "of it norms",
               r"rest, in $bsh\frac{t-1}{t}$"]  # fmt: skip
-    return Table(header, rows, "lrrrrr")
+    return Table(header, rows, "lrrrrrr")
 
 
 # ------------------------------------------------------------------ what a rank reads
