@@ -1,17 +1,24 @@
 """Checkpoints in Hugging Face's layout: into shards, out of them, what is refused."""
 
 import json
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
+from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, load_hf, save_hf
+from xtrain.model import XtrainModel, hf, load_hf, save_hf
 from xtrain.model.hf_config import config_from_hf, config_to_hf
 from xtrain.zero import FullyShardedDataParallel
 
@@ -75,29 +82,98 @@ def test_into_shards_and_back_every_bit_and_dtype_is_kept(
     world(size).run(round_trip, tmp_path, sizes, axes, changes, dtype, most)
 
 
-def ranges_read(folder) -> None:
-    """Each rank asks for its own slices: of whole matrices, a half of the elements."""
-    import xtrain.model.hf as hf
+class Watched:
+    """An opened file that counts the elements it hands out; nothing whole leaves it."""
 
-    asked = []
-    original = hf.read_box
+    def __init__(self, opened, counted: list[int]):
+        self.opened, self.counted = opened, counted
 
-    def watching(opened, name, box):
-        asked.append(box.numel)
-        return original(opened, name, box)
+    def keys(self):
+        return self.opened.keys()
 
-    hf.read_box = watching
-    try:
-        model = load_hf(folder, init_mesh((2,), ("tensor",)))
-    finally:
-        hf.read_box = original
-    assert sum(asked) == sum(p.numel() for p in model.parameters())
+    def get_slice(self, name):
+        return WatchedSlice(self.opened.get_slice(name), self.counted)
+
+
+class WatchedSlice:
+    def __init__(self, part, counted: list[int]):
+        self.part, self.counted = part, counted
+
+    def get_shape(self):
+        return self.part.get_shape()
+
+    def __getitem__(self, ranges):
+        found = self.part[ranges]
+        self.counted.append(found.numel())
+        return found
+
+
+def elements_read(folder) -> tuple[int, int]:
+    """All elements that leave the files, and the most at once."""
+    counted: list[int] = []
+
+    @contextmanager
+    def watching(path):
+        with opened_safetensors(path) as opened:
+            yield Watched(opened, counted)
+
+    with mock.patch.object(hf, "opened_safetensors", watching):
+        model = load_hf(folder, init_mesh((dist.get_world_size(),), ("tensor",)))
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    assert sum(counted) == sum(sizes)
+    assert max(counted) == max(sizes)
+    return sum(counted), max(counted)
+
+
+@pytest.mark.verifies(LOAD, "xtrain.model.hf:_fill")
+@pytest.mark.parametrize("most", [10**9, 1500], ids=["one file", "several"])
+def test_a_rank_reads_its_own_elements_only_one_range_at_a_time(world, tmp_path, most):
+    save_hf(XtrainModel(config_of()), tmp_path, max_file_bytes=most)
+    (whole, largest), *_ = world(1).run(elements_read, tmp_path)
+    for read, at_once in world(4).run(elements_read, tmp_path):
+        assert whole / 4 < read < whole / 3  # norms are whole on every rank
+        assert at_once == largest // 4
+
+
+MEGABYTE = 2**20
+
+
+def memory_of_its_own() -> int:
+    """Bytes of this process that are no pages of a file."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
+
+
+def grows_by_its_shards(folder) -> tuple[int, int]:
+    """The most that this process has grown while it read, and what it holds now."""
+    mesh = init_mesh((4,), ("tensor",))
+    seen, read_box = [], hf.read_box
+
+    def watching(*args):
+        found = read_box(*args)
+        seen.append(memory_of_its_own())
+        return found
+
+    before = memory_of_its_own()
+    with mock.patch.object(hf, "read_box", watching):
+        model = load_hf(folder, mesh)
+    most = max(*seen, memory_of_its_own())
+    return most - before, sum(p.nbytes for p in model.parameters())
 
 
 @pytest.mark.verifies(LOAD)
-def test_a_rank_reads_its_own_elements_only(world, tmp_path):
-    save_hf(XtrainModel(config_of()), tmp_path)
-    world(2).run(ranges_read, tmp_path)
+def test_loading_takes_the_memory_of_the_shards_and_no_more(world, tmp_path):
+    """The file is mapped, and a range goes straight into its parameter."""
+    if sys.platform != "linux" or world(4).device != "cpu":
+        pytest.skip("needs Linux to tell how much memory a process has of its own")
+    config = config_of(vocab_size=8192, hidden_size=256, intermediate_size=4096)
+    model = XtrainModel(config)
+    save_hf(model, tmp_path)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    world(4).run(grows_by_its_shards, tmp_path)  # warm: imports, meta shapes
+    for grown, held in world(4).run(grows_by_its_shards, tmp_path):
+        assert held < whole / 3
+        assert grown < held + 4 * MEGABYTE < whole / 2
 
 
 def damaged(folder):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.comm import init_mesh
+from xtrain.comm import CommLedger, init_mesh
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel
 from xtrain.model.decoder import DecoderLayer
@@ -206,6 +206,44 @@ def odd_sequences() -> None:
 @pytest.mark.verifies(MODEL)
 def test_what_cannot_be_cut_is_refused_on_all_ranks(world):
     world(2).run(odd_sequences)
+
+
+def wrong_on_one_data_rank(data: int) -> list[str]:
+    """Ids, labels, a shape that only the last data rank brings; then a good batch."""
+    mesh = init_mesh((data, dist.get_world_size() // data), ("data", "tensor"))
+    model = XtrainModel(config_of(num_key_value_heads=1), mesh)
+    last = mesh["data"].get_local_rank() == data - 1
+    said = []
+    for wrong in ("tokens", "labels", "shape"):
+        tokens, labels = batch(mesh["data"].get_local_rank())
+        if last and wrong == "tokens":
+            tokens[1, 3] = 24
+        if last and wrong == "labels":
+            labels[0, 0] = -7
+        if last and wrong == "shape":
+            labels = labels[:, 1:]
+        with (
+            CommLedger() as ledger,
+            pytest.raises(ValueError, match=f"rank {data - 1}: ") as caught,
+        ):
+            model.loss(tokens, labels)
+        sums = [e.payload for e in ledger.events if e.op in ("allreduce", "all_reduce")]
+        assert sums == [16], "more was summed than a count and a flag"
+        said.append(str(caught.value))
+    assert model.loss(*batch(0)).isfinite()
+    return said
+
+
+@pytest.mark.verifies(MODEL, "xtrain.model.loss:count_labels")
+@pytest.mark.parametrize(("data", "size"), [(2, 2), (3, 3), (2, 4)])
+def test_what_one_data_rank_does_wrong_is_named_on_all_before_activations_move(
+    world, data, size
+):
+    """And no rank waits for the one that raised: the next batch is computed."""
+    for said in world(size).run(wrong_on_one_data_rank, data):
+        assert said[0] == f"rank {data - 1}: ids [24] are outside the vocabulary of 24"
+        assert said[1] == f"rank {data - 1}: ids [-7] are outside the vocabulary of 24"
+        assert said[2].startswith(f"rank {data - 1}: labels of shape [2, 11]")
 
 
 def from_the_meta_device() -> None:

@@ -1,4 +1,4 @@
-"""A Llama-style decoder on one device: the model that all lectures cut up."""
+"""A Llama-style decoder, whole or cut over a mesh: the model of all lectures."""
 
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel

@@ -23,12 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_gather_split, check_divides
 from xtrain.comm.collective_choice import TORCH
 from xtrain.model.checks import check_inputs, check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.initialize import full_weight
-from xtrain.model.loss import mean_cross_entropy
+from xtrain.model.loss import IGNORED, count_labels, mean_cross_entropy
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.model.placement import (
     GRADIENT_AXES,
@@ -37,6 +38,7 @@ from xtrain.model.placement import (
     axis_size,
     placement_of,
 )
+from xtrain.tensor_parallel.shards import check_ids
 
 
 class DecoderLayer(nn.Module):
@@ -121,10 +123,16 @@ class XtrainModel(nn.Module):
             labels: [B, S], each the token that should follow; the caller shifts them.
             positions: [S] or [B, S]; 0, 1, 2, ... unless given.
             gather_logits: return the whole vocabulary's on every rank.
+
+        Raises:
+            ValueError: what is given does not fit; before anything is computed. With
+                labels it is raised on every rank that shares the loss.
         """
-        check_inputs(tokens, labels, positions)
-        if self.sequence_parallel:
-            check_divides("sequence", tokens.shape[1], axis_size(self.mesh, "tensor"))
+        problem = problem_of(lambda: self._check_call(tokens, labels, positions))
+        if labels is not None:
+            count = count_labels(labels, self.data, problem)
+        elif problem is not None:
+            raise ValueError(problem)
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         x_BSH = self.embed_tokens(tokens)
@@ -132,7 +140,7 @@ class XtrainModel(nn.Module):
             x_BSH = layer(x_BSH, positions)
         logits_BSV = self.lm_head(self.norm(x_BSH))
         if labels is not None:
-            return mean_cross_entropy(logits_BSV, labels, self.tensor, self.data)
+            return mean_cross_entropy(logits_BSV, labels, self.tensor, self.data, count)
         if gather_logits and self.tensor is not None:
             return all_gather_split(logits_BSV, -1, self.tensor)
         return logits_BSV
@@ -183,6 +191,17 @@ class XtrainModel(nn.Module):
         super().to_empty(**options)
         self._tie()
         return self
+
+    def _check_call(
+        self, tokens: Tensor, labels: Tensor | None, positions: Tensor | None
+    ) -> None:
+        """ValueError unless this rank's batch fits the model."""
+        check_inputs(tokens, labels, positions)
+        if self.sequence_parallel:
+            check_divides("sequence", tokens.shape[1], axis_size(self.mesh, "tensor"))
+        check_ids(tokens, self.config.vocab_size)
+        if labels is not None:
+            check_ids(labels, self.config.vocab_size, IGNORED)
 
     def _tie(self) -> None:
         if self.config.tie_word_embeddings:

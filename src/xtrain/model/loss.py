@@ -9,10 +9,39 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.agreement import raise_everywhere
 from xtrain.comm.autograd import all_reduce_identity
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
 
 IGNORED = -100
+
+
+def count_labels(
+    labels: Tensor, data: ProcessGroup | None = None, problem: str | None = None
+) -> Tensor:
+    """How many labels are not -100, over all data ranks.
+
+    Each rank says besides whether its batch is wrong, so that no other rank goes on to
+    wait for it. (On a GPU that is asserted there: to look would make the CPU wait.)
+
+    Args:
+        problem: what is wrong on this rank.
+
+    Raises:
+        ValueError: on every data rank if one has a problem.
+    """
+    count = (labels != IGNORED).sum()
+    if data is None:
+        if problem is not None:
+            raise ValueError(problem)
+        return count
+    both = torch.stack([count, count.new_tensor(int(problem is not None))])
+    dist.all_reduce(both, group=data)
+    if both.device.type != "cpu":
+        torch._assert_async(both[1] == 0)
+    elif both[1] > 0:
+        raise_everywhere(ValueError, problem, data)
+    return both[0]
 
 
 def mean_cross_entropy(
@@ -20,6 +49,7 @@ def mean_cross_entropy(
     labels_BS: Tensor,
     tensor: ProcessGroup | None = None,
     data: ProcessGroup | None = None,
+    count: Tensor | None = None,
 ) -> Tensor:
     """The mean loss of all tokens whose label is not -100, in at least fp32.
 
@@ -29,9 +59,11 @@ def mean_cross_entropy(
         tensor: the ranks over which the vocabulary of the logits is cut.
         data: the ranks that bring other batches: the mean is over the tokens of all of
             them, and the gradients are this rank's share of that mean's.
+        count: what `count_labels` gave, if it was called already.
     """
     labels = labels_BS.flatten().long()
-    count = (labels != IGNORED).sum()
+    if count is None:
+        count = count_labels(labels, data)
     if tensor is None:
         wide = torch.promote_types(logits_BSV.dtype, torch.float32)
         flat = logits_BSV.flatten(0, 1).to(wide)
@@ -41,6 +73,5 @@ def mean_cross_entropy(
             logits_BSV.flatten(0, 1), labels, reduction="sum", group=tensor
         )
     if data is not None:
-        dist.all_reduce(count, group=data)
         total = all_reduce_identity(total, data)
     return total / count.clamp(min=1)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
@@ -121,8 +120,12 @@ class _CrossEntropy(torch.autograd.Function):
         return loss.masked_fill(~counts, 0.0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True: vocab_parallel_cross_entropy has no second "
+                "derivative, and the gradient would be cut off from its graph"
+            )
         if ctx.spent:
             raise RuntimeError(
                 "vocab_parallel_cross_entropy writes its gradient into the memory of "
