@@ -40,7 +40,10 @@ SHAPES = {
     "number": (),
     "none": (0, 3),
 }
-LAYOUTS = "rows", "columns", "inner", "flat", "uneven", "everywhere", "mixed"
+LAYOUTS = (
+    *("rows", "columns", "inner", "flat", "uneven", "flat in columns"),
+    *("everywhere", "mixed"),
+)
 
 
 def cuts(length, layout, rank, size):
@@ -57,6 +60,8 @@ def shard_of(name, full, layout, rank, size):
     """What a rank holds of a tensor in a layout; some hold nothing."""
     if layout == "mixed":
         layout = LAYOUTS[list(SHAPES).index(name) % (len(LAYOUTS) - 1)]
+    if layout == "flat in columns" and full.dim():
+        return flat_in_columns(name, full, rank, size)
     dim = {"rows": 0, "columns": 1, "inner": 2}.get(layout)
     if layout in ("flat", "uneven"):
         start, stop = cuts(full.numel(), layout, rank, size)
@@ -69,6 +74,16 @@ def shard_of(name, full, layout, rank, size):
     offset[dim] = start
     part = full.narrow(dim, start, stop - start).clone()
     return Shard(name, full.shape, tuple(offset), part)
+
+
+def flat_in_columns(name, full, rank, size):
+    """A range of the elements of one of two blocks of columns, on an even number."""
+    blocks, dim = 2 - size % 2, full.dim() - 1
+    low, high = cuts(full.shape[dim], "columns", rank % blocks, blocks)
+    block = full.narrow(dim, low, high - low)
+    start, stop = cuts(block.numel(), "flat", rank // blocks, size // blocks)
+    box = Box((*[0] * dim, low), tuple(block.shape))
+    return Shard(name, full.shape, start, block.flatten()[start:stop].clone(), box)
 
 
 def fulls(more=0):
@@ -235,6 +250,8 @@ def bad_shards(directory, what):
         "overlap": Shard("x", (2, 4), (0, 1), tensor),
         "gap": Shard("x", (2, 4), (0, 2), tensor[:1]),
         "values": Shard("x", (2, 4), (0, 0), tensor + 1),
+        "after the box": Shard("x", (2, 4), 2, torch.zeros(3), Box((0, 2), (2, 2))),
+        "box outside": Shard("x", (2, 4), 0, torch.zeros(3), Box((0, 3), (2, 2))),
     }[what]
     load, what = (load_checkpoint, ()) if directory == "" else (save_checkpoint, (1,))
     load(directory, *what, [bad if rank == 1 else good])
@@ -247,6 +264,8 @@ BAD_SHARDS = {
     "dims": (ValueError, NOT_WITHIN),
     "flat": (ValueError, NOT_WITHIN),
     "not flat": (ValueError, NOT_WITHIN),
+    "after the box": (ValueError, r"from 2 on is not within \[2, 2\] at \[0, 2\] of"),
+    "box outside": (ValueError, r"from 0 on is not within \[2, 2\] at \[0, 3\] of"),
     "name": (ValueError, "rank 1: ':x' is no name"),
     "shape": (CheckpointError, r"x: shape \[2, 4\] and \[2, 5\] on different ranks"),
     "dtype": (CheckpointError, "x: dtype float32 and float64 on different ranks"),
@@ -262,7 +281,7 @@ def test_shards_that_cannot_be_are_refused_on_every_rank(world, tmp_path):
             world(2), bad_shards, str(tmp_path), what, error=error, match=match
         )
         assert latest(tmp_path) is None
-    for what in ("outside", "flat", "name"):  # before anything is opened
+    for what in ("outside", "flat", "box outside", "name"):  # before anything is opened
         match = BAD_SHARDS[what][1]
         expect_error(world(2), bad_shards, "", what, error=ValueError, match=match)
     for what in ("shape", "dtype"):

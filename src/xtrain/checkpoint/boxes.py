@@ -29,6 +29,13 @@ class Box(NamedTuple):
     def end(self) -> tuple[int, ...]:
         return tuple(o + s for o, s in zip(self.offset, self.size, strict=True))
 
+    def moved_by(self, offset: tuple[int, ...]) -> "Box":
+        """A box of as many elements, further on by `offset`."""
+        return Box(
+            tuple(o + more for o, more in zip(self.offset, offset, strict=True)),
+            self.size,
+        )
+
     def slices_in(self, outer: "Box") -> tuple[slice, ...]:
         """Where this box lies in the tensor that an outer box's elements make."""
         lows = (

@@ -1,11 +1,10 @@
 """What ranks hold of a tensor: shards in memory, which checkpoints keep as pieces.
 
 Shard   a tensor of this rank, and which part of which full tensor it is:
-        a box (rows, columns, an expert) or a range of the flattened tensor
+        a box (rows, columns, an expert), or a range of the elements of one, flat
 Piece   one box of a tensor, with its elements; a flat shard is a few of them
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,14 +43,17 @@ class Shard:
         name: the same on every rank that holds a part of the tensor.
         shape: of the full tensor.
         offset: where `tensor` begins in each dim of the full tensor; or, if `tensor`
-            is flat, the number of its first element in the flattened full tensor.
+            is flat, the number of its first element in the flattened `box`.
         tensor: its elements, and what the optimizer steps if it is a parameter.
+        box: of a flat tensor, the part of the full tensor that it is a range of; all of
+            it unless given.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...] | int
     tensor: Tensor
+    box: Box | None = None
 
     @property
     def about(self) -> About:
@@ -69,29 +71,48 @@ class Shard:
         if not isinstance(self.offset, int):
             piece = Piece(name, shape, tuple(self.offset), data)
             return [piece] if data.numel() else []
-        boxes = boxes_of_range(shape, self.offset, self.offset + data.numel())
+        outer = self.outer
+        boxes = boxes_of_range(outer.size, self.offset, self.offset + data.numel())
         parts = data.split([box.numel for box in boxes])
         return [
-            Piece(name, shape, box.offset, part.view(box.size))
+            Piece(name, shape, box.moved_by(outer.offset).offset, part.view(box.size))
             for box, part in zip(boxes, parts, strict=True)
         ]
+
+    @property
+    def outer(self) -> Box:
+        """What a flat tensor is a range of."""
+        shape = tuple(self.shape)
+        return Box((0,) * len(shape), shape) if self.box is None else self.box
 
     def check(self) -> None:
         """ValueError unless the shard lies within its full tensor."""
         if not self.name or self.name.startswith(":"):
             raise ValueError(f"{self.name!r} is no name: not empty, no ':' in front")
         if isinstance(self.offset, int):
-            end, last = self.offset + self.tensor.numel(), math.prod(self.shape)
+            end, last = self.offset + self.tensor.numel(), self.outer.numel
             fits = self.tensor.dim() == 1 and self.offset >= 0 and end <= last
+            fits = fits and is_within(self.outer, self.shape)
         else:
-            dims = {len(self.shape), len(self.offset), self.tensor.dim()}
-            ends = zip(self.offset, self.tensor.shape, self.shape, strict=False)
-            fits = len(dims) == 1 and all(0 <= o <= o + s <= n for o, s, n in ends)
+            fits = is_within(Box(self.offset, tuple(self.tensor.shape)), self.shape)
         if not fits:
             raise ValueError(
                 f"{self.name}: a shard of shape {list(self.tensor.shape)} from "
-                f"{self.offset} on is not within {list(self.shape)}"
+                f"{self.offset} on is not within {self._limits()}"
             )
+
+    def _limits(self) -> str:
+        within = str(list(self.shape))
+        if self.box is not None:
+            within = f"{list(self.box.size)} at {list(self.box.offset)} of {within}"
+        return within
+
+
+def is_within(box: Box, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape has all elements of a box."""
+    ends = zip(box.offset, box.size, shape, strict=False)
+    same_dims = len(box.offset) == len(box.size) == len(shape)
+    return same_dims and all(0 <= o <= o + s <= n for o, s, n in ends)
 
 
 def whole(name: str, tensor: Tensor) -> Shard:

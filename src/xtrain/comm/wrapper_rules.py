@@ -44,6 +44,21 @@ def claim(parameters: Iterable[Tensor], owner: str) -> None:
         parameter._gradients_reduced_by = owner  # type: ignore[attr-defined]
 
 
+def mark_as_slices(parameters: Iterable[Tensor]) -> None:
+    """Remember that these are cut over ranks of their own, for `check_not_slices`."""
+    for parameter in parameters:
+        parameter._is_slice = True  # type: ignore[attr-defined]
+
+
+def check_not_slices(parameters: Iterable[Tensor]) -> None:
+    """ValueError if the norm of these is not that of the model they belong to."""
+    if any(getattr(parameter, "_is_slice", False) for parameter in parameters):
+        raise ValueError(
+            "these parameters are slices, cut over other ranks too, and their norm is "
+            "not the model's: clip_grad_norm_(max_norm, module) counts each part once"
+        )
+
+
 def check_bare(parameters: Iterable[Tensor], owner: str) -> None:
     """ValueError if a wrapper of ours reduces some of these gradients already.
 

@@ -21,10 +21,14 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.checkpoint import Shard
+from xtrain.checkpoint.placement import Placement
 from xtrain.comm.autograd import all_gather_split, check_divides
 from xtrain.comm.collective_choice import TORCH
+from xtrain.comm.wrapper_rules import mark_as_slices
 from xtrain.model.checks import check_inputs, check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.initialize import full_weight
@@ -32,11 +36,12 @@ from xtrain.model.loss import mean_cross_entropy
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.model.placement import (
     GRADIENT_AXES,
-    Placement,
     axis_group,
     axis_size,
+    mesh_group,
     placement_of,
 )
+from xtrain.zero.clip import clip_sharded_grad_norm_
 
 
 class DecoderLayer(nn.Module):
@@ -97,7 +102,7 @@ class XtrainModel(nn.Module):
             self.norm = parts.norm()
             self.lm_head = parts.head()
         self.to(dtype or torch.get_default_dtype())
-        self._tie()
+        self._tie_and_mark()
         device = torch.device(device or torch.get_default_device())
         if device.type != "meta":
             self.to_empty(device=device)
@@ -159,6 +164,31 @@ class XtrainModel(nn.Module):
             for work in works:
                 work.wait()
 
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients to a norm of at most `max_norm`; what it was before.
+
+        After `sync_gradients`, on every rank. The norm is that of the full model: each
+        slice counts once, and what several tensor ranks hold counts once.
+
+        Inside ZeRO or FSDP, which shard the gradients, call theirs.
+        """
+        held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
+        gradients = [gradient for _, gradient in held]
+        if self.tensor is None:
+            return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        counts = [self.placement(name).is_first for name, _ in held]
+        return clip_sharded_grad_norm_(gradients, max_norm, self.tensor, counts)
+
+    def shards(self) -> list[Shard]:
+        """What this rank holds, for `save_checkpoint` and `load_checkpoint`.
+
+        ZeRO and FSDP save and load what they shard by their own methods.
+        """
+        return [
+            self.placement(name).shard(name, parameter)
+            for name, parameter in self.named_parameters()
+        ]
+
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The call with labels: `self(...)`, so that hooks of wrappers run."""
         return self(tokens, labels)
@@ -178,12 +208,18 @@ class XtrainModel(nn.Module):
         rank = 0 if self.tensor is None else self.tensor.rank()
         return placement_of(name, self.config, rank, size)
 
+    def all_ranks(self) -> ProcessGroup | None:
+        """The group of all ranks of the mesh: they save, load and clip together."""
+        return mesh_group(self.mesh)
+
     def to_empty(self, **options: Any) -> Self:
         """As torch's, but a tied head stays tied."""
         super().to_empty(**options)
-        self._tie()
+        self._tie_and_mark()
         return self
 
-    def _tie(self) -> None:
+    def _tie_and_mark(self) -> None:
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        if axis_size(self.mesh, "tensor") > 1:
+            mark_as_slices(self.parameters())

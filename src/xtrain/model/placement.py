@@ -7,43 +7,24 @@
     norms                         whole
 
 Gradients are summed over "data" after backward. Over "tensor" nothing is left to sum:
-the layers do that in backward, also for what several ranks hold alike.
+the layers do that in backward, also for what several ranks hold alike: norms, and key
+heads that are fewer than the ranks. Of those ranks the first one's counts in the norm
+of all gradients, and one of them writes it into a checkpoint.
 """
 
-from dataclasses import dataclass
-
-from torch import Tensor
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.checkpoint.placement import Placement
 from xtrain.model.config import XtrainConfig
 from xtrain.tensor_parallel.attention import key_replicas
-from xtrain.tensor_parallel.shards import cut
 
 ROWS = {"embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj"}
 KEYS = {"k_proj", "v_proj"}
 COLUMNS = {"o_proj", "down_proj"}
 GRADIENT_AXES = ("data",)
 """Mesh axes over which the gradient of every parameter is summed after backward."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Slice `index` of `count` along `dim`; one of one is the whole."""
-
-    dim: int = 0
-    index: int = 0
-    count: int = 1
-
-    def of(self, full: Tensor) -> Tensor:
-        """This slice of the full parameter, in memory of its own."""
-        return cut(full, self.dim, self.index, self.count)
-
-    def full_shape(self, local: Tensor) -> list[int]:
-        """The shape of what `local` is a slice of."""
-        shape = list(local.shape)
-        shape[self.dim] *= self.count
-        return shape
 
 
 def placement_of(name: str, config: XtrainConfig, rank: int, size: int) -> Placement:
@@ -55,8 +36,9 @@ def placement_of(name: str, config: XtrainConfig, rank: int, size: int) -> Place
         return Placement(1, rank, size)
     if layer in KEYS:
         replicas = key_replicas(config.num_key_value_heads, size)
-        return Placement(0, rank // replicas, size // replicas)
-    return Placement()
+        first = rank % replicas == 0
+        return Placement(0, rank // replicas, size // replicas, first)
+    return Placement(is_first=rank == 0)
 
 
 def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
@@ -70,3 +52,19 @@ def axis_size(mesh: DeviceMesh | None, axis: str) -> int:
     """1 for an axis that the mesh does not have."""
     group = axis_group(mesh, axis)
     return 1 if group is None else group.size()
+
+
+def mesh_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
+    """All ranks of a mesh; None without a mesh.
+
+    ValueError for a mesh of several axes that is not that of all ranks: it has no group
+    of its own.
+    """
+    if mesh is None or mesh.ndim == 1:
+        return None if mesh is None else mesh.get_group()
+    if mesh.size() != dist.get_world_size():
+        raise ValueError(
+            f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: "
+            "all ranks save, load and clip together"
+        )
+    return dist.group.WORLD

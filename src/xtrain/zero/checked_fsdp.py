@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.comm.agreement import as_text, check_same, problem_of
 from xtrain.comm.checks import message_device
 from xtrain.comm.collective_choice import Collectives, default_collectives
@@ -92,9 +93,17 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
         self._aliases = {name: names for names in aliases.values() for name in names}
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clip the gradients' norm over all ranks; returns what it was before."""
-        grads = [p.grad for p in self.parameters() if p.grad is not None]
-        return clip_sharded_grad_norm_(grads, max_norm, self.process_group)
+        """Clip the gradients' norm over all ranks; returns what it was before.
+
+        Of a module that is cut over other ranks too, theirs are among them.
+        """
+        held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
+        return clip_sharded_grad_norm_(
+            [gradient for _, gradient in held],
+            max_norm,
+            all_ranks_of(self.module, self.process_group),
+            [placement_in(self.module, name).is_first for name, _ in held],
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """This rank's pieces of the parameters, flat, and the buffers.

@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.comm.agreement import problem_of, raise_everywhere
 from xtrain.comm.collective_choice import Collectives, default_collectives
-from xtrain.comm.wrapper_rules import check_options, claim
+from xtrain.comm.wrapper_rules import check_not_slices, check_options, claim
 from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups
+from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.optimizer import ZeroOptimizer as BareZeroOptimizer
-from xtrain.zero.optimizer_checkpoint import load_buckets, save_buckets
+from xtrain.zero.optimizer_checkpoint import (
+    load_buckets,
+    save_buckets,
+    shards_of,
+)
 from xtrain.zero.optimizer_checks import (
     check_parameters,
     check_same_groups,
@@ -98,6 +104,28 @@ class ZeroOptimizer(BareZeroOptimizer):
     def _take_over(self, buckets: list[Bucket]) -> None:
         claim([p for b in buckets for p in b.parameters], "ZeroOptimizer")
         super()._take_over(buckets)
+
+    def clip_grad_norm_(
+        self, max_norm: float, module: nn.Module | None = None
+    ) -> Tensor:
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`.
+
+        Returns the norm before clipping. `module`, whose parameters these are, must be
+        given if it is cut over other ranks too: the norm then is that of the full one,
+        with what several ranks hold alike counted once.
+        """
+        if module is None:
+            check_not_slices(p for b in self.buckets for p in b.parameters)
+            return super().clip_grad_norm_(max_norm)
+        self.reduce_gradients()
+        shards = shards_of(self.buckets, module, self.rank, gradients=True)
+        gradients = [shard for of_bucket in shards.values() for shard in of_bucket]
+        return clip_sharded_grad_norm_(
+            [shard.tensor for shard in gradients],
+            max_norm,
+            all_ranks_of(module, self.process_group),
+            [placement_in(module, shard.name).is_first for shard in gradients],
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave on this rank; every rank must call it.

@@ -1,5 +1,7 @@
 """Clip gradients of which every rank holds a part."""
 
+from itertools import compress
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -10,18 +12,26 @@ from xtrain.comm.checks import message_device, rank_and_size
 
 @torch.no_grad()
 def clip_sharded_grad_norm_(
-    gradients: list[Tensor], max_norm: float, group: ProcessGroup | None = None
+    gradients: list[Tensor],
+    max_norm: float,
+    group: ProcessGroup | None = None,
+    counts: list[bool] | None = None,
 ) -> Tensor:
     """Scale disjoint gradient shards to a norm of at most `max_norm` over all ranks.
 
     Squares add up, norms do not: each rank sums the squares of its shards, the sums are
     all-reduced, and only then comes the root. Returns the norm before clipping. What
     every rank has for `max_norm` travels along: they must give the same.
+
+    Args:
+        counts: for each gradient whether this rank adds its squares; all unless given.
+            What several ranks hold alike counts on one of them, and all scale it.
     """
     rank, size = rank_and_size(group)
     numbers = torch.zeros(1 + size, dtype=torch.float64, device=message_device(group))
     numbers[1 + rank] = max_norm
-    for gradient in gradients:
+    chosen = gradients if counts is None else compress(gradients, counts)
+    for gradient in chosen:
         numbers[0] += gradient.double().square().sum().to(numbers.device)
     dist.all_reduce(numbers, group=group)
     limits = numbers[1:].tolist()

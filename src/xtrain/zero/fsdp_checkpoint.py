@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from xtrain.checkpoint.bare_file import check_safetensors, read_safetensors
 from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
+from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.checkpoint.training_state import (
     load_checkpoint,
     save_checkpoint,
@@ -29,10 +30,11 @@ def save_units(
     group: ProcessGroup | None,
 ) -> Path:
     """Write the units' shards, their state, and rank 0's buffers of `module`."""
-    shards = shards_of(units)
+    shards = shards_of(units, module)
     if rank_and_size(group)[0] == 0:
         shards += buffers_of(module)
-    return save_checkpoint(directory, step, shards, optimizer, extra, group)
+    everyone = all_ranks_of(module, group)
+    return save_checkpoint(directory, step, shards, optimizer, extra, everyone)
 
 
 def load_units(
@@ -43,8 +45,8 @@ def load_units(
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill the units' shards, their state and the buffers; its step and extra."""
-    shards = shards_of(units) + buffers_of(module)
-    return load_checkpoint(path, shards, optimizer, group)
+    shards = shards_of(units, module) + buffers_of(module)
+    return load_checkpoint(path, shards, optimizer, all_ranks_of(module, group))
 
 
 def load_full_units(
@@ -58,16 +60,17 @@ def load_full_units(
 
     `aliases` has all names of each parameter: of tied ones a file often has one.
     """
-    wanted = [(shard, aliases[shard.name]) for shard in shards_of(units)]
+    wanted = [(shard, aliases[shard.name]) for shard in shards_of(units, module)]
     wanted += [(shard, {shard.name}) for shard in buffers_of(module)]
-    with raising_everywhere(CheckpointError, group=group):
+    everyone = all_ranks_of(module, group)
+    with raising_everywhere(CheckpointError, group=everyone):
         check_safetensors(path, wanted)
-    with raising_everywhere(CheckpointError, group=group):
+    with raising_everywhere(CheckpointError, group=everyone):
         read_safetensors(path, wanted)
 
 
-def shards_of(units: list[FSDPUnit]) -> list[Shard]:
-    """This rank's part of every parameter."""
+def shards_of(units: list[FSDPUnit], module: nn.Module) -> list[Shard]:
+    """This rank's part of every parameter, or of its slice of a module that is cut."""
     found = []
     for group in (group for unit in units for group in unit.flat_groups):
         layout = group.layout
@@ -75,7 +78,8 @@ def shards_of(units: list[FSDPUnit]) -> list[Shard]:
             group.local_shards, layout.slots, group.names, strict=True
         ):
             start, _ = layout.piece_bounds(slot, group.rank)
-            found.append(Shard(name, tuple(slot.shape), start, piece))
+            place = placement_in(module, name)
+            found.append(place.flat_shard(name, slot.shape, start, piece))
     return found
 
 

@@ -20,6 +20,7 @@ from xtrain.checkpoint.optimizer_state import (
     wants_numbers_on_device,
 )
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
+from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.checkpoint.training_state import (
     load_state,
     save_state,
@@ -45,13 +46,14 @@ def save_buckets(
     `optimizer` steps the buckets' masters.
     """
     rank, _ = rank_and_size(group)
-    with raising_everywhere(ValueError, group=group):
+    everyone = all_ranks_of(module, group)
+    with raising_everywhere(ValueError, group=everyone):
         by_bucket = shards_of(buckets, module, rank)
     shards = [shard for shards in by_bucket.values() for shard in shards]
     if rank == 0:
         shards += whole_of(buckets, module)
     states = cut_states(by_bucket, optimizer, rank)
-    return save_state(directory, step, shards, states, optimizer, extra, group)
+    return save_state(directory, step, shards, states, optimizer, extra, everyone)
 
 
 def load_buckets(
@@ -63,7 +65,8 @@ def load_buckets(
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill the masters, the optimizer's state and what is whole; its step and extra."""
     rank, _ = rank_and_size(group)
-    with raising_everywhere(ValueError, group=group):
+    everyone = all_ranks_of(module, group)
+    with raising_everywhere(ValueError, group=everyone):
         by_bucket = shards_of(buckets, module, rank)
     shards = [shard for shards in by_bucket.values() for shard in shards]
     made = States()
@@ -75,13 +78,18 @@ def load_buckets(
         return made
 
     everything = shards + whole_of(buckets, module)
-    result = load_state(path, everything, make_states, optimizer, group)
+    result = load_state(path, everything, make_states, optimizer, everyone)
     merge_step_counts(by_bucket, made, optimizer)
     return result
 
 
-def shards_of(buckets: list[Bucket], module: nn.Module, rank: int) -> ByBucket:
-    """This rank's part of every parameter, with its name in `module`."""
+def shards_of(
+    buckets: list[Bucket], module: nn.Module, rank: int, gradients: bool = False
+) -> ByBucket:
+    """This rank's part of every parameter, with its name in `module`.
+
+    Of the parameters' gradients, for buckets that have some, if asked for these.
+    """
     names = {parameter: name for name, parameter in module.named_parameters()}
     missing = sum(p not in names for bucket in buckets for p in bucket.parameters)
     if missing:
@@ -89,21 +97,26 @@ def shards_of(buckets: list[Bucket], module: nn.Module, rank: int) -> ByBucket:
     found: ByBucket = {bucket: [] for bucket in buckets}
     for bucket, shards in found.items():
         layout = bucket.layout
-        pieces = layout.pieces(bucket.master.detach(), rank)
+        flat = bucket.master.grad if gradients else bucket.master.detach()
+        if flat is None:
+            continue
+        pieces = layout.pieces(flat, rank)
         for piece, slot, parameter in zip(
             pieces, layout.slots, bucket.parameters, strict=True
         ):
             start, _ = layout.piece_bounds(slot, rank)
-            shards.append(Shard(names[parameter], tuple(slot.shape), start, piece))
+            name = names[parameter]
+            place = placement_in(module, name)
+            shards.append(place.flat_shard(name, slot.shape, start, piece))
     return found
 
 
 def whole_of(buckets: list[Bucket], module: nn.Module) -> list[Shard]:
-    """What every rank has in full: frozen parameters and buffers."""
+    """What no rank of the group has alone: frozen parameters and buffers."""
     sharded = {p for bucket in buckets for p in bucket.parameters}
     others = {n: p for n, p in module.named_parameters() if p not in sharded}
-    kept = {**others, **persistent_buffers(module)}
-    return [whole(name, tensor) for name, tensor in kept.items()]
+    frozen = [placement_in(module, name).shard(name, p) for name, p in others.items()]
+    return frozen + [whole(n, t) for n, t in persistent_buffers(module).items()]
 
 
 def cut_states(by_bucket: ByBucket, optimizer: Optimizer, rank: int) -> States:

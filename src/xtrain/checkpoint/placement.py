@@ -1,0 +1,81 @@
+"""Which box of its full tensor a rank's parameter is, and what a wrapper has of that.
+
+    full [4, 6]     columns, slice 1 of 2     its elements 0 to 7, on 1 of 2 data ranks
+
+    . . . . . .         . . . # # #                  . . . # # #
+    . . . . . .         . . . # # #                  . . . # # #
+    . . . . . .         . . . # # #                  . . . # . .
+    . . . . . .         . . . # # #                  . . . . . .
+
+A module that is cut over ranks says so by two methods: `placement(name)` gives the
+slice of each parameter, `all_ranks()` the group of all ranks that hold some. Wrappers,
+which shard what they are given over one axis of those ranks, ask for both here.
+"""
+
+from dataclasses import dataclass
+
+from torch import Size, Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.checkpoint.boxes import Box
+from xtrain.checkpoint.pieces import Shard
+from xtrain.comm.autograd import check_divides
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slice `index` of `count` along `dim`; one of one is the whole.
+
+    Of the ranks that hold the same slice one `is_first`: what it has is counted, in a
+    norm for instance, and what the others have is not.
+    """
+
+    dim: int = 0
+    index: int = 0
+    count: int = 1
+    is_first: bool = True
+
+    def of(self, full: Tensor) -> Tensor:
+        """This slice of the full parameter, in memory of its own."""
+        length = full.shape[self.dim]
+        check_divides(
+            f"dim {self.dim} of a weight {list(full.shape)}", length, self.count
+        )
+        part = length // self.count
+        return full.detach().narrow(self.dim, self.index * part, part).clone()
+
+    def full_shape(self, local: Tensor | Size) -> list[int]:
+        """The shape of what `local`, or a tensor of that shape, is a slice of."""
+        full = list(local.shape if isinstance(local, Tensor) else local)
+        if self.count > 1:
+            full[self.dim] *= self.count
+        return full
+
+    def box(self, shape: Size) -> Box:
+        """Where a slice of this shape lies in the full parameter."""
+        offset = [0] * len(shape)
+        if self.count > 1:
+            offset[self.dim] = self.index * shape[self.dim]
+        return Box(tuple(offset), tuple(shape))
+
+    def shard(self, name: str, tensor: Tensor) -> Shard:
+        """The slice `tensor` of the parameter `name`."""
+        full = tuple(self.full_shape(tensor))
+        return Shard(name, full, self.box(tensor.shape).offset, tensor)
+
+    def flat_shard(self, name: str, shape: Size, start: int, part: Tensor) -> Shard:
+        """What begins at element `start` of the flattened slice of this shape."""
+        full = tuple(self.full_shape(shape))
+        return Shard(name, full, start, part, self.box(shape))
+
+
+def placement_in(module: nn.Module, name: str) -> Placement:
+    """What a module says of its parameter; the whole, of one that says nothing."""
+    find = getattr(module, "placement", None)
+    return Placement() if find is None else find(name)
+
+
+def all_ranks_of(module: nn.Module, group: ProcessGroup | None) -> ProcessGroup | None:
+    """All ranks that hold a part of a module, `group` being one axis of them."""
+    find = getattr(module, "all_ranks", None)
+    return group if find is None else find() or group

@@ -1,0 +1,194 @@
+"""The decoder trained on a mesh of data and tensor ranks under one wrapper, by name."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+
+from tests.model.test_on_a_mesh import batch, config_of
+from xtrain.checkpoint import load_checkpoint, save_checkpoint
+from xtrain.comm import init_mesh
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain.model import XtrainModel
+from xtrain.model.decoder import DecoderLayer
+from xtrain.zero import (
+    FullyShardedDataParallel,
+    MixedPrecisionOptimizer,
+    ZeroOptimizer,
+)
+
+ROWS = 4  # of a step's batch, dealt out to the data ranks
+WRAPPERS = "plain", "ddp", "zero 1", "zero 2", "fsdp"
+
+
+class Layout(NamedTuple):
+    """A wrapper over `data` ranks of a model that is cut over `tensor` ranks."""
+
+    wrapper: str
+    data: int
+    tensor: int
+
+
+class MeshTraining:
+    """A model and its optimizer in a layout; all train on the same batches.
+
+    Args:
+        changes: of the config.
+        low: dtype of the weights in computation; masters keep fp32.
+        micro_batches: of a step, all but the last in `no_sync`; each is a share of the
+            rank's rows, and divided by the number of labels of the whole step.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        changes: dict,
+        dtype=torch.float64,
+        low=None,
+        lr=0.03,
+        micro_batches=1,
+        max_norm=None,
+        sequence_parallel=False,
+        frozen=(),
+    ):
+        self.layout, self.micro_batches = layout, micro_batches
+        self.max_norm = max_norm
+        self.mesh = init_mesh((layout.data, layout.tensor), ("data", "tensor"))
+        self.bare = XtrainModel(
+            config_of(**changes),
+            self.mesh,
+            sequence_parallel=sequence_parallel,
+            dtype=dtype,
+        )
+        freeze(self.bare, frozen)
+        self.data_group = self.mesh["data"].get_group()
+        options = {"gradient_reduction": "sum", "process_group": self.data_group}
+        self.model: torch.nn.Module = self.bare
+        kind, adamw = layout.wrapper, torch.optim.AdamW
+        if low is not None and kind != "fsdp":
+            self.bare.to(low)
+        if kind == "ddp":
+            self.model = DistributedDataParallel(self.bare, **options)
+        if kind == "fsdp":
+            self.model = FullyShardedDataParallel(
+                self.bare, blocks=[DecoderLayer], compute_dtype=low, **options
+            )
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if kind.startswith("zero"):
+            self.optimizer = ZeroOptimizer(
+                parameters,
+                adamw,
+                stage=int(kind[-1]),
+                bucket_cap_mb=2**-9,
+                lr=lr,
+                **options,
+            )
+        elif low is not None and kind != "fsdp":
+            self.optimizer = MixedPrecisionOptimizer(parameters, adamw, lr=lr)
+        else:
+            self.optimizer = adamw(parameters, lr=lr)
+        self.norms: list[float] = []
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            self.accumulate(step)
+            self.bare.sync_gradients(
+                skip=() if self.layout.wrapper == "plain" else ("data",)
+            )
+            if self.max_norm is not None:
+                self.norms.append(self.clip(self.max_norm).item())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def accumulate(self, step: int) -> None:
+        """Forwards and backwards of this rank's rows of the step's batch."""
+        tokens, labels = batch(step, rows=ROWS)
+        here = self.mesh["data"].get_local_rank()
+        tokens, labels = (t.chunk(self.layout.data)[here] for t in (tokens, labels))
+        for micro in range(self.micro_batches):
+            part = [x.chunk(self.micro_batches)[micro] for x in (tokens, labels)]
+            with self.quiet() if micro < self.micro_batches - 1 else nullcontext():
+                loss = self.model(*part)
+                (loss * share(step, micro, self.micro_batches, self.layout)).backward()
+
+    def quiet(self):
+        """The wrapper's `no_sync`; without a wrapper nothing is sent in backward."""
+        inner = self.optimizer if "zero" in self.layout.wrapper else self.model
+        return inner.no_sync() if hasattr(inner, "no_sync") else nullcontext()
+
+    def clip(self, max_norm: float):
+        if self.layout.wrapper == "fsdp":
+            return self.model.clip_grad_norm_(max_norm)
+        if self.layout.wrapper.startswith("zero"):
+            return self.optimizer.clip_grad_norm_(max_norm, self.bare)
+        return self.bare.clip_grad_norm_(max_norm)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This tensor rank's slice of every parameter."""
+        if self.layout.wrapper == "fsdp":
+            full = self.model.full_state_dict()
+            return {name: full[name] for name, _ in self.bare.named_parameters()}
+        return {n: p.detach().clone() for n, p in self.bare.named_parameters()}
+
+    def largest_error(self, expected: dict[str, torch.Tensor]) -> float:
+        """Of every slice against its slice of the full weights."""
+        found = self.weights()
+        if self.bare.config.tie_word_embeddings:
+            expected = {n: w for n, w in expected.items() if n != "lm_head.weight"}
+        assert found.keys() == expected.keys()
+        return max(
+            (weight - self.bare.placement(name).of(expected[name])).abs().max().item()
+            for name, weight in found.items()
+        )
+
+    def save(self, directory, step, with_optimizer=True, extra=None):
+        optimizer = self.optimizer if with_optimizer else None
+        if self.layout.wrapper == "fsdp":
+            return self.model.save_sharded(directory, step, optimizer, extra)
+        if self.layout.wrapper.startswith("zero"):
+            return self.optimizer.save_sharded(directory, step, self.bare, extra)
+        shards = self.bare.shards()
+        return save_checkpoint(directory, step, shards, optimizer, extra)
+
+    def load(self, path, with_optimizer=True):
+        optimizer = self.optimizer if with_optimizer else None
+        if self.layout.wrapper == "fsdp":
+            return self.model.load_sharded(path, optimizer)
+        if self.layout.wrapper.startswith("zero"):
+            return self.optimizer.load_sharded(path, self.bare)
+        return load_checkpoint(path, self.bare.shards(), optimizer)
+
+
+def share(step: int, micro: int, micro_batches: int, layout: Layout) -> float:
+    """What a micro-batch's mean weighs in the mean of the step's valid labels."""
+    if micro_batches == 1:
+        return 1.0
+    _, labels = batch(step, rows=ROWS)
+    counts = [
+        (part.chunk(micro_batches)[micro] != -100).sum().item()
+        for part in labels.chunk(layout.data)
+    ]
+    return sum(counts) / (labels != -100).sum().item()
+
+
+def freeze(model: XtrainModel, names: Iterable[str]) -> None:
+    """No gradient for parameters whose names hold one of these."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in names))
+
+
+def one_process(changes: dict, steps: int, max_norm=None, lr=0.03, frozen=()):
+    """Weights after these steps in one process, and the gradients' norms."""
+    model = XtrainModel(config_of(**changes), dtype=torch.float64)
+    freeze(model, frozen)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    norms = []
+    for step in range(steps):
+        model.loss(*batch(step, rows=ROWS)).backward()
+        if max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            norms.append(norm.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {n: p.detach() for n, p in model.named_parameters()}, norms
