@@ -1,7 +1,13 @@
 """lc4: tensor and sequence parallelism: layers cut over the ranks of a group."""
 
 from xtrain.tensor_parallel.attention import ParallelAttention
+from xtrain.tensor_parallel.attention_dropout import DropoutAttention
 from xtrain.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from xtrain.tensor_parallel.dropout import (
+    ParallelDropout,
+    parallel_dropout,
+    rank_rng,
+)
 from xtrain.tensor_parallel.embedding import (
     HiddenParallelEmbedding,
     VocabParallelEmbedding,
@@ -12,11 +18,15 @@ from xtrain.tensor_parallel.norm import ParallelRMSNorm
 
 __all__ = [
     "ColumnParallelLinear",
+    "DropoutAttention",
     "HiddenParallelEmbedding",
     "ParallelAttention",
+    "ParallelDropout",
     "ParallelRMSNorm",
     "ParallelSwiGLU",
     "RowParallelLinear",
     "VocabParallelEmbedding",
+    "parallel_dropout",
+    "rank_rng",
     "vocab_parallel_cross_entropy",
 ]
