@@ -1,4 +1,4 @@
-"""One loss curve of one process, and every wrapper of lc2 and lc3 on it."""
+"""One loss curve of one process, and every wrapper of lc2 to lc4 on it."""
 
 import math
 import re
@@ -14,6 +14,8 @@ from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc2 import runs_spine as lc2_runs
 from xtrain_docs.lectures.lc2 import spine as lc2
 from xtrain_docs.lectures.lc3 import spine as lc3
+from xtrain_docs.lectures.lc4 import runs_spine as lc4_runs
+from xtrain_docs.lectures.lc4 import spine as lc4
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (
@@ -25,6 +27,7 @@ ZERO = (
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 MODEL = "xtrain.model.decoder:XtrainModel"
+TENSOR = ("xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of")
 
 
 @pytest.mark.verifies(MODEL, "xtrain.model.loss:mean_cross_entropy")
@@ -69,6 +72,14 @@ def test_data_parallelism_reproduces_it(on_ranks, ranks):
 def test_every_stage_of_zero_reproduces_it(on_ranks, ranks):
     curves = [row.curve(ranks) for row in lc3.rows()]
     assert [curve["exact"] for curve in curves] == [True, True, True, False]
+
+
+@pytest.mark.verifies(*TENSOR, *DATA_PARALLEL[1:], *ZERO, MODEL)
+@pytest.mark.parametrize("ranks", compare.RANKS)
+def test_tensor_ranks_reproduce_it_alone_and_beside_data_ranks(on_ranks, ranks):
+    rows = [row for row in lc4.rows() if ranks in row.ranks]
+    assert len(rows) == {2: 2, 4: 5}[ranks]
+    assert all(row.curve(ranks)["exact"] for row in rows)
 
 
 def averaged(rank: int):
@@ -122,9 +133,24 @@ def clipped_alone(rank: int):
     return training.run(right)
 
 
+def slices_clipped_by_their_own_norm(rank: int):
+    """The norm of one tensor rank's slices, where that of all of them was meant."""
+    del rank
+    right = lc4_runs.trained_by("tensor")
+    right.clip = training.clip(right.model)
+    return training.run(right)
+
+
 @pytest.mark.parametrize(
     "broken",
-    [averaged, not_reduced, all_inside_no_sync, reduced_every_time, clipped_alone],
+    [
+        averaged,
+        not_reduced,
+        all_inside_no_sync,
+        reduced_every_time,
+        clipped_alone,
+        slices_clipped_by_their_own_norm,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_a_mistake_leaves_the_curve(world, broken):
@@ -181,6 +207,8 @@ def test_a_table_has_the_largest_differences_by_world_size(monkeypatch):
     assert name == "ours"
     assert [float(cell[:3]) for cell in cells] == pytest.approx([2, 3, 5], abs=0.1)
     assert all(cell.endswith("10⁻¹³") for cell in cells)
+    table = compare.table_of([compare.Row("ours", dict, "", ranks=(4,))])
+    assert list(table.rows[0]) == ["ours", "", *cells[1:]]
 
 
 def test_small_numbers_are_written_as_powers():

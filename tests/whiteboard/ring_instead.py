@@ -17,8 +17,14 @@ class _RingDistributed:
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
 
-    def all_reduce(self, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        return RING.all_reduce(tensor, group=group)
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return RING.all_reduce(tensor, op, group)
 
 
 def _call(collective: Any, *tensors: Any, group: Any = None, **_: Any) -> Any:

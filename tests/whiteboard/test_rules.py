@@ -27,17 +27,23 @@ TWINS: dict[str, Callable] = {
     "comm": lambda name: getattr(comm, name),
     "data_parallel": lambda name: twin_in("xtrain.data_parallel", name),
     "zero": lambda name: twin_in("xtrain.zero", LONGER.get(name, name)),
+    "tensor_parallel": lambda name: cut_from_full(LONGER.get(name, name)),
 }
 LONGER = {
     "clip_grad_norm": "clip_sharded_grad_norm",
     "fully_sharded": "fully_sharded_data_parallel",
     "fully_sharded_prefetch": "fully_sharded_data_parallel",
     "mixed_precision": "mixed_precision_optimizer",
+    "tensor_parallel_attention": "parallel_attention",
+    "tensor_parallel_mlp": "parallel_swiglu",
     "zero_1": "zero_optimizer",
     "zero_2": "zero_optimizer",
 }
 """Forms that the library has under a longer name, or several under one."""
-NO_TWIN: dict[str, str] = {}
+NO_TWIN: dict[str, str] = {
+    "rotary_embedding": "the library makes a table of angles, then turns by it",
+    "sequence_parallel_region": "there every layer takes sequence_parallel=True",
+}
 """Forms that the library has under no name of theirs, each with the reason."""
 
 DISTRIBUTED = re.compile(r"(dist|torch\.distributed)(\.\w+)*")
@@ -53,6 +59,12 @@ def twin_in(package: str, name: str) -> Callable:
     module = importlib.import_module(package)
     wanted = folded(name)
     return next(getattr(module, n) for n in dir(module) if folded(n) == wanted)
+
+
+def cut_from_full(name: str) -> Callable:
+    """A layer's form is made of the whole layer, as by the library's `from_full`."""
+    twin = twin_in("xtrain.tensor_parallel", name)
+    return getattr(twin, "from_full", twin)
 
 
 def folded(name: str) -> str:
@@ -138,7 +150,7 @@ def differing_arguments(form: Callable, twin: Callable) -> list[str]:
     return problems
 
 
-def arguments_out_of_order(form: type, twin: type) -> list[str]:
+def arguments_out_of_order(form: type, twin: Callable) -> list[str]:
     """Arguments of a class that the library's has not, or in another order.
 
     Classes follow torch's, whose process_group is not the last. A LossScaler stands for

@@ -23,11 +23,13 @@ class Row:
     Attributes:
         name: as figure and table call it.
         function, argument: what runs on every rank and gives a curve.
+        ranks: world sizes on which it can run.
     """
 
     name: str
     function: Callable[[str], Curve]
     argument: str
+    ranks: tuple[int, ...] = RANKS
 
     def curve(self, ranks: int) -> Curve:
         """Its curve on so many ranks, held against the reference."""
@@ -55,9 +57,12 @@ def table_of(rows: Sequence[Row]) -> Table:
     right = reference()
     cells = []
     for row in rows:
-        curves = [row.curve(ranks) for ranks in RANKS]
-        losses = [power(difference(curve, right, "loss")) for curve in curves]
-        norm = max(difference(curve, right, "norm") for curve in curves)
+        curves = {ranks: row.curve(ranks) for ranks in row.ranks}
+        losses = [
+            power(difference(curves[n], right, "loss")) if n in curves else ""
+            for n in RANKS
+        ]
+        norm = max(difference(curve, right, "norm") for curve in curves.values())
         cells.append([row.name, *losses, power(norm)])
     header = ["", *(f"loss, {ranks} ranks" for ranks in RANKS), "gradient norm"]
     return Table(header, cells, "l" + "r" * (len(RANKS) + 1))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.model import XtrainConfig, XtrainModel
@@ -76,6 +77,8 @@ class Training:
         reduce: called between the last backward and `clip`.
         micro_batches: parts of a rank's rows; all but the last run in `no_sync`.
         exact: False if it computes with 16-bit numbers.
+        data: the ranks that bring different rows; all unless given.
+        mean_of_all: the model's loss is the mean over all ranks' tokens already.
     """
 
     model: Any
@@ -84,6 +87,8 @@ class Training:
     reduce: Callable[[], None] = lambda: None
     micro_batches: int = 1
     exact: bool = True
+    data: ProcessGroup | None = None
+    mean_of_all: bool = False
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
         """A rank's rows in parts; some are empty when there are too few."""
@@ -110,36 +115,39 @@ def run(training: Training) -> dict[str, Any]:
 
     The loss is a sum over the valid tokens of all ranks, divided once by their count.
     """
-    rank, size = place()
+    rank, size = place(training.data)
     curve: dict[str, Any] = {"exact": training.exact, "loss": [], "norm": []}
     for step in range(STEPS):
         tokens, labels = (whole[rank::size] for whole in batch(step))
-        count = total((labels != IGNORED).sum())
+        count = total((labels != IGNORED).sum(), training.data)
         training.optimizer.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)
         parts = list(zip(*map(training.split, (tokens, labels)), strict=True))
         for part in parts:
             with training.sync(is_last=part is parts[-1]):
                 share = (part[1] != IGNORED).sum() / count.double()
-                part_loss = training.model(*part) * share
+                part_loss = training.model(*part)
+                if not training.mean_of_all:
+                    part_loss = part_loss * share
                 part_loss.backward()
             loss += part_loss.detach()
         training.reduce()
         curve["norm"].append(training.clip(MAX_NORM).item())
         training.optimizer.step()
-        curve["loss"].append(total(loss).item())
+        everyone = loss if training.mean_of_all else total(loss, training.data)
+        curve["loss"].append(everyone.item())
     return curve
 
 
-def place() -> tuple[int, int]:
-    """Rank and size of the default group; 0 of 1 without one."""
+def place(group: ProcessGroup | None = None) -> tuple[int, int]:
+    """Rank and size of the group; 0 of 1 in one process."""
     if not dist.is_initialized():
         return 0, 1
-    return dist.get_rank(), dist.get_world_size()
+    return dist.get_rank(group), dist.get_world_size(group)
 
 
-def total(number: Tensor) -> Tensor:
+def total(number: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """The sum of all ranks' numbers."""
     if dist.is_initialized():
-        dist.all_reduce(number)
+        dist.all_reduce(number, group=group)
     return number

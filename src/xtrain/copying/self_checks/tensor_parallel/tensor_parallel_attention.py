@@ -1,0 +1,57 @@
+"""Eight query heads on 4 ranks with 4 key heads, and with 2, each of them twice."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xtrain.copying.self_checks.harness import Sent, randn, same, say, sends
+from xtrain.whiteboard.tensor_parallel.tensor_parallel_attention import (
+    TensorParallelAttention,
+)
+
+HEADS, HEAD_DIM, HIDDEN = 8, 4, 6
+
+
+class Attention(nn.Module):
+    def __init__(self, key_heads: int):
+        super().__init__()
+        self.q_proj = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
+        self.k_proj = nn.Linear(HIDDEN, key_heads * HEAD_DIM, bias=False)
+        self.v_proj = nn.Linear(HIDDEN, key_heads * HEAD_DIM, bias=False)
+        self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+def check(rank: int, size: int) -> None:
+    x, grad = (randn(3, 5, HIDDEN, seed=n, dtype=torch.float64) for n in (1, 2))
+    for key_heads in (4, 2):
+        torch.manual_seed(0)  # the same whole layer on every rank
+        full = Attention(key_heads).double()
+        layer = TensorParallelAttention(full, head_dim=HEAD_DIM)
+        whole, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y = full(whole)
+        y.backward(grad)
+        with Sent() as sent:
+            out = layer(mine)
+            out.backward(grad)
+        say(f"{HEADS} query heads, {key_heads} key heads:")
+        same("the output", out, y, 1e-12)
+        same("dX", mine.grad, whole.grad, 1e-12)
+        for name, parameter in layer.named_parameters():
+            dim, expected = int(name == "o_proj"), getattr(full, name).weight.grad
+            if name in ("k_proj", "v_proj"):
+                heads = expected.unflatten(0, (-1, HEAD_DIM))
+                expected = heads.repeat_interleave(size // key_heads, 0).flatten(0, 1)
+            part = expected.chunk(size, dim)[rank]
+            same(f"this rank's gradient of {name}", parameter.grad, part, 1e-12)
+    nbytes = 2 * y.nbytes + full.k_proj.weight.nbytes + full.v_proj.weight.nbytes
+    formula = f"2(N-1)/N of {nbytes:,} bytes of y, dX, dW_k and dW_v"
+    sends(sent, formula, 2 * (size - 1) / size * nbytes)

@@ -1,0 +1,92 @@
+"""The tables of lc4: made from runs, and refused when a run disagrees."""
+
+import pytest
+
+from xtrain_docs.evidence import EvidenceError
+from xtrain_docs.lectures.lc4 import runs as lc4_runs
+from xtrain_docs.lectures.lc4 import tables
+
+OPERATORS = [f"xtrain.comm.autograd:{name}" for name in lc4_runs.OPERATORS]
+LINEAR = (
+    "xtrain.tensor_parallel.linear:ColumnParallelLinear",
+    "xtrain.tensor_parallel.linear:RowParallelLinear",
+)
+LAYER = (
+    "xtrain.tensor_parallel.attention:ParallelAttention",
+    "xtrain.tensor_parallel.mlp:ParallelSwiGLU",
+    "xtrain.tensor_parallel.norm:ParallelRMSNorm",
+)
+MODEL = "xtrain.model.decoder:XtrainModel"
+
+
+@pytest.mark.verifies(*OPERATORS)
+def test_every_collective_has_its_dual_and_sends_what_the_formula_says(on_ranks):
+    for ranks in (2, 4):
+        rows = {
+            row[0].strip("`"): row[1].strip("`") for row in tables.duals(ranks).rows
+        }
+        assert len(rows) == 6
+        assert all(rows[dual] == name for name, dual in rows.items())
+        assert rows["identity_all_reduce"] == "all_reduce_identity"
+    table = {row[0]: list(row[1:]) for row in tables.operators(4).rows}
+    assert table["`identity_all_reduce` (f)"] == [
+        "replicated → replicated", "nothing, 0",
+        "partial → replicated", r"all-reduce, $2\frac{N-1}{N}M$",
+    ]  # fmt: skip
+    assert table["`reduce_scatter_all_gather`"] == [
+        "partial → split", r"reduce-scatter, $\frac{N-1}{N}M$",
+        "split → replicated", r"all-gather, $\frac{N-1}{N}M$",
+    ]  # fmt: skip
+
+
+def test_other_bytes_of_a_collective_are_refused(on_ranks, monkeypatch):
+    monkeypatch.setitem(tables.ALGORITHMS, "all-gather", "ring_all_reduce")
+    with pytest.raises(EvidenceError, match="all_gather_split forward: sent"):
+        tables.operator("all_gather_split", 2)
+
+
+@pytest.mark.verifies(*LINEAR)
+def test_a_linear_layer_sends_in_each_mode_what_the_table_says(on_ranks):
+    rows = {row[0]: list(row[1:3]) for row in tables.linear_calls(4).rows}
+    assert rows == {
+        "column": ["nothing", "all-reduce of $TK$"],
+        "column, gather_output": ["all-gather of $TO$", "all-reduce of $TK$"],
+        "column, sequence_parallel": [
+            "all-gather of $TK$", "all-gather of $TK$, reduce-scatter of $TK$"
+        ],
+        "row": ["all-reduce of $TO$", "nothing"],
+        "row, split_input": ["all-reduce of $TO$", "all-gather of $TK$"],
+        "row, sequence_parallel": ["reduce-scatter of $TO$",
+            "all-reduce of $O$, all-gather of $TO$"],
+        "column, then row": ["all-reduce of $TK$", "all-reduce of $TK$"],
+    }  # fmt: skip
+
+
+@pytest.mark.verifies(*LINEAR, *LAYER)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_layer_sends_eight_times_its_activations_or_ten(on_ranks, ranks, monkeypatch):
+    rows = [list(row) for row in tables.layer_traffic(ranks).rows]
+    assert [(row[1], row[2], row[4]) for row in rows] == [
+        ("forward", "2 all-reduce", "4"),
+        ("backward", "2 all-reduce", "4"),
+        ("forward", "2 all-gather, 2 reduce-scatter", "4"),
+        ("backward", "4 all-gather, 2 reduce-scatter", "6"),
+    ]
+    monkeypatch.setitem(tables.FACTORS, "decoder_layer", 12)
+    with pytest.raises(EvidenceError, match="decoder_layer: sent"):
+        tables.layer_calls("decoder_layer", ranks)
+
+
+@pytest.mark.verifies(MODEL, "xtrain.model.parts:CutParts")
+def test_all_parameters_but_the_norms_are_cut(on_ranks):
+    rows = {row[0]: list(row[1:]) for row in tables.parameters_by_rank(4).rows}
+    assert rows["norms"][0] == rows["norms"][1]
+    assert [name for name, row in rows.items() if "whole" in row[2]] == ["norms"]
+    assert 25 < float(rows["**together**"][2].split()[0]) < 25.2
+
+
+@pytest.mark.verifies(*LAYER)
+def test_sequence_parallelism_splits_what_tensor_parallelism_replicates(on_ranks):
+    rows = {row[0]: list(row[1:]) for row in tables.activations_by_rank(2).rows}
+    assert rows["x + attention"] == ["replicated [B, S, H]", "split [B, S/2, H]"]
+    assert rows["gate, up"] == ["split [B, S, F/2]"] * 2
