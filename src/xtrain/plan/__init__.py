@@ -3,6 +3,7 @@
 Standard library only, so the same code runs in a browser's Python.
 """
 
+from xtrain.plan.activations import activation_memory
 from xtrain.plan.cost import (
     Cost,
     algorithm_bandwidth,
@@ -44,6 +45,7 @@ __all__ = [
     "Recipe",
     "StateMemory",
     "Traffic",
+    "activation_memory",
     "algorithm_bandwidth",
     "all_reduce_lower_bound",
     "bus_bandwidth",
