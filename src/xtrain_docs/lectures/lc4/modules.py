@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xtrain.plan import ModelShape, collective_traffic
+from xtrain.plan import ModelShape, activation_memory, collective_traffic
 
 from ... import runs, values
 from ...evidence import EvidenceError, count
@@ -262,10 +262,8 @@ def large_logits(ranks: int = 4) -> Table:
 def classic_bytes(ranks: int, split: bool, **sizes: int) -> int:
     """Bytes per layer of the formula, and two 16-bit numbers a token of each norm."""
     b, s, h, a = sizes.values()
-    tokens = s * b
-    if split:
-        return tokens * (34 * h + 5 * a * s + 8) // ranks
-    return tokens * (10 * h + 8) + tokens * (24 * h + 5 * a * s) // ranks
+    norms = 8 * s * b // (ranks if split else 1)
+    return int(activation_memory(s, b, h, a, ranks, split)) + norms
 
 
 def our_bytes(ranks: int, split: bool, **sizes: int) -> int:

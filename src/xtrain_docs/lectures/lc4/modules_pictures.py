@@ -194,16 +194,18 @@ def sums_of(held: dict[str, Any], token: int, after: int) -> tuple[float, float,
 # ---------------------------------------------------------------- bars
 
 
+SHORT = {"swiglu": "column, row", "column only": "both columns"}
+
+
 @REGISTRY
 def bytes_of_designs(modules: str = "swiglu,column only", ranks: int = 4) -> str:
     """Bytes that a rank sends in a forward and a backward, by module."""
-    from .modules import NAMES, measured
+    from .modules import measured
 
     bars: dict[str, dict[str, float]] = {}
     for module in modules.split(","):
         found = measured(module, ranks)
-        name = NAMES[module].split(", ")[-1]
-        bars[name] = {
+        bars[SHORT[module]] = {
             phase: sum(call[3] for call in found if call[0] == phase) / 1024
             for phase in ("forward", "backward")
         }
