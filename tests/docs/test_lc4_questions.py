@@ -18,6 +18,10 @@ def test_calls_are_recorded_and_others_are_refused(on_ranks, monkeypatch):
     rows = {row[0]: row[1:] for row in interview.calls_of_linear_layers(2).rows}
     assert rows["column"] == ["nothing", "all-reduce of `dx`"]
     assert rows["row"] == ["all-reduce of `y`", "nothing"]
+    columns = interview.calls_of_linear_layers(2, show="columns").rows
+    others = interview.calls_of_linear_layers(2, show="others").rows
+    assert len(columns) == 2
+    assert columns + others == interview.calls_of_linear_layers(2).rows
     monkeypatch.setitem(interview.EXPECTED, "column", ([("all-gather", "y")], []))
     with pytest.raises(EvidenceError, match="column on 2 ranks"):
         interview.calls_of_linear_layers(2)

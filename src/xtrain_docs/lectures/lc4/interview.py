@@ -65,14 +65,14 @@ def checked_calls(layer: str, ranks: int) -> dict[str, list[list[Any]]]:
 
 
 @REGISTRY
-def calls_of_linear_layers(
-    ranks: int = 4, layers: tuple[str, ...] = tuple(LAYER_WORDS)
-) -> Table:
-    """What column and row layers call, recorded."""
+def calls_of_linear_layers(ranks: int = 4, show: str = "all") -> Table:
+    """What column and row layers call, recorded; show=columns or show=others."""
+    columns = ("column", "column, gathered")
     rows = []
-    for layer in layers:
-        checked_calls(layer, ranks)
-        rows.append([LAYER_WORDS[layer], *map(_said, EXPECTED[layer])])
+    for layer, words in LAYER_WORDS.items():
+        if show in ("all", "columns" if layer in columns else "others"):
+            checked_calls(layer, ranks)
+            rows.append([words, *map(_said, EXPECTED[layer])])
     return Table(["layer", "forward", "backward"], rows, "lll")
 
 
