@@ -19,6 +19,7 @@ from xtrain.plan.tensor_parallel import (
 )
 
 CALLS = "xtrain.plan.tensor_parallel:tensor_parallel_calls"
+CALL = "xtrain.plan.tensor_parallel:Call"
 LAYER = "xtrain.plan.tensor_parallel:layer_calls"
 BF16 = 2
 
@@ -148,7 +149,7 @@ def bytes_and_calls(config: XtrainConfig, batch: int, sequence: int, split: bool
     return found
 
 
-@pytest.mark.verifies(CALLS)
+@pytest.mark.verifies(CALLS, CALL)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_real_model_sends_these_calls_forward_and_backward(
     world, xtrain_worlds, ranks
