@@ -15,6 +15,7 @@ from xtrain.plan.cost import (
     fastest,
     hierarchical_time,
     nccl_all_reduce_time,
+    nccl_hop_seconds,
     nccl_protocol,
 )
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
@@ -26,6 +27,15 @@ from xtrain.plan.memory import (
     zero_memory,
 )
 from xtrain.plan.shapes import ModelShape
+from xtrain.plan.tensor_parallel import (
+    Call,
+    bytes_sent,
+    layer_calls,
+    layer_flops,
+    layer_seconds,
+    tensor_parallel_calls,
+    tokens_where_equal,
+)
 from xtrain.plan.traffic import (
     Traffic,
     all_reduce_lower_bound,
@@ -39,6 +49,7 @@ __all__ = [
     "LINKS",
     "RECIPES",
     "Accelerator",
+    "Call",
     "Cost",
     "Link",
     "ModelShape",
@@ -62,5 +73,12 @@ __all__ = [
     "nccl_protocol",
     "peak_flops",
     "state_memory",
+    "bytes_sent",
+    "layer_calls",
+    "layer_flops",
+    "layer_seconds",
+    "tensor_parallel_calls",
+    "tokens_where_equal",
+    "nccl_hop_seconds",
     "zero_memory",
 ]

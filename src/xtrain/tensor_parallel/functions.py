@@ -109,10 +109,7 @@ class _ColumnLinear(torch.autograd.Function):
             stacked, gathered = all_gather_async(x, group)  # while dX is computed
         grad_x, summed = None, Work()
         if needs_x:
-            partial = grads[0] @ weights[0]
-            for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                partial += grad @ weight
-            grad_x, summed = _sum_async(partial, dim, group)
+            grad_x, summed = _sum_async(_input_gradient(grads, weights), dim, group)
             if not ctx.overlap:
                 summed.wait()
         if dim is not None and any(needs_weights):
@@ -161,6 +158,15 @@ def _sum_async(
         return reduce_scatter_async(partial, dim, group)
     partial = partial.contiguous()
     return partial, TORCH.all_reduce(partial, group=group)
+
+
+def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """dX of all y = x W^T that read the same x, added up by the matmuls themselves."""
+    rows = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+    total = rows[0] @ weights[0]
+    for grad, weight in zip(rows[1:], weights[1:], strict=True):
+        total.addmm_(grad, weight)
+    return total.view(*grads[0].shape[:-1], -1)
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
