@@ -53,6 +53,7 @@ def test_parts_around_the_pages(part):
 
 ADDRESSES = """
 benchmarks benchmarks/backends benchmarks/lc1 benchmarks/lc2 benchmarks/lc3
+benchmarks/lc4 bugs/lc4 errata/lc4 interview/lc4
 bugs/lc1 bugs/lc2 bugs/lc3 errata/lc1 errata/lc2 errata/lc3
 interview/lc1 interview/lc2 interview/lc3 labs/ring_by_hand model support-matrix
 verification verification/ledger reference reference/comm/ring
@@ -77,6 +78,12 @@ lc2-data-parallel/uneven-batches lc2-data-parallel/unused-parameters
 lc3-zero lc3-zero/adam lc3-zero/checkpoints lc3-zero/clipping lc3-zero/flat-shards
 lc3-zero/mixed-precision lc3-zero/stage-1-and-2 lc3-zero/stage-3 lc3-zero/traffic
 lc3-zero/vocabulary
+lc4-tensor-parallel lc4-tensor-parallel/attention lc4-tensor-parallel/checkpoints
+lc4-tensor-parallel/conjugate-operators lc4-tensor-parallel/cross-entropy
+lc4-tensor-parallel/embedding lc4-tensor-parallel/hugging-face
+lc4-tensor-parallel/linear lc4-tensor-parallel/mlp lc4-tensor-parallel/overlap
+lc4-tensor-parallel/sequence-parallel lc4-tensor-parallel/when-it-pays
+lc4-tensor-parallel/whole-model
 """
 
 
