@@ -12,11 +12,17 @@ from xtrain.tensor_parallel.embedding import (
     HiddenParallelEmbedding,
     VocabParallelEmbedding,
 )
+from xtrain.tensor_parallel.gathered_mlp import AllGatherMLP
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from xtrain.tensor_parallel.mlp import ParallelSwiGLU
 from xtrain.tensor_parallel.norm import ParallelRMSNorm
+from xtrain.tensor_parallel.ring_matmul import (
+    ring_all_gather_matmul,
+    ring_matmul_reduce_scatter,
+)
 
 __all__ = [
+    "AllGatherMLP",
     "ColumnParallelLinear",
     "DropoutAttention",
     "HiddenParallelEmbedding",
@@ -28,5 +34,7 @@ __all__ = [
     "VocabParallelEmbedding",
     "parallel_dropout",
     "rank_rng",
+    "ring_all_gather_matmul",
+    "ring_matmul_reduce_scatter",
     "vocab_parallel_cross_entropy",
 ]

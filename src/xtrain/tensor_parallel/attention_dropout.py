@@ -8,6 +8,8 @@ fused attention must run within `rank_rng`. The other form holds the probabiliti
 Shapes: B batch, N query heads, K key/value heads, S sequence, D head size, t ranks.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,13 +59,16 @@ class DropoutAttention(nn.Module):
         is_causal: bool = False,
         enable_gqa: bool = False,
     ) -> Tensor:
-        whole = {"is_causal": is_causal, "enable_gqa": enable_gqa}
-        if not self.training or self.p == 0:
-            return F.scaled_dot_product_attention(q_BNSD, k_BKSD, v_BKSD, **whole)
-        if self.fused:
-            with rank_rng(q_BNSD.device, self.group):
+        dropping = self.training and self.p > 0
+        if self.fused or not dropping:
+            with rank_rng(q_BNSD.device, self.group) if dropping else nullcontext():
                 return F.scaled_dot_product_attention(
-                    q_BNSD, k_BKSD, v_BKSD, dropout_p=self.p, **whole
+                    q_BNSD,
+                    k_BKSD,
+                    v_BKSD,
+                    dropout_p=self.p if dropping else 0.0,
+                    is_causal=is_causal,
+                    enable_gqa=enable_gqa,
                 )
         queries_per_key = q_BNSD.shape[1] // k_BKSD.shape[1]
         k_BNSD = k_BKSD.repeat_interleave(queries_per_key, 1)
