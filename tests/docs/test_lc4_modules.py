@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from xtrain.plan import ModelShape
+from xtrain.plan.tensor_parallel import layer_calls
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc4 import (
@@ -20,6 +22,7 @@ REPLICAS = (
     "xtrain.comm.autograd:_IdentitySum",
 )
 MLP = "xtrain.tensor_parallel.mlp:ParallelSwiGLU"
+GATHERED = "xtrain.tensor_parallel.gathered_mlp:AllGatherMLP"
 FUNCTIONS = (
     "xtrain.tensor_parallel.functions:_ColumnLinear",
     "xtrain.tensor_parallel.functions:_RowLinear",
@@ -51,7 +54,26 @@ def test_a_call_more_or_of_another_size_is_refused(on_ranks, monkeypatch):
             modules.measured("swiglu", 2)
 
 
-@pytest.mark.verifies(MLP)
+@pytest.mark.parametrize("behind", ["", " sp"])
+def test_the_modules_of_a_layer_send_what_the_plan_says(behind):
+    shape = ModelShape(
+        vocab_size=24,
+        hidden_size=runs_modules.HIDDEN,
+        intermediate_size=runs_modules.INNER,
+        num_hidden_layers=1,
+        num_attention_heads=runs_modules.HEADS,
+    )
+    sizes = (runs_modules.BATCH, runs_modules.SEQUENCE, 4)
+    planned = layer_calls(shape, *sizes, sequence_parallel=bool(behind))
+    ours = [
+        (call.phase == "backward", modules.RING[call.op], modules.elements(call.size))
+        for name in ("attention", "swiglu", "norm", "norm")
+        for call in modules.FORMULAS[name + behind]
+    ]
+    assert sorted(ours) == sorted((c.backward, c.algorithm, c.numel) for c in planned)
+
+
+@pytest.mark.verifies(MLP, GATHERED)
 def test_gathering_after_each_layer_sends_five_halves_of_column_then_row(on_ranks):
     """For an inner size of 4 h: 5 h gathered, against 2 h for one all-reduce of h."""
 

@@ -16,7 +16,7 @@ from xtrain.comm.autograd import all_gather_split
 from xtrain.model import RopeScaling, XtrainConfig
 from xtrain.model.attention import Attention
 from xtrain.tensor_parallel import (
-    ColumnParallelLinear,
+    AllGatherMLP,
     HiddenParallelEmbedding,
     ParallelAttention,
     ParallelRMSNorm,
@@ -86,10 +86,7 @@ def attention(group: ProcessGroup, split: bool, key_heads: int) -> Forward:
 
 
 def column_only(group: ProcessGroup, split: bool, _: int) -> Forward:
-    """Two column layers, each of which gathers its output."""
-    first = ColumnParallelLinear(HIDDEN, INNER, gather_output=True, group=group)
-    second = ColumnParallelLinear(INNER, HIDDEN, gather_output=True, group=group)
-    return nn.Sequential(first, nn.SiLU(), second)
+    return AllGatherMLP(HIDDEN, INNER, bias=False, group=group)
 
 
 def norm(group: ProcessGroup, split: bool, _: int) -> Forward:
