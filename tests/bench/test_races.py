@@ -29,7 +29,8 @@ def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
         if result.name not in formulas:
             continue
         assert result.bytes_formula
-        if result.name != "one-shot":  # torch's collective sends for it
+        # Where a collective of torch's sends, only the sockets can count.
+        if result.name != "one-shot" and race not in SETS["lc4"]:
             assert result.bytes_sent == result.bytes_formula
         if result.wire_bytes and world(ranks).backend == "gloo":  # others: no TCP
             for wire, formula in zip(

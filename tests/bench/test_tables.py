@@ -183,6 +183,16 @@ def test_steps_stand_below_each_other(steps):
     assert rows[1][1:4] == ["ring", "2 ms", "**1.25x**"]
 
 
+def test_a_page_may_name_other_steps(steps):
+    steps([dataclasses.replace(MEASUREMENT, race="x_small"), *STEPS[1:]])
+    rows = training.training_results("steps", 2, "x_", "small; compute").rows
+    assert [row[0] for row in rows if row[0]] == ["small", "compute"]
+    drawing = training_race("steps", "x_", 2, steps="small")
+    assert "small, ring: 1.25x" in drawing and "compute" not in drawing
+    with pytest.raises(ValueError, match="x_tiny"):
+        training.training_results("steps", 2, "x_", "tiny")
+
+
 def test_a_missed_goal_shows_even_where_rounding_hides_it(steps):
     close = dataclasses.replace(RESULT, goal=1.2499)
     just = dataclasses.replace(SLOW, goal=0.5)
@@ -234,3 +244,6 @@ def test_the_steps_are_those_of_the_races():
     rows = training.training_steps().rows
     assert [row[0] for row in rows] == ["compute", "send", "small"]
     assert [row[1] for row in rows] == ["4", "8", "4"]
+    rows = training.tensor_parallel_steps().rows
+    assert [row[0] for row in rows] == ["batch8", "batch1", "small"]
+    assert [row[5] for row in rows] == ["8", "1", "1"]

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from tests.bench.test_runner import SHORT
 from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
-from xtrain.bench.races import lc2, lc3
+from xtrain.bench.races import lc2, lc3, lc4
 from xtrain.bench.runner import run_measurement
 from xtrain.bench.steps import SEND
 from xtrain.bench.training import (
@@ -200,3 +201,46 @@ def test_wire_bytes_of_a_step_over_gloo_follow_the_formula(world, xtrain_worlds,
     formula = (size - 1) * halves * 4  # of all ranks together
     sent = sum(world(size).run(wire_of_a_step, wrap))
     assert formula <= sent <= 1.02 * formula + 100_000
+
+
+HEADED = lc4.SHAPES["batch1"]  # as many key heads as ranks
+TENSOR_SIDES = [
+    (side, split) for side in (lc4.torch_tp, lc4.our_tp) for split in (0, 1)
+]
+
+
+def wire_of_tensor_parallel_steps():
+    """By side: bytes through the sockets in a step, after one that connects."""
+    sent = []
+    for side, split in TENSOR_SIDES:
+        trial = training_trial(
+            HEADED,
+            partial(side, sequence_parallel=bool(split)),
+            "gloo",
+            Case(2 * MiB, dist.get_world_size()),
+            lc4.first_batch,
+            lc4.loss_parallel if side is lc4.torch_tp else nullcontext,
+        )
+        trial.call()
+        dist.barrier()
+        with CommLedger() as ledger:
+            trial.call()
+            dist.barrier()
+        sent.append(ledger.wire_bytes)
+    return sent
+
+
+@pytest.mark.verifies("xtrain.bench.races.lc4:traffic")
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP counters are Linux's")
+def test_tensor_parallel_steps_send_what_the_plan_says(world, xtrain_worlds):
+    """torch's without sequence parallelism, too; with it gloo scatters by reducing."""
+    if (xtrain_worlds.backend, xtrain_worlds.device) != ("gloo", "cpu"):
+        pytest.skip("about gloo's sockets")
+    case = Case(2 * MiB, 4)
+    sent = zip(*world(4).run(wire_of_tensor_parallel_steps), strict=True)
+    for (side, split), by_rank in zip(TENSOR_SIDES, sent, strict=True):
+        formula = lc4.traffic(HEADED, bool(split), case).total
+        if side is lc4.torch_tp and split:
+            assert sum(by_rank) > 1.1 * formula
+        else:
+            assert formula <= sum(by_rank) <= 1.02 * formula + 100_000

@@ -7,6 +7,7 @@ runs on all ranks and compares what the copy of NAME does with what one process 
 import importlib
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -344,6 +345,133 @@ def check_checkpoints():
     same(columns, weight[:, rank : rank + 1])
     if rank == 0:
         same(rest.tensor, weight[:, 4:])
+
+
+def slice_of(x, dim):
+    """What this rank has of `x`: a slice of `dim`, or all of it if that is None."""
+    rank, size = ranks()
+    return x if dim is None else x.chunk(size, dim)[rank]
+
+
+def whole_and_mine(x, dim=None):
+    """The input of one process, and of this rank."""
+    return x.clone().requires_grad_(), slice_of(x, dim).clone().requires_grad_()
+
+
+def same_slices(layer, full, dims, of_full=lambda grad, name: grad):
+    """All gradients of a cut layer are those of the whole one, cut along `dims`."""
+    for name, parameter in layer.named_parameters():
+        expected = of_full(full.get_parameter(name).grad, name)
+        same(parameter.grad, slice_of(expected, dims.get(name)))
+
+
+def check_parallel_linear():
+    x, grad = of_rank(0, 3, 8, 12), of_rank(1, 3, 8, 8)
+    for split in (False, True):
+        sequence = 1 if split else None
+        for name, dims, dim_in, dim_out in (
+            ("ColumnParallelLinear", {"weight": 0, "bias": 0}, sequence, -1),
+            ("RowParallelLinear", {"weight": 1}, -1, sequence),
+        ):
+            torch.manual_seed(3)
+            full = nn.Linear(12, 8).double()
+            layer = copied(name).from_full(full, sequence_parallel=split)
+            whole, mine = whole_and_mine(x, dim_in)
+            y, out = full(whole), layer(mine)
+            y.backward(grad)
+            out.backward(slice_of(grad, dim_out))
+            same(out.detach(), slice_of(y.detach(), dim_out))
+            same(mine.grad, slice_of(whole.grad, dim_in))
+            same_slices(layer, full, dims)
+
+
+def check_parallel_embeddings():
+    torch.manual_seed(3)
+    full = nn.Embedding(20, 8).double()
+    ids = torch.tensor([[0, 4, 5, 9, 10], [14, 15, 19, 0, 7]])
+    y = full(ids)
+    y.backward(of_rank(1, 2, 5, 8))
+    for name, dim in (("VocabParallelEmbedding", 0), ("HiddenParallelEmbedding", 1)):
+        layer = copied(name).from_full(full)
+        out = layer(ids)
+        same(out.detach(), y.detach())
+        out.backward(of_rank(1, 2, 5, 8))
+        same_slices(layer, full, {"weight": dim})
+
+
+def check_vocab_parallel_cross_entropy():
+    x, labels = 50 * of_rank(0, 10, 12), torch.arange(10)
+    labels[3] = -100
+    whole, mine = whole_and_mine(x, -1)
+    expected = nn.functional.cross_entropy(whole, labels, label_smoothing=0.1)
+    expected.backward()
+    loss = copied("vocab_parallel_cross_entropy")(mine, labels, label_smoothing=0.1)
+    loss.backward()
+    same(loss.detach(), expected.detach())
+    same(mine.grad, slice_of(whole.grad, -1))
+
+
+class Block(nn.Module):
+    """SwiGLU, or causal attention in which nothing turns, on one process."""
+
+    def __init__(self, **features):
+        super().__init__()
+        torch.manual_seed(3)
+        for name, (out, into) in features.items():
+            self.add_module(name, nn.Linear(into, out, bias=False).double())
+
+    def swiglu(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def attention(self, x):
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in projections)
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+def check_parallel_blocks():
+    x, grad = of_rank(0, 3, 8, 6), of_rank(1, 3, 8, 6)
+    mlp = {"gate_proj": (12, 6), "up_proj": (12, 6), "down_proj": (6, 12)}
+    heads = {"q_proj": (32, 6), "k_proj": (8, 6), "v_proj": (8, 6), "o_proj": (6, 32)}
+    rows = {f"{n}_proj.weight": 0 for n in ("gate", "up", "q", "k", "v")}
+    dims = rows | {"down_proj.weight": 1, "o_proj.weight": 1}
+    attention = copied("ParallelAttention").from_full
+
+    def twice(grad, name):  # 2 key heads on 4 ranks
+        if name[:2] not in ("k_", "v_"):
+            return grad
+        return grad.unflatten(0, (-1, 4)).repeat_interleave(2, 0).flatten(0, 1)
+
+    still = {"positions": torch.zeros(8)}
+    for split in (False, True):
+        for features, forward, cut, arguments in (
+            (mlp, Block.swiglu, copied("ParallelSwiGLU").from_full, {}),
+            (heads, Block.attention, partial(attention, head_dim=4), still),
+        ):
+            full = Block(**features)
+            layer = cut(full, sequence_parallel=split)
+            dim = 1 if split else None
+            whole, mine = whole_and_mine(x, dim)
+            y = forward(full, whole)
+            y.backward(grad)
+            out = layer(mine, **arguments)
+            out.backward(slice_of(grad, dim))
+            same(out.detach(), slice_of(y.detach(), dim))
+            same(mine.grad, slice_of(whole.grad, dim))
+            same_slices(layer, full, dims, twice)
+
+
+def check_parallel_norm():
+    full = nn.RMSNorm(6, 1e-5).double()
+    layer = copied("ParallelRMSNorm").from_full(full, sequence_parallel=True)
+    whole, mine = whole_and_mine(of_rank(0, 3, 8, 6), 1)
+    grad = of_rank(1, 3, 8, 6)
+    full(whole).backward(grad)
+    layer(mine).backward(slice_of(grad, 1))
+    same(mine.grad, slice_of(whole.grad, 1))
+    same_slices(layer, full, {})
 
 
 CHECKS = {name: check for name, check in globals().items() if name[:6] == "check_"}

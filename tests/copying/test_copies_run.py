@@ -20,6 +20,14 @@ MAX_LINES = {  # of a copy; 250 for every other collective
     "ZeroOptimizer": 900,
     "FullyShardedDataParallel": 900,
     "AdamW": 110,
+    "ColumnParallelLinear": 490,
+    "RowParallelLinear": 530,
+    "VocabParallelEmbedding": 450,
+    "HiddenParallelEmbedding": 350,
+    "vocab_parallel_cross_entropy": 180,
+    "ParallelSwiGLU": 720,
+    "ParallelAttention": 1050,
+    "ParallelRMSNorm": 220,
 }
 COLLECTIVES = [
     "exchange",
@@ -64,7 +72,17 @@ TRAINING = [
     "save_checkpoint",
     "load_checkpoint",
 ]
-ALGORITHMS = [*COLLECTIVES, *TRAINING]
+CUT_OVER_RANKS = [
+    "ColumnParallelLinear",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "HiddenParallelEmbedding",
+    "vocab_parallel_cross_entropy",
+    "ParallelSwiGLU",
+    "ParallelAttention",
+    "ParallelRMSNorm",
+]
+ALGORITHMS = [*COLLECTIVES, *TRAINING, *CUT_OVER_RANKS]
 
 
 @pytest.fixture(scope="module")

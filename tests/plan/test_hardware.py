@@ -57,6 +57,15 @@ def test_measured_matmul_share(name, share):
     assert efficiency == pytest.approx(share, abs=0.005)
 
 
+@pytest.mark.verifies("xtrain.plan.hardware:Link")
+def test_pcie_doubles_and_ethernet_is_its_bits():
+    fourth, fifth = Link.preset("pcie4-x16"), Link.preset("pcie5-x16")
+    assert fourth.bandwidth == pytest.approx(31.5 * GB, rel=1e-3)
+    assert fifth.bandwidth == 2 * fourth.bandwidth
+    assert 8 * Link.preset("ethernet-100g").bandwidth == 100 * GB
+    assert 8 * Link.preset("ethernet-10g").bandwidth == 10 * GB
+
+
 def test_infiniband_rates_double_each_generation():
     rates = [LINKS[f"infiniband-{g}"].bandwidth for g in ("edr", "hdr", "ndr", "xdr")]
     assert rates == [12.5 * GB, 25 * GB, 50 * GB, 100 * GB]

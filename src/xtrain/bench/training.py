@@ -10,6 +10,7 @@ ranks, so losses that agree say that gradients were averaged and weights updated
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -44,6 +45,7 @@ class Shape:
     layers: int
     batch: int
     sequence: int
+    kv_heads: int = KV_HEADS
 
 
 def group_on(backend: str) -> ProcessGroup:
@@ -62,14 +64,19 @@ def training_trial(
     backend: str,
     case: Case,
     data_rank: Callable[[], int] = dist.get_rank,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    update: bool = True,
 ) -> Trial:
     """One step of the model whose weights take about `case.size` bytes.
 
     Args:
         data_rank: which batch this rank trains on; where several ranks hold parts of
             one model, they give the same number.
+        around: a context that forward and backward run in.
+        update: False leaves out the optimizer's step, but in the checked steps.
     """
-    model = XtrainModel(config_for(case.size, shape.layers), device=case.device)
+    config = config_for(case.size, shape.layers, shape.kv_heads)
+    model = XtrainModel(config, device=case.device)
     tokens, labels = batch_of(shape, data_rank()).to(case.device)
     wrapped, optimizer = wrap(model, group_on(backend))
     losses = torch.zeros(CHECKED, device=case.device)
@@ -77,10 +84,12 @@ def training_trial(
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = wrapped(tokens, labels)
-        loss.backward()
-        optimizer.step()
+        with around():
+            loss = wrapped(tokens, labels)
+            loss.backward()
         place = next(steps, None)
+        if update or place is not None:
+            optimizer.step()
         if place is not None:
             losses[place] = loss.detach()
 
@@ -96,18 +105,19 @@ def batch_of(shape: Shape, data_rank: int) -> Tensor:
 
 def model_for(case: Case, shape: Shape) -> XtrainModel:
     """The model of a case without memory behind it, to count its parameters."""
-    return XtrainModel(config_for(case.size, shape.layers), device="meta")
+    config = config_for(case.size, shape.layers, shape.kv_heads)
+    return XtrainModel(config, device="meta")
 
 
-def config_for(nbytes: int, layers: int) -> XtrainConfig:
+def config_for(nbytes: int, layers: int, kv_heads: int = KV_HEADS) -> XtrainConfig:
     """The widest model whose float32 weights take at most `nbytes` (one at least)."""
     width = WIDTH_STEP
-    while 4 * config_of(width + WIDTH_STEP, layers).parameters <= nbytes:
+    while 4 * config_of(width + WIDTH_STEP, layers, kv_heads).parameters <= nbytes:
         width += WIDTH_STEP
-    return config_of(width, layers)
+    return config_of(width, layers, kv_heads)
 
 
-def config_of(width: int, layers: int) -> XtrainConfig:
+def config_of(width: int, layers: int, kv_heads: int = KV_HEADS) -> XtrainConfig:
     """A model of this width; SwiGLU is about 8/3 as wide."""
     return XtrainConfig(
         vocab_size=VOCABULARY,
@@ -115,7 +125,7 @@ def config_of(width: int, layers: int) -> XtrainConfig:
         intermediate_size=-(-8 * width // 3 // WIDTH_STEP) * WIDTH_STEP,
         num_hidden_layers=layers,
         num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
+        num_key_value_heads=kv_heads,
     )
 
 

@@ -8,6 +8,7 @@ from xtrain.comm.all_to_all import (
     exchange_split_sizes,
 )
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.collective_choice import prefer_direct_on_gloo
 from xtrain.comm.collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -49,6 +50,7 @@ from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
 from xtrain.comm.work import Work
 
 install_checks()  # before anybody can call anything of this package
+prefer_direct_on_gloo()
 
 Handle = Work  # what it was called when only all-to-all returned one
 

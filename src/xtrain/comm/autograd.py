@@ -35,12 +35,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, default_collectives
 from xtrain.comm.p2p import exchange_all
-from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.work import Work
 
 
@@ -198,18 +197,15 @@ class _IdentitySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         rank, _ = rank_and_size(ctx.group)
-        mine = grad.contiguous()
-        others = [member for member in ctx.members if member != rank]
-        received = {member: torch.empty_like(mine) for member in others}
+        parts = grad.new_empty(len(ctx.members), *grad.shape)
+        by_rank = dict(zip(ctx.members, parts, strict=True))
+        mine = by_rank.pop(rank).copy_(grad)
         exchange_all(
-            [(mine, member) for member in others],
-            [(received[member], member) for member in others],
+            [(mine, member) for member in by_rank],
+            [(part, member) for member, part in by_rank.items()],
             ctx.group,
         )
-        received[rank] = mine
-        total = torch.empty_like(mine)
-        reduce_into(total, [received[member] for member in ctx.members], ReduceOp.SUM)
-        return total, None, None
+        return parts.sum(0), None, None
 
 
 def slice_of(x: Tensor, dim: int, group: ProcessGroup | None = None) -> Tensor:

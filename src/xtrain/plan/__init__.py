@@ -3,6 +3,7 @@
 Standard library only, so the same code runs in a browser's Python.
 """
 
+from xtrain.plan.activations import activation_memory
 from xtrain.plan.bubble import pipeline_activations, pipeline_idle
 from xtrain.plan.cost import (
     Cost,
@@ -15,6 +16,7 @@ from xtrain.plan.cost import (
     fastest,
     hierarchical_time,
     nccl_all_reduce_time,
+    nccl_hop_seconds,
     nccl_protocol,
 )
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
@@ -26,6 +28,15 @@ from xtrain.plan.memory import (
     zero_memory,
 )
 from xtrain.plan.shapes import ModelShape
+from xtrain.plan.tensor_parallel import (
+    Call,
+    bytes_sent,
+    layer_calls,
+    layer_flops,
+    layer_seconds,
+    tensor_parallel_calls,
+    tokens_where_equal,
+)
 from xtrain.plan.traffic import (
     Traffic,
     all_reduce_lower_bound,
@@ -39,12 +50,14 @@ __all__ = [
     "LINKS",
     "RECIPES",
     "Accelerator",
+    "Call",
     "Cost",
     "Link",
     "ModelShape",
     "Recipe",
     "StateMemory",
     "Traffic",
+    "activation_memory",
     "algorithm_bandwidth",
     "all_reduce_lower_bound",
     "bus_bandwidth",
@@ -63,5 +76,12 @@ __all__ = [
     "pipeline_activations",
     "pipeline_idle",
     "state_memory",
+    "bytes_sent",
+    "layer_calls",
+    "layer_flops",
+    "layer_seconds",
+    "tensor_parallel_calls",
+    "tokens_where_equal",
+    "nccl_hop_seconds",
     "zero_memory",
 ]

@@ -313,6 +313,17 @@ def nccl_all_reduce_time(
     return microseconds * 1e-6 + bytes / rate
 
 
+def nccl_hop_seconds(network: bool, protocol: str = "Simple") -> float:
+    """What NCCL's tuner takes a ring's message to cost before its bytes: the alpha.
+
+    Over the network, or over NVLink.
+    """
+    if protocol not in NCCL_PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol!r}; known: {NCCL_PROTOCOLS}")
+    table = _NCCL_NETWORK if network else _NCCL_NVLINK
+    return table[protocol][0] * 1e-6
+
+
 def nccl_protocol(
     algorithm: str, bytes: float, ranks: int, nodes: int, bus_bandwidth: float
 ) -> str:

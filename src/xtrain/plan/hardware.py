@@ -19,6 +19,8 @@ TERA = 1e12
 _MLENG = "Stas Bekman, Machine Learning Engineering, hardware tables"
 _TPU = "Google Cloud TPU documentation; How to Scale Your Model (JAX scaling book)"
 _THIRD_PARTY = "third-party tables, vendor datasheet not read"
+_PCIE = "PCI Express transfer rate x lanes x 128/130 / 8 bits"
+_ETHERNET = "Ethernet bit rate / 8 bits"
 _IB = "InfiniBand 4x signalling rate / 8 bits"
 
 
@@ -107,6 +109,10 @@ LINKS: dict[str, Link] = _by_name(
     Link("xgmi-mi300x", 448 * GB, _MLENG + "; 7 links of 64 GB/s, 64 to one peer"),
     Link("xgmi-mi300x-peer", 64 * GB, _MLENG),
     Link("ici-v5p", 90 * GB, _TPU + "; one of 6 links (90 or 100)"),
+    Link("pcie4-x16", 16 * GB * 16 * 128 / 130 / 8, _PCIE),
+    Link("pcie5-x16", 32 * GB * 16 * 128 / 130 / 8, _PCIE),
+    Link("ethernet-10g", 10 * GB / 8, _ETHERNET),
+    Link("ethernet-100g", 100 * GB / 8, _ETHERNET),
     Link("infiniband-edr", 100 * GB / 8, _IB),
     Link("infiniband-hdr", 200 * GB / 8, _IB),
     Link("infiniband-ndr", 400 * GB / 8, _IB),

@@ -33,7 +33,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import check_divides, identity_sum
 from xtrain.comm.checks import rank_and_size
-from xtrain.tensor_parallel.functions import column_linear
+from xtrain.tensor_parallel.functions import Overlap, column_linear
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from xtrain.tensor_parallel.rope import RopeScaling, apply_rotary, rope_cos_sin
 from xtrain.tensor_parallel.shards import bare_weight, check_features, placed_as
@@ -52,6 +52,7 @@ class ParallelAttention(nn.Module):
             is_causal and enable_gqa.
         sequence_parallel: input and output are this rank's slice of the sequence;
             attention itself sees the whole.
+        overlap: as `ColumnParallelLinear`'s and `RowParallelLinear`'s.
 
     Shapes: x [B, S, H] in and out; positions [S] or [B, S], of the whole sequence.
     """
@@ -67,7 +68,7 @@ class ParallelAttention(nn.Module):
         rope_scaling: RopeScaling | None = None,
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
         sequence_parallel: bool = False,
-        overlap: bool = True,
+        overlap: Overlap = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
@@ -88,6 +89,7 @@ class ParallelAttention(nn.Module):
         shared: dict[str, Any] = {
             "bias": False,
             "sequence_parallel": sequence_parallel,
+            "overlap": overlap,
             "device": device,
             "dtype": dtype,
             "group": group,

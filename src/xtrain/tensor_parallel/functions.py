@@ -30,7 +30,7 @@ Shapes: K input features, O output features; any dims before them.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,13 +46,19 @@ from xtrain.comm.autograd import (
 )
 from xtrain.comm.collective_choice import TORCH
 from xtrain.comm.work import Work
+from xtrain.tensor_parallel.ring_matmul import (
+    ring_all_gather_matmul,
+    ring_matmul_reduce_scatter,
+)
+
+Overlap = bool | Literal["ring"]
 
 
 def column_linear(
     x: Tensor,
     weights: Sequence[Tensor],
     sequence_dim: int | None = None,
-    overlap: bool = True,
+    overlap: Overlap = True,
     group: ProcessGroup | None = None,
 ) -> tuple[Tensor, ...]:
     """`x W^T` for each of this rank's row slices `weights`: [..., K] to [..., O / N].
@@ -61,8 +67,11 @@ def column_linear(
         x: replicated, or with `sequence_dim` this rank's slice of that dim.
         weights: slices [O / N, K] of one or more layers that read the same x.
         overlap: let the sum of dX travel while the gradients of the weights are
-            computed; the numbers are the same either way.
+            computed; the numbers are the same either way. "ring": with `sequence_dim`,
+            gather and multiply piece by piece (`ring_matmul`).
     """
+    if overlap == "ring" and sequence_dim is not None:
+        return ring_all_gather_matmul(x, weights, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
     return _ColumnLinear.apply(x, dim, overlap, group, *weights)
 
@@ -71,6 +80,7 @@ def row_linear(
     x: Tensor,
     weight: Tensor,
     sequence_dim: int | None = None,
+    overlap: Overlap = True,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """The sum over ranks of `x W^T`: [..., K / N] to [..., O] on every rank.
@@ -79,7 +89,11 @@ def row_linear(
         x: this rank's slice of the features.
         weight: this rank's column slice, [O, K / N].
         sequence_dim: return only this rank's slice of that dim.
+        overlap: "ring": with `sequence_dim`, multiply and sum piece by piece
+            (`ring_matmul`); True and False are the same here.
     """
+    if overlap == "ring" and sequence_dim is not None:
+        return ring_matmul_reduce_scatter(x, weight, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
     return _RowLinear.apply(x, weight, dim, group)
 
@@ -109,10 +123,7 @@ class _ColumnLinear(torch.autograd.Function):
             stacked, gathered = all_gather_async(x, group)  # while dX is computed
         grad_x, summed = None, Work()
         if needs_x:
-            partial = grads[0] @ weights[0]
-            for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                partial += grad @ weight
-            grad_x, summed = _sum_async(partial, dim, group)
+            grad_x, summed = _sum_async(_input_gradient(grads, weights), dim, group)
             if not ctx.overlap:
                 summed.wait()
         if dim is not None and any(needs_weights):
@@ -161,6 +172,15 @@ def _sum_async(
         return reduce_scatter_async(partial, dim, group)
     partial = partial.contiguous()
     return partial, TORCH.all_reduce(partial, group=group)
+
+
+def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """dX of all y = x W^T that read the same x, added up by the matmuls themselves."""
+    rows = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+    total = rows[0] @ weights[0]
+    for grad, weight in zip(rows[1:], weights[1:], strict=True):
+        total.addmm_(grad, weight)
+    return total.view(*grads[0].shape[:-1], -1)
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:

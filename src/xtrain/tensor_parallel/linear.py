@@ -23,7 +23,7 @@ from xtrain.comm.autograd import (
     identity_all_reduce,
     split_all_gather,
 )
-from xtrain.tensor_parallel.functions import column_linear, row_linear
+from xtrain.tensor_parallel.functions import Overlap, column_linear, row_linear
 from xtrain.tensor_parallel.shards import (
     check_features,
     copy_shard,
@@ -51,14 +51,16 @@ class CutLinear(nn.Module):
         out_features: int,
         bias: bool,
         sequence_parallel: bool,
+        overlap: Overlap,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
         group: ProcessGroup | None,
     ):
         super().__init__()
+        check_overlap(overlap, sequence_parallel)
         self.in_features, self.out_features = in_features, out_features
         self.sequence_dim = SEQUENCE_DIM if sequence_parallel else None
-        self.group = group
+        self.overlap, self.group = overlap, group
         shape = [out_features, in_features]
         what = ("out_features", "in_features")[self.dim]
         shape[self.dim] = share(what, shape[self.dim], group)
@@ -104,7 +106,8 @@ class ColumnParallelLinear(CutLinear):
         gather_output: return all O features on every rank instead of this rank's O / N.
         sequence_parallel: x is this rank's slice of the sequence (dim -2): it is
             gathered first, and dX is reduce-scattered.
-        overlap: compute the weight's gradient while the sum of dX travels.
+        overlap: compute the weight's gradient while the sum of dX travels; "ring", with
+            `sequence_parallel`: multiply one piece of x while the next one arrives.
 
     Shapes: x [..., K] to y [..., O / N], or [..., O] with `gather_output`.
     """
@@ -119,15 +122,14 @@ class ColumnParallelLinear(CutLinear):
         *,
         gather_output: bool = False,
         sequence_parallel: bool = False,
-        overlap: bool = True,
+        overlap: Overlap = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__(
-            in_features, out_features, bias, sequence_parallel, device, dtype, group
-        )
-        self.gather_output, self.overlap = gather_output, overlap
+        shared = sequence_parallel, overlap, device, dtype, group
+        super().__init__(in_features, out_features, bias, *shared)
+        self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
         check_features("ColumnParallelLinear", x, self.in_features)
@@ -150,6 +152,8 @@ class RowParallelLinear(CutLinear):
             (backward then gathers dX); otherwise x is that slice already.
         sequence_parallel: return this rank's slice of the sequence (dim -2) of the sum
             instead of the whole; the bias's gradient is then summed over ranks.
+        overlap: "ring", with `sequence_parallel`: multiply one piece of the sequence
+            while the sum of another one travels.
 
     Shapes: x [..., K / N], or [..., K] with `split_input`, to y [..., O].
     """
@@ -164,13 +168,13 @@ class RowParallelLinear(CutLinear):
         *,
         split_input: bool = False,
         sequence_parallel: bool = False,
+        overlap: Overlap = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__(
-            in_features, out_features, bias, sequence_parallel, device, dtype, group
-        )
+        shared = sequence_parallel, overlap, device, dtype, group
+        super().__init__(in_features, out_features, bias, *shared)
         self.split_input = split_input
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,9 +182,20 @@ class RowParallelLinear(CutLinear):
             check_features("RowParallelLinear", x, self.in_features)
             x = split_all_gather(x, -1, self.group)
         check_features("RowParallelLinear", x, self.weight.shape[1])
-        y = row_linear(x, self.weight, self.sequence_dim, self.group)
+        y = row_linear(x, self.weight, self.sequence_dim, self.overlap, self.group)
         if self.bias is None:
             return y
         if self.sequence_dim is None:
             return y + self.bias
         return y + identity_all_reduce(self.bias, self.group)
+
+
+def check_overlap(overlap: Overlap, sequence_parallel: bool) -> None:
+    """ValueError unless it is a choice that the layer has."""
+    if overlap not in (True, False, "ring"):
+        raise ValueError(f"overlap={overlap!r} is not True, False or 'ring'")
+    if overlap == "ring" and not sequence_parallel:
+        raise ValueError(
+            "overlap='ring' is for sequence_parallel=True: otherwise there is no "
+            "all-gather and no reduce-scatter to take to pieces"
+        )

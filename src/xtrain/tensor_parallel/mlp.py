@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.tensor_parallel.functions import column_linear
+from xtrain.tensor_parallel.functions import Overlap, column_linear
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from xtrain.tensor_parallel.shards import bare_weight, check_features, placed_as, share
 
@@ -28,7 +28,8 @@ class ParallelSwiGLU(nn.Module):
         hidden_size: of input and output.
         intermediate_size: the full inner size; a multiple of the group's size.
         sequence_parallel: input and output are this rank's slice of the sequence.
-        overlap: compute gradients of weights while the sum of dX travels.
+        overlap: compute gradients of weights while the sum of dX travels; "ring", with
+            `sequence_parallel`: multiply one piece while another one travels.
 
     Shapes: [..., hidden_size] in and out.
     """
@@ -39,7 +40,7 @@ class ParallelSwiGLU(nn.Module):
         intermediate_size: int,
         *,
         sequence_parallel: bool = False,
-        overlap: bool = True,
+        overlap: Overlap = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
@@ -50,6 +51,7 @@ class ParallelSwiGLU(nn.Module):
         shared: dict[str, Any] = {
             "bias": False,
             "sequence_parallel": sequence_parallel,
+            "overlap": overlap,
             "device": device,
             "dtype": dtype,
             "group": group,

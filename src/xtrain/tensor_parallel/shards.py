@@ -54,11 +54,17 @@ def copy_shard(
     parameter.copy_(shard(full, dim, group))
 
 
-def bare_weight(full: nn.Module, name: str) -> Tensor:
-    """The weight of `full`'s layer `name`, which must have no bias."""
+def layer_of(full: nn.Module, name: str) -> nn.Module:
+    """`full`'s layer `name`."""
     layer = getattr(full, name, None)
     if layer is None:
         raise ValueError(f"{type(full).__name__} has no {name}")
+    return layer
+
+
+def bare_weight(full: nn.Module, name: str) -> Tensor:
+    """The weight of `full`'s layer `name`, which must have no bias."""
+    layer = layer_of(full, name)
     if getattr(layer, "bias", None) is not None:
         raise ValueError(f"{name} has a bias, and the block that is cut has none")
     return weight_of(layer)

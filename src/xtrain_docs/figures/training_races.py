@@ -1,24 +1,27 @@
 """The races of whole training steps as a drawing."""
 
 from .. import races
-from ..tables.training_races import SHAPES
+from ..tables.training_races import steps_of
 from . import REGISTRY
 from .races import ratio_bars
 
 
 @REGISTRY
-def training_race(record: str, prefix: str = "", ranks: int = 4, only: str = "") -> str:
+def training_race(
+    record: str, prefix: str = "", ranks: int = 4, only: str = "", steps: str = ""
+) -> str:
     """How many times as fast as the baseline the contestants are, step by step.
 
     Args:
         record: name of the record, such as lc2.
         prefix: how the races' names begin, such as fsdp_.
         only: contestants to show, separated by semicolons; all by default.
+        steps: how the races' names end, likewise; SHAPES by default.
     """
     wanted = [name.strip() for name in only.split(";") if name.strip()]
     bars: dict[str, dict[str, float]] = {}
     baseline = ""
-    for shape in SHAPES:
+    for shape in steps_of(steps):
         for measurement in races.measurements(record, prefix + shape, ranks):
             baseline = measurement.results[0].name
             bars[shape] = {

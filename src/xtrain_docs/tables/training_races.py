@@ -9,23 +9,43 @@ from .races import cells, columns
 
 if TYPE_CHECKING:
     from xtrain.bench.record import Result
+    from xtrain.bench.training import Shape
 
 SHAPES = ("compute", "send", "small")
-"""Ends of the races' names, and their order in tables."""
+"""Ends of the races' names, and their order in tables, unless a page names others."""
+
+
+def steps_of(steps: str) -> list[str]:
+    """The names in `steps`, which semicolons separate; SHAPES without any."""
+    return [name.strip() for name in steps.split(";") if name.strip()] or list(SHAPES)
 
 
 @REGISTRY
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
     from xtrain.bench.steps import COMPUTE, SEND, SIZES, SMALL
+
+    names = {COMPUTE: "compute", SEND: "send", SMALL: "small"}
+    return _steps([(names[shape], shape, size) for shape, size in SIZES.items()])
+
+
+@REGISTRY
+def tensor_parallel_steps() -> Table:
+    """The same of the steps that tensor parallelism is raced with."""
+    from xtrain.bench.races.lc4 import SHAPES, SIZES
+
+    return _steps([(name, SHAPES[name], size) for name, size in SIZES.items()])
+
+
+def _steps(steps: "list[tuple[str, Shape, int]]") -> Table:
     from xtrain.bench.training import config_for
 
     rows = []
-    for shape, size in SIZES.items():
-        config = config_for(size, shape.layers)
+    for name, shape, size in steps:
+        config = config_for(size, shape.layers, shape.kv_heads)
         rows.append(
             [
-                {COMPUTE: "compute", SEND: "send", SMALL: "small"}[shape],
+                name,
                 str(shape.layers),
                 str(config.hidden_size),
                 number(config.parameters),
@@ -39,14 +59,17 @@ def training_steps() -> Table:
 
 
 @REGISTRY
-def training_results(record: str, ranks: int, prefix: str = "") -> Table:
+def training_results(
+    record: str, ranks: int, prefix: str = "", steps: str = ""
+) -> Table:
     """All steps of one kind of race: time, ratio, spread and dropped samples.
 
     Args:
         prefix: how the races' names begin, such as fsdp_.
+        steps: how they end, separated by semicolons; SHAPES by default.
     """
     rows = []
-    for shape in SHAPES:
+    for shape in steps_of(steps):
         for measurement in races.measurements(record, prefix + shape, ranks):
             for result in measurement.results:
                 step = shape if result is measurement.results[0] else ""
@@ -96,10 +119,10 @@ def _against_goal(result: "Result") -> str:
 
 
 @REGISTRY
-def training_memory(record: str, prefix: str = "") -> Table:
-    """Peak memory of the rank that takes most, in the step with much to send."""
+def training_memory(record: str, prefix: str = "", step: str = "send") -> Table:
+    """Peak memory of the rank that takes most, in one of the steps."""
     measurements = [
-        h for h in races.record(record).measurements if h.race == f"{prefix}send"
+        h for h in races.record(record).measurements if h.race == f"{prefix}{step}"
     ]
     names = [result.name for result in measurements[0].results]
     rows = []

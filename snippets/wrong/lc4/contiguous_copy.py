@@ -1,0 +1,31 @@
+# torchrun --nproc-per-node 2 snippets/wrong/lc4/contiguous_copy.py
+import torch
+import torch.distributed as dist
+
+
+class CopyToRegion(torch.autograd.Function):
+    """f: nothing in forward, the sum over ranks in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()  # so that nobody else's gradient is overwritten
+        dist.all_reduce(grad.contiguous())  # the bug: into a copy, if it was not
+        return grad
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for name, transposed in (("contiguous", False), ("transposed", True)):
+        z = torch.ones(2, 3, requires_grad=True)
+        y = CopyToRegion.apply(z)
+        y = y.t() if transposed else y
+        y.backward(torch.ones_like(y, memory_format=torch.contiguous_format))
+        print(f"rank {rank}, {name} gradient: dz {z.grad.tolist()}")
+
+    dist.barrier()
+    dist.destroy_process_group()

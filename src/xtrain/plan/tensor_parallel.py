@@ -1,0 +1,221 @@
+"""What tensor parallelism sends: every collective of a forward and a backward pass.
+
+    per layer         tensor parallel          with sequence parallelism
+    forward           2 all-reduces            2 all-gathers, 2 reduce-scatters
+    backward          2 all-reduces            4 all-gathers, 2 reduce-scatters, norms
+
+each of all B S H activations, so 8 (t-1)/t B S H elements a rank: a reduce-scatter and
+an all-gather send what one all-reduce does. Two of the backward all-gathers bring back
+what forward did not keep, which makes 10 (t-1)/t B S H with sequence parallelism.
+
+Outside the layers: the embedding sums (or scatters) its B S H once forward; the head
+sums the gradient of its input once; cross-entropy sends three numbers a token, in fp32.
+
+Sources: Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., Reducing Activation
+Recomputation in Large Transformer Models, 2022; Narayanan et al., Efficient Large-Scale
+Language Model Training on GPU Clusters, 2021, section 3.2 (the volume).
+
+Shapes: B batch, S sequence, H hidden, K key heads, D head size, t ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from xtrain.plan.cost import collective_time
+from xtrain.plan.shapes import ModelShape, require_positive, require_whole
+from xtrain.plan.traffic import Traffic, collective_traffic
+
+FP32 = 4
+REDUCE, GATHER, SCATTER = "ring_all_reduce", "ring_all_gather", "ring_reduce_scatter"
+EXCHANGE = "one_shot_all_reduce"  # everybody's gradient to everybody with that head
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective: where it stands, and the full tensor it is about.
+
+    Attributes:
+        part: "attention", "mlp", "norm", "embedding", "head" or "cross-entropy".
+        algorithm: a name of `collective_traffic`.
+        numel: elements of the full tensor.
+        itemsize: bytes of an element.
+        ranks: that take part.
+    """
+
+    part: str
+    backward: bool
+    algorithm: str
+    numel: int
+    itemsize: int
+    ranks: int
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of each rank, exact."""
+        counted = collective_traffic(self.algorithm, self.numel, self.ranks)
+        return counted.bytes(self.itemsize)
+
+    def seconds(self, alpha: float, beta: float) -> float:
+        """Alpha-beta time: alpha s per message, beta s per byte."""
+        nbytes = self.numel * self.itemsize
+        return collective_time(self.algorithm, nbytes, self.ranks, alpha, beta)
+
+
+def tensor_parallel_calls(
+    shape: ModelShape,
+    batch: int,
+    sequence: int,
+    ranks: int,
+    *,
+    sequence_parallel: bool = False,
+    recompute: bool = False,
+    itemsize: int = 2,
+) -> list[Call]:
+    """All collectives of forward and backward of one micro-batch, on `ranks` ranks.
+
+    Args:
+        batch: sequences of the micro-batch, which all ranks of the group share.
+        sequence_parallel: activations between the matrices are cut along the sequence.
+        recompute: each layer's forward runs once more in backward.
+        itemsize: bytes of an activation, and of a weight's gradient.
+
+    Raises:
+        ValueError: heads, inner size or vocabulary cannot be cut for these ranks, or
+            the sequence where it is.
+    """
+    check_cut(shape, sequence, ranks, sequence_parallel)
+    require_whole("batch", batch)
+    if ranks == 1:
+        return []
+    whole = batch * sequence * shape.hidden_size
+    into, out = (GATHER, SCATTER) if sequence_parallel else (None, REDUCE)
+
+    def block(part: str) -> list[Call]:
+        """From replicated (or split) through two matrices and back."""
+        forward = [Call(part, False, into, whole, itemsize, ranks)] if into else []
+        forward.append(Call(part, False, out, whole, itemsize, ranks))
+        again = [replace(call, backward=True) for call in forward if recompute]
+        # Backward of each: an all-reduce forward needs none, one is that of the input.
+        backward = [Call(part, True, out, whole, itemsize, ranks)]
+        if into:  # the gradient of the output, and the input once more
+            gather = Call(part, True, into, whole, itemsize, ranks)
+            backward += [gather, gather]
+        return forward + again + backward
+
+    layer = block("attention") + _key_replicas(shape, ranks, itemsize) + block("mlp")
+    calls = [Call("embedding", False, out, whole, itemsize, ranks)]
+    calls += layer * shape.num_hidden_layers
+    calls.append(Call("head", True, out, whole, itemsize, ranks))
+    if into:
+        calls.append(Call("embedding", True, into, whole, itemsize, ranks))
+        calls.append(Call("head", False, into, whole, itemsize, ranks))
+        calls.append(Call("head", True, into, whole, itemsize, ranks))
+        norm = Call("norm", True, REDUCE, shape.hidden_size, itemsize, ranks)
+        calls += [norm] * (2 * shape.num_hidden_layers + 1)
+    tokens = batch * sequence
+    largest, sums = (
+        Call("cross-entropy", False, REDUCE, count * tokens, FP32, ranks)
+        for count in (1, 2)
+    )
+    return [*calls, largest, sums]
+
+
+def _key_replicas(shape: ModelShape, ranks: int, itemsize: int) -> list[Call]:
+    """Ranks that hold the same key head add up the gradients of its two weights."""
+    replicas = ranks // shape.num_key_value_heads
+    if replicas <= 1:
+        return []
+    numel = shape.head_dim * shape.hidden_size
+    return [Call("attention", True, EXCHANGE, numel, itemsize, replicas)] * 2
+
+
+def check_cut(
+    shape: ModelShape, sequence: int, ranks: int, sequence_parallel: bool
+) -> None:
+    """ValueError unless the model can be cut over `ranks` ranks."""
+    require_whole("ranks", ranks)
+    require_whole("sequence", sequence)
+    names = ["num_attention_heads", "intermediate_size", "vocab_size"]
+    lengths = {name: getattr(shape, name) for name in names}
+    if sequence_parallel:
+        lengths["sequence"] = sequence
+    for name, length in lengths.items():
+        if length % ranks:
+            raise ValueError(f"{name}={length} cannot be cut evenly for {ranks} ranks")
+    keys = shape.num_key_value_heads
+    if keys % ranks and ranks % keys:
+        raise ValueError(
+            f"num_key_value_heads={keys} and {ranks} ranks: one must divide the other"
+        )
+
+
+def layer_calls(
+    shape: ModelShape,
+    batch: int,
+    sequence: int,
+    ranks: int,
+    *,
+    sequence_parallel: bool = False,
+    recompute: bool = False,
+    itemsize: int = 2,
+) -> list[Call]:
+    """`tensor_parallel_calls` of one layer, without what stands outside the layers."""
+    one = replace(shape, num_hidden_layers=1)
+    calls = tensor_parallel_calls(
+        one,
+        batch,
+        sequence,
+        ranks,
+        sequence_parallel=sequence_parallel,
+        recompute=recompute,
+        itemsize=itemsize,
+    )
+    inside = [call for call in calls if call.part in ("attention", "mlp")]
+    norms = [call for call in calls if call.part == "norm"]
+    return inside + norms[1:]  # the first is that before the head
+
+
+def bytes_sent(calls: Sequence[Call]) -> int:
+    """By the busiest rank in all of them."""
+    return sum(call.traffic.max_sent for call in calls)
+
+
+def layer_flops(shape: ModelShape, batch: int, sequence: int) -> int:
+    """FLOPs of forward and backward of one layer, all ranks together; causal."""
+    two, one = (
+        replace(shape, num_hidden_layers=count).flops_per_token(sequence, causal=True)
+        for count in (2, 1)
+    )
+    return (two - one) * batch * sequence
+
+
+def layer_seconds(
+    calls: Sequence[Call],
+    flops: float,
+    ranks: int,
+    rate: float,
+    alpha: float,
+    bandwidth: float,
+) -> tuple[float, float]:
+    """Seconds to compute a layer's share, and to send what `calls` send.
+
+    Args:
+        flops: of the whole layer.
+        rate: FLOP/s that a device reaches in matrix products.
+        alpha: seconds per message.
+        bandwidth: bytes per second of a link, one way.
+    """
+    for name, value in (("rate", rate), ("bandwidth", bandwidth)):
+        require_positive(name, value)
+    sending = sum(call.seconds(alpha, 1 / bandwidth) for call in calls)
+    return flops / ranks / rate, sending
+
+
+def tokens_where_equal(shape: ModelShape) -> float:
+    """Tokens of a group's micro-batch at which TP sends as much as ZeRO stage 3.
+
+    Both in elements of one layer: tensor parallelism sends 8 (n-1)/n T H, stage 3
+    3 (n-1)/n P (two all-gathers of the weights, one reduce-scatter of the gradients).
+    Fewer tokens: tensor parallelism sends less.
+    """
+    return 3 * shape.layer_parameters / (8 * shape.hidden_size)

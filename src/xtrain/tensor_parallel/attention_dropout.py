@@ -1,0 +1,85 @@
+"""Attention that drops probabilities, where each rank holds some of the heads.
+
+Torch's fused attention draws its mask from the generator of the device. In a
+tensor-parallel group these are alike, so head h of every rank would get the same mask:
+fused attention must run within `rank_rng`. The other form holds the probabilities,
+[B, N / t, S, S], and its mask is that of the whole model for any number of ranks.
+
+Shapes: B batch, N query heads, K key/value heads, S sequence, D head size, t ranks.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.tensor_parallel.dropout import (
+    check_probability,
+    parallel_dropout,
+    rank_rng,
+)
+
+
+class DropoutAttention(nn.Module):
+    """`scaled_dot_product_attention` with dropout while training.
+
+    To be handed in: `ParallelAttention(..., attention=DropoutAttention(0.1))`.
+
+    Args:
+        p: the probability that an attention probability becomes 0.
+        fused: torch's own kernel, with other masks for another number of ranks.
+        split_heads: each rank holds its slice of the heads; otherwise all of them.
+    """
+
+    def __init__(
+        self,
+        p: float,
+        *,
+        fused: bool = False,
+        split_heads: bool = True,
+        group: ProcessGroup | None = None,
+    ):
+        super().__init__()
+        check_probability(p)
+        if fused and not split_heads:
+            raise ValueError(
+                "fused=True is for split heads: on whole ones all ranks must drop "
+                "the same, and torch's own dropout_p does"
+            )
+        self.p, self.fused, self.group = p, fused, group
+        self.split_dim = 1 if split_heads else None
+
+    def forward(
+        self,
+        q_BNSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        dropping = self.training and self.p > 0
+        if self.fused or not dropping:
+            with rank_rng(q_BNSD.device, self.group) if dropping else nullcontext():
+                return F.scaled_dot_product_attention(
+                    q_BNSD,
+                    k_BKSD,
+                    v_BKSD,
+                    dropout_p=self.p if dropping else 0.0,
+                    is_causal=is_causal,
+                    enable_gqa=enable_gqa,
+                )
+        queries_per_key = q_BNSD.shape[1] // k_BKSD.shape[1]
+        k_BNSD = k_BKSD.repeat_interleave(queries_per_key, 1)
+        v_BNSD = v_BKSD.repeat_interleave(queries_per_key, 1)
+        scores_BNSS = q_BNSD @ k_BNSD.transpose(-1, -2) * q_BNSD.shape[-1] ** -0.5
+        if is_causal:
+            later = torch.ones_like(scores_BNSS[0, 0], dtype=torch.bool).triu(1)
+            scores_BNSS = scores_BNSS.masked_fill(later, float("-inf"))
+        wide = torch.promote_types(q_BNSD.dtype, torch.float32)
+        probabilities_BNSS = scores_BNSS.softmax(-1, dtype=wide).to(q_BNSD.dtype)
+        dropped_BNSS = parallel_dropout(
+            probabilities_BNSS, self.p, True, self.split_dim, self.group
+        )
+        return dropped_BNSS @ v_BNSD

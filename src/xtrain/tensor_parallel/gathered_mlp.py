@@ -1,0 +1,89 @@
+"""The MLP whose layers are both cut by columns: after each, the outputs are gathered.
+
+    x replicated -> up: columns -> all-gather -> activation -> down: columns ->
+    all-gather
+
+Right, and wasteful: a column layer followed by a row layer needs no gathering between
+the two. Elements that a rank sends per token, times (N-1)/N, for h -> 4h -> h:
+
+                       forward                      backward
+    both columns       4h + h = 5h                  dX of both summed: 2 (4h + h) = 10h
+    column, then row   the sum of the output: 2h    the sum of dX: 2h
+
+Each rank also computes the activation of all 4h features, and keeps them for backward.
+It stands here to be compared with `ColumnParallelLinear` and `RowParallelLinear`.
+
+Source: Shoeybi et al., Megatron-LM, 2019 (which compares the two ways).
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.tensor_parallel.linear import ColumnParallelLinear
+from xtrain.tensor_parallel.shards import layer_of, placed_as, weight_of
+
+
+class AllGatherMLP(nn.Module):
+    """Up, an activation, and down again; each layer gathers its outputs.
+
+    Args:
+        hidden_size: of input and output; a multiple of the group's size.
+        intermediate_size: the full inner size; a multiple of the group's size.
+
+    Shapes: [..., hidden_size] in and out, on every rank.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = True,
+        *,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        overlap: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        group: ProcessGroup | None = None,
+    ):
+        super().__init__()
+        self.activation = activation
+        shared: dict[str, Any] = {
+            "bias": bias,
+            "gather_output": True,
+            "overlap": overlap,
+            "device": device,
+            "dtype": dtype,
+            "group": group,
+        }
+        self.up_proj = ColumnParallelLinear(hidden_size, intermediate_size, **shared)
+        self.down_proj = ColumnParallelLinear(intermediate_size, hidden_size, **shared)
+
+    @classmethod
+    def from_full(
+        cls, full: nn.Module, group: ProcessGroup | None = None, **options: Any
+    ) -> Self:
+        """Shards of a module with `up_proj` and `down_proj`, with or without biases."""
+        layers = [layer_of(full, name) for name in ("up_proj", "down_proj")]
+        up, down = (weight_of(layer) for layer in layers)
+        if up.shape != down.shape[::-1]:
+            raise ValueError(
+                f"up_proj {list(up.shape)} and down_proj {list(down.shape)}: the "
+                "weights of an MLP have each other's shape transposed"
+            )
+        biases = [getattr(layer, "bias", None) for layer in layers]
+        if (biases[0] is None) != (biases[1] is None):
+            raise ValueError("one of up_proj and down_proj has a bias, the other none")
+        inner, hidden = up.shape
+        options |= placed_as(up) | {"bias": biases[0] is not None, "group": group}
+        block = cls(hidden, inner, **options)
+        block.up_proj.load_full(up, biases[0])
+        block.down_proj.load_full(down, biases[1])
+        return block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.up_proj(x)))

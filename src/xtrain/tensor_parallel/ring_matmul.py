@@ -1,0 +1,202 @@
+"""Sequence-parallel matmuls in pieces: one travels around a ring while one is used.
+
+    column:  y = all_gather(x) W^T        rank r of 4, which holds x_r
+
+        on its way to rank r + 1     x_r       x_r-1       x_r-2
+        multiplied meanwhile         x_r W^T   x_r-1 W^T   x_r-2 W^T   x_r-3 W^T
+
+    row:     y_r = sum over ranks of (x W^T)_r
+
+        on its way to rank r + 1               r-1         r-1 and r-2 of ...
+        computed meanwhile           part r-1  part r-2    part r-3    part r
+
+A step waits only for what travels longer than its matmul takes. Backward is made of the
+same two: the column's dX is a row, the row's dX a column, and dW grows piece by piece
+from what passes by. Each all-gather and each reduce-scatter sends (N-1)/N of the whole,
+as one call would; the whole x is never held, two pieces are. The price: N matmuls of
+S / N tokens instead of one, which small sizes use badly, and that a sum of 16-bit
+numbers is rounded at every rank it passes, as in any ring.
+
+Source: Wang et al., Overlap Communication with Dependent Computation via Decomposition
+in Large Deep Learning Models, 2023.
+
+Shapes: K input features, O output features, S sequence, N ranks; any dims before S.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup, ReduceOp
+
+from xtrain.comm.autograd import check_divides
+from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.p2p import post_all
+from xtrain.comm.reduce_op import combine
+
+
+def ring_all_gather_matmul(
+    x: Tensor, weights: Sequence[Tensor], dim: int, group: ProcessGroup | None = None
+) -> tuple[Tensor, ...]:
+    """`all_gather(x) W^T` for each weight; backward reduce-scatters dX in pieces, too.
+
+    Args:
+        x: this rank's slice of the sequence, [..., S / N, K].
+        weights: this rank's rows [O / N, K] of one or more layers that read x.
+        dim: the sequence dim of x.
+    """
+    dim = checked("ring_all_gather_matmul", x, dim, group)
+    return _RingColumnLinear.apply(x, dim, group, *weights)
+
+
+def ring_matmul_reduce_scatter(
+    x: Tensor, weight: Tensor, dim: int, group: ProcessGroup | None = None
+) -> Tensor:
+    """This rank's slice of the sum of `x W^T`; backward gathers dY piece by piece.
+
+    Args:
+        x: the whole sequence, this rank's features, [..., S, K / N].
+        weight: this rank's columns, [O, K / N].
+        dim: the sequence dim of x; a multiple of N.
+    """
+    name, size = "ring_matmul_reduce_scatter", rank_and_size(group)[1]
+    dim = checked(name, x, dim, group)
+    check_divides(f"{name}: dim {dim} of {list(x.shape)}", x.shape[dim], size)
+    return _RingRowLinear.apply(x, weight, dim, group)
+
+
+def ring_pieces(
+    x: Tensor, group: ProcessGroup | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """(rank, its x) of all ranks, this one's first, for the caller to compute with.
+
+    While it does, what it was given travels on and the next piece arrives.
+    """
+    rank, size = rank_and_size(group)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    piece = x.detach().contiguous()
+    works: list[dist.Work] = []
+    for step in range(size - 1):
+        arriving, finished = torch.empty_like(piece), works
+        works = post_all([(piece, after)], [(arriving, before)], group)  # issue
+        yield (rank - step) % size, piece  # compute
+        for work in works:  # wait
+            work.wait()
+        del finished  # one step late: gloo spins to free what has only just arrived
+        piece = arriving
+    yield (rank + 1) % size, piece
+
+
+def ring_sum(
+    part: Callable[[int], Tensor], group: ProcessGroup | None = None
+) -> Tensor:
+    """The sum over ranks of `part(r)`, on rank r; a part is computed when it is due.
+
+    The sum for rank r starts behind it and is added to on its way around the ring.
+    """
+    rank, size = rank_and_size(group)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    total = part(before).contiguous()
+    works: list[dist.Work] = []
+    for step in range(1, size):
+        arriving, finished = torch.empty_like(total), works
+        works = post_all([(total, after)], [(arriving, before)], group)  # issue
+        mine = part((rank - 1 - step) % size)  # compute
+        for work in works:  # wait
+            work.wait()
+        del finished  # one step late, as above
+        combine(arriving, mine, ReduceOp.SUM)
+        total = arriving
+    return total
+
+
+class _RingColumnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dim: int, group: ProcessGroup | None, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        ctx.dim, ctx.group = dim, group
+        outputs = {
+            rank: [F.linear(piece, weight) for weight in weights]
+            for rank, piece in ring_pieces(x, group)
+        }
+        return tuple(in_rank_order(outputs, dim))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        dim, group, size = ctx.dim, ctx.group, rank_and_size(ctx.group)[1]
+        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
+        slices = [grad.chunk(size, dim) for grad in grads]
+
+        def grad_x_of(rank: int) -> Tensor:
+            partial = slices[0][rank] @ weights[0]
+            for grad, weight in zip(slices[1:], weights[1:], strict=True):
+                partial += grad[rank] @ weight
+            return partial
+
+        grad_x = ring_sum(grad_x_of, group) if needs_x else None
+        totals: list[Tensor | None] = [None] * len(weights)
+        for rank, piece in ring_pieces(x, group) if any(needs_weights) else ():
+            for number, needed in enumerate(needs_weights):
+                if needed:
+                    grad = slices[number][rank]
+                    totals[number] = add_weight_gradient(totals[number], grad, piece)
+        return grad_x, None, None, *(t if t is None else t.to(x.dtype) for t in totals)
+
+
+class _RingRowLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, dim: int, group: ProcessGroup | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dim, ctx.group = dim, group
+        slices = x.chunk(rank_and_size(group)[1], dim)
+        return ring_sum(lambda rank: F.linear(slices[rank], weight), group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        slices = x.chunk(rank_and_size(ctx.group)[1], ctx.dim)
+        grad_x: dict[int, list[Tensor]] = {}
+        grad_weight: Tensor | None = None
+        for rank, piece in ring_pieces(grad, ctx.group):
+            if needs_x:
+                grad_x[rank] = [piece @ weight]
+            if needs_weight:
+                grad_weight = add_weight_gradient(grad_weight, piece, slices[rank])
+        whole = in_rank_order(grad_x, ctx.dim)[0] if needs_x else None
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return whole, grad_weight, None, None
+
+
+def add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor) -> Tensor:
+    """`total` plus dW [O, K] of one piece of y = x W^T; 16 bits add up in fp32."""
+    part = grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+    if total is None:
+        return part.to(torch.promote_types(part.dtype, torch.float32))
+    return total.add_(part)
+
+
+def in_rank_order(pieces: dict[int, list[Tensor]], dim: int) -> list[Tensor]:
+    """What was computed as it came, along `dim`: one tensor for each of a list."""
+    ordered = [pieces[rank] for rank in sorted(pieces)]
+    return [torch.cat(parts, dim) for parts in zip(*ordered, strict=True)]
+
+
+def checked(name: str, x: Tensor, dim: int, group: ProcessGroup | None) -> int:
+    """The dim counted from the front, if it is one before the features."""
+    holds = -x.dim() <= dim < x.dim() and dim % x.dim() != x.dim() - 1
+    message = f"dim={dim} is no dim before the features of {list(x.shape)}"
+    check_call(name, group, x, rules=[(holds, message)], written=[])
+    return dim % x.dim()

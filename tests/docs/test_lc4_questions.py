@@ -1,0 +1,76 @@
+"""Tables of the errata and the questions of lc4: drawn from runs, checked by hand."""
+
+import pytest
+
+from xtrain.plan import ModelShape, activation_memory
+from xtrain_docs.evidence import EvidenceError
+from xtrain_docs.lectures.lc4 import interview
+from xtrain_docs.lectures.lc4.interview import layer_seconds
+
+LAYERS = (
+    "xtrain.tensor_parallel.linear:ColumnParallelLinear",
+    "xtrain.tensor_parallel.linear:RowParallelLinear",
+)
+
+
+@pytest.mark.verifies(*LAYERS)
+def test_calls_are_recorded_and_others_are_refused(on_ranks, monkeypatch):
+    rows = {row[0]: row[1:] for row in interview.calls_of_linear_layers(2).rows}
+    assert rows["column"] == ["nothing", "all-reduce of `dx`"]
+    assert rows["row"] == ["all-reduce of `y`", "nothing"]
+    columns = interview.calls_of_linear_layers(2, show="columns").rows
+    others = interview.calls_of_linear_layers(2, show="others").rows
+    assert len(columns) == 2
+    assert columns + others == interview.calls_of_linear_layers(2).rows
+    monkeypatch.setitem(interview.EXPECTED, "column", ([("all-gather", "y")], []))
+    with pytest.raises(EvidenceError, match="column on 2 ranks"):
+        interview.calls_of_linear_layers(2)
+
+
+def test_bytes_of_the_two_designs_and_of_a_layer(on_ranks):
+    bytes_of = [row[-1] for row in interview.bytes_of_two_mlps(2).rows]
+    assert [int(words.replace("\u00a0", "")) for words in bytes_of] == [
+        576 * n for n in (5, 10, 2, 2)
+    ]
+    rows = {row[0]: row[1:] for row in interview.sums_per_layer(2).rows}
+    assert rows["tensor parallelism"][:2] == ["2 all-reduce", "2 all-reduce"]
+    assert rows["tensor parallelism"][3].startswith("$8\\,")
+    assert rows["the same, all recomputed"][3].startswith("$12\\,")
+    # 10 for activations, and the gradients of two norm weights: 4 h of 288 elements.
+    assert rows["with slices of the sequence"][3].startswith("$10.33\\,")
+
+
+def test_what_is_kept_shrinks_by_the_ranks(on_ranks):
+    alone, with_sequence = interview.bytes_kept_by_layer(2).rows
+    assert alone[1] == with_sequence[1]
+    assert alone[-1] == "63 %"
+    assert with_sequence[-1] == "50 %"
+
+
+def test_tokens_double_the_one_and_width_the_other(on_ranks):
+    tensor, zero = interview.activations_or_weights(2).rows
+    assert [tensor[0], *tensor[2:]] == ["tensor parallelism", "2x", "2x"]
+    assert [zero[0], zero[2]] == ["ZeRO-3", "1x"]
+    assert float(zero[3].removesuffix("x")) > 3.8
+
+
+def test_a_layers_sums_and_matrices_take_the_seconds_of_the_formulas():
+    shape = ModelShape.preset("llama-3-70b")
+    sums, work = layer_seconds(shape, 1024, 8, 1e-6, "nvlink4", 4e14)
+    moved = 2 * 7 / 8 * 1024 * 8192 * 2
+    assert sums == pytest.approx(4 * (14e-6 + moved / 450e9))
+    matrices = 6 * (shape.layer_parameters - 2 * 8192)
+    attention = 3 * 4 * 8192 * 1024
+    assert work == pytest.approx((matrices + attention) * 1024 / 8 / 4e14)
+
+
+def test_tables_without_runs_are_whole():
+    rows = interview.activations_of_gpt_3().rows
+    assert [len(row) for row in rows] == [4] * 3
+    whole = activation_memory(2048, 1, 12288, 96)
+    assert rows[0][1] == f"{whole / 2**30:.3g} GiB"
+    assert len(interview.seconds_of_tensor_parallelism().rows) == len(interview.LINKS)
+    (_, *tensor), (_, *pipeline) = interview.tensor_or_pipeline().rows
+    assert [tensor[0], pipeline[0]] == ["320", "2"]
+    assert pipeline[1:3] == ["64 MiB", "128 MiB"]
+    assert tensor[1] == "112 MiB"

@@ -1,0 +1,296 @@
+"""The pieces of a ring against one all-gather or reduce-scatter: results and bytes."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.test_blocks import compare, config_of
+from tests.tensor_parallel.test_linear import (
+    check_column_gradients,
+    check_row_gradients,
+    run_dense,
+)
+from xtrain.comm import CommLedger, Work, debug_checks
+from xtrain.comm.p2p import post_all
+from xtrain.model.attention import Attention
+from xtrain.model.mlp import SwiGLU
+from xtrain.tensor_parallel import (
+    ColumnParallelLinear,
+    ParallelAttention,
+    ParallelSwiGLU,
+    RowParallelLinear,
+    ring_all_gather_matmul,
+    ring_matmul,
+    ring_matmul_reduce_scatter,
+)
+from xtrain.tensor_parallel.functions import column_linear, row_linear
+
+COLUMN = "xtrain.tensor_parallel.ring_matmul:ring_all_gather_matmul"
+ROW = "xtrain.tensor_parallel.ring_matmul:ring_matmul_reduce_scatter"
+PARTS = [
+    "xtrain.tensor_parallel.ring_matmul:ring_pieces",
+    "xtrain.tensor_parallel.ring_matmul:ring_sum",
+]
+RING = {"sequence_parallel": True, "overlap": "ring"}
+
+
+def against_dense(members=None) -> None:
+    group = sub_group(members) if members else None
+    if members and group is None:
+        return
+    size = dist.get_world_size(group)
+    for shape, bias in (((size,), False), ((3, size), True), ((1, 3 * size), False)):
+        dense = fill(nn.Linear(2 * size, 3 * size, bias))
+        x, grad = random_of(3, *shape, 2 * size), random_of(4, *shape, 3 * size)
+        y, grad_x = run_dense(dense, x, grad)
+
+        column = ColumnParallelLinear.from_full(dense, group, **RING)
+        local = mine(x, -2, group).clone().requires_grad_()
+        out = column(local)
+        close(out, mine(y, -1, group), "column y")
+        out.backward(mine(grad, -1, group))
+        close(local.grad, mine(grad_x, -2, group), "column dX")
+        check_column_gradients(column, dense, group)
+
+        row = RowParallelLinear.from_full(dense, group, **RING)
+        local = mine(x, -1, group).clone().requires_grad_()
+        out = row(local)
+        close(out, mine(y, -2, group), "row y")
+        out.backward(mine(grad, -2, group))
+        close(local.grad, mine(grad_x, -1, group), "row dX")
+        check_row_gradients(row, dense, group)
+
+
+@pytest.mark.verifies(COLUMN, ROW, *PARTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_pieces_on_a_ring_make_the_whole_layer(world, size):
+    world(size).run(against_dense)
+
+
+@pytest.mark.verifies(COLUMN, ROW, *PARTS)
+def test_rings_keep_to_their_group(world):
+    world(4).run(against_dense, [3, 1])
+
+
+def blocks() -> None:
+    size = dist.get_world_size()
+    x = random_of(5, 2, 3 * size, 6)
+    swiglu = fill(SwiGLU(config_of(4, 2, 5 * size)))
+    rows = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
+    compare(swiglu, ParallelSwiGLU.from_full(swiglu, **RING), [x], None, rows)
+    rows = {f"{n}_proj.weight": 0 for n in "qkv"} | {"o_proj.weight": 1}
+    for key_heads in (1, size):  # one on all ranks, or one each
+        whole = fill(Attention(config_of(2 * size, key_heads, size)))
+        cut = ParallelAttention.from_full(whole, **RING)
+        inputs = [x, torch.arange(3 * size)]
+        compare(whole, cut, inputs, None, rows, size // key_heads)
+
+
+@pytest.mark.verifies(COLUMN, ROW)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_blocks_of_ring_layers_are_those_of_one_device(world, size):
+    world(size).run(blocks)
+
+
+def like_the_plain_form(dtype: torch.dtype) -> None:
+    """Any sequence dim, several weights, frozen ones; along dim 0, 1 and -2."""
+    size = dist.get_world_size()
+    for dim, shape in ((0, (2, 3, 5)), (1, (3, 2, 5)), (-2, (2, 3, 1, 5))):
+        results = []
+        for overlap in (True, "ring"):
+            x = random_of(1 + dist.get_rank(), *shape, dtype=dtype).requires_grad_()
+            weights = [random_of(n, 4, 5, dtype=dtype) for n in (7, 8, 9)]
+            weights = [w.requires_grad_(n != 1) for n, w in enumerate(weights)]
+            outs = column_linear(x, weights, dim, overlap)
+            (2 * outs[0] + outs[1] * outs[2]).sum().backward()
+            grads = [x.grad, weights[0].grad, weights[2].grad]
+            back = random_of(5, 5, 4, dtype=dtype).requires_grad_()
+            inner = outs[0].detach().requires_grad_()
+            y = row_linear(inner, back, dim, overlap)
+            assert y.shape == x.shape
+            y.square().sum().backward()
+            grads += [inner.grad, back.grad]
+            results.append([*outs, y, *grads])
+            assert weights[1].grad is None
+            assert {t.dtype for t in results[-1]} == {dtype}
+        for plain, ring in zip(*results, strict=True):
+            if dtype == torch.float64:
+                close(ring, plain)
+            else:
+                error = (ring - plain).abs().max() / plain.abs().max()
+                assert error < size * 2**-8  # a rounding of bfloat16 at each rank
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3)
+    ring_all_gather_matmul(x, [weight], 0)[0].sum().backward()  # no dW
+    close(x.grad, torch.full((2, 3), 4.0 * size))
+    x, weight = torch.ones(size, 3), torch.ones(4, 3, requires_grad=True)
+    ring_matmul_reduce_scatter(x, weight, 0).sum().backward()  # no dX
+    close(weight.grad, torch.full((4, 3), float(size)))
+
+
+@pytest.mark.verifies(COLUMN, ROW, *PARTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [2, 3])
+def test_rings_compute_what_the_plain_form_does(world, size, dtype):
+    world(size).run(like_the_plain_form, dtype)
+
+
+def train(steps: int) -> None:
+    size = dist.get_world_size()
+    first, second = fill(nn.Linear(5, 4 * size)), fill(nn.Linear(4 * size, 5), 2)
+    whole = nn.Sequential(first, nn.Tanh(), second)
+    column = ColumnParallelLinear.from_full(first, **RING)
+    row = RowParallelLinear.from_full(second, **RING)
+    cut = nn.Sequential(column, nn.Tanh(), row)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (whole, cut)]
+    for step in range(steps):
+        x, target = random_of(10 + step, 3, 2 * size, 5), random_of(50, 3, 2 * size, 5)
+        for model, optimizer in zip((whole, cut), optimizers, strict=True):
+            part = partial(mine, dim=1) if model is cut else torch.clone
+            optimizer.zero_grad()
+            (model(part(x)) - part(target)).square().sum().backward()
+            optimizer.step()
+    close(column.weight, mine(first.weight, 0), "column weight")
+    close(column.bias, mine(first.bias, 0), "column bias")
+    close(row.weight, mine(second.weight, 1), "row weight")
+    close(row.bias, second.bias, "row bias")
+
+
+@pytest.mark.verifies(COLUMN, ROW)
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size):
+    world(size).run(train, 3)
+
+
+def bytes_of_a_pair(overlap) -> list[tuple[int, int]]:
+    """(sent, received) of column and row, forward and backward, one after the other."""
+    size = dist.get_world_size()
+    counted = []
+    x = torch.ones(2, 12 // size, 6, requires_grad=True)
+    weight = torch.ones(2, 6, requires_grad=True)
+    inner = torch.ones(2, 12, 2, requires_grad=True)
+    back = torch.ones(6, 2, requires_grad=True)
+
+    def counting(call):
+        with CommLedger() as ledger:
+            result = call()
+        counted.append((ledger.bytes_sent, ledger.bytes_received))
+        return result
+
+    (y,) = counting(lambda: column_linear(x, [weight], 1, overlap))
+    counting(y.sum().backward)
+    z = counting(lambda: row_linear(inner, back, 1, overlap))
+    counting(z.sum().backward)
+    return counted
+
+
+@pytest.mark.verifies(COLUMN, ROW)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_ring_sends_the_bytes_of_the_calls_it_takes_to_pieces(world, size):
+    """Per layer a gather or a scatter; the column's backward one of each."""
+    one = 2 * 12 * 6 * 4 * (size - 1) // size
+    expected = [(n * one, n * one) for n in (1, 2, 1, 1)]
+    ranks = world(size)
+    assert ranks.run(bytes_of_a_pair, "ring") == [expected] * size
+    assert ranks.run(bytes_of_a_pair, True) == [expected] * size
+
+
+class Order(TorchDispatchMode):
+    """Matmuls, and when messages are issued and waited for, in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.events: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.__name__.startswith("mm"):
+            self.events.append("mm")
+        return function(*args, **(kwargs or {}))
+
+    def post_all(self, *messages):
+        self.events.append("issue")
+        works = post_all(*messages)
+        return [Work(works, lambda: self.events.append("wait"))]
+
+
+def order_of_events() -> list[list[str]]:
+    size, seen = dist.get_world_size(), []
+    x = torch.ones(2, 5, requires_grad=True)
+    weight = torch.ones(4, 5, requires_grad=True)
+    inner = torch.ones(2 * size, 4, requires_grad=True)
+    back = torch.ones(5, 4, requires_grad=True)
+    for forward in (
+        lambda: ring_all_gather_matmul(x, [weight], 0)[0],
+        lambda: ring_matmul_reduce_scatter(inner, back, 0),
+    ):
+        for phase in ("forward", "backward"):
+            with Order() as order:
+                ring_matmul.post_all = order.post_all
+                if phase == "forward":
+                    y = forward()
+                else:
+                    y.sum().backward()
+            seen.append(order.events)
+    ring_matmul.post_all = post_all
+    return seen
+
+
+@pytest.mark.verifies(COLUMN, ROW, *PARTS)
+def test_every_piece_travels_while_the_one_before_is_multiplied(world):
+    step = ["issue", "mm", "wait"]
+    gather, scatter = [*step, *step, "mm"], ["mm", *step, *step]
+    twice = ["issue", "mm", "mm", "wait"] * 2 + ["mm", "mm"]  # dX and dW
+    expected = [gather, scatter + gather, scatter, twice]
+    assert world(3).run(order_of_events) == [expected] * 3
+
+
+def refusals() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for layer in (ColumnParallelLinear, RowParallelLinear, ParallelSwiGLU):
+        with pytest.raises(ValueError, match="overlap='rings' is not True, False or"):
+            layer(4, 2 * size, sequence_parallel=True, overlap="rings")
+        with pytest.raises(ValueError, match="overlap='ring' is for sequence_parallel"):
+            layer(4, 2 * size, overlap="ring")
+    with pytest.raises(ValueError, match="overlap='ring' is for sequence_parallel"):
+        ParallelAttention(4, 4, 2, 2, overlap="ring")
+    x, weight = torch.ones(1, 3, 2), torch.ones(4, 2)
+    for call in (
+        lambda dim: ring_all_gather_matmul(x, [weight], dim),
+        lambda dim: ring_matmul_reduce_scatter(x, weight, dim),
+    ):
+        for dim in (2, -1, 3, -4):
+            with pytest.raises(ValueError, match=f"dim={dim} is no dim before"):
+                call(dim)
+    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+        ring_matmul_reduce_scatter(x, weight, 1)
+    row = RowParallelLinear(4, 6, **RING)
+    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+        row(x)
+    with debug_checks(), pytest.raises(ValueError, match="one and the same legal call"):
+        ring_all_gather_matmul(torch.ones(2 + rank, 2), [weight], 0)
+
+
+@pytest.mark.verifies(COLUMN, ROW)
+def test_bad_input_is_refused_on_all_ranks(world):
+    world(2).run(refusals)
+
+
+def no_second_derivative() -> None:
+    x, size = torch.ones(2, 4, requires_grad=True), dist.get_world_size()
+    for forward in (
+        lambda x: ring_all_gather_matmul(x, [torch.ones(4, 4)], 0)[0],
+        lambda x: ring_matmul_reduce_scatter(x, torch.ones(4, 4), 0),
+    ):
+        assert forward(x).shape[0] in (2 * size, 2 // size)
+        (grad,) = torch.autograd.grad(forward(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+
+
+@pytest.mark.verifies(COLUMN, ROW)
+def test_a_second_derivative_is_refused(world):
+    world(2).run(no_second_derivative)
