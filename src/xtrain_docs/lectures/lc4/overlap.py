@@ -66,7 +66,7 @@ def dx_under_dw(ranks: int = 2) -> str:
 
 @FIGURES
 def gather_in_pieces(ranks: int = 4) -> str:
-    """A sequence-parallel column layer's forward by rank 0's clock: whole, or a ring."""
+    """A sequence-parallel column layer's forward by rank 0's clock: both forms."""
     from .runs_overlap import column_forward_by_the_clock
 
     rows = {}
