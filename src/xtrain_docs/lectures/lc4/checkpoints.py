@@ -18,7 +18,7 @@ K_PROJ = "layers.0.self_attn.k_proj.weight"
 PANELS = (
     (1, O_PROJ, "o_proj, 4 tensor ranks"),
     (1, K_PROJ, "k_proj, 4 tensor ranks"),
-    (2, O_PROJ, "o_proj, FSDP over 2 x 2 tensor"),
+    (2, O_PROJ, "o_proj, FSDP: 2 data x 2 tensor ranks"),
 )
 Pieces = list[list[Any]]  # [offset, size, number of the file]
 
@@ -42,7 +42,7 @@ def boxes_chart(panels: list[tuple[str, list[int], Pieces]]) -> str:
         x = 6 + 96 * rank
         parts.append(cell(x, 2, 16, rank))
         parts.append(text(x + 22, 14.5, f"rank {rank}", "xt-tick"))
-    y, edge = 30.0, 24
+    y, edge = 30.0, 36
     for title, (rows, columns), pieces in panels:
         parts.append(text(6, y + 10, f"{title}, {rows} x {columns}", "xt-label"))
         y += 20
@@ -50,7 +50,7 @@ def boxes_chart(panels: list[tuple[str, list[int], Pieces]]) -> str:
         for (row, column), (piece, file) in sorted(owners.items()):
             at = 6 + edge * column, y + edge * row
             parts.append(cell(*at, edge - 3, file))
-            words_at = at[0] + (edge - 3) / 2, at[1] + 15
+            words_at = at[0] + (edge - 3) / 2, at[1] + 21
             parts.append(text(*words_at, f"{piece}", "xt-tick", "middle"))
         y += edge * rows + 14
         files = sorted({file for _, file in owners.values()})
