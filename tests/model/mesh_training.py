@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.model.test_on_a_mesh import batch, config_of
+from tests.model.test_on_a_mesh import config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
@@ -18,8 +18,18 @@ from xtrain.zero import (
     ZeroOptimizer,
 )
 
-ROWS = 4  # of a step's batch, dealt out to the data ranks
+ROWS, SEQUENCE = 8, 12  # of a step's batch, whose rows the data ranks share
 WRAPPERS = "plain", "ddp", "zero 1", "zero 2", "fsdp"
+
+
+def batch(step: int):
+    """Tokens and labels; rows have unequal numbers of valid labels, one has none."""
+    generator = torch.Generator().manual_seed(step)
+    shape = (2, ROWS, SEQUENCE)
+    tokens, labels = torch.randint(24, shape, generator=generator)
+    for row in range(ROWS):
+        labels[row, : 5 * row % (SEQUENCE + 1)] = -100
+    return tokens, labels
 
 
 class Layout(NamedTuple):
@@ -47,6 +57,7 @@ class MeshTraining:
         dtype=torch.float64,
         low=None,
         lr=0.03,
+        eps=1e-8,
         micro_batches=1,
         max_norm=None,
         sequence_parallel=False,
@@ -82,12 +93,13 @@ class MeshTraining:
                 stage=int(kind[-1]),
                 bucket_cap_mb=2**-9,
                 lr=lr,
+                eps=eps,
                 **options,
             )
         elif low is not None and kind != "fsdp":
-            self.optimizer = MixedPrecisionOptimizer(parameters, adamw, lr=lr)
+            self.optimizer = MixedPrecisionOptimizer(parameters, adamw, lr=lr, eps=eps)
         else:
-            self.optimizer = adamw(parameters, lr=lr)
+            self.optimizer = adamw(parameters, lr=lr, eps=eps)
         self.norms: list[float] = []
 
     def train(self, first: int, last: int) -> None:
@@ -103,7 +115,7 @@ class MeshTraining:
 
     def accumulate(self, step: int) -> None:
         """Forwards and backwards of this rank's rows of the step's batch."""
-        tokens, labels = batch(step, rows=ROWS)
+        tokens, labels = batch(step)
         here = self.mesh["data"].get_local_rank()
         tokens, labels = (t.chunk(self.layout.data)[here] for t in (tokens, labels))
         for micro in range(self.micro_batches):
@@ -164,7 +176,7 @@ def share(step: int, micro: int, micro_batches: int, layout: Layout) -> float:
     """What a micro-batch's mean weighs in the mean of the step's valid labels."""
     if micro_batches == 1:
         return 1.0
-    _, labels = batch(step, rows=ROWS)
+    _, labels = batch(step)
     counts = [
         (part.chunk(micro_batches)[micro] != -100).sum().item()
         for part in labels.chunk(layout.data)
@@ -178,14 +190,16 @@ def freeze(model: XtrainModel, names: Iterable[str]) -> None:
         parameter.requires_grad_(not any(part in name for part in names))
 
 
-def one_process(changes: dict, steps: int, max_norm=None, lr=0.03, frozen=()):
+def one_process(changes: dict, steps: int, max_norm=None, lr=0.03, eps=1e-8, frozen=()):
     """Weights after these steps in one process, and the gradients' norms."""
     model = XtrainModel(config_of(**changes), dtype=torch.float64)
     freeze(model, frozen)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=lr, eps=eps
+    )
     norms = []
     for step in range(steps):
-        model.loss(*batch(step, rows=ROWS)).backward()
+        model.loss(*batch(step)).backward()
         if max_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             norms.append(norm.item())

@@ -19,6 +19,7 @@ PARTS = (
 )
 WRAPPED = (
     *PARTS,
+    "xtrain.checkpoint.placement:placement_in",
     "xtrain.zero.checked_optimizer:ZeroOptimizer",
     "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
 )

@@ -3,6 +3,7 @@
     features.py   the features, each a function that changes a Setup
     cases.py      which cases there are, and what is declared not to work
     toy.py        the model and its batches
+    cut.py        the model, cut over tensor ranks
     wrappers.py   the wrappers, behind one set of names
     training.py   a case on ranks, and its reference in one process
 

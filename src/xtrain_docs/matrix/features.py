@@ -79,6 +79,18 @@ def sub_groups(setup: Setup) -> None:
     setup.ranks, setup.subgroups = 4, 2
 
 
+@feature("ranks", "two data ranks of two tensor ranks")
+def tensor(setup: Setup) -> None:
+    setup.ranks, setup.tensor = 4, 2
+    setup.model["inner"] = 10
+
+
+@feature("ranks", "two data ranks of two tensor ranks, sequence parallel")
+def sequence_parallel(setup: Setup) -> None:
+    tensor(setup)
+    setup.sequence_parallel, setup.length = True, 6
+
+
 @feature("precision", "fp32 weights")
 def fp32(setup: Setup) -> None:
     setup.dtype, setup.tolerance = torch.float32, 1e-4

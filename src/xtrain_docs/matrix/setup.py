@@ -16,7 +16,9 @@ class Setup:
     """One training run: the same for all ranks, and for the process that they equal.
 
     Attributes:
-        ranks: of the World; `subgroups` of them train side by side.
+        ranks: of the World; `subgroups` of them train side by side. Every `tensor` of
+            them hold one model together, cut; `sequence_parallel` between its matrices.
+        length: of the sequences.
         dtype: of the weights; `low` that of the weights in computation, with `dtype`
             for the masters (None: no masters). `autocast` leaves the weights alone.
         tolerance: of each tensor's distance from the reference, over how far the
@@ -36,6 +38,9 @@ class Setup:
     wrapper: str = ""
     ranks: int = 2
     subgroups: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    length: int = 5
     dtype: torch.dtype = torch.float64
     low: torch.dtype | None = None
     autocast: torch.dtype | None = None
@@ -59,8 +64,8 @@ class Setup:
 
     @property
     def size(self) -> int:
-        """How many ranks train together."""
-        return self.ranks // self.subgroups
+        """How many ranks train together, each on batches of its own."""
+        return self.ranks // self.subgroups // self.tensor
 
     @property
     def averages(self) -> bool:

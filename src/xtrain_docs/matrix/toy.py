@@ -19,11 +19,11 @@ VOCAB, WIDTH, LAYERS = 11, 6, 2
 class Block(nn.Module):
     """A residual block; `gate` is the parameter that a rank may leave out."""
 
-    def __init__(self, gated: bool):
+    def __init__(self, gated: bool, inner: int):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, WIDTH + 3)
-        self.down = nn.Linear(WIDTH + 3, WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH)
         self.gate = nn.Parameter(torch.empty(WIDTH)) if gated else None
         self.leave_out = False
 
@@ -41,6 +41,7 @@ class Toy(nn.Module):
         frozen: one weight is not trained.
         gated: the blocks have gates, see `leave_out`.
         reentrant: recompute the blocks in backward, by which kind of checkpoint.
+        inner: the width within the blocks.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class Toy(nn.Module):
         frozen: bool = False,
         gated: bool = False,
         reentrant: bool | None = None,
+        inner: int = WIDTH + 3,
     ):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, WIDTH)
-        self.layers = nn.ModuleList([Block(gated) for _ in range(LAYERS)])
+        self.layers = nn.ModuleList([Block(gated, inner) for _ in range(LAYERS)])
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.offset = nn.Parameter(torch.empty(VOCAB))
         if tied:
@@ -68,16 +70,24 @@ class Toy(nn.Module):
             layer.leave_out = gates
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        x = self.enter_blocks(self.embedding(tokens))
         for layer in self.layers:
             if self.reentrant is None:
                 x = layer(x)
             else:
                 x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        x = self.leave_blocks(x)
         offset = self.offset * 1
         if self.overflow:  # in one parameter, so that one rank's shard has it
             offset.register_hook(lambda gradient: gradient * math.inf)
         return self.head(x) + offset
+
+    def enter_blocks(self, x: Tensor) -> Tensor:
+        """What the blocks are given; a cut Toy takes its slice of the sequence."""
+        return x
+
+    def leave_blocks(self, x: Tensor) -> Tensor:
+        return x
 
 
 def make(seed: int, dtype: torch.dtype, **options: Any) -> Toy:
@@ -93,11 +103,11 @@ def make(seed: int, dtype: torch.dtype, **options: Any) -> Toy:
     return model.to(dtype)
 
 
-def batch(step: int, micro: int, rank: int, stream: int) -> Tensor:
+def batch(step: int, micro: int, rank: int, stream: int, length: int) -> Tensor:
     """Token ids; ranks have different numbers of rows, groups different streams."""
     seed = 1000 * stream + 100 * step + 10 * micro + rank
     generator = torch.Generator("cpu").manual_seed(seed)
-    shape = (2 + (step + rank) % 2, 5)
+    shape = (2 + (step + rank) % 2, length)
     tokens = torch.randint(0, VOCAB, shape, generator=generator, device="cpu")
     return tokens.to(torch.get_default_device())
 

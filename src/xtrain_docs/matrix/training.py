@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from xtrain.zero import LossScaler
 
 from .cases import Case
+from .cut import CutToy, cut, groups_of, whole_weights
 from .features import prepare
 from .setup import STEPS, Setup
 from .toy import Toy, batch, loss_of, make
@@ -29,16 +30,19 @@ def train(cases: list[Case]) -> list[dict[str, Tensor] | str]:
     results: list[dict[str, Tensor] | str] = []
     for case in cases:
         setup = prepare(case)
-        stream, group = stream_of(setup, dist.get_rank()), None
+        stream, group, tensor = stream_of(setup, dist.get_rank()), None, None
+        if setup.tensor > 1:
+            group, tensor = groups_of(setup.ranks, setup.tensor)
         if setup.subgroups > 1:
             groups = [dist.new_group(members) for members in SUBGROUPS]
             group = groups[stream]
         try:
-            results.append(Run(setup, group, stream).weights())
+            results.append(Run(setup, group, stream, tensor).weights())
         except Exception as error:
             results.append(f"{type(error).__name__}: {error}")
-        if group is not None:
-            dist.destroy_process_group(group)
+        for made in (group, tensor):
+            if made is not None:
+                dist.destroy_process_group(made)
     return results
 
 
@@ -52,13 +56,22 @@ def stream_of(setup: Setup, rank: int) -> int:
 class Run:
     """A case on one rank."""
 
-    def __init__(self, setup: Setup, group: ProcessGroup | None, stream: int):
-        self.setup, self.stream = setup, stream
+    def __init__(
+        self,
+        setup: Setup,
+        group: ProcessGroup | None,
+        stream: int,
+        tensor: ProcessGroup | None,
+    ):
+        self.setup, self.stream, self.tensor = setup, stream, tensor
         self.rank = dist.get_rank(group)
         # Every rank begins elsewhere: a missing broadcast would show.
         seed = 100 * stream + self.rank
         self.module = make(seed, setup.dtype, **setup.model)
-        self.scaler = make_scaler(setup, group)
+        if tensor is not None:
+            everyone = dist.group.WORLD
+            self.module = cut(self.module, setup.sequence_parallel, tensor, everyone)
+        self.scaler = make_scaler(setup, group if tensor is None else dist.group.WORLD)
         ours = self.scaler if isinstance(self.scaler, LossScaler) else None
         self.wrapped = wrap(self.module, setup, group, ours)
 
@@ -70,13 +83,15 @@ class Run:
                 self.accumulate(step)
                 self.update()
         weights = self.wrapped.weights()
+        if isinstance(self.module, CutToy):
+            weights = whole_weights(self.module, weights)
         return {name.removeprefix("module."): t.clone() for name, t in weights.items()}
 
     def accumulate(self, step: int) -> None:
         """The forwards and backwards of a step."""
         setup, last = self.setup, self.setup.micro_batches - 1
         toy = next(m for m in self.wrapped.model.modules() if isinstance(m, Toy))
-        toy.overflow = bool(setup.scaler) and step == 0 and self.rank == setup.size - 1
+        toy.overflow = bool(setup.scaler) and step == 0 and self.is_last()
         toy.leave_out(setup.leave_out and self.rank % 2 == 1)
         waiting: list[Tensor] = []  # losses, for their backwards
         for micro in range(setup.micro_batches + setup.interleaved):
@@ -89,12 +104,17 @@ class Run:
         if setup.by_hand or self.wrapped.naive:
             self.wrapped.reduce_gradients()
 
+    def is_last(self) -> bool:
+        """One rank of all, also of those that hold a model together."""
+        last = self.rank == self.setup.size - 1
+        return last and (self.tensor is None or self.tensor.rank() > 0)
+
     def communication(self, more: bool) -> AbstractContextManager[None]:
         quiet = self.setup.by_hand or (self.setup.quiet and more)
         return self.wrapped.no_sync() if quiet else nullcontext()
 
     def forward(self, step: int, micro: int) -> Tensor:
-        tokens = batch(step, micro, self.rank, self.stream)
+        tokens = batch(step, micro, self.rank, self.stream, self.setup.length)
         low = self.setup.autocast
         with torch.autocast(tokens.device.type, low, enabled=low is not None):
             loss = loss_of(self.wrapped.model(tokens), tokens)
@@ -150,7 +170,7 @@ def reference(case: Case, stream: int = 0) -> tuple[dict[str, Tensor], ...]:
             if step < setup.steps(rank):
                 model.leave_out(setup.leave_out and rank % 2 == 1)
                 for micro in range(setup.micro_batches):
-                    tokens = batch(step, micro, rank, stream)
+                    tokens = batch(step, micro, rank, stream, setup.length)
                     loss = loss_of(model(tokens), tokens)
                     (loss / (setup.size if setup.averages else 1)).backward()
         if setup.max_norm is not None:

@@ -20,9 +20,12 @@ from xtrain.zero import (
     LossScaler,
     MixedPrecisionOptimizer,
     ZeroOptimizer,
+    clip_sharded_grad_norm_,
 )
 
+from .cut import CutToy
 from .setup import Setup
+from .toy import Toy
 
 
 class Replicated:
@@ -56,7 +59,16 @@ class Replicated:
         self.model.reduce_gradients()  # type: ignore[operator]
 
     def clip(self, max_norm: float) -> None:
-        nn.utils.clip_grad_norm_(self.trained, max_norm)
+        if not isinstance(self.bare, CutToy):
+            nn.utils.clip_grad_norm_(self.trained, max_norm)
+            return
+        held = [
+            (p.grad, self.bare.placement(name).is_first)
+            for name, p in self.bare.named_parameters()
+            if p.grad is not None
+        ]
+        gradients, counts = map(list, zip(*held, strict=True))
+        clip_sharded_grad_norm_(gradients, max_norm, self.bare.tensor, counts)
 
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.trained if p.grad is not None]
@@ -90,7 +102,8 @@ class Sharded:
         self.optimizer.reduce_gradients()
 
     def clip(self, max_norm: float) -> None:
-        self.optimizer.clip_grad_norm_(max_norm)
+        module = self.model if isinstance(self.model, CutToy) else None
+        self.optimizer.clip_grad_norm_(max_norm, module)
 
     def gradients(self) -> list[Tensor]:
         return self.optimizer.gradients
@@ -118,7 +131,9 @@ class FullySharded:
 
         if setup.meta:
             with torch.device("meta"):
-                empty = type(module)(**setup.model)
+                empty = Toy(**setup.model)
+            if isinstance(module, CutToy):
+                empty = module.same_cut(empty)
             self.model = wrap(empty)
             self.model.load_state_dict(wrap(module).state_dict())
         else:
