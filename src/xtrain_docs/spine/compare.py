@@ -134,6 +134,7 @@ def mark(index: int, x: float, y: float, hover: str = "") -> str:
         [(-r, -r), (r, -r), (r, r), (-r, r)],
         [(0, -r - 1), (r + 1, r), (-r - 1, r)],
         [(0, -r - 2), (r + 2, 0), (0, r + 2), (-r - 2, 0)],
+        [(0, r + 1), (r + 1, -r), (-r - 1, -r)],
     ]
     title = f"<title>{hover}</title>" if hover else ""
     kind = f'class="xt-dot xt-s{index}"'

@@ -27,6 +27,11 @@ OPERATORS = {
 """Functions of `comm.autograd`: what the input is, and the gradient of the output."""
 
 
+def operators() -> dict[str, dict[str, Any]]:
+    """What each differentiable collective does forward and backward."""
+    return {name: operator(name) for name in OPERATORS}
+
+
 def operator(name: str) -> dict[str, Any]:
     """What a differentiable collective does forward and backward.
 

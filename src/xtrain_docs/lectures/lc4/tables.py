@@ -40,9 +40,9 @@ def elements_sent(kind: str, numel: int, ranks: int) -> int:
 
 def operator(name: str, ranks: int) -> dict[str, Any]:
     """One of them as it ran; EvidenceError if it sent other bytes than its formula."""
-    from .runs import operator as run
+    from .runs import operators as run
 
-    found = agreed(runs.remembered(run, ranks, name), name)
+    found = agreed(runs.remembered(run, ranks), name)[name]
     for way, sent in zip(("forward", "backward"), found["sent"], strict=True):
         if found[way] in ([], ["all-reduce"]):  # whose bytes only the backend knows
             continue
