@@ -244,6 +244,3 @@ def test_the_steps_are_those_of_the_races():
     rows = training.training_steps().rows
     assert [row[0] for row in rows] == ["compute", "send", "small"]
     assert [row[1] for row in rows] == ["4", "8", "4"]
-    rows = training.tensor_parallel_steps().rows
-    assert [row[0] for row in rows] == ["batch8", "batch1", "small"]
-    assert [row[5] for row in rows] == ["8", "1", "1"]

@@ -10,7 +10,7 @@ from xtrain.plan import (
     layer_seconds,
     tokens_where_equal,
 )
-from xtrain_docs.lectures.lc4 import pays
+from xtrain_docs.lectures.lc4 import pays, steps
 
 MODEL, TOKENS = "llama-3-70b", 4096
 
@@ -69,3 +69,9 @@ def test_tables_and_figures_hold_every_link_and_both_sides():
     assert equal / 8 < 8192  # its own sequence of 8192 tokens is on stage 3's side
     assert layer_calls(ModelShape.preset(MODEL), 1, round(equal), 8)
     assert len(pays.tp_two_nodes().rows) == 3
+
+
+def test_the_steps_are_those_of_the_races():
+    rows = steps.tensor_parallel_steps().rows
+    assert [row[0] for row in rows] == ["batch8", "batch1", "small"]
+    assert [row[5] for row in rows] == ["8", "1", "1"]

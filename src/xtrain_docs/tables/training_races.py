@@ -26,18 +26,11 @@ def training_steps() -> Table:
     from xtrain.bench.steps import COMPUTE, SEND, SIZES, SMALL
 
     names = {COMPUTE: "compute", SEND: "send", SMALL: "small"}
-    return _steps([(names[shape], shape, size) for shape, size in SIZES.items()])
+    return steps_table([(names[shape], shape, size) for shape, size in SIZES.items()])
 
 
-@REGISTRY
-def tensor_parallel_steps() -> Table:
-    """The same of the steps that tensor parallelism is raced with."""
-    from xtrain.bench.races.lc4 import SHAPES, SIZES
-
-    return _steps([(name, SHAPES[name], size) for name, size in SIZES.items()])
-
-
-def _steps(steps: "list[tuple[str, Shape, int]]") -> Table:
+def steps_table(steps: "list[tuple[str, Shape, int]]") -> Table:
+    """Names, shapes and sizes of steps, with the model that each makes."""
     from xtrain.bench.training import config_for
 
     rows = []

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -82,9 +83,9 @@ def torch_tp(
     return loss, AdamW(groups, **OPTIONS)
 
 
-def torch_plan(layers: int, between: Replicate | Shard) -> dict[str, object]:
+def torch_plan(layers: int, between: Replicate | Shard) -> dict[str, ParallelStyle]:
     """Styles by module; `between` is how activations lie between the matrices."""
-    plan: dict[str, object] = {
+    plan: dict[str, ParallelStyle] = {
         "embed_tokens": RowwiseParallel(
             input_layouts=Replicate(), output_layouts=between
         ),

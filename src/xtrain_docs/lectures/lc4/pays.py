@@ -57,12 +57,12 @@ def tp_speed(model: str, tokens: int, ranks: int, link: str) -> float:
 def tp_speed_on_two_nodes(model: str, tokens: int) -> float:
     """Two nodes' devices, their all-reduce in three steps: inside, across, inside."""
     shape, ranks = ModelShape.preset(model), 2 * NODE
-    links = [
+    inside, across = (
         (nccl_hop_seconds(name in NETWORKS), LINKS[name].beta)
         for name in ("nvlink4", "infiniband-ndr")
-    ]
+    )
     sending = sum(
-        hierarchical_time(call.numel * call.itemsize, NODE, 2, *links)
+        hierarchical_time(call.numel * call.itemsize, NODE, 2, inside, across)
         for call in layer_calls(shape, 1, tokens, ranks)
     )
     computing = layer_times(model, tokens, ranks, "nvlink4")[0]
