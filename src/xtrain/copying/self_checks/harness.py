@@ -49,6 +49,12 @@ def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def gradient(tensor: Tensor) -> Tensor:
+    """What backward has left; stop if it left nothing."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
 def same(what: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     """Stop all ranks unless `actual` is `expected` on each of them."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype, what

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
+from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
 from xtrain.whiteboard.tensor_parallel.column_parallel_linear import (
     ColumnParallelLinear,
 )
@@ -22,11 +22,11 @@ def check(rank: int, size: int) -> None:
         out.backward(grad.chunk(size, -1)[rank])
     same("a quarter of the features", out, y.chunk(size, -1)[rank], 1e-12)
     for name, mine_grad, grads in (
-        ("a quarter of dW", layer.weight.grad, full.weight.grad.chunk(size)),
-        ("a quarter of db", layer.bias.grad, full.bias.grad.chunk(size)),
+        ("a quarter of dW", gradient(layer.weight), gradient(full.weight).chunk(size)),
+        ("a quarter of db", gradient(layer.bias), gradient(full.bias).chunk(size)),
     ):
         same(name, mine_grad, grads[rank], 1e-12)
-    same("all of dX", mine.grad, whole.grad, 1e-12)
+    same("all of dX", gradient(mine), gradient(whole), 1e-12)
     sends(
         sent, f"2(N-1)/N of {x.nbytes:,} bytes of dX", 2 * (size - 1) / size * x.nbytes
     )

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
+from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
 from xtrain.whiteboard.tensor_parallel.row_parallel_linear import RowParallelLinear
 
 
@@ -20,10 +20,12 @@ def check(rank: int, size: int) -> None:
         out = layer(mine)
         out.backward(grad)
     same("all features, the bias added once", out, y, 1e-12)
-    part = full.weight.grad.chunk(size, 1)[rank]
-    same("a quarter of dW", layer.weight.grad, part, 1e-12)
-    same("all of db", layer.bias.grad, full.bias.grad, 1e-12)
-    same("a quarter of dX", mine.grad, whole.grad.chunk(size, -1)[rank], 1e-12)
+    part = gradient(full.weight).chunk(size, 1)[rank]
+    same("a quarter of dW", gradient(layer.weight), part, 1e-12)
+    same("all of db", gradient(layer.bias), gradient(full.bias), 1e-12)
+    same(
+        "a quarter of dX", gradient(mine), gradient(whole).chunk(size, -1)[rank], 1e-12
+    )
     sends(
         sent, f"2(N-1)/N of {y.nbytes:,} bytes of y", 2 * (size - 1) / size * y.nbytes
     )

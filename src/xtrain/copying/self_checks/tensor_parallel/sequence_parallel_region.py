@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
+from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
 from xtrain.whiteboard.tensor_parallel.sequence_parallel_region import (
     SequenceParallelRegion,
 )
@@ -21,7 +21,8 @@ def check(rank: int, size: int) -> None:
         mine_up.weight.copy_(up.weight.chunk(size, 0)[rank])
         mine_down.weight.copy_(down.weight.chunk(size, 1)[rank])
     block = nn.Sequential(mine_up, nn.Tanh(), mine_down)
-    region = SequenceParallelRegion(copy.deepcopy(norm), block)
+    mine_norm = copy.deepcopy(norm)
+    region = SequenceParallelRegion(mine_norm, block)
 
     x, grad = (randn(3, 8, 6, seed=n, dtype=torch.float64) for n in (1, 2))
     whole = x.clone().requires_grad_()
@@ -32,12 +33,17 @@ def check(rank: int, size: int) -> None:
         out = region(mine)
         out.backward(grad.chunk(size, 1)[rank])
     same("a quarter of the sequence", out, y.chunk(size, 1)[rank], 1e-12)
-    same("a quarter of dX", mine.grad, whole.grad.chunk(size, 1)[rank], 1e-12)
-    same("all of the norm's dW", region.norm.weight.grad, norm.weight.grad, 1e-12)
-    part = up.weight.grad.chunk(size, 0)[rank]
-    same("a quarter of the first dW", mine_up.weight.grad, part, 1e-12)
-    part = down.weight.grad.chunk(size, 1)[rank]
-    same("a quarter of the second dW", mine_down.weight.grad, part, 1e-12)
+    same("a quarter of dX", gradient(mine), gradient(whole).chunk(size, 1)[rank], 1e-12)
+    same(
+        "all of the norm's dW",
+        gradient(mine_norm.weight),
+        gradient(norm.weight),
+        1e-12,
+    )
+    part = gradient(up.weight).chunk(size, 0)[rank]
+    same("a quarter of the first dW", gradient(mine_up.weight), part, 1e-12)
+    part = gradient(down.weight).chunk(size, 1)[rank]
+    same("a quarter of the second dW", gradient(mine_down.weight), part, 1e-12)
     nbytes = 2 * x.nbytes + norm.weight.nbytes
     formula = f"2(N-1)/N of {nbytes:,} bytes of x, of dX, and of the norm's dW"
     sends(sent, formula, 2 * (size - 1) / size * nbytes)

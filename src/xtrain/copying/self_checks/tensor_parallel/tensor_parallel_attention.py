@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, say, sends
+from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, say, sends
 from xtrain.whiteboard.tensor_parallel.tensor_parallel_attention import (
     TensorParallelAttention,
 )
@@ -44,14 +44,14 @@ def check(rank: int, size: int) -> None:
             out.backward(grad)
         say(f"{HEADS} query heads, {key_heads} key heads:")
         same("the output", out, y, 1e-12)
-        same("dX", mine.grad, whole.grad, 1e-12)
+        same("dX", gradient(mine), gradient(whole), 1e-12)
         for name, parameter in layer.named_parameters():
-            dim, expected = int(name == "o_proj"), getattr(full, name).weight.grad
+            dim, expected = int(name == "o_proj"), gradient(getattr(full, name).weight)
             if name in ("k_proj", "v_proj"):
                 heads = expected.unflatten(0, (-1, HEAD_DIM))
                 expected = heads.repeat_interleave(size // key_heads, 0).flatten(0, 1)
             part = expected.chunk(size, dim)[rank]
-            same(f"this rank's gradient of {name}", parameter.grad, part, 1e-12)
+            same(f"this rank's gradient of {name}", gradient(parameter), part, 1e-12)
     nbytes = 2 * y.nbytes + full.k_proj.weight.nbytes + full.v_proj.weight.nbytes
     formula = f"2(N-1)/N of {nbytes:,} bytes of y, dX, dW_k and dW_v"
     sends(sent, formula, 2 * (size - 1) / size * nbytes)

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
+from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
 from xtrain.whiteboard.tensor_parallel.vocab_parallel_cross_entropy import (
     vocab_parallel_cross_entropy,
 )
@@ -20,8 +20,8 @@ def check(rank: int, size: int) -> None:
         loss = vocab_parallel_cross_entropy(mine, labels)
         loss.backward()
     same("the loss of 8 tokens; 2 are ignored", loss, expected, 1e-12)
-    part = whole.grad.chunk(size, -1)[rank]
-    same("a quarter of the gradient's columns", mine.grad, part, 1e-12)
+    part = gradient(whole).chunk(size, -1)[rank]
+    same("a quarter of the gradient's columns", gradient(mine), part, 1e-12)
     nbytes = 3 * labels.numel() * 8
     formula = f"2(N-1)/N of {nbytes:,} bytes, three numbers a token"
     sends(sent, formula, 2 * (size - 1) / size * nbytes)
