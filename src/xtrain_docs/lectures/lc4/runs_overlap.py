@@ -32,7 +32,6 @@ class Clock(TorchDispatchMode):
         super().__init__()
         self.spans: list[Span] = []
         self.zero = time.perf_counter()
-        self.watchers: list[Thread] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if not function.__name__.startswith(("mm", "addmm", "bmm")):
@@ -40,33 +39,28 @@ class Clock(TorchDispatchMode):
         return self.timed("matmul", lambda: function(*args, **(kwargs or {})))
 
     def timed(self, what: str, call: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
+        begin = time.perf_counter() - self.zero
         result = call()
-        self.spans.append([what, begin - self.zero, time.perf_counter() - self.zero])
+        self.spans.append([what, begin, time.perf_counter() - self.zero])
         return result
 
     def watch(self, works: list[dist.Work]) -> Work:
-        """The works as one; a thread sees when they are complete."""
-
-        def wait() -> None:
-            for work in works:
-                work.wait()
-
+        """The works as one, for which a thread waits: gloo's can be waited for once."""
         begin = time.perf_counter() - self.zero
         span = ["message", begin, begin]
         self.spans.append(span)
 
         def complete() -> None:
-            wait()
+            for work in works:
+                work.wait()
             span[2] = time.perf_counter() - self.zero
 
-        self.watchers.append(Thread(target=complete))
-        self.watchers[-1].start()
-        return Work(finish=lambda: self.timed("wait", wait))
+        watcher = Thread(target=complete)
+        watcher.start()
+        return Work(finish=lambda: self.timed("wait", watcher.join))
 
     def stop(self) -> list[Span]:
-        for watcher in self.watchers:
-            watcher.join()
+        """All spans in the order in which they began."""
         return sorted(self.spans, key=lambda span: span[1])
 
 
