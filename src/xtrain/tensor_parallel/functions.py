@@ -46,6 +46,7 @@ from xtrain.comm.autograd import (
 )
 from xtrain.comm.collective_choice import TORCH
 from xtrain.comm.work import Work
+from xtrain.tensor_parallel.autocast import as_autocast
 from xtrain.tensor_parallel.ring_matmul import (
     ring_all_gather_matmul,
     ring_matmul_reduce_scatter,
@@ -70,6 +71,7 @@ def column_linear(
             computed; the numbers are the same either way. "ring": with `sequence_dim`,
             gather and multiply piece by piece (`ring_matmul`).
     """
+    x, *weights = as_autocast(x, *weights)
     if overlap == "ring" and sequence_dim is not None:
         return ring_all_gather_matmul(x, weights, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
@@ -92,6 +94,7 @@ def row_linear(
         overlap: "ring": with `sequence_dim`, multiply and sum piece by piece
             (`ring_matmul`); True and False are the same here.
     """
+    x, weight = as_autocast(x, weight)
     if overlap == "ring" and sequence_dim is not None:
         return ring_matmul_reduce_scatter(x, weight, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()

@@ -137,7 +137,7 @@ class ColumnParallelLinear(CutLinear):
             x, [self.weight], self.sequence_dim, self.overlap, self.group
         )
         if self.bias is not None:
-            y = y + self.bias
+            y = y + self.bias.to(y.dtype)
         return all_gather_split(y, -1, self.group) if self.gather_output else y
 
 
@@ -186,8 +186,8 @@ class RowParallelLinear(CutLinear):
         if self.bias is None:
             return y
         if self.sequence_dim is None:
-            return y + self.bias
-        return y + identity_all_reduce(self.bias, self.group)
+            return y + self.bias.to(y.dtype)
+        return y + identity_all_reduce(self.bias, self.group).to(y.dtype)
 
 
 def check_overlap(overlap: Overlap, sequence_parallel: bool) -> None:

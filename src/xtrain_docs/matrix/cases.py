@@ -38,16 +38,14 @@ AROUND_MODULES = {
     "around_zero1": OF_PARAMETERS,
 }
 
-NO_AUTOCAST = "expected m1 and m2 to have the same dtype"  # the layers do not cast
-CUT_UNDER_AUTOCAST = {
-    (wrapper, cut, precision): NO_AUTOCAST
+CUT_IN_FP16 = {
+    (wrapper, cut, "grad_scaler"): "need a GradScaler that asks all tensor ranks"
     for wrapper in ("naive", "ddp", *ZERO, *FSDP)
     for cut in ("tensor", "sequence_parallel")
-    for precision in ("autocast", "grad_scaler")
 }
 
 REFUSED: dict[Case, str] = {
-    **CUT_UNDER_AUTOCAST,
+    **CUT_IN_FP16,
     **of_each(("naive", "ddp", *FSDP), AROUND_MODULES),
     **of_each(("naive", "ddp", *ZERO), {"meta": NO_VALUES}),
     **of_each(

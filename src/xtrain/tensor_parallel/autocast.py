@@ -1,0 +1,30 @@
+"""The layers under `torch.autocast`: what they multiply is cast before.
+
+Their matmuls are autograd functions of ours, which autocast does not know.
+
+Gradients arrive at the weights in the weights' own dtype; what ranks send each other is
+in 16 bits.
+"""
+
+import torch
+from torch import Tensor
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's dtype if it is on for their device, else as they are.
+
+    Raises:
+        ValueError: autocast to float16. That needs a GradScaler, and torch's would skip
+            a step on those tensor ranks only whose own slices overflowed.
+    """
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    if dtype == torch.float16:
+        raise ValueError(
+            "tensor-parallel layers under autocast to torch.float16 would need a "
+            "GradScaler that asks all tensor ranks, and torch's does not; use "
+            "torch.autocast(..., dtype=torch.bfloat16)"
+        )
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
