@@ -1,5 +1,8 @@
 """Every closed form of the papers, met by the schedules as they are played."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from xtrain.schedules import (
@@ -10,6 +13,7 @@ from xtrain.schedules import (
     interleaved,
     one_f_one_b,
     simulate,
+    validate,
     zb_h1,
     zb_h2,
     zb_v,
@@ -37,7 +41,9 @@ def cost(timeline):
 @pytest.mark.verifies(
     f"{STEPS}.gpipe:gpipe",
     f"{STEPS}.one_f_one_b:one_f_one_b",
+    f"{STEPS}.one_f_one_b:_of_rank",
     f"{STEPS}.simulate:simulate",
+    f"{STEPS}.simulate:Timeline",
 )
 def test_gpipe_and_1f1b_are_equally_idle_and_differ_in_memory(ranks, m, times):
     step = sum(times)
@@ -64,7 +70,9 @@ def test_the_published_bubbles_of_4_and_8_ranks():
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
 @pytest.mark.parametrize(("ranks", "m"), [(2, 2), (2, 6), (3, 6), (4, 8), (8, 24)])
-@pytest.mark.verifies(f"{STEPS}.interleaved:interleaved")
+@pytest.mark.verifies(
+    f"{STEPS}.interleaved:interleaved", f"{STEPS}.interleaved:_of_rank"
+)
 def test_interleaving_divides_the_bubble_by_the_chunks(ranks, m, chunks, times):
     timeline = played(interleaved(ranks, m, chunks), times)
     whole = chunks * sum(times)
@@ -84,7 +92,11 @@ def test_the_published_bubbles_of_interleaving():
 
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize(("ranks", "m"), [(2, 4), (3, 6), (4, 8), (5, 11), (8, 24)])
-@pytest.mark.verifies(f"{STEPS}.zero_bubble:zb_h1", f"{STEPS}.zero_bubble:zb_h2")
+@pytest.mark.verifies(
+    f"{STEPS}.zero_bubble:zb_h1",
+    f"{STEPS}.zero_bubble:zb_h2",
+    f"{STEPS}.zero_bubble:_handmade",
+)
 def test_zero_bubble_fills_the_idle_time_with_weight_gradients(ranks, m, times):
     f, b, w = times
     first, second = played(zb_h1(ranks, m), times), played(zb_h2(ranks, m), times)
@@ -121,7 +133,7 @@ def test_bubble_rates_of_the_zero_bubble_paper(ranks, m, f, b, w, c, one, h1, h2
 
 
 @pytest.mark.parametrize(("ranks", "m"), [(1, 1), (2, 3), (3, 5), (4, 8), (8, 24)])
-@pytest.mark.verifies(f"{STEPS}.zero_bubble:zb_v")
+@pytest.mark.verifies(f"{STEPS}.zero_bubble:zb_v", f"{STEPS}.zero_bubble:_v_shaped")
 def test_the_v_has_no_bubble_and_the_same_memory_on_every_rank(ranks, m):
     timeline = simulate(zb_v(ranks, m))
     assert timeline.idle == (0,) * ranks
@@ -160,6 +172,23 @@ def test_where_dualpipes_closed_form_is_not_exact():
     assert max(from_zero) == 3 * (2.5 + 2 - 3)
 
 
+@pytest.mark.parametrize("made", [dualpipe(8, 20), dualpipe_v(4, 10)])
+def test_the_first_two_in_the_middle_could_be_a_pair_but_its_output_would_leave_later(
+    made,
+):
+    orders = [list(actions) for actions in made.actions]
+    for actions in orders[3 : 5 if made.ranks == 8 else 4]:
+        for at, (one, two) in enumerate(pairwise(actions)):
+            if (one.kind, one.under, two.kind) == ("F", None, "BW"):
+                actions[at : at + 2] = [one._replace(under=two)]
+                break
+    paired = replace(made, actions=tuple(orders))
+    validate(paired)
+    assert sum(map(len, made.actions)) - sum(map(len, orders)) == made.ranks // 4
+    assert simulate(paired).makespan == simulate(made).makespan
+    assert simulate(paired, p2p=0.3).makespan > simulate(made, p2p=0.3).makespan
+
+
 COUNTS = {
     0: [6, 1, 3, 3, 3, 1, 3, 1], 1: [4, 2, 2, 4, 2, 2, 2, 2],
     2: [2, 3, 1, 5, 1, 3, 1, 3], 3: [0, 4, 0, 6, 0, 4, 0, 4],
@@ -167,6 +196,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("rank", range(8))
+@pytest.mark.verifies(f"{STEPS}.dualpipe:_eight_steps")
 def test_the_eight_steps_of_dualpipe_are_taken_as_often_as_published(rank):
     schedule = dualpipe(8, 20)
     n = COUNTS[min(rank, 7 - rank)]
@@ -186,7 +216,7 @@ def test_the_eight_steps_of_dualpipe_are_taken_as_often_as_published(rank):
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8, 12])
-@pytest.mark.verifies(f"{STEPS}.chimera:chimera")
+@pytest.mark.verifies(f"{STEPS}.chimera:chimera", f"{STEPS}.chimera:_of_rank")
 def test_chimera_is_idle_as_published(ranks):
     timeline = simulate(chimera(ranks, ranks))
     idle = (ranks - 2) / (3 * ranks / 2 + ranks - 2)

@@ -76,6 +76,18 @@ def test_numbers_are_left_out_where_they_have_no_room():
     assert numbers[1] < 2 * 800
 
 
+def test_drawings_at_one_scale_are_as_wide_as_their_steps_are_long():
+    timelines = [simulate(made(4, 8)) for made in (one_f_one_b, zb_h1)]
+    for timeline in timelines:
+        drawn = cells(render_svg(timeline, scale=20))
+        assert max(right for _, _, right, _ in drawn) - min(
+            left for _, left, _, _ in drawn
+        ) == pytest.approx(20 * timeline.makespan, abs=0.2)
+    for scale in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="scale=.* above 0"):
+            render_svg(timelines[0], scale=scale)
+
+
 def test_a_drawing_has_a_title_that_is_escaped():
     drawing = render_svg(simulate(one_f_one_b(2, 2)), title="a < b & c")
     root = ElementTree.fromstring(drawing)

@@ -44,13 +44,18 @@ def schedules(draw):
 
 @given(schedules())
 @settings(max_examples=150, deadline=None)
-@pytest.mark.verifies("xtrain.schedules.validate:validate")
+@pytest.mark.verifies(
+    "xtrain.schedules.validate:validate",
+    "xtrain.schedules.dualpipe:_two_ways",
+    "xtrain.schedules.passes:_with_messages",
+)
 def test_every_schedule_is_whole_and_can_be_run(schedule):
     validate(schedule)
 
 
 @given(schedules(), st.sampled_from([0.0, 0.3]))
 @settings(max_examples=80, deadline=None)
+@pytest.mark.verifies("xtrain.schedules.simulate:_Player")
 def test_a_rank_does_one_thing_at_a_time_and_waits_for_what_it_needs(schedule, p2p):
     timeline = simulate(schedule, 1.0, 0.8, 0.7, p2p=p2p)
     done = {}
@@ -98,7 +103,9 @@ def test_the_printed_forms():
 @given(schedules())
 @settings(max_examples=60, deadline=None)
 @pytest.mark.verifies(
-    "xtrain.schedules.passes:with_messages", "xtrain.schedules.passes:with_reductions"
+    "xtrain.schedules.passes:with_messages",
+    "xtrain.schedules.passes:with_reductions",
+    "xtrain.schedules.passes:message_out",
 )
 def test_passes_add_each_message_twice_and_each_reduction_once(schedule):
     order = with_reductions(with_messages(schedule))
@@ -146,6 +153,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.verifies("xtrain.schedules.validate:_incomplete")
 def test_a_broken_schedule_is_refused_with_what_is_wrong(what):
     rank, edit, words = BROKEN[what]
     with pytest.raises(ValueError, match=words):
@@ -172,6 +180,37 @@ def test_messages_are_received_in_the_order_in_which_they_were_sent():
     validate(good)
     text = str(with_messages(good))
     assert "1RECV_F0" in text and "3RECV_F0" in text
+
+
+@pytest.mark.parametrize("name", ["zb_v", "dualpipe_v"])
+@pytest.mark.verifies("xtrain.schedules.validate:_stuck_messages")
+def test_receives_in_another_order_than_the_sends_are_found(name, monkeypatch):
+    """Receives that stand where they are needed, whatever was sent before."""
+
+    def where_needed(schedule):
+        orders = []
+        for actions in with_messages(schedule).actions:
+            receives = {
+                (a.kind[-1], a.stage, a.micro_batch): a
+                for a in actions
+                if a.kind.startswith("RECV")
+            }
+            orders.append(order := [])
+            for action in actions:
+                for kind, stage, i, _ in action.parts:
+                    needed = receives.get((kind[0], stage, i))
+                    if needed and kind in ("F", "B", "BW"):
+                        order.append(needed)
+                if not action.kind.startswith("RECV"):
+                    order.append(action)
+        return replace(schedule, actions=tuple(orders))
+
+    schedule = SCHEDULES[name](4, 8)
+    validate(schedule)
+    checks = sys.modules["xtrain.schedules.validate"]
+    monkeypatch.setattr(checks, "with_messages", where_needed)
+    with pytest.raises(ValueError, match=r"rank \d at \dRECV_B0 gets .* instead"):
+        validate(schedule)
 
 
 def test_the_memory_allowed_is_a_limit():
@@ -207,6 +246,7 @@ def test_times_are_not_negative():
         simulate(gpipe(2, 2), backward_input=-1)
 
 
+@pytest.mark.verifies("xtrain.schedules.action:Schedule")
 def test_stages_of_ranks_are_where_the_placement_says():
     v = SCHEDULES["zb_v"](3, 4)
     assert [v.stages_of(rank) for rank in range(3)] == [(0, 5), (1, 4), (2, 3)]

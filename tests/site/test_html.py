@@ -84,6 +84,11 @@ lc4-tensor-parallel/embedding lc4-tensor-parallel/hugging-face
 lc4-tensor-parallel/linear lc4-tensor-parallel/mlp lc4-tensor-parallel/overlap
 lc4-tensor-parallel/sequence-parallel lc4-tensor-parallel/when-it-pays
 lc4-tensor-parallel/whole-model
+lc5-pipeline-parallel lc5-pipeline-parallel/chimera lc5-pipeline-parallel/dualpipe
+lc5-pipeline-parallel/dualpipe-v lc5-pipeline-parallel/gpipe
+lc5-pipeline-parallel/interleaved lc5-pipeline-parallel/one-f-one-b
+lc5-pipeline-parallel/passes lc5-pipeline-parallel/zb-v
+lc5-pipeline-parallel/zero-bubble
 """
 
 

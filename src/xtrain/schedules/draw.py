@@ -43,16 +43,25 @@ STYLE = """
 """
 
 
-def render_svg(timeline: Timeline, title: str | None = None) -> str:
+def render_svg(
+    timeline: Timeline, title: str | None = None, scale: float | None = None
+) -> str:
     """The timeline as an SVG document, as wide as its actions need (9 px or more each).
 
     Args:
         title: for readers who do not see it; by default the schedule's name and sizes.
+        scale: pixels for a time of 1, for several drawings that are to be compared.
+
+    Raises:
+        ValueError: `scale` is not above 0.
     """
+    if scale is not None and not scale > 0:
+        raise ValueError(f"render_svg: scale={scale}, but it is above 0")
     schedule = timeline.schedule
     shortest = _shortest(timeline)
     begin, span = min(s[0] for s in timeline.starts), timeline.makespan or 1.0
-    scale = min(max(WIDEST / span, CELL[0] / shortest), CELL[1] / shortest)
+    if scale is None:
+        scale = min(max(WIDEST / span, CELL[0] / shortest), CELL[1] / shortest)
     width = LEFT + span * scale + 12
     legend, depth = _legend(timeline, width)
     foot = TOP + schedule.ranks * (ROW + GAP)

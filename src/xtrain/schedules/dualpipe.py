@@ -127,7 +127,7 @@ def _eight_steps(order: _Order, half: int, depth: int, main: int) -> list[Action
     repeat(depth + 1, lambda: forward(0), lambda: forward(1))  # 2
     repeat(ahead, lambda: backward(1, put_off=True), weights, lambda: forward(1))  # 3
     for i in range(main):  # 4
-        if i == 0 and ahead == 0:  # at the middle the first two cannot overlap
+        if i == 0 and ahead == 0:  # in the middle: the output leaves sooner
             forward(0)
             backward(1)
         else:

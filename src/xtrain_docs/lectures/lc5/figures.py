@@ -5,6 +5,21 @@ from xtrain.schedules import SCHEDULES, Timeline, render_svg, simulate, validate
 from ...figures import REGISTRY
 from ...svg import Axis, fit, line_chart
 
+STAGE_PIXELS = 27.0
+"""How long F of a whole rank's part is drawn where schedules are compared."""
+TITLES = {
+    "gpipe": "GPipe",
+    "one_f_one_b": "1F1B",
+    "interleaved": "Interleaved 1F1B, 2 chunks a rank",
+    "zb_h1": "ZB-H1",
+    "zb_h2": "ZB-H2",
+    "zb_v": "ZB-V",
+    "chimera": "Chimera",
+    "dualpipe_simple": "DualPipe without W split off",
+    "dualpipe": "DualPipe",
+    "dualpipe_v": "DualPipeV",
+}
+
 
 def played(
     name: str,
@@ -38,6 +53,32 @@ def schedule_timeline(
         backward_weight=backward_weight, p2p=p2p,
     )  # fmt: skip
     return render_svg(timeline)
+
+
+def same_model(name: str, ranks: int, micro_batches: int) -> Timeline:
+    """Played with F = B = W = 1 of a rank's whole part of the model.
+
+    With several chunks a rank a virtual stage is so much shorter.
+    """
+    chunks = SCHEDULES[name](ranks, micro_batches).chunks
+    part = 1.0 / chunks
+    return played(
+        name, ranks, micro_batches,
+        forward=part, backward_input=part, backward_weight=part,
+    )  # fmt: skip
+
+
+@REGISTRY
+def schedules_at_one_scale(ranks: int = 4, micro_batches: int = 8) -> str:
+    """All schedules of one model and one batch, one above the other."""
+    parts = []
+    for name, title in TITLES.items():
+        timeline = same_model(name, ranks, micro_batches)
+        words = f"{title}: {timeline.makespan:g}"
+        drawing = render_svg(timeline, words, scale=STAGE_PIXELS)
+        heading = f'<p style="position:sticky;left:0;margin:0">{words}</p>'
+        parts.append(heading + drawing)
+    return "".join(parts)
 
 
 @REGISTRY

@@ -26,7 +26,7 @@ FORMS = {
     "zb_h2": "$(p-1)(F+B-2W)$",
     "zb_v": "$0$",
     "chimera": "$(p-2)(B+W)$",
-    "dualpipe": r"$(\tfrac{p}{2}-1)(F\&B+B-2W)$",
+    "dualpipe": r"$(\frac{p}{2}-1)(F\&B+B-2W)$",
     "dualpipe_v": r"$(p-1)(F\&B+B-2W)$",
 }
 
