@@ -7,6 +7,7 @@ from ...svg import Axis, fit, line_chart
 
 STAGE_PIXELS = 27.0
 """How long F of a whole rank's part is drawn where schedules are compared."""
+HEADING = "position:sticky;left:0;margin:0;color:var(--xt-ink)"
 TITLES = {
     "gpipe": "GPipe",
     "one_f_one_b": "1F1B",
@@ -76,8 +77,7 @@ def schedules_at_one_scale(ranks: int = 4, micro_batches: int = 8) -> str:
         timeline = same_model(name, ranks, micro_batches)
         words = f"{title}: {timeline.makespan:g}"
         drawing = render_svg(timeline, words, scale=STAGE_PIXELS)
-        heading = f'<p style="position:sticky;left:0;margin:0">{words}</p>'
-        parts.append(heading + drawing)
+        parts.append(f'<p style="{HEADING}">{words}</p>{drawing}')
     return "".join(parts)
 
 
