@@ -1,6 +1,5 @@
 # torchrun --nproc-per-node 4 snippets/lc4/cut_checkpoint.py
 import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,24 +10,15 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.zero import FullyShardedDataParallel
 
 dist.init_process_group("gloo")
+torch.set_default_dtype(torch.float64)
 rank = dist.get_rank()
-folder = [tempfile.mkdtemp() if rank == 0 else None]
-dist.broadcast_object_list(folder)
-run = Path(folder[0])
+run = [tempfile.mkdtemp() if rank == 0 else None]
+dist.broadcast_object_list(run)
 tokens = torch.arange(24).view(4, 6) % 8
-
-
-def config(seed: int) -> XtrainConfig:
-    return XtrainConfig(
-        vocab_size=8,
-        hidden_size=5,
-        intermediate_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=2,
-        seed=seed,
-    )
+sizes = {
+    "vocab_size": 8, "hidden_size": 5, "intermediate_size": 4, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+}  # fmt: skip
 
 
 def train(model, optimizer, mine=tokens) -> float:
@@ -40,12 +30,11 @@ def train(model, optimizer, mine=tokens) -> float:
 
 
 # Four tensor ranks save after one step, and train on.
-model = XtrainModel(config(seed=0), init_mesh((4,), ("tensor",)), dtype=torch.float64)
+model = XtrainModel(XtrainConfig(**sizes), init_mesh((4,), ("tensor",)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 train(model, optimizer)
-path = save_checkpoint(run, 1, model.shards(), optimizer)
+path = save_checkpoint(run[0], 1, model.shards(), optimizer)
 expected = [train(model, optimizer) for _ in range(3)]
-
 if rank == 0:
     with CheckpointReader(path) as reader:
         for name in ("layers.0.self_attn.o_proj.weight", "norm.weight"):
@@ -56,21 +45,16 @@ if rank == 0:
 
 # The same four as two data ranks of two tensor ranks, from other weights.
 mesh = init_mesh((2, 2), ("data", "tensor"))
-cut = XtrainModel(config(seed=9), mesh, dtype=torch.float64)
-group = mesh["data"].get_group()
+cut, group = XtrainModel(XtrainConfig(**sizes, seed=9), mesh), mesh["data"].get_group()
 model = FullyShardedDataParallel(cut, group, gradient_reduction="sum")
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
-step, _ = model.load_sharded(run, optimizer)
-mine = tokens.chunk(2)[mesh["data"].get_local_rank()]
+step, _ = model.load_sharded(run[0], optimizer)
+mine = tokens.chunk(2)[group.rank()]
 found = [train(model, optimizer, mine) for _ in range(3)]
 same = all(abs(a / b - 1) < 1e-12 for a, b in zip(found, expected, strict=True))
 print(f"rank {rank}: from step {step} on under FSDP, same three losses: {same}")
-
-# And whole, as without any other rank: every rank reads all of it.
-model = XtrainModel(config(seed=9), dtype=torch.float64)
-load_checkpoint(run, model.shards())
-loss = model.loss(tokens, tokens.roll(-1, dims=1)).item()
+whole = XtrainModel(XtrainConfig(**sizes, seed=9))  # as without any other rank
+load_checkpoint(run[0], whole.shards())
+loss = whole.loss(tokens, tokens.roll(-1, dims=1)).item()
 print(f"rank {rank}: whole, same loss: {abs(loss / expected[0] - 1) < 1e-12}")
-
-dist.barrier()
 dist.destroy_process_group()

@@ -2,7 +2,7 @@
 import torch
 import torch.distributed as dist
 
-from xtrain import comm
+from xtrain.comm import CommLedger
 from xtrain.model import XtrainConfig
 from xtrain.model.mlp import SwiGLU
 from xtrain.tensor_parallel import ParallelSwiGLU
@@ -22,9 +22,9 @@ y.square().sum().backward()
 
 block = ParallelSwiGLU.from_full(whole)
 mine = x.clone().requires_grad_()  # as if there were a layer before
-with comm.CommLedger() as forward:
+with CommLedger() as forward:
     out = block(mine)
-with comm.CommLedger() as backward:
+with CommLedger() as backward:
     out.square().sum().backward()
 
 grad = block.gate_proj.weight.grad

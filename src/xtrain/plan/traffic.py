@@ -102,7 +102,7 @@ def ceil_log2(ranks: int) -> int:
 
 def broadcast_naive(numel: int, ranks: int, root: int = 0) -> Traffic:
     """The root sends all `numel` elements to every other rank over its one link."""
-    return _star(ranks, root, [numel] * ranks, outward=True)
+    return _star_traffic(ranks, root, [numel] * ranks, outward=True)
 
 
 def broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
@@ -122,12 +122,12 @@ def reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
 
 def scatter(numel: int, ranks: int, root: int = 0) -> Traffic:
     """The root cuts `numel` elements and sends every other rank its piece directly."""
-    return _star(ranks, root, chunk_sizes(numel, ranks), outward=True)
+    return _star_traffic(ranks, root, chunk_sizes(numel, ranks), outward=True)
 
 
 def gather(numel: int, ranks: int, root: int = 0) -> Traffic:
     """Every rank sends its piece to the root, which ends with `numel` elements."""
-    return _star(ranks, root, chunk_sizes(numel, ranks), outward=False)
+    return _star_traffic(ranks, root, chunk_sizes(numel, ranks), outward=False)
 
 
 def van_de_geijn_broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
@@ -159,8 +159,8 @@ def ring_all_reduce(numel: int, ranks: int) -> Traffic:
 def parameter_server_all_reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
     """All send `numel` to the root, which answers all: p-1 times that each way."""
     pieces = [numel] * ranks
-    up = _star(ranks, root, pieces, outward=False, together=False)
-    return up.then(_star(ranks, root, pieces, outward=True))
+    up = _star_traffic(ranks, root, pieces, outward=False, together=False)
+    return up.then(_star_traffic(ranks, root, pieces, outward=True))
 
 
 def tree_all_reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
@@ -303,7 +303,7 @@ def collective_traffic(
 # -------------------------------------------------------------------- helpers
 
 
-def _star(
+def _star_traffic(
     ranks: int,
     root: int,
     pieces: Sequence[int],

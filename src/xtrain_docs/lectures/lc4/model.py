@@ -110,7 +110,7 @@ def model_calls(sequence_parallel: bool = False) -> Table:
 
 
 @TABLES
-def layer_traffic() -> Table:
+def calls_per_layer() -> Table:
     """Elements that rank 0 sends for one layer, and what the formula's terms are."""
     from .runs_model import BATCH, HIDDEN, sequence_of
 
