@@ -67,7 +67,7 @@ def symbol_block(reference: str, options: Options, language: str) -> list[str]:
     url = config.source_url(symbol.path, symbol.first, symbol.last)
     bar = [f"[{where.removeprefix('src/')}]({url}){{ .xt-path }}"]
     if not any(part.startswith("_") for part in symbol.dotted.split(".")):
-        bar.append(f"[API][{symbol.dotted}]{{ .xt-api }}")
+        bar.append(f"[API][{symbol.entry}]{{ .xt-api }}")
     if "." not in symbol.name:
         name = f"{symbol.name}.py"
         text = standalone(reference, config.SOURCE)

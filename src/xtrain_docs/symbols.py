@@ -29,8 +29,16 @@ class Symbol:
 
     @property
     def dotted(self) -> str:
-        """`package.module.name`, the identifier of its reference entry."""
+        """`package.module.name`."""
         return f"{self.module}.{self.name}"
+
+    @property
+    def entry(self) -> str:
+        """The identifier of its reference entry: a method that says nothing of itself
+        has none, and its class's stands for it."""
+        if self.docstring or "." not in self.name:
+            return self.dotted
+        return self.dotted.rpartition(".")[0]
 
     @property
     def key(self) -> str:

@@ -136,6 +136,13 @@ def test_a_private_name_has_no_reference_entry(toy):
     assert "xt-api" not in render(page(reference="toy.ring:_hidden"))
 
 
+def test_a_method_without_words_of_its_own_leads_to_its_class():
+    linear = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
+    assert symbols.resolve(f"{linear}.forward").entry == linear.replace(":", ".")
+    said = symbols.resolve("xtrain.model.decoder:XtrainModel.forward")
+    assert said.entry == said.dotted == "xtrain.model.decoder.XtrainModel.forward"
+
+
 def test_the_copy_holds_all_it_needs(toy):
     toy.record("toy.ring:ring")
     out = render(page())
