@@ -378,11 +378,9 @@ def test_what_scrolls_sideways_is_reached_by_keyboard_once_it_is_near(browser):
     browser.open("en/lc3-zero/stage-3/")
     last = "[...document.querySelectorAll('.highlight > pre > code')].at(-1)"
     browser.run(f"{last}.scrollIntoView()")
+    assert browser.run(f"return {last}.scrollWidth > {last}.clientWidth + 1")
+    reached = f"{last}.tabIndex >= 0 && !{last}.hasAttribute('data-xt-unmeasured')"
     wait(
-        lambda: browser.run(f"return !{last}.hasAttribute('data-xt-unmeasured')"),
-        what="the last block of code to be measured",
+        lambda: browser.run(f"return {reached}"),
+        what="the last block of code to be measured and reached",
     )
-    wide, reached = browser.run(
-        f"const c = {last};return [c.scrollWidth > c.clientWidth + 1, c.tabIndex >= 0];"
-    )
-    assert wide == reached
