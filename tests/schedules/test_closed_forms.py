@@ -83,6 +83,12 @@ def test_interleaving_divides_the_bubble_by_the_chunks(ranks, m, chunks, times):
         assert timeline.peak_activations[0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("ranks", "m"), [(1, 2), (3, 6), (4, 4), (4, 8)])
+def test_interleaving_one_chunk_is_1f1b(ranks, m):
+    one = interleaved(ranks, m, 1)
+    assert one.actions == one_f_one_b(ranks, m).actions
+
+
 def test_the_published_bubbles_of_interleaving():
     assert simulate(interleaved(8, 32, 8)).bubble_over_ideal == pytest.approx(
         0.02734, abs=5e-6

@@ -37,7 +37,8 @@ def _of_rank(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Act
         return Action(kind, chunk * ranks + rank, turn * ranks + place)
 
     total = micro_batches * chunks
-    ahead = min(2 * (ranks - 1 - rank) + (chunks - 1) * ranks, total)
+    twice = 2 if chunks > 1 else 1  # one chunk a rank is 1F1B: as much memory, too
+    ahead = min(twice * (ranks - 1 - rank) + (chunks - 1) * ranks, total)
     actions = [nth("F", n) for n in range(ahead)]
     for n in range(ahead, total):
         actions += [nth("F", n), nth("BW", n - ahead)]

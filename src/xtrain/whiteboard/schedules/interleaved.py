@@ -22,7 +22,8 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> list[list[st
             return f"{chunk * ranks + rank}{kind}{turn * ranks + place}"
 
         total = micro_batches * chunks
-        ahead = min(2 * (ranks - 1 - rank) + (chunks - 1) * ranks, total)
+        twice = 2 if chunks > 1 else 1  # one chunk a rank is 1F1B
+        ahead = min(twice * (ranks - 1 - rank) + (chunks - 1) * ranks, total)
         order = [nth("F", n) for n in range(ahead)]
         for n in range(total):
             if ahead + n < total:
