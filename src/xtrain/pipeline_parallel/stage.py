@@ -1,0 +1,77 @@
+"""A virtual stage: one of the parts, by layers, into which a model is cut.
+
+    input -> [stage 0] -> [stage 1] -> ... -> [stage count - 1] -> loss
+
+What a stage returns is what the next one is called with: a tensor, or a tuple of them.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import nn
+
+
+class GradientReduction(Protocol):
+    """What sums gradients over data ranks: our DDP, FSDP or ZeRO, or torch's alike."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backwards inside add up gradients on each rank and send nothing."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """Reduce what has been added up inside `no_sync`."""
+        ...
+
+
+class PipelineStage(nn.Module):
+    """A module, and its place in the pipeline.
+
+    Args:
+        module: called with what the stage before returned, or with the micro-batch's
+            inputs; returns a tensor or a tuple of tensors.
+        index: which stage it is, from 0.
+        count: how many virtual stages there are.
+        shared: parameters that other stages hold too, as tied embeddings are, under a
+            name common to all of them: their gradients are summed.
+        reduction: what reduces this stage's gradients over the data ranks, if that is
+            not the module itself: a `ZeroOptimizer`.
+
+    Raises:
+        ValueError: there is no such stage, or a shared parameter is not the module's.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        count: int,
+        *,
+        shared: Mapping[str, nn.Parameter] | None = None,
+        reduction: GradientReduction | None = None,
+    ):
+        super().__init__()
+        if not 0 <= index < count:
+            raise ValueError(
+                f"stage {index} of {count}: stages are 0 to {count - 1}"
+                if count > 0
+                else f"stage {index} of {count}: there is at least one stage"
+            )
+        own = {id(parameter) for parameter in module.parameters()}
+        for name, parameter in (shared or {}).items():
+            if id(parameter) not in own:
+                raise ValueError(f"stage {index} shares {name!r} but does not hold it")
+        self.module, self.index, self.count = module, index, count
+        self.shared = dict(shared or {})
+        if reduction is None and hasattr(module, "reduce_gradients"):
+            reduction = module  # type: ignore[assignment]
+        # not a submodule a second time
+        object.__setattr__(self, "reduction", reduction)
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the module returns."""
+        return self.module(*inputs)
+
+    def extra_repr(self) -> str:
+        """Its place, for `print`."""
+        return f"stage {self.index} of {self.count}"
