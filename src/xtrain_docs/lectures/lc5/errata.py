@@ -1,10 +1,11 @@
 """Tables of the errata of lc5: what the notes draw and say, beside what is played."""
 
 from xtrain.plan import pipeline_idle
-from xtrain.schedules import SCHEDULES, Timeline, gpipe, simulate
+from xtrain.schedules import SCHEDULES, gpipe, simulate
 
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
+from ...values import percent
 from .figures import TITLES, played
 from .published import agree
 
@@ -121,32 +122,37 @@ def two_conventions(ranks: int = 8, micro_batches: int = 20) -> Table:
 
 
 def waited(name: str, ranks: int, micro_batches: int, exchange: float) -> float:
-    """How much longer rank 0 computes because of the experts' exchanges."""
+    """How much longer rank 0 is busy because of the experts' exchanges."""
     schedule = SCHEDULES[name](ranks, micro_batches)
-    return busy(simulate(schedule, all_to_all=exchange)) - busy(simulate(schedule))
+    with_them = simulate(schedule, all_to_all=exchange)
+    return with_them.works[0] - simulate(schedule).works[0]
 
 
-def busy(timeline: Timeline) -> float:
-    """The time of rank 0's actions."""
-    return timeline.works[0]
+def exposed(ranks: int, micro_batches: int, exchange: float) -> tuple[float, float]:
+    """What one pair of DualPipe waits, and all of rank 0, by the rule."""
+    actions = SCHEDULES["dualpipe"](ranks, micro_batches).actions[0]
+    pairs = sum(action.under is not None for action in actions)
+    each = max(0.0, 2 * exchange - 3)
+    return each, pairs * each + (micro_batches - pairs) * 2 * exchange
 
 
 @REGISTRY
-def exchanges_hidden(ranks: int = 8, micro_batches: int = 20) -> Table:
+def exchanges_hidden(
+    ranks: int = 8, micro_batches: tuple[int, int] = (20, 80)
+) -> Table:
     """What is left to see of the experts' exchanges, by their length."""
-    actions = SCHEDULES["dualpipe"](ranks, micro_batches).actions[0]
-    pairs = sum(action.under is not None for action in actions)
     rows = []
     for exchange in (0.5, 1.0, 1.5, 2.0, 3.0):
-        exposed = max(0.0, 2 * exchange - 3)
-        total = 2 * exchange * micro_batches
-        alone = 2 * exchange * (micro_batches - pairs)
-        found = waited("dualpipe", ranks, micro_batches, exchange)
-        agree("dualpipe", found, alone + pairs * exposed)
-        agree("1F1B", waited("one_f_one_b", ranks, micro_batches, exchange), total)
-        rows.append(
-            [f"{exchange:g}", f"{total:g}", f"{exposed:g}", f"{found:g}",
-             f"{100 * (1 - found / total):.0f} %"]
-        )  # fmt: skip
-    header = ["exchange", "1F1B waits", "a pair waits", "DualPipe waits", "hidden"]
-    return Table(header, rows, "rrrrr")
+        cells = []
+        for m in micro_batches:
+            total = 2 * exchange * m
+            found = waited("dualpipe", ranks, m, exchange)
+            agree("1F1B", waited("one_f_one_b", ranks, m, exchange), total)
+            agree("dualpipe", found, exposed(ranks, m, exchange)[1])
+            cells += [f"{total:g}", f"{found:g}", percent(1 - found / total)]
+        each = exposed(ranks, micro_batches[0], exchange)[0]
+        rows.append([f"{exchange:g}", f"{each:g}", *cells])
+    header = ["exchange", "a pair waits"]
+    for m in micro_batches:
+        header += [f"1F1B, m = {m}", f"DualPipe, m = {m}", "hidden"]
+    return Table(header, rows, "r" * len(header))

@@ -8,6 +8,7 @@ Dispatch and combine are exchanges (all-to-all); their gradients are exchanges, 
 
 from typing import NamedTuple
 
+from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
 
 FORWARD = ("attention", "dispatch", "MLP", "combine")
@@ -99,7 +100,7 @@ def order_of_a_pair(order: str = "pair") -> Table:
     """The computations of two micro-batches, and the exchange under each of them."""
     slots = ORDERS[order]
     if too_early(slots):
-        raise ValueError(f"{order}: {'; '.join(too_early(slots))}")
+        raise EvidenceError(f"{order}: {'; '.join(too_early(slots))}")
     rows = []
     for slot in slots:
         computed = [str(p) for p in slot if p.part not in EXCHANGES]
