@@ -3,9 +3,11 @@
 import pytest
 
 from xtrain.schedules import simulate
+from xtrain_docs.blocks import registry
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc5 import errata, interview, pair_order
-from xtrain_docs.tables import REGISTRY
+
+REGISTRY = registry("table")
 
 
 def cells(name, *options):
@@ -28,10 +30,9 @@ def test_equal_steps_and_unequal_memory():
         ["GPipe", "33", "9", "8"],
         ["1F1B", "33", "9", "4"],
     ]
-    assert cells("idle_of_zero_bubble") == [
-        ["4", "9", "3", "0", "4", "4", "7"],
-        ["8", "21", "7", "0", "8", "8", "15"],
-    ]
+    assert [row[2:] for row in cells("idle_of_zero_bubble")] == [
+        ["9", "4"], ["3", "4"], ["0", "7"], ["21", "8"], ["7", "8"], ["0", "15"],
+    ]  # fmt: skip
 
 
 def test_idle_times_of_both_conventions():
@@ -45,8 +46,8 @@ def test_idle_times_of_both_conventions():
 def test_exchanges_are_hidden_in_pairs_only():
     rows = {row[0]: row[1:] for row in cells("exchanges_hidden")}
     # 9 of 20 and 69 of 80 are in pairs, which compute for 3
-    assert rows["1"] == ["0", "40", "22", "45 %", "160", "22", "86 %"]
-    assert rows["3"][:3] == ["3", "120", "93"]
+    assert rows["1"] == ["40", "0", "22", "45 %", "86 %"]
+    assert rows["3"] == ["120", "3", "93", "22 %", "43 %"]
     one, dual = cells("dualpipe_or_1f1b")
     assert one[1:] == ["21", "26 %", "8", "1", "81", "135"]
     assert dual[1:5] == ["6", "9 %", "9", "2"]

@@ -74,20 +74,16 @@ def same_bubble(
 @REGISTRY
 def idle_of_zero_bubble(ranks: tuple[int, ...] = (4, 8)) -> Table:
     """Idle time and memory of 1F1B and of both handmade zero-bubble schedules."""
-    names = ("one_f_one_b", "zb_h1", "zb_h2")
     rows = []
     for p in ranks:
-        found = [played(name, p, 3 * p) for name in names]
-        for name, timeline in zip(names, found, strict=True):
+        for name in ("one_f_one_b", "zb_h1", "zb_h2"):
+            timeline = played(name, p, 3 * p)
             agree(name, max(timeline.idle), pipeline_idle(name, p))
-        rows.append(
-            [str(p), *(f"{max(t.idle):g}" for t in found),
-             *(f"{max(t.peak_activations):g}" for t in found)]
-        )  # fmt: skip
-    short = [TITLES[name] for name in names]
-    header = ["ranks", *(f"idle, {word}" for word in short),
-              *(f"activations, {word}" for word in short)]  # fmt: skip
-    return Table(header, rows, "r" * 7)
+            rows.append(
+                [str(p), TITLES[name], f"{max(timeline.idle):g}",
+                 f"{max(timeline.peak_activations):g}"]
+            )  # fmt: skip
+    return Table(["ranks", "schedule", "idle", "activations"], rows, "rlrr")
 
 
 CONVENTIONS = (  # schedule, in these pages, in the report, which writes B for B + W
@@ -137,22 +133,20 @@ def exposed(ranks: int, micro_batches: int, exchange: float) -> tuple[float, flo
 
 
 @REGISTRY
-def exchanges_hidden(
-    ranks: int = 8, micro_batches: tuple[int, int] = (20, 80)
-) -> Table:
+def exchanges_hidden(ranks: int = 8, micro_batches: int = 20, more: int = 80) -> Table:
     """What is left to see of the experts' exchanges, by their length."""
     rows = []
     for exchange in (0.5, 1.0, 1.5, 2.0, 3.0):
-        cells = []
-        for m in micro_batches:
+        hidden = []
+        for m in (micro_batches, more):
             total = 2 * exchange * m
             found = waited("dualpipe", ranks, m, exchange)
             agree("1F1B", waited("one_f_one_b", ranks, m, exchange), total)
             agree("dualpipe", found, exposed(ranks, m, exchange)[1])
-            cells += [f"{total:g}", f"{found:g}", percent(1 - found / total)]
-        each = exposed(ranks, micro_batches[0], exchange)[0]
-        rows.append([f"{exchange:g}", f"{each:g}", *cells])
-    header = ["exchange", "a pair waits"]
-    for m in micro_batches:
-        header += [f"1F1B, m = {m}", f"DualPipe, m = {m}", "hidden"]
+            hidden.append(percent(1 - found / total))
+        each, found = exposed(ranks, micro_batches, exchange)
+        rows.append([f"{exchange:g}", f"{2 * exchange * micro_batches:g}",
+                     f"{each:g}", f"{found:g}", *hidden])  # fmt: skip
+    header = ["exchange", "1F1B", "one pair", "DualPipe", "hidden",
+              f"hidden, m = {more}"]  # fmt: skip
     return Table(header, rows, "r" * len(header))
