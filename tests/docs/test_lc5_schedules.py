@@ -7,7 +7,8 @@ import pytest
 
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc5 import figures, tables, tables_more
+from xtrain_docs.lectures.lc5 import counted, figures, published, tables
+from xtrain_docs.tables import REGISTRY
 
 SVG = "{http://www.w3.org/2000/svg}"
 FORMS = [name for name in SCHEDULES if name != "dualpipe_simple"]
@@ -88,7 +89,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_made(name):
-    table = getattr(tables_more, name)(*TABLES[name])
+    table = REGISTRY[name](*TABLES[name])
     assert table.rows
     assert table.markdown()
 
@@ -99,34 +100,35 @@ def another_schedule(name, *sizes, **options):
 
 def test_a_table_whose_run_contradicts_it_is_refused(monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables_more, "simulate", wrong_simulate)
+        patch.setattr(published, "simulate", wrong_simulate)
         for name in ("published_bubbles", "idle_at_times"):
             with pytest.raises(EvidenceError, match="said to be"):
-                getattr(tables_more, name)(*TABLES[name])
+                REGISTRY[name](*TABLES[name])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables_more, "played", another_schedule)
+        patch.setattr(published, "played", another_schedule)
+        patch.setattr(counted, "played", another_schedule)
         for name in ("bubble_twice", "schedule_activations"):
             with pytest.raises(EvidenceError, match="said to be"):
-                getattr(tables_more, name)()
-    monkeypatch.setattr(tables_more, "with_messages", lambda schedule: schedule)
+                REGISTRY[name]()
+    monkeypatch.setattr(counted, "with_messages", lambda schedule: schedule)
     with pytest.raises(EvidenceError, match="gpipe: played 0"):
-        tables_more.messages_by_schedule()
+        counted.messages_by_schedule()
 
 
 def test_steps_that_do_not_add_up_to_the_actions_of_a_rank_are_refused():
     actions = SCHEDULES["dualpipe"](8, 20).actions[0]
     right = [6, 1, 3, 3, 3, 1, 3, 1]
-    tables_more.count_actions(actions, right, middle=False)
+    published.count_actions(actions, right, middle=False)
     for step in range(8):
         wrong = list(right)
         wrong[step] += 1
         with pytest.raises(EvidenceError):
-            tables_more.count_actions(actions, wrong, middle=False)
+            published.count_actions(actions, wrong, middle=False)
 
 
 def test_published_rates_are_met_with_their_messages_only(monkeypatch):
-    assert len(tables_more.published_bubbles().rows) == 3
-    without = tuple((*row[:4], 0.0, row[5]) for row in tables_more.PUBLISHED)
-    monkeypatch.setattr(tables_more, "PUBLISHED", without)
+    assert len(published.published_bubbles().rows) == 3
+    without = tuple((*row[:4], 0.0, row[5]) for row in published.PUBLISHED)
+    monkeypatch.setattr(published, "PUBLISHED", without)
     with pytest.raises(EvidenceError, match="one_f_one_b, 24 micro-batches"):
-        tables_more.published_bubbles()
+        published.published_bubbles()

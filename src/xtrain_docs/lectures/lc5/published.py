@@ -1,12 +1,12 @@
-"""More tables of the lc5 pages: what single schedules are said to do, as played."""
+"""Tables of the lc5 pages: what papers publish of schedules, beside what is played."""
 
 from xtrain.plan import pipeline_idle
-from xtrain.schedules import SCHEDULES, Timeline, simulate, with_messages
+from xtrain.schedules import SCHEDULES, Timeline, simulate
 from xtrain.schedules.action import Action
 
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
-from .figures import TITLES, played
+from .figures import played
 
 PUBLISHED = (  # micro-batches, F, B, W, p2p in ms, and the bubble rates
     (24, 18.522, 18.086, 9.337, 0.601, (0.2431, 0.1585, 0.1083)),
@@ -72,28 +72,6 @@ def bubble_twice() -> Table:
 
 
 @REGISTRY
-def schedule_activations(
-    names: str = "gpipe one_f_one_b", ranks: int = 4, micro_batches: int = 8
-) -> Table:
-    """Most micro-batches that each rank holds at a time, and the sum over the ranks."""
-    rows = []
-    for name in names.split():
-        peaks = played(name, ranks, micro_batches).peak_activations
-        sums = {
-            "gpipe": micro_batches * ranks,
-            "one_f_one_b": ranks * (ranks + 1) / 2,
-            "zb_h1": ranks * (ranks + 1) / 2,
-            "zb_h2": ranks**2,
-            "zb_v": ranks**2,
-        }
-        if name in sums:
-            agree(f"{name}, all ranks", sum(peaks), sums[name])
-        rows.append([TITLES[name], *(f"{p:g}" for p in peaks), f"{sum(peaks):g}"])
-    header = ["schedule", *(f"rank {r}" for r in range(ranks)), "together"]
-    return Table(header, rows, "l" + "r" * (ranks + 1))
-
-
-@REGISTRY
 def idle_at_times(
     name: str, ranks: int = 8, micro_batches: int = 20, pairs: bool = True
 ) -> Table:
@@ -143,22 +121,3 @@ def count_actions(actions: list[Action], times: list[int], middle: bool) -> None
     kinds = ["pair" if a.under else a.kind for a in actions]
     for kind, count in expected.items():
         agree(f"{kind} in eight steps", kinds.count(kind), count)
-
-
-@REGISTRY
-def messages_by_schedule(ranks: int = 4, micro_batches: int = 8) -> Table:
-    """Messages of one micro-batch, forward and backward, and stages on a rank."""
-    rows = []
-    for name, title in TITLES.items():
-        order = with_messages(played(name, ranks, micro_batches).schedule)
-        sent = sum(
-            action.kind.startswith("SEND") for row in order.actions for action in row
-        )
-        stages, turns = order.stages, order.placement == "v"
-        agree(name, sent / micro_batches, 2 * (stages - 1 - turns))
-        rows.append(
-            [title, str(stages), str(len(order.stages_of(0))),
-             f"{sent / micro_batches:g}"]
-        )  # fmt: skip
-    header = ["schedule", "virtual stages", "on a rank", "messages a micro-batch"]
-    return Table(header, rows, "lrrr")

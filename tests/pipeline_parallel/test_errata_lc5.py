@@ -1,0 +1,300 @@
+"""What the original notes on pipelines say, run, and what is right beside it.
+
+Each test is the proof of one entry of the errata page; more proofs of that page are in
+tests/schedules/test_closed_forms.py.
+"""
+
+from itertools import permutations
+
+import pytest
+import torch
+from torch import nn
+
+from xtrain.plan import pipeline_idle
+from xtrain.schedules import (
+    SCHEDULES,
+    dualpipe,
+    dualpipe_v,
+    gpipe,
+    one_f_one_b,
+    simulate,
+    validate,
+    zb_h1,
+    zb_h2,
+)
+from xtrain_docs.lectures.lc5 import errata, pair_order, runs_errata, runs_interview
+from xtrain_docs.lectures.lc5.blocking import waits_forever
+from xtrain_docs.lectures.lc5.runs_errata import (
+    LEARNING_RATE,
+    WIDTH,
+    batch,
+    drawn,
+    layer,
+    loss_sum,
+)
+
+MESSAGES = "xtrain.schedules.passes:with_messages"
+DUALPIPE = "xtrain.schedules.dualpipe:dualpipe"
+WHOLE = ("gpipe", "one_f_one_b", "interleaved")
+"""Schedules of whole backwards that hold each stage once."""
+
+
+@pytest.fixture(autouse=True)
+def on_gloo(xtrain_worlds):
+    """Skip elsewhere: what blocks and what is held is that of gloo and of CPUs."""
+    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
+        pytest.skip("runs of gloo on CPUs")
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+# ------------------------------------------------- E67: a picture of one micro-batch
+
+
+@pytest.mark.verifies("xtrain.schedules.simulate:simulate")
+def test_the_notes_draw_actions_before_what_they_need():
+    assert errata.violations(errata.NOTES) == [
+        "2F0 needs 1F0",
+        "1B0 needs 2B0",
+        "2B0 needs 3B0",
+    ]
+    for p in (2, 3, 4, 8):
+        played = errata.staircase(p)
+        assert errata.violations(played) == []
+        assert played["F"] == tuple(range(p))
+        assert played["B"] == tuple(2 * p - 1 - s for s in range(p))
+    timeline = simulate(gpipe(4, 1), 1.0, 0.5, 0.5)
+    assert timeline.makespan == 8
+    assert timeline.idle_fraction == 6 / 8
+
+
+# --------------------------------------------------- E69: memory, counted in real runs
+
+
+@pytest.mark.verifies(
+    MESSAGES,
+    "xtrain.schedules.gpipe:gpipe",
+    "xtrain.schedules.one_f_one_b:one_f_one_b",
+    "xtrain.schedules.simulate:Timeline",
+)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("m", [2, 8])
+def test_autograd_holds_m_micro_batches_in_gpipe_and_p_minus_r_in_1f1b(world, size, m):
+    assert world(size).run(runs_errata.most_held, "gpipe", m) == [m] * size
+    held = world(size).run(runs_errata.most_held, "one_f_one_b", m)
+    assert held == [min(m, size - rank) for rank in range(size)]
+    if m >= size:
+        assert sum(held) == size * (size + 1) / 2
+    assert tuple(held) == simulate(one_f_one_b(size, m)).peak_activations
+
+
+# ----------------------------------------------------- E71: one step for each batch
+
+
+def trained_alone(stages: int, micro_batches: int, steps: int) -> dict:
+    """Weights after some steps in one process, with the whole batch at once."""
+    model = nn.Sequential(*map(layer, range(stages)))
+    for step in range(steps):
+        inputs, targets = map(torch.cat, batch(step, micro_batches))
+        (loss_sum(model(inputs), targets) / len(inputs)).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= LEARNING_RATE * weight.grad
+                weight.grad = None
+    return {s: next(model[s].parameters()) for s in range(stages)}
+
+
+@pytest.mark.verifies(
+    MESSAGES,
+    "xtrain.schedules.one_f_one_b:one_f_one_b",
+    "xtrain.schedules.interleaved:interleaved",
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_pipeline_with_a_flush_trains_as_one_process(world, size):
+    """One step of the optimizer after each batch, three batches."""
+    for name in WHOLE:
+        m = 2 * size
+        stages = SCHEDULES[name](size, m).stages
+        right = trained_alone(stages, m, 3)
+        for found in world(size).run(runs_errata.trained, name, m, 3):
+            assert found
+            for stage, weight in found.items():
+                close(weight, right[stage])
+
+
+# --------------------------------------------- E72: what splitting backward is good for
+
+
+@pytest.mark.verifies("xtrain.schedules.zero_bubble:zb_h1")
+@pytest.mark.parametrize(("p", "before", "after"), [(4, 9, 3), (8, 21, 7)])
+def test_zero_bubble_gains_where_messages_take_no_time(p, before, after):
+    m = 3 * p
+    assert max(simulate(one_f_one_b(p, m)).idle) == before
+    first, second = simulate(zb_h1(p, m)), simulate(zb_h2(p, m))
+    assert (max(first.idle), max(second.idle)) == (after, 0)
+    assert max(first.peak_activations) == p
+    assert max(second.peak_activations) == 2 * p - 1
+    assert second.starts[-1][0] == p - 1  # the last rank begins late all the same
+
+
+# --------------------------------------------------- E73, E75: the order within a pair
+
+
+def test_the_notes_order_of_a_pair_needs_what_is_not_done():
+    assert pair_order.too_early(pair_order.NOTES) == [
+        "F(MLP) of 1 needs F(attention) of 1",
+        "B(attention) of 0 needs B(MLP) of 0",
+    ]
+    orders = [tuple(order) for order in permutations(pair_order.NOTES)]
+    possible = [order for order in orders if not pair_order.too_early(order)]
+    assert len(possible) == 6
+    assert pair_order.NOTES not in possible
+    assert pair_order.too_early(pair_order.PAIR) == []
+
+
+def test_the_exchange_of_one_lies_under_any_computation_of_the_other():
+    under = {}
+    for computed, exchanged in pair_order.PAIR:
+        assert computed.micro_batch != exchanged.micro_batch
+        under[str(exchanged)] = computed.part
+    assert sorted(under.values()) == ["MLP", "MLP", "attention", "attention"]
+    assert pair_order.exposed(pair_order.PAIR, computation=1, exchange=1) == 0
+    assert pair_order.exposed(pair_order.PAIR, computation=1, exchange=1.5) == 2
+
+
+def block_alone(ranks: int) -> list[dict]:
+    """Outputs and gradients of each rank's, by one process that has all experts.
+
+    An expert gets the same rows of every rank's micro-batch.
+    """
+    attentions = [layer(20) for _ in range(ranks)]
+    experts = [layer(21 + rank) for rank in range(ranks)]
+    found = [{} for _ in range(ranks)]
+    for i in (0, 1):
+        inputs = [
+            drawn(40 + 10 * i + r, 2 * ranks, WIDTH).requires_grad_()
+            for r in range(ranks)
+        ]
+        for rank, x in enumerate(inputs):
+            y = attentions[rank](x)
+            parts = y.split(2)
+            output = torch.cat([experts[e](part) for e, part in enumerate(parts)])
+            output.backward(drawn(45 + 10 * i + rank, 2 * ranks, WIDTH))
+            found[rank] |= {f"output {i}": output.detach(), f"input {i}": x.grad}
+    for rank in range(ranks):
+        for name, module in (("attention", attentions[rank]), ("MLP", experts[rank])):
+            found[rank][name] = next(module.parameters()).grad
+    return found
+
+
+@pytest.mark.parametrize("order", sorted(pair_order.ORDERS))
+def test_overlapped_parts_give_what_one_process_gives(world, order):
+    """Real exchanges, issued before a computation and waited for after it."""
+    for size in (2, 3):
+        right = block_alone(size)
+        for rank, (_, found) in enumerate(world(size).run(runs_interview.ran, order)):
+            for name, tensor in right[rank].items():
+                close(found[name], tensor)
+            assert set(found) == set(right[rank])
+
+
+# ------------------------------------------------------- E74: what DualPipe leaves open
+
+
+@pytest.mark.verifies("xtrain.schedules.simulate:simulate", DUALPIPE)
+@pytest.mark.parametrize("exchange", [0.5, 1.5, 2.0, 3.0])
+def test_what_is_longer_than_a_pair_and_what_has_no_partner_is_exposed(exchange):
+    for m in (20, 80):
+        pairs = {20: 9, 80: 69}[m]
+        exposed = pairs * max(0.0, 2 * exchange - 3) + (m - pairs) * 2 * exchange
+        assert errata.exposed(8, m, exchange)[1] == exposed
+        assert errata.waited("dualpipe", 8, m, exchange) == pytest.approx(exposed)
+        everything = errata.waited("one_f_one_b", 8, m, exchange)
+        assert everything == pytest.approx(2 * exchange * m)
+        assert 0 < exposed < everything
+
+
+@pytest.mark.verifies(
+    MESSAGES,
+    "xtrain.schedules.chimera:chimera",
+    "xtrain.schedules.dualpipe:dualpipe_simple",
+    "xtrain.schedules.action:Schedule",
+)
+@pytest.mark.parametrize("name", ["chimera", "dualpipe_simple"])
+def test_mirrored_stages_have_parts_of_the_gradient_and_their_sum_is_right(world, name):
+    size, m = 4, 8
+    model = nn.Sequential(*map(layer, range(size)))
+    inputs, targets = map(torch.cat, batch(0, m))
+    (loss_sum(model(inputs), targets) / len(inputs)).backward()
+    found = world(size).run(runs_errata.gradients, name, m)
+    for stage in range(size):
+        right = next(model[stage].parameters()).grad
+        parts = [gradients[stage] for gradients in found if stage in gradients]
+        assert len(parts) == 2
+        close(parts[0] + parts[1], right)
+        assert all((part - right).norm() > 0.1 * right.norm() for part in parts)
+
+
+# ---------------------------------------------- E76: one formula, two ways to write B
+
+
+@pytest.mark.verifies("xtrain.plan.bubble:pipeline_idle", DUALPIPE)
+@pytest.mark.parametrize("p", [4, 8, 16])
+def test_both_tables_say_the_same_and_it_is_what_is_played(p):
+    times = (1, 1, 1)
+    for name in ("one_f_one_b", "zb_h1", "dualpipe"):
+        idle = pipeline_idle(name, p, *times)
+        assert idle == errata.as_reported(name, p, 1, 2, 1)
+        assert max(simulate(SCHEDULES[name](p, 3 * p)).idle) == idle
+    for f, b, w in ((1, 1.5, 0.5), (2, 3, 1)):  # other times: both tables still agree
+        for name in ("one_f_one_b", "zb_h1", "dualpipe"):
+            ours = pipeline_idle(name, p, f, b, w)
+            assert ours == errata.as_reported(name, p, f, b + w, w)
+    both, half = simulate(dualpipe(p, 4 * p)), simulate(dualpipe_v(p // 2, 2 * p))
+    assert max(half.idle) == max(both.idle)
+    assert (both.parameter_copies, half.parameter_copies) == (2, 1)
+    assert max(both.peak_activations) == p + 1
+
+
+# ------------------------------------------------------- E77: how many micro-batches
+
+
+def test_with_a_fixed_batch_more_pipelines_have_fewer_micro_batches_and_idle_more():
+    shares = []
+    for data in (8, 32, 64, 128):
+        m, left = divmod(1024, data)
+        assert left == 0
+        shares.append(simulate(one_f_one_b(8, m)).idle_fraction)
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(7 / 135)
+    assert shares[-1] == pytest.approx(7 / 15)
+
+
+# --------------------------------------------------------- E78: sends that wait
+
+
+@pytest.mark.verifies(MESSAGES, "xtrain.schedules.one_f_one_b:one_f_one_b")
+def test_1f1b_stands_still_if_its_sends_wait_for_their_receive(world):
+    """On gloo, whose send waits. GPipe gets through, and so do fused messages."""
+    ranks = world(4)
+    found = ranks.run(runs_errata.messages_only, "one_f_one_b", 8, False, 2.0)
+    assert found == ["0SEND_F3", "1SEND_F2", "2SEND_F1", "3SEND_B0"]
+    assert dict(enumerate(found)) == waits_forever(one_f_one_b(4, 8))
+    for name, fused in (("gpipe", False), ("one_f_one_b", True), ("chimera", True)):
+        assert not waits_forever(SCHEDULES[name](4, 8), fused)
+        through = ranks.run(runs_errata.messages_only, name, 8, fused, 60.0)
+        assert through == [""] * 4, name
+
+
+@pytest.mark.verifies(MESSAGES)
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_of_all_schedules_only_gpipe_allows_sends_that_wait(p):
+    made = [SCHEDULES[name](p, 4 * p) for name in SCHEDULES]
+    for schedule in made:
+        validate(schedule)  # all of them run with sends that return at once
+    through = {s.name for s in made if not waits_forever(s)}
+    fused = {s.name for s in made if not waits_forever(s, fused=True)}
+    assert through == {"gpipe"}
+    assert fused == {"gpipe", "one_f_one_b", "zb_h1", "chimera"}

@@ -1,0 +1,168 @@
+"""Claims of the interview page of lc5, each run with and without its cause."""
+
+import pytest
+import torch
+from torch import nn
+
+from xtrain.schedules import one_f_one_b, simulate
+from xtrain_docs.lectures.lc5 import interview, pair_order, runs_interview
+from xtrain_docs.lectures.lc5.runs_errata import (
+    WIDTH,
+    SmallPipeline,
+    batch,
+    drawn,
+    layer,
+    loss_sum,
+)
+
+MESSAGES = "xtrain.schedules.passes:with_messages"
+ONE_F_ONE_B = "xtrain.schedules.one_f_one_b:one_f_one_b"
+
+
+@pytest.fixture(autouse=True)
+def on_gloo(xtrain_worlds):
+    """Skip elsewhere: these are small runs of gloo on CPUs."""
+    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
+        pytest.skip("runs of gloo on CPUs")
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+# ------------------------------------------- q68, q69: two forwards, and how to overlap
+
+
+def test_two_forwards_overlap_too_but_leave_an_exchange_at_the_end_open():
+    exposed = {
+        name: pair_order.exposed(slots, computation=1, exchange=1)
+        for name, slots in pair_order.ORDERS.items()
+    }
+    assert exposed == {"pair": 0, "two_forwards": 1, "two_backwards": 1}
+    for slots in pair_order.ORDERS.values():
+        assert pair_order.too_early(slots) == []
+
+
+def test_an_exchange_is_issued_before_a_computation_and_waited_for_after_it(world):
+    for log, _ in world(2).run(runs_interview.ran, "pair"):
+        verbs = [words.split(" ")[0] for words in log]
+        assert verbs == ["issue", "compute", "wait"] * 4
+        for issued, computed in zip(log[::3], log[1::3], strict=True):
+            assert issued[-1] != computed[-1], "of the other micro-batch"
+
+
+# ------------------------------------------------------ q70: what micro-batches change
+
+
+def gradients_of(sizes: list[int]) -> dict:
+    """Gradients of 1F1B on one batch of 12 rows, cut into these."""
+    inputs, targets = (drawn(i, 12, WIDTH).split(sizes) for i in (1, 2))
+    pipeline = SmallPipeline("one_f_one_b", len(sizes))
+    pipeline.step(list(inputs), list(targets))
+    return {s: weight.grad for s, weight in pipeline.weights.items()}
+
+
+@pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
+def test_the_number_of_micro_batches_does_not_change_the_gradients(world):
+    model = nn.Sequential(*map(layer, range(3)))
+    loss = loss_sum(model(drawn(1, 12, WIDTH)), drawn(2, 12, WIDTH)) / 12
+    loss.backward()
+    for sizes in ([12], [6, 6], [2] * 6, [1, 2, 5, 4]):
+        for found in world(3).run(gradients_of, sizes):
+            for stage, gradient in found.items():
+                close(gradient, next(model[stage].parameters()).grad)
+
+
+# --------------------------------------------------- q71: backward from the middle
+
+
+def test_a_received_gradient_takes_the_place_of_the_loss():
+    """All that a stage needs of those behind it, and what is often written instead."""
+    first, second = layer(0), layer(1)
+    x, target = drawn(1, 3, WIDTH), drawn(2, 3, WIDTH)
+    y = first(x)
+    loss_sum(second(y), target).backward()
+    right = first[0].weight.grad.clone()
+
+    handed_on = y.detach().requires_grad_()
+    loss_sum(second(handed_on), target).backward()
+    for backward in (
+        lambda y: torch.autograd.backward(y, handed_on.grad),
+        lambda y: (y * handed_on.grad).sum().backward(),
+    ):
+        first[0].weight.grad = None
+        backward(first(x))
+        close(first[0].weight.grad, right)
+    first[0].weight.grad = None
+    first(x).sum().backward()  # a gradient of ones: not what came back
+    assert not torch.allclose(first[0].weight.grad, right)
+    with pytest.raises(RuntimeError, match="scalar"):
+        first(x).backward()
+
+
+# ------------------------------------------------------------- q75: tied embeddings
+
+
+def tied_alone(steps: int) -> torch.Tensor:
+    """The tied matrix after some steps in one process."""
+    weight, middle = drawn(50, WIDTH, WIDTH).requires_grad_(), layer(1)
+    for step in range(steps):
+        inputs, targets = map(torch.cat, batch(step, 4))
+        y = middle(inputs @ weight) @ weight.t()
+        (loss_sum(y, targets) / len(inputs)).backward()
+        with torch.no_grad():
+            for parameter in (weight, *middle.parameters()):
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    return weight.detach()
+
+
+@pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
+def test_tied_copies_stay_equal_only_if_their_gradients_are_summed(world):
+    first, _, last = world(3).run(runs_interview.tied_weight, True)
+    assert torch.equal(first, last)
+    close(first, tied_alone(3))
+    first, _, last = world(3).run(runs_interview.tied_weight, False)
+    assert (first - last).norm() > 0.1 * first.norm()
+
+
+# ---------------------------------------------- q76: what the loss is divided by
+
+
+@pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
+def test_a_mean_of_means_is_wrong_where_micro_batches_differ(world):
+    right, means, by_ranks = (
+        max(world(2).run(runs_interview.error_of_gradients, by))
+        for by in runs_interview.DIVISORS
+    )
+    assert right < 1e-12
+    assert means > 0.1
+    assert by_ranks > 1
+
+
+# ---------------------------------------------------- q77: versions of the weights
+
+
+def test_a_step_after_each_backward_needs_p_minus_r_versions_on_rank_r():
+    for p in (2, 4, 8):
+        found = interview.updates_between("one_f_one_b", p, 3 * p)
+        assert found == [p - 1 - rank for rank in range(p)]
+        peaks = simulate(one_f_one_b(p, 3 * p)).peak_activations
+        assert [n + 1 for n in found] == list(peaks)
+
+
+def test_a_backward_through_stepped_weights_is_refused_or_wrong():
+    """Torch notices; by hand it is the gradient of no function."""
+    module, x = layer(0), drawn(1, 3, WIDTH).requires_grad_()
+    weight = next(module.parameters())
+    stashed, sent = weight.detach().clone(), drawn(2, 3, WIDTH)
+    y = module(x)
+    (right,) = torch.autograd.grad(y, x, sent, retain_graph=True)
+    with torch.no_grad():
+        weight -= 0.1 * drawn(3, WIDTH, WIDTH)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(y, sent)
+    before_tanh = sent * (1 - y.detach() ** 2)
+    close(before_tanh @ stashed, right)
+    wrong = before_tanh @ weight.detach()
+    assert (wrong - right).norm() > 0.01 * right.norm()
