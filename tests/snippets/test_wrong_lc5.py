@@ -32,6 +32,7 @@ from tests.snippets.gallery import failures, ranks
 from xtrain import schedules
 from xtrain.comm import exchange_all
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.testing import RankTimeout
 from xtrain.whiteboard.pipeline_parallel.gpipe_step import gpipe_step
 from xtrain.whiteboard.pipeline_parallel.one_f_one_b_step import one_f_one_b_step
@@ -39,6 +40,8 @@ from xtrain.zero import clip_sharded_grad_norm_
 
 GPIPE = "xtrain.whiteboard.pipeline_parallel.gpipe_step:gpipe_step"
 ONE_F_ONE_B = "xtrain.whiteboard.pipeline_parallel.one_f_one_b_step:one_f_one_b_step"
+RUNNER = "xtrain.pipeline_parallel.runner:PipelineRunner"
+SHARED = "xtrain.pipeline_parallel.shared:SharedGradients"
 VALIDATE = "xtrain.schedules.validate:validate"
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
@@ -88,6 +91,13 @@ def step_is_one_process(step, m, targets=None) -> None:
         torch.testing.assert_close(parameter.grad, expected)
 
 
+def step_of_the_library(stage, loss_fn, inputs, targets, m, activation):
+    rank, size = ranks()
+    schedule = schedules.one_f_one_b(size, m)
+    runner = PipelineRunner(PipelineStage(stage, rank, size), schedule, loss_fn)
+    runner.step(inputs, targets)
+
+
 def slots_with_counted_targets(stage, loss_fn, inputs, targets, m, activation):
     """The twin divides by rows; here every element of a row counts."""
 
@@ -98,12 +108,13 @@ def slots_with_counted_targets(stage, loss_fn, inputs, targets, m, activation):
     slot_for_micro_batch.one_f_one_b(stage, per_row, inputs, targets, m, activation)
 
 
-@pytest.mark.verifies(ONE_F_ONE_B)
+@pytest.mark.verifies(ONE_F_ONE_B, RUNNER)
 def test_a_slot_is_no_micro_batch_when_there_are_more_of_these(worlds):
     check, wrong = step_is_one_process, slots_with_counted_targets
     for size in (2, 3):
         for m in (size - 1, size, 2 * size, 2 * size + 1):
-            worlds[size].run(check, one_f_one_b_step, m)
+            for right in (one_f_one_b_step, step_of_the_library):
+                worlds[size].run(check, right, m)
             if m <= size:  # what hides it
                 worlds[size].run(check, wrong, m)
             else:  # the last rank has its gradient from the loss
@@ -118,11 +129,11 @@ def mean_of_means(stage, loss_fn, inputs, targets, m, activation):
     loss_scale.step(loss_scale.mean_of_means, stage, inputs, targets, m)
 
 
-@pytest.mark.verifies(GPIPE, ONE_F_ONE_B)
+@pytest.mark.verifies(GPIPE, ONE_F_ONE_B, RUNNER)
 def test_gradients_are_divided_by_the_count_of_the_batch(worlds):
     check, world = step_is_one_process, worlds[2]
     uneven = torch.tensor([1.0] * 5 + [0.0] * 3).double().unsqueeze(1).expand(8, 3)
-    for right in (gpipe_step, one_f_one_b_step):
+    for right in (gpipe_step, one_f_one_b_step, step_of_the_library):
         for m, targets in ((2, None), (4, None), (4, uneven)):
             world.run(check, right, m, targets)
     world.run(check, by_ranks, 2)  # what hides it: as many micro-batches as ranks
@@ -339,6 +350,41 @@ def gradient_is_of_all_uses(part, combine) -> None:
 
 def leave(grad):
     pass
+
+
+class Head(nn.Module):
+    """Multiplies by the table that the first stage looks ids up in."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.weight = nn.Parameter(table)
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+def sum_of_squares(output, target):
+    return output.square().sum(), 1
+
+
+def library_sums_both_uses() -> None:
+    rank, size = ranks()
+    table, ids = drawn(1, 4, 2), torch.tensor([0, 2])
+    whole = table.clone().requires_grad_()
+    (whole[ids] @ whole.t()).square().sum().backward()
+    embedding = nn.Embedding.from_pretrained(table.clone(), freeze=False)
+    module = Head(table.clone()) if rank else embedding
+    stage = PipelineStage(module, rank, size, shared={"table": module.weight})
+    runner = PipelineRunner(stage, schedules.gpipe(size, 2), sum_of_squares)
+    runner.step(ids, ids)
+    dist.barrier()
+    # the runner divides by the count, which is 1 for each of two micro-batches
+    torch.testing.assert_close(module.weight.grad, whole.grad / 2)
+
+
+@pytest.mark.verifies(RUNNER, SHARED)
+def test_the_library_sums_the_gradients_of_a_shared_parameter(worlds):
+    worlds[2].run(library_sums_both_uses)
 
 
 @pytest.mark.parametrize("part", ["tied", "mirrored"])
