@@ -199,6 +199,7 @@ class Matmuls(TorchDispatchMode):
         if func.overloadpacket in (
             torch.ops.aten.mm,
             torch.ops.aten.addmm,
+            torch.ops.aten.addmm_,
             torch.ops.aten.bmm,
         ):
             self.shapes[tuple(result.shape)] += 1
