@@ -28,7 +28,11 @@ from tests.pipeline_parallel.split_stages import (
     same,
     split_in_order,
 )
+from xtrain.pipeline_parallel import checkpoint as our_checkpoint
 from xtrain.pipeline_parallel import split_backward
+from xtrain.whiteboard.pipeline_parallel.split_backward import (
+    split_backward as on_a_page,
+)
 
 SPLIT = "xtrain.pipeline_parallel.split_backward"
 DEFERRED = "xtrain.comm.deferred"
@@ -39,6 +43,7 @@ PARTS = (
     f"{DEFERRED}:DeferredGradients",
     f"{DEFERRED}:_WeightGradients",
 )
+ON_A_PAGE = "xtrain.whiteboard.pipeline_parallel.split_backward:split_backward"
 ORDERS = (
     "F0 B0 W0 F1 B1 W1 F2 B2 W2",
     "F0 F1 B0 B1 W1 W0 F2 B2 W2",
@@ -47,16 +52,26 @@ ORDERS = (
 )
 
 
-@pytest.mark.verifies(*PARTS)
+FORMS = pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(split_backward, marks=pytest.mark.verifies(*PARTS), id="library"),
+        pytest.param(on_a_page, marks=pytest.mark.verifies(ON_A_PAGE), id="whiteboard"),
+    ],
+)
+
+
+@FORMS
 @pytest.mark.parametrize("kind", STAGES)
 @pytest.mark.parametrize("needed", [True, False], ids=["middle", "first"])
-def test_in_any_order_all_gradients_are_those_of_plain_backwards(kind, needed):
+def test_in_any_order_all_gradients_are_those_of_plain_backwards(kind, needed, form):
     stage = filled(kind())
+    orders = [o for o in ORDERS if form is split_backward or "BW" not in o]
     for shape in ((4,), (2, 5), (3, 1, 2)):
         batches = inputs(3, needed, *shape)
         expected = plain(stage, batches)
-        for order in ORDERS:
-            same(split_in_order(stage, batches, order), expected)
+        for order in orders:
+            same(split_in_order(stage, batches, order, form), expected)
             stage.zero_grad()
             for x in batches:
                 x.grad = None
@@ -71,16 +86,17 @@ def test_the_order_of_sums_is_torchs_to_the_last_bit():
 
 @pytest.mark.verifies(f"{SPLIT}:of_matmul", f"{SPLIT}:of_addmm", f"{SPLIT}:of_linear")
 @pytest.mark.parametrize(
-    ("kind", "forward", "by_input", "by_weight"),
-    [(Blocks, 4, 4, 4), (Products, 6, 6, 6), (Tied, 2, 2, 2), (Fused, 7, 9, 5),
-     (Unused, 2, 1, 1)],
+    ("kind", "forward", "by_input", "by_weight", "form"),
+    [(Blocks, 4, 4, 4, split_backward), (Products, 6, 6, 6, split_backward),
+     (Tied, 2, 2, 2, split_backward), (Fused, 7, 9, 5, split_backward),
+     (Unused, 2, 1, 1, split_backward), (Blocks, 4, 4, 4, on_a_page)],
 )  # fmt: skip
 def test_every_matmul_runs_once_and_those_of_weights_run_in_w(
-    kind, forward, by_input, by_weight
+    kind, forward, by_input, by_weight, form
 ):
     """The trap of splitting by hand: B computes dW as well, and throws it away."""
     stage, (x,) = filled(kind()), inputs(1, True, 2, 5)
-    with Matmuls() as in_forward, split_backward() as split:
+    with Matmuls() as in_forward, form() as split:
         y = stage(x)
     with Matmuls() as in_input:
         split.backward_input(y, torch.ones_like(y))
@@ -139,8 +155,12 @@ def test_an_activation_that_is_a_leaf_is_no_weight():
 
 
 @pytest.mark.verifies(f"{DEFERRED}:stand_in")
-@pytest.mark.parametrize("kind", [Blocks, Tied, Fused])
-def test_hooks_of_a_parameter_run_once_in_w_with_its_whole_gradient(kind):
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [(Blocks, split_backward), (Tied, split_backward), (Fused, split_backward),
+     (Blocks, on_a_page)],
+)  # fmt: skip
+def test_hooks_of_a_parameter_run_once_in_w_with_its_whole_gradient(kind, form):
     stage, (x,) = filled(kind()), inputs(1, True, 2, 5)
     expected = plain(stage, [x])
     called: list[tuple[str, str]] = []
@@ -157,7 +177,7 @@ def test_hooks_of_a_parameter_run_once_in_w_with_its_whole_gradient(kind):
 
         parameter.register_hook(before)
         parameter.register_post_accumulate_grad_hook(after)
-    with split_backward() as split:
+    with form() as split:
         y = stage(x)
     split.backward_input(y, random_of(30, *y.shape))
     late = {n for n, _ in stage.named_parameters() if not n.startswith("norms")}
@@ -240,13 +260,19 @@ def test_autocast_leaves_float64_alone():
     split.backward(y, torch.ones_like(y))
 
 
+def torchs_checkpoint(function, x):
+    return checkpoint(function, x, use_reentrant=False)
+
+
+@pytest.mark.verifies(f"{SPLIT}:run_backward")
+@pytest.mark.parametrize("recompute", [our_checkpoint, torchs_checkpoint])
 @pytest.mark.parametrize("kind", [Blocks, Fused])
-def test_a_forward_that_a_checkpoint_repeats_leaves_its_gradients_too(kind):
+def test_a_forward_that_a_checkpoint_repeats_leaves_its_gradients_too(kind, recompute):
     stage, batches = filled(kind()), inputs(2, True, 2, 5)
     expected = plain(stage, batches)
 
     def recomputed(x):
-        return checkpoint(stage, x, use_reentrant=False)
+        return recompute(stage, x)
 
     stage_of = nn.Module()
     stage_of.forward = recomputed
