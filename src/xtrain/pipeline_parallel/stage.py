@@ -41,6 +41,8 @@ class PipelineStage(nn.Module):
         ValueError: there is no such stage, or a shared parameter is not the module's.
     """
 
+    reduction: GradientReduction | None
+
     def __init__(
         self,
         module: nn.Module,

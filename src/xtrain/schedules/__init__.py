@@ -10,7 +10,7 @@ from xtrain.schedules.dualpipe import dualpipe, dualpipe_simple, dualpipe_v
 from xtrain.schedules.gpipe import gpipe
 from xtrain.schedules.interleaved import interleaved
 from xtrain.schedules.one_f_one_b import one_f_one_b
-from xtrain.schedules.passes import with_messages, with_reductions
+from xtrain.schedules.passes import forward_only, with_messages, with_reductions
 from xtrain.schedules.simulate import Timeline, simulate
 from xtrain.schedules.validate import validate
 from xtrain.schedules.zero_bubble import zb_h1, zb_h2, zb_v
@@ -33,6 +33,7 @@ __all__ = [
     "dualpipe",
     "dualpipe_simple",
     "dualpipe_v",
+    "forward_only",
     "gpipe",
     "interleaved",
     "one_f_one_b",

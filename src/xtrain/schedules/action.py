@@ -20,7 +20,7 @@ rank holds them (`Schedule.rank_of`).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 COMPUTE = ("F", "B", "W", "BW")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
@@ -29,6 +29,23 @@ FORM = re.compile(
     rf"(?P<stage>\d+)(?P<kind>{'|'.join(sorted((*COMPUTE, *MESSAGES), key=len)[::-1])})"
     rf"(?P<micro_batch>\d+)|(?P<reduced>\d+){REDUCE}"
 )
+
+
+class OverlapsBackward(Protocol):
+    """A stage's module that runs its forward and another's backward into each other.
+
+    Whoever runs an overlapped pair calls this on the module of the forward, if it has
+    it; otherwise the forward is run, and then the backward.
+    """
+
+    def forward_with_backward(self, inputs: tuple, backward: Any) -> Any:
+        """What the module returns for `inputs`, when `backward` has been run as well.
+
+        Args:
+            backward: `backward()` runs it at once. To run it in parts, it has the other
+                stage's `module`, and the `outputs` and `gradients` to begin with.
+        """
+        ...
 
 
 class Action(NamedTuple):

@@ -51,6 +51,15 @@ def with_reductions(schedule: Schedule) -> Schedule:
     return replace(schedule, actions=tuple(actions))
 
 
+def forward_only(schedule: Schedule) -> Schedule:
+    """The schedule's forwards alone, in their order: what an evaluation runs."""
+    forwards = tuple(
+        [part for action in order for part in action.parts if part.kind == "F"]
+        for order in schedule.actions
+    )
+    return replace(schedule, name=f"{schedule.name}, forward only", actions=forwards)
+
+
 def message_out(schedule: Schedule, action: Action) -> Message | None:
     """What other ranks need of this action; None if nothing."""
     kind, stage, i, _ = action
@@ -73,7 +82,7 @@ def _message_in(schedule: Schedule, action: Action) -> Message | None:
     """What this action needs of another rank; None if nothing."""
     kind, stage, i, _ = action
     before = stage - 1 if kind == "F" else stage + 1
-    if not 0 <= before < schedule.stages or kind == "W":
+    if kind not in ("F", "B", "BW") or not 0 <= before < schedule.stages:
         return None
     return message_out(schedule, Action("F" if kind == "F" else "B", before, i))
 

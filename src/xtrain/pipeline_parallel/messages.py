@@ -1,0 +1,280 @@
+"""Activations and gradients between ranks, in the order of the schedule, without tags.
+
+    rank 0   SEND_F0 ------> RECV_F0   rank 1
+             SEND_F1 ------> RECV_F1
+             RECV_B0 <------ SEND_B0
+
+What a rank sends to another arrives in that order, so both ends need only agree on the
+order, which the schedule gives, and on what a message looks like:
+
+- The first time, each activation follows a header with its shapes and dtypes. Both ends
+  keep it. Its gradient looks the same and needs none.
+- From then on the next message of each rank is awaited before it is needed, so that it
+  travels while this rank computes.
+
+Nobody waits for a send, but its tensor has to live until it has arrived. A message that
+the receiver sent later proves that, so memory does not grow with the micro-batches
+where messages go both ways. NCCL runs the messages of a pair one after the other: there
+each direction gets a group of its own, or a receive could stand before the send that it
+waits for.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import group_or_world
+from xtrain.comm.p2p import post_all
+from xtrain.comm.work import Work
+from xtrain.schedules import Action, Schedule
+from xtrain.schedules.action import MESSAGES
+
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
+    torch.complex128,
+)  # fmt: skip
+HEADER = 64
+"""Numbers in a header: how many tensors, and of each dtype, gradient, dims, shape."""
+NOTHING = -1
+"""What a header begins with if there is nothing to send, as its stage has failed."""
+
+
+class Like(NamedTuple):
+    """What a tensor in a message looks like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+
+    def __str__(self) -> str:
+        grad = " with a gradient" if self.needs_gradient else ""
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}{grad}"
+
+
+Likes = tuple[Like, ...]
+
+
+class RankLost(RuntimeError):
+    """A rank ended, or can no longer be reached, while others waited for it."""
+
+
+def likes_of(tensors: tuple[Tensor, ...]) -> Likes:
+    """What these tensors look like."""
+    return tuple(Like(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+
+
+class Messages:
+    """The messages of one rank's actions.
+
+    Args:
+        schedule: with messages.
+        group: the ranks of the pipeline.
+        device: where tensors live.
+        down: another group for messages to lower ranks; `group` carries both otherwise.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        group: ProcessGroup | None,
+        device: torch.device,
+        down: ProcessGroup | None = None,
+    ):
+        up = group_or_world(group)
+        self.schedule, self.device = schedule, device
+        self.rank, self._up, self._down = up.rank(), up, down or up
+        self._arrived = [
+            sends_that_arrived(schedule, self.rank, peer)
+            for peer in range(schedule.ranks)
+        ]
+        self.likes: dict[tuple[int, int], Likes | None] = {}
+        """What each stage returns for each micro-batch; None if it has failed."""
+        self.begin(negotiate=True)
+
+    def begin(self, negotiate: bool) -> None:
+        """Start a step, and await the first message of each rank."""
+        self._negotiates = negotiate
+        if negotiate:
+            self.likes.clear()
+        self._sends: dict[int, list[Work]] = defaultdict(list)
+        self._expected: dict[int, deque[Action]] = defaultdict(deque)
+        self._received: dict[int, int] = defaultdict(int)
+        self._ended: dict[int, int] = defaultdict(int)  # so many of its sends
+        self._posted: dict[int, tuple[tuple[Tensor, ...], Work]] = {}
+        for action in self.schedule.actions[self.rank]:
+            if action.kind in ("RECV_F", "RECV_B"):
+                self._expected[message_peer(self.schedule, action)].append(action)
+        if not negotiate:
+            for peer in self._expected:
+                self._await_next(peer)
+
+    def send(self, action: Action, tensors: tuple[Tensor, ...] | None) -> None:
+        """Start to send what a stage returned, or the gradients of its inputs.
+
+        None stands for nothing because this rank has failed: then zeros are sent, as
+        many as the other rank expects.
+        """
+        peer = message_peer(self.schedule, action)
+        if action.kind == "SEND_F" and self._negotiates:
+            likes = None if tensors is None else likes_of(tensors)
+            self.likes[action.stage, action.micro_batch] = likes
+            tensors = (write_header(likes).to(self.device), *(tensors or ()))
+        elif tensors is None:
+            tensors = tuple(self._empty(x).zero_() for x in self._likes_of(action))
+        tensors = tuple(t.detach().contiguous() for t in tensors)
+        group = self._down if peer < self.rank else self._up
+        with naming_lost_ranks(peer, self._up, action):
+            works = post_all([(t, peer) for t in tensors], [], group)
+        self._sends[peer].append(Work(works, keep=tensors))
+
+    def recv(self, action: Action) -> tuple[Tensor, ...]:
+        """What arrives, once it has; nothing if the rank that sends has failed."""
+        peer = message_peer(self.schedule, action)
+        if peer not in self._posted:
+            if action.kind == "RECV_F":
+                self._recv_header(peer, action)
+            self._await_next(peer)
+        tensors, work = self._posted.pop(peer)
+        with naming_lost_ranks(peer, self._up, action):
+            work.wait()
+        self._expected[peer].popleft()
+        if not self._negotiates and self._expected[peer]:
+            self._await_next(peer)
+        self._forget_sends(peer)
+        for tensor, like in zip(tensors, self._likes_of(action), strict=True):
+            tensor.requires_grad_(like.needs_gradient and action.kind == "RECV_F")
+        return tensors
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has arrived."""
+        for peer, works in self._sends.items():
+            with naming_lost_ranks(peer, self._up, None):
+                for work in works:
+                    work.wait()
+        self._sends.clear()
+
+    def agreed(self, stage: int, i: int) -> Likes | None:
+        """What a stage has to return, if that is agreed."""
+        return None if self._negotiates else self.likes[stage, i]
+
+    def has_failed(self, action: Action) -> bool:
+        """Whether nothing arrived, because the rank that sends has failed."""
+        received = action.kind == "RECV_F"
+        return received and self.likes[action.stage - 1, action.micro_batch] is None
+
+    def _likes_of(self, action: Action) -> Likes:
+        """What the tensors of a message look like."""
+        kind, stage, i, _ = action
+        before = kind in ("RECV_F", "SEND_B")  # the stage that returned the activation
+        likes = self.likes[stage - before, i] or ()
+        return tuple(x for x in likes if kind.endswith("F") or x.needs_gradient)
+
+    def _empty(self, like: Like) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, device=self.device)
+
+    def _await_next(self, peer: int) -> None:
+        action = self._expected[peer][0]
+        tensors = tuple(self._empty(like) for like in self._likes_of(action))
+        self._posted[peer] = tensors, self._post_recv(peer, action, tensors)
+
+    def _recv_header(self, peer: int, action: Action) -> None:
+        numbers = torch.empty(HEADER, dtype=torch.int64, device=self.device)
+        with naming_lost_ranks(peer, self._up, action):
+            self._post_recv(peer, action, (numbers,)).wait()
+        self.likes[action.stage - 1, action.micro_batch] = read_header(numbers)
+
+    def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
+        group = self._up if peer < self.rank else self._down
+        with naming_lost_ranks(peer, self._up, action):
+            return Work(post_all([], [(t, peer) for t in tensors], group))
+
+    def _forget_sends(self, peer: int) -> None:
+        """End the sends of which this message proves that they have arrived."""
+        arrived = self._arrived[peer][self._received[peer]]
+        self._received[peer] += 1
+        for n in range(self._ended[peer], arrived):
+            self._sends[peer][n].wait()
+        self._ended[peer] = max(self._ended[peer], arrived)
+
+
+def message_peer(schedule: Schedule, action: Action) -> int:
+    """The rank at the other end of a send or a receive."""
+    onward = action.kind in ("SEND_F", "RECV_B")
+    return schedule.rank_of(action.stage + (1 if onward else -1), action.micro_batch)
+
+
+def sends_that_arrived(schedule: Schedule, rank: int, peer: int) -> list[int]:
+    """After each receive from `peer`: how many sends to it have arrived for certain."""
+    arrived, proven = 0, []
+    for action in schedule.actions[peer]:
+        if action.kind in MESSAGES and message_peer(schedule, action) == rank:
+            if action.kind.startswith("RECV"):
+                arrived += 1
+            else:
+                proven.append(arrived)
+    return proven
+
+
+def write_header(likes: Likes | None) -> Tensor:
+    """Shapes and dtypes as numbers; ValueError if they are too many."""
+    numbers = [NOTHING] if likes is None else [len(likes)]
+    for shape, dtype, needs_gradient in likes or ():
+        numbers += [DTYPES.index(dtype), int(needs_gradient), len(shape), *shape]
+    padded = torch.zeros(HEADER, dtype=torch.int64)
+    padded[: len(numbers)] = torch.tensor(numbers)
+    return padded
+
+
+def read_header(header: Tensor) -> Likes | None:
+    """What `write_header` was given."""
+    count, *numbers = header.tolist()
+    if count == NOTHING:
+        return None
+    likes = []
+    for _ in range(count):
+        dtype, needs_gradient, dims, *numbers = numbers
+        likes.append(Like(tuple(numbers[:dims]), DTYPES[dtype], bool(needs_gradient)))
+        numbers = numbers[dims:]
+    return tuple(likes)
+
+
+def fits_header(likes: Likes) -> bool:
+    """Whether a header can say what these tensors look like."""
+    size = 1 + sum(3 + len(like.shape) for like in likes)
+    return size <= HEADER and all(like.dtype in DTYPES for like in likes)
+
+
+@contextmanager
+def naming_lost_ranks(
+    peer: int, group: ProcessGroup, action: Action | None
+) -> Iterator[None]:
+    """RankLost, with the rank that was lost first, for an error of the transport."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = first_lost(dist.get_global_rank(group, peer))
+        at = "the end of the step" if action is None else str(action)
+        raise RankLost(
+            f"rank {lost} is lost: rank {dist.get_rank()} was at {at} of the pipeline, "
+            f"with rank {dist.get_global_rank(group, peer)}: {error}"
+        ) from error
+
+
+def first_lost(rank: int) -> int:
+    """The global rank that was lost first, as far as anybody has told; else `rank`.
+
+    The rank that notices ends, too, and so do its neighbours one after the other: each
+    would name the one before it.
+    """
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return int(store.compare_set("xtrain/pipeline/lost", "", str(rank)))
+    except RuntimeError:  # the store was on the rank that is lost
+        return rank

@@ -1,0 +1,267 @@
+"""Run any schedule: the same lists that are checked, simulated and drawn.
+
+    rank 0   0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0BW0 0RECV_B1 0BW1 0REDUCE
+    rank 1   1RECV_F0 1F0 1BW0 1SEND_B0 1RECV_F1 1F1 1BW1 1SEND_B1 1REDUCE
+
+A step is one walk through this rank's list. The loss of a micro-batch is a sum, and
+gradients are added up; when all is over, the sums are divided once by the count of the
+whole batch, so micro-batches may be of any size.
+
+A rank that fails goes on to send what others expect, and computes no more: at the end
+of the step all ranks raise what went wrong, and their group can still be used.
+
+Sources: Huang et al., GPipe, 2019; Narayanan et al., Megatron-LM, 2021; Qi et al., Zero
+Bubble Pipeline Parallelism, 2023; DeepSeek-AI, DeepSeek-V3, 2024.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.agreement import check_same
+from xtrain.comm.checks import group_or_world, rank_and_size
+from xtrain.pipeline_parallel.agreement import (
+    agree_to_begin,
+    check_batch,
+    check_stages,
+    digest,
+    sums_of_all,
+)
+from xtrain.pipeline_parallel.messages import Messages
+from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
+from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
+from xtrain.pipeline_parallel.step import LossFunction, Step
+from xtrain.schedules import (
+    Action,
+    Schedule,
+    forward_only,
+    with_messages,
+    with_reductions,
+)
+
+Batch = Tensor | Sequence[Tensor] | None
+
+
+class PipelineRunner:
+    """Trains the stages of a pipeline, one of whose ranks this is.
+
+    Args:
+        stages: this rank's, in the order of `schedule.stages_of(rank)`.
+        loss_fn: (output, target) of a micro-batch -> (sum, count): the loss is the sum
+            of the sums over the sum of the counts. Called where the last stage is.
+        group: the ranks of the pipeline.
+        data_group: the ranks that have the same stages and bring other batches: the
+            loss and the count are those of all of them. Gradients are summed by what
+            the stages are wrapped in, with `gradient_reduction="sum"`, after the last
+            gradient of each stage; or by the caller, after `step`.
+
+    Raises:
+        ValueError: on every rank: the stages are not those of the schedule, or ranks
+            have different schedules.
+    """
+
+    def __init__(
+        self,
+        stages: PipelineStage | Sequence[PipelineStage],
+        schedule: Schedule,
+        loss_fn: LossFunction,
+        group: ProcessGroup | None = None,
+        *,
+        data_group: ProcessGroup | None = None,
+    ):
+        own = [stages] if isinstance(stages, PipelineStage) else list(stages)
+        self.rank, size = rank_and_size(group)
+        problem = check_stages(own, schedule, self.rank, size)
+        check_same("stages", [], group, {"schedule": digest(schedule)}, problem)
+        self.stages = {stage.index: stage for stage in own}
+        self.schedule, self.loss_fn = schedule, loss_fn
+        self.group, self.data_group = group, data_group
+        self.parameters = list(dict.fromkeys(p for s in own for p in s.parameters()))
+        mirrored = schedule.placement == "mirror"
+        self._shared = SharedGradients(held_by_name(own, mirrored), group)
+        self._pending: dict[GradientReduction, set[int]] = {}
+        device = device_of(own)
+        down = group_of_its_own(group) if device.type == "cuda" else None
+        full = with_messages(with_reductions(schedule))
+        forwards = with_messages(forward_only(schedule))
+        self._messages = Messages(full, group, device, down)
+        self._forwards = Messages(forwards, group, device, down)
+        self._signatures: dict[Messages, int] = {}
+        self._splits = {
+            (action.stage, action.micro_batch)
+            for action in schedule.actions[self.rank]
+            if action.kind == "W"
+        }
+        self.executed: list[Action] = []
+        """What the last call did, in order, messages included."""
+        self.times: list[tuple[float, float]] = []
+        """When each of these began and ended, by `time.perf_counter`."""
+        self.peak_activations = 0.0
+        """The most micro-batches of its whole part that this rank held at a time."""
+
+    def step(self, inputs: Batch, targets: Batch) -> Tensor:
+        """Forward and backward of a batch; the mean loss, the same on every rank.
+
+        Gradients are added to what the parameters have, as `backward` does. (A
+        `ZeroOptimizer` must have none: call its `zero_grad` first.)
+
+        Args:
+            inputs: a tensor or several, cut along dimension 0 into micro-batches;
+                needed where stage 0 is. Other ranks may pass None.
+            targets: likewise, for `loss_fn`; needed where the last stage is.
+
+        Raises:
+            ValueError: on every rank, before anything is computed: a batch is missing
+                or too small.
+            ValueError, RuntimeError: on every rank, at the end: a stage has failed
+                somewhere, or has changed the shape of what it returns. Gradients are
+                unusable then.
+            RankLost: a rank has ended; the message names it.
+        """
+        before = [p.grad for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        with torch.enable_grad(), ExitStack() as unsynced:
+            self._pending = self._reductions()
+            for reduction in self._pending:
+                unsynced.enter_context(reduction.no_sync())
+            step = self._begin(self._messages, self.loss_fn, inputs, targets)
+            step.run()
+            self._reduce_rest()
+        total, count = self._end(step)
+        self._divide(count)
+        with torch.no_grad():
+            for parameter, old in zip(self.parameters, before, strict=True):
+                if old is not None:
+                    parameter.grad = (
+                        old if parameter.grad is None else old.add_(parameter.grad)
+                    )
+        return total / count
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Batch, targets: Batch) -> Tensor:
+        """The mean loss that `step` would return; no backward, no gradients."""
+        step = self._begin(self._forwards, self.loss_fn, inputs, targets)
+        step.run()
+        total, count = self._end(step)
+        return total / count
+
+    @torch.no_grad()
+    def forward(self, inputs: Batch) -> list[Any]:
+        """What the last stage returns for each micro-batch that ends on this rank."""
+        step = self._begin(self._forwards, None, inputs, None)
+        step.run()
+        self._end(step)
+        return [step.outputs[i] for i in sorted(step.outputs)]
+
+    def _begin(
+        self,
+        messages: Messages,
+        loss_fn: LossFunction | None,
+        inputs: Batch,
+        targets: Batch,
+    ) -> Step:
+        """A step with its micro-batches, when all ranks are ready for it."""
+        last = self.schedule.stages - 1
+        problem = check_batch("inputs", inputs, 0, self.schedule, self.rank)
+        if problem is None and loss_fn is not None:
+            problem = check_batch("targets", targets, last, self.schedule, self.rank)
+        known = digest(self._shapes(inputs) if problem is None else None)
+        signature = agree_to_begin(problem, known, self.group, self.data_group)
+        messages.begin(negotiate=self._signatures.get(messages) != signature)
+        self._signatures[messages] = signature
+        step = Step(self.stages, messages, loss_fn, self._splits, self._reduce)
+        step.load(inputs, targets)
+        return step
+
+    def _end(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The sum of the loss and the count (at least 1) of all ranks."""
+        self.executed, self.times = step.executed, step.times
+        self.peak_activations = step.peak / self.schedule.chunks
+        try:
+            total, count = sums_of_all(
+                step.total, step.count, step.failure, self.group, self.data_group
+            )
+        except (ValueError, RuntimeError):  # on every rank
+            self._signatures.clear()  # what was agreed need not be what was sent
+            raise
+        return total, count.clamp(min=1)
+
+    def _reductions(self) -> dict[GradientReduction, set[int]]:
+        """What reduces gradients over data ranks, and for which stages."""
+        found: dict[GradientReduction, set[int]] = {}
+        for index, stage in self.stages.items():
+            if stage.reduction is not None:
+                found.setdefault(stage.reduction, set()).add(index)
+        return found
+
+    def _reduce(self, index: int) -> None:
+        """Sum a stage's gradients over the data ranks; it has its last gradient.
+
+        What reduces several stages waits for the last of them. A `ZeroOptimizer` cuts
+        gradients into shards of its own, so what stages share is summed before.
+        """
+        reduction = self.stages[index].reduction
+        if reduction is None:
+            return
+        self._pending[reduction].discard(index)
+        if not self._pending[reduction] and not self._sums_shared_first(reduction):
+            reduction.reduce_gradients()
+            del self._pending[reduction]
+
+    def _reduce_rest(self) -> None:
+        """Sum what stages share, before or after it is summed over the data ranks."""
+        first = {
+            parameter
+            for stage in self.stages.values()
+            if stage.reduction is not None and self._sums_shared_first(stage.reduction)
+            for parameter in stage.parameters()
+        }
+        self._shared.sum(lambda parameter: parameter in first)
+        for reduction in self._pending:
+            reduction.reduce_gradients()
+        self._shared.sum(lambda parameter: parameter not in first)
+
+    def _sums_shared_first(self, reduction: GradientReduction) -> bool:
+        return self._shared.exist and not isinstance(reduction, nn.Module)
+
+    @torch.no_grad()
+    def _divide(self, count: Tensor) -> None:
+        """Make means of the sums, wherever they are."""
+        gradients = {}
+        for stage in self.stages.values():
+            found = getattr(stage.reduction, "gradients", None)
+            if found is None:
+                found = [p.grad for p in stage.parameters() if p.grad is not None]
+            gradients.update({id(gradient): gradient for gradient in found})
+        for gradient in gradients.values():
+            gradient.div_(count)
+
+    def _shapes(self, inputs: Batch) -> object:
+        """What decides on the shapes of all messages."""
+        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        return (
+            [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors],
+            [p.requires_grad for p in self.parameters],
+            torch.is_autocast_enabled(self._messages.device.type),
+            torch.get_autocast_dtype(self._messages.device.type),
+        )
+
+
+def device_of(stages: Sequence[PipelineStage]) -> torch.device:
+    """Where the stages' parameters are; torch's default device if there are none."""
+    for stage in stages:
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            return tensor.device
+    return torch.get_default_device()
+
+
+def group_of_its_own(group: ProcessGroup | None) -> ProcessGroup:
+    """The same ranks, with messages in an order of their own."""
+    ranks = dist.get_process_group_ranks(group_or_world(group))
+    return dist.new_group(ranks, use_local_synchronization=True)

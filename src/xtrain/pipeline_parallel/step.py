@@ -1,0 +1,214 @@
+"""One step of a pipeline's rank: everything that lives no longer than that.
+
+    stage 0          stage 1          stage 2 (last)
+    F0 -> outputs -> F0 -> outputs -> F0 -> loss_fn -> sum, count
+    BW0 <-- gradients -- BW0 <-- gradients -- BW0
+
+What one stage hands to the next waits in `_ready` if that is on the same rank, and in
+`_outgoing` for its SEND if it is not.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xtrain.pipeline_parallel.messages import Messages, RankLost, fits_header, likes_of
+from xtrain.pipeline_parallel.micro_batch import MicroBatch, as_tuple, received
+from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.schedules import Action
+
+Key = tuple[str, int, int]
+LossFunction = Callable[[Any, Any], tuple[Tensor, Tensor | int]]
+
+
+class Step:
+    """Does a rank's actions one after the other.
+
+    Args:
+        stages: this rank's, by index.
+        messages: of the schedule, which has them.
+        loss_fn: (output, target) -> (sum, count); outputs are kept if there is none.
+        splits: (stage, micro-batch) whose backward comes in two parts.
+        reduce: sums a stage's gradients over the data ranks.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, PipelineStage],
+        messages: Messages,
+        loss_fn: LossFunction | None,
+        splits: set[tuple[int, int]],
+        reduce: Callable[[int], None],
+    ):
+        self.stages, self.messages, self.loss_fn = stages, messages, loss_fn
+        self.schedule, self._splits, self._reduce = messages.schedule, splits, reduce
+        self._ready: dict[Key, tuple[Tensor, ...]] = {}
+        self._outgoing: dict[Key, tuple[Tensor, ...]] = {}
+        self._targets: dict[int, Any] = {}
+        self._live: dict[tuple[int, int], MicroBatch] = {}
+        self._waiting: dict[tuple[int, int], MicroBatch] = {}  # for their W
+        self.outputs: dict[int, Any] = {}
+        self.total: Tensor | float = 0.0
+        self.count: Tensor | int = 0
+        self.peak = 0
+        self.failure: Exception | None = None
+        self.executed: list[Action] = []
+        self.times: list[tuple[float, float]] = []
+
+    def load(self, inputs: Any, targets: Any) -> None:
+        """Take this rank's micro-batches of the whole batch."""
+        rank, m = self.messages.rank, self.schedule.micro_batches
+        last = self.schedule.stages - 1
+        for i, rows in enumerate(micro_batches(inputs, m)):
+            if self.schedule.rank_of(0, i) == rank:
+                self._ready["F", 0, i] = as_tuple(rows, "the input")
+        for i, rows in enumerate(micro_batches(targets, m)):
+            if self.schedule.rank_of(last, i) == rank:
+                self._targets[i] = rows
+
+    def run(self) -> None:
+        """Do everything; what fails is left in `failure`, and others do not wait."""
+        for action in self.schedule.actions[self.messages.rank]:
+            begin = time.perf_counter()
+            if action.kind in ("SEND_F", "SEND_B"):
+                key = action.kind[-1], action.stage, action.micro_batch
+                self.messages.send(action, self._outgoing.pop(key, None))
+            elif action.kind in ("RECV_F", "RECV_B"):
+                self._take(action, self.messages.recv(action))
+            elif action.kind == "REDUCE":
+                self._reduce(action.stage)
+            elif self.failure is None:
+                self._compute(action)
+            self.executed.append(action)
+            self.times.append((begin, time.perf_counter()))
+        self.messages.finish()
+
+    def _take(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
+        key = action.kind[-1], action.stage, action.micro_batch
+        self._ready[key] = tensors
+        if self.messages.has_failed(action) and self.failure is None:
+            self.failure = NothingArrived()
+
+    def _compute(self, action: Action) -> None:
+        try:
+            if action.under is not None:
+                self._pair(action, action.under)
+            elif action.kind == "F":
+                self._forward(action)
+            elif action.kind == "W":
+                key = action.stage, action.micro_batch
+                self._waiting.pop(key).backward_weight()
+            else:
+                micro_batch = self._begin_backward(action)
+                if action.kind == "B":
+                    micro_batch.backward_input()
+                    self._waiting[action.stage, action.micro_batch] = micro_batch
+                else:
+                    micro_batch()
+                self._end_backward(action, micro_batch)
+        except RankLost:
+            raise
+        except Exception as error:
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            name = "" if kind is type(error) else f"{type(error).__name__}: "
+            self.failure = kind(f"{action}, stage {action.stage}: {name}{error}")
+            self.failure.__cause__ = error
+
+    def _forward(self, action: Action) -> None:
+        module = self.stages[action.stage]
+        self._run_forward(action, module)
+
+    def _pair(self, action: Action, under: Action) -> None:
+        """A forward and a backward; its module runs one into the other if it can."""
+        backward = self._begin_backward(under)
+        module = self.stages[action.stage].module
+        overlapped = getattr(module, "forward_with_backward", None)
+        if overlapped is None:
+            self._forward(action)
+            backward()
+        else:
+            self._run_forward(action, lambda *inputs: overlapped(inputs, backward))
+        self._end_backward(under, backward)
+
+    def _run_forward(self, action: Action, module: Callable[..., Any]) -> None:
+        _, stage, i, _ = action
+        inputs = self._ready.pop(("F", stage, i))
+        micro_batch = MicroBatch(self.stages[stage].module, (stage, i) in self._splits)
+        if torch.is_grad_enabled():
+            self._live[stage, i] = micro_batch
+            self.peak = max(self.peak, len(self._live))
+        with micro_batch.recording():
+            output = module(*inputs)
+            if stage == self.schedule.stages - 1:
+                output = self._loss(i, output)
+        outputs = as_tuple(output, f"what stage {stage} returned")
+        micro_batch.keep(inputs if stage else (), outputs)
+        if stage < self.schedule.stages - 1:
+            self._check_agreed(stage, i, outputs)
+            self._hand_over("F", stage, i, outputs)
+
+    def _loss(self, i: int, output: Any) -> Any:
+        """The sum of a micro-batch's loss, whose backward is the micro-batch's."""
+        if self.loss_fn is None:
+            self.outputs[i] = output
+            return output
+        total, count = self.loss_fn(output, self._targets.pop(i))
+        self.total = self.total + total.detach().double()
+        self.count = self.count + count
+        return total
+
+    def _begin_backward(self, action: Action) -> MicroBatch:
+        _, stage, i, _ = action
+        last = stage == self.schedule.stages - 1
+        gradients = None if last else self._ready.pop(("B", stage, i))
+        return self._live[stage, i].begin_backward(gradients)
+
+    def _end_backward(self, action: Action, micro_batch: MicroBatch) -> None:
+        _, stage, i, _ = action
+        del self._live[stage, i]
+        gradients = micro_batch.end_backward()
+        if stage > 0:
+            self._hand_over("B", stage, i, gradients)
+
+    def _hand_over(
+        self, kind: str, stage: int, i: int, tensors: tuple[Tensor, ...]
+    ) -> None:
+        """To the stage before or after, on this rank or another."""
+        other = stage + 1 if kind == "F" else stage - 1
+        if self.schedule.rank_of(other, i) != self.messages.rank:
+            self._outgoing[kind, stage, i] = tensors
+        else:
+            self._ready[kind, other, i] = received(tensors) if kind == "F" else tensors
+
+    def _check_agreed(self, stage: int, i: int, outputs: tuple[Tensor, ...]) -> None:
+        """ValueError if a stage returns something else than it did for such a batch."""
+        if self.schedule.rank_of(stage + 1, i) == self.messages.rank:
+            return
+        likes, agreed = likes_of(outputs), self.messages.agreed(stage, i)
+        if not fits_header(likes):
+            raise ValueError(
+                f"returned {len(likes)} tensors, {', '.join(map(str, likes))}: more "
+                "than a message can describe"
+            )
+        if agreed is not None and agreed != likes:
+            raise ValueError(
+                f"returned {', '.join(map(str, likes))}, but "
+                f"{', '.join(map(str, agreed))} for a batch of the same shape before: "
+                "the shape of a stage's output may depend on that of its input only"
+            )
+
+
+class NothingArrived(Exception):
+    """The rank that should have sent has failed; it says what went wrong."""
+
+
+def micro_batches(batch: Tensor | Sequence[Tensor] | None, count: int) -> list[Any]:
+    """A batch cut along dimension 0 into `count` parts; nothing for None."""
+    if batch is None:
+        return []
+    if isinstance(batch, Tensor):
+        return list(torch.tensor_split(batch, count))
+    return list(zip(*(torch.tensor_split(t, count) for t in batch), strict=True))
