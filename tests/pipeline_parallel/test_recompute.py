@@ -6,6 +6,7 @@ with torch's own, and compared with the plain call: outputs and every gradient.
 
 import gc
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from xtrain.pipeline_parallel import checkpoint
@@ -391,6 +393,42 @@ def test_the_second_run_has_the_autocast_of_the_first(forward):
         return [loss, *gradients(x, *net.parameters())]
 
     equal(run(checkpoint, not forward), run(plain, not forward))
+
+
+class CosineForSine(TorchFunctionMode):
+    """Stands for a mode in which operations save other tensors, as split_backward's."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        func = torch.cos if func is torch.sin else func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.parametrize("still_active", [True, False])
+def test_modes_of_the_forward_are_active_in_the_second_run_once(still_active):
+    def run(recompute):
+        x, mode = numbers(3).requires_grad_(), CosineForSine()
+        with mode:
+            loss = recompute(lambda a: torch.sin(a * 2) * torch.arange(3), x).sum()
+        seen = _get_current_function_mode_stack()
+        with mode if still_active else nullcontext():
+            loss.backward()
+        assert _get_current_function_mode_stack() == seen
+        return [loss, x.grad]
+
+    equal(run(checkpoint), run(plain))
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+def test_new_tensors_are_on_the_device_that_forward_chose():
+    def filled(x):
+        return x * torch.ones(3, 4, dtype=torch.float64)
+
+    x = torch.empty(3, 4, dtype=torch.float64, device="meta", requires_grad=True)
+    with torch.device("meta"):
+        y = checkpoint(filled, x)
+    y.sum().backward()
+    assert x.grad.is_meta and torch.get_default_device().type == "cpu"
 
 
 # ------------------------------------------------------------------------- what is kept
