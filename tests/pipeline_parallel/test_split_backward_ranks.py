@@ -175,8 +175,10 @@ def run_split(wrapped, order, step, reduced) -> dict:
                 continue
             if kind == "B":
                 splits[micro].backward_input(outputs[micro].square().sum())
+                assert splits[micro].kept_bytes > 0
             else:
                 splits[micro].backward_weight()
+                assert splits[micro].kept_bytes == 0
     wrapped.reducer.reduce_gradients()
     return outputs
 
