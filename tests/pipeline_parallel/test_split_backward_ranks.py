@@ -210,43 +210,49 @@ def test_wrappers_reduce_what_both_parts_have_left(world, size):
     world(size).run(all_wrappers, timeout=300)
 
 
-class NormLast(nn.Module):
-    """In B the norm's gradient, the only one of a layer, is there before dx."""
+class Chain(nn.Module):
+    """Units of which every gradient waits for W."""
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(3)
-        )
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
 
     def forward(self, x):
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x).tanh()
         return x
 
 
-def fully_sharded_norms() -> None:
-    model, x = fill(NormLast()), random_of(5, 4, 6)
-    sharded = FullyShardedDataParallel(deepcopy(model))
+def fully_sharded_chain() -> None:
+    model, x = fill(Chain()), random_of(5, 4, 6)
+    sharded, whole = FullyShardedDataParallel(deepcopy(model)), []
+    groups = [group for unit in sharded.units for group in unit.flat_groups]
+
+    def count(_) -> None:
+        whole.append(sum(g.full.untyped_storage().nbytes() > 0 for g in groups))
+
     for step in range(2):
         model(x + step).square().sum().backward()
         with sharded.no_sync():
+            leaf = (x + step).requires_grad_()
+            leaf.register_hook(count)
             with split_backward() as split:
-                y = sharded(x + step)
+                y = sharded(leaf)
             split.backward_input(y.square().sum())
             split.backward_weight()
         sharded.reduce_gradients()
         for one in (model, sharded):
             torch.optim.SGD(one.parameters(), lr=0.1).step()
             one.zero_grad()
+    assert len(groups) == 4 and max(whole) <= 1
     weights = sharded.full_state_dict()
     for name, parameter in model.named_parameters():
         close(weights[name], parameter.detach(), name)
 
 
 @pytest.mark.verifies("xtrain.comm.deferred:stand_in")
-def test_a_fully_sharded_unit_stays_whole_to_the_end_of_its_b(world):
-    world(2).run(fully_sharded_norms)
+def test_a_fully_sharded_unit_is_freed_when_its_b_is_over(world):
+    world(2).run(fully_sharded_chain)
 
 
 def refused_by_ddp() -> None:
