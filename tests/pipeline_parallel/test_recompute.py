@@ -599,8 +599,16 @@ class Fickle:
 
 
 DIFFERENT = {
-    "shape saved": (lambda x: x.sin(), lambda x: x[:2].sin(), r"float64\[2, 4\]"),
-    "dtype saved": (lambda x: x.sin(), lambda x: x.float().sin(), r"float32\[3, 4\]"),
+    "shape saved": (
+        lambda x: x.sin().sum(),
+        lambda x: x[:2].sin().sum(),
+        r"saves as tensor 0 float64\[2, 4\] on cpu, but in forward float64\[3, 4\]",
+    ),
+    "dtype saved": (
+        lambda x: x.sin().sum(),
+        lambda x: x.float().sin().sum().double(),
+        r"saves as tensor 0 float32\[3, 4\]",
+    ),
     "fewer saved": (lambda x: x.sin().sin(), lambda x: x.sin(), "1 tensors"),
     "more saved": (lambda x: x.sin(), lambda x: x.sin().sin(), "2 tensors"),
     "shape": (lambda x: x.sin(), lambda x: x.sin()[:2], r"returns float64\[2, 4\]"),
