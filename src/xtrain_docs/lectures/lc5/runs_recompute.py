@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from xtrain.model import XtrainConfig
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.model.parts import WholeParts
 from xtrain.pipeline_parallel import checkpoint
 

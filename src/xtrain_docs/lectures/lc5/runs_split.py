@@ -13,7 +13,7 @@ from torch.distributed.pipelining._backward import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.model import XtrainConfig
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.pipeline_parallel import split_backward
 
