@@ -45,13 +45,15 @@ def squares(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (output - target)[valid].square().sum(), valid.sum()
 
 
-def own_stages(model: nn.Sequential, schedule: Schedule) -> list[PipelineStage]:
-    """This rank's stages, of one layer each or more."""
+def own_stages(
+    model: nn.Sequential, schedule: Schedule, rank: int | None = None
+) -> list[PipelineStage]:
+    """A rank's stages, this one's unless told, of one layer each or more."""
     count = schedule.stages
     cuts = [len(model) * s // count for s in range(count + 1)]
     return [
         PipelineStage(nn.Sequential(*model[cuts[s] : cuts[s + 1]]), s, count)
-        for s in schedule.stages_of(dist.get_rank())
+        for s in schedule.stages_of(dist.get_rank() if rank is None else rank)
     ]
 
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import raising_everywhere
-from xtrain.comm.checks import message_device
+from xtrain.comm.agreement import check_same, raising_everywhere
+from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.pipeline_parallel.step import NothingArrived
 from xtrain.schedules import Schedule, validate
@@ -74,6 +74,29 @@ def check_batch(
             "they are cut into"
         )
     return None
+
+
+def agree_on_stages(
+    problem: str | None,
+    schedule: Schedule,
+    group: ProcessGroup | None,
+    data_group: ProcessGroup | None,
+) -> None:
+    """Let all ranks go on, or none.
+
+    Raises:
+        ValueError: on every rank: one has a problem, schedules differ, or data ranks do
+            not have the same stages.
+    """
+    known = {"schedule": digest(schedule)}
+    if data_group is None:
+        check_same("stages", [], group, known, problem)
+        return
+    with raising_everywhere(ValueError, group=group):
+        with raising_everywhere(ValueError, group=data_group):
+            check_same("stages", [], group, known, problem)
+        known["rank in the pipeline"] = rank_and_size(group)[0]
+        check_same("data ranks", [], data_group, known)
 
 
 def agree_to_begin(

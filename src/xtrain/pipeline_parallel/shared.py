@@ -6,7 +6,7 @@
 Every holder ends up with the same sum, to the bit, so the copies never part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -40,16 +40,27 @@ class SharedGradients:
     Args:
         held: this rank's, by name.
         group: the ranks of the pipeline.
+        sharded: those whose gradients a `ZeroOptimizer` will cut into shards.
 
     Raises:
-        ValueError: on every rank: a name stands for different parameters.
+        ValueError: on every rank: a name stands for different parameters, or their
+            gradients would be summed at different times.
     """
 
-    def __init__(self, held: Shared, group: ProcessGroup | None):
+    def __init__(
+        self,
+        held: Shared,
+        group: ProcessGroup | None,
+        sharded: Collection[nn.Parameter] = (),
+    ):
         self.rank, size = rank_and_size(group)
         self.group = group
+        self.sharded = set(sharded)
         mine = {
-            name: [f"{list(p.shape)} {p.dtype}" for p in parameters]
+            name: [
+                f"{list(p.shape)} {p.dtype}{' of ZeRO' * (p in self.sharded)}"
+                for p in parameters
+            ]
             for name, parameters in held.items()
         }
         every: list[dict[str, list[str]]] = [{}] * size
@@ -62,7 +73,8 @@ class SharedGradients:
             if len(kinds := {kind for r in ranks for kind in every[r][name]}) > 1:
                 raise ValueError(
                     f"shared parameter {name!r} is {' and '.join(sorted(kinds))} on "
-                    f"ranks {ranks}: its holders must have one shape and dtype"
+                    f"ranks {ranks}: its holders must have one shape and dtype, and "
+                    "all be ZeRO's or none"
                 )
         self.held = held
 
@@ -72,16 +84,19 @@ class SharedGradients:
         return bool(self.holders)
 
     @torch.no_grad()
-    def sum(self, chosen: Callable[[nn.Parameter], bool]) -> None:
-        """Give every holder of the chosen parameters the sum of their gradients.
+    def sum(self, of_sharded: bool) -> None:
+        """Give every holder of a parameter the sum of their gradients; all ranks call.
 
-        All ranks call it, and choose their copies of the same parameters.
+        Args:
+            of_sharded: do so with those that ZeRO will cut, else with all others.
         """
         sends: list[tuple[Tensor, int]] = []
         recvs: list[tuple[Tensor, int]] = []
         parts: dict[str, dict[int, Tensor]] = {}
         for name, ranks in self.holders.items():
-            if self.rank not in ranks or not all(map(chosen, self.held[name])):
+            if self.rank not in ranks:
+                continue
+            if (self.held[name][0] in self.sharded) != of_sharded:
                 continue
             own = own_sum(self.held[name])
             parts[name] = {r: torch.empty_like(own) for r in ranks if r != self.rank}

@@ -37,11 +37,14 @@ class PipelineStage(nn.Module):
         reduction: what reduces this stage's gradients over the data ranks, if that is
             not the module itself: a `ZeroOptimizer`.
 
+    Wrap `module`, or set `reduction`, before a runner gets the stage:
+    `stage.module = DistributedDataParallel(stage.module, ...)`.
+
     Raises:
         ValueError: there is no such stage, or a shared parameter is not the module's.
     """
 
-    reduction: GradientReduction | None
+    _reduction: GradientReduction | None
 
     def __init__(
         self,
@@ -65,10 +68,24 @@ class PipelineStage(nn.Module):
                 raise ValueError(f"stage {index} shares {name!r} but does not hold it")
         self.module, self.index, self.count = module, index, count
         self.shared = dict(shared or {})
-        if reduction is None and hasattr(module, "reduce_gradients"):
-            reduction = module  # type: ignore[assignment]
-        # not a submodule a second time
-        object.__setattr__(self, "reduction", reduction)
+        self.reduction = reduction
+
+    @property
+    def reduction(self) -> GradientReduction | None:
+        """What sums this stage's gradients over the data ranks, if anything does."""
+        if self._reduction is None and hasattr(self.module, "reduce_gradients"):
+            return self.module  # type: ignore[return-value]
+        return self._reduction
+
+    @reduction.setter
+    def reduction(self, reduction: GradientReduction | None) -> None:
+        self.__dict__["_reduction"] = reduction
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "reduction":  # also a module is no part of this one
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def forward(self, *inputs: Any) -> Any:
         """What the module returns."""

@@ -10,6 +10,7 @@ What one stage hands to the next waits in `_ready` if that is on the same rank, 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class Step:
             elif action.kind in ("RECV_F", "RECV_B"):
                 self._take(action, self.messages.recv(action))
             elif action.kind == "REDUCE":
-                self._reduce(action.stage)
+                self.attempt(partial(self._reduce, action.stage))
             elif self.failure is None:
                 self._compute(action)
             self.executed.append(action)
@@ -91,6 +92,15 @@ class Step:
         self._ready[key] = tensors
         if self.messages.has_failed(action) and self.failure is None:
             self.failure = NothingArrived()
+
+    def attempt(self, reduce: Callable[[], None]) -> None:
+        """Reduce, also after a failure: the other data ranks wait for it."""
+        try:
+            reduce()
+        except RankLost:
+            raise
+        except (ValueError, RuntimeError) as error:
+            self.failure = self.failure or error
 
     def _compute(self, action: Action) -> None:
         try:
