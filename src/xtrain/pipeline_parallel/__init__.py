@@ -2,7 +2,9 @@
 
 from xtrain.pipeline_parallel.cut import balanced_cut
 from xtrain.pipeline_parallel.messages import RankLost
+from xtrain.pipeline_parallel.recompute import checkpoint
 from xtrain.pipeline_parallel.runner import PipelineRunner
+from xtrain.pipeline_parallel.split_backward import SplitBackward, split_backward
 from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
 
 __all__ = [
@@ -10,5 +12,8 @@ __all__ = [
     "PipelineRunner",
     "PipelineStage",
     "RankLost",
+    "SplitBackward",
     "balanced_cut",
+    "checkpoint",
+    "split_backward",
 ]
