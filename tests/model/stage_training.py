@@ -5,12 +5,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from tests.model.test_on_a_mesh import batch, config_of
+from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import Shard
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, clip_stages_grad_norm_
 from xtrain.schedules import SCHEDULES
 
+AXES = ("pipeline", "data", "tensor")
 ROWS, MICRO = 8, 4  # of a step's batch of all data ranks; micro-batches of each
 
 
@@ -66,6 +67,11 @@ class StageTraining:
         for module in self.modules:
             for name, parameter in module.named_parameters():
                 yield module, name, parameter
+
+    def check(self, whole, what):
+        """Every parameter is its slice of the whole model's."""
+        for module, name, parameter in self.named_parameters():
+            close(parameter, module.placement(name).of(whole[name]), f"{what} {name}")
 
     def accumulate(self, step):
         """All gradients of a step, and its loss: what a runner will do."""
@@ -135,9 +141,6 @@ class StageTraining:
             parameter.grad = torch.stack([g for g in same if g is not None]).sum(0)
 
 
-AXES = ("pipeline", "data", "tensor")
-
-
 def move(x, source, target, rank, group):
     """What `source` has, on `target`."""
     if rank == source:
@@ -150,16 +153,21 @@ def move(x, source, target, rank, group):
 
 
 def one_process(changes, steps, lr=0.03, max_norm=None):
-    """The whole model after these steps: weights, and (loss, norm) of each."""
-    model, found = XtrainModel(config_of(**changes), dtype=torch.float64), []
+    """The whole model after these steps, and (loss, norm) of each."""
+    model = XtrainModel(config_of(**changes), dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    for step in range(steps):
+    return model, train_whole(model, optimizer, 0, steps, max_norm)
+
+
+def train_whole(model, optimizer, first, last, max_norm=None):
+    """Loss and norm of each step, on the batches of `StageTraining`."""
+    found = []
+    for step in range(first, last):
         optimizer.zero_grad()
-        loss = model.loss(*batch(step, rows=ROWS))
+        loss, norm = model.loss(*batch(step, rows=ROWS)), None
         loss.backward()
-        norm = None
         if max_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
         found.append((loss.item(), norm))
         optimizer.step()
-    return model, found
+    return found

@@ -29,7 +29,7 @@ from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import count_labels, mean_cross_entropy
 from xtrain.model.span import DecoderSpan
-from xtrain.model.stages import make_stages
+from xtrain.model.stages import as_stages, make_modules
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import Schedule
 from xtrain.zero.clip import clip_sharded_grad_norm_
@@ -98,7 +98,8 @@ class XtrainModel(DecoderSpan):
             ValueError: mesh and schedule do not fit, or there are more virtual stages
                 than layers, embedding and head.
         """
-        return make_stages(config, mesh, schedule, sequence, **options)
+        modules = make_modules(config, mesh, schedule, sequence, **options)
+        return as_stages(modules, schedule.stages)
 
     def forward(
         self,

@@ -87,14 +87,8 @@ def stage_spans(config: XtrainConfig, stages: int, sequence: int = 1) -> list[ra
     return balanced_cut(costs, stages)
 
 
-def make_stages(
-    config: XtrainConfig,
-    mesh: DeviceMesh | None,
-    schedule: Schedule,
-    sequence: int = 1,
-    **options: Any,
-) -> list[PipelineStage]:
-    """This rank's virtual stages, for `XtrainModel.stages`."""
+def check_pipeline(mesh: DeviceMesh | None, schedule: Schedule) -> None:
+    """ValueError unless a mesh has the ranks of a schedule, and axes that we know."""
     check_mesh(mesh, also=("pipeline",))
     ranks = axis_size(mesh, "pipeline")
     if ranks != schedule.ranks:
@@ -102,17 +96,47 @@ def make_stages(
             f"schedule {schedule.name} is for {schedule.ranks} ranks, but the mesh's "
             f'axis "pipeline" has {ranks}'
         )
+
+
+def make_modules(
+    config: XtrainConfig,
+    mesh: DeviceMesh | None,
+    schedule: Schedule,
+    sequence: int = 1,
+    **options: Any,
+) -> dict[int, DecoderStage]:
+    """What this rank's stages hold, by the stage's number; nothing else is made."""
+    check_pipeline(mesh, schedule)
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
-    spans, made = stage_spans(config, schedule.stages, sequence), []
-    for stage in schedule.stages_of(rank):
-        copy = schedule.rank_of(stage, 0) != rank
-        module = DecoderStage(config, mesh, spans[stage], is_copy=copy, **options)
+    spans = stage_spans(config, schedule.stages, sequence)
+    return {
+        stage: DecoderStage(
+            config,
+            mesh,
+            spans[stage],
+            is_copy=schedule.rank_of(stage, 0) != rank,
+            **options,
+        )
+        for stage in schedule.stages_of(rank)
+    }
+
+
+def as_stages(modules: dict[int, DecoderStage], count: int) -> list[PipelineStage]:
+    """The modules as stages of so many; those at both ends share a tied weight."""
+    stages = []
+    for index, module in modules.items():
         held = dict(module.named_parameters())
-        tied = config.tie_word_embeddings and schedule.stages > 1 and TIED in held
-        shared = {TIED: held[TIED]} if tied else {}
-        made.append(PipelineStage(module, stage, schedule.stages, shared=shared))
-    return made
+        shared = {}
+        if module.config.tie_word_embeddings and count > 1 and TIED in held:
+            shared = {TIED: held[TIED]}
+            if held[TIED].is_meta:
+                raise ValueError(
+                    f"stage {index} on the meta device shares {TIED}, and would share "
+                    "another parameter after to_empty: make it on a device"
+                )
+        stages.append(PipelineStage(module, index, count, shared=shared))
+    return stages
 
 
 def stage_modules(stages: Sequence[PipelineStage]) -> list[DecoderStage]:
