@@ -128,6 +128,7 @@ class PipelineRunner:
                 unusable then.
             RankLost: a rank has ended; the message names it.
         """
+        step = self._begin(self._messages, self.loss_fn, inputs, targets)
         held = self._with_gradients()
         before = [kept(p.grad) for p in held]
         for parameter in held:
@@ -136,7 +137,6 @@ class PipelineRunner:
             self._pending = {r: set(stages) for r, stages in self._reductions.items()}
             for reduction in self._pending:
                 unsynced.enter_context(reduction.no_sync())
-            step = self._begin(self._messages, self.loss_fn, inputs, targets)
             step.run()
             step.attempt(self._reduce_rest)
         total, count = self._end(step)
