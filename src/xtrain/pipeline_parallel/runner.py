@@ -25,12 +25,17 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import group_or_world, rank_and_size
-from xtrain.pipeline_parallel.agreement import (
-    agree_to_begin,
+from xtrain.comm.p2p import batches
+from xtrain.pipeline_parallel.agreement import agree_to_begin, digest, sums_of_all
+from xtrain.pipeline_parallel.checks import (
     check_batch,
+    check_data_group,
+    check_mode,
+    check_schedule,
     check_stages,
-    digest,
-    sums_of_all,
+    named,
+    needs_stage,
+    rows_of,
 )
 from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
@@ -74,10 +79,16 @@ class PipelineRunner:
         *,
         data_group: ProcessGroup | None = None,
     ):
-        own = [stages] if isinstance(stages, PipelineStage) else list(stages)
+        several = isinstance(stages, list | tuple | nn.ModuleList)
+        own: list[PipelineStage] = list(stages) if several else [stages]  # type: ignore
         self.rank, size = rank_and_size(group)
-        problem = check_stages(own, schedule, self.rank, size)
-        check_same("stages", [], group, {"schedule": digest(schedule)}, problem)
+        problem = (
+            check_schedule(schedule, size)
+            or check_stages(own, schedule, self.rank, loss_fn)
+            or check_data_group(data_group)
+        )
+        same = {"schedule": named(schedule), "data_group": data_group is not None}
+        check_same("stages", [], group, same, problem)
         self.stages = {stage.index: stage for stage in own}
         self.schedule, self.loss_fn = schedule, loss_fn
         self.group, self.data_group = group, data_group
@@ -86,12 +97,15 @@ class PipelineRunner:
         self._shared = SharedGradients(held_by_name(own, mirrored), group)
         self._pending: dict[GradientReduction, set[int]] = {}
         device = device_of(own)
-        down = group_of_its_own(group) if device.type == "cuda" else None
+        down = group_of_its_own(group) if runs_in_order(group, device) else None
         full = with_messages(with_reductions(schedule))
         forwards = with_messages(forward_only(schedule))
         self._messages = Messages(full, group, device, down)
         self._forwards = Messages(forwards, group, device, down)
-        self._signatures: dict[Messages, int] = {}
+        self._signatures: dict[Messages, object] = {}
+        last = schedule.stages - 1
+        self._needs_inputs = needs_stage(schedule, 0, self.rank)
+        self._needs_targets = needs_stage(schedule, last, self.rank)
         self._splits = {
             (action.stage, action.micro_batch)
             for action in schedule.actions[self.rank]
@@ -119,21 +133,27 @@ class PipelineRunner:
             ValueError: on every rank, before anything is computed: a batch is missing
                 or too small.
             ValueError, RuntimeError: on every rank, at the end: a stage has failed
-                somewhere, or has changed the shape of what it returns. Gradients are
-                unusable then.
+                somewhere, or has changed the shape of what it returns.
             RankLost: a rank has ended; the message names it.
+
+        Whatever is raised, the parameters have the gradients that they had before.
         """
+        step = self._begin(self._messages, self.loss_fn, inputs, targets, check_mode())
         before = [p.grad for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        with torch.enable_grad(), ExitStack() as unsynced:
-            self._pending = self._reductions()
-            for reduction in self._pending:
-                unsynced.enter_context(reduction.no_sync())
-            step = self._begin(self._messages, self.loss_fn, inputs, targets)
-            step.run()
-            self._reduce_rest()
-        total, count = self._end(step)
+        try:
+            for parameter in self.parameters:
+                parameter.grad = None
+            with torch.enable_grad(), ExitStack() as unsynced:
+                self._pending = self._reductions()
+                for reduction in self._pending:
+                    unsynced.enter_context(reduction.no_sync())
+                step.run()
+                self._reduce_rest()
+            total, count = self._end(step)
+        except BaseException:
+            for parameter, old in zip(self.parameters, before, strict=True):
+                parameter.grad = old
+            raise
         self._divide(count)
         with torch.no_grad():
             for parameter, old in zip(self.parameters, before, strict=True):
@@ -165,18 +185,29 @@ class PipelineRunner:
         loss_fn: LossFunction | None,
         inputs: Batch,
         targets: Batch,
+        problem: str | None = None,
     ) -> Step:
         """A step with its micro-batches, when all ranks are ready for it."""
-        last = self.schedule.stages - 1
-        problem = check_batch("inputs", inputs, 0, self.schedule, self.rank)
-        if problem is None and loss_fn is not None:
-            problem = check_batch("targets", targets, last, self.schedule, self.rank)
-        known = digest(self._shapes(inputs) if problem is None else None)
-        signature = agree_to_begin(problem, known, self.group, self.data_group)
-        messages.begin(negotiate=self._signatures.get(messages) != signature)
+        m, needed = self.schedule.micro_batches, []
+        if self._needs_inputs:
+            needed.append(inputs)
+            problem = problem or check_batch("inputs", inputs, m)
+        if self._needs_targets and loss_fn is not None:
+            needed.append(targets)
+            problem = problem or check_batch("targets", targets, m)
+        rows = [] if problem else [rows_of(batch) for batch in needed]
+        known = digest(None if problem else self._shapes(inputs))
+        signature = agree_to_begin(problem, rows, known, self.group, self.data_group)
+        negotiate = self._signatures.get(messages) != signature
+        if negotiate:
+            self._shared.check_equal()
+        messages.begin(negotiate)
         self._signatures[messages] = signature
         step = Step(self.stages, messages, loss_fn, self._splits, self._reduce)
-        step.load(inputs, targets)
+        step.load(
+            inputs if self._needs_inputs else None,
+            targets if self._needs_targets else None,
+        )
         return step
 
     def _end(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -243,13 +274,15 @@ class PipelineRunner:
             gradient.div_(count)
 
     def _shapes(self, inputs: Batch) -> object:
-        """What decides on the shapes of all messages."""
-        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        """What decides on the shapes of all messages, as far as this rank has it."""
+        own = inputs if self._needs_inputs and inputs is not None else ()
+        tensors = [own] if isinstance(own, Tensor) else list(own)
+        device = self._messages.device.type
         return (
-            [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors],
+            [(tuple(t.shape), t.dtype) for t in tensors],
             [p.requires_grad for p in self.parameters],
-            torch.is_autocast_enabled(self._messages.device.type),
-            torch.get_autocast_dtype(self._messages.device.type),
+            [stage.module.training for stage in self.stages.values()],
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
 
 
@@ -259,6 +292,11 @@ def device_of(stages: Sequence[PipelineStage]) -> torch.device:
         for tensor in (*stage.parameters(), *stage.buffers()):
             return tensor.device
     return torch.get_default_device()
+
+
+def runs_in_order(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Whether messages of two ranks, both ways, run one after the other: with NCCL."""
+    return batches(group_or_world(group), device)
 
 
 def group_of_its_own(group: ProcessGroup | None) -> ProcessGroup:
