@@ -29,6 +29,7 @@ TWINS: dict[str, Callable] = {
     "zero": lambda name: twin_in("xtrain.zero", LONGER.get(name, name)),
     "tensor_parallel": lambda name: cut_from_full(LONGER.get(name, name)),
     "schedules": lambda name: getattr(schedules, name),
+    "pipeline_parallel": lambda name: twin_in("xtrain.pipeline_parallel", name),
 }
 LONGER = {
     "clip_grad_norm": "clip_sharded_grad_norm",

@@ -130,7 +130,15 @@ def run_actions(wrapped, actions, step, rank, outputs):
             outputs[micro].square().sum().backward()
 
 
-def compare(kind, reduced, net_options=None, options=None, tolerance=1e-12):
+def compare(
+    kind,
+    reduced,
+    net_options=None,
+    options=None,
+    tolerance=1e-12,
+    orders=ORDERS,
+    run=run_order,
+):
     """A step of each order, against a copy of the model that does all ranks' work."""
     rank, size = dist.get_rank(), dist.get_world_size()
     make = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
@@ -146,8 +154,8 @@ def compare(kind, reduced, net_options=None, options=None, tolerance=1e-12):
         **{key: value for key, value in make.items() if key not in kept},
     )
     close = {"rtol": tolerance, "atol": tolerance}
-    for step, order in enumerate(ORDERS):
-        outputs = run_order(wrapped, order, step, reduced)
+    for step, order in enumerate(orders):
+        outputs = run(wrapped, order, step, reduced)
         for micro in sorted(outputs):
             for other in range(size):
                 output = reference(batch_of(step, micro, other))

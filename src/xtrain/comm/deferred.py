@@ -77,8 +77,7 @@ class DeferredGradients(TorchFunctionMode):
         roots = []
         with torch.enable_grad():
             while self._queue:  # autograd begins with the node that was made last
-                queued = self._queue.pop()
-                roots.append(_WeightGradients.apply(queued, *queued.weights))
+                roots.append(node_of(self._queue.pop()))
         if roots:
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
 
@@ -138,7 +137,7 @@ def may_wait(weight: Tensor) -> bool:
     """Whether it needs a gradient and is a parameter, or a cast or a view of one."""
     if not weight.requires_grad or type(weight) not in (nn.Parameter, Tensor):
         return False
-    node = weight.grad_fn
+    node: Any = weight.grad_fn
     if node is None:
         return isinstance(weight, nn.Parameter)
     while node.name() in KEEPS_NOTHING:
@@ -146,6 +145,11 @@ def may_wait(weight: Tensor) -> bool:
     if node.name() == ACCUMULATE:
         return isinstance(node.variable, nn.Parameter)
     return getattr(node, "wants_to_know", False)
+
+
+def node_of(queued: Queued) -> Tensor:
+    """The end of a graph that leads to the weights."""
+    return _WeightGradients.apply(queued, *queued.weights)
 
 
 class _WeightGradients(torch.autograd.Function):

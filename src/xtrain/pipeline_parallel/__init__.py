@@ -1,7 +1,9 @@
 """lc5: stages of a model, and a runner for any schedule of them."""
 
 from xtrain.pipeline_parallel.lost import RankLost
+from xtrain.pipeline_parallel.recompute import checkpoint
 from xtrain.pipeline_parallel.runner import PipelineRunner
+from xtrain.pipeline_parallel.split_backward import SplitBackward, split_backward
 from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
 
 __all__ = [
@@ -9,4 +11,7 @@ __all__ = [
     "PipelineRunner",
     "PipelineStage",
     "RankLost",
+    "SplitBackward",
+    "checkpoint",
+    "split_backward",
 ]

@@ -24,9 +24,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import _make_grads
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from xtrain.comm.deferred import DeferredGradients, Later
+
+Outputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
 
 
 class SplitBackward(DeferredGradients):
@@ -46,16 +50,16 @@ class SplitBackward(DeferredGradients):
         kwargs = kwargs or {}
         if torch.is_grad_enabled() and func in CALLS:
             called = CALLS[func](*args, **kwargs)
-            if called is not None:
+            if called is not None and called[1].requires_grad:
                 x, *weights = as_autocast(*called)
-                later, weights = self.stand_ins(*weights)
+                later, places = self.stand_ins(*weights)
                 if later is not None:
-                    return _Linear.apply(later, x, *weights)
+                    return _Linear.apply(later, x, *places)
         return func(*args, **kwargs)
 
     def backward_input(
         self,
-        outputs: Tensor | Sequence[Tensor],
+        outputs: Outputs,
         gradients: Tensor | Sequence[Tensor | None] | None = None,
     ) -> None:
         """`torch.autograd.backward`, without the gradients of weights in matmuls."""
@@ -65,8 +69,7 @@ class SplitBackward(DeferredGradients):
             )
         self._next, self.deferring = "nothing", True
         try:
-            with self:  # a checkpoint may compute the forward once more
-                torch.autograd.backward(outputs, gradients)
+            run_backward(self, outputs, gradients)
         except BaseException:
             self.forget_deferred()
             raise
@@ -92,12 +95,34 @@ class SplitBackward(DeferredGradients):
 
     def backward(
         self,
-        outputs: Tensor | Sequence[Tensor],
+        outputs: Outputs,
         gradients: Tensor | Sequence[Tensor | None] | None = None,
     ) -> None:
         """Both parts at once. (Where that is known before, leave the mode out.)"""
         self.backward_input(outputs, gradients)
         self.backward_weight()
+
+
+def run_backward(
+    mode: DeferredGradients,
+    outputs: Outputs,
+    gradients: Tensor | Sequence[Tensor | None] | None,
+) -> None:
+    """`torch.autograd.backward` with `mode` active in it, also in autograd's threads.
+
+    A checkpoint computes its forward again, and must call the same functions. (Torch's
+    own call would be handled by the mode, which is inactive while it handles one.)
+    """
+    single = isinstance(outputs, Tensor | GradientEdge)
+    roots: Any = (outputs,) if single else tuple(outputs)
+    if gradients is None:
+        gradients = [None] * len(roots)
+    given = (gradients,) if isinstance(gradients, Tensor) else tuple(gradients)
+    given = _make_grads(roots, given, is_grads_batched=False)
+    with mode:
+        _engine_run_backward(
+            roots, given, False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 def split_backward() -> SplitBackward:

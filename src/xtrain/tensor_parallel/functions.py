@@ -18,7 +18,7 @@ and reduce-scatter backward, and g the other way round.
 Why these are functions of their own rather than f and g around `F.linear`: the sum of
 dX can travel while dW is computed, several weights that read the same x share one sum,
 the row's output is summed where it lies, and a gathered x need not be kept until
-backward (it is gathered once more, while dX is computed).
+backward (it is gathered once more, while dX is computed, or later with dW).
 
 For M elements of x (or y), N ranks: an all-reduce sends 2(N-1)/N M elements a rank, an
 all-gather or a reduce-scatter half of that.
@@ -30,6 +30,7 @@ Shapes: K input features, O output features; any dims before them.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -45,6 +46,7 @@ from xtrain.comm.autograd import (
     reduce_scatter_async,
 )
 from xtrain.comm.collective_choice import TORCH
+from xtrain.comm.deferred import Later, stand_ins
 from xtrain.comm.work import Work
 from xtrain.tensor_parallel.autocast import as_autocast
 from xtrain.tensor_parallel.ring_matmul import (
@@ -75,7 +77,8 @@ def column_linear(
     if overlap == "ring" and sequence_dim is not None:
         return ring_all_gather_matmul(x, weights, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
-    return _ColumnLinear.apply(x, dim, overlap, group, *weights)
+    later, weights = stand_ins(*weights)
+    return _ColumnLinear.apply(x, dim, overlap, group, later, *weights)
 
 
 def row_linear(
@@ -98,7 +101,8 @@ def row_linear(
     if overlap == "ring" and sequence_dim is not None:
         return ring_matmul_reduce_scatter(x, weight, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
-    return _RowLinear.apply(x, weight, dim, group)
+    later, (weight,) = stand_ins(weight)
+    return _RowLinear.apply(x, weight, dim, group, later)
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -109,10 +113,11 @@ class _ColumnLinear(torch.autograd.Function):
         dim: int | None,
         overlap: bool,
         group: ProcessGroup | None,
+        later: Later | None,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
-        ctx.dim, ctx.overlap, ctx.group = dim, overlap, group
+        ctx.dim, ctx.overlap, ctx.group, ctx.later = dim, overlap, group, later
         whole = x if dim is None else gather(x, dim, group)
         return tuple(F.linear(whole, weight) for weight in weights)
 
@@ -121,7 +126,11 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         dim, group = ctx.dim, ctx.group
-        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
+        if ctx.later is not None:
+            compute = partial(_column_weight_gradients, dim, group)
+            ctx.later.add(compute, x, *grads)
+            needs_weights = [False] * len(weights)
         if dim is not None and any(needs_weights):
             stacked, gathered = all_gather_async(x, group)  # while dX is computed
         grad_x, summed = None, Work()
@@ -137,7 +146,7 @@ class _ColumnLinear(torch.autograd.Function):
             for grad, needed in zip(grads, needs_weights, strict=True)
         ]
         summed.wait()
-        return grad_x, None, None, None, *grad_weights
+        return grad_x, None, None, None, None, *grad_weights
 
 
 class _RowLinear(torch.autograd.Function):
@@ -148,9 +157,10 @@ class _RowLinear(torch.autograd.Function):
         weight: Tensor,
         dim: int | None,
         group: ProcessGroup | None,
+        later: Later | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.later = dim, group, later
         total, summed = _sum_async(F.linear(x, weight), dim, group)
         summed.wait()
         return total
@@ -163,8 +173,12 @@ class _RowLinear(torch.autograd.Function):
             grad = gather(grad, ctx.dim, ctx.group)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         grad_x = grad @ weight if needs_x else None
-        grad_weight = _weight_gradient(grad, x) if needs_weight else None
-        return grad_x, grad_weight, None, None
+        grad_weight = None
+        if ctx.later is not None:
+            ctx.later.add(_row_weight_gradient, x, grad)
+        elif needs_weight:
+            grad_weight = _weight_gradient(grad, x)
+        return grad_x, grad_weight, None, None, None
 
 
 def _sum_async(
@@ -184,6 +198,18 @@ def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
     for grad, weight in zip(rows[1:], weights[1:], strict=True):
         total.addmm_(grad, weight)
     return total.view(*grads[0].shape[:-1], -1)
+
+
+def _column_weight_gradients(
+    dim: int | None, group: ProcessGroup | None, x: Tensor, *grads: Tensor
+) -> list[Tensor]:
+    """dW of all weights that read x, of which a slice is kept until here."""
+    whole = x if dim is None else gather(x, dim, group)
+    return [_weight_gradient(grad, whole) for grad in grads]
+
+
+def _row_weight_gradient(x: Tensor, grad: Tensor) -> list[Tensor]:
+    return [_weight_gradient(grad, x)]
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:

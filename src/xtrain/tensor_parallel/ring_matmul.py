@@ -24,6 +24,7 @@ Shapes: K input features, O output features, S sequence, N ranks; any dims befor
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.autograd import check_divides
 from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.deferred import Later, stand_ins
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import combine
 
@@ -50,7 +52,8 @@ def ring_all_gather_matmul(
         dim: the sequence dim of x.
     """
     dim = checked("ring_all_gather_matmul", x, dim, group)
-    return _RingColumnLinear.apply(x, dim, group, *weights)
+    later, weights = stand_ins(*weights)
+    return _RingColumnLinear.apply(x, dim, group, later, *weights)
 
 
 def ring_matmul_reduce_scatter(
@@ -66,7 +69,8 @@ def ring_matmul_reduce_scatter(
     name, size = "ring_matmul_reduce_scatter", rank_and_size(group)[1]
     dim = checked(name, x, dim, group)
     check_divides(f"{name}: dim {dim} of {list(x.shape)}", x.shape[dim], size)
-    return _RingRowLinear.apply(x, weight, dim, group)
+    later, (weight,) = stand_ins(weight)
+    return _RingRowLinear.apply(x, weight, dim, group, later)
 
 
 def ring_pieces(
@@ -117,10 +121,15 @@ def ring_sum(
 class _RingColumnLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, dim: int, group: ProcessGroup | None, *weights: Tensor
+        ctx: Any,
+        x: Tensor,
+        dim: int,
+        group: ProcessGroup | None,
+        later: Later | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.later = dim, group, later
         outputs = {
             rank: [F.linear(piece, weight) for weight in weights]
             for rank, piece in ring_pieces(x, group)
@@ -132,7 +141,7 @@ class _RingColumnLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         dim, group, size = ctx.dim, ctx.group, rank_and_size(ctx.group)[1]
-        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
+        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
         slices = [grad.chunk(size, dim) for grad in grads]
 
         def grad_x_of(rank: int) -> Tensor:
@@ -142,22 +151,26 @@ class _RingColumnLinear(torch.autograd.Function):
             return partial
 
         grad_x = ring_sum(grad_x_of, group) if needs_x else None
-        totals: list[Tensor | None] = [None] * len(weights)
-        for rank, piece in ring_pieces(x, group) if any(needs_weights) else ():
-            for number, needed in enumerate(needs_weights):
-                if needed:
-                    grad = slices[number][rank]
-                    totals[number] = add_weight_gradient(totals[number], grad, piece)
-        return grad_x, None, None, *(t if t is None else t.to(x.dtype) for t in totals)
+        if ctx.later is not None:
+            compute = partial(column_weight_gradients, dim, group, needs_weights)
+            ctx.later.add(compute, x, *grads)
+            return grad_x, None, None, None, *[None] * len(weights)
+        grad_weights = column_weight_gradients(dim, group, needs_weights, x, *grads)
+        return grad_x, None, None, None, *grad_weights
 
 
 class _RingRowLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, dim: int, group: ProcessGroup | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        dim: int,
+        group: ProcessGroup | None,
+        later: Later | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.later = dim, group, later
         slices = x.chunk(rank_and_size(group)[1], dim)
         return ring_sum(lambda rank: F.linear(slices[rank], weight), group)
 
@@ -166,7 +179,10 @@ class _RingRowLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad[:2]
+        if ctx.later is not None:
+            needs_weight = False
         slices = x.chunk(rank_and_size(ctx.group)[1], ctx.dim)
+        pieces: dict[int, Tensor] = {}  # of dY, as they came
         grad_x: dict[int, list[Tensor]] = {}
         grad_weight: Tensor | None = None
         for rank, piece in ring_pieces(grad, ctx.group):
@@ -174,10 +190,42 @@ class _RingRowLinear(torch.autograd.Function):
                 grad_x[rank] = [piece @ weight]
             if needs_weight:
                 grad_weight = add_weight_gradient(grad_weight, piece, slices[rank])
+            elif ctx.later is not None:
+                pieces[rank] = piece
+        if ctx.later is not None:
+            compute = partial(row_weight_gradient, ctx.dim, list(pieces))
+            ctx.later.add(compute, x, *pieces.values())
         whole = in_rank_order(grad_x, ctx.dim)[0] if needs_x else None
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return whole, grad_weight, None, None
+        return whole, grad_weight, None, None, None
+
+
+def row_weight_gradient(
+    dim: int, ranks: Sequence[int], x: Tensor, *pieces: Tensor
+) -> list[Tensor]:
+    """dW, from the pieces of dY of these ranks."""
+    slices, total = x.chunk(len(ranks), dim), None
+    for rank, piece in zip(ranks, pieces, strict=True):
+        total = add_weight_gradient(total, piece, slices[rank])
+    return [] if total is None else [total.to(x.dtype)]
+
+
+def column_weight_gradients(
+    dim: int,
+    group: ProcessGroup | None,
+    needed: Sequence[bool],
+    x: Tensor,
+    *grads: Tensor,
+) -> list[Tensor | None]:
+    """dW of all weights that read x, whose pieces go round the ring once more."""
+    slices = [grad.chunk(rank_and_size(group)[1], dim) for grad in grads]
+    totals: list[Tensor | None] = [None] * len(grads)
+    for rank, piece in ring_pieces(x, group) if any(needed) else ():
+        for number in (n for n, is_needed in enumerate(needed) if is_needed):
+            grad = slices[number][rank]
+            totals[number] = add_weight_gradient(totals[number], grad, piece)
+    return [t if t is None else t.to(x.dtype) for t in totals]
 
 
 def add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor) -> Tensor:

@@ -197,6 +197,7 @@ class Unshard(torch.autograd.Function):
         *views: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.on_gradients = on_gradients
+        ctx.wants_to_know = True  # that backward is through, gradient or not
         ctx.set_materialize_grads(False)  # no zeros for what took no part
         return tuple(view.data for view in views)
 
