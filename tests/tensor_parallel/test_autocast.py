@@ -88,3 +88,21 @@ def test_autocast_to_float16_is_refused_on_every_rank_before_any_message(world):
         assert "GradScaler that asks all tensor ranks" in words
         assert sent == 0
     assert world(2).run(refusal, torch.bfloat16) == [None, None]
+
+
+def without_gradients():
+    """Both halves of an MLP under autocast to float16, and what they should give."""
+    torch.manual_seed(0)
+    x, first, second = torch.randn(2, 8), torch.randn(12, 8), torch.randn(8, 12)
+    column = ColumnParallelLinear.from_full(first)
+    row = RowParallelLinear.from_full(second)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        y = row(column(x))
+    return y.dtype, (y.float() - x @ first.T @ second.T).abs().max().item()
+
+
+def test_without_gradients_autocast_to_float16_computes(world):
+    """Nothing is scaled where there are no gradients, so nothing is refused."""
+    for dtype, error in world(2).run(without_gradients):
+        assert dtype == torch.float16
+        assert 0 < error < 0.1

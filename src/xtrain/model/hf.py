@@ -5,23 +5,25 @@
     model-00001-of-00003.safetensors ... several files, and
     model.safetensors.index.json         which tensor is in which
 
-Loading, each rank reads the elements of its own slices and no others. Saving, one rank
-collects one file's tensors at a time and writes them.
+Loading, each rank reads the elements of its own stages and slices and no others.
+Saving, one rank collects one file's tensors at a time and writes them.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.checkpoint import About, CheckpointError, Shard
+from xtrain.checkpoint import About, CheckpointError
 from xtrain.checkpoint.bare_file import about, opened_safetensors, read_box
 from xtrain.comm.agreement import raising_everywhere
+from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
+from xtrain.model.hf_collect import Collector
 from xtrain.model.hf_config import config_from_hf, config_to_hf
 from xtrain.model.hf_files import (
     FILE,
@@ -32,6 +34,16 @@ from xtrain.model.hf_files import (
     read_json,
     write_json,
 )
+from xtrain.model.placement import check_whole_world
+from xtrain.model.span import DecoderSpan
+from xtrain.model.stages import (
+    as_stages,
+    check_pipeline,
+    make_modules,
+    stage_modules,
+)
+from xtrain.pipeline_parallel import PipelineStage
+from xtrain.schedules import Schedule
 
 MAX_FILE_BYTES = 5 * 10**9
 
@@ -54,26 +66,50 @@ def load_hf(
     """
     check_whole_world(mesh)
     with _everywhere(mesh):
-        directory = Path(directory)
-        config = config_from_hf(read_json(directory / "config.json"))
+        config = _read_config(directory)
         model = XtrainModel(config, mesh, device="meta")
-        files = files_of(directory)
-        there = _check_names(model, files)
-        model.to(dtype or only_dtype(there))
-        model.to_empty(device=torch.get_default_device())
-        for path, names in files.items():
-            _fill(model, path, names)
+        _load([model], config, Path(directory), dtype)
     return model
 
 
+def load_hf_stages(
+    directory: str | Path,
+    mesh: DeviceMesh | None,
+    schedule: Schedule,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> list[PipelineStage]:
+    """This rank's stages of a Llama checkpoint; every rank of the mesh calls this.
+
+    Tensors of other stages are not read.
+
+    Args:
+        directory, dtype: as for `load_hf`.
+        mesh, schedule, options: as for `XtrainModel.stages`.
+
+    Raises:
+        CheckpointError, ValueError: as `load_hf` and `XtrainModel.stages`.
+    """
+    check_whole_world(mesh)
+    check_pipeline(mesh, schedule)
+    with _everywhere(mesh):
+        config = _read_config(directory)
+        modules = make_modules(config, mesh, schedule, device="meta", **options)
+        _load(list(modules.values()), config, Path(directory), dtype)
+    return as_stages(modules, schedule.stages)
+
+
 def save_hf(
-    model: XtrainModel, directory: str | Path, max_file_bytes: int = MAX_FILE_BYTES
+    model: XtrainModel | Sequence[PipelineStage],
+    directory: str | Path,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Write a checkpoint as `transformers` does; every rank of the mesh calls this.
 
     The dtype is kept; a tied head is left out. The directory is made.
 
     Args:
+        model: or this rank's stages of one; the files are the same.
         max_file_bytes: a file is closed before it gets larger; a tensor is never cut.
 
     Raises:
@@ -81,62 +117,60 @@ def save_hf(
         ValueError: a wrapper has sharded the parameters, or the mesh is not that of
             all ranks.
     """
-    check_whole_world(model.mesh)
-    check_own_shapes(model)
-    directory, writes = Path(directory), _is_writer(model)
-    parameters = dict(model.named_parameters())
-    groups = _split_into_files(model, max_file_bytes)
+    modules = [model] if isinstance(model, XtrainModel) else stage_modules(model)
+    config, mesh = modules[0].config, modules[0].mesh
+    check_whole_world(mesh)
+    shapes = whole_shapes(config)
+    check_own_shapes(modules, shapes)
+    directory, collector = Path(directory), Collector(modules, shapes)
+    groups = _split_into_files(collector, max_file_bytes)
     weight_map: dict[str, str] = {}
     total = 0
-    with _everywhere(model.mesh):
-        if writes:
+    with _everywhere(mesh):
+        if collector.writes:
             directory.mkdir(parents=True, exist_ok=True)
     for number, names in enumerate(groups):
         one = len(groups) == 1
         path = FILE if one else f"model-{number + 1:05}-of-{len(groups):05}.safetensors"
         tensors = {}
         for name in names:
-            full = _gather(model, name, parameters[name].detach())
+            full = collector.collect(name)
             if full is not None:
                 tensors[hf_name(name)] = full
-        with _everywhere(model.mesh):
-            if writes:
+        with _everywhere(mesh):
+            if collector.writes:
                 save_file(tensors, directory / path, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(map(hf_name, names), path)
         total += sum(t.nbytes for t in tensors.values())
-    with _everywhere(model.mesh):
-        if writes:
-            dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
-            write_json(directory / "config.json", config_to_hf(model.config, dtype))
+    with _everywhere(mesh):
+        if collector.writes:
+            dtype = str(collector.dtypes[next(iter(shapes))]).removeprefix("torch.")
+            write_json(directory / "config.json", config_to_hf(config, dtype))
             if len(groups) > 1:
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
                 write_json(directory / INDEX, index)
 
 
-def check_whole_world(mesh: DeviceMesh | None) -> None:
-    """ValueError unless all ranks are in the mesh: they agree on what went wrong."""
-    if mesh is not None and mesh.size() != dist.get_world_size():
-        raise ValueError(
-            f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: "
-            "all ranks load and save together"
-        )
+def whole_shapes(config: XtrainConfig) -> dict[str, torch.Size]:
+    """Every parameter of the whole model, in order, with its shape."""
+    whole = XtrainModel(config, device="meta")
+    return {name: parameter.shape for name, parameter in whole.named_parameters()}
 
 
-def check_own_shapes(model: XtrainModel) -> None:
+def check_own_shapes(
+    modules: Sequence[DecoderSpan], shapes: dict[str, torch.Size]
+) -> None:
     """ValueError if parameters are no longer the model's, as inside FSDP."""
-    twin = XtrainModel(
-        model.config,
-        model.mesh,
-        sequence_parallel=model.sequence_parallel,
-        device="meta",
-    )
-    for name, parameter in model.named_parameters():
-        shape = twin.get_parameter(name).shape
-        if parameter.shape != shape:
-            raise ValueError(
-                f"{name} has shape {list(parameter.shape)} and not {list(shape)}: a "
-                "wrapper has sharded it, so load its full_state_dict into a bare model"
-            )
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            full = torch.empty(shapes[name], device="meta")
+            shape = module.placement(name).of(full).shape
+            if parameter.shape != shape:
+                raise ValueError(
+                    f"{name} has shape {list(parameter.shape)} and not {list(shape)}: "
+                    "a wrapper has sharded it, so load its full_state_dict into a bare "
+                    "model"
+                )
 
 
 def hf_name(name: str) -> str:
@@ -144,30 +178,38 @@ def hf_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-def shard_of(model: XtrainModel, name: str, parameter: Tensor) -> Shard:
-    """The parameter as a slice of its full tensor."""
-    place = model.placement(name)
-    offset = [0] * parameter.dim()
-    offset[place.dim] = place.index * parameter.shape[place.dim]
-    shape = tuple(place.full_shape(parameter))
-    return Shard(name, shape, tuple(offset), parameter.detach())
+def _read_config(directory: str | Path) -> XtrainConfig:
+    return config_from_hf(read_json(Path(directory) / "config.json"))
 
 
-def _fill(model: XtrainModel, path: Path, names: set[str]) -> None:
+def _load(
+    modules: Sequence[DecoderSpan],
+    config: XtrainConfig,
+    directory: Path,
+    dtype: torch.dtype | None,
+) -> None:
+    """Give modules on the meta device memory, and what the files have for them."""
+    files = files_of(directory)
+    there = _check_names(config, files)
+    for module in modules:
+        module.to(dtype or only_dtype(there))
+        module.to_empty(device=torch.get_default_device())
+        for path, names in files.items():
+            _fill(module, path, names)
+
+
+def _fill(module: DecoderSpan, path: Path, names: set[str]) -> None:
     """Copy this rank's slices out of one file."""
     with opened_safetensors(path) as opened:
-        for name, parameter in model.named_parameters():
+        for name, parameter in module.named_parameters():
             if hf_name(name) in names:
-                for piece in shard_of(model, name, parameter).pieces():
+                for piece in module.placement(name).shard(name, parameter).pieces():
                     piece.data.copy_(read_box(opened, hf_name(name), piece.box))
 
 
-def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> dict[str, About]:
-    """What the files have; CheckpointError unless it is the model's tensors."""
-    needed = {
-        hf_name(name): tuple(model.placement(name).full_shape(parameter))
-        for name, parameter in model.named_parameters()
-    }
+def _check_names(config: XtrainConfig, files: dict[Path, set[str]]) -> dict[str, About]:
+    """What the files have; CheckpointError unless it is the whole model's tensors."""
+    needed = {hf_name(name): shape for name, shape in whole_shapes(config).items()}
     there: dict[str, About] = {}
     for path, names in files.items():
         with opened_safetensors(path) as opened:
@@ -175,7 +217,7 @@ def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> dict[str, A
             if names - inside:
                 raise CheckpointError(f"{path} has no {sorted(names - inside)[:3]}")
             there |= {name: about(opened, name) for name in names}
-    if model.config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         there.pop("lm_head.weight", None)  # the embedding once more
     problems = [
         f"{name}: {'missing' if name not in there else 'left over'}"
@@ -194,39 +236,18 @@ def _check_names(model: XtrainModel, files: dict[Path, set[str]]) -> dict[str, A
     return there
 
 
-def _split_into_files(model: XtrainModel, most: int) -> list[list[str]]:
+def _split_into_files(collector: Collector, most: int) -> list[list[str]]:
     """Names in order, as many a file as fit."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for name, parameter in model.named_parameters():
-        nbytes = parameter.nbytes * model.placement(name).count
+    for name in collector.shapes:
+        nbytes = collector.nbytes(name)
         if groups[-1] and filled + nbytes > most:
             groups.append([])
             filled = 0
         groups[-1].append(name)
         filled += nbytes
     return groups
-
-
-def _gather(model: XtrainModel, name: str, local: Tensor) -> Tensor | None:
-    """The full parameter on the rank that writes, None on all others."""
-    if model.data is not None and model.data.rank() != 0:
-        return None
-    place, group = model.placement(name), model.tensor
-    if group is None or place.count == 1:
-        return local.cpu().contiguous() if _is_writer(model) else None
-    pieces = None
-    if group.rank() == 0:
-        pieces = [torch.empty_like(local) for _ in range(group.size())]
-    dist.gather(local.contiguous(), pieces, group_dst=0, group=group)
-    if pieces is None:
-        return None
-    distinct = pieces[:: group.size() // place.count]  # one of equal replicas
-    return torch.cat(distinct, place.dim).cpu()
-
-
-def _is_writer(model: XtrainModel) -> bool:
-    return all(g is None or g.rank() == 0 for g in (model.data, model.tensor))
 
 
 def _everywhere(mesh: DeviceMesh | None) -> AbstractContextManager:

@@ -62,9 +62,14 @@ def mesh_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
     """
     if mesh is None or mesh.ndim == 1:
         return None if mesh is None else mesh.get_group()
-    if mesh.size() != dist.get_world_size():
+    check_whole_world(mesh)
+    return dist.group.WORLD
+
+
+def check_whole_world(mesh: DeviceMesh | None) -> None:
+    """ValueError unless all ranks are in the mesh."""
+    if mesh is not None and mesh.size() != dist.get_world_size():
         raise ValueError(
             f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: "
             "all ranks save, load and clip together"
         )
-    return dist.group.WORLD

@@ -1,5 +1,6 @@
 """lc5: stages of a model, and a runner for any schedule of them."""
 
+from xtrain.pipeline_parallel.cut import balanced_cut
 from xtrain.pipeline_parallel.lost import RankLost
 from xtrain.pipeline_parallel.recompute import checkpoint
 from xtrain.pipeline_parallel.runner import PipelineRunner
@@ -12,6 +13,7 @@ __all__ = [
     "PipelineStage",
     "RankLost",
     "SplitBackward",
+    "balanced_cut",
     "checkpoint",
     "split_backward",
 ]

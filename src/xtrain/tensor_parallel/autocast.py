@@ -14,14 +14,15 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype if it is on for their device, else as they are.
 
     Raises:
-        ValueError: autocast to float16. That needs a GradScaler, and torch's would skip
-            a step on those tensor ranks only whose own slices overflowed.
+        ValueError: autocast to float16 while gradients are on. They need a GradScaler,
+            and torch's would skip a step on those tensor ranks only whose own slices
+            overflowed.
     """
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    if dtype == torch.float16:
+    if dtype == torch.float16 and torch.is_grad_enabled():
         raise ValueError(
             "tensor-parallel layers under autocast to torch.float16 would need a "
             "GradScaler that asks all tensor ranks, and torch's does not; use "
