@@ -100,10 +100,10 @@ class Messages:
             tensors = (write_header(likes).to(self.device), *(tensors or ()))
         elif tensors is None:
             tensors = tuple(self._empty(x).zero_() for x in self._likes_of(action))
-        tensors = tuple(t.detach().contiguous() for t in tensors)
+        tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
         group = self._down if peer < self.rank else self._up
         with naming_lost_ranks(peer, self._up, action):
-            works = post_all([(t, peer) for t in tensors], [], group)
+            works = post_all([(as_real(t), peer) for t in tensors], [], group)
         self._sends[peer].append(Work(works, keep=tensors))
 
     def recv(self, action: Action) -> tuple[Tensor, ...]:
@@ -165,7 +165,7 @@ class Messages:
     def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
         group = self._up if peer < self.rank else self._down
         with naming_lost_ranks(peer, self._up, action):
-            return Work(post_all([], [(t, peer) for t in tensors], group))
+            return Work(post_all([], [(as_real(t), peer) for t in tensors], group))
 
     def _forget_sends(self, peer: int) -> None:
         """End the sends of which this message proves that they have arrived."""
@@ -174,6 +174,11 @@ class Messages:
         for n in range(self._ended[peer], arrived):
             self._sends[peer][n].wait()
         self._ended[peer] = max(self._ended[peer], arrived)
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The same memory as numbers that a backend knows: it may know no complex ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def message_peer(schedule: Schedule, action: Action) -> int:

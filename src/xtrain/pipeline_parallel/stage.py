@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from xtrain.pipeline_parallel.recompute import checkpoint
+
 
 class GradientReduction(Protocol):
     """What sums gradients over data ranks: our DDP, FSDP or ZeRO, or torch's alike."""
@@ -36,6 +38,8 @@ class PipelineStage(nn.Module):
             name common to all of them: their gradients are summed.
         reduction: what reduces this stage's gradients over the data ranks, if that is
             not the module itself: a `ZeroOptimizer`.
+        recompute: keep the inputs of a micro-batch only, and run the module once more
+            before its backward.
 
     Raises:
         ValueError: there is no such stage, or a shared parameter is not the module's.
@@ -51,6 +55,7 @@ class PipelineStage(nn.Module):
         *,
         shared: Mapping[str, nn.Parameter] | None = None,
         reduction: GradientReduction | None = None,
+        recompute: bool = False,
     ):
         super().__init__()
         if not 0 <= index < count:
@@ -64,7 +69,7 @@ class PipelineStage(nn.Module):
             if id(parameter) not in own:
                 raise ValueError(f"stage {index} shares {name!r} but does not hold it")
         self.module, self.index, self.count = module, index, count
-        self.shared = dict(shared or {})
+        self.shared, self.recompute = dict(shared or {}), recompute
         if reduction is None and hasattr(module, "reduce_gradients"):
             reduction = module  # type: ignore[assignment]
         # not a submodule a second time
@@ -72,6 +77,8 @@ class PipelineStage(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """What the module returns."""
+        if self.recompute:
+            return checkpoint(self.module, *inputs)
         return self.module(*inputs)
 
     def extra_repr(self) -> str:
