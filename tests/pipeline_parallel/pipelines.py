@@ -112,3 +112,49 @@ def run_step(name: str, ranks: int, micro_batches: int, rows: int) -> dict:
         "peak": runner.peak_activations,
         "evaluated": (runner.evaluate(inputs, targets) - wanted).abs().item(),
     }
+
+
+# ------------------------------------------------------ any modules, one to a stage
+
+
+def chain(modules: list[nn.Module], inputs: tuple[Tensor, ...]) -> object:
+    """What the modules make of the inputs, one after the other, in one process."""
+    out: object = inputs
+    for module in modules:
+        out = module(*out) if isinstance(out, tuple | list) else module(out)
+    return out
+
+
+def dense_loss(
+    modules: list[nn.Module], micro_batches: list, targets: list, loss_fn=squares
+) -> Tensor:
+    """The mean loss over micro-batches, with its gradients, in one process."""
+    totals, counts = [], []
+    for rows, target in zip(micro_batches, targets, strict=True):
+        out = chain(modules, rows if isinstance(rows, tuple) else (rows,))
+        total, count = loss_fn(out, target)
+        totals.append(total)
+        counts.append(count)
+    loss = sum(totals) / max(float(sum(counts)), 1.0)
+    if loss.requires_grad:
+        loss.backward()
+    return loss.detach()
+
+
+def own(modules: list[nn.Module], schedule: Schedule, rank: int) -> list[PipelineStage]:
+    """This rank's stages of one module each."""
+    count = schedule.stages
+    return [PipelineStage(modules[s], s, count) for s in schedule.stages_of(rank)]
+
+
+def worst_gradient(ours: nn.Module, reference: nn.Module) -> float:
+    """How far the gradients are apart; infinity where only one has any number in it."""
+    worst = 0.0
+    for mine, other in zip(ours.parameters(), reference.parameters(), strict=True):
+        if mine.grad is None or other.grad is None:
+            there = mine.grad if other.grad is None else other.grad
+            apart = float("inf") if there is not None and there.any() else 0.0
+        else:
+            apart = (mine.grad - other.grad).abs().max().item() if mine.numel() else 0.0
+        worst = max(worst, apart)
+    return worst

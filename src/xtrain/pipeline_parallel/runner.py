@@ -23,14 +23,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import group_or_world, rank_and_size
+from xtrain.comm.p2p import batches
 from xtrain.pipeline_parallel.agreement import (
     agree_on_stages,
     agree_to_begin,
-    check_batch,
-    check_stages,
     digest,
     sums_of_all,
+)
+from xtrain.pipeline_parallel.checks import (
+    check_batch,
+    check_data_group,
+    check_mode,
+    check_schedule,
+    check_stages,
+    named,
+    needs_stage,
+    rows_of,
 )
 from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
@@ -75,11 +85,17 @@ class PipelineRunner:
         *,
         data_group: ProcessGroup | None = None,
     ):
-        own = [stages] if isinstance(stages, PipelineStage) else list(stages)
+        several = isinstance(stages, list | tuple | nn.ModuleList)
+        own: list[PipelineStage] = list(stages) if several else [stages]  # type: ignore
         self.rank, size = rank_and_size(group)
-        problem = check_stages(own, schedule, self.rank, size)
-        problem = problem or check_wrappers(own, data_group)
-        agree_on_stages(problem, schedule, group, data_group)
+        given = {"data_group": data_group is not None}
+        check_same("stages", [], group, given, check_data_group(data_group))
+        problem = (
+            check_schedule(schedule, size)
+            or check_stages(own, schedule, self.rank, loss_fn)
+            or check_wrappers(own, data_group)
+        )
+        agree_on_stages(problem, named(schedule), group, data_group)
         self.stages = {stage.index: stage for stage in own}
         self.schedule, self.loss_fn = schedule, loss_fn
         self.group, self.data_group = group, data_group
@@ -92,12 +108,15 @@ class PipelineRunner:
         self._shared = SharedGradients(held_by_name(own, mirrored), group, sharded)
         self._pending: dict[GradientReduction, set[int]] = {}
         device = device_of(own)
-        down = group_of_its_own(group) if device.type == "cuda" else None
+        down = group_of_its_own(group) if runs_in_order(group, device) else None
         full = with_messages(with_reductions(schedule))
         forwards = with_messages(forward_only(schedule))
         self._messages = Messages(full, group, device, down)
         self._forwards = Messages(forwards, group, device, down)
-        self._signatures: dict[Messages, int] = {}
+        self._signatures: dict[Messages, object] = {}
+        last = schedule.stages - 1
+        self._needs_inputs = needs_stage(schedule, 0, self.rank)
+        self._needs_targets = needs_stage(schedule, last, self.rank)
         self._splits = {
             (action.stage, action.micro_batch)
             for action in schedule.actions[self.rank]
@@ -124,22 +143,29 @@ class PipelineRunner:
             ValueError: on every rank, before anything is computed: a batch is missing
                 or too small.
             ValueError, RuntimeError: on every rank, at the end: a stage has failed
-                somewhere, or has changed the shape of what it returns. Gradients are
-                unusable then.
+                somewhere, or has changed the shape of what it returns.
             RankLost: a rank has ended; the message names it.
+
+        Whatever is raised, the parameters have the gradients that they had before.
         """
-        step = self._begin(self._messages, self.loss_fn, inputs, targets)
+        problem = check_mode() or self._changed()
+        step = self._begin(self._messages, self.loss_fn, inputs, targets, problem)
         held = self._with_gradients()
         before = [kept(p.grad) for p in held]
-        for parameter in held:
-            parameter.grad = None
-        with torch.enable_grad(), ExitStack() as unsynced:
-            self._pending = {r: set(stages) for r, stages in self._reductions.items()}
-            for reduction in self._pending:
-                unsynced.enter_context(reduction.no_sync())
-            step.run()
-            step.attempt(self._reduce_rest)
-        total, count = self._end(step)
+        try:
+            for parameter in held:
+                parameter.grad = None
+            with torch.enable_grad(), ExitStack() as unsynced:
+                self._pending = {r: set(of) for r, of in self._reductions.items()}
+                for reduction in self._pending:
+                    unsynced.enter_context(reduction.no_sync())
+                step.run()
+                step.attempt(self._reduce_rest)
+            total, count = self._end(step)
+        except BaseException:
+            for parameter, old in zip(held, before, strict=True):
+                parameter.grad = old
+            raise
         with torch.no_grad():
             for parameter, old in zip(held, before, strict=True):
                 if parameter.grad is not None:
@@ -172,20 +198,29 @@ class PipelineRunner:
         loss_fn: LossFunction | None,
         inputs: Batch,
         targets: Batch,
+        problem: str | None = None,
     ) -> Step:
         """A step with its micro-batches, when all ranks are ready for it."""
-        last = self.schedule.stages - 1
-        problem = self._changed()
-        if problem is None:
-            problem = check_batch("inputs", inputs, 0, self.schedule, self.rank)
-        if problem is None and loss_fn is not None:
-            problem = check_batch("targets", targets, last, self.schedule, self.rank)
-        known = digest(self._shapes(inputs) if problem is None else None)
-        signature = agree_to_begin(problem, known, self.group, self.data_group)
-        messages.begin(negotiate=self._signatures.get(messages) != signature)
+        m, needed = self.schedule.micro_batches, []
+        if self._needs_inputs:
+            needed.append(inputs)
+            problem = problem or check_batch("inputs", inputs, m)
+        if self._needs_targets and loss_fn is not None:
+            needed.append(targets)
+            problem = problem or check_batch("targets", targets, m)
+        rows = [] if problem else [rows_of(batch) for batch in needed]
+        known = digest(None if problem else self._shapes(inputs))
+        signature = agree_to_begin(problem, rows, known, self.group, self.data_group)
+        negotiate = self._signatures.get(messages) != signature
+        if negotiate:
+            self._shared.check_equal()
+        messages.begin(negotiate)
         self._signatures[messages] = signature
         step = Step(self.stages, messages, loss_fn, self._splits, self._reduce)
-        step.load(inputs, targets)
+        step.load(
+            inputs if self._needs_inputs else None,
+            targets if self._needs_targets else None,
+        )
         return step
 
     def _changed(self) -> str | None:
@@ -238,13 +273,15 @@ class PipelineRunner:
         self._shared.sum(of_sharded=False)
 
     def _shapes(self, inputs: Batch) -> object:
-        """What decides on the shapes of all messages."""
-        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        """What decides on the shapes of all messages, as far as this rank has it."""
+        own = inputs if self._needs_inputs and inputs is not None else ()
+        tensors = [own] if isinstance(own, Tensor) else list(own)
+        device = self._messages.device.type
         return (
-            [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors],
+            [(tuple(t.shape), t.dtype) for t in tensors],
             [p.requires_grad for p in self.parameters],
-            torch.is_autocast_enabled(self._messages.device.type),
-            torch.get_autocast_dtype(self._messages.device.type),
+            [stage.module.training for stage in self.stages.values()],
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
 
 
@@ -272,6 +309,11 @@ def device_of(stages: Sequence[PipelineStage]) -> torch.device:
         for tensor in (*stage.parameters(), *stage.buffers()):
             return tensor.device
     return torch.get_default_device()
+
+
+def runs_in_order(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Whether messages of two ranks, both ways, run one after the other: with NCCL."""
+    return batches(group_or_world(group), device)
 
 
 def group_of_its_own(group: ProcessGroup | None) -> ProcessGroup:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from xtrain.pipeline_parallel.recompute import checkpoint
+
 
 class GradientReduction(Protocol):
     """What sums gradients over data ranks: our DDP, FSDP or ZeRO, or torch's alike."""
@@ -36,6 +38,8 @@ class PipelineStage(nn.Module):
             name common to all of them: their gradients are summed.
         reduction: what reduces this stage's gradients over the data ranks, if that is
             not the module itself: a `ZeroOptimizer`.
+        recompute: keep the inputs of a micro-batch only, and run the module once more
+            before its backward.
 
     Wrap `module`, or set `reduction`, before a runner gets the stage:
     `stage.module = DistributedDataParallel(stage.module, ...)`.
@@ -54,6 +58,7 @@ class PipelineStage(nn.Module):
         *,
         shared: Mapping[str, nn.Parameter] | None = None,
         reduction: GradientReduction | None = None,
+        recompute: bool = False,
     ):
         super().__init__()
         if not 0 <= index < count:
@@ -67,7 +72,7 @@ class PipelineStage(nn.Module):
             if id(parameter) not in own:
                 raise ValueError(f"stage {index} shares {name!r} but does not hold it")
         self.module, self.index, self.count = module, index, count
-        self.shared = dict(shared or {})
+        self.shared, self.recompute = dict(shared or {}), recompute
         self.reduction = reduction
 
     @property
@@ -89,6 +94,8 @@ class PipelineStage(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """What the module returns."""
+        if self.recompute:
+            return checkpoint(self.module, *inputs)
         return self.module(*inputs)
 
     def extra_repr(self) -> str:
