@@ -59,7 +59,7 @@ def train(kind: str) -> None:
         mine = slice(data.rank(), None, 2)  # every other row
         optimizer.zero_grad()
         loss = runner.step(tokens[mine], labels[mine])
-        norm = clip_stages_grad_norm_(stages, 1.0)
+        norm = clip_stages_grad_norm_(stages, 0.5)
         optimizer.step()
     if dist.get_rank() == 0:
         print(f"{kind:11} loss {loss:.10f}, norm {norm:.10f}")
@@ -72,7 +72,7 @@ def one_process() -> None:
         optimizer.zero_grad()
         loss = model.loss(tokens, labels)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
     print(f"one process loss {loss:.10f}, norm {norm:.10f}")
 

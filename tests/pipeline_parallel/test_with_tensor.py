@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.model.test_on_a_mesh import batch, close, config_of
+from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainModel, clip_stages_grad_norm_
@@ -127,12 +128,30 @@ class Training:
             n: t for s in self.stages for n, t in s.module.full_state_dict().items()
         }
 
+    def save(self, directory, step: int) -> None:
+        if self.layout.wrapper.startswith("zero"):
+            self.optimizer.save_sharded(directory, step, self.modules[0])
+        elif self.layout.wrapper == "fsdp":
+            self.stages[0].module.save_sharded(directory, step, self.optimizer)
+        else:
+            save_checkpoint(directory, step, self.shards(), self.optimizer)
 
-def one_process(layout: Layout, changes: dict) -> list[dict]:
+    def load(self, directory) -> int:
+        if self.layout.wrapper.startswith("zero"):
+            return self.optimizer.load_sharded(directory, self.modules[0])[0]
+        if self.layout.wrapper == "fsdp":
+            return self.stages[0].module.load_sharded(directory, self.optimizer)[0]
+        return load_checkpoint(directory, self.shards(), self.optimizer)[0]
+
+    def shards(self):
+        return [shard for module in self.modules for shard in module.shards()]
+
+
+def one_process(layout: Layout, changes: dict, steps: int = STEPS) -> list[dict]:
     """Of each step: loss, norm, gradients, and the weights after it."""
     model, found = XtrainModel(config_of(**changes), dtype=torch.float64), []
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
-    for step in range(STEPS):
+    for step in range(steps):
         parts = [rows_of(step, layout, rank) for rank in range(layout.data)]
         tokens, labels = (torch.cat(part) for part in zip(*parts, strict=True))
         optimizer.zero_grad()
@@ -164,6 +183,22 @@ def trained(cases) -> None:
             close(found[name], place.of(whole), f"{layout} {name}")
 
 
+def relay(layouts, changes, expected, directory) -> None:
+    """A step in each layout, which begins from the checkpoint of the one before."""
+    for number, (layout, right) in enumerate(zip(layouts, expected, strict=True)):
+        run = Training(layout, changes | ({"seed": 7} if number else {}))
+        if number:
+            assert run.load(directory) == number
+        run.wanted = right["grads"]
+        loss, norm = run.step(number)
+        assert math.isclose(loss, right["loss"], rel_tol=1e-11), (layout, number)
+        assert math.isclose(norm, right["norm"], rel_tol=1e-11), (layout, number)
+        found = run.weights()
+        for name, place, _ in run.named_parameters():
+            close(found[name], place.of(right["weights"][name]), f"{layout} {name}")
+        run.save(directory, number + 1)
+
+
 def check(world, layouts, changes):
     cases = [(one, changes, one_process(one, changes)) for one in layouts]
     first = layouts[0]
@@ -171,25 +206,26 @@ def check(world, layouts, changes):
 
 
 @pytest.mark.verifies(*VERIFIED, CLIP[0])
-@pytest.mark.parametrize("changes", [UNTIED, TIED], ids=["untied", "tied"])
-def test_pipeline_and_tensor_ranks_train_as_one_process(world, changes):
+def test_pipeline_and_tensor_ranks_train_as_one_process(world):
     """Sequence parallel or not, in every kind of schedule."""
-    layouts = [
-        Layout("one_f_one_b", 2, 1, 2, sequence_parallel=True),
+    untied = [
         Layout("interleaved", 2, 1, 2),
         Layout("zb_h1", 2, 1, 2, sequence_parallel=True),
+    ]
+    tied = [
+        Layout("one_f_one_b", 2, 1, 2, sequence_parallel=True),
         Layout("zb_v", 2, 1, 2),
         Layout("dualpipe", 2, 1, 2, sequence_parallel=True),
     ]
-    check(world, layouts, changes)
+    check(world, untied, UNTIED)
+    check(world, tied, TIED)
 
 
 @pytest.mark.verifies(*VERIFIED, *CLIP)
 @pytest.mark.parametrize("wrapper", ["plain", "ddp", "zero 1", "zero 2", "fsdp"])
 def test_pipeline_and_data_ranks_train_as_one_process(world, wrapper):
     changes = UNTIED if wrapper == "fsdp" else TIED
-    schedules = "interleaved", "zb_v", "dualpipe"
-    check(world, [Layout(s, 2, 2, 1, wrapper) for s in schedules], changes)
+    check(world, [Layout(s, 2, 2, 1, wrapper) for s in ("zb_v", "dualpipe")], changes)
 
 
 @pytest.mark.verifies(*VERIFIED, CLIP[0])
@@ -200,3 +236,15 @@ def test_pipeline_data_and_tensor_ranks_train_as_one_process(world):
     ]
     check(world, layouts, TIED)
     check(world, [Layout("dualpipe", 2, 2, 2, "fsdp")], UNTIED)
+
+
+@pytest.mark.verifies(*VERIFIED, "xtrain.model.span:DecoderSpan")
+def test_a_run_goes_on_from_a_checkpoint_under_another_wrapper(world, tmp_path):
+    layouts = [
+        Layout("one_f_one_b", 2, 2, 1, "ddp"),
+        Layout("zb_h1", 2, 2, 1, "fsdp"),
+        Layout("one_f_one_b", 2, 2, 1, "zero 2"),
+        Layout("zb_v", 2, 2, 1, "ddp"),
+    ]
+    expected = one_process(layouts[0], UNTIED, steps=len(layouts))
+    world(4).run(relay, layouts, UNTIED, expected, tmp_path)

@@ -119,8 +119,15 @@ def rows_of(batch: Any) -> int:
     return (batch if isinstance(batch, Tensor) else batch[0]).shape[0]
 
 
-def check_mode() -> str | None:
+def check_mode(device: str) -> str | None:
     """Can a backward be done here?"""
     if torch.is_inference_mode_enabled():
         return "a step inside torch.inference_mode() computes no gradients"
+    half = torch.get_autocast_dtype(device) == torch.float16
+    if half and torch.is_autocast_enabled(device):
+        return (
+            "a pipeline under autocast to torch.float16 would need a GradScaler that "
+            "asks all ranks, and torch's lets each rank skip a step alone; use "
+            "torch.autocast(..., dtype=torch.bfloat16)"
+        )
     return None

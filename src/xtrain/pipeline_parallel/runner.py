@@ -148,7 +148,7 @@ class PipelineRunner:
 
         Whatever is raised, the parameters have the gradients that they had before.
         """
-        problem = check_mode() or self._changed()
+        problem = check_mode(self._messages.device.type) or self._changed()
         step = self._begin(self._messages, self.loss_fn, inputs, targets, problem)
         held = self._with_gradients()
         before = [kept(p.grad) for p in held]

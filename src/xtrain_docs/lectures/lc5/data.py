@@ -26,7 +26,7 @@ WRAPPERS = {
     "fsdp": "FSDP, weights freed after forward",
     "fsdp kept": "FSDP, weights kept",
 }
-GREEN = "fill:#2c8a62"
+VIOLET = "fill:#6b4fa0"
 SLOT = 58.0  # where rows begin in a drawing of `render_svg`
 
 
@@ -55,7 +55,7 @@ def drawing(
     width = SLOT + longest * scale + 12
     cells = "".join(
         f'<rect x="{SLOT + end * scale:.1f}" y="{8 + rank * 32}" '
-        f'width="{reduction * scale:.1f}" height="26" style="{GREEN}">'
+        f'width="{reduction * scale:.1f}" height="26" style="{VIOLET}">'
         f"<title>{orders[rank][-1]}</title></rect>"
         f'<text class="n" x="{SLOT + (end + reduction / 2) * scale:.1f}" '
         f'y="{8 + rank * 32 + 17}">sum</text>'
