@@ -25,6 +25,10 @@ class NothingArrived(Exception):
     """The rank that should have sent has failed; it says what went wrong."""
 
 
+class NotReduced(RuntimeError):
+    """Gradients could not be summed over data ranks: perhaps one of them had failed."""
+
+
 def digest(what: object) -> int:
     """A number of 48 bits for what something prints as."""
     return int(hashlib.sha256(repr(what).encode()).hexdigest()[:12], 16)
@@ -103,12 +107,15 @@ def sums_of_all(
     Raises:
         ValueError, RuntimeError: on every rank, if one has failed.
     """
-    numbers = [float(total), float(count), float(failure is not None)]
+    lesser = isinstance(failure, NotReduced)
+    numbers = [float(total), float(count), float(failure is not None), float(lesser)]
     sums = of_all_ranks(numbers, group, "the end of a step").sum(0)
     if data_group is not None:
         at = "the end of a step of data ranks"
         sums = of_all_ranks(sums.tolist(), data_group, at).sum(0)
     if sums[2].item():
+        if lesser and sums[2] > sums[3]:
+            failure = None  # another rank says why
         raise_together(failure, group, data_group)
     return sums[0], sums[1]
 

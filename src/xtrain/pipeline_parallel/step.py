@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtrain.pipeline_parallel.agreement import NothingArrived
+from xtrain.pipeline_parallel.agreement import NothingArrived, NotReduced
 from xtrain.pipeline_parallel.likes import as_words, check_sendable, likes_of
 from xtrain.pipeline_parallel.lost import RankLost
 from xtrain.pipeline_parallel.messages import Messages
@@ -103,7 +103,7 @@ class Step:
         except RankLost:
             raise
         except (ValueError, RuntimeError) as error:
-            self.failure = self.failure or error
+            self.failure = self.failure or NotReduced(str(error))
 
     def _try(self, action: Action) -> None:
         """Do it; the first error of this rank is its `failure`."""
@@ -116,6 +116,8 @@ class Step:
             raise
         except Exception as error:
             kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            if action.kind == REDUCE:
+                kind = NotReduced
             name = "" if kind is type(error) else f"{type(error).__name__}: "
             if self.failure is None:
                 self.failure = kind(f"{action}, stage {action.stage}: {name}{error}")
