@@ -23,6 +23,7 @@ STAGES = (
     "xtrain.model.span:DecoderSpan",
     "xtrain.model.stages:DecoderStage",
     "xtrain.model.stages:make_modules",
+    "xtrain.model.stages:as_stages",
 )
 CLIP = "xtrain.model.stages:clip_stages_grad_norm_"
 LIMIT = 0.3  # below the norm of every step
