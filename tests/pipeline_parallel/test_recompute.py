@@ -6,6 +6,7 @@ with torch's own, and compared with the plain call: outputs and every gradient.
 
 import gc
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from xtrain.copying.forms import forms
 from xtrain.pipeline_parallel import checkpoint
 from xtrain.whiteboard.pipeline_parallel.checkpoint import checkpoint as on_a_page
 
@@ -23,6 +26,7 @@ LIBRARY = "xtrain.pipeline_parallel.recompute:checkpoint"
 PIECES = [
     "xtrain.pipeline_parallel.recompute:_Call",
     "xtrain.pipeline_parallel.recompute:_recomputed",
+    "xtrain.pipeline_parallel.recompute:_KeepInputs",
     "xtrain.pipeline_parallel.recompute:_Surroundings",
 ]
 ON_A_PAGE = "xtrain.whiteboard.pipeline_parallel.checkpoint:checkpoint"
@@ -393,6 +397,42 @@ def test_the_second_run_has_the_autocast_of_the_first(forward):
     equal(run(checkpoint, not forward), run(plain, not forward))
 
 
+class SquaredSine(TorchFunctionMode):
+    """Stands for a mode in which operations save other tensors, as split_backward's."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made * made if func is torch.sin else made
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.parametrize("still_active", [True, False])
+def test_modes_of_the_forward_are_active_in_the_second_run_once(still_active):
+    def run(recompute):
+        x, mode = numbers(3).requires_grad_(), SquaredSine()
+        with mode:
+            loss = recompute(lambda a: torch.sin(a * 2) * torch.arange(3), x).sum()
+        seen = _get_current_function_mode_stack()
+        with mode if still_active else nullcontext():
+            loss.backward()
+        assert _get_current_function_mode_stack() == seen
+        return [loss, x.grad]
+
+    equal(run(checkpoint), run(plain))
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+def test_new_tensors_are_on_the_device_that_forward_chose():
+    def filled(x):
+        return x * torch.ones(3, 4, dtype=torch.float64)
+
+    x = torch.empty(3, 4, dtype=torch.float64, device="meta", requires_grad=True)
+    with torch.device("meta"):
+        y = checkpoint(filled, x)
+    y.sum().backward()
+    assert x.grad.is_meta and torch.get_default_device().type == "cpu"
+
+
 # ------------------------------------------------------------------------- what is kept
 
 
@@ -620,6 +660,72 @@ def test_an_error_of_the_function_comes_out_in_either_run():
     with pytest.raises(KeyError, match="mine"):
         y.sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------ what stays for the caller
+
+
+@pytest.mark.verifies(LIBRARY)
+def test_weights_that_changed_since_forward_go_unnoticed():
+    def slope(recompute):
+        x, w = numbers(3).requires_grad_(), numbers(3, seed=1).requires_grad_()
+        y = recompute(lambda a: (a * w).exp(), x)
+        with torch.no_grad():
+            w.mul_(2)
+        y.sum().backward()
+        return x.grad
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        slope(plain)
+    for form in FORMS.values():
+        assert slope(form).isfinite().all()  # and of no network that there ever was
+
+
+@pytest.mark.verifies(LIBRARY)
+def test_a_batch_norm_counts_both_runs():
+    norm = nn.BatchNorm1d(4, dtype=torch.float64)
+    y = checkpoint(norm, numbers(3, 4).requires_grad_())
+    assert norm.num_batches_tracked == 1
+    y.sum().backward()
+    assert norm.num_batches_tracked == 2
+
+
+# ----------------------------------------------------------------------------- the page
+
+
+def page_without(old, new):
+    """The whiteboard form with a line of it changed."""
+    text = forms()["checkpoint"].read_text()
+    assert text.count(old) == 1, old
+    names = {}
+    exec(compile(text.replace(old, new), "a page", "exec"), names)
+    return names["checkpoint"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.verifies(ON_A_PAGE)
+def test_each_line_of_the_page_is_needed():
+    attached = page_without("x.detach().requires_grad_(x.requires_grad)", "x")
+    x = numbers(3, 4).requires_grad_()
+    y = attached(torch.sin, x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.cos().detach())
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        attached(torch.sin, x * x).sum().backward()
+
+    redraws = page_without("torch.set_rng_state(ctx.random_state)", "pass")
+    found, expected = dropout(redraws), dropout(plain)
+    assert torch.equal(found[0], expected[0])
+    assert not torch.allclose(found[-1], expected[-1])
+
+    rewinds = page_without("torch.random.fork_rng(devices=[]), ", "")
+    found = dropout(rewinds)
+    assert torch.equal(found[1], expected[1])
+    assert not torch.equal(found[2], expected[2])  # drawn after backward
+
+    unanchored = page_without("requires_grad=True)", "requires_grad=False)")
+    table, ids = nn.Embedding(5, 4), torch.tensor([1, 4])
+    assert not unanchored(table, ids).requires_grad
 
 
 # -------------------------------------------------------------------------------- hooks

@@ -146,12 +146,19 @@ def test_weights_that_are_computed_have_their_gradients_in_b():
 
 
 def test_an_activation_that_is_a_leaf_is_no_weight():
+    def products(x, other):
+        return F.linear(x, other) + x @ other + F.linear(x, other.t())
+
+    x, other = inputs(2, True, SIZE)
+    products(x, other).sum().backward()
+    expected = [x.grad, other.grad]
     x, other = inputs(2, True, SIZE)
     with split_backward() as split:
-        y = F.linear(x, other) + x @ other + F.linear(x, other.t())
-    split.backward_input(y, torch.ones_like(y))
-    assert x.grad is not None and other.grad is not None
-    split.backward_weight()
+        y = products(x, other)
+    split.backward_input(y.sum())
+    assert split.kept_bytes == 0
+    for found, gradient in zip((x.grad, other.grad), expected, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.verifies(f"{DEFERRED}:stand_in")
@@ -253,10 +260,10 @@ def test_under_autocast_the_gradients_are_those_of_a_plain_backward(dtype):
 
 
 def test_autocast_leaves_float64_alone():
-    stage, (x,) = filled(Blocks()), inputs(1, True, 2, 5)
+    stage, (x,) = filled(nn.Linear(SIZE, SIZE)), inputs(1, True, 2, 5)
     with torch.autocast("cpu", torch.bfloat16), split_backward() as split:
         y = stage(x)
-    assert y.dtype == torch.float64
+    assert y.dtype == torch.float64 and torch.equal(y, stage(x))
     split.backward(y, torch.ones_like(y))
 
 

@@ -1,12 +1,15 @@
 """Backward in two parts on several ranks: tensor parallelism, and every wrapper."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests.model.test_on_a_mesh import batch, config_of
 from tests.pipeline_parallel.split_stages import Matmuls
-from tests.tensor_parallel.dense import close, random_of
+from tests.tensor_parallel.dense import close, fill, random_of
 from tests.training import batch_of, make_model
 from tests.zero.test_interleaved import compare
 from xtrain.comm import CommLedger, init_mesh
@@ -18,6 +21,7 @@ from xtrain.tensor_parallel import (
     ParallelSwiGLU,
     RowParallelLinear,
 )
+from xtrain.zero import FullyShardedDataParallel
 
 SEQUENCE = {"sequence_parallel": True}
 RING = {"sequence_parallel": True, "overlap": "ring"}
@@ -175,8 +179,10 @@ def run_split(wrapped, order, step, reduced) -> dict:
                 continue
             if kind == "B":
                 splits[micro].backward_input(outputs[micro].square().sum())
+                assert splits[micro].kept_bytes > 0
             else:
                 splits[micro].backward_weight()
+                assert splits[micro].kept_bytes == 0
     wrapped.reducer.reduce_gradients()
     return outputs
 
@@ -202,6 +208,51 @@ def all_wrappers() -> None:
 def test_wrappers_reduce_what_both_parts_have_left(world, size):
     """Interleaved micro-batches inside no_sync, then one reduction: as one process."""
     world(size).run(all_wrappers, timeout=300)
+
+
+class Chain(nn.Module):
+    """Units of which every gradient waits for W."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def fully_sharded_chain() -> None:
+    model, x = fill(Chain()), random_of(5, 4, 6)
+    sharded, whole = FullyShardedDataParallel(deepcopy(model)), []
+    groups = [group for unit in sharded.units for group in unit.flat_groups]
+
+    def count(_) -> None:
+        whole.append(sum(g.full.untyped_storage().nbytes() > 0 for g in groups))
+
+    for step in range(2):
+        model(x + step).square().sum().backward()
+        with sharded.no_sync():
+            leaf = (x + step).requires_grad_()
+            leaf.register_hook(count)
+            with split_backward() as split:
+                y = sharded(leaf)
+            split.backward_input(y.square().sum())
+            split.backward_weight()
+        sharded.reduce_gradients()
+        for one in (model, sharded):
+            torch.optim.SGD(one.parameters(), lr=0.1).step()
+            one.zero_grad()
+    assert len(groups) == 4 and max(whole) <= 1
+    weights = sharded.full_state_dict()
+    for name, parameter in model.named_parameters():
+        close(weights[name], parameter.detach(), name)
+
+
+@pytest.mark.verifies("xtrain.comm.deferred:stand_in")
+def test_a_fully_sharded_unit_is_freed_when_its_b_is_over(world):
+    world(2).run(fully_sharded_chain)
 
 
 def refused_by_ddp() -> None:

@@ -43,6 +43,8 @@ LONGER = {
 }
 """Forms that the library has under a longer name, or several under one."""
 NO_TWIN: dict[str, str] = {
+    "gpipe_step": "there PipelineRunner runs the list of any schedule",
+    "one_f_one_b_step": "there PipelineRunner runs the list of any schedule",
     "rotary_embedding": "the library makes a table of angles, then turns by it",
     "sequence_parallel_region": "there every layer takes sequence_parallel=True",
 }

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import _get_current_function_mode_stack
 
 
 def checkpoint(
@@ -174,10 +175,11 @@ class _KeepInputs(torch.autograd.Function):
 
 
 class _Surroundings:
-    """What an operation reads besides its arguments: random numbers and autocast.
+    """What an operation reads besides its arguments: random numbers, autocast, modes.
 
-    A context in which the forward runs, and which changes what its operations save, has
-    to be entered again in `restored`.
+    Modes see every call of torch, as `with torch.device(...)` and `split_backward()`
+    do. In backward the caller may have left them, and threads of autograd's own begin
+    without any: those that are not active there are entered again.
     """
 
     def __init__(self, preserve_rng_state: bool):
@@ -193,11 +195,16 @@ class _Surroundings:
             for kind in devices
         }
         self.cache_enabled = torch.is_autocast_cache_enabled()
+        self.modes = _get_current_function_mode_stack()
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """As it was in forward; afterwards again as it is now."""
+        active = _get_current_function_mode_stack()
         with ExitStack() as stack:
+            for mode in self.modes:
+                if not any(mode is other for other in active):
+                    stack.enter_context(mode)
             for kind, (dtype, enabled) in self.autocast.items():
                 stack.enter_context(
                     torch.autocast(kind, dtype, enabled, self.cache_enabled)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from xtrain.comm.collective_choice import RING
+from xtrain.pipeline_parallel import checkpoint
 
 from .setup import Setup
 
@@ -171,14 +174,19 @@ def interleaved(setup: Setup) -> None:
     setup.micro_batches, setup.interleaved = 3, True
 
 
-@feature("recompute", "`checkpoint(use_reentrant=False)`")
+@feature("recompute", "torch's `checkpoint(use_reentrant=False)`")
 def recompute(setup: Setup) -> None:
-    setup.model["reentrant"] = False
+    setup.model["recompute"] = partial(torch_checkpoint, use_reentrant=False)
 
 
-@feature("recompute", "`checkpoint(use_reentrant=True)`")
+@feature("recompute", "torch's `checkpoint(use_reentrant=True)`")
 def reentrant(setup: Setup) -> None:
-    setup.model["reentrant"] = True
+    setup.model["recompute"] = partial(torch_checkpoint, use_reentrant=True)
+
+
+@feature("recompute", "`checkpoint` of `xtrain.pipeline_parallel`")
+def own_recompute(setup: Setup) -> None:
+    setup.model["recompute"] = checkpoint
 
 
 @feature("clipping", "clip the gradients' norm")

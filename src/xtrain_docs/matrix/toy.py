@@ -6,12 +6,12 @@ GPUs begin with the same numbers.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 VOCAB, WIDTH, LAYERS = 11, 6, 2
 
@@ -40,7 +40,7 @@ class Toy(nn.Module):
         tied: the head's weight is the embedding's.
         frozen: one weight is not trained.
         gated: the blocks have gates, see `leave_out`.
-        reentrant: recompute the blocks in backward, by which kind of checkpoint.
+        recompute: a checkpoint, which computes the blocks once more in backward.
         inner: the width within the blocks.
     """
 
@@ -49,7 +49,7 @@ class Toy(nn.Module):
         tied: bool = False,
         frozen: bool = False,
         gated: bool = False,
-        reentrant: bool | None = None,
+        recompute: Callable[..., Tensor] | None = None,
         inner: int = WIDTH + 3,
     ):
         super().__init__()
@@ -61,7 +61,7 @@ class Toy(nn.Module):
             self.head.weight = self.embedding.weight
         if frozen:
             self.layers[1].up.weight.requires_grad_(False)
-        self.reentrant = reentrant
+        self.recompute = recompute
         self.overflow = False
 
     def leave_out(self, gates: bool) -> None:
@@ -72,10 +72,7 @@ class Toy(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.enter_blocks(self.embedding(tokens))
         for layer in self.layers:
-            if self.reentrant is None:
-                x = layer(x)
-            else:
-                x = checkpoint(layer, x, use_reentrant=self.reentrant)
+            x = self.recompute(layer, x) if self.recompute else layer(x)
         x = self.leave_blocks(x)
         offset = self.offset * 1
         if self.overflow:  # in one parameter, so that one rank's shard has it

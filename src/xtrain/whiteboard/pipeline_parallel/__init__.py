@@ -1,1 +1,1 @@
-"""lc5: stages of a model, and what their memory and their gradients take."""
+"""lc5: stages of a model on the ranks of a group, trained over send and receive."""
