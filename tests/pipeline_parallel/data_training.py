@@ -6,21 +6,14 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.pipeline_parallel.pipelines import (
-    WIDTH,
-    batch,
-    dense_gradients,
-    make,
-    own_stages,
-    squares,
-    whole_model,
-)
+from tests.pipeline_parallel.pipelines import WIDTH, batch, layers, make, squares
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.collective_choice import RING, Collectives
 from xtrain.data_parallel import DistributedDataParallel
-from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
+from xtrain.schedules import Schedule
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 ADAMW = {"lr": 0.02, "weight_decay": 0.1}
@@ -181,6 +174,23 @@ class Training:
         return None
 
 
+def whole_model(count: int) -> nn.Sequential:
+    """The same weights on every rank."""
+    return nn.Sequential(*layers(count))
+
+
+def own_stages(
+    model: nn.Sequential, schedule: Schedule, rank: int
+) -> list[PipelineStage]:
+    """A rank's stages, of one layer each or more."""
+    count = schedule.stages
+    cuts = [len(model) * s // count for s in range(count + 1)]
+    return [
+        PipelineStage(nn.Sequential(*model[cuts[s] : cuts[s + 1]]), s, count)
+        for s in schedule.stages_of(rank)
+    ]
+
+
 def rows_of(step: int, data_rank: int) -> tuple[Tensor, Tensor]:
     """A data rank's batch: other rows, other numbers of them, and of valid ones."""
     inputs, targets = batch(9 + 2 * data_rank + step, WIDTH, 100 * step + data_rank)
@@ -202,7 +212,14 @@ class OneProcess:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **ADAMW)
 
     def step(self, number: int) -> tuple[Tensor, dict[str, Tensor]]:
-        return dense_gradients(self.model, *whole_batch(number, self.data))
+        """The mean loss of the whole batch, and every gradient."""
+        inputs, targets = whole_batch(number, self.data)
+        self.model.zero_grad()
+        total, count = squares(self.model(inputs), targets)
+        loss = total / count.clamp(min=1)
+        loss.backward()
+        named = self.model.named_parameters()
+        return loss.detach(), {name: p.grad.clone() for name, p in named}
 
     def weights(self) -> dict[str, Tensor]:
         return {n: p.detach() for n, p in self.model.named_parameters()}
