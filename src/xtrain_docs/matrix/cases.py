@@ -95,8 +95,8 @@ WRONG: dict[Case, str] = {}
 """What runs and gives other weights than one process, and what to do instead."""
 
 BESIDE_STAGES = {
-    "bf16", "autocast", "grad_scaler", "recompute", "clip", "ring", "adamw", "tied",
-    "frozen",
+    "bf16", "autocast", "grad_scaler", "recompute", "own_recompute", "clip", "ring",
+    "adamw", "tied", "frozen",
 }  # fmt: skip
 """What a pipeline is tried with: what does not ask for another loop."""
 

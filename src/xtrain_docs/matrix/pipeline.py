@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.utils.checkpoint import checkpoint
 
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.schedules import SCHEDULES
@@ -25,7 +24,7 @@ class ToyStage(nn.Module):
 
     def __init__(self, toy: Toy, parts: range):
         super().__init__()
-        self.reentrant, last = toy.reentrant, len(toy.layers) + 1
+        self.recompute, last = toy.recompute, len(toy.layers) + 1
         self.embedding = toy.embedding if 0 in parts else None
         self.layers = nn.ModuleList()
         for number in parts:
@@ -38,10 +37,7 @@ class ToyStage(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers:
-            if self.reentrant is None:
-                x = layer(x)
-            else:
-                x = checkpoint(layer, x, use_reentrant=self.reentrant)
+            x = self.recompute(layer, x) if self.recompute else layer(x)
         return x if self.head is None else self.head(x) + self.offset
 
 

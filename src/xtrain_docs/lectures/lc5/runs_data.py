@@ -10,6 +10,7 @@ from xtrain.comm.collective_choice import RING
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.model.layer import DecoderLayer
+from xtrain.model.stages import DecoderStage, stage_spans
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
@@ -81,8 +82,6 @@ class Run:
 
 def whole_parameters(index: int, count: int) -> list[tuple[str, torch.Tensor]]:
     """A stage's parameters as they were before a wrapper cut them."""
-    from xtrain.model.stages import DecoderStage, stage_spans
-
     span = stage_spans(CONFIG, count)[index]
     return list(DecoderStage(CONFIG, None, span, device="meta").named_parameters())
 
