@@ -38,9 +38,13 @@ class Reduced(NamedTuple):
 
 
 class Training:
-    """This rank's stages under a wrapper, a runner, and their optimizers."""
+    """This rank's stages under a wrapper, a runner, and their optimizers.
 
-    def __init__(self, layout: Layout, **options):
+    Args:
+        watch: keep in `log` what is sent over the data ranks.
+    """
+
+    def __init__(self, layout: Layout, watch: bool = False):
         self.layout = layout
         shape = layout.pipeline, layout.data
         self.mesh = init_mesh(shape, ("pipeline", "data"))
@@ -56,12 +60,12 @@ class Training:
                 parameter.data.mul_(2)
         self.stages = own_stages(model, self.schedule, self.pipeline.rank())
         self.bare = {stage.index: stage.module for stage in self.stages}
-        shared = {
+        shared: dict = {
             "process_group": self.data,
             "gradient_reduction": "sum",
-            "collectives": self.logged(RING),
-            **options,
         }
+        if watch:
+            shared["collectives"] = self.logged(RING)
         self.optimizers = self.wrap(shared)
         self.runner = PipelineRunner(
             self.stages, self.schedule, squares, self.pipeline, data_group=self.data

@@ -101,7 +101,7 @@ def one_step(layouts: list[Layout]) -> list[dict]:
     """What is sent over the data ranks in a step, and during which actions."""
     found = []
     for layout in layouts:
-        run = Training(layout)
+        run = Training(layout, watch=True)
         run.log.clear()
         run.step(0)
         log = [e for e in run.log if e.op != "all_gather"]  # FSDP's, of weights
@@ -165,7 +165,7 @@ def last_reduced(order) -> int:
 
 def accumulated(wrapper: str) -> dict[str, float]:
     """Two steps without an update between, and evaluation around them."""
-    run = Training(Layout(wrapper, "zb_v"))
+    run = Training(Layout(wrapper, "zb_v"), watch=True)
     one = OneProcess(run.schedule.stages + 1, 2)
     losses, sums = [], {}
     for step in range(2):
