@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.pipeline_parallel.data_training import (
     Layout,
@@ -265,6 +266,11 @@ def torchs(run):
     return run.data
 
 
+def torchs_fsdp(run):
+    fully_shard(run.stages[0].module, mesh=run.mesh["data"])
+    return run.data
+
+
 def inside(run):
     stage = run.stages[0]
     ddp(run)
@@ -331,6 +337,7 @@ REFUSED = [
     (average, "gradient_reduction='average'.*must be \"sum\""),
     (without_data_group, "sums gradients over ranks .* has no data_group"),
     (torchs, "DistributedDataParallel would reduce gradients in every backward"),
+    (torchs_fsdp, "FSDP.* would reduce gradients in every backward"),
     (inside, "DistributedDataParallel would reduce gradients in every backward"),
     (naive, r"NaiveDataParallel has no no_sync\(\)"),
     (pipeline_for_data, "different .*rank in the pipeline"),
