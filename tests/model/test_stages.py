@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.model.stage_training import Layout, StageTraining, one_process
-from tests.model.test_hf import MEGABYTE, memory_of_its_own
+from tests.model.test_hf import memory_of_its_own
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, clip_stages_grad_norm_, span
@@ -167,8 +167,7 @@ def grows_by_its_stage():
     with mock.patch.object(span, "full_weight", watching):
         (stage,) = XtrainModel.stages(config, mesh, gpipe(4, 4))
     most = max(*seen, memory_of_its_own()) - before
-    sizes = [p.nbytes for p in stage.parameters()]
-    return most, sum(sizes), max(sizes)
+    return most, sum(p.nbytes for p in stage.parameters())
 
 
 WIDE = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 4096,
@@ -182,9 +181,9 @@ def test_no_rank_allocates_more_than_its_own_stage(world):
     model = XtrainModel(config_of(**WIDE), device="meta")
     whole = sum(p.nbytes for p in model.parameters())
     world(4).run(grows_by_its_stage)  # warm: imports, meta shapes
-    for grown, stage, largest in world(4).run(grows_by_its_stage):
+    for grown, stage in world(4).run(grows_by_its_stage):
         assert 0.24 * whole < stage < 0.26 * whole
-        assert grown < stage + 2 * largest + 4 * MEGABYTE < 0.6 * whole
+        assert grown < stage + 0.3 * whole  # a weight is drawn whole, and then copied
 
 
 # -- where it is cut

@@ -75,11 +75,14 @@ def edges(costs: list[int]) -> list[float]:
 def stage_box(of: dict[str, Any], ends: list[float], y: float, rank: int) -> list[str]:
     """One stage: its parts side by side, and its number on them."""
     first, stop = of["parts"]
-    boxes = [
-        f'<rect x="{ends[i]:.1f}" y="{y:.1f}" width="{ends[i + 1] - ends[i] - 1:.1f}" '
-        f'height="18" class="xt-bar-fill xt-s{rank}" fill-opacity="0.32"/>'
-        for i in range(first, stop)
-    ]
+    boxes = []
+    for i in range(first, stop):
+        gap = 3 if i == stop - 1 else 1  # two stages side by side are told apart
+        boxes.append(
+            f'<rect x="{ends[i]:.1f}" y="{y:.1f}" height="18" '
+            f'width="{ends[i + 1] - ends[i] - gap:.1f}" '
+            f'class="xt-bar-fill xt-s{rank}" fill-opacity="0.32"/>'
+        )
     middle = (ends[first] + ends[stop]) / 2
     return [*boxes, text(middle, y + 13, str(of["stage"]), "xt-tick", "middle")]
 
