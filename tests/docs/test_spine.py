@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.schedules import SCHEDULES
 from xtrain_docs import config
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc2 import runs_spine as lc2_runs
@@ -16,6 +18,8 @@ from xtrain_docs.lectures.lc2 import spine as lc2
 from xtrain_docs.lectures.lc3 import spine as lc3
 from xtrain_docs.lectures.lc4 import runs_spine as lc4_runs
 from xtrain_docs.lectures.lc4 import spine as lc4
+from xtrain_docs.lectures.lc5 import runs_spine as lc5_runs
+from xtrain_docs.lectures.lc5 import spine as lc5
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (
@@ -27,6 +31,10 @@ ZERO = (
     "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 MODEL = "xtrain.model.decoder:XtrainModel"
+PIPELINE = (
+    "xtrain.pipeline_parallel.runner:PipelineRunner",
+    "xtrain.model.stages:DecoderStage",
+)
 TENSOR = ("xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of")
 
 
@@ -78,6 +86,14 @@ def test_every_stage_of_zero_reproduces_it(on_ranks, ranks):
 @pytest.mark.parametrize("ranks", compare.RANKS)
 def test_tensor_ranks_reproduce_it_alone_and_beside_data_ranks(on_ranks, ranks):
     rows = [row for row in lc4.rows() if ranks in row.ranks]
+    assert len(rows) == {2: 2, 4: 5}[ranks]
+    assert all(row.curve(ranks)["exact"] for row in rows)
+
+
+@pytest.mark.verifies(*PIPELINE, *DATA_PARALLEL[1:], *ZERO, MODEL)
+@pytest.mark.parametrize("ranks", compare.RANKS)
+def test_stages_reproduce_it_alone_and_on_data_ranks(on_ranks, ranks):
+    rows = [row for row in lc5.rows() if ranks in row.ranks]
     assert len(rows) == {2: 2, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
 
@@ -141,6 +157,34 @@ def slices_clipped_by_their_own_norm(rank: int):
     return training.run(right)
 
 
+def each_stage_clipped_by_its_own_norm(rank: int):
+    """The norm of one rank's stages, where that of the whole model was meant."""
+    del rank
+    right = lc5_runs.trained_by("one_f_one_b")
+    right.clip = lambda norm: nn.utils.clip_grad_norm_(
+        [p for stage in right.model for p in stage.parameters()], norm
+    )
+    return training.run(right)
+
+
+def mean_of_micro_batch_means(rank: int):
+    """Each micro-batch divided by its own count, where they are summed."""
+    del rank
+    right = lc5_runs.trained_by("one_f_one_b")
+    (stage,) = right.model
+    bare = stage.module.loss_fn
+    runner = PipelineRunner(
+        right.model,
+        SCHEDULES["one_f_one_b"](2, 4),
+        lambda *both: (bare(*both)[0] / bare(*both)[1].clamp(min=1), 1),
+    )
+    more = lc5_runs.with_more_rows
+    right.whole_step = lambda tokens, labels: runner.step(
+        more(tokens, 0), more(labels, training.IGNORED)
+    )
+    return training.run(right)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -150,6 +194,8 @@ def slices_clipped_by_their_own_norm(rank: int):
         reduced_every_time,
         clipped_alone,
         slices_clipped_by_their_own_norm,
+        each_stage_clipped_by_its_own_norm,
+        mean_of_micro_batch_means,
     ],
     ids=lambda function: function.__name__,
 )

@@ -1,11 +1,15 @@
 """A small model cut into stages, and the same in one process, for every test here."""
 
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
-from xtrain.schedules import SCHEDULES, Action, Schedule
+from xtrain.pipeline_parallel.step import micro_batches
+from xtrain.schedules import SCHEDULES, Schedule, with_messages, with_reductions
 
 WIDTH = 6
 LIKE = torch.float64
@@ -24,11 +28,11 @@ class Layer(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
-def whole_model(layers: int, width: int = WIDTH, seed: int = 3) -> nn.Sequential:
-    """The same weights on every rank."""
+def layers(count: int, width: int = WIDTH, seed: int = 3) -> list[nn.Module]:
+    """The same weights on every rank, a module for each stage."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(*(Layer(width) for _ in range(layers))).to(LIKE)
+        return [Layer(width).to(LIKE) for _ in range(count)]
 
 
 def batch(rows: int, width: int = WIDTH, seed: int = 5) -> tuple[Tensor, Tensor]:
@@ -45,68 +49,142 @@ def squares(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (output - target)[valid].square().sum(), valid.sum()
 
 
-def own_stages(model: nn.Sequential, schedule: Schedule) -> list[PipelineStage]:
-    """This rank's stages, of one layer each or more."""
+# ------------------------------------------------------ any modules, one to a stage
+
+
+def chain(modules: list[nn.Module], inputs: tuple[Tensor, ...]) -> object:
+    """What the modules make of the inputs, one after the other, in one process."""
+    out: object = inputs
+    for module in modules:
+        out = module(*out) if isinstance(out, tuple | list) else module(out)
+    return out
+
+
+def dense_loss(
+    modules: list[nn.Module], micro_batches: list, targets: list, loss_fn=squares
+) -> Tensor:
+    """The mean loss over micro-batches, with its gradients, in one process."""
+    totals, counts = [], []
+    for rows, target in zip(micro_batches, targets, strict=True):
+        out = chain(modules, rows if isinstance(rows, tuple) else (rows,))
+        total, count = loss_fn(out, target)
+        totals.append(total)
+        counts.append(count)
+    loss = sum(totals) / max(float(sum(counts)), 1.0)
+    if loss.requires_grad:
+        loss.backward()
+    return loss.detach()
+
+
+def own(modules: list[nn.Module], schedule: Schedule, rank: int) -> list[PipelineStage]:
+    """This rank's stages of one module each."""
     count = schedule.stages
-    cuts = [len(model) * s // count for s in range(count + 1)]
-    return [
-        PipelineStage(nn.Sequential(*model[cuts[s] : cuts[s + 1]]), s, count)
-        for s in schedule.stages_of(dist.get_rank())
-    ]
+    return [PipelineStage(modules[s], s, count) for s in schedule.stages_of(rank)]
 
 
-def dense_gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean loss of the whole batch, and every gradient, in one process."""
-    model.zero_grad()
-    total, count = squares(model(inputs), targets)
-    loss = total / count.clamp(min=1)
-    loss.backward()
-    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
-
-
-def dense_names(model: nn.Sequential, stage: PipelineStage) -> dict[str, nn.Parameter]:
-    """A stage's parameters by their names in the whole model."""
-    count = stage.count
-    first = len(model) * stage.index // count
-    found = {}
-    for name, parameter in stage.module.named_parameters():
-        layer, rest = name.split(".", 1)
-        found[f"{first + int(layer)}.{rest}"] = parameter
-    return found
-
-
-def computations(executed: list[Action]) -> list[Action]:
-    return [a for a in executed if a.kind in ("F", "B", "W", "BW")]
+def worst_gradient(ours: nn.Module, reference: nn.Module) -> float:
+    """How far the gradients are apart; infinity where only one has any number in it."""
+    worst = 0.0
+    for mine, other in zip(ours.parameters(), reference.parameters(), strict=True):
+        if mine.grad is None or other.grad is None:
+            there = mine.grad if other.grad is None else other.grad
+            apart = float("inf") if there is not None and there.any() else 0.0
+        else:
+            apart = (mine.grad - other.grad).abs().max().item() if mine.numel() else 0.0
+        worst = max(worst, apart)
+    return worst
 
 
 def make(name: str, ranks: int, micro_batches: int) -> Schedule:
     return SCHEDULES[name](ranks, micro_batches)
 
 
-def run_step(name: str, ranks: int, micro_batches: int, rows: int) -> dict:
-    """One step on this rank, and what it differs from one process by."""
-    schedule = make(name, ranks, micro_batches)
-    inputs, targets = batch(rows)
-    reference = whole_model(schedule.stages + 1)
-    wanted, gradients = dense_gradients(reference, inputs, targets)
-    model = whole_model(schedule.stages + 1)
-    stages = own_stages(model, schedule)
+# -------------------------------------------------------------- what a stage holds
+
+
+class Kept:
+    """Stands for a tensor that autograd has saved."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+
+class Held:
+    """Which (stage, forward) autograd keeps tensors of, and the most at a time."""
+
+    def __init__(self) -> None:
+        self.live: dict[tuple[int, int], int] = {}
+        self.peak = 0
+
+    def add(self, key: tuple[int, int], tensor: Tensor) -> Kept:
+        kept = Kept(tensor)
+        self.live[key] = self.live.get(key, 0) + 1
+        self.peak = max(self.peak, len(self.live))
+        weakref.finalize(kept, self.remove, key)
+        return kept
+
+    def remove(self, key: tuple[int, int]) -> None:
+        self.live[key] -= 1
+        if not self.live[key]:
+            del self.live[key]
+
+
+class Watched(nn.Module):
+    """A stage's module; every tensor that autograd saves in it is counted."""
+
+    def __init__(self, module: nn.Module, held: Held, stage: int):
+        super().__init__()
+        self.module, self.held, self.stage, self.forwards = module, held, stage, 0
+
+    def forward(self, *inputs: Tensor):
+        key = self.stage, self.forwards
+        self.forwards += 1
+        pack = lambda tensor: self.held.add(key, tensor)  # noqa: E731
+        with saved_tensors_hooks(pack, lambda kept: kept.tensor):
+            return self.module(*inputs)
+
+
+def train(schedule: Schedule, rows: list[int]) -> dict:
+    """Steps with so many rows on this rank, and how far each is from one process."""
+    rank, m = dist.get_rank(), schedule.micro_batches
+    modules, reference = layers(schedule.stages), layers(schedule.stages)
+    held = Held()
+    stages = [
+        PipelineStage(Watched(modules[s], held, s), s, schedule.stages)
+        for s in schedule.stages_of(rank)
+    ]
     runner = PipelineRunner(stages, schedule, squares)
-    losses = [runner.step(inputs, targets)]
-    for parameter in runner.parameters:
-        parameter.grad = None
-    losses.append(runner.step(inputs, targets))  # nothing is negotiated any more
-    worst = max(
-        (parameter.grad - gradients[n]).abs().max().item()
-        for stage in stages
-        for n, parameter in dense_names(model, stage).items()
-    )
+    optimizers = [
+        torch.optim.SGD([p for module in some for p in module.parameters()], lr=0.1)
+        for some in (stages, reference)
+    ]
+    losses, apart = [], []
+    for step, count in enumerate(rows):
+        inputs, targets = batch(count, seed=step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        cut = micro_batches(inputs, m), micro_batches(targets, m)
+        wanted = dense_loss(reference, *cut)
+        losses.append((runner.step(inputs, targets) - wanted).abs().item())
+        apart += [worst_gradient(s.module, reference[s.index]) for s in stages]
+        order = runner.executed
+        for optimizer in optimizers:
+            optimizer.step()
+    full = with_messages(with_reductions(schedule))
+    with torch.no_grad():
+        wanted = dense_loss(reference, *cut)
     return {
-        "losses": [(loss - wanted).abs().item() for loss in losses],
-        "gradients": worst,
-        "order": computations(runner.executed) == list(schedule.actions[runner.rank]),
+        "losses": losses,
+        "gradients": max(apart),
+        "order": order == list(full.actions[rank]),
         "peak": runner.peak_activations,
+        "held": held.peak / schedule.chunks,
+        "left": len(held.live),
         "evaluated": (runner.evaluate(inputs, targets) - wanted).abs().item(),
     }
+
+
+def train_all(cases: list[tuple[str, int]]) -> list[dict]:
+    """`train`, for each (schedule, micro-batches)."""
+    ranks = dist.get_world_size()
+    return [train(make(name, ranks, m), [2 * m + 1] * 2 + [m]) for name, m in cases]

@@ -16,7 +16,8 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,7 @@ class DeferredGradients(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.deferring = False  # a backward is under way that leaves gradients here
+        self.suspended = False  # another backward is under way inside the forward
         self._queue: deque[Queued] = deque()
 
     def __torch_function__(
@@ -68,7 +70,8 @@ class DeferredGradients(TorchFunctionMode):
 
     def stand_ins(self, *weights: Tensor) -> tuple["Later | None", tuple[Tensor, ...]]:
         """See the function; (None, weights) unless all of them are parameters."""
-        if not torch.is_grad_enabled() or not all(map(may_wait, weights)):
+        waits = torch.is_grad_enabled() and not self.suspended
+        if not waits or not all(map(may_wait, weights)):
             return None, weights
         return Later(self, weights), tuple(map(stand_in, weights))
 
@@ -121,6 +124,23 @@ def current() -> DeferredGradients | None:
         if isinstance(mode, DeferredGradients):
             return mode
     return None
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Whatever runs inside leaves nothing for later: a backward within a forward.
+
+    A checkpoint in it computes its own forward again, which is not this one.
+    """
+    mode = current()
+    if mode is None or mode.deferring:
+        yield
+        return
+    before, mode.suspended = mode.suspended, True
+    try:
+        yield
+    finally:
+        mode.suspended = before
 
 
 def stand_in(weight: Tensor) -> Tensor:

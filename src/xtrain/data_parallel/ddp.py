@@ -62,7 +62,7 @@ class DistributedDataParallel(nn.Module):
         self._size = dist.get_world_size(process_group)
         self._broadcast_buffers = broadcast_buffers
         self._find_unused = find_unused_parameters
-        self._average = gradient_reduction == "average"
+        self.gradient_reduction = gradient_reduction
         self._issue_all_reduce = all_reduce
         trainable = [p for p in module.parameters() if p.requires_grad]
         self._names = {p: name for name, p in module.named_parameters()}
@@ -89,7 +89,8 @@ class DistributedDataParallel(nn.Module):
 
     def _set_active_ranks(self, active: int, divisor: int) -> None:
         # Gradients are divided before they are summed, as torch does.
-        self._active, self._divisor = active, divisor if self._average else 1
+        average = self.gradient_reduction == "average"
+        self._active, self._divisor = active, divisor if average else 1
 
     def _synchronise_buffers(self, source_rank: int = 0) -> None:
         if self._broadcast_buffers and self.training:

@@ -19,6 +19,7 @@ from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
 from xtrain.model.placement import axis_group, axis_size
 from xtrain.model.span import TIED, DecoderSpan
+from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.plan import layer_flops
@@ -140,8 +141,8 @@ def as_stages(modules: dict[int, DecoderStage], count: int) -> list[PipelineStag
 
 
 def stage_modules(stages: Sequence[PipelineStage]) -> list[DecoderStage]:
-    """Their modules; ValueError for another model's, or inside a wrapper."""
-    modules = [stage.module for stage in stages]
+    """Their modules without wrappers; ValueError for those of another model."""
+    modules = [unwrapped(stage) for stage in stages]
     for stage, module in zip(stages, modules, strict=True):
         if not isinstance(module, DecoderStage):
             raise ValueError(
@@ -154,16 +155,11 @@ def stage_modules(stages: Sequence[PipelineStage]) -> list[DecoderStage]:
 def clip_stages_grad_norm_(stages: Sequence[PipelineStage], max_norm: float) -> Tensor:
     """Scale the gradients of all stages to a norm of at most `max_norm`.
 
-    Every rank of the mesh calls it with its stages, after the gradients are summed.
-    Returns what the norm was: that of the full model, in which tied and mirrored
-    parameters, and what several tensor or data ranks hold alike, count once.
+    Every rank of the mesh calls it with its stages, after the gradients are summed,
+    bare or under DDP, FSDP or a `ZeroOptimizer`. Returns what the norm was: that of the
+    full model, in which tied and mirrored parameters, and what several tensor or data
+    ranks hold alike, count once.
     """
-    gradients, counts = [], []
-    modules = stage_modules(stages)
-    for module in modules:
-        first = module.data is None or module.data.rank() == 0
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                gradients.append(parameter.grad)
-                counts.append(first and module.placement(name).is_first)
+    modules, held = stage_modules(stages), gradients_of(stages)
+    gradients, counts = [g for g, _ in held], [count for _, count in held]
     return clip_sharded_grad_norm_(gradients, max_norm, modules[0].all_ranks(), counts)

@@ -3,24 +3,30 @@
     before   is any batch wrong?  have shapes changed since the last step?
     after    the sum and the count of the loss; has any rank failed?
 
-Each is one all-reduce of a few numbers, over the pipeline's ranks and then over the
-data ranks; only if something is wrong do they tell each other what.
+Each is a few numbers of every rank, which rank 0 collects and hands to all: point to
+point, so that a rank which does not answer has a name. Data ranks do the same after
+it. Only if something is wrong do they tell each other what.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import raising_everywhere
-from xtrain.comm.checks import message_device
-from xtrain.pipeline_parallel.stage import PipelineStage
-from xtrain.pipeline_parallel.step import NothingArrived
-from xtrain.schedules import Schedule, validate
+from xtrain.comm.agreement import check_same, raising_everywhere
+from xtrain.comm.checks import group_or_world, message_device, rank_and_size
+from xtrain.pipeline_parallel.lost import exchange_all
+
+
+class NothingArrived(Exception):
+    """The rank that should have sent has failed; it says what went wrong."""
+
+
+class NotReduced(RuntimeError):
+    """Gradients could not be summed over data ranks: perhaps one of them had failed."""
 
 
 def digest(what: object) -> int:
@@ -28,75 +34,65 @@ def digest(what: object) -> int:
     return int(hashlib.sha256(repr(what).encode()).hexdigest()[:12], 16)
 
 
-def check_stages(
-    stages: Sequence[PipelineStage], schedule: Schedule, rank: int, size: int
-) -> str | None:
-    """What is wrong with this rank's stages; None if nothing is."""
-    if size != schedule.ranks:
-        return f"the schedule is for {schedule.ranks} ranks, but the group has {size}"
-    try:
-        validate(schedule)
-    except ValueError as error:
-        return str(error)
-    counts = {stage.count for stage in stages}
-    if counts != {schedule.stages}:
-        return (
-            f"stages are of a model cut into {sorted(counts)}, but {schedule.name} has "
-            f"{schedule.stages} virtual stages"
-        )
-    indices, needed = [stage.index for stage in stages], schedule.stages_of(rank)
-    if indices != list(needed):
-        return f"rank {rank} has stages {indices}, but needs {list(needed)} in order"
-    return None
+def agree_on_stages(
+    problem: str | None,
+    schedule: str,
+    group: ProcessGroup | None,
+    data_group: ProcessGroup | None,
+) -> None:
+    """Let all ranks go on, or none.
 
+    Args:
+        problem: what is wrong with this rank's stages.
+        schedule: in words that differ if its order does.
 
-def check_batch(
-    what: str, batch: Any, stage: int, schedule: Schedule, rank: int
-) -> str | None:
-    """What is wrong with what this rank brings for a stage; None if nothing is."""
-    m = schedule.micro_batches
-    needed = any(schedule.rank_of(stage, i) == rank for i in range(m))
-    if batch is None:
-        missing = f"rank {rank} holds stage {stage} and needs {what}, but has None"
-        return missing if needed else None
-    tensors = [batch] if isinstance(batch, Tensor) else batch
-    if not isinstance(tensors, Sequence) or not tensors:
-        return f"{what} are {type(batch).__name__}, not a tensor or several"
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            return f"{what} hold {tensor!r:.50}, not a tensor with rows"
-    rows = {tensor.shape[0] for tensor in tensors}
-    if len(rows) > 1:
-        return f"{what} have {sorted(rows)} rows: all must have as many"
-    if rows.pop() < m:
-        return (
-            f"{what} have {tensors[0].shape[0]} rows, fewer than the {m} micro-batches "
-            "they are cut into"
-        )
-    return None
+    Raises:
+        ValueError: on every rank: one has a problem, schedules differ, or data ranks do
+            not have the same stages.
+    """
+    known: dict[str, object] = {"schedule": schedule}
+    if data_group is None:
+        check_same("stages", [], group, known, problem)
+        return
+    with raising_everywhere(ValueError, group=group):
+        with raising_everywhere(ValueError, group=data_group):
+            check_same("stages", [], group, known, problem)
+        place = {"rank in the pipeline": rank_and_size(group)[0]}
+        check_same("data ranks", [], data_group, known | place)
 
 
 def agree_to_begin(
     problem: str | None,
+    rows: Sequence[int],
     signature: int,
     group: ProcessGroup | None,
     data_group: ProcessGroup | None,
-) -> int:
-    """A number for what all ranks' `signature`s say together.
+) -> tuple[float, ...]:
+    """The `signature`s of all ranks.
+
+    Args:
+        problem: what is wrong on this rank.
+        rows: of the inputs and of the targets that this rank needs.
+        signature: of all that decides on the shapes of messages.
 
     Raises:
-        ValueError: on every rank, if one has a problem.
+        ValueError: on every rank, if one has a problem, or rows differ.
     """
-    numbers = torch.tensor([int(problem is not None), signature])
-    numbers = numbers.to(message_device(group))
-    dist.all_reduce(numbers, group=group)
-    problems = numbers[:1].clone()
+    least, most = min(rows, default=torch.inf), max(rows, default=-torch.inf)
+    mine = [float(problem is not None), least, most, float(signature)]
+    everyone = of_all_ranks(mine, group, "the beginning of a step")
+    least, most = everyone[:, 1].min().item(), everyone[:, 2].max().item()
+    differ = "" if least >= most else (
+        f"inputs and targets have {least:g} to {most:g} rows: all must have as many"
+    )  # fmt: skip
+    wrong = everyone[:, 0].any().item() or bool(differ)
     if data_group is not None:
-        dist.all_reduce(problems, group=data_group)
-    if problems.item():
-        error = None if problem is None else ValueError(problem)
-        raise_together(error, group, data_group)
-    return int(numbers[1].item())
+        at = "the beginning of a step of data ranks"
+        wrong = of_all_ranks([float(wrong)], data_group, at).any().item()
+    if wrong:
+        text = problem or differ
+        raise_together(ValueError(text) if text else None, group, data_group)
+    return tuple(everyone[:, 3].tolist())
 
 
 def sums_of_all(
@@ -111,14 +107,37 @@ def sums_of_all(
     Raises:
         ValueError, RuntimeError: on every rank, if one has failed.
     """
-    device = message_device(group)
-    numbers = torch.zeros(3, dtype=torch.float64, device=device)
-    numbers[0], numbers[1], numbers[2] = total, count, int(failure is not None)
-    for one in (group,) if data_group is None else (group, data_group):
-        dist.all_reduce(numbers, group=one)
-    if numbers[2].item():
+    lesser = isinstance(failure, NotReduced)
+    numbers = [float(total), float(count), float(failure is not None), float(lesser)]
+    sums = of_all_ranks(numbers, group, "the end of a step").sum(0)
+    if data_group is not None:
+        at = "the end of a step of data ranks"
+        sums = of_all_ranks(sums.tolist(), data_group, at).sum(0)
+    if sums[2].item():
+        if lesser and sums[2] > sums[3]:
+            failure = None  # another rank says why
         raise_together(failure, group, data_group)
-    return numbers[0], numbers[1]
+    return sums[0], sums[1]
+
+
+def of_all_ranks(mine: Sequence[float], group: ProcessGroup | None, at: str) -> Tensor:
+    """Every rank's numbers [ranks, numbers], float64, on every rank.
+
+    Raises:
+        RankLost: a rank has ended.
+    """
+    group = group_or_world(group)
+    me, size = group.rank(), group.size()
+    table = torch.zeros(size, len(mine), dtype=torch.float64)
+    table[me] = torch.tensor(mine, dtype=torch.float64)
+    table = table.to(message_device(group))
+    if me == 0:
+        exchange_all([], [(table[peer], peer) for peer in range(1, size)], group, at)
+        exchange_all([(table, peer) for peer in range(1, size)], [], group, at)
+    else:
+        exchange_all([(table[me], 0)], [], group, at)
+        exchange_all([], [(table, 0)], group, at)
+    return table
 
 
 def raise_together(
@@ -133,7 +152,7 @@ def raise_together(
             _raise(error)
     else:
         with (
-            raising_everywhere(*errors, group=data_group),
+            raising_everywhere(*errors, group=data_group, what="data "),
             raising_everywhere(*errors, group=group),
         ):
             _raise(error)

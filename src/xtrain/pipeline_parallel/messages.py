@@ -20,54 +20,26 @@ waits for.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
 from xtrain.comm.p2p import post_all
 from xtrain.comm.work import Work
+from xtrain.pipeline_parallel.likes import (
+    HEADER,
+    Like,
+    Likes,
+    likes_of,
+    read_header,
+    write_header,
+)
+from xtrain.pipeline_parallel.lost import naming_lost_ranks
 from xtrain.schedules import Action, Schedule
 from xtrain.schedules.action import MESSAGES
-
-DTYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64,
-    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
-    torch.complex128,
-)  # fmt: skip
-HEADER = 64
-"""Numbers in a header: how many tensors, and of each dtype, gradient, dims, shape."""
-NOTHING = -1
-"""What a header begins with if there is nothing to send, as its stage has failed."""
-
-
-class Like(NamedTuple):
-    """What a tensor in a message looks like."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    needs_gradient: bool
-
-    def __str__(self) -> str:
-        grad = " with a gradient" if self.needs_gradient else ""
-        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}{grad}"
-
-
-Likes = tuple[Like, ...]
-
-
-class RankLost(RuntimeError):
-    """A rank ended, or can no longer be reached, while others waited for it."""
-
-
-def likes_of(tensors: tuple[Tensor, ...]) -> Likes:
-    """What these tensors look like."""
-    return tuple(Like(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
 
 
 class Messages:
@@ -128,10 +100,10 @@ class Messages:
             tensors = (write_header(likes).to(self.device), *(tensors or ()))
         elif tensors is None:
             tensors = tuple(self._empty(x).zero_() for x in self._likes_of(action))
-        tensors = tuple(t.detach().contiguous() for t in tensors)
+        tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
         group = self._down if peer < self.rank else self._up
         with naming_lost_ranks(peer, self._up, action):
-            works = post_all([(t, peer) for t in tensors], [], group)
+            works = post_all([(as_real(t), peer) for t in tensors], [], group)
         self._sends[peer].append(Work(works, keep=tensors))
 
     def recv(self, action: Action) -> tuple[Tensor, ...]:
@@ -155,7 +127,7 @@ class Messages:
     def finish(self) -> None:
         """Wait until everything that was sent has arrived."""
         for peer, works in self._sends.items():
-            with naming_lost_ranks(peer, self._up, None):
+            with naming_lost_ranks(peer, self._up, "the end of a step"):
                 for work in works:
                     work.wait()
         self._sends.clear()
@@ -193,7 +165,7 @@ class Messages:
     def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
         group = self._up if peer < self.rank else self._down
         with naming_lost_ranks(peer, self._up, action):
-            return Work(post_all([], [(t, peer) for t in tensors], group))
+            return Work(post_all([], [(as_real(t), peer) for t in tensors], group))
 
     def _forget_sends(self, peer: int) -> None:
         """End the sends of which this message proves that they have arrived."""
@@ -202,6 +174,11 @@ class Messages:
         for n in range(self._ended[peer], arrived):
             self._sends[peer][n].wait()
         self._ended[peer] = max(self._ended[peer], arrived)
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The same memory as numbers that a backend knows: it may know no complex ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def message_peer(schedule: Schedule, action: Action) -> int:
@@ -220,61 +197,3 @@ def sends_that_arrived(schedule: Schedule, rank: int, peer: int) -> list[int]:
             else:
                 proven.append(arrived)
     return proven
-
-
-def write_header(likes: Likes | None) -> Tensor:
-    """Shapes and dtypes as numbers; ValueError if they are too many."""
-    numbers = [NOTHING] if likes is None else [len(likes)]
-    for shape, dtype, needs_gradient in likes or ():
-        numbers += [DTYPES.index(dtype), int(needs_gradient), len(shape), *shape]
-    padded = torch.zeros(HEADER, dtype=torch.int64)
-    padded[: len(numbers)] = torch.tensor(numbers)
-    return padded
-
-
-def read_header(header: Tensor) -> Likes | None:
-    """What `write_header` was given."""
-    count, *numbers = header.tolist()
-    if count == NOTHING:
-        return None
-    likes = []
-    for _ in range(count):
-        dtype, needs_gradient, dims, *numbers = numbers
-        likes.append(Like(tuple(numbers[:dims]), DTYPES[dtype], bool(needs_gradient)))
-        numbers = numbers[dims:]
-    return tuple(likes)
-
-
-def fits_header(likes: Likes) -> bool:
-    """Whether a header can say what these tensors look like."""
-    size = 1 + sum(3 + len(like.shape) for like in likes)
-    return size <= HEADER and all(like.dtype in DTYPES for like in likes)
-
-
-@contextmanager
-def naming_lost_ranks(
-    peer: int, group: ProcessGroup, action: Action | None
-) -> Iterator[None]:
-    """RankLost, with the rank that was lost first, for an error of the transport."""
-    try:
-        yield
-    except RuntimeError as error:
-        lost = first_lost(dist.get_global_rank(group, peer))
-        at = "the end of the step" if action is None else str(action)
-        raise RankLost(
-            f"rank {lost} is lost: rank {dist.get_rank()} was at {at} of the pipeline, "
-            f"with rank {dist.get_global_rank(group, peer)}: {error}"
-        ) from error
-
-
-def first_lost(rank: int) -> int:
-    """The global rank that was lost first, as far as anybody has told; else `rank`.
-
-    The rank that notices ends, too, and so do its neighbours one after the other: each
-    would name the one before it.
-    """
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        return int(store.compare_set("xtrain/pipeline/lost", "", str(rank)))
-    except RuntimeError:  # the store was on the rank that is lost
-        return rank

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from xtrain.comm.deferred import suspended
 from xtrain.pipeline_parallel.split_backward import SplitBackward, split_backward
 
 
@@ -71,7 +72,8 @@ class MicroBatch:
     def __call__(self) -> None:
         """The whole backward, from `outputs` and their `gradients`."""
         if self.outputs:
-            torch.autograd.backward(self.outputs, self.gradients)
+            with suspended():  # an overlapped pair's forward may be under way
+                torch.autograd.backward(self.outputs, self.gradients)
 
     def backward_input(self) -> None:
         """Backward without the gradients of the weights."""

@@ -25,17 +25,28 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import group_or_world, rank_and_size
+from xtrain.comm.p2p import batches
 from xtrain.pipeline_parallel.agreement import (
+    agree_on_stages,
     agree_to_begin,
-    check_batch,
-    check_stages,
     digest,
     sums_of_all,
+)
+from xtrain.pipeline_parallel.checks import (
+    check_batch,
+    check_data_group,
+    check_mode,
+    check_schedule,
+    check_stages,
+    named,
+    needs_stage,
+    rows_of,
 )
 from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
 from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
 from xtrain.pipeline_parallel.step import LossFunction, Step
+from xtrain.pipeline_parallel.wrappers import check_wrappers, reduces_shards
 from xtrain.schedules import (
     Action,
     Schedule,
@@ -62,7 +73,7 @@ class PipelineRunner:
 
     Raises:
         ValueError: on every rank: the stages are not those of the schedule, or ranks
-            have different schedules.
+            have different schedules, or a wrapper cannot reduce as a pipeline needs.
     """
 
     def __init__(
@@ -74,24 +85,38 @@ class PipelineRunner:
         *,
         data_group: ProcessGroup | None = None,
     ):
-        own = [stages] if isinstance(stages, PipelineStage) else list(stages)
+        several = isinstance(stages, list | tuple | nn.ModuleList)
+        own: list[PipelineStage] = list(stages) if several else [stages]  # type: ignore
         self.rank, size = rank_and_size(group)
-        problem = check_stages(own, schedule, self.rank, size)
-        check_same("stages", [], group, {"schedule": digest(schedule)}, problem)
+        given = {"data_group": data_group is not None}
+        check_same("stages", [], group, given, check_data_group(data_group))
+        problem = (
+            check_schedule(schedule, size)
+            or check_stages(own, schedule, self.rank, loss_fn)
+            or check_wrappers(own, data_group)
+        )
+        agree_on_stages(problem, named(schedule), group, data_group)
         self.stages = {stage.index: stage for stage in own}
         self.schedule, self.loss_fn = schedule, loss_fn
         self.group, self.data_group = group, data_group
         self.parameters = list(dict.fromkeys(p for s in own for p in s.parameters()))
         mirrored = schedule.placement == "mirror"
-        self._shared = SharedGradients(held_by_name(own, mirrored), group)
+        self._reductions = reductions_of(own)
+        sharded = {
+            p for s in own if reduces_shards(s.reduction) for p in s.parameters()
+        }
+        self._shared = SharedGradients(held_by_name(own, mirrored), group, sharded)
         self._pending: dict[GradientReduction, set[int]] = {}
         device = device_of(own)
-        down = group_of_its_own(group) if device.type == "cuda" else None
+        down = group_of_its_own(group) if runs_in_order(group, device) else None
         full = with_messages(with_reductions(schedule))
         forwards = with_messages(forward_only(schedule))
         self._messages = Messages(full, group, device, down)
         self._forwards = Messages(forwards, group, device, down)
-        self._signatures: dict[Messages, int] = {}
+        self._signatures: dict[Messages, object] = {}
+        last = schedule.stages - 1
+        self._needs_inputs = needs_stage(schedule, 0, self.rank)
+        self._needs_targets = needs_stage(schedule, last, self.rank)
         self._splits = {
             (action.stage, action.micro_batch)
             for action in schedule.actions[self.rank]
@@ -107,8 +132,7 @@ class PipelineRunner:
     def step(self, inputs: Batch, targets: Batch) -> Tensor:
         """Forward and backward of a batch; the mean loss, the same on every rank.
 
-        Gradients are added to what the parameters have, as `backward` does. (A
-        `ZeroOptimizer` must have none: call its `zero_grad` first.)
+        Gradients are added to what the parameters have, as `backward` does.
 
         Args:
             inputs: a tensor or several, cut along dimension 0 into micro-batches;
@@ -119,28 +143,37 @@ class PipelineRunner:
             ValueError: on every rank, before anything is computed: a batch is missing
                 or too small.
             ValueError, RuntimeError: on every rank, at the end: a stage has failed
-                somewhere, or has changed the shape of what it returns. Gradients are
-                unusable then.
+                somewhere, or has changed the shape of what it returns.
             RankLost: a rank has ended; the message names it.
+
+        Whatever is raised, the parameters have the gradients that they had before.
         """
-        before = [p.grad for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        with torch.enable_grad(), ExitStack() as unsynced:
-            self._pending = self._reductions()
-            for reduction in self._pending:
-                unsynced.enter_context(reduction.no_sync())
-            step = self._begin(self._messages, self.loss_fn, inputs, targets)
-            step.run()
-            self._reduce_rest()
-        total, count = self._end(step)
-        self._divide(count)
+        problem = check_mode(self._messages.device.type) or self._changed()
+        step = self._begin(self._messages, self.loss_fn, inputs, targets, problem)
+        held = self._with_gradients()
+        before = [kept(p.grad) for p in held]
+        try:
+            for parameter in held:
+                parameter.grad = None
+            with torch.enable_grad(), ExitStack() as unsynced:
+                self._pending = {r: set(of) for r, of in self._reductions.items()}
+                for reduction in self._pending:
+                    unsynced.enter_context(reduction.no_sync())
+                step.run()
+                step.attempt(self._reduce_rest)
+            total, count = self._end(step)
+        except BaseException:
+            for parameter, old in zip(held, before, strict=True):
+                parameter.grad = old
+            raise
         with torch.no_grad():
-            for parameter, old in zip(self.parameters, before, strict=True):
+            for parameter, old in zip(held, before, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.div_(count.to(parameter.grad.device))
                 if old is not None:
-                    parameter.grad = (
-                        old if parameter.grad is None else old.add_(parameter.grad)
-                    )
+                    if parameter.grad is not None:
+                        old.add_(parameter.grad)
+                    parameter.grad = old
         return total / count
 
     @torch.no_grad()
@@ -165,19 +198,36 @@ class PipelineRunner:
         loss_fn: LossFunction | None,
         inputs: Batch,
         targets: Batch,
+        problem: str | None = None,
     ) -> Step:
         """A step with its micro-batches, when all ranks are ready for it."""
-        last = self.schedule.stages - 1
-        problem = check_batch("inputs", inputs, 0, self.schedule, self.rank)
-        if problem is None and loss_fn is not None:
-            problem = check_batch("targets", targets, last, self.schedule, self.rank)
-        known = digest(self._shapes(inputs) if problem is None else None)
-        signature = agree_to_begin(problem, known, self.group, self.data_group)
-        messages.begin(negotiate=self._signatures.get(messages) != signature)
+        m, needed = self.schedule.micro_batches, []
+        if self._needs_inputs:
+            needed.append(inputs)
+            problem = problem or check_batch("inputs", inputs, m)
+        if self._needs_targets and loss_fn is not None:
+            needed.append(targets)
+            problem = problem or check_batch("targets", targets, m)
+        rows = [] if problem else [rows_of(batch) for batch in needed]
+        known = digest(None if problem else self._shapes(inputs))
+        signature = agree_to_begin(problem, rows, known, self.group, self.data_group)
+        negotiate = self._signatures.get(messages) != signature
+        if negotiate:
+            self._shared.check_equal()
+        messages.begin(negotiate)
         self._signatures[messages] = signature
         step = Step(self.stages, messages, loss_fn, self._splits, self._reduce)
-        step.load(inputs, targets)
+        step.load(
+            inputs if self._needs_inputs else None,
+            targets if self._needs_targets else None,
+        )
         return step
+
+    def _changed(self) -> str | None:
+        """What has been done to the stages that the runner would not notice."""
+        if reductions_of(list(self.stages.values())) != self._reductions:
+            return "stages have been wrapped after they were handed to the runner"
+        return None
 
     def _end(self, step: Step) -> tuple[Tensor, Tensor]:
         """The sum of the loss and the count (at least 1) of all ranks."""
@@ -192,13 +242,13 @@ class PipelineRunner:
             raise
         return total, count.clamp(min=1)
 
-    def _reductions(self) -> dict[GradientReduction, set[int]]:
-        """What reduces gradients over data ranks, and for which stages."""
-        found: dict[GradientReduction, set[int]] = {}
-        for index, stage in self.stages.items():
-            if stage.reduction is not None:
-                found.setdefault(stage.reduction, set()).add(index)
-        return found
+    def _with_gradients(self) -> list[nn.Parameter]:
+        """Everything that has gradients: parameters, and the shards that ZeRO steps."""
+        found = dict.fromkeys(self.parameters)
+        for reduction in self._reductions:
+            for group in getattr(reduction, "param_groups", ()):
+                found.update(dict.fromkeys(group["params"]))
+        return list(found)
 
     def _reduce(self, index: int) -> None:
         """Sum a stage's gradients over the data ranks; it has its last gradient.
@@ -210,47 +260,47 @@ class PipelineRunner:
         if reduction is None:
             return
         self._pending[reduction].discard(index)
-        if not self._pending[reduction] and not self._sums_shared_first(reduction):
-            reduction.reduce_gradients()
+        early = not (self._shared.exist and reduces_shards(reduction))
+        if early and not self._pending[reduction]:
             del self._pending[reduction]
+            reduction.reduce_gradients()
 
     def _reduce_rest(self) -> None:
         """Sum what stages share, before or after it is summed over the data ranks."""
-        first = {
-            parameter
-            for stage in self.stages.values()
-            if stage.reduction is not None and self._sums_shared_first(stage.reduction)
-            for parameter in stage.parameters()
-        }
-        self._shared.sum(lambda parameter: parameter in first)
+        self._shared.sum(of_sharded=True)
         for reduction in self._pending:
             reduction.reduce_gradients()
-        self._shared.sum(lambda parameter: parameter not in first)
-
-    def _sums_shared_first(self, reduction: GradientReduction) -> bool:
-        return self._shared.exist and not isinstance(reduction, nn.Module)
-
-    @torch.no_grad()
-    def _divide(self, count: Tensor) -> None:
-        """Make means of the sums, wherever they are."""
-        gradients = {}
-        for stage in self.stages.values():
-            found = getattr(stage.reduction, "gradients", None)
-            if found is None:
-                found = [p.grad for p in stage.parameters() if p.grad is not None]
-            gradients.update({id(gradient): gradient for gradient in found})
-        for gradient in gradients.values():
-            gradient.div_(count)
+        self._shared.sum(of_sharded=False)
 
     def _shapes(self, inputs: Batch) -> object:
-        """What decides on the shapes of all messages."""
-        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        """What decides on the shapes of all messages, as far as this rank has it."""
+        own = inputs if self._needs_inputs and inputs is not None else ()
+        tensors = [own] if isinstance(own, Tensor) else list(own)
+        device = self._messages.device.type
         return (
-            [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors],
+            [(tuple(t.shape), t.dtype) for t in tensors],
             [p.requires_grad for p in self.parameters],
-            torch.is_autocast_enabled(self._messages.device.type),
-            torch.get_autocast_dtype(self._messages.device.type),
+            [stage.module.training for stage in self.stages.values()],
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
+
+
+def reductions_of(
+    stages: Sequence[PipelineStage],
+) -> dict[GradientReduction, set[int]]:
+    """What reduces gradients over data ranks, and for which stages."""
+    found: dict[GradientReduction, set[int]] = {}
+    for stage in stages:
+        if stage.reduction is not None:
+            found.setdefault(stage.reduction, set()).add(stage.index)
+    return found
+
+
+def kept(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that stays while others are summed: DDP's is a view of its bucket."""
+    if type(gradient) is Tensor and gradient._base is not None:
+        return gradient.clone()
+    return gradient
 
 
 def device_of(stages: Sequence[PipelineStage]) -> torch.device:
@@ -259,6 +309,11 @@ def device_of(stages: Sequence[PipelineStage]) -> torch.device:
         for tensor in (*stage.parameters(), *stage.buffers()):
             return tensor.device
     return torch.get_default_device()
+
+
+def runs_in_order(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Whether messages of two ranks, both ways, run one after the other: with NCCL."""
+    return batches(group_or_world(group), device)
 
 
 def group_of_its_own(group: ProcessGroup | None) -> ProcessGroup:

@@ -6,7 +6,7 @@
 Every holder ends up with the same sum, to the bit, so the copies never part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.p2p import exchange_all
+from xtrain.pipeline_parallel.lost import exchange_all
 from xtrain.pipeline_parallel.stage import PipelineStage
 
 Shared = dict[str, list[nn.Parameter]]
@@ -40,16 +40,27 @@ class SharedGradients:
     Args:
         held: this rank's, by name.
         group: the ranks of the pipeline.
+        sharded: those whose gradients a `ZeroOptimizer` will cut into shards.
 
     Raises:
-        ValueError: on every rank: a name stands for different parameters.
+        ValueError: on every rank: a name stands for different parameters, or their
+            gradients would be summed at different times.
     """
 
-    def __init__(self, held: Shared, group: ProcessGroup | None):
+    def __init__(
+        self,
+        held: Shared,
+        group: ProcessGroup | None,
+        sharded: Collection[nn.Parameter] = (),
+    ):
         self.rank, size = rank_and_size(group)
         self.group = group
+        self.sharded = set(sharded)
         mine = {
-            name: [f"{list(p.shape)} {p.dtype}" for p in parameters]
+            name: [
+                f"{list(p.shape)} {p.dtype}{' of ZeRO' * (p in self.sharded)}"
+                for p in parameters
+            ]
             for name, parameters in held.items()
         }
         every: list[dict[str, list[str]]] = [{}] * size
@@ -62,46 +73,86 @@ class SharedGradients:
             if len(kinds := {kind for r in ranks for kind in every[r][name]}) > 1:
                 raise ValueError(
                     f"shared parameter {name!r} is {' and '.join(sorted(kinds))} on "
-                    f"ranks {ranks}: its holders must have one shape and dtype"
+                    f"ranks {ranks}: its holders must have one shape and dtype, and "
+                    "all be ZeRO's or none"
                 )
         self.held = held
+        self._checked = False
 
     @property
     def exist(self) -> bool:
         """Whether any rank shares anything; the same answer on every rank."""
         return bool(self.holders)
 
-    @torch.no_grad()
-    def sum(self, chosen: Callable[[nn.Parameter], bool]) -> None:
-        """Give every holder of the chosen parameters the sum of their gradients.
+    def check_equal(self) -> None:
+        """ValueError on every rank unless all copies begin with the same numbers.
 
-        All ranks call it, and choose their copies of the same parameters.
+        Asked once: from then on the same gradients keep them so.
+        """
+        if self._checked or not self.holders:
+            return
+        self._checked = True
+        mine = {
+            name: [fingerprint(parameter) for parameter in parameters]
+            for name, parameters in self.held.items()
+        }
+        every: list[dict[str, list[float]]] = [{}] * rank_and_size(self.group)[1]
+        dist.all_gather_object(every, mine, group=self.group)
+        for name, ranks in self.holders.items():
+            if len({number for r in ranks for number in every[r][name]}) > 1:
+                raise ValueError(
+                    f"shared parameter {name!r} differs between its holders, on ranks "
+                    f"{ranks}: copies must begin with the same numbers"
+                )
+
+    @torch.no_grad()
+    def sum(self, of_sharded: bool) -> None:
+        """Give every holder of a parameter the sum of their gradients; all ranks call.
+
+        What has a gradient nowhere keeps None.
+
+        Args:
+            of_sharded: do so with those that ZeRO will cut, else with all others.
         """
         sends: list[tuple[Tensor, int]] = []
         recvs: list[tuple[Tensor, int]] = []
-        parts: dict[str, dict[int, Tensor]] = {}
+        parts: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
         for name, ranks in self.holders.items():
-            if self.rank not in ranks or not all(map(chosen, self.held[name])):
+            if self.rank not in ranks:
+                continue
+            if (self.held[name][0] in self.sharded) != of_sharded:
                 continue
             own = own_sum(self.held[name])
-            parts[name] = {r: torch.empty_like(own) for r in ranks if r != self.rank}
-            sends += [(own, peer) for peer in parts[name]]
-            recvs += [(part, peer) for peer, part in parts[name].items()]
+            parts[name] = {
+                r: (torch.empty_like(own[0]), torch.empty_like(own[1])) for r in ranks
+            }
             parts[name][self.rank] = own
-        exchange_all(sends, recvs, self.group)
+            others = [peer for peer in ranks if peer != self.rank]
+            sends += [(tensor, peer) for peer in others for tensor in own]
+            recvs += [(part, peer) for peer in others for part in parts[name][peer]]
+        exchange_all(sends, recvs, self.group, "the sum of shared gradients")
         for name, by_rank in parts.items():
             in_one_order = [by_rank[rank] for rank in sorted(by_rank)]
-            total = torch.stack(in_one_order).sum(0)
+            if not any(exists.item() for _, exists in in_one_order):
+                continue
+            total = torch.stack([part for part, _ in in_one_order]).sum(0)
             for parameter in self.held[name]:
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(total)
 
 
-def own_sum(parameters: list[nn.Parameter]) -> Tensor:
-    """The sum of the gradients that this rank has of one shared parameter."""
-    total = torch.zeros_like(parameters[0], memory_format=torch.contiguous_format)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            total += parameter.grad
-    return total
+def fingerprint(parameter: Tensor) -> float:
+    """A number that is the same for the same numbers in the same order."""
+    flat = parameter.detach().flatten().double()
+    return (flat * torch.arange(1, len(flat) + 1, device=flat.device)).sum().item()
+
+
+def own_sum(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """The sum of this rank's gradients of one shared parameter, and whether any is."""
+    first = parameters[0]
+    total = torch.zeros_like(first, memory_format=torch.contiguous_format)
+    found = [p.grad for p in parameters if p.grad is not None]
+    for gradient in found:
+        total += gradient
+    return total, torch.tensor(bool(found), device=first.device)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from xtrain.pipeline_parallel.recompute import checkpoint
+
 
 class GradientReduction(Protocol):
     """What sums gradients over data ranks: our DDP, FSDP or ZeRO, or torch's alike."""
@@ -36,12 +38,17 @@ class PipelineStage(nn.Module):
             name common to all of them: their gradients are summed.
         reduction: what reduces this stage's gradients over the data ranks, if that is
             not the module itself: a `ZeroOptimizer`.
+        recompute: keep the inputs of a micro-batch only, and run the module once more
+            before its backward.
+
+    Wrap `module`, or set `reduction`, before a runner gets the stage:
+    `stage.module = DistributedDataParallel(stage.module, ...)`.
 
     Raises:
         ValueError: there is no such stage, or a shared parameter is not the module's.
     """
 
-    reduction: GradientReduction | None
+    _reduction: GradientReduction | None
 
     def __init__(
         self,
@@ -51,6 +58,7 @@ class PipelineStage(nn.Module):
         *,
         shared: Mapping[str, nn.Parameter] | None = None,
         reduction: GradientReduction | None = None,
+        recompute: bool = False,
     ):
         super().__init__()
         if not 0 <= index < count:
@@ -64,14 +72,30 @@ class PipelineStage(nn.Module):
             if id(parameter) not in own:
                 raise ValueError(f"stage {index} shares {name!r} but does not hold it")
         self.module, self.index, self.count = module, index, count
-        self.shared = dict(shared or {})
-        if reduction is None and hasattr(module, "reduce_gradients"):
-            reduction = module  # type: ignore[assignment]
-        # not a submodule a second time
-        object.__setattr__(self, "reduction", reduction)
+        self.shared, self.recompute = dict(shared or {}), recompute
+        self.reduction = reduction
+
+    @property
+    def reduction(self) -> GradientReduction | None:
+        """What sums this stage's gradients over the data ranks, if anything does."""
+        if self._reduction is None and hasattr(self.module, "reduce_gradients"):
+            return self.module  # type: ignore[return-value]
+        return self._reduction
+
+    @reduction.setter
+    def reduction(self, reduction: GradientReduction | None) -> None:
+        self.__dict__["_reduction"] = reduction
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "reduction":  # also a module is no part of this one
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def forward(self, *inputs: Any) -> Any:
         """What the module returns."""
+        if self.recompute:
+            return checkpoint(self.module, *inputs)
         return self.module(*inputs)
 
     def extra_repr(self) -> str:

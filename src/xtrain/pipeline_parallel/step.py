@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtrain.pipeline_parallel.messages import Messages, RankLost, fits_header, likes_of
+from xtrain.pipeline_parallel.agreement import NothingArrived, NotReduced
+from xtrain.pipeline_parallel.likes import as_words, check_sendable, likes_of
+from xtrain.pipeline_parallel.lost import RankLost
+from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.micro_batch import MicroBatch, as_tuple, received
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.schedules import Action
+from xtrain.schedules.action import REDUCE
 
 Key = tuple[str, int, int]
 LossFunction = Callable[[Any, Any], tuple[Tensor, Tensor | int]]
@@ -78,10 +82,10 @@ class Step:
                 self.messages.send(action, self._outgoing.pop(key, None))
             elif action.kind in ("RECV_F", "RECV_B"):
                 self._take(action, self.messages.recv(action))
-            elif action.kind == "REDUCE":
-                self._reduce(action.stage)
-            elif self.failure is None:
-                self._compute(action)
+            elif action.kind == REDUCE or self.failure is None:
+                self._try(action)
+            else:
+                continue
             self.executed.append(action)
             self.times.append((begin, time.perf_counter()))
         self.messages.finish()
@@ -92,34 +96,49 @@ class Step:
         if self.messages.has_failed(action) and self.failure is None:
             self.failure = NothingArrived()
 
-    def _compute(self, action: Action) -> None:
+    def attempt(self, reduce: Callable[[], None]) -> None:
+        """Reduce, also after a failure: the other data ranks wait for it."""
         try:
-            if action.under is not None:
-                self._pair(action, action.under)
-            elif action.kind == "F":
-                self._forward(action)
-            elif action.kind == "W":
-                key = action.stage, action.micro_batch
-                self._waiting.pop(key).backward_weight()
+            reduce()
+        except RankLost:
+            raise
+        except (ValueError, RuntimeError) as error:
+            self.failure = self.failure or NotReduced(str(error))
+
+    def _try(self, action: Action) -> None:
+        """Do it; the first error of this rank is its `failure`."""
+        try:
+            if action.kind == REDUCE:
+                self._reduce(action.stage)
             else:
-                micro_batch = self._begin_backward(action)
-                if action.kind == "B":
-                    micro_batch.backward_input()
-                    self._waiting[action.stage, action.micro_batch] = micro_batch
-                else:
-                    micro_batch()
-                self._end_backward(action, micro_batch)
+                self._compute(action)
         except RankLost:
             raise
         except Exception as error:
             kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            if action.kind == REDUCE:
+                kind = NotReduced
             name = "" if kind is type(error) else f"{type(error).__name__}: "
-            self.failure = kind(f"{action}, stage {action.stage}: {name}{error}")
-            self.failure.__cause__ = error
+            if self.failure is None:
+                self.failure = kind(f"{action}, stage {action.stage}: {name}{error}")
+                self.failure.__cause__ = error
 
-    def _forward(self, action: Action) -> None:
-        module = self.stages[action.stage]
-        self._run_forward(action, module)
+    def _compute(self, action: Action) -> None:
+        if action.under is not None:
+            self._pair(action, action.under)
+        elif action.kind == "F":
+            self._run_forward(action, self.stages[action.stage])
+        elif action.kind == "W":
+            key = action.stage, action.micro_batch
+            self._waiting.pop(key).backward_weight()
+        else:
+            micro_batch = self._begin_backward(action)
+            if action.kind == "B":
+                micro_batch.backward_input()
+                self._waiting[action.stage, action.micro_batch] = micro_batch
+            else:
+                micro_batch()
+            self._end_backward(action, micro_batch)
 
     def _pair(self, action: Action, under: Action) -> None:
         """A forward and a backward; its module runs one into the other if it can."""
@@ -127,7 +146,7 @@ class Step:
         module = self.stages[action.stage].module
         overlapped = getattr(module, "forward_with_backward", None)
         if overlapped is None:
-            self._forward(action)
+            self._run_forward(action, self.stages[action.stage])
             backward()
         else:
             self._run_forward(action, lambda *inputs: overlapped(inputs, backward))
@@ -136,8 +155,10 @@ class Step:
     def _run_forward(self, action: Action, module: Callable[..., Any]) -> None:
         _, stage, i, _ = action
         inputs = self._ready.pop(("F", stage, i))
-        micro_batch = MicroBatch(self.stages[stage].module, (stage, i) in self._splits)
-        if torch.is_grad_enabled():
+        trains = torch.is_grad_enabled()
+        splits = trains and (stage, i) in self._splits
+        micro_batch = MicroBatch(self.stages[stage].module, splits)
+        if trains:
             self._live[stage, i] = micro_batch
             self.peak = max(self.peak, len(self._live))
         with micro_batch.recording():
@@ -156,6 +177,12 @@ class Step:
             self.outputs[i] = output
             return output
         total, count = self.loss_fn(output, self._targets.pop(i))
+        for name, value in (("sum", total), ("count", count)):
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise ValueError(
+                    f"loss_fn returned a {name} of shape {list(value.shape)}, but the "
+                    "sum and the count of a micro-batch are one number each"
+                )
         self.total = self.total + total.detach().double()
         self.count = self.count + count
         return total
@@ -187,22 +214,14 @@ class Step:
         """ValueError if a stage returns something else than it did for such a batch."""
         if self.schedule.rank_of(stage + 1, i) == self.messages.rank:
             return
+        check_sendable(outputs, self.messages.device)
         likes, agreed = likes_of(outputs), self.messages.agreed(stage, i)
-        if not fits_header(likes):
-            raise ValueError(
-                f"returned {len(likes)} tensors, {', '.join(map(str, likes))}: more "
-                "than a message can describe"
-            )
         if agreed is not None and agreed != likes:
             raise ValueError(
-                f"returned {', '.join(map(str, likes))}, but "
-                f"{', '.join(map(str, agreed))} for a batch of the same shape before: "
-                "the shape of a stage's output may depend on that of its input only"
+                f"returned {as_words(likes)}, but {as_words(agreed)} for a batch of "
+                "the same shape before: the shape of a stage's output may depend on "
+                "that of its input only"
             )
-
-
-class NothingArrived(Exception):
-    """The rank that should have sent has failed; it says what went wrong."""
 
 
 def micro_batches(batch: Tensor | Sequence[Tensor] | None, count: int) -> list[Any]:

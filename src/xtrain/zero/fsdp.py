@@ -79,6 +79,7 @@ class FullyShardedDataParallel(nn.Module):
         self.module, self.process_group = module, process_group
         self.rank, self.size = rank_and_size(process_group)
         self.compute_dtype = compute_dtype
+        self.gradient_reduction = gradient_reduction
         make_group = partial(
             self._group_class,
             group=process_group,

@@ -83,6 +83,7 @@ class ZeroOptimizer(Optimizer):
     ):
         self._is_built = False
         self.stage, self.process_group = stage, process_group
+        self.gradient_reduction = gradient_reduction
         self.rank, self.size = rank_and_size(process_group)
         groups = as_groups(params)
         self._make_buckets = partial(

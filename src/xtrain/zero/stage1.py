@@ -41,6 +41,7 @@ class ReduceAtStep:
     def no_sync(self) -> Iterator[None]:
         """Inside, gradients stay whole and local: here they do so anyway."""
         before, self.sync = self.sync, False
+        self._is_reduced = False  # there may be more to reduce, here or elsewhere
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ refused, or wrong, for that reason already.
 
 from dataclasses import dataclass
 
-from .features import FEATURES, INNER
+from .features import FEATURES, INNER, SCHEDULED
 
 Case = tuple[str, ...]
 ZERO, FSDP = ("zero1", "zero2"), ("fsdp", "fsdp_kept")
@@ -44,8 +44,24 @@ CUT_IN_FP16 = {
     for cut in ("tensor", "sequence_parallel")
 }
 
+IN_STAGES = {
+    **{
+        ("naive", name): "NaiveDataParallel has no no_sync()"
+        for name in ("pipeline", *SCHEDULED)
+    },
+    **{
+        (wrapper, "pipeline", "tied"): "its wrapper holds a shard of that"
+        for wrapper in FSDP
+    },
+    **{
+        (wrapper, "pipeline", "grad_scaler"): "need a GradScaler that asks all ranks"
+        for wrapper in ("ddp", *ZERO, *FSDP)
+    },
+}
+
 REFUSED: dict[Case, str] = {
     **CUT_IN_FP16,
+    **IN_STAGES,
     **of_each(("naive", "ddp", *FSDP), AROUND_MODULES),
     **of_each(("naive", "ddp", *ZERO), {"meta": NO_VALUES}),
     **of_each(
@@ -77,6 +93,12 @@ REFUSED: dict[Case, str] = {
 
 WRONG: dict[Case, str] = {}
 """What runs and gives other weights than one process, and what to do instead."""
+
+BESIDE_STAGES = {
+    "bf16", "autocast", "grad_scaler", "recompute", "own_recompute", "clip", "ring",
+    "adamw", "tied", "frozen",
+}  # fmt: skip
+"""What a pipeline is tried with: what does not ask for another loop."""
 
 UNTRIED: dict[Case, str] = {}
 """What is known to end badly, so no test runs it."""
@@ -111,6 +133,11 @@ def is_tried(case: Case) -> bool:
 
 
 def is_pair(one: str, other: str) -> bool:
-    """No two alternatives; a wrapper around a wrapper is tried alone."""
+    """No two alternatives; a wrapper around a wrapper is tried alone.
+
+    Of pipelines 1F1B alone is tried with others: the runner is the same.
+    """
     axes = {FEATURES[one].axis, FEATURES[other].axis}
+    if {one, other} & {"pipeline", *SCHEDULED}:  # whose runner has a loop of its own
+        return "pipeline" in (one, other) and bool({one, other} & BESIDE_STAGES)
     return len(axes) == 2 and INNER not in axes

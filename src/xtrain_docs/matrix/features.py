@@ -94,6 +94,35 @@ def sequence_parallel(setup: Setup) -> None:
     setup.sequence_parallel, setup.length = True, 6
 
 
+@feature("ranks", "two pipelines of two stages, 1F1B")
+def pipeline(setup: Setup) -> None:
+    setup.ranks, setup.pipeline, setup.micro_batches = 4, 2, 4
+    setup.schedule = "one_f_one_b"
+    setup.options["gradient_reduction"] = "sum"
+
+
+def in_stages(name: str, title: str) -> None:
+    """A feature: another schedule of the pipeline."""
+
+    def scheduled(setup: Setup) -> None:
+        pipeline(setup)
+        setup.schedule = name.removesuffix("_1f1b")
+
+    FEATURES[name] = Feature(name, "ranks", f"two pipelines, {title}", scheduled)
+
+
+SCHEDULED = {
+    "gpipe": "GPipe",
+    "interleaved_1f1b": "interleaved 1F1B",
+    "zb_h1": "ZB-H1",
+    "zb_v": "ZB-V",
+    "dualpipe": "DualPipe",
+    "dualpipe_v": "DualPipeV",
+}
+for schedule, title in SCHEDULED.items():
+    in_stages(schedule, title)
+
+
 @feature("precision", "fp32 weights")
 def fp32(setup: Setup) -> None:
     setup.dtype, setup.tolerance = torch.float32, 1e-4

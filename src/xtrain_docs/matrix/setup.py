@@ -18,6 +18,7 @@ class Setup:
     Attributes:
         ranks: of the World; `subgroups` of them train side by side. Every `tensor` of
             them hold one model together, cut; `sequence_parallel` between its matrices.
+        pipeline: so many ranks hold it in stages, and run them by `schedule`.
         length: of the sequences.
         dtype: of the weights; `low` that of the weights in computation, with `dtype`
             for the masters (None: no masters). `autocast` leaves the weights alone.
@@ -40,6 +41,8 @@ class Setup:
     subgroups: int = 1
     tensor: int = 1
     sequence_parallel: bool = False
+    pipeline: int = 1
+    schedule: str = ""
     length: int = 5
     dtype: torch.dtype = torch.float64
     low: torch.dtype | None = None
@@ -65,7 +68,7 @@ class Setup:
     @property
     def size(self) -> int:
         """How many ranks train together, each on batches of its own."""
-        return self.ranks // self.subgroups // self.tensor
+        return self.ranks // self.subgroups // self.tensor // self.pipeline
 
     @property
     def averages(self) -> bool:

@@ -18,6 +18,7 @@ from xtrain.zero import LossScaler
 from .cases import Case
 from .cut import CutToy, cut, groups_of, whole_weights
 from .features import prepare
+from .pipeline import PipelineRun
 from .setup import STEPS, Setup
 from .toy import Toy, batch, loss_of, make
 from .wrappers import is_sharded, wrap
@@ -31,13 +32,17 @@ def train(cases: list[Case]) -> list[dict[str, Tensor] | str]:
     for case in cases:
         setup = prepare(case)
         stream, group, tensor = stream_of(setup, dist.get_rank()), None, None
-        if setup.tensor > 1:
-            group, tensor = groups_of(setup.ranks, setup.tensor)
+        if setup.tensor * setup.pipeline > 1:  # who hold a model together, in `tensor`
+            group, tensor = groups_of(setup.ranks, setup.tensor * setup.pipeline)
         if setup.subgroups > 1:
             groups = [dist.new_group(members) for members in SUBGROUPS]
             group = groups[stream]
         try:
-            results.append(Run(setup, group, stream, tensor).weights())
+            if setup.pipeline > 1:
+                assert group is not None and tensor is not None
+                results.append(PipelineRun(setup, group, tensor).weights())
+            else:
+                results.append(Run(setup, group, stream, tensor).weights())
         except Exception as error:
             results.append(f"{type(error).__name__}: {error}")
         for made in (group, tensor):

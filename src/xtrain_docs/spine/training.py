@@ -79,6 +79,8 @@ class Training:
         exact: False if it computes with 16-bit numbers.
         data: the ranks that bring different rows; all unless given.
         mean_of_all: the model's loss is the mean over all ranks' tokens already.
+        whole_step: forward and backward of all of a rank's rows in one call, which
+            gives the mean loss over all ranks' tokens; `model` is not called then.
     """
 
     model: Any
@@ -89,6 +91,7 @@ class Training:
     exact: bool = True
     data: ProcessGroup | None = None
     mean_of_all: bool = False
+    whole_step: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def split(self, rows: Tensor) -> tuple[Tensor, ...]:
         """A rank's rows in parts; some are empty when there are too few."""
@@ -119,24 +122,31 @@ def run(training: Training) -> dict[str, Any]:
     curve: dict[str, Any] = {"exact": training.exact, "loss": [], "norm": []}
     for step in range(STEPS):
         tokens, labels = (whole[rank::size] for whole in batch(step))
-        count = total((labels != IGNORED).sum(), training.data)
         training.optimizer.zero_grad()
-        loss = torch.zeros((), dtype=torch.float64)
-        parts = list(zip(*map(training.split, (tokens, labels)), strict=True))
-        for part in parts:
-            with training.sync(is_last=part is parts[-1]):
-                share = (part[1] != IGNORED).sum() / count.double()
-                part_loss = training.model(*part)
-                if not training.mean_of_all:
-                    part_loss = part_loss * share
-                part_loss.backward()
-            loss += part_loss.detach()
+        loss = gradients(training, tokens, labels)
         training.reduce()
         curve["norm"].append(training.clip(MAX_NORM).item())
         training.optimizer.step()
-        everyone = loss if training.mean_of_all else total(loss, training.data)
-        curve["loss"].append(everyone.item())
+        curve["loss"].append(loss.item())
     return curve
+
+
+def gradients(training: Training, tokens: Tensor, labels: Tensor) -> Tensor:
+    """Forward and backward of a rank's rows; the loss of all ranks."""
+    if training.whole_step is not None:
+        return training.whole_step(tokens, labels)
+    count = total((labels != IGNORED).sum(), training.data)
+    loss = torch.zeros((), dtype=torch.float64)
+    parts = list(zip(*map(training.split, (tokens, labels)), strict=True))
+    for part in parts:
+        with training.sync(is_last=part is parts[-1]):
+            share = (part[1] != IGNORED).sum() / count.double()
+            part_loss = training.model(*part)
+            if not training.mean_of_all:
+                part_loss = part_loss * share
+            part_loss.backward()
+        loss += part_loss.detach()
+    return loss if training.mean_of_all else total(loss, training.data)
 
 
 def place(group: ProcessGroup | None = None) -> tuple[int, int]:

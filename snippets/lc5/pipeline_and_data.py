@@ -1,0 +1,84 @@
+# torchrun --nproc-per-node 4 snippets/lc5/pipeline_and_data.py
+import torch
+import torch.distributed as dist
+
+from xtrain.comm import init_mesh
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain.model import XtrainConfig, XtrainModel, clip_stages_grad_norm_
+from xtrain.model.layer import DecoderLayer
+from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.schedules import one_f_one_b
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
+
+dist.init_process_group("gloo")
+mesh = init_mesh((2, 2), ("pipeline", "data"))
+pipeline, data = mesh["pipeline"].get_group(), mesh["data"].get_group()
+config = XtrainConfig(
+    vocab_size=32,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+)
+schedule = one_f_one_b(2, 4)
+over_data = {"process_group": data, "gradient_reduction": "sum"}
+
+
+def batches():
+    """Three batches; later rows have fewer labels that count."""
+    torch.manual_seed(0)
+    for _ in range(3):
+        tokens, labels = torch.randint(32, (2, 16, 6))
+        for row in range(16):
+            labels[row, : row // 3] = -100
+        yield tokens, labels
+
+
+def train(kind: str) -> None:
+    """Three clipped steps of AdamW; the last loss, and the norm before clipping."""
+    stages = XtrainModel.stages(config, mesh, schedule, dtype=torch.float64)
+    loss_fn = stages[-1].module.loss_fn
+    for stage in stages:
+        if kind == "DDP":
+            stage.module = DistributedDataParallel(stage.module, **over_data)
+        if kind == "FSDP":
+            stage.module = FullyShardedDataParallel(
+                stage.module, blocks=[DecoderLayer], **over_data
+            )
+    parameters = [p for stage in stages for p in stage.parameters()]
+    if kind == "ZeRO-2":
+        optimizer = ZeroOptimizer(
+            parameters, torch.optim.AdamW, stage=2, lr=0.01, **over_data
+        )
+        for stage in stages:
+            stage.reduction = optimizer
+    else:
+        optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    runner = PipelineRunner(stages, schedule, loss_fn, pipeline, data_group=data)
+    for tokens, labels in batches():
+        mine = slice(data.rank(), None, 2)  # every other row
+        optimizer.zero_grad()
+        loss = runner.step(tokens[mine], labels[mine])
+        norm = clip_stages_grad_norm_(stages, 0.5)
+        optimizer.step()
+    if dist.get_rank() == 0:
+        print(f"{kind:11} loss {loss:.10f}, norm {norm:.10f}")
+
+
+def one_process() -> None:
+    model = XtrainModel(config, dtype=torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for tokens, labels in batches():
+        optimizer.zero_grad()
+        loss = model.loss(tokens, labels)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    print(f"one process loss {loss:.10f}, norm {norm:.10f}")
+
+
+if dist.get_rank() == 0:
+    one_process()
+for kind in ("DDP", "ZeRO-2", "FSDP"):
+    train(kind)
+dist.destroy_process_group()

@@ -1,0 +1,373 @@
+"""Whatever goes wrong, every rank says so, and nobody waits for ever."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.pipeline_parallel.pipelines import batch, layers, make, own, squares
+from xtrain.comm import CommLedger
+from xtrain.data_parallel import DistributedDataParallel
+from xtrain.pipeline_parallel import PipelineRunner, PipelineStage, RankLost
+from xtrain.schedules import parse_actions, with_messages
+from xtrain.testing import expect_error
+
+SCHEDULES = ("gpipe", "zb_h1", "interleaved", "dualpipe", "zb_v")
+
+
+class Trap(nn.Module):
+    """A stage's module that goes wrong at a given call, in a given place."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module, self.place, self.left = module, "", 0
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.at_weight)
+            break
+
+    def set(self, place: str, calls: int) -> None:
+        self.place, self.left = place, calls
+
+    def goes_off(self, place: str) -> bool:
+        self.left -= place == self.place
+        return place == self.place and self.left == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.goes_off("forward"):
+            raise FloatingPointError("it overflowed")
+        y = self.module(x)
+        if self.goes_off("shape"):
+            y = y[:, :-1]
+        if self.goes_off("dtype"):
+            y = y.float()
+        if self.goes_off("sparse"):
+            y = y.detach().to_sparse()
+        if y.requires_grad:
+            y.register_hook(self.in_backward)
+        return y
+
+    def at_weight(self, _: Tensor) -> None:
+        if self.goes_off("weight"):
+            raise ZeroDivisionError("no scale")
+
+    def in_backward(self, gradient: Tensor) -> None:
+        if self.goes_off("backward"):
+            raise ValueError("the gradient is bad")
+
+
+def trapped(name: str, m: int = 8) -> tuple[PipelineRunner, list[Trap]]:
+    """A runner whose every stage has a trap; the loss has one, too."""
+    schedule = make(name, dist.get_world_size(), m)
+    traps = [Trap(module) for module in layers(schedule.stages)]
+    stages = own(traps, schedule, dist.get_rank())
+    loss_trap = Trap(nn.Identity())
+
+    def loss_fn(output: Tensor, target: Tensor):
+        if loss_trap.goes_off("loss"):
+            raise KeyError("no such label")
+        if loss_trap.goes_off("several"):
+            return (output - target).square().sum(-1), len(target)
+        return squares(output, target)
+
+    return PipelineRunner(stages, schedule, loss_fn), [*traps, loss_trap]
+
+
+def fails_and_goes_on(name: str, place: str, steps_before: int) -> list[str]:
+    """What the failing step says on this rank; steps before and after it work.
+
+    The trap is on one rank, in the second call of the first stage that it is on.
+    """
+    runner, traps = trapped(name)
+    inputs, targets = batch(17)
+    where = 1 % runner.schedule.ranks
+    stage = -1 if place in ("loss", "several") else runner.schedule.stages_of(where)[0]
+    first = [runner.step(inputs, targets) for _ in range(steps_before)]
+    before = [p.grad if p.grad is None else p.grad.clone() for p in runner.parameters]
+    loss_here = stage == -1 and runner._needs_targets
+    if loss_here or (stage >= 0 and runner.rank == where):
+        traps[stage].set(place, 2)
+    try:
+        runner.step(inputs, targets)
+    except (ValueError, RuntimeError) as error:
+        said = type(error).__name__, str(error)
+    else:
+        said = "", ""
+    after = [p.grad for p in runner.parameters]
+    assert all(
+        a is b is None or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(after, before, strict=True)
+    )
+    again = [runner.step(inputs, targets) for _ in range(2)]
+    dist.all_reduce(torch.ones(1))
+    losses = {round(loss.item(), 9) for loss in (*first, *again)}
+    return [*said, str(len(losses))]
+
+
+FAILURES = [  # place, kind of error, what is said
+    ("forward", "RuntimeError", r"F1, stage 1: FloatingPointError: it overflowed"),
+    ("backward", "ValueError", r"the gradient is bad"),
+    ("weight", "RuntimeError", r"ZeroDivisionError: no scale"),
+    ("loss", "RuntimeError", r"KeyError: 'no such label'"),
+    ("several", "ValueError", r"one number each"),
+    ("sparse", "ValueError", r"a message is a dense tensor"),
+]
+
+
+@pytest.mark.verifies(
+    "xtrain.pipeline_parallel.agreement:sums_of_all",
+    "xtrain.pipeline_parallel.step:Step",
+)
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_fails_on_one_rank_is_said_by_all_and_the_next_step_works(
+    world, name, steps_before
+):
+    """In the first step, in which shapes are negotiated, and in a later one."""
+    for place, kind, words in FAILURES:
+        if name != "gpipe" and place in ("several", "sparse"):
+            continue
+        results = world(4).run(fails_and_goes_on, name, place, steps_before)
+        first = results[0]
+        for found in results:
+            assert found == first, place
+        assert first[0] == kind, (place, first)
+        assert "rank" in first[1], first
+        assert "stage" in first[1], first
+        for part in words.split("|"):
+            assert part in first[1], first
+        assert first[2] == "1", place
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.likes:check_sendable")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_stage_whose_output_changes_for_the_same_input_is_named(world, name):
+    for place, now in (("shape", "[2, 5] float64"), ("dtype", "[2, 6] float32")):
+        for found in world(4).run(fails_and_goes_on, name, place, 2):
+            kind, words, losses = found
+            assert kind == "ValueError", found
+            assert "rank 1: 1F" in words, found
+            assert f"stage 1: returned {now} with a gradient, but [2, 6]" in words
+            assert losses == "1"
+
+
+def fails_beside_another_pipeline(wrapped: bool) -> str:
+    """Ranks 0 and 1 are a pipeline, 2 and 3 another; a stage fails on rank 3."""
+    rank = dist.get_rank()
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    group, data_group = groups[rank // 2], groups[2 + rank % 2]
+    schedule = make("one_f_one_b", 2, 3)
+    traps = [Trap(module) for module in layers(2)]
+    module: nn.Module = traps[rank % 2]
+    if wrapped:
+        module = DistributedDataParallel(
+            module, process_group=data_group, gradient_reduction="sum"
+        )
+    runner = PipelineRunner(
+        PipelineStage(module, rank % 2, 2), schedule, squares, group,
+        data_group=data_group,
+    )  # fmt: skip
+    inputs, targets = batch(7, seed=rank // 2)
+    before = runner.step(inputs, targets)
+    if rank == 3:
+        traps[1].set("forward", 2)
+    said = ""
+    try:
+        runner.step(inputs, targets)
+    except RuntimeError as error:
+        said = str(error)
+    for parameter in runner.parameters:
+        parameter.grad = None
+    assert torch.equal(runner.step(inputs, targets), before)
+    return said
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_other_pipelines_of_the_data_group_raise_as_well(world, wrapped):
+    for said in world(4).run(fails_beside_another_pipeline, wrapped):
+        assert "data rank 1: rank 1: 1F1, stage 1: FloatingPointError" in said
+
+
+# ------------------------------------------------------------------------- bad input
+
+
+def bad_runner(what: str) -> None:
+    rank = dist.get_rank()
+    schedule = make("one_f_one_b", 2, 2)
+    modules = layers(2)
+    stages: object = own(modules, schedule, rank)
+    loss_fn: object = squares
+    if what == "other stage" and rank == 1:
+        stages = PipelineStage(modules[0], 0, 2)
+    elif what == "other count" and rank == 1:
+        stages = PipelineStage(modules[1], 1, 3)
+    elif what == "too many" and rank == 0:
+        stages = [PipelineStage(m, s, 2) for s, m in enumerate(modules)]
+    elif what == "no stage" and rank == 0:
+        stages = modules[0]
+    elif what == "other schedule" and rank == 1:
+        schedule = make("gpipe", 2, 2)
+    elif what == "other m" and rank == 1:
+        schedule = make("one_f_one_b", 2, 3)
+    elif what == "other ranks":
+        schedule = make("one_f_one_b", 3, 2)
+    elif what == "incomplete" and rank == 1:
+        actions = (schedule.actions[0], parse_actions("1F0 1BW0 1F1"))
+        schedule = type(schedule)("mine", 2, 2, 1, "loop", actions)
+    elif what == "waits" and rank == 0:
+        orders = "0F0 0BW0 0F1 0BW1", "1F1 1F0 1BW0 1BW1"
+        actions = tuple(map(parse_actions, orders))
+        schedule = type(schedule)("mine", 2, 2, 1, "loop", actions)
+    elif what == "messages" and rank == 0:
+        schedule = with_messages(schedule)
+    elif what == "no schedule" and rank == 0:
+        schedule = "gpipe"  # type: ignore[assignment]
+    elif what == "no loss" and rank == 0:
+        loss_fn = None
+    PipelineRunner(stages, schedule, loss_fn)  # type: ignore[arg-type]
+
+
+BAD_RUNNERS = [
+    ("other stage", r"rank 1 has stages \[0\], but needs \[1\]"),
+    ("other count", r"cut into \[3\], but one_f_one_b has 2"),
+    ("too many", r"rank 0 has stages \[0, 1\], but needs \[0\]"),
+    ("no stage", "rank 0: stages hold Layer, not PipelineStage"),
+    ("other schedule", "schedule is 'one_f_one_b of 2 .* and 'gpipe of 2"),
+    ("other m", "schedule is 'one_f_one_b of 2 ranks and 2 .* 3 micro-batches"),
+    ("other ranks", "the schedule is for 3 ranks, but the group has 2"),
+    ("incomplete", "1BW?1 is done 0 times|1B1 is done 0 times"),
+    ("waits", "rank 0: mine: "),
+    ("messages", "computations only"),
+    ("no schedule", "the schedule is str, not a Schedule"),
+    ("no loss", "loss_fn is NoneType"),
+]
+
+
+@pytest.mark.verifies(
+    "xtrain.pipeline_parallel.checks:check_schedule",
+    "xtrain.pipeline_parallel.checks:check_stages",
+)
+def test_stages_and_schedules_that_do_not_fit_are_refused_on_every_rank(world):
+    for what, match in BAD_RUNNERS:
+        expect_error(world(2), bad_runner, what, match=match)
+
+
+def bad_batches() -> dict[str, str]:
+    """What `step` says to each bad batch, and "" if anything but numbers was sent."""
+    rank = dist.get_rank()
+    schedule = make("one_f_one_b", 2, 4)
+    runner = PipelineRunner(own(layers(2), schedule, rank), schedule, squares)
+    x, y = batch(8)
+    cases = {
+        "no inputs": (None, y), "no targets": (x, None), "few rows": (x[:3], y[:3]),
+        "few targets": (x, y[:7]), "dict": ({"x": x}, y), "number": (3, y),
+        "list of numbers": ([1.0, 2.0], y), "empty": ((), y), "0 dims": (x.sum(), y),
+        "uneven tuple": ((x, x[:6]), y), "gradient": (x.clone().requires_grad_(), y),
+    }  # fmt: skip
+    found = {}
+    for name, (inputs, targets) in cases.items():
+        with CommLedger() as ledger:
+            try:
+                runner.step(inputs, targets)
+                found[name] = "nothing was raised"
+            except ValueError as error:
+                found[name] = str(error)
+        if [e for e in ledger.events if e.kind == "send" and (e.nbytes or 0) > 256]:
+            found[name] = "something was sent"
+    try:
+        with torch.inference_mode():
+            runner.step(x, y)
+    except ValueError as error:
+        found["inference mode"] = str(error)
+    assert runner.step(x, y) == runner.step(x, y)
+    return found
+
+
+BAD_BATCHES = {
+    "no inputs": "rank 0: this rank needs inputs, but has None",
+    "no targets": "rank 1: this rank needs targets, but has None",
+    "few rows": "have 3 rows, fewer than the 4 micro-batches",
+    "few targets": "inputs and targets have 7 to 8 rows: all must have as many",
+    "dict": "rank 0: inputs are dict, not a tensor or a tuple of tensors",
+    "number": "rank 0: inputs are int",
+    "list of numbers": "rank 0: inputs hold float, not tensors only",
+    "empty": "rank 0: inputs are an empty tuple",
+    "0 dims": "rank 0: inputs hold a tensor of no dimensions",
+    "uneven tuple": "rank 0: inputs have [6, 8] rows",
+    "gradient": "rank 0: inputs require a gradient",
+    "inference mode": "inside torch.inference_mode() computes no gradients",
+}
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.checks:check_batch")
+def test_a_bad_batch_is_refused_on_every_rank_before_anything_is_sent(world):
+    for found in world(2).run(bad_batches):
+        for name, words in BAD_BATCHES.items():
+            assert words in found[name], name
+
+
+# -------------------------------------------------------------------- a rank is lost
+
+LOST = [  # schedule, which of 4 ranks ends itself, at which of its calls of what
+    ("one_f_one_b", 2, 3, "forward"),
+    ("gpipe", 0, 8, "backward"),  # the last thing of all: others wait for the sums
+    ("dualpipe", 1, 4, "backward"),
+]
+
+
+def ends_itself(rank: int, path: str, name: str, lost: int, calls: int, place: str):
+    """A process that is one rank of four; it writes down what it says."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    store = dist.FileStore(f"{path}/store", 4)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
+    runner, traps = trapped(name)
+    inputs, targets = batch(16)
+    runner.step(inputs, targets)
+
+    def end(*_: object) -> None:
+        traps[lost].left -= 1
+        if traps[lost].left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == lost:
+        traps[lost].left = calls
+        if place == "forward":
+            traps[lost].register_forward_pre_hook(end)
+        else:
+            traps[lost].register_full_backward_pre_hook(end)
+    try:
+        runner.step(inputs, targets)
+    except RankLost as error:
+        with open(f"{path}/{rank}", "w") as file:
+            file.write(str(error))
+    os._exit(0)
+
+
+@pytest.mark.verifies(
+    "xtrain.pipeline_parallel.lost:naming_lost_ranks",
+    "xtrain.pipeline_parallel.lost:exchange_all",
+)
+@pytest.mark.parametrize("case", LOST, ids=lambda case: "-".join(map(str, case)))
+def test_a_rank_that_is_killed_ends_all_others_with_its_name(tmp_path, case):
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(target=ends_itself, args=(rank, str(tmp_path), *case))
+        for rank in range(4)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(90.0)
+    stuck = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+    for process in ranks:
+        process.kill()
+        process.join()
+    assert stuck == []
+    lost = case[1]
+    assert ranks[lost].exitcode == -signal.SIGKILL
+    for rank in {0, 1, 2, 3} - {lost}:
+        said = (tmp_path / str(rank)).read_text()
+        assert said.startswith(f"rank {lost} is lost: rank {rank} was at "), said
