@@ -9,7 +9,7 @@ from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc4 import model, runs_model
 
 LAYER = (
-    "xtrain.model.decoder:DecoderLayer",
+    "xtrain.model.layer:DecoderLayer",
     "xtrain.tensor_parallel.attention:ParallelAttention",
     "xtrain.tensor_parallel.mlp:ParallelSwiGLU",
     "xtrain.tensor_parallel.functions:column_linear",

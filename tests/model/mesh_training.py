@@ -11,7 +11,7 @@ from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainModel
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.zero import (
     FullyShardedDataParallel,
     MixedPrecisionOptimizer,

@@ -119,7 +119,7 @@ def build_on(shape, names):
 def test_a_mesh_axis_that_cannot_cut_the_model_is_refused_on_every_rank(world):
     run = world(2).run
     for axis, hint in (
-        ("pipeline", "comes with lecture 5"),
+        ("pipeline", "XtrainModel.stages(config, mesh, schedule)"),
         ("expert", "comes with lecture 7"),
         ("other", "known axes are data, tensor"),
     ):

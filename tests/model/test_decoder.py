@@ -11,7 +11,7 @@ from xtrain.model.loss import mean_cross_entropy
 
 PARTS = (
     "xtrain.model.decoder:XtrainModel",
-    "xtrain.model.decoder:DecoderLayer",
+    "xtrain.model.layer:DecoderLayer",
     "xtrain.model.attention:Attention",
     "xtrain.model.mlp:SwiGLU",
     "xtrain.tensor_parallel.rope:rope_cos_sin",

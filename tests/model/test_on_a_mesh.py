@@ -7,7 +7,7 @@ import torch.distributed as dist
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 MODEL = "xtrain.model.decoder:XtrainModel"

@@ -19,7 +19,7 @@ from tests.training import (
 )
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import RING, TORCH, collectives_named
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.plan import state_memory
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel

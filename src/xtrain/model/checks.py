@@ -5,22 +5,26 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 AXES = {
-    "pipeline": "pipeline parallelism comes with lecture 5",
+    "pipeline": "XtrainModel.stages(config, mesh, schedule) makes the stages of a rank",
     "context": "context parallelism comes with lecture 6",
     "expert": "expert parallelism comes with lecture 7",
     "expert_data": "expert parallelism comes with lecture 7",
 }
-"""Axes that a model cannot be cut over yet, and where that comes from."""
+"""Axes that a whole model cannot be cut over, and what can or when it will be."""
 CUT_OVER = ("data", "tensor")
 
 
-def check_mesh(mesh: DeviceMesh | None) -> None:
-    """ValueError for an axis above 1 over which the model cannot be cut."""
+def check_mesh(mesh: DeviceMesh | None, also: tuple[str, ...] = ()) -> None:
+    """ValueError for an axis above 1 over which the model cannot be cut.
+
+    Args:
+        also: axes over which it can be cut, besides "data" and "tensor".
+    """
     if mesh is None:
         return
     names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     for axis, size in zip(names, mesh.shape, strict=True):
-        if size > 1 and axis not in CUT_OVER:
+        if size > 1 and axis not in (*CUT_OVER, *also):
             known = ", ".join((*CUT_OVER, *AXES))
             hint = AXES.get(axis, f"known axes are {known}")
             raise ValueError(

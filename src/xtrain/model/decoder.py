@@ -15,53 +15,27 @@ Source: Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 20
 Shapes: B batch, S sequence, H hidden, V vocabulary.
 """
 
-from collections.abc import Callable, Collection
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.checkpoint import Shard
-from xtrain.checkpoint.placement import Placement
 from xtrain.comm.agreement import problem_of
-from xtrain.comm.autograd import all_gather_split, check_divides
-from xtrain.comm.collective_choice import TORCH
-from xtrain.comm.wrapper_rules import mark_as_slices
-from xtrain.model.checks import check_inputs, check_mesh
+from xtrain.comm.autograd import all_gather_split
+from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
-from xtrain.model.initialize import full_weight
-from xtrain.model.loss import IGNORED, count_labels, mean_cross_entropy
-from xtrain.model.parts import CutParts, WholeParts
-from xtrain.model.placement import (
-    GRADIENT_AXES,
-    axis_group,
-    axis_size,
-    mesh_group,
-    placement_of,
-)
-from xtrain.tensor_parallel.shards import check_ids
+from xtrain.model.loss import count_labels, mean_cross_entropy
+from xtrain.model.span import DecoderSpan
+from xtrain.model.stages import make_stages
+from xtrain.pipeline_parallel import PipelineStage
+from xtrain.schedules import Schedule
 from xtrain.zero.clip import clip_sharded_grad_norm_
 
 
-class DecoderLayer(nn.Module):
-    """Attention and SwiGLU, each with a norm before and a residual around it."""
-
-    def __init__(self, parts: WholeParts):
-        super().__init__()
-        self.input_layernorm = parts.norm()
-        self.self_attn = parts.attention()
-        self.post_attention_layernorm = parts.norm()
-        self.mlp = parts.mlp()
-
-    def forward(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
-        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)
-        return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
-
-
-class XtrainModel(nn.Module):
+class XtrainModel(DecoderSpan):
     """The whole decoder: embedding, layers, norm and head.
 
     On the meta device it takes no memory; `to_empty` and then `reset_parameters` (or a
@@ -88,27 +62,43 @@ class XtrainModel(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
         check_mesh(mesh)
-        self.config, self.mesh = config, mesh
-        self.sequence_parallel = sequence_parallel
-        self.data, self.tensor = (axis_group(mesh, axis) for axis in ("data", "tensor"))
-        parts = WholeParts(config, attention)
-        if self.tensor is not None:
-            parts = CutParts(config, attention, sequence_parallel, self.tensor)
-        with torch.device("meta"):  # filled below, each weight once
-            self.embed_tokens = parts.embedding()
-            self.layers = nn.ModuleList(
-                DecoderLayer(parts) for _ in range(config.num_hidden_layers)
-            )
-            self.norm = parts.norm()
-            self.lm_head = parts.head()
-        self.to(dtype or torch.get_default_dtype())
-        self._tie_and_mark()
-        device = torch.device(device or torch.get_default_device())
-        if device.type != "meta":
-            self.to_empty(device=device)
-            self.reset_parameters()
+        super().__init__(
+            config,
+            mesh,
+            range(config.num_hidden_layers + 2),
+            attention=attention,
+            sequence_parallel=sequence_parallel,
+            device=device,
+            dtype=dtype,
+        )
+
+    @staticmethod
+    def stages(
+        config: XtrainConfig,
+        mesh: DeviceMesh | None,
+        schedule: Schedule,
+        *,
+        sequence: int = 1,
+        **options: Any,
+    ) -> list[PipelineStage]:
+        """This rank's virtual stages of the model, in the order of the schedule.
+
+        Only what they hold is allocated. The model is cut by FLOPs. Hand the last
+        stage's `module.loss_fn` to the runner.
+
+        Args:
+            mesh: its axis "pipeline" has as many ranks as the schedule; "data" and
+                "tensor" may be there besides.
+            sequence: the length for which the layers are to cost the same. Attention's
+                share grows with it; for 1 only the matrices count.
+            options: of an `XtrainModel`.
+
+        Raises:
+            ValueError: mesh and schedule do not fit, or there are more virtual stages
+                than layers, embedding and head.
+        """
+        return make_stages(config, mesh, schedule, sequence, **options)
 
     def forward(
         self,
@@ -133,44 +123,17 @@ class XtrainModel(nn.Module):
             ValueError: what is given does not fit; before anything is computed. With
                 labels it is raised on every rank that shares the loss.
         """
-        problem = problem_of(lambda: self._check_call(tokens, labels, positions))
+        problem = problem_of(lambda: self.check_call(tokens, labels, positions))
         if labels is not None:
             count = count_labels(labels, self.data, problem)
         elif problem is not None:
             raise ValueError(problem)
-        if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x_BSH = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x_BSH = layer(x_BSH, positions)
-        logits_BSV = self.lm_head(self.norm(x_BSH))
+        logits_BSV = self.run(tokens, positions)
         if labels is not None:
             return mean_cross_entropy(logits_BSV, labels, self.tensor, self.data, count)
         if gather_logits and self.tensor is not None:
             return all_gather_split(logits_BSV, -1, self.tensor)
         return logits_BSV
-
-    @torch.no_grad()
-    def sync_gradients(self, skip: Collection[str] = ()) -> None:
-        """Sum every gradient over the mesh axes that its backward did not sum over.
-
-        Every rank calls it after backward, with the same `skip`. A trained parameter
-        without a gradient here takes part with zeros, as it may have one elsewhere.
-
-        Args:
-            skip: axes over which a wrapper (DDP, ZeRO, FSDP) has summed already.
-        """
-        trained = [p for p in self.parameters() if p.requires_grad]
-        for axis in GRADIENT_AXES:
-            if axis in skip or axis_size(self.mesh, axis) == 1:
-                continue
-            group, works = axis_group(self.mesh, axis), []
-            for parameter in trained:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                works.append(TORCH.all_reduce(parameter.grad, group=group))
-            for work in works:
-                work.wait()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to a norm of at most `max_norm`; what it was before.
@@ -187,58 +150,6 @@ class XtrainModel(nn.Module):
         counts = [self.placement(name).is_first for name, _ in held]
         return clip_sharded_grad_norm_(gradients, max_norm, self.tensor, counts)
 
-    def shards(self) -> list[Shard]:
-        """What this rank holds, for `save_checkpoint` and `load_checkpoint`.
-
-        ZeRO and FSDP save and load what they shard by their own methods.
-        """
-        return [
-            self.placement(name).shard(name, parameter)
-            for name, parameter in self.named_parameters()
-        ]
-
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The call with labels: `self(...)`, so that hooks of wrappers run."""
         return self(tokens, labels)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Give every parameter its slice of the weights that its name stands for."""
-        seed, std = self.config.seed, self.config.initializer_range
-        for name, parameter in self.named_parameters():
-            place = self.placement(name)
-            full = full_weight(name, place.full_shape(parameter), seed, std)
-            parameter.copy_(place.of(full))
-
-    def placement(self, name: str) -> Placement:
-        """Which slice of the parameter `name` this rank holds."""
-        size = axis_size(self.mesh, "tensor")
-        rank = 0 if self.tensor is None else self.tensor.rank()
-        return placement_of(name, self.config, rank, size)
-
-    def all_ranks(self) -> ProcessGroup | None:
-        """The group of all ranks of the mesh: they save, load and clip together."""
-        return mesh_group(self.mesh)
-
-    def to_empty(self, **options: Any) -> Self:
-        """As torch's, but a tied head stays tied."""
-        super().to_empty(**options)
-        self._tie_and_mark()
-        return self
-
-    def _check_call(
-        self, tokens: Tensor, labels: Tensor | None, positions: Tensor | None
-    ) -> None:
-        """ValueError unless this rank's batch fits the model."""
-        check_inputs(tokens, labels, positions)
-        if self.sequence_parallel:
-            check_divides("sequence", tokens.shape[1], axis_size(self.mesh, "tensor"))
-        check_ids(tokens, self.config.vocab_size)
-        if labels is not None:
-            check_ids(labels, self.config.vocab_size, IGNORED)
-
-    def _tie_and_mark(self) -> None:
-        if self.config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        if axis_size(self.mesh, "tensor") > 1:
-            mark_as_slices(self.parameters())

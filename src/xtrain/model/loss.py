@@ -61,17 +61,24 @@ def mean_cross_entropy(
             them, and the gradients are this rank's share of that mean's.
         count: what `count_labels` gave, if it was called already.
     """
-    labels = labels_BS.flatten().long()
     if count is None:
-        count = count_labels(labels, data)
-    if tensor is None:
-        wide = torch.promote_types(logits_BSV.dtype, torch.float32)
-        flat = logits_BSV.flatten(0, 1).to(wide)
-        total = F.cross_entropy(flat, labels, ignore_index=IGNORED, reduction="sum")
-    else:
-        total = vocab_parallel_cross_entropy(
-            logits_BSV.flatten(0, 1), labels, reduction="sum", group=tensor
-        )
+        count = count_labels(labels_BS, data)
+    total = sum_cross_entropy(logits_BSV, labels_BS, tensor)
     if data is not None:
         total = all_reduce_identity(total, data)
     return total / count.clamp(min=1)
+
+
+def sum_cross_entropy(
+    logits_BSV: Tensor, labels_BS: Tensor, tensor: ProcessGroup | None = None
+) -> Tensor:
+    """The summed loss of this rank's tokens whose label is not -100, at least fp32."""
+    logits, labels = logits_BSV.flatten(0, 1), labels_BS.flatten().long()
+    if tensor is not None:
+        return vocab_parallel_cross_entropy(
+            logits, labels, reduction="sum", group=tensor
+        )
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(
+        logits.to(wide), labels, ignore_index=IGNORED, reduction="sum"
+    )

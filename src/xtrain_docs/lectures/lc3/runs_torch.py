@@ -12,7 +12,7 @@ from torch import nn
 
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import TORCH
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel
 
 from .runs import WIDTH, Tower, Training, nbytes

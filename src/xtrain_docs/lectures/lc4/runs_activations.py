@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from xtrain.comm.autograd import all_gather_split
 from xtrain.model import XtrainConfig
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.model.parts import CutParts
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,

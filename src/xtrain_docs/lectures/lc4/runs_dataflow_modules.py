@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from xtrain import tensor_parallel
 from xtrain.model import XtrainConfig
 from xtrain.model.attention import Attention
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.model.mlp import SwiGLU
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.model.placement import placement_of

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainModel
-from xtrain.model.decoder import DecoderLayer
+from xtrain.model.layer import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 from ...spine.training import ADAMW, CONFIG, Training, run

@@ -1,0 +1,185 @@
+"""Consecutive parts of the decoder: the whole of it, or what one stage holds.
+
+    number     0          1        2       ...   L          L + 1
+               embedding, layer 0, layer 1, ..., layer L-1, norm and head
+
+    span of a stage           range(2, 4): layers 1 and 2, nothing else is allocated
+    span of the whole model   range(0, L + 2)
+
+Parameters have the names of the whole model, so that the first weights, which slice a
+tensor rank holds, checkpoints and published files do not ask how it is cut.
+
+Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from xtrain.checkpoint import Shard
+from xtrain.checkpoint.placement import Placement
+from xtrain.comm.autograd import check_divides
+from xtrain.comm.collective_choice import TORCH
+from xtrain.comm.wrapper_rules import mark_as_slices
+from xtrain.model.checks import check_inputs
+from xtrain.model.config import XtrainConfig
+from xtrain.model.initialize import full_weight
+from xtrain.model.layer import DecoderLayer
+from xtrain.model.loss import IGNORED
+from xtrain.model.parts import CutParts, WholeParts
+from xtrain.model.placement import (
+    GRADIENT_AXES,
+    axis_group,
+    axis_size,
+    mesh_group,
+    placement_of,
+)
+from xtrain.tensor_parallel.shards import check_ids
+
+TIED = "embed_tokens.weight"
+"""The one weight of embedding and head, if they are tied: both ends hold it."""
+
+
+class DecoderSpan(nn.Module):
+    """The parts of the decoder with these numbers.
+
+    Args:
+        span: their numbers, as above.
+        is_copy: another rank holds the same span and counts for both.
+    """
+
+    def __init__(
+        self,
+        config: XtrainConfig,
+        mesh: DeviceMesh | None,
+        span: range,
+        *,
+        is_copy: bool = False,
+        attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
+        sequence_parallel: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.config, self.mesh, self.span, self.is_copy = config, mesh, span, is_copy
+        self.sequence_parallel = sequence_parallel
+        self.data, self.tensor = (axis_group(mesh, axis) for axis in ("data", "tensor"))
+        parts = WholeParts(config, attention)
+        if self.tensor is not None:
+            parts = CutParts(config, attention, sequence_parallel, self.tensor)
+        last = config.num_hidden_layers + 1
+        self.has_embedding, self.has_head = 0 in span, last in span
+        with torch.device("meta"):  # filled below, each weight once
+            if self.has_embedding or (self.has_head and config.tie_word_embeddings):
+                self.embed_tokens = parts.embedding()
+            self.layers = nn.ModuleList()
+            for number in span:
+                if 0 < number < last:  # named by its number in the whole model
+                    self.layers.add_module(str(number - 1), DecoderLayer(parts))
+            if self.has_head:
+                self.norm, self.lm_head = parts.norm(), parts.head()
+        self.to(dtype or torch.get_default_dtype())
+        self._tie_and_mark()
+        device = torch.device(device or torch.get_default_device())
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.reset_parameters()
+
+    def run(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Tokens [B, S] or activations [B, S, H] through these parts, to activations or
+        logits [B, S, V / t]; with sequence_parallel activations are [B, S / t, H]."""
+        if positions is None:
+            cut = self.sequence_parallel and not self.has_embedding
+            ranks = axis_size(self.mesh, "tensor") if cut else 1
+            positions = torch.arange(x.shape[1] * ranks, device=x.device)
+        if self.has_embedding:
+            x = self.embed_tokens(x)
+        for layer in self.layers:
+            x = layer(x, positions)
+        return self.lm_head(self.norm(x)) if self.has_head else x
+
+    def check_call(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> None:
+        """ValueError unless this rank's batch fits the model."""
+        check_inputs(tokens, labels, positions)
+        if self.sequence_parallel:
+            check_divides("sequence", tokens.shape[1], axis_size(self.mesh, "tensor"))
+        check_ids(tokens, self.config.vocab_size)
+        if labels is not None:
+            check_ids(labels, self.config.vocab_size, IGNORED)
+
+    @torch.no_grad()
+    def sync_gradients(self, skip: Collection[str] = ()) -> None:
+        """Sum every gradient over the mesh axes that its backward did not sum over.
+
+        Every rank calls it after backward, with the same `skip`. A trained parameter
+        without a gradient here takes part with zeros, as it may have one elsewhere.
+
+        Args:
+            skip: axes over which a wrapper (DDP, ZeRO, FSDP) has summed already.
+        """
+        trained = [p for p in self.parameters() if p.requires_grad]
+        for axis in GRADIENT_AXES:
+            if axis in skip or axis_size(self.mesh, axis) == 1:
+                continue
+            group, works = axis_group(self.mesh, axis), []
+            for parameter in trained:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                works.append(TORCH.all_reduce(parameter.grad, group=group))
+            for work in works:
+                work.wait()
+
+    def shards(self) -> list[Shard]:
+        """What this rank holds, for `save_checkpoint` and `load_checkpoint`.
+
+        ZeRO and FSDP save and load what they shard by their own methods.
+        """
+        return [
+            self.placement(name).shard(name, parameter)
+            for name, parameter in self.named_parameters()
+        ]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Give every parameter its slice of the weights that its name stands for."""
+        seed, std = self.config.seed, self.config.initializer_range
+        for name, parameter in self.named_parameters():
+            place = self.placement(name)
+            full = full_weight(name, place.full_shape(parameter), seed, std)
+            parameter.copy_(place.of(full))
+
+    def placement(self, name: str) -> Placement:
+        """Which slice of the parameter `name` this rank holds."""
+        size = axis_size(self.mesh, "tensor")
+        rank = 0 if self.tensor is None else self.tensor.rank()
+        place = placement_of(name, self.config, rank, size)
+        if self.is_copy or (name == TIED and not self.has_embedding):
+            return replace(place, is_first=False)
+        return place
+
+    def all_ranks(self) -> ProcessGroup | None:
+        """The group of all ranks of the mesh: they save, load and clip together."""
+        return mesh_group(self.mesh)
+
+    def to_empty(self, **options: Any) -> Self:
+        """As torch's, but a tied head stays tied."""
+        super().to_empty(**options)
+        self._tie_and_mark()
+        return self
+
+    def _tie_and_mark(self) -> None:
+        if self.has_head and self.config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        if axis_size(self.mesh, "tensor") > 1:
+            mark_as_slices(self.parameters())
