@@ -128,10 +128,11 @@ def race(kind: str, step: str) -> Race:
 
 SLEEP = 150_000  # F, B and W of a rank's part: 50 ms each
 WIDTH = 64
-SCHEDULES_OF_TORCH = {
-    f"torch {theirs.__name__.removeprefix('Schedule')}": (theirs, places)
-    for theirs, places, _ in LIKE.values()
-}
+
+
+def torch_name(kind: type) -> str:
+    """What a contestant with torch's schedule is called."""
+    return f"torch {kind.__name__.removeprefix('Schedule')}"
 
 
 def sleepers(case: Case) -> Model:
@@ -191,12 +192,12 @@ def sleeping() -> Race:
     ]
     theirs = [
         Contestant(
-            name,
+            torch_name(kind),
             partial(pipeline_trial, sleepers, partial(made, places, None),
                     partial(torch_step, kind)),
             ranks=(4,),
         )
-        for name, (kind, places) in SCHEDULES_OF_TORCH.items()
+        for kind, places, _ in LIKE.values()
     ]  # fmt: skip
     return Race(
         "sleeping",
