@@ -12,6 +12,7 @@ from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
+from ...tables.training_races import steps_table
 from ...values import percent, seconds
 from .figures import HEADING, TITLES
 
@@ -192,3 +193,11 @@ def sleeping_against_torch(ranks: int = 4) -> Table:
         )  # fmt: skip
     header = ["torch", "its step", "ours", "our step", "times as fast"]
     return Table(header, lines, "lrlrr")
+
+
+@TABLES
+def pipeline_steps() -> Table:
+    """Model and batch of each raced step."""
+    from xtrain.bench.races.lc5 import SHAPES, SIZES
+
+    return steps_table([(name, SHAPES[name], size) for name, size in SIZES.items()])
