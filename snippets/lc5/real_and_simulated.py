@@ -21,7 +21,8 @@ runner = PipelineRunner(
 batch = torch.ones(3, 4)
 runner.step(batch, batch)
 
-print(f"rank {rank} ran {' '.join(map(str, runner.executed))}")
+computed = [str(action) for action in runner.executed if action.kind in "FBW"]
+print(f"rank {rank} computed {' '.join(computed)}")
 held, expected = runner.peak_activations, simulated.peak_activations[rank]
 print(f"rank {rank} held {held:g} micro-batches, simulated {expected:g}")
 
