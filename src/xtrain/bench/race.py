@@ -85,7 +85,8 @@ class Race:
     of its own, to see how much memory it takes.
     `single` times every call by itself, after a barrier, as a step that needs one small
     collective meets it; otherwise calls follow each other. A single call is too short
-    to tell other load: all samples are kept.
+    to tell other load: all samples are kept. `rounds` samples of each contestant are
+    wanted; None leaves it to the settings.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Race:
     single: bool = False
     checked_calls: int = 1
     memory: bool = False
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         names = [contestant.name for contestant in self.contestants]

@@ -109,6 +109,8 @@ def run_measurement(
             most_rounds=SINGLE_ROUNDS * settings.most_rounds,
             other_load_limit=float("inf"),
         )
+    if race.rounds is not None and race.rounds < settings.rounds:
+        settings = dataclasses.replace(settings, rounds=race.rounds)
     ranks = world.run(run_on_rank, race, case, settings, timeout=None)
     first = ranks[0]
     kept = {

@@ -62,10 +62,12 @@ def _times(ratio: float) -> str:
 
 
 @REGISTRY
-def race_goals(record: str = "lc1") -> Table:
-    """Every goal beside what was measured."""
+def race_goals(record: str = "lc1", skip: str = "") -> Table:
+    """Every goal beside what was measured, but those of the race `skip`."""
     rows = []
     for measurement in races.record(record).measurements:
+        if measurement.race == skip:
+            continue
         for result in measurement.results:
             if result.goal is None:
                 continue
@@ -96,8 +98,8 @@ def _verdict(ratios: list[float], goal: float) -> str:
 
 
 @REGISTRY
-def race_lost(record: str = "lc1") -> Table:
-    """Every measurement that the baseline won."""
+def race_lost(record: str = "lc1", skip: str = "") -> Table:
+    """Every measurement that the baseline won, but in the race `skip`."""
     rows = [
         [
             measurement.title,
@@ -109,7 +111,7 @@ def race_lost(record: str = "lc1") -> Table:
         ]
         for measurement in races.record(record).measurements
         for result in measurement.results
-        if result.ratio is not None and result.ratio < 1
+        if measurement.race != skip and result.ratio is not None and result.ratio < 1
     ]
     header = ["race", "tensor", "ranks", "contestant", "times as fast",
               "middle half of rounds"]  # fmt: skip
