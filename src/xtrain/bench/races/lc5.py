@@ -119,7 +119,7 @@ def race(kind: str, step: str) -> Race:
         reference=partial(in_one_process, model),
         tolerance=TOLERANCE,
         checked_calls=CHECKED,
-        memory=step == "batch8" and kind in LEAST,
+        memory=(step, kind) == ("batch8", "one_f_one_b"),
         goals=tuple(Goal(name, least, size, ranks) for ranks in (2, 4)),
     )  # fmt: skip
 
