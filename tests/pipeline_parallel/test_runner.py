@@ -49,6 +49,7 @@ def check(schedule: Schedule, results: list[dict]) -> None:
 @pytest.mark.verifies(
     "xtrain.pipeline_parallel.runner:PipelineRunner",
     "xtrain.pipeline_parallel.step:Step",
+    "xtrain.pipeline_parallel.micro_batch:received",
     "xtrain.pipeline_parallel.messages:Messages",
 )
 @pytest.mark.parametrize("ranks", SIZES)
