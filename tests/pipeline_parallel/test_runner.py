@@ -26,8 +26,8 @@ SIZES = {
     4: [("gpipe", 4), ("one_f_one_b", 8), ("interleaved", 8), ("zb_h1", 8),
         ("zb_h2", 5), ("zb_v", 8), ("chimera", 4), ("dualpipe_simple", 8),
         ("dualpipe", 10), ("dualpipe_v", 8)],
-    8: [("gpipe", 8), ("one_f_one_b", 9), ("interleaved", 8), ("zb_h1", 8),
-        ("zb_h2", 8), ("zb_v", 8), ("chimera", 8), ("dualpipe_simple", 16),
+    8: [("gpipe", 3), ("one_f_one_b", 9), ("interleaved", 8), ("zb_h1", 4),
+        ("zb_h2", 4), ("zb_v", 4), ("chimera", 8), ("dualpipe_simple", 16),
         ("dualpipe", 16), ("dualpipe_v", 16)],
 }  # fmt: skip
 
@@ -49,6 +49,7 @@ def check(schedule: Schedule, results: list[dict]) -> None:
 @pytest.mark.verifies(
     "xtrain.pipeline_parallel.runner:PipelineRunner",
     "xtrain.pipeline_parallel.step:Step",
+    "xtrain.pipeline_parallel.micro_batch:received",
     "xtrain.pipeline_parallel.messages:Messages",
 )
 @pytest.mark.parametrize("ranks", SIZES)

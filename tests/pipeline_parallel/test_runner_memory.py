@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.pipeline_parallel.pipelines import batch, layers, make, own, squares
 from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.pipeline_parallel.micro_batch import MicroBatch
 
 
 class Alive:
@@ -86,3 +87,18 @@ def test_whatever_the_schedule_nothing_is_left_after_a_step(world):
     for name in ("gpipe", "zb_v", "dualpipe"):
         for result in world(2).run(lived, name, 4, 2):
             assert result["left"] == [0, 0, 0, 0], name
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.micro_batch:MicroBatch")
+def test_between_forward_and_backward_the_output_is_not_kept():
+    module = nn.Linear(3, 3)
+    x = torch.ones(2, 3, requires_grad=True)
+    micro_batch, outputs = MicroBatch(module, splits=False), (module(x),)
+    memory = StorageWeakRef(outputs[0].untyped_storage())
+    micro_batch.keep((x,), outputs)
+    del outputs
+    assert memory.expired()
+    micro_batch.begin_backward((torch.ones(2, 3),))()
+    (gradient,) = micro_batch.end_backward()
+    assert torch.equal(gradient, module.weight.sum(0).expand(2, 3))
+    assert micro_batch.inputs == () and micro_batch.outputs == []

@@ -51,8 +51,8 @@ class Embeds(nn.Module):
 
 
 def with_positions(stage, h):
-    positions = torch.arange(len(h)) % 5
-    return stage.layer(h), positions, h * 2  # nobody uses the last
+    positions, h = torch.arange(len(h)) % 5, stage.layer(h)
+    return h, positions, h * 2  # nobody uses the last
 
 
 def passed_on(stage, h, positions, _):
@@ -81,7 +81,8 @@ def frozen(module: nn.Module) -> nn.Module:
 
 
 def empty_beside(stage, h):
-    return stage.layer(h), h[:, :0], h.new_empty(0, 3)
+    h = stage.layer(h)
+    return h, h[:, :0], h.new_empty(0, 3)
 
 
 def ignores_the_rest(stage, h, *rest):

@@ -42,7 +42,7 @@ def placed(lists: list[list[str]]) -> Placed:
                     if (send := sent_as(action)) not in sends:
                         break
                     begin = max(begin, sends[send] + 8.0)
-                high = 7.0 if "_" in action else 10.0 if "REDUCE" in action else CELL
+                high = 7.0 if "_" in action else 15.0 if "REDUCE" in action else CELL
                 found[rank, at[rank]] = begin, begin + high
                 if "SEND" in action:
                     sends[action] = begin + high / 2
