@@ -126,9 +126,10 @@ def refused(folder) -> None:
     stages = XtrainModel.stages(config_of(**DEEP), mesh, gpipe(2, 2))
     alone = init_mesh((2, 1), ("pipeline", "data"))["data"].get_group()
     wrapper = DistributedDataParallel(stages[0].module, process_group=alone)
-    wrapped = [PipelineStage(wrapper, dist.get_rank(), 2)]
-    with pytest.raises(ValueError, match="is a DistributedDataParallel: give the"):
-        save_hf(wrapped, folder / "out")
+    save_hf([PipelineStage(wrapper, dist.get_rank(), 2)], folder / "wrapped")
+    foreign = [PipelineStage(torch.nn.Linear(2, 2), dist.get_rank(), 2)]
+    with pytest.raises(ValueError, match="is a Linear: give the"):
+        save_hf(foreign, folder / "out")
 
 
 @pytest.mark.verifies(LOAD, "xtrain.model.stages:check_pipeline")
@@ -136,6 +137,12 @@ def test_what_does_not_fit_is_refused_on_every_rank(world, tmp_path):
     save_hf(made(DEEP), tmp_path)
     world(2).run(refused, tmp_path)
     assert not (tmp_path / "out").exists()
+    save_hf(XtrainModel(config_of(**DEEP)), tmp_path / "dense")
+    dense, wrapped = (
+        (tmp_path / name / "model.safetensors").read_bytes()
+        for name in ("dense", "wrapped")
+    )
+    assert wrapped == dense
 
 
 def missing_in_another_stage(folder) -> None:
