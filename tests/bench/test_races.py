@@ -8,7 +8,12 @@ from xtrain.bench.races import lc1
 from xtrain.bench.runner import run_measurement
 
 SETS = {name: command.load(name).RACES for name in command.names()}
-RACES = [(name, race) for name, races in SETS.items() for race in races]
+RACES = [
+    (name, race)
+    for name, races in SETS.items()
+    for race in races
+    if name != "lc5" or not race.name.startswith("batch8_")  # at 4 KiB like small_
+]
 
 
 @pytest.mark.verifies("xtrain.bench.race:Trial", "xtrain.bench.race:Contestant")
