@@ -90,7 +90,10 @@ def listing() -> str:
 
 
 def _copy(reference: str) -> tuple[str, str]:
-    return (_lines(standalone(reference)) if reference else "", reference)
+    try:
+        return (_lines(standalone(reference)) if reference else "", reference)
+    except CopyError:  # what uses two lectures whose names collide
+        return "none", reference
 
 
 def _same(name: str, names: Iterable[str]) -> str | None:

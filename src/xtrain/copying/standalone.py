@@ -108,13 +108,18 @@ class _Closure:
             f"{module.name} has no {name!r}" + (star if module.star else "")
         )
 
+    def _gives(self, home: str, name: str) -> bool:
+        """Whether a package imports a name that one of its modules has, too."""
+        return name in self.read(home).imported
+
     def _follow_import(self, module: Module, found: Import) -> list[Statement]:
         if found.home.split(".")[0] != self.package:
             self._claim(found.local, found.meaning, module.name)
             self.imports.add(found)
             return []
         whole = found.home if found.name is None else f"{found.home}.{found.name}"
-        if found.name is None or module_path(whole, self.root):
+        given = found.name is not None and self._gives(found.home, found.name)
+        if found.name is None or (module_path(whole, self.root) and not given):
             raise CopyError(
                 f"{module.name} imports the module {whole}; import the names "
                 "it needs instead, so that the code can be copied"
