@@ -35,7 +35,7 @@ from xtrain.whiteboard.pipeline_parallel.split_backward import (
 )
 
 SPLIT = "xtrain.pipeline_parallel.split_backward"
-DEFERRED = "xtrain.comm.deferred"
+DEFERRED = "xtrain.pipeline_parallel.deferred_gradients"
 PARTS = (
     f"{SPLIT}:split_backward",
     f"{SPLIT}:SplitBackward",

@@ -28,7 +28,8 @@ from torch.autograd import _make_grads
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from xtrain.comm.deferred import DeferredGradients, Later
+from xtrain.comm.deferred import Later
+from xtrain.pipeline_parallel.deferred_gradients import DeferredGradients
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
 
