@@ -11,7 +11,7 @@ from xtrain_docs.lectures.lc3 import runs as lc3_runs
 
 SYMBOLS = (
     "xtrain.zero.optimizer:ZeroOptimizer",
-    "xtrain.zero.buckets:Bucket",
+    "xtrain.zero.buckets:ShardedBucket",
     "xtrain.zero.fsdp:FullyShardedDataParallel",
     "xtrain.zero.flat_param_group:FlatParamGroup",
 )
@@ -20,7 +20,7 @@ MEMORY = ("xtrain.plan.memory:state_memory", "xtrain.plan.memory:zero_memory")
 
 @pytest.mark.verifies(
     "xtrain.plan.memory:state_memory",
-    "xtrain.zero.buckets:Bucket",
+    "xtrain.zero.buckets:ShardedBucket",
     "xtrain.zero.flat_param_group:FlatParamGroup",
     "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.zero.fsdp:FullyShardedDataParallel",

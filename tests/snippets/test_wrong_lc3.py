@@ -201,7 +201,7 @@ def by_stage_2(gradient):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.verifies(ZERO, "xtrain.zero.buckets:Bucket")
+@pytest.mark.verifies(ZERO, "xtrain.zero.buckets:ShardedBucket")
 def test_a_view_keeps_the_whole_gradient_alive(worlds, size):
     for right in (by_stage_1, by_stage_2):
         worlds[size].run(shard_keeps_nothing_else_alive, right)

@@ -90,10 +90,7 @@ def listing() -> str:
 
 
 def _copy(reference: str) -> tuple[str, str]:
-    try:
-        return (_lines(standalone(reference)) if reference else "", reference)
-    except CopyError:  # what uses two lectures whose names collide
-        return "none", reference
+    return (_lines(standalone(reference)) if reference else "", reference)
 
 
 def _same(name: str, names: Iterable[str]) -> str | None:

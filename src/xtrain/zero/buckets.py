@@ -18,7 +18,7 @@ from xtrain.zero.flat import FlatLayout
 BUCKET_CAP_MB = 8.0  # small enough that the C library keeps a bucket's memory at hand
 
 
-class Bucket:
+class ShardedBucket:
     """Some parameters of one group and dtype: flat weights, flat gradients, own shard.
 
     The parameters become views of `flat`. `master` is what the optimizer steps: the own
@@ -69,13 +69,13 @@ class Bucket:
         self.waiting.discard(parameter)
 
 
-def make_buckets(
+def make_sharded_buckets(
     group: dict[str, Any],
     cap_bytes: int,
     master_weights: bool,
     offload: bool,
     process_group: ProcessGroup | None,
-) -> list[Bucket]:
+) -> list[ShardedBucket]:
     """The trainable parameters of an optimizer's group; all become rank 0's values."""
     rank, size = rank_and_size(process_group)
     for parameter in group["params"]:
@@ -87,7 +87,7 @@ def make_buckets(
     for members in split_parameters(trainable, cap_bytes):
         low = members[0].dtype in (torch.float16, torch.bfloat16)
         dtype = torch.float32 if low and master_weights else None
-        bucket = Bucket(members, rank, size, dtype, device)
+        bucket = ShardedBucket(members, rank, size, dtype, device)
         dist.broadcast(bucket.flat, group=process_group, group_src=0)
         bucket.master.data.copy_(bucket.shard)
         buckets.append(bucket)

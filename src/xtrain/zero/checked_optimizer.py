@@ -19,7 +19,7 @@ from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.comm.agreement import problem_of, raise_everywhere
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.wrapper_rules import check_not_slices, check_options, claim
-from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups
+from xtrain.zero.buckets import BUCKET_CAP_MB, ShardedBucket, as_groups
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.optimizer import ZeroOptimizer as BareZeroOptimizer
 from xtrain.zero.optimizer_checkpoint import (
@@ -101,7 +101,7 @@ class ZeroOptimizer(BareZeroOptimizer):
             param_group = groups[0]
         super().add_param_group(param_group)
 
-    def _take_over(self, buckets: list[Bucket]) -> None:
+    def _take_over(self, buckets: list[ShardedBucket]) -> None:
         claim([p for b in buckets for p in b.parameters], "ZeroOptimizer")
         super()._take_over(buckets)
 

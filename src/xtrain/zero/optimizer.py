@@ -31,7 +31,12 @@ from torch.optim import Optimizer
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
-from xtrain.zero.buckets import BUCKET_CAP_MB, Bucket, as_groups, make_buckets
+from xtrain.zero.buckets import (
+    BUCKET_CAP_MB,
+    ShardedBucket,
+    as_groups,
+    make_sharded_buckets,
+)
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.grad_scaler import mark, marker, unscale_on_all_ranks
 from xtrain.zero.stage1 import ReduceAtStep
@@ -87,7 +92,7 @@ class ZeroOptimizer(Optimizer):
         self.rank, self.size = rank_and_size(process_group)
         groups = as_groups(params)
         self._make_buckets = partial(
-            make_buckets,
+            make_sharded_buckets,
             cap_bytes=int(bucket_cap_mb * 2**20),
             master_weights=master_weights,
             offload=offload,
@@ -95,7 +100,9 @@ class ZeroOptimizer(Optimizer):
         )
         self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
         made = [self._make_buckets(group) for group in groups]
-        self.buckets: list[Bucket] = [bucket for buckets in made for bucket in buckets]
+        self.buckets: list[ShardedBucket] = [
+            bucket for buckets in made for bucket in buckets
+        ]
         self._collectives = collectives
         reduction = ReduceAtStep if stage == 1 else ReduceInBackward
         self._reduction = reduction(
@@ -121,7 +128,7 @@ class ZeroOptimizer(Optimizer):
         self.buckets += buckets
         self._take_over(buckets)
 
-    def _take_over(self, buckets: list[Bucket]) -> None:
+    def _take_over(self, buckets: list[ShardedBucket]) -> None:
         """From here on the gradients of these parameters are reduced here."""
         self._share_with_inner()
         self._reduction.take_over(buckets)
@@ -253,6 +260,6 @@ class ZeroOptimizer(Optimizer):
         return clip_sharded_grad_norm_(self.gradients, max_norm, self.process_group)
 
 
-def of_shards(group: dict[str, Any], buckets: list[Bucket]) -> dict[str, Any]:
+def of_shards(group: dict[str, Any], buckets: list[ShardedBucket]) -> dict[str, Any]:
     """A group of parameters with the masters of their shards instead."""
     return {**group, "params": [bucket.master for bucket in buckets]}

@@ -27,16 +27,18 @@ from xtrain.checkpoint.training_state import (
 )
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.zero.buckets import Bucket
+from xtrain.zero.buckets import ShardedBucket
 
-ByBucket = dict[Bucket, list[Shard]]  # views of the masters, one for each parameter
+ByBucket = dict[
+    ShardedBucket, list[Shard]
+]  # views of the masters, one for each parameter
 
 
 def save_buckets(
     directory: str | Path,
     step: int,
     module: nn.Module,
-    buckets: list[Bucket],
+    buckets: list[ShardedBucket],
     optimizer: Optimizer,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
@@ -59,7 +61,7 @@ def save_buckets(
 def load_buckets(
     path: str | Path,
     module: nn.Module,
-    buckets: list[Bucket],
+    buckets: list[ShardedBucket],
     optimizer: Optimizer,
     group: ProcessGroup | None,
 ) -> tuple[int, dict[str, Any] | None]:
@@ -84,7 +86,7 @@ def load_buckets(
 
 
 def shards_of(
-    buckets: list[Bucket], module: nn.Module, rank: int, gradients: bool = False
+    buckets: list[ShardedBucket], module: nn.Module, rank: int, gradients: bool = False
 ) -> ByBucket:
     """This rank's part of every parameter, with its name in `module`.
 
@@ -111,7 +113,7 @@ def shards_of(
     return found
 
 
-def whole_of(buckets: list[Bucket], module: nn.Module) -> list[Shard]:
+def whole_of(buckets: list[ShardedBucket], module: nn.Module) -> list[Shard]:
     """What no rank of the group has alone: frozen parameters and buffers."""
     sharded = {p for bucket in buckets for p in bucket.parameters}
     others = {n: p for n, p in module.named_parameters() if p not in sharded}
@@ -135,7 +137,7 @@ def cut_states(by_bucket: ByBucket, optimizer: Optimizer, rank: int) -> States:
 
 
 def make_state(
-    bucket: Bucket,
+    bucket: ShardedBucket,
     shards: list[Shard],
     saved: list[dict[str, StateSpec]],
     optimizer: Optimizer,

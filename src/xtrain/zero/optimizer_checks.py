@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.wrapper_rules import check_bare, check_filled
-from xtrain.zero.buckets import Bucket
+from xtrain.zero.buckets import ShardedBucket
 
 Groups = list[dict[str, Any]]
 
@@ -58,7 +58,7 @@ def check_same_groups(
 def check_state(
     state_dict: dict[str, Any],
     param_groups: Groups,
-    buckets: list[Bucket],
+    buckets: list[ShardedBucket],
     process_group: ProcessGroup | None,
 ) -> None:
     """ValueError unless a `state_dict` is this rank's, of as many ranks."""

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.backward import Reducer, Reduction
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
-from xtrain.zero.buckets import Bucket
+from xtrain.zero.buckets import ShardedBucket
 
 
 class ReduceAtStep:
@@ -32,7 +32,7 @@ class ReduceAtStep:
         self._divisor = rank_and_size(group)[1] if average else 1
         self.sync = True  # False inside no_sync
         self._is_reduced = False  # since the last step
-        self._bucket_of: dict[nn.Parameter, Bucket] = {}
+        self._bucket_of: dict[nn.Parameter, ShardedBucket] = {}
         self._reducer = Reducer(
             self._reduce_scatter, self._end_of_backward, in_flight=1
         )
@@ -47,7 +47,7 @@ class ReduceAtStep:
         finally:
             self.sync = before
 
-    def take_over(self, buckets: list[Bucket]) -> None:
+    def take_over(self, buckets: list[ShardedBucket]) -> None:
         """From here on the gradients of these buckets are reduced here."""
         # Backward reaches the last parameters first, so buckets leave from the end.
         self._reducer.buckets = [*buckets[::-1], *self._reducer.buckets]
@@ -78,7 +78,7 @@ class ReduceAtStep:
         self._reducer.finish()
 
     @torch.no_grad()
-    def _reduce_scatter(self, bucket: Bucket) -> Reduction:
+    def _reduce_scatter(self, bucket: ShardedBucket) -> Reduction:
         """Begin to reduce a bucket; what has no gradient counts as zero."""
         for parameter in list(bucket.waiting):
             bucket.take(parameter)
@@ -90,7 +90,7 @@ class ReduceAtStep:
 
 
 @torch.no_grad()
-def take_shard(bucket: Bucket, shard: Tensor, divisor: int) -> None:
+def take_shard(bucket: ShardedBucket, shard: Tensor, divisor: int) -> None:
     """Free the full gradients, and add the reduced shard to the master's gradient."""
     master = bucket.master
     bucket.full_grad = None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from xtrain.zero.buckets import Bucket
+from xtrain.zero.buckets import ShardedBucket
 from xtrain.zero.stage1 import ReduceAtStep
 
 
@@ -34,7 +34,7 @@ class ReduceInBackward(ReduceAtStep):
             self._is_local = True
             yield
 
-    def take_over(self, buckets: list[Bucket]) -> None:
+    def take_over(self, buckets: list[ShardedBucket]) -> None:
         super().take_over(buckets)
         for bucket in buckets:
             for parameter in bucket.parameters:
