@@ -78,13 +78,6 @@ SCENE = {
 of a broken twin."""
 
 
-COMPOSED = {
-    "snippets/lc5/pipeline_and_data.py": (7, 84),
-    "snippets/lc5/real_and_simulated.py": (6, 60),
-}
-"""Programs that put several wrappers or a whole pipeline together: names, lines."""
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_snippet_needs_torch_and_few_names(name):
     """Two at most; from lecture 4 on, which puts things together, four."""
@@ -95,13 +88,13 @@ def test_a_snippet_needs_torch_and_few_names(name):
     assert imports.keys() <= sys.stdlib_module_names
     composes = re.search(r"/lc(\d)/", name)
     most = 4 if composes and int(composes[1]) >= 4 else 2
-    assert len(ours - SCENE) <= COMPOSED.get(name, (most, 60))[0]
+    assert len(ours - SCENE) <= most
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_snippet_fits_on_a_page(name):
     lines = Path(name).read_text().splitlines()
-    assert len(lines) <= COMPOSED.get(name, (0, 60))[1]
+    assert len(lines) <= 60
     assert max(map(len, lines)) <= 88
 
 

@@ -15,7 +15,6 @@ Bubble Pipeline Parallelism, 2023; DeepSeek-AI, DeepSeek-V3, 2024.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -43,8 +42,10 @@ from xtrain.pipeline_parallel.checks import (
     rows_of,
 )
 from xtrain.pipeline_parallel.messages import Messages
+from xtrain.pipeline_parallel.reductions import Reductions
+from xtrain.pipeline_parallel.set_aside import SetAside
 from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
-from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
+from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.pipeline_parallel.step import LossFunction, Step
 from xtrain.pipeline_parallel.wrappers import check_wrappers, reduces_shards
 from xtrain.schedules import (
@@ -101,12 +102,11 @@ class PipelineRunner:
         self.group, self.data_group = group, data_group
         self.parameters = list(dict.fromkeys(p for s in own for p in s.parameters()))
         mirrored = schedule.placement == "mirror"
-        self._reductions = reductions_of(own)
         sharded = {
             p for s in own if reduces_shards(s.reduction) for p in s.parameters()
         }
         self._shared = SharedGradients(held_by_name(own, mirrored), group, sharded)
-        self._pending: dict[GradientReduction, set[int]] = {}
+        self._reductions = Reductions(own, self._shared)
         device = device_of(own)
         down = group_of_its_own(group) if runs_in_order(group, device) else None
         full = with_messages(with_reductions(schedule))
@@ -148,32 +148,18 @@ class PipelineRunner:
 
         Whatever is raised, the parameters have the gradients that they had before.
         """
-        problem = check_mode(self._messages.device.type) or self._changed()
+        problem = check_mode(self._messages.device.type) or self._reductions.changed()
         step = self._begin(self._messages, self.loss_fn, inputs, targets, problem)
-        held = self._with_gradients()
-        before = [kept(p.grad) for p in held]
+        before = SetAside(self._reductions.parameters())
         try:
-            for parameter in held:
-                parameter.grad = None
-            with torch.enable_grad(), ExitStack() as unsynced:
-                self._pending = {r: set(of) for r, of in self._reductions.items()}
-                for reduction in self._pending:
-                    unsynced.enter_context(reduction.no_sync())
+            with torch.enable_grad(), self._reductions.no_sync():
                 step.run()
-                step.attempt(self._reduce_rest)
+                step.attempt(self._reductions.reduce_rest)
             total, count = self._end(step)
         except BaseException:
-            for parameter, old in zip(held, before, strict=True):
-                parameter.grad = old
+            before.put_back()
             raise
-        with torch.no_grad():
-            for parameter, old in zip(held, before, strict=True):
-                if parameter.grad is not None:
-                    parameter.grad.div_(count.to(parameter.grad.device))
-                if old is not None:
-                    if parameter.grad is not None:
-                        old.add_(parameter.grad)
-                    parameter.grad = old
+        before.add(count)
         return total / count
 
     @torch.no_grad()
@@ -216,18 +202,13 @@ class PipelineRunner:
             self._shared.check_equal()
         messages.begin(negotiate)
         self._signatures[messages] = signature
-        step = Step(self.stages, messages, loss_fn, self._splits, self._reduce)
+        reduce = self._reductions.reduce
+        step = Step(self.stages, messages, loss_fn, self._splits, reduce)
         step.load(
             inputs if self._needs_inputs else None,
             targets if self._needs_targets else None,
         )
         return step
-
-    def _changed(self) -> str | None:
-        """What has been done to the stages that the runner would not notice."""
-        if reductions_of(list(self.stages.values())) != self._reductions:
-            return "stages have been wrapped after they were handed to the runner"
-        return None
 
     def _end(self, step: Step) -> tuple[Tensor, Tensor]:
         """The sum of the loss and the count (at least 1) of all ranks."""
@@ -242,36 +223,6 @@ class PipelineRunner:
             raise
         return total, count.clamp(min=1)
 
-    def _with_gradients(self) -> list[nn.Parameter]:
-        """Everything that has gradients: parameters, and the shards that ZeRO steps."""
-        found = dict.fromkeys(self.parameters)
-        for reduction in self._reductions:
-            for group in getattr(reduction, "param_groups", ()):
-                found.update(dict.fromkeys(group["params"]))
-        return list(found)
-
-    def _reduce(self, index: int) -> None:
-        """Sum a stage's gradients over the data ranks; it has its last gradient.
-
-        What reduces several stages waits for the last of them. A `ZeroOptimizer` cuts
-        gradients into shards of its own, so what stages share is summed before.
-        """
-        reduction = self.stages[index].reduction
-        if reduction is None:
-            return
-        self._pending[reduction].discard(index)
-        early = not (self._shared.exist and reduces_shards(reduction))
-        if early and not self._pending[reduction]:
-            del self._pending[reduction]
-            reduction.reduce_gradients()
-
-    def _reduce_rest(self) -> None:
-        """Sum what stages share, before or after it is summed over the data ranks."""
-        self._shared.sum(of_sharded=True)
-        for reduction in self._pending:
-            reduction.reduce_gradients()
-        self._shared.sum(of_sharded=False)
-
     def _shapes(self, inputs: Batch) -> object:
         """What decides on the shapes of all messages, as far as this rank has it."""
         own = inputs if self._needs_inputs and inputs is not None else ()
@@ -283,24 +234,6 @@ class PipelineRunner:
             [stage.module.training for stage in self.stages.values()],
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
-
-
-def reductions_of(
-    stages: Sequence[PipelineStage],
-) -> dict[GradientReduction, set[int]]:
-    """What reduces gradients over data ranks, and for which stages."""
-    found: dict[GradientReduction, set[int]] = {}
-    for stage in stages:
-        if stage.reduction is not None:
-            found.setdefault(stage.reduction, set()).add(stage.index)
-    return found
-
-
-def kept(gradient: Tensor | None) -> Tensor | None:
-    """A gradient that stays while others are summed: DDP's is a view of its bucket."""
-    if type(gradient) is Tensor and gradient._base is not None:
-        return gradient.clone()
-    return gradient
 
 
 def device_of(stages: Sequence[PipelineStage]) -> torch.device:

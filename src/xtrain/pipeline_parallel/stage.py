@@ -15,7 +15,7 @@ from xtrain.pipeline_parallel.recompute import checkpoint
 
 
 class GradientReduction(Protocol):
-    """What sums gradients over data ranks: our DDP, FSDP or ZeRO, or torch's alike."""
+    """What sums gradients over data ranks: DDP, FSDP or ZeRO of xtrain, or yours."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backwards inside add up gradients on each rank and send nothing."""
