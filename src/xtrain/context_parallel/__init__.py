@@ -1,0 +1,28 @@
+"""lc6: attention over a sequence that is cut over the ranks of a group."""
+
+from xtrain.context_parallel.all_gather_attention import all_gather_attention
+from xtrain.context_parallel.balance import (
+    local_positions,
+    shard_sequence,
+    unshard_sequence,
+)
+from xtrain.context_parallel.flash import (
+    flash_attention_backward,
+    flash_attention_forward,
+)
+from xtrain.context_parallel.online_softmax import online_softmax, ring_online_softmax
+from xtrain.context_parallel.ring_attention import ring_attention
+from xtrain.context_parallel.ulysses import ulysses_attention
+
+__all__ = [
+    "all_gather_attention",
+    "flash_attention_backward",
+    "flash_attention_forward",
+    "local_positions",
+    "online_softmax",
+    "ring_attention",
+    "ring_online_softmax",
+    "shard_sequence",
+    "ulysses_attention",
+    "unshard_sequence",
+]

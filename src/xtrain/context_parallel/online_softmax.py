@@ -1,0 +1,119 @@
+"""Online softmax: attention over keys that arrive in blocks, in any order.
+
+    state        output (weighted by softmax so far), lse (log of the sum so far)
+    a new block  its own output and lse
+    together     lse' = log(e^lse + e^lse_block)
+                 output' = output e^(lse - lse') + output_block e^(lse_block - lse')
+
+The state is one number per row and the running output; all of attention's algorithms
+are this rule. A row that has seen no key has lse = -inf and output 0, and the rule
+keeps that: a weight e^(-inf - -inf) would be NaN, so it is 0 there.
+
+Sources: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et
+al., FlashAttention, 2022.
+
+Shapes: R any leading dims (batch, heads, queries), K keys, D features of a value.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import check_call
+from xtrain.comm.p2p import post_all
+
+State = tuple[Tensor, Tensor]
+
+
+def online_softmax(
+    scores: Tensor, values: Tensor, block_size: int = 128
+) -> tuple[Tensor, Tensor]:
+    """softmax(scores) @ values and the log-sum-exp, one block of keys at a time.
+
+    Computes in at least fp32. A row whose scores are all -inf gives zeros, and -inf.
+
+    Args:
+        scores: [R, K].
+        values: [R without its last dim, K, D], or broadcast to it.
+        block_size: keys at a time; the last block may be smaller.
+
+    Returns:
+        [R, D] of the values' dtype, and [R] in the dtype computed in.
+
+    Raises:
+        ValueError: a block size below 1, or as many values as there are not scores.
+    """
+    if block_size < 1:
+        raise ValueError(f"online_softmax: block_size={block_size} is below 1")
+    if scores.shape[-1] != values.shape[-2]:
+        raise ValueError(
+            f"online_softmax: {scores.shape[-1]} scores a row, but "
+            f"{values.shape[-2]} values"
+        )
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    state = None
+    for scores_block, values_block in zip(
+        scores.split(block_size, -1), values.split(block_size, -2), strict=True
+    ):
+        state = merge(
+            state, softmax_block(scores_block.to(wide), values_block.to(wide))
+        )
+    assert state is not None
+    return state[0].to(values.dtype), state[1]
+
+
+def softmax_block(scores: Tensor, values: Tensor) -> State:
+    """Output and lse of one block alone."""
+    lse = scores.logsumexp(-1)
+    return weights(scores, lse.unsqueeze(-1)) @ values, lse
+
+
+def weights(lse: Tensor, total: Tensor) -> Tensor:
+    """e^(lse - total), and 0 where the total is of nothing."""
+    return torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0))
+
+
+def merge(state: State | None, block: State) -> State:
+    """What has been seen, and a block, as if it had been seen at once."""
+    if state is None:
+        return block
+    (output, lse), (block_output, block_lse) = state, block
+    total = torch.logaddexp(lse, block_lse)
+    return (
+        output * weights(lse, total).unsqueeze(-1)
+        + block_output * weights(block_lse, total).unsqueeze(-1),
+        total,
+    )
+
+
+def ring_online_softmax(
+    scores: Tensor, values: Tensor, group: ProcessGroup | None = None
+) -> tuple[Tensor, Tensor]:
+    """`online_softmax` over keys of which every rank of a ring has some.
+
+        rank 0 -> rank 1 -> rank 2 -> rank 0      each passes on what it was given
+
+    Each rank's output and lse travel N - 1 hops, while the one before is merged.
+
+    Args:
+        scores: [R, K] with this rank's keys, whose number may differ.
+        values: [R without its last dim, K, D].
+
+    Returns:
+        The same on every rank, but for the order of rounding.
+    """
+    rank, size = check_call("ring_online_softmax", group, scores)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    output, lse = softmax_block(scores.to(wide), values.to(wide))
+    mine = torch.cat([output, lse.unsqueeze(-1)], -1)
+    state, travelling = (output, lse), mine
+    for _ in range(size - 1):
+        arriving = torch.empty_like(travelling)
+        works = post_all(
+            [(travelling, (rank + 1) % size)], [(arriving, (rank - 1) % size)], group
+        )
+        for work in works:
+            work.wait()
+        state = merge(state, (arriving[..., :-1], arriving[..., -1]))
+        travelling = arriving
+    return state[0].to(values.dtype), state[1]
