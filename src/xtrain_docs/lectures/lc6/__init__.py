@@ -1,0 +1,1 @@
+"""Lecture 6: context parallelism."""
