@@ -19,6 +19,21 @@ from typing import Any
 from torch.autograd import Variable
 
 
+def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """A hook that calls `method(*first, ...)`, and keeps neither it nor these alive.
+
+    A parameter's hooks are out of the garbage collector's sight: one that held a
+    wrapper would keep it, its gradients and its process group for ever.
+    """
+    alive, references = weakref.WeakMethod(method), [weakref.ref(x) for x in first]
+
+    def hook(*args: Any) -> Any:
+        call, given = alive(), [reference() for reference in references]
+        return None if call is None else call(*given, *args)
+
+    return hook
+
+
 class Reduction:
     """A reduction under way: messages to wait for, then a result to take over.
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.backward import Reducer, Reduction
+from xtrain.comm.backward import Reducer, Reduction, weakly
 from xtrain.data_parallel.buckets import Bucket, make_buckets
 
 
@@ -76,8 +76,9 @@ class DistributedDataParallel(nn.Module):
         self._is_local = False  # no_sync has left gradients that are not reduced yet
         self._reduced: set[nn.Parameter] = set()  # whose grad is the whole group's
         for parameter in trainable:
-            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
-            parameter.register_hook(self._before_accumulation(parameter))
+            ready = weakly(self._gradient_ready)
+            parameter.register_post_accumulate_grad_hook(ready)
+            parameter.register_hook(weakly(self._undo_previous_sum, parameter))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._sync:
@@ -119,10 +120,7 @@ class DistributedDataParallel(nn.Module):
         if self._is_local:
             self._finish([p for p in self._bucket_of if p.grad is None])
 
-    def _before_accumulation(self, parameter: nn.Parameter) -> Callable[[Tensor], None]:
-        return lambda _: self._undo_previous_sum(parameter)
-
-    def _undo_previous_sum(self, parameter: nn.Parameter) -> None:
+    def _undo_previous_sum(self, parameter: nn.Parameter, *_: Tensor) -> None:
         # What stays in `grad` for another step comes back from every active rank: a sum
         # N times; inside join an average fewer than N times.
         if parameter in self._reduced and parameter.grad is not None:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.comm.backward import weakly
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
 from xtrain.zero.buckets import (
@@ -145,7 +146,7 @@ class ZeroOptimizer(Optimizer):
 
     def _mark(self) -> None:
         for kind, parameter in self._markers.items():
-            mark(parameter, partial(self._unscale, kind))
+            mark(parameter, partial(weakly(self._unscale), kind))
 
     def _unscale(
         self,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from xtrain.comm.backward import weakly
 from xtrain.zero.buckets import ShardedBucket
 from xtrain.zero.stage1 import ReduceAtStep
 
@@ -38,7 +39,8 @@ class ReduceInBackward(ReduceAtStep):
         super().take_over(buckets)
         for bucket in buckets:
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+                ready = weakly(self._gradient_ready)
+                parameter.register_post_accumulate_grad_hook(ready)
 
     @torch.no_grad()
     def _gradient_ready(self, parameter: nn.Parameter) -> None:

@@ -4,6 +4,7 @@ ranks         wrapper + features, every rank its batches  ->  weights, or the er
 one process   no wrapper, all batches, float64            ->  weights
 """
 
+import gc
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -48,6 +49,7 @@ def train(cases: list[Case]) -> list[dict[str, Tensor] | str]:
         for made in (group, tensor):
             if made is not None:
                 dist.destroy_process_group(made)
+        gc.collect()  # a group's threads wake all the time, until nothing refers to it
     return results
 
 
