@@ -1,6 +1,7 @@
 """What attention over several ranks refuses, on every rank, before anything is sent."""
 
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ def check_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    group: ProcessGroup | None,
-    *,
+    *groups: ProcessGroup | None,
     causal: bool,
     scale: float | None,
     balance: str = "none",
@@ -34,21 +34,21 @@ def check_attention(
     read what all have said would make the CPU wait.)
 
     Args:
+        groups: the axes of all ranks asked, the one that `balance` is about last.
         rules: what else must hold for this rank's call.
     """
-    _, size = rank_and_size(group)
+    sizes = [rank_and_size(group)[1] for group in groups]
     problem = None
     try:
         check_tensors(q, k, v)
-        check_lengths(q, k, causal, balance, size)
+        check_lengths(q, k, causal, balance, sizes)
         check_hidden(q, k, causal, window, documents)
         for holds, message in rules:
             if not holds:
                 raise ValueError(message)
     except ValueError as error:
         problem = f"{name}: {error}"
-    device = message_device(group)
-    if device.type != "cpu":
+    if any(message_device(group).type != "cpu" for group in groups):
         if problem is not None:
             raise ValueError(problem)
         return
@@ -61,10 +61,26 @@ def check_attention(
     said |= {"causal": causal, "balance": balance, "scale": scale, "window": window}
     digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
     numbers = torch.tensor([int(problem is not None), digest, -digest])
-    dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
+    for group in groups:
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
     wrong, most, least = numbers.tolist()
-    if wrong or most != -least:
-        check_same(f"calls of {name}", [], group, said, problem)
+    if not wrong and most == -least:
+        return
+    for group in groups:  # what a row has found, its columns tell all others
+        problem = verdict(f"calls of {name}", group, said, problem)
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def verdict(
+    what: str, group: ProcessGroup | None, said: dict[str, Any], problem: str | None
+) -> str | None:
+    """What `check_same` says on every rank of the group."""
+    try:
+        check_same(what, [], group, said, problem)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -77,7 +93,9 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_lengths(q: Tensor, k: Tensor, causal: bool, balance: str, size: int) -> None:
+def check_lengths(
+    q: Tensor, k: Tensor, causal: bool, balance: str, sizes: list[int]
+) -> None:
     """ValueError unless the sequences fit each other and are cut as `balance` cuts."""
     queries, keys = q.shape[2], k.shape[2]
     if not queries or not keys:
@@ -89,7 +107,7 @@ def check_lengths(q: Tensor, k: Tensor, causal: bool, balance: str, size: int) -
             f"{queries} local queries and {keys} keys: only attention that is neither "
             "causal nor balanced may have different numbers of them"
         )
-    check_balance(balance, keys * size, size)
+    check_balance(balance, keys * math.prod(sizes), sizes[-1])
 
 
 def check_hidden(

@@ -20,12 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.autograd import gather
 from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.comm.collective_choice import TORCH
 from xtrain.context_parallel.autocast import cast_by_autocast
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.masked_attention import masked_attention
-from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
+from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
 def ulysses_attention(
@@ -54,7 +55,6 @@ def ulysses_attention(
         "ulysses_attention", q, k, v, group, causal=causal, scale=scale, window=window,
         documents=documents, rules=(heads_divide(q, group),),
     )  # fmt: skip
-    documents = gather_documents(documents, group)
     q, k, v = (heads_of_sequence(t, group) for t in (q, *enough_heads(k, v, group)))
     if window is None and documents is None:
         out = F.scaled_dot_product_attention(
@@ -62,11 +62,16 @@ def ulysses_attention(
         )
     else:
         if documents is not None:
-            documents = documents.movedim(0, 1).flatten(1).unsqueeze(0)
+            documents = documents_of_row(documents, group).cpu().unsqueeze(0)
         lengths = q.shape[2], k.shape[2]
         mask = SequenceMask(1, *lengths, causal, "none", window, documents)
         out = masked_attention(q, k, v, mask, scale)
     return sequence_of_heads(out, group)
+
+
+def documents_of_row(documents: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The ids of the sequence that the ranks hold runs of: [B, S/N] -> [B, S]."""
+    return gather(documents.to(torch.int64), 1, group)
 
 
 def heads_divide(q: Tensor, group: ProcessGroup | None) -> Rule:
