@@ -1,16 +1,15 @@
 """What attention over several ranks refuses, on every rank, before anything is sent."""
 
-import hashlib
 import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same, describe
-from xtrain.comm.checks import Rule, message_device, rank_and_size
+from xtrain.comm.agreement import describe
+from xtrain.comm.checks import Rule, rank_and_size
+from xtrain.context_parallel.agreement import check_calls
 from xtrain.context_parallel.balance import check_balance
 from xtrain.context_parallel.flash import checked_scale
 
@@ -30,9 +29,6 @@ def check_attention(
 ) -> None:
     """ValueError on every rank unless all call alike, with sequences cut alike.
 
-    One all-reduce of three numbers. (On a GPU each rank looks at its own call only: to
-    read what all have said would make the CPU wait.)
-
     Args:
         groups: the axes of all ranks asked, the one that `balance` is about last.
         rules: what else must hold for this rank's call.
@@ -48,10 +44,6 @@ def check_attention(
                 raise ValueError(message)
     except ValueError as error:
         problem = f"{name}: {error}"
-    if any(message_device(group).type != "cpu" for group in groups):
-        if problem is not None:
-            raise ValueError(problem)
-        return
     trained = torch.is_grad_enabled()
     tensors = {"q": q, "k": k, "v": v, "documents": documents}
     said: dict[str, Any] = {
@@ -59,28 +51,7 @@ def check_attention(
         for key, t in tensors.items()
     }
     said |= {"causal": causal, "balance": balance, "scale": scale, "window": window}
-    digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
-    numbers = torch.tensor([int(problem is not None), digest, -digest])
-    for group in groups:
-        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
-    wrong, most, least = numbers.tolist()
-    if not wrong and most == -least:
-        return
-    for group in groups:  # what a row has found, its columns tell all others
-        problem = verdict(f"calls of {name}", group, said, problem)
-    if problem is not None:
-        raise ValueError(problem)
-
-
-def verdict(
-    what: str, group: ProcessGroup | None, said: dict[str, Any], problem: str | None
-) -> str | None:
-    """What `check_same` says on every rank of the group."""
-    try:
-        check_same(what, [], group, said, problem)
-    except ValueError as error:
-        return str(error)
-    return None
+    check_calls(name, groups, said, problem)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -18,22 +18,19 @@ block is FlashAttention-2's (Dao, 2023).
 Shapes: B batch, H heads, G key heads, S local sequence, D head dim.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.p2p import post_all
 from xtrain.context_parallel.autocast import cast_by_autocast
-from xtrain.context_parallel.balance import Block
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
+from xtrain.context_parallel.rotation import Ring
 from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
@@ -90,90 +87,48 @@ def ring_attention(
     )  # fmt: skip
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
-    return _RingAttention.apply(Ring(mask, group), attention, scale, q, k, v)
-
-
-class Ring:
-    """The order in which keys and values come by, and what is seen of them."""
-
-    def __init__(self, mask: SequenceMask, group: ProcessGroup | None):
-        self.mask, self.group = mask, group
-        self.rank, self.size = rank_and_size(group)
-
-    def rotate(self, x: Tensor) -> "Rotation":
-        """Begin to send `x` to the next rank."""
-        if self.size == 1:
-            return Rotation(x, x, [])
-        arriving = torch.empty_like(x)
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        works = post_all([(x, after)], [(arriving, before)], self.group)
-        return Rotation(x, arriving, works)
-
-    def blocks(self, kv: Tensor) -> Iterator[tuple[Block | None, Tensor]]:
-        """Each rank's keys and values in turn; while one is used, the next travels."""
-        kept = None
-        for step in range(self.size):
-            travels = self.rotate(kv) if step < self.size - 1 else None
-            yield self.mask.block(self.rank, (self.rank - step) % self.size), kv
-            if travels is not None:
-                kv, kept = travels.wait(), travels
-        del kept
-
-
-class Rotation(NamedTuple):
-    """A tensor on its way to the next rank, and what arrives meanwhile.
-
-    Keep it for one step after the wait: gloo frees a message that has only just arrived
-    by spinning until its own thread lets go of it.
-    """
-
-    sent: Tensor
-    arriving: Tensor
-    works: list[dist.Work]
-
-    def wait(self) -> Tensor:
-        """What has arrived."""
-        for work in self.works:
-            work.wait()
-        return self.arriving
+    return _RingAttention.apply(mask, group, attention, scale, q, k, v)
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        ring: Ring,
+        mask: SequenceMask,
+        group: ProcessGroup | None,
         attention: BlockAttention,
         scale: float,
         q: Tensor,
         k: Tensor,
         v: Tensor,
     ) -> Tensor:
+        ring = Ring(group)
         running = RunningAttention(attention, q, scale)
-        for block, kv in ring.blocks(torch.stack([k, v])):
-            running.add(block, kv)
+        for owner, kv in ring.visits(torch.stack([k, v])):
+            running.add(mask.block(ring.rank, owner), kv)
         out, lse = running.result()
-        ctx.ring, ctx.attention, ctx.scale = ring, attention, scale
+        ctx.mask, ctx.group, ctx.attention, ctx.scale = mask, group, attention, scale
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        ring: Ring = ctx.ring
+        ring = Ring(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
         dkv, travels, kept = None, None, None
-        for block, kv in ring.blocks(torch.stack([k, v])):
+        for owner, kv in ring.visits(torch.stack([k, v])):
+            block = ctx.mask.block(ring.rank, owner)
             part = gradients.of_block(block, kv)
-            if not any(ctx.needs_input_grad[4:]):
+            if not any(ctx.needs_input_grad[5:]):
                 continue
             if travels is not None:  # what ranks before us have added up for these keys
                 dkv, kept = travels.wait(), travels
             travels = ring.rotate(add_up(dkv, part, block, kv))
         dq = gradients.dq.to(q.dtype)
         if travels is None:
-            return None, None, None, dq, None, None
+            return None, None, None, None, dq, None, None
         dk, dv = travels.wait().to(k.dtype)  # the last hop has brought our own home
         del kept
-        return None, None, None, dq, dk, dv
+        return None, None, None, None, dq, dk, dv
