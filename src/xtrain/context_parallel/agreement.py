@@ -43,9 +43,9 @@ def check_calls(
     if not wrong and most == -least:
         return
     for group in groups:  # what a row has found, its columns tell all others
-        problem = verdict(f"calls of {name}", group, said, problem)
+        problem = verdict(name, group, said, problem)
     if problem is not None:
-        raise ValueError(problem)
+        raise ValueError(problem if name in problem else f"{name}: {problem}")
 
 
 def verdict(

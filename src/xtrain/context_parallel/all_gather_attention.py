@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
@@ -27,6 +26,7 @@ from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
     add_up,
+    first_derivative,
 )
 from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
 
@@ -82,7 +82,7 @@ class _AllGatherAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         rank, _ = rank_and_size(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors

@@ -52,11 +52,46 @@ def cpu_backward(
     )
 
 
+def cuda_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2 on a GPU: 16 bits, head dims that are multiples of 8."""
+    results = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False, scale=scale
+    )
+    return results[0], results[1]
+
+
+def cuda_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its backward. The kernel reads `lse` as if it had no gaps, and random numbers
+    only for dropout; sequences of one length have no tables of where they begin."""
+    no_random = torch.zeros(2, dtype=torch.int64, device=q.device)
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        grad_out, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2],
+        0.0, causal, no_random, no_random, scale=scale,
+    )  # fmt: skip
+
+
 TILES = BlockAttention(flash_attention_forward, flash_attention_backward)
 """In torch's own operations: any device, any dtype."""
 FUSED_CPU = BlockAttention(cpu_forward, cpu_backward)
+FUSED_CUDA = BlockAttention(cuda_forward, cuda_backward)
+"""Has not run on a GPU yet: shapes only are checked, on the meta device."""
 
 
 def best_for(q: Tensor) -> BlockAttention:
-    """The kernel for this tensor's device, and the tiles where there is none."""
-    return FUSED_CPU if q.device.type == "cpu" else TILES
+    """The kernel for this tensor, and the tiles where there is none."""
+    if q.device.type == "cpu":
+        return FUSED_CPU
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    fits = half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return FUSED_CUDA if q.device.type == "cuda" and fits else TILES

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.flash import checked_scale
@@ -12,6 +11,7 @@ from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
     add_up,
+    first_derivative,
 )
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
@@ -43,7 +43,7 @@ class _MaskedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)

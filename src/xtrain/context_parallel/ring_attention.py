@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
@@ -35,6 +34,7 @@ from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
     add_up,
+    first_derivative,
 )
 from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
 
@@ -112,7 +112,7 @@ class _RingAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         ring = Ring(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors

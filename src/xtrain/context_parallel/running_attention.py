@@ -8,6 +8,10 @@ All sums are kept in at least fp32. A block that is a whole or a triangle is com
 a kernel, any other by tiles, for which only the mask of one tile exists at a time.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -110,6 +114,25 @@ def add_up(
     if block is not None and part is not None:
         so_far[:, :, :, block.keys] += part
     return so_far
+
+
+def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that is an error under `create_graph`.
+
+    Torch's `once_differentiable` sees only gradients that are trained themselves: it
+    would leave a penalty on the gradient out without a word.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, grad_out: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "attention over a cut sequence has no second derivative, so its "
+                "backward does not run under create_graph=True"
+            )
+        return backward(ctx, grad_out)
+
+    return checked
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
