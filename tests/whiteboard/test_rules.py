@@ -30,20 +30,25 @@ TWINS: dict[str, Callable] = {
     "tensor_parallel": lambda name: cut_from_full(LONGER.get(name, name)),
     "schedules": lambda name: getattr(schedules, name),
     "pipeline_parallel": lambda name: twin_in("xtrain.pipeline_parallel", name),
+    "context_parallel": lambda name: twin_in(
+        "xtrain.context_parallel", LONGER.get(name, name)
+    ),
 }
 LONGER = {
     "clip_grad_norm": "clip_sharded_grad_norm",
     "fully_sharded": "fully_sharded_data_parallel",
     "fully_sharded_prefetch": "fully_sharded_data_parallel",
     "mixed_precision": "mixed_precision_optimizer",
+    "ring_attention_forward": "ring_attention",
     "tensor_parallel_attention": "parallel_attention",
     "tensor_parallel_mlp": "parallel_swiglu",
     "zero_1": "zero_optimizer",
     "zero_2": "zero_optimizer",
 }
-"""Forms that the library has under a longer name, or several under one."""
+"""Forms that the library has under another name, or several under one."""
 NO_TWIN: dict[str, str] = {
     "gpipe_step": "there PipelineRunner runs the list of any schedule",
+    "ring_attention_backward": "there autograd calls it, as ring_attention's backward",
     "one_f_one_b_step": "there PipelineRunner runs the list of any schedule",
     "rotary_embedding": "the library makes a table of angles, then turns by it",
     "sequence_parallel_region": "there every layer takes sequence_parallel=True",
