@@ -1,4 +1,4 @@
-"""One loss curve of one process, and every wrapper of lc2 to lc4 on it."""
+"""One loss curve of one process, and every wrapper of lc2 to lc6 on it."""
 
 import math
 import re
@@ -20,6 +20,8 @@ from xtrain_docs.lectures.lc4 import runs_spine as lc4_runs
 from xtrain_docs.lectures.lc4 import spine as lc4
 from xtrain_docs.lectures.lc5 import runs_spine as lc5_runs
 from xtrain_docs.lectures.lc5 import spine as lc5
+from xtrain_docs.lectures.lc6 import runs_spine as lc6_runs
+from xtrain_docs.lectures.lc6 import spine as lc6
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (
@@ -34,6 +36,12 @@ MODEL = "xtrain.model.decoder:XtrainModel"
 PIPELINE = (
     "xtrain.pipeline_parallel.runner:PipelineRunner",
     "xtrain.model.stages:DecoderStage",
+)
+CONTEXT = (
+    "xtrain.model.context:SequenceCut",
+    "xtrain.context_parallel.ring_attention:ring_attention",
+    "xtrain.context_parallel.all_gather_attention:all_gather_attention",
+    "xtrain.context_parallel.ulysses:ulysses_attention",
 )
 TENSOR = ("xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of")
 
@@ -95,6 +103,14 @@ def test_tensor_ranks_reproduce_it_alone_and_beside_data_ranks(on_ranks, ranks):
 def test_stages_reproduce_it_alone_and_on_data_ranks(on_ranks, ranks):
     rows = [row for row in lc5.rows() if ranks in row.ranks]
     assert len(rows) == {2: 2, 4: 5}[ranks]
+    assert all(row.curve(ranks)["exact"] for row in rows)
+
+
+@pytest.mark.verifies(*CONTEXT, MODEL)
+@pytest.mark.parametrize("ranks", compare.RANKS)
+def test_context_ranks_reproduce_it_alone_and_beside_others(on_ranks, ranks):
+    rows = [row for row in lc6.rows() if ranks in row.ranks]
+    assert len(rows) == {2: 3, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
 
 
@@ -185,6 +201,38 @@ def mean_of_micro_batch_means(rank: int):
     return training.run(right)
 
 
+def not_summed_over_context(rank: int):
+    """Each rank steps with the gradients of its own part of the sequences."""
+    del rank
+    right = lc6_runs.trained_by("ring")
+    right.reduce = lambda: None
+    return training.run(right)
+
+
+def labels_of_other_tokens(rank: int):
+    """Tokens are cut by zigzag, and labels into runs."""
+    del rank
+    right = lc6_runs.trained_by("ring")
+    cut = right.model.context
+    sums = right.model.run
+
+    def run(tokens, positions=None):
+        logits = sums(tokens, positions)
+        right.model.context = cut._replace(balance="none")  # for the labels
+        return logits
+
+    def forward(tokens, labels):
+        right.model.context = cut
+        return right.model(tokens, labels)
+
+    right.model.run = run
+    twin = training.Training(
+        forward, right.optimizer, right.clip, right.reduce, data=right.data
+    )
+    twin.mean_of_all = True
+    return training.run(twin)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -196,6 +244,8 @@ def mean_of_micro_batch_means(rank: int):
         slices_clipped_by_their_own_norm,
         each_stage_clipped_by_its_own_norm,
         mean_of_micro_batch_means,
+        not_summed_over_context,
+        labels_of_other_tokens,
     ],
     ids=lambda function: function.__name__,
 )

@@ -1,4 +1,4 @@
-"""The decoder trained on a mesh of data and tensor ranks under one wrapper, by name."""
+"""The decoder trained on a mesh of ranks under one wrapper over data, by name."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -33,11 +33,23 @@ def batch(step: int):
 
 
 class Layout(NamedTuple):
-    """A wrapper over `data` ranks of a model that is cut over `tensor` ranks."""
+    """A wrapper over `data` ranks of a model that is cut over the others."""
 
     wrapper: str
     data: int
     tensor: int
+    context: int = 1
+    attention: str = "ring"
+
+    @property
+    def size(self) -> int:
+        return self.data * self.context * self.tensor
+
+    def mesh(self):
+        sizes = {"data": self.data, "context": self.context, "tensor": self.tensor}
+        if self.context == 1:
+            del sizes["context"]
+        return init_mesh(tuple(sizes.values()), tuple(sizes))
 
 
 class MeshTraining:
@@ -65,11 +77,12 @@ class MeshTraining:
     ):
         self.layout, self.micro_batches = layout, micro_batches
         self.max_norm = max_norm
-        self.mesh = init_mesh((layout.data, layout.tensor), ("data", "tensor"))
+        self.mesh = layout.mesh()
         self.bare = XtrainModel(
             config_of(**changes),
             self.mesh,
             sequence_parallel=sequence_parallel,
+            context_attention=layout.attention,
             dtype=dtype,
         )
         freeze(self.bare, frozen)

@@ -121,7 +121,7 @@ def test_a_mesh_axis_that_cannot_cut_the_model_is_refused_on_every_rank(world):
     for axis, hint in (
         ("pipeline", "XtrainModel.stages(config, mesh, schedule)"),
         ("expert", "comes with lecture 7"),
-        ("other", "known axes are data, tensor"),
+        ("other", "known axes are data, context, tensor"),
     ):
         for said in run(build_on, (1, 2), ("context", axis)):
             assert said.startswith(f"mesh axis {axis!r} has size 2"), said

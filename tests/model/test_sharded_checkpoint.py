@@ -51,11 +51,11 @@ def load_and_train(layouts, changes, directory, expected):
 
 def check_layouts(world, changes, saving, loading, directory):
     expected, _ = one_process(changes, 4)
-    size = saving.data * saving.tensor
+    size = saving.size
     uninterrupted = world(size).run(train_and_save, saving, changes, directory)
     by_size = {}
     for layout in (saving, *loading):
-        by_size.setdefault(layout.data * layout.tensor, []).append(layout)
+        by_size.setdefault(layout.size, []).append(layout)
     for ranks, layouts in by_size.items():
         found = world(ranks).run(load_and_train, layouts, changes, directory, expected)
         if ranks == size:  # the first is the layout that has saved

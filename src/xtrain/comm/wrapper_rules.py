@@ -6,7 +6,7 @@ wrappers do.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,10 +38,35 @@ def check_filled(tensors: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
-def claim(parameters: Iterable[Tensor], owner: str) -> None:
-    """Remember who reduces the gradients of these parameters, for `check_bare`."""
+Pieces = Callable[[], Mapping[nn.Parameter, Tensor]]
+"""Gives, of each parameter, this rank's flat piece of its reduced gradient."""
+
+
+def claim(
+    parameters: Iterable[Tensor], owner: str, pieces: Pieces | None = None
+) -> None:
+    """Remember who reduces the gradients of these parameters, for `check_bare`.
+
+    Args:
+        pieces: where they are afterwards, unless in the parameters themselves.
+    """
     for parameter in parameters:
         parameter._gradients_reduced_by = owner  # type: ignore[attr-defined]
+        parameter._gradient_pieces = pieces  # type: ignore[attr-defined]
+
+
+def owner_of(parameter: Tensor) -> str | None:
+    """Who reduces the gradient of a parameter, by the name of `claim`."""
+    return getattr(parameter, "_gradients_reduced_by", None)
+
+
+def pieces_of(parameters: Iterable[Tensor]) -> dict[nn.Parameter, Tensor]:
+    """The pieces of those gradients that are not in the parameters themselves."""
+    kept = [getattr(parameter, "_gradient_pieces", None) for parameter in parameters]
+    found: dict[nn.Parameter, Tensor] = {}
+    for pieces in dict.fromkeys(pieces for pieces in kept if pieces is not None):
+        found |= pieces()
+    return found
 
 
 def mark_as_slices(parameters: Iterable[Tensor]) -> None:
@@ -65,7 +90,7 @@ def check_bare(parameters: Iterable[Tensor], owner: str) -> None:
     With two that do, the numbers may come out right, but no memory is saved.
     """
     for parameter in parameters:
-        other = getattr(parameter, "_gradients_reduced_by", None)
+        other = owner_of(parameter)
         if other is not None:
             raise ValueError(
                 f"{other} reduces the gradients of these parameters already, and "

@@ -6,19 +6,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 AXES = {
     "pipeline": "XtrainModel.stages(config, mesh, schedule) makes the stages of a rank",
-    "context": "context parallelism comes with lecture 6",
     "expert": "expert parallelism comes with lecture 7",
     "expert_data": "expert parallelism comes with lecture 7",
 }
 """Axes that a whole model cannot be cut over, and what can or when it will be."""
-CUT_OVER = ("data", "tensor")
+CUT_OVER = ("data", "context", "tensor")
 
 
 def check_mesh(mesh: DeviceMesh | None, also: tuple[str, ...] = ()) -> None:
     """ValueError for an axis above 1 over which the model cannot be cut.
 
     Args:
-        also: axes over which it can be cut, besides "data" and "tensor".
+        also: axes over which it can be cut, besides `CUT_OVER`.
     """
     if mesh is None:
         return

@@ -7,12 +7,13 @@ as in Hugging Face's Llama, so that its checkpoints map one to one. There are no
 buffers, so no wrapper has to broadcast any.
 
 On a mesh with a "tensor" axis the modules are those of `xtrain.tensor_parallel`; on one
-with a "data" axis each data rank brings its own batch, and the loss is the mean over
-all of them.
+with a "context" axis each rank has a part of every sequence, and attention is one of
+`xtrain.context_parallel`; on one with a "data" axis each data rank brings its own
+batch, and the loss is the mean over all of them.
 
 Source: Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023.
 
-Shapes: B batch, S sequence, H hidden, V vocabulary.
+Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
 from collections.abc import Callable
@@ -42,11 +43,16 @@ class XtrainModel(DecoderSpan):
     checkpoint) make it the model that it would have been at once.
 
     Args:
-        mesh: axes "data" and "tensor", either or both; others have size 1 so far. Every
-            rank of a tensor group passes the same tokens and labels.
+        mesh: axes "data", "context" and "tensor", any of them; others have size 1 so
+            far. Every rank of a context and tensor group passes the same whole tokens
+            and labels.
         attention: what each layer calls in place of torch's.
         sequence_parallel: keep activations between the layers' matrices cut along the
             sequence over the tensor ranks, whose number must divide its length.
+        context_attention: how layers attend over the context ranks' tokens: "ring",
+            "all_gather", or "ulysses", which cuts heads meanwhile.
+        context_balance: which tokens a context rank has: "none", "striped" or "zigzag";
+            "zigzag" unless given, but "none" with ulysses.
 
     Raises:
         ValueError: the mesh or a size does not fit, named; before any communication.
@@ -59,6 +65,8 @@ class XtrainModel(DecoderSpan):
         *,
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
         sequence_parallel: bool = False,
+        context_attention: str = "ring",
+        context_balance: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -69,6 +77,8 @@ class XtrainModel(DecoderSpan):
             range(config.num_hidden_layers + 2),
             attention=attention,
             sequence_parallel=sequence_parallel,
+            context_attention=context_attention,
+            context_balance=context_balance,
             device=device,
             dtype=dtype,
         )
@@ -88,8 +98,8 @@ class XtrainModel(DecoderSpan):
         stage's `module.loss_fn` to the runner.
 
         Args:
-            mesh: its axis "pipeline" has as many ranks as the schedule; "data" and
-                "tensor" may be there besides.
+            mesh: its axis "pipeline" has as many ranks as the schedule; "data",
+                "context" and "tensor" may be there besides.
             sequence: the length for which the layers are to cost the same. Attention's
                 share grows with it; for 1 only the matrices count.
             options: of an `XtrainModel`.
@@ -111,14 +121,16 @@ class XtrainModel(DecoderSpan):
     ) -> Tensor:
         """Logits [B, S, V], or the mean loss over labels other than -100.
 
-        On tensor ranks the logits are this rank's columns of the vocabulary, [B, S,
-        V / t]. The loss is the same on every rank of the mesh.
+        On tensor and context ranks the logits are this rank's columns of the vocabulary
+        for its own tokens, [B, S / c, V / t]. The loss is the same on every rank of the
+        mesh.
 
         Args:
             tokens: ids, [B, S].
             labels: [B, S], each the token that should follow; the caller shifts them.
             positions: [S] or [B, S]; 0, 1, 2, ... unless given.
-            gather_logits: return the whole vocabulary's on every rank.
+            gather_logits: return the whole vocabulary's for all tokens, in their order,
+                on every rank.
 
         Raises:
             ValueError: what is given does not fit; before anything is computed. With
@@ -129,18 +141,22 @@ class XtrainModel(DecoderSpan):
             count = count_labels(labels, self.data, problem)
         elif problem is not None:
             raise ValueError(problem)
-        logits_BSV = self.run(tokens, positions)
+        logits_BSV, cut = self.run(tokens, positions), self.context
         if labels is not None:
-            return mean_cross_entropy(logits_BSV, labels, self.tensor, self.data, count)
+            labels = labels if cut is None else cut.shard(labels)
+            ranks = self.tensor, self.data, count, cut and cut.group
+            return mean_cross_entropy(logits_BSV, labels, *ranks)
         if gather_logits and self.tensor is not None:
-            return all_gather_split(logits_BSV, -1, self.tensor)
+            logits_BSV = all_gather_split(logits_BSV, -1, self.tensor)
+        if gather_logits and cut is not None:
+            logits_BSV = cut.unshard(logits_BSV)
         return logits_BSV
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to a norm of at most `max_norm`; what it was before.
 
         After `sync_gradients`, on every rank. The norm is that of the full model: each
-        slice counts once, and what several tensor ranks hold counts once.
+        slice counts once, and what several ranks hold counts once.
 
         Inside ZeRO or FSDP, which shard the gradients, call theirs.
         """
@@ -148,7 +164,7 @@ class XtrainModel(DecoderSpan):
         gradients = [gradient for _, gradient in held]
         if self.tensor is None:
             return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
-        counts = [self.placement(name).is_first for name, _ in held]
+        counts = [self.slice_of(name).is_first for name, _ in held]
         return clip_sharded_grad_norm_(gradients, max_norm, self.tensor, counts)
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:

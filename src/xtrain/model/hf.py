@@ -52,12 +52,14 @@ def load_hf(
     directory: str | Path,
     mesh: DeviceMesh | None = None,
     dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> XtrainModel:
     """The model of a Llama checkpoint, cut over `mesh`; every rank of it calls this.
 
     Args:
         directory: with `config.json` and the safetensors.
         dtype: of the parameters; that of the files, if all have one, unless given.
+        options: of an `XtrainModel`.
 
     Raises:
         CheckpointError: on every rank: a file that cannot be read, a model of another
@@ -67,7 +69,7 @@ def load_hf(
     check_whole_world(mesh)
     with _everywhere(mesh):
         config = _read_config(directory)
-        model = XtrainModel(config, mesh, device="meta")
+        model = XtrainModel(config, mesh, device="meta", **options)
         _load([model], config, Path(directory), dtype)
     return model
 

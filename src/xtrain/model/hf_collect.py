@@ -4,7 +4,7 @@
     tensor     slices 0, 1, 2            slices 0, 1, 2
 
 A parameter's slices are gathered on tensor rank 0, which sends the whole to the rank
-that writes: pipeline, data and tensor rank 0.
+that writes: pipeline, data, context and tensor rank 0.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from xtrain.model.placement import axis_group
 from xtrain.model.span import DecoderSpan
@@ -28,11 +29,12 @@ class Collector:
             for module in modules
             for name, parameter in module.named_parameters()
         }
-        self.pipeline, self.data, self.tensor = (
-            axis_group(self.mesh, axis) for axis in ("pipeline", "data", "tensor")
+        self.pipeline, self.tensor, *alike = (
+            axis_group(self.mesh, axis)
+            for axis in ("pipeline", "tensor", "data", "context")
         )
-        groups = (self.pipeline, self.data, self.tensor)
-        self.writes = all(group is None or group.rank() == 0 for group in groups)
+        self.takes_part = all(map(is_first, alike))
+        self.writes = all(map(is_first, (self.pipeline, self.tensor, *alike)))
         mine = {name: parameter.dtype for name, (_, parameter) in self.held.items()}
         held: list[Any] = [mine]
         if self.pipeline is not None:
@@ -49,12 +51,12 @@ class Collector:
 
     def collect(self, name: str) -> Tensor | None:
         """The whole parameter on the rank that writes, None on all others."""
-        if self.data is not None and self.data.rank() != 0:
+        if not self.takes_part:
             return None
         holder = self.holder[name]
         here = 0 if self.pipeline is None else self.pipeline.rank()
         whole = self._gather_slices(name) if here == holder else None
-        if holder != 0 and (self.tensor is None or self.tensor.rank() == 0):
+        if holder != 0 and is_first(self.tensor):
             if whole is not None:
                 dist.send(whole, group=self.pipeline, group_dst=0)
             elif here == 0:
@@ -69,7 +71,7 @@ class Collector:
         """The whole parameter on the first of the tensor ranks."""
         module, local = self.held[name]
         place, group = module.placement(name), self.tensor
-        first = group is None or group.rank() == 0
+        first = is_first(group)
         if group is None or place.count == 1:
             return local.contiguous() if first else None
         pieces = [torch.empty_like(local) for _ in range(group.size())]
@@ -78,3 +80,8 @@ class Collector:
         )
         distinct = pieces[:: group.size() // place.count]  # one of equal replicas
         return torch.cat(distinct, place.dim) if first else None
+
+
+def is_first(group: ProcessGroup | None) -> bool:
+    """Whether this is rank 0 of an axis; of one that the mesh does not have it is."""
+    return group is None or group.rank() == 0

@@ -50,6 +50,7 @@ def mean_cross_entropy(
     tensor: ProcessGroup | None = None,
     data: ProcessGroup | None = None,
     count: Tensor | None = None,
+    context: ProcessGroup | None = None,
 ) -> Tensor:
     """The mean loss of all tokens whose label is not -100, in at least fp32.
 
@@ -59,13 +60,15 @@ def mean_cross_entropy(
         tensor: the ranks over which the vocabulary of the logits is cut.
         data: the ranks that bring other batches: the mean is over the tokens of all of
             them, and the gradients are this rank's share of that mean's.
-        count: what `count_labels` gave, if it was called already.
+        count: what `count_labels` gave for whole sequences, if it was called already.
+        context: the ranks that have other tokens of the same sequences; with `count`.
     """
     if count is None:
         count = count_labels(labels_BS, data)
     total = sum_cross_entropy(logits_BSV, labels_BS, tensor)
-    if data is not None:
-        total = all_reduce_identity(total, data)
+    for others in (context, data):
+        if others is not None:
+            total = all_reduce_identity(total, others)
     return total / count.clamp(min=1)
 
 

@@ -6,10 +6,11 @@
     o_proj  down_proj             columns (inputs)    cut over "tensor"
     norms                         whole
 
-Gradients are summed over "data" after backward. Over "tensor" nothing is left to sum:
-the layers do that in backward, also for what several ranks hold alike: norms, and key
-heads that are fewer than the ranks. Of those ranks the first one's counts in the norm
-of all gradients, and one of them writes it into a checkpoint.
+Gradients are summed over "data" and "context" after backward: these ranks have other
+tokens. Over "tensor" nothing is left to sum: the layers do that in backward, also for
+what several ranks hold alike: norms, and key heads that are fewer than the ranks. Of
+those ranks the first one's counts in the norm of all gradients, and one of them writes
+it into a checkpoint.
 """
 
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from xtrain.tensor_parallel.attention import key_replicas
 ROWS = {"embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj"}
 KEYS = {"k_proj", "v_proj"}
 COLUMNS = {"o_proj", "down_proj"}
-GRADIENT_AXES = ("data",)
+GRADIENT_AXES = ("data", "context")
 """Mesh axes over which the gradient of every parameter is summed after backward."""
 
 

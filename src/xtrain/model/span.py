@@ -9,7 +9,7 @@
 Parameters have the names of the whole model, so that the first weights, which slice a
 tensor rank holds, checkpoints and published files do not ask how it is cut.
 
-Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks.
+Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
 from collections.abc import Callable, Collection
@@ -29,6 +29,8 @@ from xtrain.comm.collective_choice import TORCH
 from xtrain.comm.wrapper_rules import mark_as_slices
 from xtrain.model.checks import check_inputs
 from xtrain.model.config import XtrainConfig
+from xtrain.model.context import sequence_cut
+from xtrain.model.gradient_sums import check_skip, gradients_to_sum
 from xtrain.model.initialize import full_weight
 from xtrain.model.layer import DecoderLayer
 from xtrain.model.loss import IGNORED
@@ -63,6 +65,8 @@ class DecoderSpan(nn.Module):
         is_copy: bool = False,
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
         sequence_parallel: bool = False,
+        context_attention: str = "ring",
+        context_balance: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -70,6 +74,11 @@ class DecoderSpan(nn.Module):
         self.config, self.mesh, self.span, self.is_copy = config, mesh, span, is_copy
         self.sequence_parallel = sequence_parallel
         self.data, self.tensor = (axis_group(mesh, axis) for axis in ("data", "tensor"))
+        self.context = sequence_cut(
+            config, mesh, attention, context_attention, context_balance
+        )
+        if self.context is not None:
+            attention = self.context.attend
         parts = WholeParts(config, attention)
         if self.tensor is not None:
             parts = CutParts(config, attention, sequence_parallel, self.tensor)
@@ -92,17 +101,28 @@ class DecoderSpan(nn.Module):
             self.reset_parameters()
 
     def run(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Tokens [B, S] or activations [B, S, H] through these parts, to activations or
-        logits [B, S, V / t]; with sequence_parallel activations are [B, S / t, H]."""
+        """Tokens [B, S] or activations [B, S / c, H] through these parts, to
+        activations or logits [B, S / c, V / t]; with sequence_parallel activations are
+        [B, S / c / t, H]. Tokens and positions are those of whole sequences."""
         if positions is None:
-            cut = self.sequence_parallel and not self.has_embedding
-            ranks = axis_size(self.mesh, "tensor") if cut else 1
-            positions = torch.arange(x.shape[1] * ranks, device=x.device)
+            positions = torch.arange(self.whole_length(x), device=x.device)
+        if self.context is not None:
+            positions = self.context.shard(positions, -1)
+            x = self.context.shard(x) if self.has_embedding else x
         if self.has_embedding:
             x = self.embed_tokens(x)
         for layer in self.layers:
             x = layer(x, positions)
         return self.lm_head(self.norm(x)) if self.has_head else x
+
+    def whole_length(self, x: Tensor) -> int:
+        """How many tokens the whole sequences have of which `x` is what `run` gets."""
+        length = x.shape[1]
+        if not self.has_embedding:
+            length *= axis_size(self.mesh, "context")
+            if self.sequence_parallel:
+                length *= axis_size(self.mesh, "tensor")
+        return length
 
     def check_call(
         self,
@@ -112,8 +132,11 @@ class DecoderSpan(nn.Module):
     ) -> None:
         """ValueError unless this rank's batch fits the model."""
         check_inputs(tokens, labels, positions)
-        if self.sequence_parallel:
-            check_divides("sequence", tokens.shape[1], axis_size(self.mesh, "tensor"))
+        cuts = axis_size(self.mesh, "tensor") if self.sequence_parallel else 1
+        if self.context is not None:
+            self.context.check_sequence(tokens.shape[1], cuts)
+        else:
+            check_divides("sequence", tokens.shape[1], cuts)
         check_ids(tokens, self.config.vocab_size)
         if labels is not None:
             check_ids(labels, self.config.vocab_size, IGNORED)
@@ -128,17 +151,16 @@ class DecoderSpan(nn.Module):
         Args:
             skip: axes over which a wrapper (DDP, ZeRO, FSDP) has summed already.
         """
-        trained = [p for p in self.parameters() if p.requires_grad]
-        for axis in GRADIENT_AXES:
-            if axis in skip or axis_size(self.mesh, axis) == 1:
-                continue
-            group, works = axis_group(self.mesh, axis), []
-            for parameter in trained:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                works.append(TORCH.all_reduce(parameter.grad, group=group))
-            for work in works:
-                work.wait()
+        axes = [axis for axis in GRADIENT_AXES if axis_size(self.mesh, axis) > 1]
+        for axis in axes:
+            check_skip(self.parameters(), axis, skip)
+        for axis in axes:
+            if axis not in skip:
+                group = axis_group(self.mesh, axis)
+                gradients = gradients_to_sum(self.parameters())
+                works = [TORCH.all_reduce(g, group=group) for g in gradients]
+                for work in works:
+                    work.wait()
 
     def shards(self) -> list[Shard]:
         """What this rank holds, for `save_checkpoint` and `load_checkpoint`.
@@ -161,12 +183,17 @@ class DecoderSpan(nn.Module):
 
     def placement(self, name: str) -> Placement:
         """Which slice of the parameter `name` this rank holds."""
-        size = axis_size(self.mesh, "tensor")
-        rank = 0 if self.tensor is None else self.tensor.rank()
-        place = placement_of(name, self.config, rank, size)
-        if self.is_copy or (name == TIED and not self.has_embedding):
+        place = self.slice_of(name)
+        is_copy = self.is_copy or (name == TIED and not self.has_embedding)
+        if is_copy or (self.context is not None and self.context.group.rank() > 0):
             return replace(place, is_first=False)
         return place
+
+    def slice_of(self, name: str) -> Placement:
+        """The same among this rank's tensor ranks alone."""
+        size = axis_size(self.mesh, "tensor")
+        rank = 0 if self.tensor is None else self.tensor.rank()
+        return placement_of(name, self.config, rank, size)
 
     def all_ranks(self) -> ProcessGroup | None:
         """The group of all ranks of the mesh: they save, load and clip together."""

@@ -54,9 +54,5 @@ def of_zero(
     optimizer: ZeroOptimizer, places: dict[nn.Parameter, bool]
 ) -> Iterator[Held]:
     """This rank's shards of the gradients that an optimizer of ours has."""
-    optimizer.reduce_gradients()
-    for bucket in optimizer.buckets:
-        if bucket.master.grad is not None:
-            pieces = bucket.layout.pieces(bucket.master.grad, optimizer.rank)
-            for parameter, piece in zip(bucket.parameters, pieces, strict=True):
-                yield piece, places[parameter]
+    for parameter, piece in optimizer.gradient_pieces().items():
+        yield piece, places[parameter]

@@ -5,7 +5,7 @@
 
 Stages cost about the same FLOPs. A rank makes the modules of its own stages alone.
 
-Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks.
+Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.comm.autograd import all_reduce_identity
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
@@ -34,8 +35,8 @@ class DecoderStage(DecoderSpan):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Tokens [B, S] on the first stage, else what the stage before returned.
 
-        Activations [B, S, H], or [B, S / t, H] with sequence_parallel; logits [B, S,
-        V / t] from the last stage.
+        Activations [B, S / c, H], or [B, S / c / t, H] with sequence_parallel; logits
+        [B, S / c, V / t] from the last stage.
 
         Args:
             positions: [S] or [B, S]; 0, 1, 2, ... unless given.
@@ -52,18 +53,28 @@ class DecoderStage(DecoderSpan):
     def loss_fn(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The summed loss of labels other than -100 of this batch, and their count.
 
+        Both are of whole sequences, so the runner need not know of context ranks.
+
+        Args:
+            labels: [B, S], whole as the tokens are.
+
         Raises:
             ValueError: labels are not ids of the vocabulary, or not of the logits'
                 shape.
         """
-        if labels.shape != logits.shape[:-1]:
+        rows, length = logits.shape[:-1]
+        length *= axis_size(self.mesh, "context")
+        if list(labels.shape) != [rows, length]:
             raise ValueError(
                 f"labels {list(labels.shape)} for logits {list(logits.shape)}: there "
                 "is one label for each token"
             )
         check_ids(labels, self.config.vocab_size, IGNORED)
-        total = sum_cross_entropy(logits, labels, self.tensor)
-        return total, (labels != IGNORED).sum()
+        count = (labels != IGNORED).sum()
+        if self.context is None:
+            return sum_cross_entropy(logits, labels, self.tensor), count
+        own = sum_cross_entropy(logits, self.context.shard(labels), self.tensor)
+        return all_reduce_identity(own, self.context.group), count
 
 
 def part_costs(config: XtrainConfig, sequence: int = 1) -> list[int]:

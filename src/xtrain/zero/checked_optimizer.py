@@ -102,7 +102,8 @@ class ZeroOptimizer(BareZeroOptimizer):
         super().add_param_group(param_group)
 
     def _take_over(self, buckets: list[ShardedBucket]) -> None:
-        claim([p for b in buckets for p in b.parameters], "ZeroOptimizer")
+        parameters = [p for b in buckets for p in b.parameters]
+        claim(parameters, "ZeroOptimizer", self.gradient_pieces)
         super()._take_over(buckets)
 
     def clip_grad_norm_(

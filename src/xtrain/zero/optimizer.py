@@ -214,6 +214,24 @@ class ZeroOptimizer(Optimizer):
         self.reduce_gradients()
         return [b.master.grad for b in self.buckets if b.master.grad is not None]
 
+    def gradient_pieces(self) -> dict[nn.Parameter, Tensor]:
+        """By parameter, this rank's flat piece of its reduced gradient; some are empty.
+
+        They are views of what is stepped: to sum a gradient over another axis of a
+        mesh, sum these.
+        """
+        self.reduce_gradients()
+        return {
+            parameter: piece
+            for bucket in self.buckets
+            if bucket.master.grad is not None
+            for parameter, piece in zip(
+                bucket.parameters,
+                bucket.layout.pieces(bucket.master.grad, self.rank),
+                strict=True,
+            )
+        }
+
     def _gather_weights(self) -> None:
         works = []
         for bucket in self.buckets:

@@ -1,0 +1,139 @@
+"""The sequence of a batch, cut over the ranks of a mesh's axis "context".
+
+    tokens, labels, positions    whole on every rank    0 1 2 3 4 5 6 7
+    zigzag on 2 ranks            rank 0: 0 1 6 7        rank 1: 2 3 4 5
+
+Only attention looks at more than one token, so only attention sends anything: all else
+works on the rank's own tokens, with their positions in the whole sequence. The weights
+are whole on every context rank, and their gradients are summed after backward.
+
+Shapes: B batch, N query heads, K key/value heads, S sequence, D head size, c ranks.
+"""
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from xtrain.comm.autograd import check_divides
+from xtrain.context_parallel import (
+    all_gather_attention,
+    ring_attention,
+    shard_sequence,
+    ulysses_attention,
+    unshard_sequence,
+)
+from xtrain.context_parallel.balance import BALANCES, check_balance
+from xtrain.model.config import XtrainConfig
+from xtrain.model.placement import axis_group, axis_size
+
+ATTENTIONS = ("ring", "all_gather", "ulysses")
+
+
+class SequenceCut(NamedTuple):
+    """Which tokens this rank has, and what its layers call as attention.
+
+    Attributes:
+        attention: one of `ATTENTIONS`.
+        balance: as `shard_sequence`'s.
+    """
+
+    attention: str
+    balance: str
+    group: ProcessGroup
+
+    def shard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This rank's tokens of a sequence that is whole on every rank."""
+        return shard_sequence(x, dim, self.balance, self.group)
+
+    def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """All ranks' tokens, in the order of the whole sequence."""
+        return unshard_sequence(x, dim, self.balance, self.group)
+
+    def attend(
+        self,
+        q_BNSD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Called as `scaled_dot_product_attention` is, with S / c tokens a rank."""
+        del enable_gqa  # heads may always be grouped
+        qkv, group = (q_BNSD, k_BKSD, v_BKSD), self.group
+        if self.attention == "ring":
+            return ring_attention(*qkv, is_causal, self.balance, group=group)
+        if self.attention == "all_gather":
+            return all_gather_attention(
+                *qkv, is_causal, balance=self.balance, group=group
+            )
+        return ulysses_attention(*qkv, is_causal, group=group)
+
+    def check_sequence(self, length: int, tensor_ranks: int = 1) -> None:
+        """ValueError unless a sequence of this length can be cut so.
+
+        Args:
+            tensor_ranks: which cut each context rank's tokens once more.
+        """
+        size = self.group.size()
+        check_balance(self.balance, length, size)
+        here = f"sequence of {length} on {size} context ranks"
+        check_divides(here, length // size, tensor_ranks)
+
+
+def sequence_cut(
+    config: XtrainConfig,
+    mesh: DeviceMesh | None,
+    attention: object,
+    context_attention: str,
+    context_balance: str | None,
+) -> SequenceCut | None:
+    """How the options of a model cut its sequences; None where nothing is cut.
+
+    Args:
+        attention: the function for one device, which the context's takes the place of.
+
+    Raises:
+        ValueError: an option is unknown, two of them exclude each other, or there are
+            not enough heads.
+    """
+    check_options(context_attention, context_balance)
+    group = axis_group(mesh, "context")
+    if group is None or group.size() == 1:
+        return None
+    if attention is not F.scaled_dot_product_attention:
+        raise ValueError(
+            f"attention= is for whole sequences, but {group.size()} context ranks have "
+            f"parts of them: choose context_attention, one of {', '.join(ATTENTIONS)}"
+        )
+    if context_attention == "ulysses":
+        tensor = axis_size(mesh, "tensor")
+        check_divides("num_attention_heads", config.num_attention_heads, tensor)
+        heads = config.num_attention_heads // tensor
+        if heads % group.size():
+            raise ValueError(
+                f'context_attention="ulysses" on {group.size()} context ranks: a '
+                f"tensor rank has {heads} of {config.num_attention_heads} query heads, "
+                "which must divide among them; ring and all_gather cut no heads"
+            )
+        return SequenceCut(context_attention, "none", group)
+    return SequenceCut(context_attention, context_balance or "zigzag", group)
+
+
+def check_options(attention: str, balance: str | None) -> None:
+    """ValueError for unknown ones, on any mesh."""
+    if attention not in ATTENTIONS:
+        raise ValueError(
+            f"context_attention={attention!r} is none of {', '.join(ATTENTIONS)}"
+        )
+    if balance is not None and balance not in BALANCES:
+        raise ValueError(
+            f"context_balance={balance!r} is none of {', '.join(BALANCES)}"
+        )
+    if attention == "ulysses" and balance not in (None, "none"):
+        raise ValueError(
+            f'context_balance={balance!r} with context_attention="ulysses": its heads '
+            'see the sequence in order, so it is cut into runs, balance "none"'
+        )
