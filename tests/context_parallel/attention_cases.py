@@ -27,12 +27,34 @@ def qkv(
     )
 
 
-def dense(q, k, v, grad, causal: bool, scale: float | None = None) -> list[Tensor]:
+def visible(
+    length: int, causal: bool, window: int | None, documents: Tensor | None
+) -> Tensor:
+    """The whole mask, [S, S] or [B, 1, S, S]: what no rank of ours ever makes."""
+    x, y = torch.arange(length).unsqueeze(-1), torch.arange(length)
+    seen = (y <= x) | (not causal)
+    if window is not None:
+        seen &= y > x - window
+    if documents is not None:
+        same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
+        seen = (seen & same & (documents.unsqueeze(-1) >= 0)).unsqueeze(1)
+    return seen
+
+
+def dense(
+    q, k, v, grad, causal: bool, scale: float | None = None,
+    window: int | None = None, documents: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
     """Output and the three gradients, by torch in one process."""
     q, k, v = (t.clone().requires_grad_() for t in (q, k, v))
     repeats = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(repeats, 1) for t in (k, v))
-    out = F.scaled_dot_product_attention(q, keys, values, is_causal=causal, scale=scale)
+    mask = None
+    if window is not None or documents is not None:
+        mask, causal = visible(q.shape[2], causal, window, documents), False
+    out = F.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, is_causal=causal, scale=scale
+    )
     out.backward(grad)
     return [out.detach(), q.grad, k.grad, v.grad]
 

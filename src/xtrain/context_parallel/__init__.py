@@ -10,6 +10,7 @@ from xtrain.context_parallel.flash import (
     flash_attention_backward,
     flash_attention_forward,
 )
+from xtrain.context_parallel.hybrid import hybrid_attention
 from xtrain.context_parallel.online_softmax import online_softmax, ring_online_softmax
 from xtrain.context_parallel.ring_attention import ring_attention
 from xtrain.context_parallel.ulysses import ulysses_attention
@@ -18,6 +19,7 @@ __all__ = [
     "all_gather_attention",
     "flash_attention_backward",
     "flash_attention_forward",
+    "hybrid_attention",
     "local_positions",
     "online_softmax",
     "ring_attention",

@@ -14,19 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH
-from xtrain.context_parallel.block_attention import (
-    BlockAttention,
-    Gradients,
-    RunningAttention,
-    best_for,
-)
+from xtrain.context_parallel.autocast import cast_by_autocast
+from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
-from xtrain.context_parallel.ring_attention import Ring
+from xtrain.context_parallel.running_attention import (
+    Gradients,
+    RunningAttention,
+    add_up,
+    first_derivative,
+)
+from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
 
 
 def all_gather_attention(
@@ -39,50 +41,69 @@ def all_gather_attention(
     *,
     balance: str = "none",
     block_attention: BlockAttention | None = None,
+    window: int | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """`ring_attention` by gathering; the arguments are the same."""
-    check_attention("all_gather_attention", q, k, v, group, balance, causal=causal)
-    ranks = Ring(group, k.shape[2], causal, balance)
-    chosen = block_attention or best_for(q)
+    q, k, v = cast_by_autocast(q, k, v)
+    check_attention(
+        "all_gather_attention", q, k, v, group, causal=causal, scale=scale,
+        balance=balance, window=window, documents=documents,
+    )  # fmt: skip
+    documents = gather_documents(documents, group)
+    mask = SequenceMask(
+        rank_and_size(group)[1], q.shape[2], k.shape[2], causal, balance, window,
+        documents,
+    )  # fmt: skip
+    attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
-    return _AllGatherAttention.apply(ranks, chosen, scale, q, k, v)
+    return _AllGatherAttention.apply(mask, group, attention, scale, q, k, v)
 
 
 class _AllGatherAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        ranks: Ring,
+        mask: SequenceMask,
+        group: ProcessGroup | None,
         attention: BlockAttention,
         scale: float,
         q: Tensor,
         k: Tensor,
         v: Tensor,
     ) -> Tensor:
+        rank, _ = rank_and_size(group)
         running = RunningAttention(attention, q, scale)
-        for owner, kv in enumerate(gather(torch.stack([k, v]), ranks)):
-            running.add(ranks.block(owner), kv)
+        for owner, kv in enumerate(gather_kv(k, v, group)):
+            running.add(mask.block(rank, owner), kv)
         out, lse = running.result()
-        ctx.ranks, ctx.attention, ctx.scale = ranks, attention, scale
+        ctx.mask, ctx.group, ctx.attention, ctx.scale = mask, group, attention, scale
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        ranks: Ring = ctx.ranks
+        rank, _ = rank_and_size(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
-        everyone = gather(torch.stack([k, v]), ranks)
-        parts = [gradients.add(ranks.block(i), kv) for i, kv in enumerate(everyone)]
+        parts = []
+        for owner, kv in enumerate(gather_kv(k, v, ctx.group)):
+            block = ctx.mask.block(rank, owner)
+            parts.append(add_up(None, gradients.of_block(block, kv), block, kv))
+        dq = gradients.dq.to(q.dtype)
+        if not any(ctx.needs_input_grad[5:]):
+            return None, None, None, None, dq, None, None
         dkv = torch.empty_like(parts[0])
-        TORCH.reduce_scatter(dkv, torch.cat(parts), group=ranks.group).wait()
+        TORCH.reduce_scatter(dkv, torch.cat(parts), group=ctx.group).wait()
         dk, dv = dkv.to(k.dtype)
-        return None, None, None, gradients.dq.to(q.dtype), dk, dv
+        return None, None, None, None, dq, dk, dv
 
 
-def gather(kv: Tensor, ranks: Ring) -> Tensor:
+def gather_kv(k: Tensor, v: Tensor, group: ProcessGroup | None) -> Tensor:
     """Keys and values of all ranks, [N, 2, B, G, S, D]."""
-    everyone = kv.new_empty((ranks.size * 2, *kv.shape[1:]))
-    TORCH.all_gather(everyone, kv, group=ranks.group).wait()
-    return everyone.unflatten(0, (ranks.size, 2))
+    _, size = rank_and_size(group)
+    kv = torch.stack([k, v])
+    everyone = kv.new_empty((size * 2, *kv.shape[1:]))
+    TORCH.all_gather(everyone, kv, group=group).wait()
+    return everyone.unflatten(0, (size, 2))

@@ -29,6 +29,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import all_gather_split, split_all_gather
 from xtrain.comm.checks import rank_and_size
+from xtrain.context_parallel.mask import Sees
 
 BALANCES = ("none", "striped", "zigzag")
 
@@ -40,6 +41,8 @@ class Block(NamedTuple):
     keys: slice
     causal: bool
     """Query x of the slice sees keys 0 to x of the slice, or else all of them."""
+    sees: Sees | None = None
+    """If a window or documents hide some of that: what is left."""
 
 
 def block_of(

@@ -11,12 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xtrain.context_parallel.balance import Block
 from xtrain.context_parallel.flash import (
     flash_attention_backward,
     flash_attention_forward,
 )
-from xtrain.context_parallel.online_softmax import merge
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -54,85 +52,46 @@ def cpu_backward(
     )
 
 
+def cuda_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2 on a GPU: 16 bits, head dims that are multiples of 8."""
+    results = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False, scale=scale
+    )
+    return results[0], results[1]
+
+
+def cuda_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its backward. The kernel reads `lse` as if it had no gaps, and random numbers
+    only for dropout; sequences of one length have no tables of where they begin."""
+    no_random = torch.zeros(2, dtype=torch.int64, device=q.device)
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        grad_out, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2],
+        0.0, causal, no_random, no_random, scale=scale,
+    )  # fmt: skip
+
+
 TILES = BlockAttention(flash_attention_forward, flash_attention_backward)
 """In torch's own operations: any device, any dtype."""
 FUSED_CPU = BlockAttention(cpu_forward, cpu_backward)
+FUSED_CUDA = BlockAttention(cuda_forward, cuda_backward)
+"""Has not run on a GPU yet: shapes only are checked, on the meta device."""
 
 
 def best_for(q: Tensor) -> BlockAttention:
-    """The kernel for this tensor's device, and the tiles where there is none."""
-    return FUSED_CPU if q.device.type == "cpu" else TILES
-
-
-class RunningAttention:
-    """The attention of some queries over keys that come in blocks.
-
-    Args:
-        q: [B, H, S, D].
-    """
-
-    def __init__(self, attention: BlockAttention, q: Tensor, scale: float):
-        self._attention, self._q, self._scale = attention, q, scale
-        self._wide = torch.promote_types(q.dtype, torch.float32)
-        self._out = torch.zeros_like(q, dtype=self._wide)
-        self._lse = self._out.new_full(q.shape[:-1], float("-inf"))
-
-    def add(self, block: Block | None, kv: Tensor) -> None:
-        """Take in what the queries see of some keys and values, [2, B, G, T, D]."""
-        if block is None:
-            return
-        rows, (keys, values) = block.queries, kv[:, :, :, block.keys]
-        out, lse = self._attention.forward(
-            self._q[:, :, rows], keys, values, block.causal, self._scale
-        )
-        seen = self._out[:, :, rows], self._lse[:, :, rows]
-        self._out[:, :, rows], self._lse[:, :, rows] = merge(
-            seen, (out.to(self._wide), lse.to(self._wide))
-        )
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Output in q's dtype, and log-sum-exp."""
-        return self._out.to(self._q.dtype), self._lse
-
-
-class Gradients:
-    """The backward of `RunningAttention`, block by block.
-
-    `dq` is added up here; the gradients of keys and values belong to whoever holds
-    them.
-    """
-
-    def __init__(
-        self,
-        attention: BlockAttention,
-        grad_out: Tensor,
-        q: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scale: float,
-    ):
-        self._attention, self._scale = attention, scale
-        self._grad_out, self._q, self._out, self._lse = grad_out, q, out, lse
-        self._wide = torch.promote_types(q.dtype, torch.float32)
-        self.dq = torch.zeros_like(q, dtype=self._wide)
-
-    def add(self, block: Block | None, kv: Tensor) -> Tensor:
-        """What these queries contribute to the gradients of keys and values."""
-        dkv = torch.zeros_like(kv, dtype=self._wide)
-        if block is None:
-            return dkv
-        rows, (keys, values) = block.queries, kv[:, :, :, block.keys]
-        dq, dk, dv = self._attention.backward(
-            self._grad_out[:, :, rows],
-            self._q[:, :, rows],
-            keys,
-            values,
-            self._out[:, :, rows],
-            self._lse[:, :, rows],
-            block.causal,
-            self._scale,
-        )
-        self.dq[:, :, rows] += dq
-        dkv[0][:, :, block.keys] = dk
-        dkv[1][:, :, block.keys] = dv
-        return dkv
+    """The kernel for this tensor, and the tiles where there is none."""
+    if q.device.type == "cpu":
+        return FUSED_CPU
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    fits = half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return FUSED_CUDA if q.device.type == "cuda" and fits else TILES

@@ -1,15 +1,15 @@
 """What attention over several ranks refuses, on every rank, before anything is sent."""
 
-import hashlib
+import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same
-from xtrain.comm.checks import message_device, rank_and_size
+from xtrain.comm.agreement import describe
+from xtrain.comm.checks import Rule, rank_and_size
+from xtrain.context_parallel.agreement import check_calls
 from xtrain.context_parallel.balance import check_balance
 from xtrain.context_parallel.flash import checked_scale
 
@@ -19,49 +19,89 @@ def check_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    group: ProcessGroup | None,
+    *groups: ProcessGroup | None,
+    causal: bool,
+    scale: float | None,
     balance: str = "none",
-    **options: Any,
+    window: int | None = None,
+    documents: Tensor | None = None,
+    rules: tuple[Rule, ...] = (),
 ) -> None:
     """ValueError on every rank unless all call alike, with sequences cut alike.
 
-    One all-reduce of three numbers. (On a GPU each rank looks at its own call only: to
-    read what all have said would make the CPU wait.)
+    Args:
+        groups: the axes of all ranks asked, the one that `balance` is about last.
+        rules: what else must hold for this rank's call.
     """
-    _, size = rank_and_size(group)
+    sizes = [rank_and_size(group)[1] for group in groups]
     problem = None
     try:
-        check_shapes(q, k, v, balance, size, **options)
+        check_tensors(q, k, v)
+        check_lengths(q, k, causal, balance, sizes)
+        check_hidden(q, k, causal, window, documents)
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message)
     except ValueError as error:
         problem = f"{name}: {error}"
-    said = {"q": list(q.shape), "k": list(k.shape), "dtype": q.dtype, **options}
-    said["balance"] = balance
-    device = message_device(group)
-    if device.type != "cpu":
-        if problem is not None:
-            raise ValueError(problem)
-        return
-    digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
-    numbers = torch.tensor([int(problem is not None), digest, -digest])
-    dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
-    wrong, most, least = numbers.tolist()
-    if wrong or most != -least:
-        check_same(f"calls of {name}", [], group, said, problem)
+    trained = torch.is_grad_enabled()
+    tensors = {"q": q, "k": k, "v": v, "documents": documents}
+    said: dict[str, Any] = {
+        key: describe(t if trained else t.detach()) if isinstance(t, Tensor) else t
+        for key, t in tensors.items()
+    }
+    said |= {"causal": causal, "balance": balance, "scale": scale, "window": window}
+    check_calls(name, groups, said, problem)
 
 
-def check_shapes(
-    q: Tensor, k: Tensor, v: Tensor, balance: str, size: int, **options: Any
-) -> None:
-    """ValueError unless this rank's tensors are those of attention."""
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """ValueError unless these can be queries, keys and values."""
     checked_scale(q, k, v, None)
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(
             f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}, but must be floating and of "
             "one dtype"
         )
-    if q.shape[2] != k.shape[2] and (options.get("causal") or balance != "none"):
+
+
+def check_lengths(
+    q: Tensor, k: Tensor, causal: bool, balance: str, sizes: list[int]
+) -> None:
+    """ValueError unless the sequences fit each other and are cut as `balance` cuts."""
+    queries, keys = q.shape[2], k.shape[2]
+    if not queries or not keys:
         raise ValueError(
-            f"{q.shape[2]} local queries and {k.shape[2]} keys: only attention that is "
-            "neither causal nor balanced may have different numbers of them"
+            f"{queries} local queries and {keys} keys: each rank needs some"
         )
-    check_balance(balance, k.shape[2] * size, size)
+    if queries != keys and (causal or balance != "none"):
+        raise ValueError(
+            f"{queries} local queries and {keys} keys: only attention that is neither "
+            "causal nor balanced may have different numbers of them"
+        )
+    check_balance(balance, keys * math.prod(sizes), sizes[-1])
+
+
+def check_hidden(
+    q: Tensor, k: Tensor, causal: bool, window: int | None, documents: Tensor | None
+) -> None:
+    """ValueError unless window and documents are such."""
+    whole = isinstance(window, int) and not isinstance(window, bool)
+    if window is not None and not (whole and window > 0 and causal):
+        raise ValueError(
+            f"window={window!r} with causal={causal}: a window is a whole number of "
+            "keys from 1 on, and only causal attention has one"
+        )
+    if documents is None:
+        return
+    expected = [q.shape[0], q.shape[2]]
+    wrong = not isinstance(documents, Tensor) or q.shape[2] != k.shape[2]
+    if wrong or list(documents.shape) != expected or not is_integer(documents):
+        found = describe(documents) if isinstance(documents, Tensor) else documents
+        raise ValueError(
+            f"documents are {found}, but must be whole numbers, {expected} ([batch, "
+            f"local sequence]), with as many queries as keys ({k.shape[2]})"
+        )
+
+
+def is_integer(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)

@@ -20,16 +20,11 @@ Source: Dao, FlashAttention-2, 2023.
 Shapes: B batch, H heads, G key heads, S queries, T keys, D head dim.
 """
 
-from collections.abc import Callable, Iterator
-
 import torch
 from torch import Tensor
 
+from xtrain.context_parallel.mask import Sees, all_of, hide, tiles, up_to_own
 from xtrain.context_parallel.online_softmax import State, merge, softmax_block, weights
-
-TILE = 256
-Sees = Callable[[slice, slice], Tensor | bool]
-"""What queries of a slice see of the keys of another: all, nothing, or a mask."""
 
 
 def flash_attention_forward(
@@ -125,31 +120,6 @@ def backward_tiles(
             dk[:, :, columns] += (dS.mT @ queries[..., rows, :]).sum(2)
             dv[:, :, columns] += (P.mT @ dO[..., rows, :]).sum(2)
     return dq.flatten(1, 2), dk, dv
-
-
-def tiles(length: int) -> Iterator[slice]:
-    """The slices of at most TILE that make up a length."""
-    for start in range(0, length, TILE):
-        yield slice(start, min(start + TILE, length))
-
-
-def all_of(rows: slice, columns: slice) -> bool:
-    """No mask."""
-    return True
-
-
-def up_to_own(rows: slice, columns: slice) -> Tensor | bool:
-    """The causal mask: query x sees keys 0 to x."""
-    if columns.start >= rows.stop or columns.stop <= rows.start + 1:
-        return columns.start < rows.stop
-    x = torch.arange(rows.start, rows.stop)
-    return torch.arange(columns.start, columns.stop) <= x.unsqueeze(-1)
-
-
-def hide(scores: Tensor, seen: Tensor | bool) -> None:
-    """-inf where a query does not see a key."""
-    if isinstance(seen, Tensor):
-        scores.masked_fill_(~seen.to(scores.device), float("-inf"))
 
 
 def checked_scale(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import check_call
-from xtrain.comm.p2p import post_all
+from xtrain.context_parallel.agreement import check_calls
+from xtrain.context_parallel.rotation import Ring
 
 State = tuple[Tensor, Tensor]
 
@@ -101,19 +101,28 @@ def ring_online_softmax(
 
     Returns:
         The same on every rank, but for the order of rounding.
+
+    Raises:
+        ValueError: on every rank: as many values as there are not scores, or rows,
+            features or dtypes that differ between ranks.
     """
-    rank, size = check_call("ring_online_softmax", group, scores)
+    check_online_softmax("ring_online_softmax", scores, values, group)
     wide = torch.promote_types(scores.dtype, torch.float32)
     output, lse = softmax_block(scores.to(wide), values.to(wide))
-    mine = torch.cat([output, lse.unsqueeze(-1)], -1)
-    state, travelling = (output, lse), mine
-    for _ in range(size - 1):
-        arriving = torch.empty_like(travelling)
-        works = post_all(
-            [(travelling, (rank + 1) % size)], [(arriving, (rank - 1) % size)], group
-        )
-        for work in works:
-            work.wait()
-        state = merge(state, (arriving[..., :-1], arriving[..., -1]))
-        travelling = arriving
+    state = None
+    for _, seen in Ring(group).visits(torch.cat([output, lse.unsqueeze(-1)], -1)):
+        state = merge(state, (seen[..., :-1], seen[..., -1]))
+    assert state is not None
     return state[0].to(values.dtype), state[1]
+
+
+def check_online_softmax(
+    name: str, scores: Tensor, values: Tensor, group: ProcessGroup | None
+) -> None:
+    """ValueError on every rank unless all have the same rows and features."""
+    problem = None
+    if scores.shape[-1] != values.shape[-2]:
+        problem = f"{name}: {scores.shape[-1]} scores a row, {values.shape[-2]} values"
+    same = {"rows": list(scores.shape[:-1]), "features": values.shape[-1]}
+    same |= {"scores' dtype": scores.dtype, "values' dtype": values.dtype}
+    check_calls(name, (group,), same, problem)

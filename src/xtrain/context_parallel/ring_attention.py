@@ -18,26 +18,25 @@ block is FlashAttention-2's (Dao, 2023).
 Shapes: B batch, H heads, G key heads, S local sequence, D head dim.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.p2p import post_all
-from xtrain.comm.work import Work
-from xtrain.context_parallel.balance import Block, block_of
-from xtrain.context_parallel.block_attention import (
-    BlockAttention,
-    Gradients,
-    RunningAttention,
-    best_for,
-)
+from xtrain.context_parallel.autocast import cast_by_autocast
+from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
+from xtrain.context_parallel.rotation import Ring
+from xtrain.context_parallel.running_attention import (
+    Gradients,
+    RunningAttention,
+    add_up,
+    first_derivative,
+)
+from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
 
 
 def ring_attention(
@@ -50,18 +49,25 @@ def ring_attention(
     group: ProcessGroup | None = None,
     *,
     block_attention: BlockAttention | None = None,
+    window: int | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """Exact attention over the sequences of all ranks together.
 
     Args:
         q: [B, H, S, D], this rank's queries.
         k, v: [B, G, S, D], its keys and values; G divides H, and they are sent as they
-            are, not repeated.
+            are, not repeated. Cross-attention (neither causal nor balanced) may have
+            another number of them than of queries.
         causal: a token sees itself and those before it in the whole sequence.
         balance: which tokens a rank holds, as `shard_sequence` cut them.
         scale: of the scores; 1 / sqrt(D) unless given.
         block_attention: how a block is computed; the fastest for the device unless
             given.
+        window: a token sees itself and the `window - 1` before it.
+        documents: [B, S], whole numbers, cut as the tokens are: a token sees those of
+            its own document. A negative number is padding: it sees nothing, nobody
+            sees it, and its output is 0.
 
     Returns:
         [B, H, S, D]. Without gradients nothing is kept: this is also a prefill.
@@ -69,77 +75,60 @@ def ring_attention(
     Raises:
         ValueError: on every rank: shapes that do not fit, or that differ between ranks.
     """
-    check_attention("ring_attention", q, k, v, group, balance, causal=causal)
-    ring = Ring(group, k.shape[2], causal, balance)
-    chosen = block_attention or best_for(q)
-    return _RingAttention.apply(ring, chosen, checked_scale(q, k, v, scale), q, k, v)
-
-
-class Ring:
-    """The order in which keys and values come by, and what is seen of them."""
-
-    def __init__(
-        self, group: ProcessGroup | None, length: int, causal: bool, balance: str
-    ):
-        self.rank, self.size = rank_and_size(group)
-        self.group, self.length = group, length
-        self.causal, self.balance = causal, balance
-
-    def rotate(self, x: Tensor) -> tuple[Tensor, Work]:
-        """Send `x` to the next rank; what arrives, and the work to wait for."""
-        arriving = torch.empty_like(x)
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        works = post_all([(x, after)], [(arriving, before)], self.group)
-        return arriving, Work(works, keep=x)
-
-    def blocks(self, kv: Tensor) -> Iterator[tuple[Block | None, Tensor]]:
-        """Each rank's keys and values in turn; while one is used, the next travels."""
-        for step in range(self.size):
-            arriving, work = kv, Work()
-            if step < self.size - 1:
-                arriving, work = self.rotate(kv)
-            yield self.block((self.rank - step) % self.size), kv
-            work.wait()
-            kv = arriving
-
-    def block(self, owner: int) -> Block | None:
-        """What our queries see of a rank's keys."""
-        return block_of(self.balance, self.rank, owner, self.length, self.causal)
+    q, k, v = cast_by_autocast(q, k, v)
+    check_attention(
+        "ring_attention", q, k, v, group, causal=causal, scale=scale, balance=balance,
+        window=window, documents=documents,
+    )  # fmt: skip
+    documents = gather_documents(documents, group)
+    mask = SequenceMask(
+        rank_and_size(group)[1], q.shape[2], k.shape[2], causal, balance, window,
+        documents,
+    )  # fmt: skip
+    attention = block_attention or best_for(q)
+    scale = checked_scale(q, k, v, scale)
+    return _RingAttention.apply(mask, group, attention, scale, q, k, v)
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        ring: Ring,
+        mask: SequenceMask,
+        group: ProcessGroup | None,
         attention: BlockAttention,
         scale: float,
         q: Tensor,
         k: Tensor,
         v: Tensor,
     ) -> Tensor:
+        ring = Ring(group)
         running = RunningAttention(attention, q, scale)
-        for block, kv in ring.blocks(torch.stack([k, v])):
-            running.add(block, kv)
+        for owner, kv in ring.visits(torch.stack([k, v])):
+            running.add(mask.block(ring.rank, owner), kv)
         out, lse = running.result()
-        ctx.ring, ctx.attention, ctx.scale = ring, attention, scale
+        ctx.mask, ctx.group, ctx.attention, ctx.scale = mask, group, attention, scale
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        ring: Ring = ctx.ring
+        ring = Ring(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
-        sum_so_far, arrives = None, Work()
-        for block, kv in ring.blocks(torch.stack([k, v])):
-            dkv = gradients.add(block, kv)
-            arrives.wait()  # what the ranks before us have added up for these keys
-            if sum_so_far is not None:
-                dkv += sum_so_far
-            sum_so_far, arrives = ring.rotate(dkv)
-        arrives.wait()  # the last hop brings our own home
-        assert sum_so_far is not None
-        dk, dv = sum_so_far.to(k.dtype)
-        return None, None, None, gradients.dq.to(q.dtype), dk, dv
+        dkv, travels, kept = None, None, None
+        for owner, kv in ring.visits(torch.stack([k, v])):
+            block = ctx.mask.block(ring.rank, owner)
+            part = gradients.of_block(block, kv)
+            if not any(ctx.needs_input_grad[5:]):
+                continue
+            if travels is not None:  # what ranks before us have added up for these keys
+                dkv, kept = travels.wait(), travels
+            travels = ring.rotate(add_up(dkv, part, block, kv))
+        dq = gradients.dq.to(q.dtype)
+        if travels is None:
+            return None, None, None, None, dq, None, None
+        dk, dv = travels.wait().to(k.dtype)  # the last hop has brought our own home
+        del kept
+        return None, None, None, None, dq, dk, dv

@@ -20,9 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.autograd import gather
+from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.comm.collective_choice import TORCH
+from xtrain.context_parallel.autocast import cast_by_autocast
 from xtrain.context_parallel.checks import check_attention
+from xtrain.context_parallel.masked_attention import masked_attention
+from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
 def ulysses_attention(
@@ -32,31 +36,61 @@ def ulysses_attention(
     causal: bool = True,
     scale: float | None = None,
     group: ProcessGroup | None = None,
+    *,
+    window: int | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """Exact attention over the sequences of all ranks, which hold runs of it.
 
     Args:
         q: [B, H, S/N, D], H a multiple of N.
         k, v: [B, G, S/N, D].
+        window, documents: as in `ring_attention`.
 
     Raises:
         ValueError: on every rank: shapes that do not fit, heads that do not divide.
     """
-    _, size = rank_and_size(group)
-    check_attention("ulysses_attention", q, k, v, group, causal=causal)
-    if q.shape[1] % size:
-        raise ValueError(
-            f"ulysses_attention: {q.shape[1]} heads on {size} ranks: each needs the "
-            "same number of whole heads"
+    q, k, v = cast_by_autocast(q, k, v)
+    check_attention(
+        "ulysses_attention", q, k, v, group, causal=causal, scale=scale, window=window,
+        documents=documents, rules=(heads_divide(q, group),),
+    )  # fmt: skip
+    q, k, v = (heads_of_sequence(t, group) for t in (q, *enough_heads(k, v, group)))
+    if window is None and documents is None:
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-    copies = math.lcm(k.shape[1], size) // k.shape[1]
-    if copies > 1:
-        k, v = (t.repeat_interleave(copies, 1) for t in (k, v))
-    q, k, v = (heads_of_sequence(t, group) for t in (q, k, v))
-    out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    else:
+        if documents is not None:
+            documents = documents_of_row(documents, group).cpu().unsqueeze(0)
+        lengths = q.shape[2], k.shape[2]
+        mask = SequenceMask(1, *lengths, causal, "none", window, documents)
+        out = masked_attention(q, k, v, mask, scale)
     return sequence_of_heads(out, group)
+
+
+def documents_of_row(documents: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The ids of the sequence that the ranks hold runs of: [B, S/N] -> [B, S]."""
+    return gather(documents.to(torch.int64), 1, group)
+
+
+def heads_divide(q: Tensor, group: ProcessGroup | None) -> Rule:
+    """A rule: each rank gets whole heads."""
+    _, size = rank_and_size(group)
+    return q.shape[1] % size == 0, (
+        f"{q.shape[1]} heads on {size} ranks: each needs the same number of whole heads"
+    )
+
+
+def enough_heads(
+    k: Tensor, v: Tensor, group: ProcessGroup | None
+) -> tuple[Tensor, ...]:
+    """Keys and values, repeated where there are not enough heads for all ranks."""
+    _, size = rank_and_size(group)
+    copies = math.lcm(k.shape[1], size) // k.shape[1]
+    return (
+        (k, v) if copies == 1 else tuple(t.repeat_interleave(copies, 1) for t in (k, v))
+    )
 
 
 def heads_of_sequence(x: Tensor, group: ProcessGroup | None = None) -> Tensor:

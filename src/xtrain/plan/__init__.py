@@ -5,6 +5,14 @@ Standard library only, so the same code runs in a browser's Python.
 
 from xtrain.plan.activations import activation_memory
 from xtrain.plan.bubble import pipeline_activations, pipeline_idle
+from xtrain.plan.context_parallel import (
+    context_bytes,
+    critical_pairs,
+    hiding_tokens,
+    ideal_pairs,
+    pairs_by_step,
+    pairs_of_block,
+)
 from xtrain.plan.cost import (
     Cost,
     algorithm_bandwidth,
@@ -66,12 +74,18 @@ __all__ = [
     "collective_cost",
     "collective_time",
     "collective_traffic",
+    "context_bytes",
+    "critical_pairs",
     "crossover",
     "fastest",
     "hierarchical_between_nodes",
+    "hiding_tokens",
     "hierarchical_time",
+    "ideal_pairs",
     "nccl_all_reduce_time",
     "nccl_protocol",
+    "pairs_by_step",
+    "pairs_of_block",
     "peak_flops",
     "pipeline_activations",
     "pipeline_idle",

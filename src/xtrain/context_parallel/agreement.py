@@ -1,0 +1,62 @@
+"""Whether all ranks make the same call: one small message each time it is made.
+
+A digest of what a rank says of its call, and its negative: if the largest of each over
+all ranks belong together, all have said the same. Only then is it over; else everybody
+tells everybody in words, and all raise.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.agreement import check_same
+from xtrain.comm.checks import message_device
+
+
+def check_calls(
+    name: str,
+    groups: Sequence[ProcessGroup | None],
+    said: Mapping[str, object],
+    problem: str | None,
+) -> None:
+    """ValueError on every rank if one has a problem or says something else.
+
+    On a GPU each rank looks at its own call only: to read what all have said would make
+    the CPU wait.
+
+    Args:
+        groups: the axes of the mesh whose ranks are asked.
+        said: compared by what it prints as.
+    """
+    if any(message_device(group).type != "cpu" for group in groups):
+        if problem is not None:
+            raise ValueError(problem)
+        return
+    digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
+    numbers = torch.tensor([int(problem is not None), digest, -digest])
+    for group in groups:
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
+    wrong, most, least = numbers.tolist()
+    if not wrong and most == -least:
+        return
+    for group in groups:  # what a row has found, its columns tell all others
+        problem = verdict(name, group, said, problem)
+    if problem is not None:
+        raise ValueError(problem if name in problem else f"{name}: {problem}")
+
+
+def verdict(
+    what: str,
+    group: ProcessGroup | None,
+    said: Mapping[str, object],
+    problem: str | None,
+) -> str | None:
+    """What `check_same` says on every rank of the group."""
+    try:
+        check_same(what, [], group, said, problem)
+    except ValueError as error:
+        return str(error)
+    return None

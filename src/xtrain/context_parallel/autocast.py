@@ -1,0 +1,14 @@
+"""Attention under `torch.autocast`: q, k and v are cast as torch's own are."""
+
+import torch
+from torch import Tensor
+
+
+def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in autocast's dtype if it is on for their device, but float64 as it
+    is: autocast does not know attention of ours."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)

@@ -1,0 +1,64 @@
+"""A ring on which tensors go round while they are used.
+
+    step 0    use x of this rank          it is on its way to the next rank
+    step 1    use x of the rank before    which is on its way on ...
+
+N - 1 hops show everything to everybody. The transfer of the next step begins before
+this step's x is used, and is waited for afterwards.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.p2p import post_all
+
+
+class Rotation(NamedTuple):
+    """A tensor on its way to the next rank, and what arrives meanwhile.
+
+    Keep it for one step after the wait: gloo frees a message that has only just arrived
+    by spinning until its own thread lets go of it.
+    """
+
+    sent: Tensor
+    arriving: Tensor
+    works: list[dist.Work]
+
+    def wait(self) -> Tensor:
+        """What has arrived."""
+        for work in self.works:
+            work.wait()
+        return self.arriving
+
+
+class Ring:
+    """The ranks of a group in a circle."""
+
+    def __init__(self, group: ProcessGroup | None):
+        self.group = group
+        self.rank, self.size = rank_and_size(group)
+
+    def rotate(self, x: Tensor) -> Rotation:
+        """Begin to send `x` to the next rank; it must stay as it is until the wait."""
+        if self.size == 1:
+            return Rotation(x, x, [])
+        arriving = torch.empty_like(x)
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        works = post_all([(x, after)], [(arriving, before)], self.group)
+        return Rotation(x, arriving, works)
+
+    def visits(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each rank and its `x` in turn; while one is used, the next travels."""
+        kept = None
+        for step in range(self.size):
+            travels = self.rotate(x) if step < self.size - 1 else None
+            yield (self.rank - step) % self.size, x
+            if travels is not None:
+                x, kept = travels.wait(), travels
+        del kept

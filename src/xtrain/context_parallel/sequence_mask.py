@@ -1,0 +1,76 @@
+"""What the tokens of one rank see of another rank's: one block of attention.
+
+nothing                                     the block is skipped
+all, or a triangle (`block_of`)             a kernel without a mask
+what a window and documents leave of it     tiles, each with a mask of its own
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.collective_choice import TORCH
+from xtrain.context_parallel.balance import Block, block_of, positions_of
+from xtrain.context_parallel.mask import Tokens, Visible
+
+
+class SequenceMask:
+    """The mask of a whole sequence, asked for block by block.
+
+    Args:
+        size: the ranks it is cut over.
+        queries, keys: their numbers on each rank.
+        documents: of all ranks, [size, B, S].
+    """
+
+    def __init__(
+        self,
+        size: int,
+        queries: int,
+        keys: int,
+        causal: bool,
+        balance: str = "none",
+        window: int | None = None,
+        documents: Tensor | None = None,
+    ):
+        self.size, self.queries, self.keys = size, queries, keys
+        self.causal, self.balance = causal, balance
+        self.window, self.documents = window, documents
+
+    def block(self, query_rank: int, key_rank: int) -> Block | None:
+        """What the queries of one rank see of another's keys; None for nothing."""
+        if self.causal:
+            block = block_of(self.balance, query_rank, key_rank, self.keys, True)
+        else:  # as many queries as keys, or another number
+            block = Block(slice(0, self.queries), slice(0, self.keys), False)
+        if block is None or (self.window is None and self.documents is None):
+            return block
+        seen = Visible(
+            self.tokens(query_rank, self.queries).part(block.queries),
+            self.tokens(key_rank, self.keys).part(block.keys),
+            self.causal,
+            self.window,
+        )
+        if seen.hides_nothing():
+            return block
+        return None if seen.hides_everything() else block._replace(sees=seen)
+
+    def tokens(self, rank: int, length: int) -> Tokens:
+        """Of one rank."""
+        positions = positions_of(rank, self.size, length, self.balance)
+        return Tokens(
+            positions, None if self.documents is None else self.documents[rank]
+        )
+
+
+def gather_documents(
+    documents: Tensor | None, group: ProcessGroup | None
+) -> Tensor | None:
+    """The ids of all ranks, [N, B, S], on the CPU, where masks are made."""
+    if documents is None:
+        return None
+    mine = documents.detach().to(torch.int64).contiguous()
+    everyone = mine.new_empty(rank_and_size(group)[1], *mine.shape)
+    TORCH.all_gather(everyone.view(-1), mine.view(-1), group=group).wait()
+    return everyone.cpu()

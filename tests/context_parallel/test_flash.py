@@ -1,0 +1,82 @@
+"""Attention in tiles: sizes that are no multiple of a tile, precision, gradients."""
+
+import pytest
+import torch
+
+from tests.context_parallel.attention_cases import dense, qkv
+from xtrain.context_parallel import (
+    flash_attention_backward,
+    flash_attention_forward,
+    mask,
+)
+from xtrain.context_parallel.flash import backward_tiles, forward_tiles
+from xtrain.context_parallel.mask import Tokens, Visible
+from xtrain.context_parallel.masked_attention import masked_attention
+from xtrain.context_parallel.sequence_mask import SequenceMask
+
+FLASH = "xtrain.context_parallel.flash"
+
+
+def tiled(q, k, v, grad, causal, scale=None):
+    out, lse = flash_attention_forward(q, k, v, causal, scale)
+    return [out, *flash_attention_backward(grad, q, k, v, out, lse, causal, scale)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("tile", [1, 3, 4, 7, 100])
+@pytest.mark.verifies(f"{FLASH}:flash_attention_forward")
+@pytest.mark.verifies(f"{FLASH}:flash_attention_backward")
+@pytest.mark.verifies("xtrain.context_parallel.mask:up_to_own")
+def test_sizes_that_are_no_multiple_of_a_tile(tile, causal, monkeypatch):
+    monkeypatch.setattr(mask, "TILE", tile)
+    for heads, key_heads, length in ((4, 2, 11), (3, 1, 12), (2, 2, 1)):
+        case = qkv(heads, key_heads, length)
+        found, expected = tiled(*case, causal, 0.4), dense(*case, causal, 0.4)
+        for ours, torchs in zip(found, expected, strict=True):
+            assert (ours - torchs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.verifies(f"{FLASH}:flash_attention_forward")
+@pytest.mark.verifies(f"{FLASH}:flash_attention_backward")
+def test_in_fewer_bits_tiles_are_as_near_as_torch(dtype):
+    case = [t.to(dtype) for t in qkv(4, 2, 700)]
+    exact = dense(*(t.double() for t in case), True)
+    found, torchs = tiled(*case, True), dense(*case, True)
+    assert [t.dtype for t in found] == [dtype] + [torch.float32] * 3
+    for ours, other, right in zip(found, torchs, exact, strict=True):
+        error, theirs = ((t.double() - right).norm().item() for t in (ours, other))
+        assert 0 < error < 1.1 * theirs
+
+
+@pytest.mark.verifies(f"{FLASH}:forward_tiles", f"{FLASH}:backward_tiles")
+def test_a_query_that_sees_nothing_has_zeros_everywhere():
+    q, k, v, grad = qkv(2, 2, 5)
+    ids = torch.tensor([[0, 0, -1, 1, 1]]).expand(2, -1)
+    tokens = Tokens(torch.arange(5), ids)
+    sees = Visible(tokens, tokens, True, None)
+    out, lse = forward_tiles(q, k, v, sees)
+    dq, dk, dv = backward_tiles(grad, q, k, v, out, lse, sees)
+    for of_padding in (out, dq, dk, dv):
+        assert (of_padding[:, :, 2] == 0).all() and of_padding.isfinite().all()
+        assert (of_padding[:, :, [1, 4]] != 0).any(-1).all()
+    assert (lse[:, :, 2] == float("-inf")).all()
+
+
+@pytest.mark.parametrize(("window", "packed"), [(None, False), (3, False), (2, True)])
+@pytest.mark.verifies("xtrain.context_parallel.masked_attention:masked_attention")
+def test_gradients_are_those_of_finite_differences(window, packed, monkeypatch):
+    monkeypatch.setattr(mask, "TILE", 3)
+    q, k, v, _ = (t[:, :, :, :3].requires_grad_() for t in qkv(2, 1, 5, batch=1))
+    ids = torch.tensor([[[0, 0, 1, 1, 1]]]) if packed else None
+    whole = SequenceMask(1, 5, 5, True, "none", window, ids)
+    attention = masked_attention
+    assert torch.autograd.gradcheck(lambda *t: attention(*t, whole, 0.5), (q, k, v))
+
+
+@pytest.mark.verifies(f"{FLASH}:checked_scale")
+def test_shapes_that_are_not_those_of_attention_are_refused():
+    q = torch.zeros(2, 3, 4, 5)
+    for k in (q[:, :2], q[0], q[:1], q[..., :4], q[:, :0]):
+        with pytest.raises(ValueError, match="heads a multiple of the key heads"):
+            flash_attention_forward(q, k, k)

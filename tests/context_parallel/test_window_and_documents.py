@@ -1,0 +1,164 @@
+"""Sliding windows and packed documents over cut sequences, in float64, against torch
+with the whole mask."""
+
+import pytest
+import torch
+
+from tests.context_parallel.attention_cases import dense, qkv, visible
+from xtrain.context_parallel import (
+    all_gather_attention,
+    mask,
+    ring_attention,
+    shard_sequence,
+    ulysses_attention,
+    unshard_sequence,
+)
+from xtrain.context_parallel.balance import positions_of
+from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
+from xtrain.context_parallel.sequence_mask import SequenceMask
+
+LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
+WINDOWS = (None, 1, 2, 7, 100)
+IDS = ("one", "packed", "shuffled", "padding", "different per sequence")
+
+
+def documents_of(kind: str | None, batch: int, length: int) -> torch.Tensor | None:
+    """Ids of documents, [batch, length]."""
+    where = torch.arange(length)
+    ids = {
+        None: None,
+        "one": torch.full((length,), 7),
+        "packed": where * 3 // length + where.eq(length - 1),
+        "shuffled": where * 5 % 3,
+        "padding": torch.where(where < length // 3, 4, -1),
+        "different per sequence": where // 4,
+    }[kind]
+    if ids is None:
+        return None
+    rows = [ids + (kind == "different per sequence") * i * where for i in range(batch)]
+    return torch.stack(rows)
+
+
+def errors_of(name, causal, balance, window, kind, blocks, tile, ranks):
+    """The largest error of the output, dq, dk and dv, and whether anything is NaN."""
+    local, heads, key_heads = 6, 2 * ranks, 2
+    q, k, v, grad = qkv(heads, key_heads, local * ranks)
+    documents = documents_of(kind, 2, local * ranks)
+    expected = dense(q, k, v, grad, causal, None, window, documents)
+    mine = [shard_sequence(t, 2, balance).requires_grad_() for t in (q, k, v)]
+    hidden = {"window": window}
+    if documents is not None:
+        hidden["documents"] = shard_sequence(documents, 1, balance).to(torch.int32)
+    mask.TILE, before = tile, mask.TILE
+    try:
+        if name == "ulysses":
+            out = ulysses_attention(*mine, causal, **hidden)
+        elif name == "ring":
+            out = ring_attention(
+                *mine, causal, balance, block_attention=blocks, **hidden
+            )
+        else:
+            hidden |= {"balance": balance, "block_attention": blocks}
+            out = all_gather_attention(*mine, causal, **hidden)
+        out.backward(shard_sequence(grad, 2, balance))
+    finally:
+        mask.TILE = before
+    found = [out.detach(), *(t.grad for t in mine)]
+    whole = [unshard_sequence(t, 2, balance) for t in found]
+    return [(a - b).abs().max().item() for a, b in zip(whole, expected, strict=True)]
+
+
+def cases(name: str) -> list[tuple]:
+    """Each window and each kind of documents once with every layout."""
+    layouts = [LAYOUTS[0], LAYOUTS[3]] if name == "ulysses" else LAYOUTS
+    hidden = [(window, None) for window in WINDOWS[1:]]
+    hidden += [(None, kind) for kind in IDS] + [(3, "packed"), (4, "padding")]
+    return [
+        (name, causal, balance, window, kind, blocks, tile)
+        for causal, balance in layouts
+        for number, (window, kind) in enumerate(hidden)
+        for blocks, tile in [((FUSED_CPU, 256), (TILES, 4))[number % 2]]
+        if causal or window is None
+    ]
+
+
+def all_cases(some: list[tuple], ranks: int) -> list[list[float]]:
+    return [errors_of(*case, ranks) for case in some]
+
+
+def check(world, ranks: int, name: str) -> None:
+    some = cases(name)
+    for errors in world(ranks).run(all_cases, some, ranks):
+        for case, found in zip(some, errors, strict=True):
+            assert all(error < 1e-12 for error in found), (case, found)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.verifies("xtrain.context_parallel.ring_attention:ring_attention")
+def test_ring_attention_with_windows_and_documents(world, ranks):
+    check(world, ranks, "ring")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.verifies(
+    "xtrain.context_parallel.all_gather_attention:all_gather_attention"
+)
+def test_all_gather_attention_with_windows_and_documents(world, ranks):
+    check(world, ranks, "all_gather")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.verifies("xtrain.context_parallel.ulysses:ulysses_attention")
+@pytest.mark.verifies("xtrain.context_parallel.masked_attention:masked_attention")
+def test_ulysses_attention_with_windows_and_documents(world, ranks):
+    check(world, ranks, "ulysses")
+
+
+@pytest.mark.parametrize(("causal", "balance"), LAYOUTS)
+@pytest.mark.parametrize("kind", [None, *IDS])
+@pytest.mark.parametrize("tile", [3, 256])
+@pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")
+@pytest.mark.verifies("xtrain.context_parallel.mask:Visible")
+def test_the_blocks_of_all_ranks_make_up_the_whole_mask(
+    causal, balance, kind, tile, monkeypatch
+):
+    monkeypatch.setattr(mask, "TILE", tile)
+    size, local = 3, 8
+    ids = documents_of(kind, 2, size * local)
+    for window in WINDOWS if causal else (None,):
+        whole = visible(size * local, causal, window, ids).expand(2, 1, -1, -1)[:, 0]
+        order = torch.cat(
+            [positions_of(rank, size, local, balance) for rank in range(size)]
+        )
+        cut = whole[:, order][:, :, order]
+        by_rank = ids if ids is None else ids[:, order].unflatten(1, (size, local))
+        of = SequenceMask(
+            size, local, local, causal, balance, window,
+            by_rank if by_rank is None else by_rank.movedim(1, 0),
+        )  # fmt: skip
+        for query_rank in range(size):
+            for key_rank in range(size):
+                rows = slice(query_rank * local, (query_rank + 1) * local)
+                columns = slice(key_rank * local, (key_rank + 1) * local)
+                expected = cut[:, rows, columns]
+                block = of.block(query_rank, key_rank)
+                assert (block is None) == (not expected.any())
+                assert torch.equal(drawn(block, local), expected)
+
+
+def drawn(block, local: int) -> torch.Tensor:
+    """What a block lets be seen, [2, local, local]."""
+    seen = torch.zeros(2, local, local, dtype=torch.bool)
+    if block is None:
+        return seen
+    part = seen[:, block.queries, block.keys]
+    if block.sees is None:
+        part |= torch.ones_like(part).tril() if block.causal else True
+        return seen
+    for rows in mask.tiles(part.shape[1]):
+        for columns in mask.tiles(part.shape[2]):
+            tile = block.sees(rows, columns)
+            if isinstance(tile, torch.Tensor):
+                tile = tile.reshape(-1, *tile.shape[-2:])
+            part[:, rows, columns] |= tile
+    return seen
