@@ -95,6 +95,10 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.nbytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, torch's default, imports the compiler: seconds
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
