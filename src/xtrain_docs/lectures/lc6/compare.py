@@ -1,0 +1,235 @@
+"""Ring, all-gather and Ulysses side by side: measured bytes, tensors, and overlap."""
+
+from xtrain.plan import (
+    ACCELERATORS,
+    LINKS,
+    Accelerator,
+    ModelShape,
+    context_bytes,
+    hiding_tokens,
+)
+
+from ... import runs
+from ...evidence import EvidenceError
+from ...figures import REGISTRY as FIGURES
+from ...svg import Axis, line_chart
+from ...tables import REGISTRY as TABLES
+from ...tables import Table
+from ...values import bytes_, number, value
+
+NAMES = {
+    "ring": "ring attention",
+    "all_gather": "all-gather attention",
+    "ulysses": "Ulysses",
+}
+HEAD_DIM, FLOAT32, LOCAL = 8, 4, 16
+MACHINES = (
+    ("A100, NVLink 3", "a100-80gb", "nvlink3"),
+    ("A100, InfiniBand HDR", "a100-80gb", "infiniband-hdr"),
+    ("H100, NVLink 4", "h100", "nvlink4"),
+    ("H100, InfiniBand NDR", "h100", "infiniband-ndr"),
+    ("B200, NVLink 5", "b200", "nvlink5"),
+    ("B200, InfiniBand NDR", "b200", "infiniband-ndr"),
+    ("MI300X, one xGMI link", "mi300x", "xgmi-mi300x-peer"),
+)
+
+
+def measured(way: str, heads: int, key_heads: int, ranks: int) -> tuple[int, int]:
+    """Bytes a rank sent forward and backward, which have to be the formula's."""
+    from .runs_compare import sent
+
+    expected = context_bytes(
+        way, LOCAL, heads, key_heads, HEAD_DIM, ranks, itemsize=FLOAT32
+    )
+    found = runs.remembered(sent, ranks, way, heads, key_heads, LOCAL)
+    for rank, passes in enumerate(found):
+        if tuple(passes) != expected:
+            raise EvidenceError(f"{way}, rank {rank}: {passes}, not {expected}")
+    return expected
+
+
+@TABLES
+def context_bytes_measured(ranks: int = 4, heads: int = 8) -> Table:
+    """What a rank sends in each way, with as many key heads and with fewer."""
+    rows = []
+    for key_heads in (heads, heads // 4):
+        for way, name in NAMES.items():
+            forward, backward = measured(way, heads, key_heads, ranks)
+            first = str(key_heads) if way == "ring" else ""
+            rows.append(
+                [first, name, *(number(n) for n in (forward, backward)),
+                 number(forward + backward)]
+            )  # fmt: skip
+    header = ["key heads", "", "forward", "backward", "both"]
+    return Table(header, rows, "rlrrr")
+
+
+@TABLES
+def context_bytes_of_models(
+    models: tuple[str, ...] = ("llama-2-7b", "llama-3-8b", "llama-3-70b"),
+    tokens: int = 131072,
+    ranks: tuple[int, ...] = (4, 8, 16),
+) -> Table:
+    """One layer's bytes of a rank, forward and backward, in bf16."""
+    rows = []
+    for model in models:
+        shape = ModelShape.preset(model)
+        heads, key_heads = shape.num_attention_heads, shape.num_key_value_heads
+        for count in ranks:
+            row = [model if count == ranks[0] else "", f"{heads}, {key_heads}"]
+            row = [*row, str(count)] if count == ranks[0] else ["", "", str(count)]
+            for way in NAMES:
+                both = context_bytes(
+                    way, tokens // count, heads, key_heads, shape.head_dim, count
+                )
+                row.append(bytes_(sum(both)))
+            rows.append(row)
+    header = ["model", "heads, key heads", "ranks", *NAMES.values()]
+    return Table(header, rows, "llrrrr")
+
+
+@TABLES
+def context_tensors(heads: int = 8, key_heads: int = 8) -> Table:
+    """What is kept for backward, and the largest tensor, in multiples of a rank's q."""
+    from .runs_compare import tensors_of
+
+    rows = []
+    for way, name in NAMES.items():
+        for ranks in (2, 4, 8):
+            arguments = (way, heads, key_heads, LOCAL)
+            q, *others = runs.remembered(tensors_of, ranks, *arguments)[0]
+            first = name if ranks == 2 else ""
+            rows.append([first, str(ranks), *(f"{n / q:.3g}" for n in others)])
+    header = ["", "ranks", "kept for backward", "largest, forward",
+              "largest, backward"]  # fmt: skip
+    return Table(header, rows, "lrrrr")
+
+
+# ------------------------------------------------------------------------- overlap
+
+
+def least_tokens(device: str, link: str, **options: int | bool) -> float:
+    """Tokens of a rank at which a ring's transfer is hidden, at the peak rate."""
+    flops = Accelerator.preset(device).flops
+    return hiding_tokens(flops, LINKS[link].bandwidth, **options)  # type: ignore[arg-type]
+
+
+@TABLES
+def overlap_tokens(ranks: int = 8) -> Table:
+    """Least tokens of a rank on real hardware, by the kind of attention and pass."""
+    kinds: tuple[dict[str, int | bool], ...] = (
+        {},
+        {"causal": True},
+        {"causal": True, "queries_per_key": 8},
+        {"causal": True, "queries_per_key": 8, "backward": True},
+    )
+    rows = []
+    for name, device, link in MACHINES:
+        found = [least_tokens(device, link, **kind) for kind in kinds]
+        ratio = ACCELERATORS[device].flops / LINKS[link].bandwidth
+        if abs(found[0] / ratio - 1) > 1e-9:
+            raise EvidenceError(f"{name}: {found[0]}, not F / W = {ratio}")
+        sequence = number(round(ranks * max(found[2:]), -2))
+        rows.append([name, *(number(round(f)) for f in found), sequence])
+    header = ["", "no mask", "causal", "causal, 8 queries a key",
+              "the same, backward", f"sequence on {ranks} ranks"]  # fmt: skip
+    return Table(header, rows, "lrrrrr")
+
+
+@TABLES
+def overlap_published() -> Table:
+    """The condition computed for the hardware of the ring attention paper."""
+    published = (
+        ("A100, NVLink", 312, 300, 1.0, 6.2),
+        ("TPU v3", 123, 112, 1.1, 6.6),
+        ("TPU v4", 275, 268, 1.0, 6.2),
+        ("TPU v5e", 196, 186, 1.1, 6.3),
+        ("A100, InfiniBand", 312, 12.5, 24.5, 149.5),
+    )
+    rows = []
+    for name, tera, giga, block, six in published:
+        found = hiding_tokens(tera * 1e12, giga * 1e9)
+        if abs(6 * found / (six * 1e3) - 1) > 0.01:
+            raise EvidenceError(f"{name}: {6 * found}, published {six} thousand")
+        rows.append([name, f"{tera:g}", f"{giga:g}", number(round(found)),
+                     f"{block:g} thousand", number(round(6 * found)),
+                     f"{six:g} thousand"])  # fmt: skip
+    header = ["", "TFLOP/s", "GB/s", "block", "published", "6 blocks", "published"]
+    return Table(header, rows, "lrrrrrr")
+
+
+@FIGURES
+def transfer_over_compute(
+    device: str = "h100", most: int = 65536, queries_per_key: int = 8
+) -> str:
+    """Time of a transfer over that of a block, by the tokens of a rank."""
+    counts = [2**i for i in range(8, most.bit_length())]
+    lines = {}
+    for name, link in (("NVLink 4", "nvlink4"), ("InfiniBand NDR", "infiniband-ndr")):
+        for backward, words in ((False, "forward"), (True, "backward")):
+            least = least_tokens(
+                device, link, causal=True, queries_per_key=queries_per_key,
+                backward=backward,
+            )  # fmt: skip
+            lines[f"{name}, {words}"] = [(float(n), least / n) for n in counts]
+    return line_chart(
+        lines,
+        Axis("tokens of a rank", "log2", lambda n: f"{n:g}", ticks=counts[::2]),
+        Axis("transfer over block", "log", lambda r: f"{r:g}"),
+        f"What a ring can hide on {device.upper()}",
+        "Computed at peak rates. At 1 the transfer takes as long as the block.",
+        width=390,
+    )
+
+
+@value
+def ring_over_ulysses(ranks: int, heads: int, key_heads: int) -> float:
+    """Forward bytes of a ring over those of Ulysses."""
+    ring, ulysses = (
+        context_bytes(way, ranks, heads, key_heads, 1, ranks)[0]
+        for way in ("ring", "ulysses")
+    )
+    return ring / ulysses
+
+
+@TABLES
+def ring_volume(key_heads: int = 2, tokens: int = 64) -> Table:
+    """What a rank of a ring sends of one sequence, in multiples of S d; float32."""
+    from .runs_compare import sent
+
+    unit = tokens * key_heads * HEAD_DIM * FLOAT32
+    rows = []
+    for ranks in (2, 4, 8):
+        local = tokens // ranks
+        found = runs.remembered(sent, ranks, "ring", key_heads, key_heads, local)
+        expected = context_bytes(
+            "ring", local, key_heads, key_heads, HEAD_DIM, ranks, itemsize=FLOAT32
+        )
+        if any(tuple(passes) != expected for passes in found):
+            raise EvidenceError(f"{ranks} ranks: {found}, not {expected}")
+        forward, backward = expected
+        together = sum(passes[0] for passes in found)
+        in_units = [forward, backward, forward + backward, together]
+        rows.append([str(ranks), *(f"{n / unit:.4g}" for n in in_units)])
+    header = ["ranks", "a rank, forward", "a rank, backward", "both",
+              "all ranks, forward"]  # fmt: skip
+    return Table(header, rows, "rrrrr")
+
+
+@TABLES
+def strong_and_weak(tokens: int = 64) -> Table:
+    """Bytes and work of a rank of a ring, at (S, N), (S, 2 N) and (2 S, 2 N)."""
+    from .runs_balance import work
+    from .runs_compare import sent
+
+    rows = []
+    for length, ranks in ((tokens, 4), (tokens, 8), (2 * tokens, 8)):
+        forward, _ = runs.remembered(sent, ranks, "ring", 1, 1, length // ranks)[0]
+        done = runs.remembered(work, ranks, "zigzag", length)
+        pairs = max(sum(one) for one, _ in done)
+        ratio = pairs / forward
+        rows.append([str(length), str(ranks), number(forward), number(pairs),
+                     f"{ratio:.3f}", str(length // ranks)])  # fmt: skip
+    header = ["tokens", "ranks", "bytes of a rank", "pairs of a rank",
+              "pairs a byte", "tokens of a rank"]  # fmt: skip
+    return Table(header, rows, "rrrrrr")
