@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.context_parallel.attention_cases import all_cases, dense, qkv
 
+from tests.context_parallel.attention_cases import all_cases, dense, qkv
 from xtrain.context_parallel import flash_attention_backward, flash_attention_forward
 from xtrain.context_parallel.block_attention import FUSED_CPU
 
