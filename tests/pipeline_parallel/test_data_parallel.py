@@ -24,6 +24,7 @@ REDUCE_ONCE = "ddp", "zero 1", "zero 2", "fsdp", "fsdp kept"
 STEPS = 3
 RUNNER = (
     "xtrain.pipeline_parallel.runner:PipelineRunner",
+    "xtrain.pipeline_parallel.reductions:Reductions",
     "xtrain.pipeline_parallel.stage:PipelineStage",
     "xtrain.pipeline_parallel.step:Step",
 )

@@ -19,19 +19,14 @@ from typing import Any
 from torch.autograd import Variable
 
 
-def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """A hook that calls `method(*first, ...)`, and keeps neither it nor these alive.
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that calls the method as long as its object is alive, and then nothing.
 
-    A parameter's hooks are out of the garbage collector's sight: one that held a
-    wrapper would keep it, its gradients and its process group for ever.
+    The garbage collector does not see a parameter's hooks: one that held a wrapper
+    would keep it, its gradients and its process group for ever.
     """
-    alive, references = weakref.WeakMethod(method), [weakref.ref(x) for x in first]
-
-    def hook(*args: Any) -> Any:
-        call, given = alive(), [reference() for reference in references]
-        return None if call is None else call(*given, *args)
-
-    return hook
+    alive = weakref.WeakMethod(method)
+    return lambda *args: call(*args) if (call := alive()) else None
 
 
 class Reduction:

@@ -78,7 +78,8 @@ class DistributedDataParallel(nn.Module):
         for parameter in trainable:
             ready = weakly(self._gradient_ready)
             parameter.register_post_accumulate_grad_hook(ready)
-            parameter.register_hook(weakly(self._undo_previous_sum, parameter))
+            undo = partial(weakly(self._undo_previous_sum), parameter)
+            parameter.register_hook(undo)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._sync:
