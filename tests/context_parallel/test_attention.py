@@ -28,6 +28,11 @@ def ulysses_cases(ranks: int) -> list[tuple]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 @pytest.mark.verifies("xtrain.context_parallel.ring_attention:ring_attention")
+@pytest.mark.verifies("xtrain.context_parallel.ring_attention:_RingAttention")
+@pytest.mark.verifies("xtrain.context_parallel.running_attention:RunningAttention")
+@pytest.mark.verifies("xtrain.context_parallel.running_attention:Gradients")
+@pytest.mark.verifies("xtrain.context_parallel.running_attention:add_up")
+@pytest.mark.verifies("xtrain.context_parallel.balance:block_of")
 def test_ring_attention_equals_one_process(world, ranks):
     for errors in world(ranks).run(all_cases, RING, ranks):
         assert max(map(max, errors)) < 1e-12

@@ -182,26 +182,29 @@ def test_a_second_derivative_is_refused(world):
 
 
 def under_autocast() -> list[tuple]:
-    """Each attention under autocast against torch's on one rank."""
+    """Each attention under autocast, by kernels and by tiles, against torch's."""
     q, k, v, _ = (t.float() for t in qkv(2, 2, 8))
     found = []
     for attention in ALL:
-        mine = [shard_sequence(t, 2).requires_grad_() for t in (q, k, v)]
-        with torch.autocast("cpu", torch.bfloat16):
-            out = attention(*mine)
-            out.float().sum().backward()
-            torchs = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            exact = attention(*(t.detach().double() for t in mine))
-        cast = [t.detach().bfloat16() for t in mine]
-        same = torch.equal(out, attention(*cast))
-        found.append((out.dtype == torchs.dtype, mine[1].grad.dtype, same, exact.dtype))
+        for hidden in ({}, {"window": 3}):
+            mine = [shard_sequence(t, 2).requires_grad_() for t in (q, k, v)]
+            with torch.autocast("cpu", torch.bfloat16):
+                out = attention(*mine, **hidden)
+                out.float().sum().backward()
+                torchs = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                exact = attention(*(t.detach().double() for t in mine), **hidden)
+            plain = attention(*(t.detach().bfloat16() for t in mine), **hidden)
+            found.append((
+                out.dtype == torchs.dtype, torch.equal(out, plain),
+                mine[1].grad.dtype, exact.dtype,
+            ))  # fmt: skip
     return found
 
 
 @pytest.mark.verifies(RING, GATHERED, ULYSSES, CAST)
 def test_autocast_casts_what_it_casts_for_torch(world):
     for found in world(2).run(under_autocast):
-        assert found == [(True, torch.float32, True, torch.float64)] * 3
+        assert found == [(True, True, torch.float32, torch.float64)] * 6
 
 
 @pytest.mark.verifies("xtrain.context_parallel.block_attention:cuda_forward")

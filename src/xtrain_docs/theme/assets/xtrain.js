@@ -295,8 +295,8 @@ class XtTrace extends HTMLElement {
   }
 
   opening() {
-    const { kind, ranks, root, cells } = this.data;
-    return {
+    const { kind, ranks, root, cells, opening } = this.data;
+    return opening ?? {
       all_reduce: cells === 1 ? `Each of the ${ranks} ranks holds a tensor. All need the sum.` : `Each of the ${ranks} ranks holds its own part of every cell. All need the sum of all parts.`,
       reduce: `Each rank holds its own part. Rank ${root} needs the sum.`,
       reduce_scatter: "Each rank holds its own part of every cell. Rank r needs the sum of cell r.",
