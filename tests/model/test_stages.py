@@ -228,8 +228,8 @@ def too_many():
         XtrainModel.stages(config, init_mesh((2,), ("data",)), gpipe(2, 2))
     with pytest.raises(ValueError, match="'pipeline' has size 2.*XtrainModel.stages"):
         XtrainModel(config, mesh)
-    with pytest.raises(ValueError, match="'context' has size 2"):
-        XtrainModel.stages(config, init_mesh((2,), ("context",)), gpipe(1, 1))
+    with pytest.raises(ValueError, match="'expert' has size 2"):
+        XtrainModel.stages(config, init_mesh((2,), ("expert",)), gpipe(1, 1))
     tied = config_of(tie_word_embeddings=True)
     with pytest.raises(ValueError, match="shares embed_tokens.weight, .*to_empty"):
         XtrainModel.stages(tied, mesh, gpipe(2, 2), device="meta")

@@ -24,7 +24,7 @@ from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 
 Owner = tuple[nn.Module, str]  # a module and the name of its parameter
-Gradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
+FullGradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
 
 
 class FlatParamGroup:
@@ -118,7 +118,9 @@ class FlatParamGroup:
         self.full.untyped_storage().resize_(0)
         self.is_full = False
 
-    def use_full_parameters(self, on_gradients: Callable[[Gradients], None]) -> None:
+    def use_full_parameters(
+        self, on_gradients: Callable[[FullGradients], None]
+    ) -> None:
         """Let views of the full buffer stand in for the parameters.
 
         `on_gradients` gets their gradients in backward, once all are there.
@@ -137,7 +139,7 @@ class FlatParamGroup:
             for module, name in owners:
                 module.__dict__.pop(name, None)
 
-    def add_full_gradients(self, gradients: Gradients) -> None:
+    def add_full_gradients(self, gradients: FullGradients) -> None:
         """Add whole gradients to those that wait to be reduced; what is None is zero.
 
         One backward's keep the compute dtype. Sums of several are in the shard's, at
@@ -193,7 +195,7 @@ class Unshard(torch.autograd.Function):
     def forward(
         ctx: Any,
         grad_anchor: Tensor,
-        on_gradients: Callable[[Gradients], None],
+        on_gradients: Callable[[FullGradients], None],
         *views: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.on_gradients = on_gradients

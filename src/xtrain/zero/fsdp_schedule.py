@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from xtrain.comm.backward import Reducer
-from xtrain.zero.flat_param_group import FlatParamGroup, Gradients
+from xtrain.zero.flat_param_group import FlatParamGroup, FullGradients
 from xtrain.zero.fsdp_unit import FSDPUnit, UnitCall
 from xtrain.zero.structures import tensors_of
 
@@ -152,7 +152,7 @@ class UnitSchedule:
         unit: FSDPUnit,
         call: UnitCall | None,
         group: FlatParamGroup,
-        gradients: Gradients,
+        gradients: FullGradients,
     ) -> None:
         """All gradients of a call are there: its weights are free to go."""
         self._enter_backward()

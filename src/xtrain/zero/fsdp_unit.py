@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from xtrain.zero.flat_param_group import FlatParamGroup, Gradients, Owner
+from xtrain.zero.flat_param_group import FlatParamGroup, FullGradients, Owner
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -22,7 +22,9 @@ class UnitCall:
         return self.forward[self.position - 1] if self.position > 0 else None
 
 
-OnGradients = Callable[["FSDPUnit", UnitCall | None, FlatParamGroup, Gradients], None]
+OnGradients = Callable[
+    ["FSDPUnit", UnitCall | None, FlatParamGroup, FullGradients], None
+]
 
 
 class FSDPUnit:
