@@ -474,6 +474,71 @@ def check_parallel_norm():
     same_slices(layer, full, {})
 
 
+def attention(q, k, v, causal=True):
+    """Of one process, with few key heads."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def check_softmax_of_a_ring():
+    _, size = ranks()
+    scores, values = of_rank(0, 3, 5, 4 * size), of_rank(1, 3, 4 * size, 2)
+    expected = scores.softmax(-1) @ values, scores.logsumexp(-1)
+    same(copied("online_softmax")(scores, values, 3), expected)
+    mine = slice_of(scores, -1), slice_of(values, -2)
+    same(copied("ring_online_softmax")(*mine), expected)
+
+
+def check_flash_attention():
+    leaves = [of_rank(h, 2, h, 9, 4).requires_grad_() for h in (4, 2, 2)]
+    grad = of_rank(9, 2, 4, 9, 4)
+    for causal in (True, False):
+        expected = attention(*leaves, causal)
+        q, k, v = (x.detach() for x in leaves)
+        out, lse = copied("flash_attention_forward")(q, k, v, causal)
+        same(out, expected.detach())
+        found = copied("flash_attention_backward")(grad, q, k, v, out, lse, causal)
+        same(found, torch.autograd.grad(expected, leaves, grad))
+
+
+def check_cut_sequences():
+    _, size = ranks()
+    shard, unshard = copied("shard_sequence"), copied("unshard_sequence")
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "ulysses"))
+    row, column = mesh["ring"].get_group(), mesh["ulysses"].get_group()
+    leaves = [of_rank(h, 2, h, 8 * size, 6).requires_grad_() for h in (8, 2, 2)]
+    grad = of_rank(9, 2, 8, 8 * size, 6)
+    ring, gathered = copied("ring_attention"), copied("all_gather_attention")
+    ulysses, hybrid = copied("ulysses_attention"), copied("hybrid_attention")
+    for causal in (True, False):
+        y = attention(*leaves, causal)
+        expected = [y, *torch.autograd.grad(y, leaves, grad)]
+        for balance in ("none", "striped", "zigzag"):
+            how = {"causal": causal, "balance": balance}
+            for call, groups in (
+                (partial(ring, **how), None),
+                (partial(gathered, **how), None),
+                (partial(ulysses, causal=causal), None),
+                (partial(hybrid, mesh=mesh, **how), (row, column)),
+            ):
+                layout = "none" if call.func is ulysses else balance
+
+                def cut(x, layout=layout, groups=groups):
+                    if groups is None:
+                        return shard(x, 2, layout)
+                    return shard(shard(x, 2, layout, groups[0]), 2, "none", groups[1])
+
+                mine = [cut(x.detach()).requires_grad_() for x in leaves]
+                out = call(*mine)
+                found = [out, *torch.autograd.grad(out, mine, cut(grad))]
+                for one, whole in zip(found, expected, strict=True):
+                    same(one.detach(), cut(whole.detach()))
+    positions = torch.arange(8 * size)
+    mine = copied("local_positions")(8, "zigzag")
+    assert torch.equal(mine, shard(positions, 0, "zigzag"))
+    assert torch.equal(unshard(mine.double(), 0, "zigzag"), positions.double())
+
+
 CHECKS = {name: check for name, check in globals().items() if name[:6] == "check_"}
 
 

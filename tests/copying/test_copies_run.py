@@ -28,6 +28,13 @@ MAX_LINES = {  # of a copy; 250 for every other collective
     "ParallelSwiGLU": 1060,
     "ParallelAttention": 1310,
     "ParallelRMSNorm": 220,
+    "online_softmax": 80,
+    "ring_online_softmax": 200,
+    "flash_attention_forward": 140,
+    "flash_attention_backward": 130,
+    "ring_attention": 880,  # any mask, balance and block
+    "all_gather_attention": 770,
+    "ulysses_attention": 860,
 }
 COLLECTIVES = [
     "exchange",
@@ -82,7 +89,20 @@ CUT_OVER_RANKS = [
     "ParallelAttention",
     "ParallelRMSNorm",
 ]
-ALGORITHMS = [*COLLECTIVES, *TRAINING, *CUT_OVER_RANKS]
+OVER_ONE_SEQUENCE = [
+    "online_softmax",
+    "ring_online_softmax",
+    "flash_attention_forward",
+    "flash_attention_backward",
+    "ring_attention",
+    "all_gather_attention",
+    "ulysses_attention",
+    "hybrid_attention",
+    "shard_sequence",
+    "unshard_sequence",
+    "local_positions",
+]
+ALGORITHMS = [*COLLECTIVES, *TRAINING, *CUT_OVER_RANKS, *OVER_ONE_SEQUENCE]
 
 
 @pytest.fixture(scope="module")

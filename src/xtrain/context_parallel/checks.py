@@ -1,4 +1,8 @@
-"""What attention over several ranks refuses, on every rank, before anything is sent."""
+"""What attention over several ranks refuses, on every rank, before anything is sent.
+
+The package hands these to `xtrain.comm.checks.CHECKS`, where the algorithms find them;
+a copy of an algorithm has none.
+"""
 
 import math
 from typing import Any

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.checks import run_checks
 from xtrain.context_parallel.agreement import check_calls
 from xtrain.context_parallel.rotation import Ring
 
@@ -106,7 +107,7 @@ def ring_online_softmax(
         ValueError: on every rank: as many values as there are not scores, or rows,
             features or dtypes that differ between ranks.
     """
-    check_online_softmax("ring_online_softmax", scores, values, group)
+    run_checks("online_softmax", "ring_online_softmax", scores, values, group)
     wide = torch.promote_types(scores.dtype, torch.float32)
     output, lse = softmax_block(scores.to(wide), values.to(wide))
     state = None

@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.checks import rank_and_size, run_checks
 from xtrain.context_parallel.autocast import cast_by_autocast
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
-from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
 from xtrain.context_parallel.rotation import Ring
 from xtrain.context_parallel.running_attention import (
@@ -76,8 +75,9 @@ def ring_attention(
         ValueError: on every rank: shapes that do not fit, or that differ between ranks.
     """
     q, k, v = cast_by_autocast(q, k, v)
-    check_attention(
-        "ring_attention", q, k, v, group, causal=causal, scale=scale, balance=balance,
+    run_checks(
+        "attention", "ring_attention",
+        q, k, v, group, causal=causal, scale=scale, balance=balance,
         window=window, documents=documents,
     )  # fmt: skip
     documents = gather_documents(documents, group)
