@@ -161,18 +161,13 @@ def overlap_published() -> Table:
 
 
 @FIGURES
-def transfer_over_compute(
-    device: str = "h100", most: int = 65536, queries_per_key: int = 8
-) -> str:
-    """Time of a transfer over that of a block, by the tokens of a rank."""
+def transfer_over_compute(device: str = "h100", most: int = 65536) -> str:
+    """Time of a transfer over that of a block, by the tokens of a rank; forward."""
     counts = [2**i for i in range(8, most.bit_length())]
     lines = {}
     for name, link in (("NVLink 4", "nvlink4"), ("InfiniBand NDR", "infiniband-ndr")):
-        for backward, words in ((False, "forward"), (True, "backward")):
-            least = least_tokens(
-                device, link, causal=True, queries_per_key=queries_per_key,
-                backward=backward,
-            )  # fmt: skip
+        for shared, words in ((8, "8 queries a key"), (1, "1 query a key")):
+            least = least_tokens(device, link, causal=True, queries_per_key=shared)
             lines[f"{name}, {words}"] = [(float(n), least / n) for n in counts]
     return line_chart(
         lines,
