@@ -130,6 +130,13 @@ def test_messages_of_a_ring_are_posted_before_the_block_is_computed(world, ranks
         assert backward == [*both, 2 * ranks - 1]
 
 
+@pytest.mark.verifies(RING)
+def test_a_block_is_computed_while_the_next_keys_have_not_come(world):
+    """Rank 0 lets its keys go only when rank 1 has begun its first block."""
+    found = world(3).run(runs_interview.computed_before_arrival, 4, timeout=30.0)
+    assert found == [1, 1, 1]
+
+
 # ------------------------------------------- q84, q89: a model around the attention
 
 

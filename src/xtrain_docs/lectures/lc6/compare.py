@@ -89,16 +89,18 @@ def context_bytes_of_models(
 
 
 @TABLES
-def context_tensors(heads: int = 8, key_heads: int = 8) -> Table:
+def context_tensors(
+    heads: int = 8, key_heads: int = 8, sizes: tuple[int, ...] = (2, 4, 8)
+) -> Table:
     """What is kept for backward, and the largest tensor, in multiples of a rank's q."""
     from .runs_compare import tensors_of
 
     rows = []
     for way, name in NAMES.items():
-        for ranks in (2, 4, 8):
+        for ranks in sizes:
             arguments = (way, heads, key_heads, LOCAL)
             q, *others = runs.remembered(tensors_of, ranks, *arguments)[0]
-            first = name if ranks == 2 else ""
+            first = name if ranks == sizes[0] else ""
             rows.append([first, str(ranks), *(f"{n / q:.3g}" for n in others)])
     header = ["", "ranks", "kept for backward", "largest, forward",
               "largest, backward"]  # fmt: skip
@@ -159,18 +161,13 @@ def overlap_published() -> Table:
 
 
 @FIGURES
-def transfer_over_compute(
-    device: str = "h100", most: int = 65536, queries_per_key: int = 8
-) -> str:
-    """Time of a transfer over that of a block, by the tokens of a rank."""
+def transfer_over_compute(device: str = "h100", most: int = 65536) -> str:
+    """Time of a transfer over that of a block, by the tokens of a rank; forward."""
     counts = [2**i for i in range(8, most.bit_length())]
     lines = {}
     for name, link in (("NVLink 4", "nvlink4"), ("InfiniBand NDR", "infiniband-ndr")):
-        for backward, words in ((False, "forward"), (True, "backward")):
-            least = least_tokens(
-                device, link, causal=True, queries_per_key=queries_per_key,
-                backward=backward,
-            )  # fmt: skip
+        for shared, words in ((8, "8 queries a key"), (1, "1 query a key")):
+            least = least_tokens(device, link, causal=True, queries_per_key=shared)
             lines[f"{name}, {words}"] = [(float(n), least / n) for n in counts]
     return line_chart(
         lines,
@@ -193,13 +190,15 @@ def ring_over_ulysses(ranks: int, heads: int, key_heads: int) -> float:
 
 
 @TABLES
-def ring_volume(key_heads: int = 2, tokens: int = 64) -> Table:
+def ring_volume(
+    key_heads: int = 2, tokens: int = 64, sizes: tuple[int, ...] = (2, 4, 8)
+) -> Table:
     """What a rank of a ring sends of one sequence, in multiples of S d; float32."""
     from .runs_compare import sent
 
     unit = tokens * key_heads * HEAD_DIM * FLOAT32
     rows = []
-    for ranks in (2, 4, 8):
+    for ranks in sizes:
         local = tokens // ranks
         found = runs.remembered(sent, ranks, "ring", key_heads, key_heads, local)
         expected = context_bytes(
@@ -217,13 +216,13 @@ def ring_volume(key_heads: int = 2, tokens: int = 64) -> Table:
 
 
 @TABLES
-def strong_and_weak(tokens: int = 64) -> Table:
+def strong_and_weak(tokens: int = 64, few: int = 4) -> Table:
     """Bytes and work of a rank of a ring, at (S, N), (S, 2 N) and (2 S, 2 N)."""
     from .runs_balance import work
     from .runs_compare import sent
 
     rows = []
-    for length, ranks in ((tokens, 4), (tokens, 8), (2 * tokens, 8)):
+    for length, ranks in ((tokens, few), (tokens, 2 * few), (2 * tokens, 2 * few)):
         forward, _ = runs.remembered(sent, ranks, "ring", 1, 1, length // ranks)[0]
         done = runs.remembered(work, ranks, "zigzag", length)
         pairs = max(sum(one) for one, _ in done)

@@ -12,6 +12,7 @@ from xtrain.comm import CommLedger
 from xtrain.comm.checks import rank_and_size
 from xtrain.context_parallel import local_positions, ring_attention, shard_sequence
 from xtrain.context_parallel.block_attention import TILES, BlockAttention
+from xtrain.context_parallel.ring_attention import Ring
 
 from .runs_compare import inputs
 
@@ -57,6 +58,42 @@ def posted_before_blocks(local: int) -> list[list[int]]:
     )
     _, backward = order.of(lambda: out.backward(grad))
     return [forward, backward]
+
+
+def computed_before_arrival(local: int) -> int:
+    """Rank 0 sends its keys only after rank 1 says that it is computing.
+
+    A rank that waits for keys before it computes would wait forever.
+
+    Returns:
+        Blocks that this rank had begun when the first message from rank 0 left.
+    """
+    rank, size = rank_and_size(None)
+    aside = dist.new_group()
+    begun = torch.zeros(1)
+
+    def forward(*args: Any) -> Any:
+        begun.add_(1)
+        if rank == 1 and begun == 1:
+            dist.send(begun, 0, group=aside)
+        return TILES.forward(*args)
+
+    def hook(ring: Any, x: Tensor) -> Any:
+        if rank == 0 and not said:
+            said.append(torch.zeros(1))
+            dist.recv(said[0], 1, group=aside)
+        return rotate(ring, x)
+
+    said: list[Tensor] = []
+    rotate, Ring.rotate = Ring.rotate, hook  # type: ignore[method-assign]
+    try:
+        q, k, v, _ = (shard_sequence(t, 2) for t in inputs(2, 2, local * size))
+        blocks = BlockAttention(forward, TILES.backward)
+        ring_attention(q, k, v, False, block_attention=blocks)
+    finally:
+        Ring.rotate = rotate  # type: ignore[method-assign]
+        dist.destroy_process_group(aside)
+    return int(said[0]) if rank == 0 else 1
 
 
 # ------------------------------------------------ a model with attention in the middle
