@@ -114,6 +114,7 @@ def attention_race(name: str, size: int, causal: bool, least: float | None) -> R
             ),
         ),
         sizes=(size,),
+        ranks=(2, 4) if causal else (2,),
         reference=partial(in_float64, causal),
         tolerance=TOLERANCE,
         goals=() if least is None else (Goal("ring", least, size, 2),),
