@@ -23,7 +23,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -80,8 +79,7 @@ class Messages:
         self._expected: dict[int, deque[Action]] = defaultdict(deque)
         self._received: dict[int, int] = defaultdict(int)
         self._ended: dict[int, int] = defaultdict(int)  # so many of its sends
-        self._posted: dict[int, tuple[tuple[Tensor, ...], list[dist.Work]]] = {}
-        self._last: dict[int, list[dist.Work]] = {}
+        self._posted: dict[int, tuple[tuple[Tensor, ...], Work]] = {}
         for action in self.schedule.actions[self.rank]:
             if action.kind in ("RECV_F", "RECV_B"):
                 self._expected[message_peer(self.schedule, action)].append(action)
@@ -115,11 +113,9 @@ class Messages:
             if action.kind == "RECV_F":
                 self._recv_header(peer, action)
             self._await_next(peer)
-        tensors, works = self._posted.pop(peer)
+        tensors, work = self._posted.pop(peer)
         with naming_lost_ranks(peer, self._up, action):
-            for work in works:
-                work.wait()
-        self._last[peer] = works  # gloo spins to free a message that has just arrived
+            work.wait()
         self._expected[peer].popleft()
         if not self._negotiates and self._expected[peer]:
             self._await_next(peer)
@@ -163,15 +159,13 @@ class Messages:
     def _recv_header(self, peer: int, action: Action) -> None:
         numbers = torch.empty(HEADER, dtype=torch.int64, device=self.device)
         with naming_lost_ranks(peer, self._up, action):
-            self._post_recv(peer, action, (numbers,))[0].wait()
+            self._post_recv(peer, action, (numbers,)).wait()
         self.likes[action.stage - 1, action.micro_batch] = read_header(numbers)
 
-    def _post_recv(
-        self, peer: int, action: Action, tensors: Iterable[Tensor]
-    ) -> list[dist.Work]:
+    def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
         group = self._up if peer < self.rank else self._down
         with naming_lost_ranks(peer, self._up, action):
-            return post_all([], [(as_real(t), peer) for t in tensors], group)
+            return Work(post_all([], [(as_real(t), peer) for t in tensors], group))
 
     def _forget_sends(self, peer: int) -> None:
         """End the sends of which this message proves that they have arrived."""
