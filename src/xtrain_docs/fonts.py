@@ -18,10 +18,14 @@ SIGNS = "U+2190-2199, U+21C4, U+2200-22FF, U+2212, U+00D7, U+2264-2265, U+2713, 
 MATH_FIRST = (
     "U+0020, U+0028-0039, U+003D, U+0041-005A, U+0061-007A, U+00A0, U+00B7, U+00D7, "
     "U+03A6, U+03B1-03B3, U+03B7, U+03BB, U+2003-200B, U+2026, U+2061-2064, U+210E, "
-    "U+2211-2212, U+2248, U+2308-230B, U+23DF, U+1D434-1D467, U+1D6F7, "
+    "U+2211-2212, U+221A, U+2248, U+2308-230B, U+23DF, U+1D434-1D467, U+1D6F7, "
     "U+1D6FC-1D6FE, U+1D702, U+1D706"
 )
-"""What most formulas are made of; MATH is fetched only where a page shows more."""
+"""What most formulas are made of; MATH is fetched only where a page shows more.
+
+The sign of a root is no letter of a formula: the browser takes it from this face or not
+at all.
+"""
 MATH = (
     "U+0020-007E, U+00AC, U+00B1, U+00B7, U+00D7, U+00F7, U+0391-03C9, U+03D5, "
     "U+2026, U+2032-2034, U+2061-2064, U+210E, U+2113, U+211D, U+2190-2194, U+21D2, "

@@ -24,6 +24,18 @@ def test_a_face_is_cut_to_its_letters(tmp_path):
     assert names.getDebugName(14).startswith("https://")
 
 
+def test_roots_have_their_sign_in_the_face_that_formulas_begin_with(tmp_path):
+    """A browser draws it from the first face, in several heights."""
+    face = next(f for f in fonts.FACES if f.letters == fonts.MATH_FIRST)
+    source = fonts.font_file(face)
+    if source is None:
+        pytest.skip(f"{face.package} is not installed")
+    fonts.make(face, source, tmp_path / "math.woff2")
+    font = ttLib.TTFont(tmp_path / "math.woff2")
+    radical = font.getBestCmap()[0x221A]
+    assert radical in font["MATH"].table.MathVariants.VertGlyphCoverage.glyphs
+
+
 def test_the_site_ships_the_licences_of_its_fonts_and_its_theme(tmp_path):
     licences.write_licences(tmp_path)
     text = (tmp_path / "assets" / "LICENSES.txt").read_text()
