@@ -22,7 +22,7 @@ def test_the_ranks_wait_for_as_many_pairs_as_the_closed_forms_say(on_ranks):
 
 
 def test_a_critical_path_that_is_not_the_formula_stops_the_build(on_ranks, monkeypatch):
-    monkeypatch.setattr(race, "formula", lambda balance, ranks: 1)
+    monkeypatch.setattr(race, "critical_pairs", lambda balance, ranks, tokens: 1)
     with pytest.raises(EvidenceError, match="zigzag on 2 ranks"):
         race.critical_path("zigzag", 2)
 

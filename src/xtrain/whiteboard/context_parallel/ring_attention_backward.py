@@ -26,9 +26,9 @@ def ring_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The arguments of the forward, and its out and lse, of the keys of all ranks."""
     rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
-    size, length, heads = len(ranks), q.shape[-2], (k.shape[1], -1)
-    q, out, dO = (x.to(lse.dtype).unflatten(1, heads) for x in (q, out, grad_out))
-    scale, lse = scale or q.shape[-1] ** -0.5, lse.unflatten(1, heads).unsqueeze(-1)
+    size, length, given = len(ranks), q.shape[-2], (q, out, grad_out, lse.unsqueeze(-1))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, out, dO, lse = (x.to(lse.dtype).unflatten(1, (k.shape[1], -1)) for x in given)
     kv = torch.stack([k, v]).unsqueeze(3)  # [2, B, G, 1, S / N, D]
     D, dq = (dO * out).sum(-1, keepdim=True), torch.zeros_like(q)
 

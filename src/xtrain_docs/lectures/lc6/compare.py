@@ -5,6 +5,7 @@ from xtrain.plan import (
     LINKS,
     Accelerator,
     ModelShape,
+    activation_memory,
     context_bytes,
     hiding_tokens,
 )
@@ -86,6 +87,27 @@ def context_bytes_of_models(
             rows.append(row)
     header = ["model", "heads, key heads", "ranks", *NAMES.values()]
     return Table(header, rows, "llrrrr")
+
+
+@TABLES
+def sequence_memory(
+    model: str = "llama-3-8b", tokens: int = 131072, ranks: int = 8
+) -> Table:
+    """Activations of all layers, on one device and on each of some context ranks."""
+    shape = ModelShape.preset(model)
+    layers = shape.num_hidden_layers
+    rows = []
+    for place, held in (("one device", tokens), (f"each of {ranks}", tokens // ranks)):
+        found = [place]
+        for recompute in ("selective", "full"):
+            layer = activation_memory(
+                held, 1, shape.hidden_size, shape.num_attention_heads,
+                recompute=recompute,
+            )  # fmt: skip
+            found.append(bytes_(layers * layer))
+        rows.append(found)
+    header = [f"{layers} layers", "kept", "all layers recomputed"]
+    return Table(header, rows, "lrr")
 
 
 @TABLES

@@ -23,13 +23,13 @@ def order_of_messages(ranks: int = 4) -> Table:
 
 
 @REGISTRY
-def errors_of_model(ranks: int = 4, tokens: int = 32, balance: str = "none") -> Table:
+def errors_of_model(ranks: int = 4, tokens: int = 32) -> Table:
     """Loss and gradients of a model on cut sequences, right and with one mistake."""
     from .runs_interview import CHANGES, error_of_model
 
     rows = []
     for change in CHANGES:
-        found = runs.remembered(error_of_model, ranks, change, balance, tokens)
+        found = runs.remembered(error_of_model, ranks, change, tokens)
         loss, gradient = (max(one[i] for one in found) for i in (0, 1))
         if (gradient < 1e-12) != (change == CHANGES[0]):
             raise EvidenceError(f"{change}: gradients are off by {gradient}")

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from xtrain.plan import critical_pairs
+
 from ... import races, runs
 from ...evidence import EvidenceError, count
 from ...tables import REGISTRY, Table
@@ -26,23 +28,12 @@ def critical_path(balance: str, ranks: int) -> tuple[int, int]:
     path = sum(max(step) for step in zip(*found, strict=True))
     total = sum(map(sum, found))
     tokens = ranks * LENGTH
-    if (path, total) != (formula(balance, ranks), tokens * (tokens + 1) // 2):
+    if (path, total) != (
+        critical_pairs(balance, ranks, LENGTH),
+        tokens * (tokens + 1) // 2,
+    ):
         raise EvidenceError(f"{balance} on {ranks} ranks: {path}, {total} pairs")
     return path, total
-
-
-def formula(balance: str, ranks: int) -> int:
-    """The slowest rank of each step, by hand."""
-    own, others = LENGTH * (LENGTH + 1) // 2, ranks - 1
-    return (
-        own
-        + others
-        * {
-            "none": LENGTH * LENGTH,
-            "striped": own,
-            "zigzag": LENGTH * LENGTH // 2,
-        }[balance]
-    )
 
 
 @REGISTRY
@@ -146,8 +137,11 @@ def of_sleep(measurement: "Measurement") -> str:
     """What a step takes beyond the sleep of its critical path."""
     from xtrain.bench.races.lc6 import PAIR
 
-    most = formula("none", measurement.ranks) / formula("zigzag", measurement.ranks)
-    slept = 2 * PAIR * formula("zigzag", measurement.ranks)  # forward and backward
+    slowest, zigzag = (
+        critical_pairs(balance, measurement.ranks, LENGTH)
+        for balance in ("none", "zigzag")
+    )
+    most, slept = slowest / zigzag, 2 * PAIR * zigzag  # forward and backward
     rest = took(measurement, "zigzag") - slept
     return (
         f"the critical paths differ {times(most)}; zigzag sleeps {seconds(slept)} on "

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from xtrain.comm import CommLedger
+from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.checks import rank_and_size
-from xtrain.context_parallel import local_positions, ring_attention, shard_sequence
+from xtrain.context_parallel import ring_attention, shard_sequence
 from xtrain.context_parallel.block_attention import TILES, BlockAttention
 from xtrain.context_parallel.ring_attention import Ring
+from xtrain.model import XtrainConfig, XtrainModel
 
 from .runs_compare import inputs
 
@@ -96,63 +97,32 @@ def computed_before_arrival(local: int) -> int:
     return int(said[0]) if rank == 0 else 1
 
 
-# ------------------------------------------------ a model with attention in the middle
+# ----------------------------------------------------- a model, and one mistake in it
 
-VOCABULARY, HEADS, WIDTH = 11, 2, 8
-
-
-class Small(nn.Module):
-    """Embedding, one attention with rotary positions, and a head."""
-
-    def __init__(self, attention: Callable[..., Tensor]):
-        super().__init__()
-        generator = torch.Generator().manual_seed(5)
-
-        def weight(*shape: int) -> nn.Parameter:
-            drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
-            return nn.Parameter(drawn)
-
-        self.embedding = weight(VOCABULARY, WIDTH)
-        self.qkv = weight(3 * WIDTH, WIDTH)
-        self.head = weight(VOCABULARY, WIDTH)
-        self.attention = attention
-
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = F.embedding(tokens, self.embedding)
-        q, k, v = F.linear(x, self.qkv).unflatten(-1, (3, HEADS, -1)).unbind(-3)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out = self.attention(rotated(q, positions), rotated(k, positions), v)
-        return F.linear(x + out.transpose(1, 2).flatten(2), self.head)
-
-
-def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding of [B, H, S, D]."""
-    half = x.shape[-1] // 2
-    angles = positions.double().unsqueeze(-1) * 0.5 ** torch.arange(half)
-    first, second = x.split(half, -1)
-    turned = torch.cat([-second, first], -1)
-    return x * angles.cos().repeat(1, 2) + turned * angles.sin().repeat(1, 2)
+CONFIG = XtrainConfig(
+    vocab_size=11,
+    hidden_size=8,
+    intermediate_size=12,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    initializer_range=0.5,  # as if trained: attention matters
+)
 
 
 def batch(tokens: int) -> tuple[Tensor, Tensor]:
     """Tokens and labels; most labels of the first half do not count."""
     generator = torch.Generator().manual_seed(6)
-    drawn = torch.randint(VOCABULARY, (2, 2, tokens), generator=generator)
-    labels = drawn[1]
+    shape = (2, 2, tokens)
+    drawn, labels = torch.randint(CONFIG.vocab_size, shape, generator=generator)
     labels[:, : tokens // 2 - 1] = -100
-    return drawn[0], labels
+    return drawn, labels
 
 
 def one_process(tokens: int) -> list[Tensor]:
     """Loss and gradients with the whole sequence."""
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    model = Small(attention)
-    x, labels = batch(tokens)
-    logits = model(x, torch.arange(tokens))
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    model = XtrainModel(CONFIG, dtype=torch.float64)
+    loss = model.loss(*batch(tokens))
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
@@ -166,36 +136,33 @@ CHANGES = (
 )
 
 
-def error_of_model(change: str, balance: str, tokens: int) -> list[float]:
+def error_of_model(change: str, tokens: int) -> list[float]:
     """Relative errors of the loss, and of the gradient that is off most."""
     size = rank_and_size(None)[1]
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return ring_attention(q, k, v, True, balance)
-
-    model = Small(attention)
-    x, labels = (shard_sequence(t, 1, balance) for t in batch(tokens))
-    positions = local_positions(tokens // size, balance)
+    model = XtrainModel(
+        CONFIG,
+        init_mesh((size,), ("context",)),
+        context_balance="none",
+        dtype=torch.float64,
+    )
+    x, labels = batch(tokens)
+    positions = torch.arange(tokens)
     if change == CHANGES[4]:
-        positions = torch.arange(tokens // size)
-    logits = model(x, positions).flatten(0, 1)
-    total = F.cross_entropy(logits, labels.flatten(), reduction="sum")
+        positions %= tokens // size
+    logits, own = model(x, positions=positions), shard_sequence(labels, 1)
+    total = F.cross_entropy(logits.flatten(0, 1), own.flatten(), reduction="sum")
     count = (labels != -100).sum().double()
     if change == CHANGES[1]:
-        total, count = total / count.clamp(min=1), torch.tensor(float(size))
-    else:
-        dist.all_reduce(count)
+        total, count = total / (own != -100).sum().clamp(min=1), count / count * size
     (total / count).backward()
     loss = total.detach() / count
     dist.all_reduce(loss)
+    if change != CHANGES[3]:
+        model.sync_gradients()
     found = [loss]
     for parameter in model.parameters():
         assert parameter.grad is not None
-        if change != CHANGES[3]:
-            dist.all_reduce(parameter.grad)
-        if change == CHANGES[2]:
-            parameter.grad /= size
-        found.append(parameter.grad)
+        found.append(parameter.grad / size if change == CHANGES[2] else parameter.grad)
     errors = [
         float((a - b).norm() / b.norm())
         for a, b in zip(found, one_process(tokens), strict=True)
