@@ -146,7 +146,7 @@ def test_a_model_on_cut_sequences_needs_global_positions_counts_and_sums(
     world, balance
 ):
     for change in runs_interview.CHANGES:
-        found = world(4).run(runs_interview.error_of_model, change, balance, 32)
+        found = world(4).run(runs_interview.error_of_model, change, 32, balance)
         for loss, gradient in found:
             if change == runs_interview.CHANGES[0]:
                 assert max(loss, gradient) < 1e-12

@@ -10,7 +10,11 @@ from torch import Tensor
 
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.checks import rank_and_size
-from xtrain.context_parallel import ring_attention, shard_sequence
+from xtrain.context_parallel import (
+    ring_attention,
+    shard_sequence,
+    unshard_sequence,
+)
 from xtrain.context_parallel.block_attention import TILES, BlockAttention
 from xtrain.context_parallel.ring_attention import Ring
 from xtrain.model import XtrainConfig, XtrainModel
@@ -136,20 +140,20 @@ CHANGES = (
 )
 
 
-def error_of_model(change: str, tokens: int) -> list[float]:
+def error_of_model(change: str, tokens: int, balance: str = "none") -> list[float]:
     """Relative errors of the loss, and of the gradient that is off most."""
     size = rank_and_size(None)[1]
     model = XtrainModel(
         CONFIG,
         init_mesh((size,), ("context",)),
-        context_balance="none",
+        context_balance=balance,
         dtype=torch.float64,
     )
     x, labels = batch(tokens)
     positions = torch.arange(tokens)
     if change == CHANGES[4]:
-        positions %= tokens // size
-    logits, own = model(x, positions=positions), shard_sequence(labels, 1)
+        positions = unshard_sequence(positions[: tokens // size], 0, balance)
+    logits, own = model(x, positions=positions), shard_sequence(labels, 1, balance)
     total = F.cross_entropy(logits.flatten(0, 1), own.flatten(), reduction="sum")
     count = (labels != -100).sum().double()
     if change == CHANGES[1]:
