@@ -53,6 +53,15 @@ def test_bytes_of_published_models():
     assert [row[0] for row in rows][::3] == ["llama-2-7b", "llama-3-8b", "llama-3-70b"]
 
 
+def test_memory_of_a_cut_sequence_is_that_of_the_tokens_a_rank_has():
+    """34 bytes a token and feature are kept of a layer, or its input in 16 bits."""
+    whole, part = cells("sequence_memory", "llama-2-7b", 6144, 3)
+    features = 32 * 6144 * 4096
+    assert whole[1:] == [f"{n * features / 2**30:.3g} GiB" for n in (34, 2)]
+    assert part[0] == "each of 3"
+    assert part[1:] == ["8.5 GiB", "512 MiB"]
+
+
 def test_transfers_fall_below_the_block_with_more_tokens():
     drawing = FIGURES["transfer_over_compute"]()
     assert 'viewBox="0 0 390' in drawing

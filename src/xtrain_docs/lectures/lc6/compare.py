@@ -106,7 +106,7 @@ def sequence_memory(
             )  # fmt: skip
             found.append(bytes_(layers * layer))
         rows.append(found)
-    header = [f"{layers} layers", "kept", "all layers recomputed"]
+    header = [f"activations of {layers} layers", "kept", "all layers recomputed"]
     return Table(header, rows, "lrr")
 
 
