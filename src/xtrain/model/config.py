@@ -6,7 +6,7 @@ Fields are named as in the `config.json` of a Llama checkpoint.
 from dataclasses import dataclass
 
 from xtrain.plan import ModelShape
-from xtrain.plan.shapes import require_positive, require_whole
+from xtrain.plan.checks import require_positive, require_whole
 from xtrain.tensor_parallel.rope import RopeScaling
 
 
