@@ -129,13 +129,22 @@ class ModelShape(ExpertSizes):
         Only matrix products count. By default attention counts all pairs of positions,
         as most papers do; with `causal` only those that the mask leaves.
         """
+        head = 6 * self.vocab_size * self.hidden_size
+        layers = range(self.num_hidden_layers)
+        return head + sum(
+            self.layer_flops_per_token(layer, sequence, causal) for layer in layers
+        )
+
+    def layer_flops_per_token(
+        self, layer: int, sequence: int, causal: bool = False
+    ) -> int:
+        """The same, of the layer with this number."""
         require_whole("sequence", sequence)
-        matrices = self._matrices(self.num_experts_per_tok)
-        matrices += self.vocab_size * self.hidden_size
+        matrices = self._layer_matrices(layer, self.num_experts_per_tok)
         # Pairs per token, doubled: the mask leaves (sequence + 1) / 2 of them.
         pairs = sequence + 1 if causal else 2 * sequence
         attention = self.attention_width * pairs
-        return 3 * (2 * matrices + self.num_hidden_layers * attention)
+        return 3 * (2 * matrices + attention)
 
     @property
     def attention_width(self) -> int:

@@ -183,12 +183,9 @@ def bytes_sent(calls: Sequence[Call]) -> int:
 
 def layer_flops(shape: ModelShape, batch: int, sequence: int) -> int:
     """FLOPs of forward and backward of the last layer, all ranks together; causal."""
-    layers = shape.num_hidden_layers
-    more, all_layers = (
-        replace(shape, num_hidden_layers=count).flops_per_token(sequence, causal=True)
-        for count in (layers + 1, layers)
-    )
-    return (more - all_layers) * batch * sequence
+    last = shape.num_hidden_layers - 1
+    flops = shape.layer_flops_per_token(last, sequence, causal=True)
+    return flops * batch * sequence
 
 
 def layer_seconds(
