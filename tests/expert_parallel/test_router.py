@@ -146,7 +146,9 @@ def test_scores_are_computed_in_fp32_and_whatever_autocast_says():
             one, other = getattr(found, name), getattr(expected, name)
             assert one.dtype == other.dtype and torch.equal(one, other)
     assert expected.gates_Tk.dtype == torch.float32
-    assert router_of(Rules(2), made["router"])(x.double()).gates_Tk.dtype == torch.double
+    assert (
+        router_of(Rules(2), made["router"])(x.double()).gates_Tk.dtype == torch.double
+    )
 
 
 @pytest.mark.verifies(ROUTER, STATS)
