@@ -132,6 +132,23 @@ def test_updating_the_bias_evens_out_the_loads():
 
 
 @pytest.mark.verifies(ROUTER)
+def test_a_router_in_16_bits_keeps_its_bias_in_fp32():
+    router = TopKRouter(HIDDEN, EXPERTS, 2, balance_bias=True)
+    router.balance_bias.fill_(1.0)
+    router.update_balance_bias(torch.arange(EXPERTS), rate=1e-3)
+    steps = router.balance_bias.clone()
+    for cast in (router.bfloat16(), router.half(), router.to(torch.bfloat16)):
+        assert cast.weight.dtype.itemsize == 2
+        assert torch.equal(cast.balance_bias, steps), "bf16 cannot hold 1 + 1e-3"
+    assert router.double().balance_bias.dtype == torch.float64
+    made = {"balance_bias": True, "dtype": torch.float64}
+    assert TopKRouter(HIDDEN, EXPERTS, 2, **made).balance_bias.dtype == torch.float64
+    made["dtype"] = torch.bfloat16
+    assert TopKRouter(HIDDEN, EXPERTS, 2, **made).balance_bias.dtype == torch.float32
+    assert router.to("meta").balance_bias.is_meta
+
+
+@pytest.mark.verifies(ROUTER)
 def test_scores_are_computed_in_fp32_and_whatever_autocast_says():
     made = reference.weights(EXPERTS, HIDDEN, 2)
     x = reference.tokens(TOKENS, HIDDEN).bfloat16()
