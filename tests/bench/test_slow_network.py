@@ -15,12 +15,12 @@ def rows_and_pauses() -> tuple[list[int], list[int], list[float], list[bool]]:
     """Uneven rows to every rank; what a sleep of each wait was asked for."""
     pauses: list[float] = []
     rank, size = dist.get_rank(), dist.get_world_size()
-    group = slow_network(50.0, 1e6, sleep=pauses.append)
+    group = slow_network(50.0, 100.0, sleep=pauses.append)
     sends = [rank + to for to in range(size)]
     receives = [rank + source for source in range(size)]
     rows = torch.tensor([float(10 * rank + to) for to in range(size)])
-    x = rows.repeat_interleave(torch.tensor(sends))[:, None].expand(-1, 250_000)
-    y = torch.empty(sum(receives), 250_000)
+    x = rows.repeat_interleave(torch.tensor(sends))[:, None].expand(-1, 2_500)
+    y = torch.empty(sum(receives), 2_500)
     first = dist.all_to_all_single(
         y, x.contiguous(), receives, sends, group, async_op=True
     )
@@ -33,8 +33,8 @@ def rows_and_pauses() -> tuple[list[int], list[int], list[float], list[bool]]:
     second.wait()
     dist.all_reduce(torch.ones(1), group=group)
     dist.barrier(group)
-    megabytes = sum(n for to, n in enumerate(sends) if to != rank)
-    wanted = [50.0 + megabytes, 100.0 + megabytes]
+    late = 100.0 * sum(n for to, n in enumerate(sends) if to != rank)
+    wanted = [50.0 + late, 100.0 + late]
     found = y[:, 0].long().tolist()
     dist.destroy_process_group(group)
     expected = [10 * s + rank for s in range(size) for _ in range(rank + s)]
