@@ -216,6 +216,23 @@ def difference_from_alone(case: Case) -> float:
     return 0.0 if same else worst(*results)
 
 
+def errors_in_one_graph(case: Case) -> float:
+    """Of a forward in chunks that leaves autograd's backward, from the module's."""
+    rank, results = dist.get_rank(), []
+    for chunked in (True, False):
+        blocks = overlapped(dense_blocks(case))
+        x, grad = batch(case, 0, rank)
+        y = x.requires_grad_()
+        for block in blocks:
+            if chunked:
+                y = ForwardChunks(block, y, in_pieces=False).run()
+            else:
+                y = block(y)
+        y.backward(grad)
+        results.append([y.detach(), x.grad, *gradients(blocks).values()])
+    return worst(*results)
+
+
 def names_of_a_pair() -> list[str]:
     """What a block with a shared expert did, in order."""
     case = Case(4, 2, shared=3)

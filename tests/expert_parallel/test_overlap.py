@@ -7,6 +7,7 @@ from tests.expert_parallel.overlap_cases import (
     all_errors,
     auxiliary_errors,
     difference_from_alone,
+    errors_in_one_graph,
     frozen_experts,
     names_of_a_pair,
     names_of_prefill,
@@ -36,6 +37,13 @@ def test_overlapped_pairs_equal_a_dense_layer(world, ranks):
 def test_a_pair_has_the_bits_of_the_two_alone(world):
     for case in CASES:
         assert world(2).run(difference_from_alone, case) == [0.0, 0.0]
+
+
+@pytest.mark.verifies(f"{CHUNKS}:_Received")
+def test_chunks_may_leave_one_graph(world):
+    for case in CASES:
+        for error in world(2).run(errors_in_one_graph, case):
+            assert error < 1e-12, case
 
 
 @RANKS

@@ -19,12 +19,14 @@ wait of rows. Backward has the same plan.
 Shapes: T tokens, H hidden, k experts of a token, M copies, N rows.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from xtrain.expert_parallel.dispatch import (
     DispatchPlan,
@@ -39,29 +41,52 @@ from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.router import RouterStats
 from xtrain.expert_parallel.routing import Routing, weighted_sum
 
+Way = Callable[[Tensor, DispatchPlan], PendingRows]
+
 
 class Block(Protocol):
-    """What chunks are cut from."""
+    """What chunks are cut from: y = h + moe(norm(h)) with h = attention(x, ...)."""
 
-    attention: nn.Module
-    norm: nn.Module
-    moe: GShardMoE
-    events: list[Event] | None
+    @property
+    def attention(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def norm(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def moe(self) -> GShardMoE: ...
+
+    @property
+    def events(self) -> list[Event] | None: ...
 
 
 class ForwardChunks:
     """The forward of one micro-batch; call its methods in their order.
 
+    Args:
+        context: what attention is called with besides x.
+        batch: its word in the block's `events`.
+        in_pieces: leave pieces for `BackwardChunks`. Otherwise y has one graph, from x
+            on, and autograd's backward sends what is to be sent.
+
     Attributes:
-        output: y, when all is done; a leaf, which has a gradient if there is one.
+        output: y, when all is done; in pieces it is a leaf.
         dx: the gradient of x, when the backward is done; None if x has none.
         auxiliary: logits and probabilities of the router, for losses made of them;
             their gradients are taken along by the backward.
     """
 
-    def __init__(self, block: Block, x: Tensor, *context: Any, batch: str = "F"):
+    def __init__(
+        self,
+        block: Block,
+        x: Tensor,
+        *context: Any,
+        batch: str = "F",
+        in_pieces: bool = True,
+    ):
         self.block, self.batch, self.context = block, batch, context
-        self.x, self.shape = leaf(x), x.shape
+        self.begin = leaf if in_pieces else whole
+        self.x, self.shape = self.begin(x), x.shape
         self.dx: Tensor | None = None
         self.output: Tensor | None = None
         self.auxiliary: tuple[Tensor, ...] = ()
@@ -80,7 +105,7 @@ class ForwardChunks:
                 self.routing, moe.group, moe.collectives
             )
         held = self.routing.logits_TE, self.routing.probabilities_TE
-        self.auxiliary = tuple(map(leaf, held))
+        self.auxiliary = tuple(map(self.begin, held))
         moe.router.stats = RouterStats(with_leaves(self.routing, *self.auxiliary))
 
     def shared(self) -> None:
@@ -102,7 +127,7 @@ class ForwardChunks:
 
     def wait_dispatch(self) -> None:
         """Have the rows of this rank's experts."""
-        self.rows_NH = self.received("dispatch", self.copies_MH)
+        self.rows_NH = self.received("dispatch", self.copies_MH, issue_combine)
 
     def mlp(self) -> None:
         """The experts."""
@@ -117,14 +142,16 @@ class ForwardChunks:
 
     def wait_combine(self) -> Tensor:
         """Have what the experts made of this rank's tokens, and with it y."""
-        self.returned_MH = self.received("combine", self.outputs_NH)
+        sent_NH = self.outputs_NH
+        self.returned_MH = self.received("combine", sent_NH, issue_dispatch)
         with self.event("sum", "compute"):
-            self.base, self.gates_Tk = leaf(self.base_TH), leaf(self.routing.gates_Tk)
+            self.base = self.begin(self.base_TH)
+            self.gates_Tk = self.begin(self.routing.gates_Tk)
             routed_TH = weighted_sum(
                 self.returned_MH, self.gates_Tk, self.plan.copies_M
             )
             self.sum = (self.base + routed_TH).view(self.shape)
-        self.output = leaf(self.sum)
+        self.output = self.begin(self.sum)
         return self.output
 
     def run(self) -> Tensor:
@@ -137,16 +164,34 @@ class ForwardChunks:
         self.issue_combine()
         return self.wait_combine()
 
-    def received(self, chunk: str, sent: Tensor) -> Tensor:
-        """The rows under way, as a leaf that has a gradient if what was sent has."""
+    def received(self, chunk: str, sent: Tensor, way_back: Way) -> Tensor:
+        """The rows under way, with a gradient if what was sent has one."""
         assert self.pending is not None
         with self.event(chunk, "wait"):
             rows = self.pending.wait()
         self.pending = None
+        if self.begin is whole:
+            return _Received.apply(sent, rows, self.plan, way_back)
         return rows.requires_grad_(sent.requires_grad)
 
     def event(self, chunk: str, kind: str) -> AbstractContextManager:
         return event(self.block.events, self.batch, chunk, kind)
+
+
+class _Received(torch.autograd.Function):
+    """Rows that were sent, where they are now; the gradient takes the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, sent: Tensor, rows: Tensor, plan: DispatchPlan, way_back: Way
+    ) -> Tensor:
+        ctx.plan, ctx.way_back = plan, way_back
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.way_back(grad, ctx.plan).wait(), None, None, None
 
 
 class BackwardChunks:
@@ -158,10 +203,10 @@ class BackwardChunks:
     """
 
     def __init__(self, forward: ForwardChunks, grad: Tensor, *, batch: str = "B"):
-        if not hasattr(forward, "sum"):
+        if forward.begin is whole or not hasattr(forward, "sum"):
             raise ValueError(
-                "this micro-batch has no finished forward: it comes first, and one "
-                "backward uses it up"
+                "this micro-batch has no finished forward in pieces: that comes first, "
+                "and one backward uses it up"
             )
         self.forward, self.grad, self.batch = forward, grad, batch
         self.pending: PendingRows | None = None
@@ -238,6 +283,11 @@ class BackwardChunks:
 def leaf(tensor: Tensor) -> Tensor:
     """The same numbers, at the beginning of a graph of their own."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, where its graph goes on."""
+    return tensor
 
 
 def with_leaves(
