@@ -37,6 +37,22 @@ from xtrain.plan.device_memory import (
     verdict,
 )
 from xtrain.plan.estimate import Assumptions, Estimate, Estimator, estimate
+from xtrain.plan.experts import (
+    ExpertMemory,
+    all_to_all_bandwidth,
+    all_to_all_bytes,
+    balance_loss,
+    bytes_between_nodes,
+    copy_bytes,
+    expert_capacity,
+    expert_memory,
+    expert_seconds,
+    experts_for_free,
+    hiding_width,
+    nodes_visited,
+    overlap_speedup,
+    routed_bytes,
+)
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
 from xtrain.plan.layer_activations import LayerActivations, layer_activations
 from xtrain.plan.layout import (
@@ -172,4 +188,18 @@ __all__ = [
     "training_days",
     "utilization",
     "verdict",
+    "ExpertMemory",
+    "all_to_all_bandwidth",
+    "all_to_all_bytes",
+    "balance_loss",
+    "bytes_between_nodes",
+    "copy_bytes",
+    "expert_capacity",
+    "expert_memory",
+    "expert_seconds",
+    "experts_for_free",
+    "hiding_width",
+    "nodes_visited",
+    "overlap_speedup",
+    "routed_bytes",
 ]
