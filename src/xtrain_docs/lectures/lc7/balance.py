@@ -17,11 +17,12 @@ NAMES = {"none": "no balancing", "loss": "auxiliary loss", "bias": "balance bias
 FACTORS = [1.0, 1.25, 1.5, 2.0, 4.0]
 
 
-def told(way: str, top_k: int = 1) -> dict[str, Any]:
+def told(way: str, top_k: int = 1, seed: int | None = None) -> dict[str, Any]:
     """Loads and losses of the run, which has to have routed every copy."""
-    from .runs_training import TOKENS, training
+    from .runs_training import SEED, TOKENS, training
 
-    found = runs.remembered(training, 1, way, top_k)[0]
+    chosen = SEED if seed is None else seed
+    found = runs.remembered(training, 1, way, top_k, chosen)[0]
     for step, loads in enumerate(found["loads"]):
         if sum(loads) != TOKENS * top_k:
             raise EvidenceError(f"{way}, step {step}: {sum(loads)} copies in {loads}")
@@ -33,10 +34,10 @@ def over_mean(loads: list[int]) -> float:
     return max(loads) * len(loads) / sum(loads)
 
 
-def late(way: str, top_k: int = 1, steps: int = 10) -> float:
-    """Busiest over mean, averaged over the last steps."""
-    loads = told(way, top_k)["loads"][-steps:]
-    return sum(map(over_mean, loads)) / steps
+def late(way: str, top_k: int = 1, seed: int | None = None) -> float:
+    """Busiest over mean, averaged over the last ten steps."""
+    loads = told(way, top_k, seed)["loads"][-10:]
+    return sum(map(over_mean, loads)) / len(loads)
 
 
 @FIGURES
@@ -59,7 +60,7 @@ def busiest_expert(top_k: int = 1) -> str:
 
 
 @FIGURES
-def expert_loads(top_k: int = 1, every: int = 6) -> str:
+def expert_loads(top_k: int = 1, every: int = 8) -> str:
     """Share of each expert by step: a band of cells for each way to balance."""
     left, high, top = 66.0, 11.0, 0.0
     parts: list[str] = []
@@ -107,7 +108,7 @@ def routing_map(
     from .runs_training import EXPERTS
     from .runs_training import routing_map as gates_of
 
-    left, right, side = 66.0, 34.0, 11.3
+    left, side = 66.0, 11.3
     parts: list[str] = []
     words, y = [], 4.0
     for way in ways:
@@ -134,7 +135,6 @@ def routing_map(
             y += 14
         y += 10
         words.append(f"{NAMES[way]}: loads {loads}")
-    del right
     title = f"{tokens} tokens and the experts they go to"
     return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
 
@@ -165,6 +165,19 @@ def balance_by_way(top_k: int = 1) -> Table:
     header = ["", "loads of the last step", "busiest over mean", "idle experts",
               "loss"]  # fmt: skip
     return Table(header, rows, "llrrr")
+
+
+@TABLES
+def collapse_by_seed(seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Table:
+    """Busiest over mean at the end, for other seeds and for one or two experts."""
+    rows = []
+    for top_k in (1, 2):
+        for way, name in NAMES.items():
+            found = [late(way, top_k, seed) for seed in seeds]
+            first = str(top_k) if way == "none" else ""
+            rows.append([first, name, *(times(ratio) for ratio in found)])
+    header = ["k", "", *(f"seed {seed}" for seed in seeds)]
+    return Table(header, rows, "rl" + "r" * len(seeds))
 
 
 @TABLES
