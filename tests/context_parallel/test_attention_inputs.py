@@ -19,7 +19,7 @@ from xtrain.context_parallel.block_attention import FUSED_CPU, FUSED_CUDA, TILES
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
 GATHERED = "xtrain.context_parallel.all_gather_attention:all_gather_attention"
 ULYSSES = "xtrain.context_parallel.ulysses:ulysses_attention"
-CAST = "xtrain.context_parallel.autocast:cast_by_autocast"
+CAST = "xtrain.comm.autocast:cast_by_autocast"
 ALL = (ring_attention, all_gather_attention, ulysses_attention)
 
 

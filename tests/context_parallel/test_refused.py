@@ -84,7 +84,7 @@ def told(names: dict, cases: dict, wrong_ranks: list[int]) -> list[tuple]:
 @pytest.mark.parametrize("wrong_ranks", [[0, 1], [1]])
 @pytest.mark.verifies(f"{CHECKS}:check_attention", f"{CHECKS}:check_lengths")
 @pytest.mark.verifies(f"{CHECKS}:check_hidden", f"{CHECKS}:check_tensors")
-@pytest.mark.verifies("xtrain.context_parallel.agreement:check_calls")
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
 def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_ranks):
     for found in world(2).run(told, ALL, CALLS, wrong_ranks):
         assert len(found) == 3 * len(CALLS) - 2
@@ -95,7 +95,7 @@ def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_r
 
 
 @pytest.mark.verifies(f"{CHECKS}:check_attention")
-@pytest.mark.verifies("xtrain.context_parallel.agreement:verdict")
+@pytest.mark.verifies("xtrain.comm.call_agreement:verdict")
 def test_ranks_that_call_differently_are_refused(world):
     for found in world(3).run(told, ALL, DIFFERENT, [2]):
         for name, case, error, messages in found:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import describe
+from xtrain.comm.call_agreement import check_calls
 from xtrain.comm.checks import Rule, rank_and_size
-from xtrain.context_parallel.agreement import check_calls
 from xtrain.context_parallel.balance import check_balance
 from xtrain.context_parallel.flash import checked_scale
 

@@ -21,8 +21,8 @@ Shapes: B batch, H heads, G key heads, S local sequence, D head dim.
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.checks import run_checks
-from xtrain.context_parallel.autocast import cast_by_autocast
 from xtrain.context_parallel.block_attention import BlockAttention
 from xtrain.context_parallel.ring_attention import ring_attention
 from xtrain.context_parallel.ulysses import (

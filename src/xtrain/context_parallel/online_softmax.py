@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.call_agreement import check_calls
 from xtrain.comm.checks import run_checks
-from xtrain.context_parallel.agreement import check_calls
 from xtrain.context_parallel.rotation import Ring
 
 State = tuple[Tensor, Tensor]

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.checks import rank_and_size, run_checks
-from xtrain.context_parallel.autocast import cast_by_autocast
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.flash import checked_scale
 from xtrain.context_parallel.rotation import Ring

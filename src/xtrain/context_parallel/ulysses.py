@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.autograd import gather
 from xtrain.comm.checks import Rule, rank_and_size, run_checks
 from xtrain.comm.collective_choice import TORCH
-from xtrain.context_parallel.autocast import cast_by_autocast
 from xtrain.context_parallel.masked_attention import masked_attention
 from xtrain.context_parallel.sequence_mask import SequenceMask
 

@@ -1,4 +1,4 @@
-"""Attention under `torch.autocast`: q, k and v are cast as torch's own are."""
+"""What `torch.autocast` does to tensors that it does not know the functions of."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 
 def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype if it is on for their device, but float64 as it
-    is: autocast does not know attention of ours."""
+    is. A function of ours that stands for torch's casts its inputs as torch's would."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors

@@ -1,0 +1,42 @@
+"""What a layer cut over ranks refuses, on every rank, before anything is sent.
+
+The package hands this to `xtrain.comm.checks.CHECKS`, where the layer finds it; a copy
+of the layer has none.
+"""
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.agreement import problem_of
+from xtrain.comm.call_agreement import check_calls
+from xtrain.expert_parallel.moe import MoE
+from xtrain.expert_parallel.router import check_tokens
+
+
+def check_experts_call(
+    name: str, x: Tensor, mask: Tensor | None, layer: MoE, group: ProcessGroup | None
+) -> None:
+    """ValueError on every rank unless all call alike, with tokens of one size."""
+    problem = problem_of(lambda: check_batch(x, mask, layer))
+    router = layer.router
+    said = {
+        "hidden size": layer.experts.hidden_size,
+        "experts": router.num_experts,
+        "top_k": router.top_k,
+        "dtype": str(x.dtype),
+        "trained": x.requires_grad,
+    }
+    check_calls(name, [group], said, None if problem is None else f"{name}: {problem}")
+
+
+def check_batch(x: Tensor, mask: Tensor | None, layer: MoE) -> None:
+    """ValueError unless these tokens and this mask fit the layer."""
+    if x.dim() < 2:
+        raise ValueError(f"tokens of shape {list(x.shape)}: needs [..., hidden size]")
+    if mask is not None and mask.shape != x.shape[:-1]:
+        raise ValueError(
+            f"mask of shape {list(mask.shape)} for tokens of shape {list(x.shape)}"
+        )
+    x_TH = x.flatten(0, -2)
+    mask_T = None if mask is None else mask.flatten()
+    check_tokens(x_TH, layer.router.hidden_size, mask_T)

@@ -1,0 +1,194 @@
+"""Experts: as many SwiGLU networks, run on rows that are sorted by expert.
+
+    a = x gate^T    u = x up^T    z = silu(a) u    y = z down^T       forward
+
+    dz = dy down        ddown = dy^T z                                backward
+    du = dz silu(a)     dup   = du^T x
+    da = dz u silu'(a)  dgate = da^T x
+    dx = da gate + du up
+
+silu(a) = a s with s = sigmoid(a), so silu'(a) = s (1 + a (1 - s)). Forward keeps x, a
+and u; z is computed again in backward. Autograd would find the same: see
+`expert_mlp(..., backward="autograd")`.
+
+Source: Shazeer, GLU Variants Improve Transformer, 2020.
+
+Shapes: N rows, H hidden, F inner size, E experts.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from xtrain.comm.autocast import cast_by_autocast
+from xtrain.expert_parallel.grouped import Rows, rows_of
+
+
+@dataclass
+class SavedExperts:
+    """What forward keeps for backward, as `rows` packs it."""
+
+    rows: Rows
+    x: Tensor
+    a: Tensor
+    u: Tensor
+    weights: tuple[Tensor, Tensor, Tensor]
+
+
+def expert_mlp_forward(
+    x_NH: Tensor,
+    counts_E: Tensor,
+    gate_EFH: Tensor,
+    up_EFH: Tensor,
+    down_EHF: Tensor,
+    path: str | None = None,
+) -> tuple[Tensor, SavedExperts]:
+    """Each row through its expert: [N, H], and what backward needs."""
+    rows = rows_of(counts_E, x_NH, gate_EFH.shape[1], path)
+    x = rows.pack(x_NH)
+    a, u = rows.linear(x, gate_EFH), rows.linear(x, up_EFH)
+    y = rows.linear(F.silu(a) * u, down_EHF)
+    return rows.unpack(y), SavedExperts(rows, x, a, u, (gate_EFH, up_EFH, down_EHF))
+
+
+def expert_mlp_backward(
+    grad_NH: Tensor, saved: SavedExperts
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, gate, up and down."""
+    rows, x, a, u = saved.rows, saved.x, saved.a, saved.u
+    gate_EFH, up_EFH, down_EHF = saved.weights
+    dy = rows.pack(grad_NH)
+    s = a.sigmoid()
+    silu = a * s
+    dz = rows.input_gradient(dy, down_EHF)
+    ddown_EHF = rows.weight_gradient(dy, silu * u)
+    du = dz * silu
+    da = dz * u * s * (1 + a * (1 - s))
+    dx = rows.input_gradient(da, gate_EFH) + rows.input_gradient(du, up_EFH)
+    dgate_EFH, dup_EFH = rows.weight_gradient(da, x), rows.weight_gradient(du, x)
+    return rows.unpack(dx), dgate_EFH, dup_EFH, ddown_EHF
+
+
+class _ExpertMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NH: Tensor,
+        counts_E: Tensor,
+        gate_EFH: Tensor,
+        up_EFH: Tensor,
+        down_EHF: Tensor,
+        path: str | None,
+    ) -> Tensor:
+        weights = gate_EFH, up_EFH, down_EHF
+        y_NH, saved = expert_mlp_forward(x_NH, counts_E, *weights, path)
+        ctx.rows = saved.rows
+        ctx.save_for_backward(saved.x, saved.a, saved.u, *weights)
+        return y_NH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NH: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, u, *weights = ctx.saved_tensors
+        saved = SavedExperts(ctx.rows, x, a, u, tuple(weights))
+        dx, *dweights = expert_mlp_backward(grad_NH.contiguous(), saved)
+        return dx, None, *dweights, None
+
+
+def expert_mlp(
+    x_NH: Tensor,
+    counts_E: Tensor,
+    gate_EFH: Tensor,
+    up_EFH: Tensor,
+    down_EHF: Tensor,
+    path: str | None = None,
+    backward: str = "by_hand",
+) -> Tensor:
+    """The first `counts_E[0]` rows through expert 0, the next through expert 1, ...
+
+    Args:
+        path: "loop", "padded" or "grouped"; chosen by size unless given.
+        backward: "by_hand", as above, or "autograd", which needs no path: it runs the
+            loop with torch's functions.
+    """
+    tensors = x_NH, gate_EFH, up_EFH, down_EHF
+    x_NH, gate_EFH, up_EFH, down_EHF = cast_by_autocast(*tensors)
+    if backward == "by_hand":
+        return _ExpertMLP.apply(x_NH, counts_E, gate_EFH, up_EFH, down_EHF, path)
+    sizes = counts_E.tolist()
+    outputs = [
+        F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+        for x, gate, up, down in zip(
+            x_NH.split(sizes), gate_EFH, up_EFH, down_EHF, strict=True
+        )
+    ]
+    return torch.cat(outputs)
+
+
+class Experts(nn.Module):
+    """The weights of several experts, one tensor for each of the three matrices.
+
+    Args:
+        num_experts: how many are here.
+        backward, path: as in `expert_mlp`.
+
+    Attributes:
+        gate_proj, up_proj: [E, F, H], each expert's as `nn.Linear` has it.
+        down_proj: [E, H, F].
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        backward: str = "by_hand",
+        path: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        check_experts(num_experts, hidden_size, intermediate_size, backward)
+        self.num_experts, self.hidden_size = num_experts, hidden_size
+        self.intermediate_size = intermediate_size
+        self.backward, self.path = backward, path
+        up = num_experts, intermediate_size, hidden_size
+        down = num_experts, hidden_size, intermediate_size
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.gate_proj = nn.Parameter(torch.empty(*up, **made))
+        self.up_proj = nn.Parameter(torch.empty(*up, **made))
+        self.down_proj = nn.Parameter(torch.empty(*down, **made))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Each expert's matrices as `nn.Linear` begins."""
+        for weight in self.parameters():
+            bound = 1 / math.sqrt(weight.shape[2])
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, x_NH: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows sorted by expert, and how many each has: [N, H] in and out."""
+        weights = self.gate_proj, self.up_proj, self.down_proj
+        return expert_mlp(x_NH, counts_E, *weights, self.path, self.backward)
+
+
+def check_experts(
+    num_experts: int, hidden_size: int, intermediate_size: int, backward: str
+) -> None:
+    """ValueError unless these can be experts."""
+    sizes = {
+        "num_experts": num_experts,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+    }
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name}={size!r} is not an int of at least 1")
+    if backward not in ("by_hand", "autograd"):
+        raise ValueError(f"backward={backward!r} is neither 'by_hand' nor 'autograd'")
