@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 
+from xtrain.plan import Assumptions, Layout, ModelShape, memory_over_step, search
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs import config, pyodide
 from xtrain_docs.blocks import BlockError, parse_info
@@ -44,7 +45,7 @@ def test_an_unknown_word_or_field_is_named():
         read_values((WORD,), {"kind": "c"})
     with pytest.raises(ValueError, match="no field is called 'size'"):
         read_values((WORD,), {"size": "1"})
-    with pytest.raises(ValueError, match="there are: pipeline"):
+    with pytest.raises(ValueError, match="there are: memory, layouts, pipeline"):
         answer("nothing", {})
 
 
@@ -70,17 +71,73 @@ def test_chunks_share_the_time_of_a_rank():
     assert shown["Time in which a rank computes"] == f"{8 * 3.0:.4g}"
 
 
+def test_the_memory_is_what_plan_says():
+    shown = cells_of(answer("memory", {"zero": "0"}))
+    layout = Layout(
+        data=4, tensor=8, pipeline=2, micro_batches=16, sequence_parallel=True
+    )
+    shape = ModelShape.preset("llama-3-70b")
+    phases = memory_over_step(shape, layout, 4096)
+    expected = [f"{memory.total / 2**30:.2f}" for memory in phases.values()]
+    assert shown["together"] == expected
+    assert shown["weights"] == [expected_of(phases, "weights")] * 4
+    assert shown["activations"].count("–") == 3
+
+
+def expected_of(phases, name):
+    return f"{phases['at rest'].parts()[name] / 2**30:.2f}"
+
+
+def test_the_fullest_rank_is_shown():
+    """Of eight stages the last holds logits, the first most micro-batches."""
+    words = answer("memory", {"pipeline": "8", "data": "1"})
+    assert "The first pipeline rank needs" in words
+    one = answer("memory", {"pipeline": "2", "data": "1", "micro_batches": "1"})
+    assert "The last pipeline rank needs" in one
+
+
+def test_a_layout_that_breaks_a_rule_is_refused_with_the_rule():
+    with pytest.raises(ValueError, match="tensor=7"):
+        answer("memory", {"tensor": "7"})
+
+
+def test_the_layouts_are_what_search_finds():
+    given = {"model": "llama-3-8b", "gpus": "8", "batch": "64", "gpu": "h100"}
+    shown = answer("layouts", given)
+    shape = ModelShape.preset("llama-3-8b")
+    assumed = Assumptions(recipe="megatron18", reserve=4 * 2**30)
+    found = search(shape, "h100", 8, 4096, 64, assumptions=assumed)
+    assert f"{found.tried} layouts tried, {found.estimated} are legal" in shown
+    rows = list(cells_of(shown).values())
+    assert rows[0][4:] == ["fits", f"{found.found[0].seconds:.2f}",
+                           f"{found.found[0].mfu:.1%}"]  # fmt: skip
+    for rejected in found.rejected:
+        assert rejected.rule in cells_of(shown)
+
+
+def test_where_nothing_fits_only_the_reasons_are_shown():
+    shown = answer("layouts", {"model": "llama-3.1-405b", "gpus": "2", "batch": "2"})
+    assert "No layout fits." in shown
+    assert "memory" in cells_of(shown)
+
+
+def cells_of(text: str) -> dict[str, list[str]]:
+    """The rows of an answer's tables: all cells after the first, by the first."""
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', text)
+    return {first: re.findall("<td>([^<]*)</td>", rest) for first, rest in rows}
+
+
 @pytest.mark.parametrize("name", CALCULATORS)
 def test_any_allowed_value_is_answered_or_refused_in_words(name):
     draw = random.Random(name)
-    answers, refused = [], []
-    for _ in range(12):
+    answers: list[str] = []
+    refused = []
+    while len(answers) < 3:
         given = random_values(CALCULATORS[name].fields, draw)
         try:
             answers.append(answer(name, given))
         except ValueError as problem:
             refused.append(str(problem))
-    assert answers
     assert all("<table>" in text for text in answers)
     assert all(refused)
 

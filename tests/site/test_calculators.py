@@ -13,6 +13,8 @@ from xtrain_docs.calculators.answers import CALCULATORS, answer
 from xtrain_docs.calculators.random_values import random_values
 
 PAGES = {
+    "memory": "en/planning/memory-calculator/",
+    "layouts": "en/planning/layout-planner/",
     "pipeline": "en/planning/pipeline-explorer/",
 }
 PYTHON = SITE / "en/assets/pyodide/pyodide.asm.wasm"

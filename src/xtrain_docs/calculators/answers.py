@@ -3,13 +3,14 @@
 Standard library only: the browser's Python runs this file.
 """
 
-import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xtrain.schedules import SCHEDULES, render_svg, simulate, validate
 
 from .forms import Choice, Field, Number, read_values
+from .markup import html_table
+from .planning import LAYOUT_FIELDS, MEMORY_FIELDS, layouts, memory
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,6 @@ def answer(name: str, given: Mapping[str, object]) -> str:
         raise ValueError(f"no calculator {name!r}; there are: {', '.join(CALCULATORS)}")
     calculator = CALCULATORS[name]
     return calculator.answer(**read_values(calculator.fields, given))
-
-
-def html_table(
-    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]
-) -> str:
-    """A table whose first column names its rows."""
-    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in header)
-    body = "".join(
-        f'<tr><th scope="row">{html.escape(first)}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
-        + "</tr>"
-        for first, *others in rows
-    )
-    return (
-        f"<table><caption>{html.escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
 
 
 def pipeline(
@@ -85,6 +69,8 @@ def pipeline(
 
 
 CALCULATORS = {
+    "memory": Calculator("Memory calculator", MEMORY_FIELDS, memory),
+    "layouts": Calculator("Layout planner", LAYOUT_FIELDS, layouts),
     "pipeline": Calculator(
         "Pipeline explorer",
         (

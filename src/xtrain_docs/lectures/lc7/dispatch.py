@@ -222,7 +222,9 @@ def expert_groups(replicas: int = 2, ranks: int = 8) -> str:
         middle = left + wide * expert + (wide - 6) / 2
         parts.append(text(middle, 32, str(expert), "xt-tick", "middle"))
     y = top + high * replicas + 14
-    parts.append(text(left, y, "one colour: the same experts, whose gradients", "xt-tick"))
+    parts.append(
+        text(left, y, "one colour: the same experts, whose gradients", "xt-tick")
+    )
     parts.append(text(left, y + 17, "are summed over expert_data", "xt-tick"))
     title = f"{ranks} ranks as {replicas} x {ranks // replicas}"
     words = "; ".join(f"rank {o['rank']}: experts {o['experts']}" for o in found)
