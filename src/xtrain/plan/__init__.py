@@ -27,6 +27,11 @@ from xtrain.plan.cost import (
     nccl_hop_seconds,
     nccl_protocol,
 )
+from xtrain.plan.decoder_activations import (
+    decoder_activations,
+    decoder_layer_activations,
+    decoder_peak,
+)
 from xtrain.plan.device import DeviceParameters, device_parameters
 from xtrain.plan.device_memory import (
     DeviceMemory,
@@ -106,6 +111,9 @@ from xtrain.plan.traffic import (
 )
 
 __all__ = [
+    "decoder_activations",
+    "decoder_layer_activations",
+    "decoder_peak",
     "ACCELERATORS",
     "LINKS",
     "RECIPES",
