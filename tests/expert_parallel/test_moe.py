@@ -2,64 +2,41 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from tests.expert_parallel import reference
+from tests.expert_parallel.moe_cases import (
+    ALPHA,
+    BETA,
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    SHARED,
+    close,
+    fill,
+    gradients,
+    layer_of,
+    shared_of,
+)
 from tests.expert_parallel.reference import Rules
 from tests.expert_parallel.test_router import CASES
-from xtrain.expert_parallel import DeepSeekMoE, MoE, moe_backward, moe_forward
+from xtrain.expert_parallel import DeepSeekMoE, moe_backward, moe_forward
 
 MODULE = "xtrain.expert_parallel.moe"
 LAYER = f"{MODULE}:MoE"
 BY_HAND = [
     f"xtrain.expert_parallel.moe_by_hand:moe_{way}ward" for way in ("for", "back")
 ]
-HIDDEN, INNER, EXPERTS, TOKENS, SHARED = 6, 5, 8, 13, 7
-ALPHA, BETA = 0.3, 0.1
-"""Coefficients of the two losses on the router."""
-
-
-def layer_of(rules: Rules, made: dict[str, Tensor], kind=MoE, **options) -> MoE:
-    """A layer with these weights."""
-    options = {**rules.__dict__, **options}
-    top_k = options.pop("top_k")
-    if "shared_gate" in made:
-        options["shared_intermediate_size"] = len(made["shared_gate"])
-    num_experts, hidden = made["router"].shape
-    inner = made["gate"].shape[1]
-    layer = kind(hidden, inner, num_experts, top_k, dtype=torch.float64, **options)
-    fill(layer, made)
-    return layer.double()
-
-
-@torch.no_grad()
-def fill(layer: nn.Module, made: dict[str, Tensor]) -> None:
-    layer.router.weight.copy_(made["router"])
-    for name in ("gate", "up", "down"):
-        getattr(layer.experts, f"{name}_proj").copy_(made[name])
-        if layer.shared is not None:
-            getattr(layer.shared, f"{name}_proj").weight.copy_(made[f"shared_{name}"])
-
-
-def gradients(layer: MoE) -> dict[str, Tensor]:
-    found = {"router": layer.router.weight.grad}
-    for name in ("gate", "up", "down"):
-        found[name] = getattr(layer.experts, f"{name}_proj").grad
-        if layer.shared is not None:
-            found[f"shared_{name}"] = getattr(layer.shared, f"{name}_proj").weight.grad
-    return found
+TOKENS = 13
 
 
 def truth(rules: Rules, made, x, grad, bias=None, mask=None):
     """The dense answer, dx and the gradients of the weights."""
     made = {name: w.clone().requires_grad_() for name, w in made.items()}
     x = x.clone().requires_grad_()
-    shared = tuple(
-        made[f"shared_{n}"] for n in ("gate", "up", "down") if "shared_gate" in made
-    )
+    shared = shared_of(made)
     answer = reference.dense_moe(
         x, made["router"], made["gate"], made["up"], made["down"], rules,
-        bias_E=bias, mask_T=mask, shared=shared or None,
+        bias_E=bias, mask_T=mask, shared=shared,
     )  # fmt: skip
     loss = (answer.output_TH * grad).sum()
     loss = loss + ALPHA * answer.load_balancing_loss + BETA * answer.z_loss
@@ -68,10 +45,6 @@ def truth(rules: Rules, made, x, grad, bias=None, mask=None):
         n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in made.items()
     }
     return answer, x.grad, zeros
-
-
-def close(found, expected, limit=1e-12) -> None:
-    torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("options", [{}, {"path": "padded"}, {"backward": "autograd"}])
@@ -180,7 +153,7 @@ def test_several_adamw_steps_follow_the_dense_layer():
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.02)
     dense = {name: w.clone().requires_grad_() for name, w in made.items()}
     other = torch.optim.AdamW(dense.values(), lr=0.02)
-    shared = tuple(dense[f"shared_{n}"] for n in ("gate", "up", "down"))
+    shared = shared_of(dense)
     for step in range(4):
         x = reference.tokens(TOKENS, HIDDEN, seed=step)
         optimizer.zero_grad()
