@@ -27,6 +27,22 @@ from xtrain.plan.cost import (
     nccl_hop_seconds,
     nccl_protocol,
 )
+from xtrain.plan.experts import (
+    ExpertMemory,
+    all_to_all_bandwidth,
+    all_to_all_bytes,
+    balance_loss,
+    bytes_between_nodes,
+    copy_bytes,
+    expert_capacity,
+    expert_memory,
+    expert_seconds,
+    experts_for_free,
+    hiding_width,
+    nodes_visited,
+    overlap_speedup,
+    routed_bytes,
+)
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
 from xtrain.plan.memory import (
     RECIPES,
@@ -98,4 +114,18 @@ __all__ = [
     "tokens_where_equal",
     "nccl_hop_seconds",
     "zero_memory",
+    "ExpertMemory",
+    "all_to_all_bandwidth",
+    "all_to_all_bytes",
+    "balance_loss",
+    "bytes_between_nodes",
+    "copy_bytes",
+    "expert_capacity",
+    "expert_memory",
+    "expert_seconds",
+    "experts_for_free",
+    "hiding_width",
+    "nodes_visited",
+    "overlap_speedup",
+    "routed_bytes",
 ]
