@@ -19,7 +19,7 @@ from torch import Tensor
 def combine(rows_NH: Tensor, gates_Tk: Tensor, plan: tuple[Any, ...]) -> Tensor:
     """The outputs of this rank's experts, the gates of its tokens, dispatch's map."""
     order, place, sent, received, group = plan
-    back = torch.empty_like(rows_NH)
+    back = rows_NH.new_empty(rows_NH.shape)
     back[place] = rows_NH  # to position place[i], where dispatch has taken it from
     home = rows_NH.new_empty(sum(sent), rows_NH.shape[1])
     dist.all_to_all_single(home, back, sent, received, group=group)

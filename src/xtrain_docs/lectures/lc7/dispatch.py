@@ -70,7 +70,7 @@ def expert_dispatch() -> Trace:
     sent = [one["dispatch"] for one in found]
     return one_step(
         "dispatch", sent, own, after, lambda rank, token: [token // 2], False,
-        "Cell i is token i. Each rank has two tokens, and the expert of its own number.",
+        "Cell i is token i. Each rank has two tokens, and the expert of its number.",
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def expert_combine() -> Trace:
     sent = [one["combine"] for one in found]
     return one_step(
         "combine", sent, before, after, lambda rank, token: [rank], True,
-        "Cell i is what an expert has made of token i. Its colour is the expert's rank.",
+        "Cell i is what an expert made of token i. Its colour is the expert's rank.",
     )  # fmt: skip
 
 
