@@ -24,6 +24,7 @@ from xtrain.expert_parallel.experts import (
 from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.moe import DeepSeekMoE, MoE
 from xtrain.expert_parallel.moe_by_hand import moe_backward, moe_forward
+from xtrain.expert_parallel.placement import ExpertPlacement, Move, plan_placement
 from xtrain.expert_parallel.router import TopKRouter
 from xtrain.expert_parallel.routing import Routing, top_k_gradient
 
@@ -32,9 +33,11 @@ CHECKS.update(experts=check_experts_call)
 __all__ = [
     "DeepSeekMoE",
     "DispatchPlan",
+    "ExpertPlacement",
     "Experts",
     "GShardMoE",
     "MoE",
+    "Move",
     "Routing",
     "TopKRouter",
     "combine",
@@ -47,6 +50,7 @@ __all__ = [
     "moe_backward",
     "moe_forward",
     "plan_dispatch",
+    "plan_placement",
     "router_z_loss",
     "sequence_balance_loss",
     "top_k_gradient",
