@@ -76,6 +76,8 @@ class ForwardChunks:
             their gradients are taken along by the backward.
     """
 
+    output: Tensor
+
     def __init__(
         self,
         block: Block,
@@ -88,7 +90,6 @@ class ForwardChunks:
         self.begin = leaf if in_pieces else whole
         self.x, self.shape = self.begin(x), x.shape
         self.dx: Tensor | None = None
-        self.output: Tensor | None = None
         self.auxiliary: tuple[Tensor, ...] = ()
         self.pending: PendingRows | None = None
 
