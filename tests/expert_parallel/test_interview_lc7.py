@@ -337,10 +337,10 @@ def test_each_step_moves_a_bias_by_the_rate_against_its_load():
     close(bias, torch.tensor([-1e-3, 1e-3, 0, 0]))
     router, x = a_router(balance_bias=True), drawn(1, 256, 6)
     loads = []
-    for _ in range(200):
+    for _ in range(600):
         router(x)
         loads.append(router.stats.counts_E)
-        router.update_balance_bias(router.stats.counts_E, 0.01)
+        router.update_balance_bias(router.stats.counts_E, 2e-3)
     assert loads[0].max() > 1.5 * 64
     late = torch.stack(loads[-50:]).double().mean(0)  # single steps go to and fro
     assert late.max() < 1.1 * 64
