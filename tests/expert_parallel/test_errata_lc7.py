@@ -82,13 +82,9 @@ def test_the_gradient_is_the_slope_wherever_the_choice_stays():
 
 
 @pytest.mark.verifies(f"{DISPATCH}:dispatch", f"{DISPATCH}:combine")
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_backward_has_the_splits_of_forward_in_the_same_order(world, ranks):
     """Dispatch, combine; then g dY with dispatch's, and home with combine's."""
-    if 8 % ranks:
-        found = world(ranks).run(refuses)
-        assert all("8 experts on 3 ranks" in said for said in found)
-        return
     for _, there, back, backward, home in world(ranks).run(runs_interview.exchanges):
         assert (backward["sent"], backward["received"]) == (
             there["sent"], there["received"],
@@ -96,14 +92,6 @@ def test_backward_has_the_splits_of_forward_in_the_same_order(world, ranks):
         assert (home["sent"], home["received"]) == (back["sent"], back["received"])
         assert back["sent"] == there["received"]
         assert back["received"] == there["sent"]
-
-
-def refuses() -> str:
-    try:
-        GShardMoE.from_full(runs_dispatch.full_layer())
-    except ValueError as problem:
-        return str(problem)
-    return ""
 
 
 def gradient_of_gates(keep: bool) -> float:
