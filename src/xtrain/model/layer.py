@@ -8,15 +8,25 @@ from torch import Tensor, nn
 from xtrain.model.parts import WholeParts
 
 
-class DecoderLayer(nn.Module):
-    """Attention and SwiGLU, each with a norm before and a residual around it."""
+def make_layer(parts: WholeParts, number: int) -> "DecoderLayer":
+    """The layer with this number."""
+    return DecoderLayer(parts, number)
 
-    def __init__(self, parts: WholeParts):
+
+class DecoderLayer(nn.Module):
+    """Attention and then SwiGLU or experts, each with a norm before and a residual.
+
+    Args:
+        parts: makes the modules.
+        number: which layer of the model it is.
+    """
+
+    def __init__(self, parts: WholeParts, number: int = 0):
         super().__init__()
         self.input_layernorm = parts.norm()
         self.self_attn = parts.attention()
         self.post_attention_layernorm = parts.norm()
-        self.mlp = parts.mlp()
+        self.mlp = parts.mlp(number)
 
     def forward(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
@@ -23,7 +24,6 @@ from xtrain.model.span import TIED, DecoderSpan
 from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
 from xtrain.pipeline_parallel.stage import PipelineStage
-from xtrain.plan import layer_flops
 from xtrain.schedules import Schedule
 from xtrain.tensor_parallel.shards import check_features, check_ids
 from xtrain.zero.clip import clip_sharded_grad_norm_
@@ -80,12 +80,15 @@ class DecoderStage(DecoderSpan):
 def part_costs(config: XtrainConfig, sequence: int = 1) -> list[int]:
     """FLOPs for `sequence` tokens: of the embedding, of each layer, of norm and head.
 
-    Only matrix products count, so a look-up is free.
+    Only matrix products count, so a look-up is free. Of experts those that a token
+    meets count, wherever they are.
     """
-    layers = config.num_hidden_layers
-    layer = layer_flops(config, 1, sequence)
+    costs = [
+        config.layer_flops_per_token(layer, sequence, causal=True) * sequence
+        for layer in range(config.num_hidden_layers)
+    ]
     total = config.flops_per_token(sequence, causal=True) * sequence
-    return [0, *[layer] * layers, total - layers * layer]
+    return [0, *costs, total - sum(costs)]
 
 
 def stage_spans(config: XtrainConfig, stages: int, sequence: int = 1) -> list[range]:
@@ -99,15 +102,34 @@ def stage_spans(config: XtrainConfig, stages: int, sequence: int = 1) -> list[ra
     return balanced_cut(costs, stages)
 
 
-def check_pipeline(mesh: DeviceMesh | None, schedule: Schedule) -> None:
-    """ValueError unless a mesh has the ranks of a schedule, and axes that we know."""
-    check_mesh(mesh, also=("pipeline",))
+def check_pipeline(
+    config: XtrainConfig, mesh: DeviceMesh | None, schedule: Schedule
+) -> None:
+    """ValueError unless these stages can be on a mesh with the ranks of a schedule."""
+    check_ranks(mesh, schedule)
+    check_mesh(mesh, config, also=("pipeline",))
+    check_no_auxiliary_loss(config)
+
+
+def check_ranks(mesh: DeviceMesh | None, schedule: Schedule) -> None:
+    """ValueError unless a mesh has the ranks of a schedule."""
     ranks = axis_size(mesh, "pipeline")
     if ranks != schedule.ranks:
         raise ValueError(
             f"schedule {schedule.name} is for {schedule.ranks} ranks, but the mesh's "
             f'axis "pipeline" has {ranks}'
         )
+
+
+def check_no_auxiliary_loss(config: XtrainConfig) -> None:
+    """ValueError for losses that are of all layers and the whole batch together."""
+    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+        if getattr(config, name):
+            raise ValueError(
+                f"{name}={getattr(config, name)}: stages have some of the layers, and "
+                "see one micro-batch after the other, so that loss is none of theirs; "
+                "balance_bias=True keeps experts busy without a loss"
+            )
 
 
 def make_modules(
@@ -118,7 +140,7 @@ def make_modules(
     **options: Any,
 ) -> dict[int, DecoderStage]:
     """What this rank's stages hold, by the stage's number; nothing else is made."""
-    check_pipeline(mesh, schedule)
+    check_pipeline(config, mesh, schedule)
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
     spans = stage_spans(config, schedule.stages, sequence)
@@ -161,6 +183,17 @@ def stage_modules(stages: Sequence[PipelineStage]) -> list[DecoderStage]:
                 "that XtrainModel.stages has made"
             )
     return modules  # type: ignore[return-value]
+
+
+def update_stages_balance_biases(
+    stages: Sequence[PipelineStage], rate: float = 1e-3
+) -> None:
+    """`XtrainModel.update_balance_biases` of a model in stages.
+
+    Every rank of the mesh calls it with its stages; the loads are those of all of them,
+    mirrored stages included.
+    """
+    update_biases(stage_modules(stages), rate)
 
 
 def clip_stages_grad_norm_(stages: Sequence[PipelineStage], max_norm: float) -> Tensor:

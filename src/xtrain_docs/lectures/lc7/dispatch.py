@@ -70,7 +70,7 @@ def expert_dispatch() -> Trace:
     sent = [one["dispatch"] for one in found]
     return one_step(
         "dispatch", sent, own, after, lambda rank, token: [token // 2], False,
-        "Cell i is token i. Each rank has two tokens, and the expert of its own number.",
+        "Cell i is token i. Each rank has two tokens, and the expert of its number.",
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def expert_combine() -> Trace:
     sent = [one["combine"] for one in found]
     return one_step(
         "combine", sent, before, after, lambda rank, token: [rank], True,
-        "Cell i is what an expert has made of token i. Its colour is the expert's rank.",
+        "Cell i is what an expert made of token i. Its colour is the expert's rank.",
     )  # fmt: skip
 
 
@@ -222,7 +222,9 @@ def expert_groups(replicas: int = 2, ranks: int = 8) -> str:
         middle = left + wide * expert + (wide - 6) / 2
         parts.append(text(middle, 32, str(expert), "xt-tick", "middle"))
     y = top + high * replicas + 14
-    parts.append(text(left, y, "one colour: the same experts, whose gradients", "xt-tick"))
+    parts.append(
+        text(left, y, "one colour: the same experts, whose gradients", "xt-tick")
+    )
     parts.append(text(left, y + 17, "are summed over expert_data", "xt-tick"))
     title = f"{ranks} ranks as {replicas} x {ranks // replicas}"
     words = "; ".join(f"rank {o['rank']}: experts {o['experts']}" for o in found)

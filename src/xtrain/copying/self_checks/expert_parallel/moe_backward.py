@@ -12,7 +12,10 @@ def check(rank: int, size: int) -> None:
     names = "x", "router", "gate", "up", "down"
     grad = randn(12, 6, seed=99, dtype=torch.float64)
     for top_k in (1, 2, 8):
-        leaves = [randn(*s, seed=rank + i, dtype=torch.float64) / 2 for i, s in enumerate(shapes)]
+        leaves = [
+            randn(*s, seed=rank + i, dtype=torch.float64) / 2
+            for i, s in enumerate(shapes)
+        ]
         x, router, gate, up, down = (leaf.requires_grad_() for leaf in leaves)
         scores = (x @ router.T).softmax(-1)
         experts = scores.topk(top_k)[1]

@@ -1,4 +1,4 @@
-"""Softmax and sigmoid: choices token by token, gradients by autograd of a masked row."""
+"""Choices token by token, and gradients by autograd of gates that are mostly zero."""
 
 import torch
 
@@ -28,7 +28,9 @@ def check(rank: int, size: int) -> None:
         same(f"gradient, {name}", gradient(router.weight), gradient(weight), 1e-12)
         total = probabilities.sum(-1)
         same("all scores of a token sum to 1", total, torch.ones_like(total), 1e-12)
-        best = torch.stack([choice(row, groups, top_groups) for row in scores + router.balance_bias])
+        best = torch.stack(
+            [choice(row, groups, top_groups) for row in scores + router.balance_bias]
+        )
         same(f"experts, {name}", experts.sort(-1)[0], best.sort(-1)[0])
     sends(sent, "nothing", 0)
 
@@ -39,5 +41,5 @@ def choice(row: torch.Tensor, groups: int, top_groups: int) -> torch.Tensor:
     step = 8 // groups
     parts = [list(range(i, i + step)) for i in range(0, 8, step)]
     parts.sort(key=lambda part: -sum(sorted(values[i] for i in part)[-2:]))
-    allowed = sum(parts[:top_groups], [])
+    allowed = [i for part in parts[:top_groups] for i in part]
     return torch.tensor(sorted(allowed, key=lambda i: -values[i])[:4])

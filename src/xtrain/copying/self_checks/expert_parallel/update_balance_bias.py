@@ -20,5 +20,7 @@ def check(rank: int, size: int) -> None:
         counts = torch.bincount((scores + bias).topk(2)[1].flatten(), minlength=8)
         update_balance_bias(bias, counts, rate=0.1 if step < 100 else 0.01)
     largest = counts.max() / 256
-    same("400 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1)
+    same(
+        "400 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1
+    )
     sends(sent, "nothing", 0)
