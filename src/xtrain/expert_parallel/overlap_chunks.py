@@ -44,7 +44,7 @@ from xtrain.expert_parallel.routing import Routing, weighted_sum
 Way = Callable[[Tensor, DispatchPlan], PendingRows]
 
 
-class Block(Protocol):
+class HasChunks(Protocol):
     """What chunks are cut from: y = h + moe(norm(h)) with h = attention(x, ...)."""
 
     @property
@@ -80,7 +80,7 @@ class ForwardChunks:
 
     def __init__(
         self,
-        block: Block,
+        block: HasChunks,
         x: Tensor,
         *context: Any,
         batch: str = "F",

@@ -180,12 +180,10 @@ class ModelShape(ExpertSizes):
     @classmethod
     def preset(cls, name: str) -> Self:
         """The shape of a published model; ValueError names those that are known."""
-        from xtrain.plan.published import PUBLISHED  # shapes that build on this one
-
-        if name in PUBLISHED and cls is ModelShape:
-            return cast(Self, PUBLISHED[name])
+        if name in OTHERS and cls is ModelShape:
+            return cast(Self, OTHERS[name])
         if name not in PRESETS:
-            known = [*PRESETS, *(PUBLISHED if cls is ModelShape else ())]
+            known = [*PRESETS, *(OTHERS if cls is ModelShape else ())]
             raise ValueError(f"preset {name!r}: there are {sorted(known)}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
         return cls(**sizes, **EXPERTS.get(name, {}))
@@ -206,3 +204,6 @@ PRESETS = {  # in the order of SIZES
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
+
+OTHERS: dict[str, ModelShape] = {}
+"""Presets of kinds of their own, by name; `published` fills it."""
