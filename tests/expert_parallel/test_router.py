@@ -186,6 +186,8 @@ def test_a_router_in_16_bits_keeps_its_bias_in_fp32():
     made["dtype"] = torch.bfloat16
     assert TopKRouter(HIDDEN, EXPERTS, 2, **made).balance_bias.dtype == torch.float32
     assert router.to("meta").balance_bias.is_meta
+    made["device"] = "meta"
+    assert TopKRouter(HIDDEN, EXPERTS, 2, **made).balance_bias.is_meta
 
 
 @pytest.mark.verifies(ROUTER)
