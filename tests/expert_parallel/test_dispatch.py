@@ -18,7 +18,7 @@ from xtrain.expert_parallel.dispatch import (
 
 MODULE = "xtrain.expert_parallel.dispatch"
 PLAN = [f"{MODULE}:plan_dispatch", f"{MODULE}:DispatchPlan"]
-WAY = [f"{MODULE}:dispatch", f"{MODULE}:combine"]
+WAY = [f"{MODULE}:{n}" for n in ("dispatch", "combine", "_Dispatch", "_Combine")]
 HALVES = [f"{MODULE}:{n}" for n in ("issue_dispatch", "issue_combine", "PendingRows")]
 NAMES = ("torch", "direct", "ring")
 

@@ -16,6 +16,8 @@ from xtrain.expert_parallel.routing import sort_copies, weighted_sum
 
 MODULE = "xtrain.expert_parallel.experts"
 MLP = f"{MODULE}:expert_mlp"
+FUNCTION = f"{MODULE}:_ExpertMLP"
+SAVED = f"{MODULE}:SavedExperts"
 BY_HAND = [f"{MODULE}:expert_mlp_forward", f"{MODULE}:expert_mlp_backward"]
 MODULE_ = f"{MODULE}:Experts"
 EXPERTS, HIDDEN, INNER = 4, 6, 5
@@ -57,7 +59,7 @@ def close(found, expected, **limits) -> None:
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("path", WAYS)
-@pytest.mark.verifies(*BY_HAND)
+@pytest.mark.verifies(*BY_HAND, SAVED)
 def test_forward_and_backward_by_hand(path, counts):
     x, weights, grad = made(counts)
     y, saved = expert_mlp_forward(x, torch.tensor(counts), *weights, path)
@@ -67,7 +69,7 @@ def test_forward_and_backward_by_hand(path, counts):
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("how", [*WAYS, "autograd"])
-@pytest.mark.verifies(MLP, MODULE_)
+@pytest.mark.verifies(MLP, MODULE_, FUNCTION)
 def test_a_module_of_experts_trains_either_way(how, counts):
     x, weights, grad = made(counts)
     options = {"backward": "autograd"} if how == "autograd" else {"path": how}

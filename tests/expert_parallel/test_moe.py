@@ -76,6 +76,7 @@ def test_output_and_every_gradient_and_the_losses(case, options):
 
 
 @pytest.mark.parametrize("top_k", range(1, EXPERTS + 1))
+@pytest.mark.verifies("xtrain.expert_parallel.moe_by_hand:SavedMoE")
 @pytest.mark.verifies(*BY_HAND, "xtrain.expert_parallel.moe_by_hand:router_gradient")
 def test_the_whole_layer_by_hand(top_k):
     made = reference.weights(EXPERTS, HIDDEN, INNER)

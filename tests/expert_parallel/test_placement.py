@@ -55,7 +55,8 @@ def test_every_expert_has_a_place_and_none_twice_on_a_rank(problem):
 
 
 @given(problems())
-@pytest.mark.verifies(PLAN, TABLE, f"{PACKING}:pack")
+@pytest.mark.verifies(PLAN, TABLE, f"{PACKING}:pack", f"{PACKING}:_lowered")
+@pytest.mark.verifies(f"{PACKING}:_exchanges", f"{MODULE}:_planned")
 def test_the_fullest_rank_is_within_one_replica_of_the_emptiest(problem):
     loads, ranks, slots = problem
     plan = plan_placement(loads, ranks, slots)

@@ -44,6 +44,10 @@ CALLS = {
 # Right by itself, but not what the other ranks call.
 DIFFERENT = {
     "no gradients": ({"no_grad": True}, "gradient"),
+    "no gradients, tokens frozen": (
+        {"no_grad": True, "everyone": {"frozen": "x"}},
+        "gradient of experts",
+    ),
     "frozen tokens": ({"frozen": "x"}, "gradient"),
     "frozen experts": ({"frozen": "experts"}, "gradient"),
     "another dtype": ({"dtype": torch.float32}, "dtype"),
@@ -74,7 +78,8 @@ def told(cases: dict, wrong_ranks: list[int]) -> list[tuple[str, str, int]]:
     """Case, error and messages, of each; then a call that is right."""
     found = []
     for case, (changes, _) in cases.items():
-        mine = changes if dist.get_rank() in wrong_ranks else {}
+        mine = dict(changes.get("everyone", {}))
+        mine |= changes if dist.get_rank() in wrong_ranks else {}
         error = ""
         with CommLedger() as ledger:
             try:
@@ -98,7 +103,7 @@ def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_r
             assert wrong or ("dtype" in case and "different dtype" in error), error
 
 
-@pytest.mark.verifies(f"{MODULE}:check_experts_call", LAYER)
+@pytest.mark.verifies(f"{MODULE}:check_experts_call", f"{MODULE}:computed_in", LAYER)
 def test_ranks_that_call_differently_are_refused(world):
     for found in world(4).run(told, DIFFERENT, [2]):
         for case, error, messages in found:

@@ -114,6 +114,46 @@ def test_the_bias_changes_the_choice_and_never_the_gates():
     assert [name for name, _ in router.named_parameters()] == ["weight"]
 
 
+def gate_gradients(**options) -> torch.Tensor:
+    """d gate_j / d logit_i of one token: [k, E]; its experts are 5, 2 and 7."""
+    rules = Rules(3, **options)
+    router = router_of(rules, torch.eye(EXPERTS, dtype=torch.float64))
+    x = torch.tensor([[0.1, -1, 2, -2, 0.5, 3, -0.5, 1]], dtype=torch.float64)
+    x.requires_grad_()
+    found = router(x)
+    assert found.experts_Tk.tolist() == [[5, 2, 7]]
+    rows = [torch.autograd.grad(g, x, retain_graph=True)[0] for g in found.gates_Tk[0]]
+    return torch.cat(rows)
+
+
+@pytest.mark.verifies(ROUTER)
+def test_whom_a_softmax_gate_and_a_sigmoid_gate_compete_with():
+    chosen, others = [5, 2, 7], [0, 1, 3, 4, 6]
+    softmax = gate_gradients(renormalize=False)
+    assert (softmax[:, others] < 0).all(), "any other logit that rises takes from it"
+    sigmoid = gate_gradients(score="sigmoid", renormalize=False)
+    assert not sigmoid[:, others].any()
+    assert torch.equal(sigmoid[:, chosen] != 0, torch.eye(3, dtype=torch.bool))
+    for score in ("softmax", "sigmoid"):
+        both = gate_gradients(score=score)
+        assert both[:, others].abs().max() < 1e-16, "renormalised: not those left out"
+        among = both[:, chosen]
+        assert (among.diag() > 0).all() and (among - among.diag().diag() <= 0).all()
+        assert among.sum(0).abs().max() < 1e-16, "what one gains the others lose"
+
+
+@pytest.mark.verifies(ROUTER)
+def test_one_renormalised_expert_teaches_the_router_nothing():
+    x = reference.tokens(TOKENS, HIDDEN)
+    for renormalize in (True, False):
+        rules = Rules(1, renormalize=renormalize)
+        router = router_of(rules, reference.weights(EXPERTS, HIDDEN, 2)["router"])
+        gates = router(x).gates_Tk
+        assert torch.equal(gates, torch.ones_like(gates)) == renormalize
+        (gates * reference.tokens(TOKENS, 1, seed=4)).sum().backward()
+        assert (router.weight.grad.abs().max() < 1e-16) == renormalize
+
+
 @pytest.mark.verifies(ROUTER)
 def test_updating_the_bias_evens_out_the_loads():
     made = reference.weights(EXPERTS, HIDDEN, 2)
@@ -146,6 +186,8 @@ def test_a_router_in_16_bits_keeps_its_bias_in_fp32():
     made["dtype"] = torch.bfloat16
     assert TopKRouter(HIDDEN, EXPERTS, 2, **made).balance_bias.dtype == torch.float32
     assert router.to("meta").balance_bias.is_meta
+    made["device"] = "meta"
+    assert TopKRouter(HIDDEN, EXPERTS, 2, **made).balance_bias.is_meta
 
 
 @pytest.mark.verifies(ROUTER)
