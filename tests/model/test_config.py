@@ -120,8 +120,8 @@ def test_a_mesh_axis_that_cannot_cut_the_model_is_refused_on_every_rank(world):
     run = world(2).run
     for axis, hint in (
         ("pipeline", "XtrainModel.stages(config, mesh, schedule)"),
-        ("expert", "comes with lecture 7"),
-        ("other", "known axes are data, context, tensor"),
+        ("expert", "this model has no experts, num_local_experts=0"),
+        ("other", "known axes are data, expert_data, expert, context, tensor"),
     ):
         for said in run(build_on, (1, 2), ("context", axis)):
             assert said.startswith(f"mesh axis {axis!r} has size 2"), said

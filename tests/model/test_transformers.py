@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from xtrain.comm import init_mesh
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel, load_hf, save_hf
-from xtrain.model.hf import hf_name
+from xtrain.model.hf_names import hf_name
 
 LOAD = "xtrain.model.hf:load_hf"
 SAVE = "xtrain.model.hf:save_hf"

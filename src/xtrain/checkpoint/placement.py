@@ -12,6 +12,7 @@ slice of each parameter, `all_ranks()` the group of all ranks that hold some. Wr
 which shard what they are given over one axis of those ranks, ask for both here.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Size, Tensor, nn
@@ -27,35 +28,48 @@ class Placement:
     """Slice `index` of `count` along `dim`; one of one is the whole.
 
     Of the ranks that hold the same slice one `is_first`: what it has is counted, in a
-    norm for instance, and what the others have is not.
+    norm for instance, and what the others have is not. What is cut along two dims, as
+    stacked experts over their ranks and each over tensor ranks, has the second cut in
+    `inner`.
     """
 
     dim: int = 0
     index: int = 0
     count: int = 1
     is_first: bool = True
+    inner: "Placement | None" = None
+
+    def cuts(self) -> "Iterator[Placement]":
+        """This cut and the one within it."""
+        yield self
+        if self.inner is not None:
+            yield from self.inner.cuts()
 
     def of(self, full: Tensor) -> Tensor:
         """This slice of the full parameter, in memory of its own."""
-        length = full.shape[self.dim]
-        check_divides(
-            f"dim {self.dim} of a weight {list(full.shape)}", length, self.count
-        )
-        part = length // self.count
-        return full.detach().narrow(self.dim, self.index * part, part).clone()
+        slice_ = full.detach()
+        for cut in self.cuts():
+            length = full.shape[cut.dim]
+            what = f"dim {cut.dim} of a weight {list(full.shape)}"
+            check_divides(what, length, cut.count)
+            part = length // cut.count
+            slice_ = slice_.narrow(cut.dim, cut.index * part, part)
+        return slice_.clone()
 
     def full_shape(self, local: Tensor | Size) -> list[int]:
         """The shape of what `local`, or a tensor of that shape, is a slice of."""
         full = list(local.shape if isinstance(local, Tensor) else local)
-        if self.count > 1:
-            full[self.dim] *= self.count
+        for cut in self.cuts():
+            if cut.count > 1:
+                full[cut.dim] *= cut.count
         return full
 
     def box(self, shape: Size) -> Box:
         """Where a slice of this shape lies in the full parameter."""
         offset = [0] * len(shape)
-        if self.count > 1:
-            offset[self.dim] = self.index * shape[self.dim]
+        for cut in self.cuts():
+            if cut.count > 1:
+                offset[cut.dim] = cut.index * shape[cut.dim]
         return Box(tuple(offset), tuple(shape))
 
     def shard(self, name: str, tensor: Tensor) -> Shard:

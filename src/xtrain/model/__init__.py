@@ -1,17 +1,20 @@
-"""A Llama-style decoder, whole or cut over a mesh: the model of all lectures."""
+"""A Llama-style decoder, dense or with experts, whole or cut over a mesh."""
 
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.hf import load_hf, load_hf_stages, save_hf
-from xtrain.model.stages import clip_stages_grad_norm_
+from xtrain.model.placement import batch_group
+from xtrain.model.stages import clip_stages_grad_norm_, update_stages_balance_biases
 from xtrain.tensor_parallel.rope import RopeScaling
 
 __all__ = [
     "RopeScaling",
     "XtrainConfig",
     "XtrainModel",
+    "batch_group",
     "clip_stages_grad_norm_",
     "load_hf",
     "load_hf_stages",
     "save_hf",
+    "update_stages_balance_biases",
 ]

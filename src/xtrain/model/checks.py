@@ -4,16 +4,19 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.model.config import XtrainConfig
+
 AXES = {
     "pipeline": "XtrainModel.stages(config, mesh, schedule) makes the stages of a rank",
-    "expert": "expert parallelism comes with lecture 7",
-    "expert_data": "expert parallelism comes with lecture 7",
 }
-"""Axes that a whole model cannot be cut over, and what can or when it will be."""
-CUT_OVER = ("data", "context", "tensor")
+"""Axes that a whole model cannot be cut over, and what can."""
+EXPERT_AXES = ("expert_data", "expert")
+CUT_OVER = ("data", *EXPERT_AXES, "context", "tensor")
 
 
-def check_mesh(mesh: DeviceMesh | None, also: tuple[str, ...] = ()) -> None:
+def check_mesh(
+    mesh: DeviceMesh | None, config: XtrainConfig, also: tuple[str, ...] = ()
+) -> None:
     """ValueError for an axis above 1 over which the model cannot be cut.
 
     Args:
@@ -30,6 +33,30 @@ def check_mesh(mesh: DeviceMesh | None, also: tuple[str, ...] = ()) -> None:
                 f"mesh axis {axis!r} has size {size}, but this model cannot be cut "
                 f"over it: {hint}"
             )
+    check_expert_axes(dict(zip(names, mesh.shape, strict=True)), config)
+
+
+def check_expert_axes(sizes: dict[str, int], config: XtrainConfig) -> None:
+    """ValueError unless a mesh with these axes may have expert ranks."""
+    above = [axis for axis in EXPERT_AXES if sizes.get(axis, 1) > 1]
+    if not above:
+        return
+    if not config.num_local_experts:
+        raise ValueError(
+            f"mesh axis {above[0]!r} has size {sizes[above[0]]}, but this model has no "
+            'experts, num_local_experts=0: its data axis is "data"'
+        )
+    if sizes.get("data", 1) > 1:
+        raise ValueError(
+            f"mesh axes 'data' and {above[0]!r}: with experts the data axis is "
+            'written as ("expert_data", "expert"), and never together with "data"'
+        )
+    experts, ranks = config.num_local_experts, sizes.get("expert", 1)
+    if experts % ranks:
+        raise ValueError(
+            f"num_local_experts={experts} on {ranks} expert ranks: each needs as many "
+            "as the others"
+        )
 
 
 def check_inputs(

@@ -3,15 +3,19 @@
     tokens [B, S] -> embedding -> layers x (attention, SwiGLU) -> norm -> head -> logits
 
 Each half of a layer has a norm before it and a residual around it. Modules are named
-as in Hugging Face's Llama, so that its checkpoints map one to one. There are no
-buffers, so no wrapper has to broadcast any.
+as in Hugging Face's Llama, so that its checkpoints map one to one. A layer may have
+experts in place of its SwiGLU, `xtrain.expert_parallel`. The only buffers are biases of
+their routers, if the config wants them.
 
 On a mesh with a "tensor" axis the modules are those of `xtrain.tensor_parallel`; on one
 with a "context" axis each rank has a part of every sequence, and attention is one of
 `xtrain.context_parallel`; on one with a "data" axis each data rank brings its own
-batch, and the loss is the mean over all of them.
+batch, and the loss is the mean over all of them. With experts the data axis is written
+as two, ("expert_data", "expert"): each rank brings its own batch, and the ranks of
+"expert" have different experts.
 
-Source: Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023.
+Sources: Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023;
+Jiang et al., Mixtral of Experts, 2024.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
@@ -26,9 +30,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_gather_split
+from xtrain.model.auxiliary_losses import auxiliary_loss
+from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import count_labels, mean_cross_entropy
+from xtrain.model.placement import axis_size, is_first
 from xtrain.model.span import DecoderSpan
 from xtrain.model.stages import as_stages, make_modules
 from xtrain.pipeline_parallel import PipelineStage
@@ -43,9 +50,9 @@ class XtrainModel(DecoderSpan):
     checkpoint) make it the model that it would have been at once.
 
     Args:
-        mesh: axes "data", "context" and "tensor", any of them; others have size 1 so
-            far. Every rank of a context and tensor group passes the same whole tokens
-            and labels.
+        mesh: axes "data" (or "expert_data" and "expert"), "context" and "tensor", any
+            of them. Every rank of a context and tensor group passes the same whole
+            tokens and labels.
         attention: what each layer calls in place of torch's.
         sequence_parallel: keep activations between the layers' matrices cut along the
             sequence over the tensor ranks, whose number must divide its length.
@@ -70,7 +77,7 @@ class XtrainModel(DecoderSpan):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        check_mesh(mesh)
+        check_mesh(mesh, config)
         super().__init__(
             config,
             mesh,
@@ -98,8 +105,8 @@ class XtrainModel(DecoderSpan):
         stage's `module.loss_fn` to the runner.
 
         Args:
-            mesh: its axis "pipeline" has as many ranks as the schedule; "data",
-                "context" and "tensor" may be there besides.
+            mesh: its axis "pipeline" has as many ranks as the schedule; all others may
+                be there besides. A runner's `data_group` is `batch_group(mesh)`.
             sequence: the length for which the layers are to cost the same. Attention's
                 share grows with it; for 1 only the matrices count.
             options: of an `XtrainModel`.
@@ -120,6 +127,9 @@ class XtrainModel(DecoderSpan):
         gather_logits: bool = False,
     ) -> Tensor:
         """Logits [B, S, V], or the mean loss over labels other than -100.
+
+        Auxiliary losses of routers are added as their coefficients in the config say:
+        see `auxiliary_loss`.
 
         On tensor and context ranks the logits are this rank's columns of the vocabulary
         for its own tokens, [B, S / c, V / t]. The loss is the same on every rank of the
@@ -145,7 +155,9 @@ class XtrainModel(DecoderSpan):
         if labels is not None:
             labels = labels if cut is None else cut.shard(labels)
             ranks = self.tensor, self.data, count, cut and cut.group
-            return mean_cross_entropy(logits_BSV, labels, *ranks)
+            loss = mean_cross_entropy(logits_BSV, labels, *ranks)
+            others = (cut and cut.group, self.data)
+            return loss + auxiliary_loss(self.config, self.routings(), *others)
         if gather_logits and self.tensor is not None:
             logits_BSV = all_gather_split(logits_BSV, -1, self.tensor)
         if gather_logits and cut is not None:
@@ -162,10 +174,24 @@ class XtrainModel(DecoderSpan):
         """
         held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
         gradients = [gradient for _, gradient in held]
+        if axis_size(self.mesh, "expert") > 1:
+            first = is_first(self.replicas)
+            counts = [first and self.placement(name).is_first for name, _ in held]
+            return clip_sharded_grad_norm_(
+                gradients, max_norm, self.all_ranks(), counts
+            )
         if self.tensor is None:
             return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
         counts = [self.slice_of(name).is_first for name, _ in held]
         return clip_sharded_grad_norm_(gradients, max_norm, self.tensor, counts)
+
+    def update_balance_biases(self, rate: float = 1e-3) -> None:
+        """After a step: move the routers' biases towards equal loads of the experts.
+
+        Every rank calls it. The loads are those of all tokens, on all ranks, that were
+        trained on since the last call.
+        """
+        update_biases([self], rate)
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The call with labels: `self(...)`, so that hooks of wrappers run."""

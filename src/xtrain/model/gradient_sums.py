@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xtrain.comm.wrapper_rules import owner_of, pieces_of
+from xtrain.model.placement import REPLICA_AXES
 
 SHARDS = ("ZeroOptimizer", "FullyShardedDataParallel")
 
@@ -31,14 +32,23 @@ def gradients_to_sum(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def check_skip(parameters: Iterable[Tensor], axis: str, skip: Collection[str]) -> None:
     """ValueError if a wrapper that shards gradients is over the wrong axis.
 
-    The table of who counts in a norm knows of shards over "data" alone.
+    The table of who counts in a norm knows of shards over "data" alone, or over
+    "expert_data" where there are experts.
     """
     claimed = {owner_of(parameter) for parameter in parameters}
     owners = [owner for owner in SHARDS if owner in claimed]
-    if owners and (axis in skip) != (axis == "data"):
-        owner = " and ".join(owners)
+    if owners and (axis in skip) != (axis in REPLICA_AXES):
+        owner, over = " and ".join(owners), "data"
+        if axis in ("expert", "expert_data"):
+            over = "expert_data"
         raise ValueError(
             f"sync_gradients(skip={tuple(skip)!r}) of parameters under {owner}: it "
-            'shards over "data", process_group=mesh["data"].get_group(), and then '
-            'skip=("data",)'
+            f'shards over "{over}", process_group=mesh["{over}"].get_group(), and then '
+            f'skip=("{over}",)'
+        )
+    if axis == "expert" and axis in skip:
+        raise ValueError(
+            f'sync_gradients(skip={tuple(skip)!r}): no wrapper sums over "expert", '
+            "whose ranks hold different experts; give it process_group="
+            'mesh["expert_data"].get_group()'
         )

@@ -1,12 +1,12 @@
-"""Llama checkpoints in Hugging Face's layout, straight into shards and out of them.
+"""Llama and Mixtral checkpoints in Hugging Face's layout, into shards and out of them.
 
     config.json                          sizes
     model.safetensors                    all tensors, or
     model-00001-of-00003.safetensors ... several files, and
     model.safetensors.index.json         which tensor is in which
 
-Loading, each rank reads the elements of its own stages and slices and no others.
-Saving, one rank collects one file's tensors at a time and writes them.
+Loading, each rank reads the elements of its own stages, experts and slices and no
+others. Saving, one rank collects one file's tensors at a time and writes them.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from xtrain.comm.agreement import raising_everywhere
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.hf_collect import Collector
-from xtrain.model.hf_config import config_from_hf, config_to_hf
+from xtrain.model.hf_config import check_architecture, config_from_hf, config_to_hf
 from xtrain.model.hf_files import (
     FILE,
     INDEX,
@@ -34,11 +34,12 @@ from xtrain.model.hf_files import (
     read_json,
     write_json,
 )
+from xtrain.model.hf_names import hf_sources, tensors_of
 from xtrain.model.placement import check_whole_world
 from xtrain.model.span import DecoderSpan
 from xtrain.model.stages import (
     as_stages,
-    check_pipeline,
+    check_ranks,
     make_modules,
     stage_modules,
 )
@@ -54,7 +55,7 @@ def load_hf(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> XtrainModel:
-    """The model of a Llama checkpoint, cut over `mesh`; every rank of it calls this.
+    """The model of a checkpoint, cut over `mesh`; every rank of it calls this.
 
     Args:
         directory: with `config.json` and the safetensors.
@@ -81,7 +82,7 @@ def load_hf_stages(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> list[PipelineStage]:
-    """This rank's stages of a Llama checkpoint; every rank of the mesh calls this.
+    """This rank's stages of a checkpoint; every rank of the mesh calls this.
 
     Tensors of other stages are not read.
 
@@ -93,7 +94,7 @@ def load_hf_stages(
         CheckpointError, ValueError: as `load_hf` and `XtrainModel.stages`.
     """
     check_whole_world(mesh)
-    check_pipeline(mesh, schedule)
+    check_ranks(mesh, schedule)
     with _everywhere(mesh):
         config = _read_config(directory)
         modules = make_modules(config, mesh, schedule, device="meta", **options)
@@ -117,11 +118,12 @@ def save_hf(
     Raises:
         CheckpointError: on every rank, when one cannot write.
         ValueError: a wrapper has sharded the parameters, or the mesh is not that of
-            all ranks.
+            all ranks, or the experts are none of a Mixtral.
     """
     modules = [model] if isinstance(model, XtrainModel) else stage_modules(model)
     config, mesh = modules[0].config, modules[0].mesh
     check_whole_world(mesh)
+    check_architecture(config)
     shapes = whole_shapes(config)
     check_own_shapes(modules, shapes)
     directory, collector = Path(directory), Collector(modules, shapes)
@@ -138,15 +140,15 @@ def save_hf(
         for name in names:
             full = collector.collect(name)
             if full is not None:
-                tensors[hf_name(name)] = full
+                tensors[name] = full
         with _everywhere(mesh):
             if collector.writes:
                 save_file(tensors, directory / path, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(map(hf_name, names), path)
+        weight_map |= dict.fromkeys(names, path)
         total += sum(t.nbytes for t in tensors.values())
     with _everywhere(mesh):
         if collector.writes:
-            dtype = str(collector.dtypes[next(iter(shapes))]).removeprefix("torch.")
+            dtype = str(collector.dtype).removeprefix("torch.")
             write_json(directory / "config.json", config_to_hf(config, dtype))
             if len(groups) > 1:
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -175,11 +177,6 @@ def check_own_shapes(
                 )
 
 
-def hf_name(name: str) -> str:
-    """The name that `transformers` gives to our parameter `name`."""
-    return name if name.startswith("lm_head.") else f"model.{name}"
-
-
 def _read_config(directory: str | Path) -> XtrainConfig:
     return config_from_hf(read_json(Path(directory) / "config.json"))
 
@@ -204,14 +201,16 @@ def _fill(module: DecoderSpan, path: Path, names: set[str]) -> None:
     """Copy this rank's slices out of one file."""
     with opened_safetensors(path) as opened:
         for name, parameter in module.named_parameters():
-            if hf_name(name) in names:
-                for piece in module.placement(name).shard(name, parameter).pieces():
-                    piece.data.copy_(read_box(opened, hf_name(name), piece.box))
+            for piece in module.placement(name).shard(name, parameter).pieces():
+                for stored, box, data in tensors_of(piece):
+                    if stored in names:
+                        data.copy_(read_box(opened, stored, box))
 
 
 def _check_names(config: XtrainConfig, files: dict[Path, set[str]]) -> dict[str, About]:
     """What the files have; CheckpointError unless it is the whole model's tensors."""
-    needed = {hf_name(name): shape for name, shape in whole_shapes(config).items()}
+    sources = hf_sources(whole_shapes(config))
+    needed = {name: source.shape for name, source in sources.items()}
     there: dict[str, About] = {}
     for path, names in files.items():
         with opened_safetensors(path) as opened:
@@ -242,7 +241,7 @@ def _split_into_files(collector: Collector, most: int) -> list[list[str]]:
     """Names in order, as many a file as fit."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for name in collector.shapes:
+    for name in collector.sources:
         nbytes = collector.nbytes(name)
         if groups[-1] and filled + nbytes > most:
             groups.append([])

@@ -1,8 +1,11 @@
-"""The `config.json` of a Llama checkpoint, to and from an `XtrainConfig`.
+"""The `config.json` of a Llama or Mixtral checkpoint, to and from an `XtrainConfig`.
 
 Rotary positions are spelled in two ways: older files have `rope_theta` and
 `rope_scaling`, newer ones both in `rope_parameters`. Both are read; the older is
 written, which old and new libraries read.
+
+A Mixtral adds its load-balancing loss only where `output_router_logits` says so; where
+it does not, the coefficient is read as 0. That of the z-loss has no place in the file.
 """
 
 import dataclasses
@@ -18,13 +21,20 @@ SAME_NAMES = (
     "num_hidden_layers",
     "num_attention_heads",
 )
-FIXED = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
+FIXED: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "mixtral": {
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "attention_dropout": 0.0,
+        "router_jitter_noise": 0.0,
+    },
 }
 """What the decoder is, whatever the config says: other values are refused."""
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
+DEFAULTS = {"llama": (1e-6, 10_000.0), "mixtral": (1e-5, 1_000_000.0)}
+"""Of rms_norm_eps and rope_theta, where a file does not say them."""
+EXPERT_NAMES = ("num_local_experts", "num_experts_per_tok")
 
 
 def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
@@ -33,21 +43,29 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
     Raises:
         ValueError: an entry is missing, or the model is one that this decoder is not.
     """
-    for name, needed in FIXED.items():
+    kind = values.get("model_type", "llama")
+    if kind not in FIXED:
+        raise ValueError(
+            f"model_type={kind!r}, but this model has {' or '.join(FIXED)}"
+        )
+    for name, needed in FIXED[kind].items():
         if values.get(name, needed) != needed:
             raise ValueError(f"{name}={values[name]!r}, but this model has {needed!r}")
-    missing = [name for name in SAME_NAMES if name not in values]
+    names = SAME_NAMES if kind == "llama" else (*SAME_NAMES, *EXPERT_NAMES)
+    missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"config.json has no {', '.join(missing)}")
     heads = values["num_attention_heads"]
-    theta, scaling = _rope(values)
+    eps, default_theta = DEFAULTS[kind]
+    theta, scaling = _rope(values, default_theta)
     given = {} if values.get("head_dim") is None else {"head_dim": values["head_dim"]}
     return XtrainConfig(
-        **{name: values[name] for name in SAME_NAMES},
+        **{name: values[name] for name in names},
+        **_auxiliary(values, kind),
         num_key_value_heads=values.get("num_key_value_heads") or heads,
         **given,
         tie_word_embeddings=values.get("tie_word_embeddings", False),
-        rms_norm_eps=values.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=values.get("rms_norm_eps", eps),
         initializer_range=values.get("initializer_range", 0.02),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -56,11 +74,19 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
 
 def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
     """The entries of `config.json`; `dtype` is torch's name for it, as "bfloat16"."""
-    scaling = config.rope_scaling
+    scaling, kind = config.rope_scaling, "llama"
+    experts: dict[str, Any] = {}
+    if config.num_local_experts:
+        kind = "mixtral"
+        experts = {name: getattr(config, name) for name in EXPERT_NAMES}
+        experts["router_aux_loss_coef"] = config.router_aux_loss_coef
+        experts["output_router_logits"] = config.router_aux_loss_coef > 0
     return {
-        "architectures": ["LlamaForCausalLM"],
-        **FIXED,
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        **FIXED[kind],
         **{name: getattr(config, name) for name in SAME_NAMES},
+        **experts,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -73,12 +99,43 @@ def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def _rope(values: dict[str, Any]) -> tuple[float, RopeScaling | None]:
+def check_architecture(config: XtrainConfig) -> None:
+    """ValueError for experts that no Mixtral has, and its files cannot say."""
+    if not config.num_local_experts:
+        return
+    mixtral = {
+        "moe_intermediate_size": config.intermediate_size,
+        "n_shared_experts": 0,
+        "first_k_dense_replace": 0,
+        "scoring_func": "softmax",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "balance_bias": False,
+    }
+    for name, needed in mixtral.items():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"{name}={getattr(config, name)!r}: files of Hugging Face are written "
+                f"of Mixtral's experts, which have {needed!r}"
+            )
+
+
+def _auxiliary(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The coefficient of the load-balancing loss, if it is added."""
+    if kind == "llama" or not values.get("output_router_logits", False):
+        return {}
+    return {"router_aux_loss_coef": values.get("router_aux_loss_coef", 0.001)}
+
+
+def _rope(
+    values: dict[str, Any], default_theta: float
+) -> tuple[float, RopeScaling | None]:
     """Base and scaling, from either spelling."""
     found = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(found, dict):
         raise ValueError(f"rotary parameters {found!r} are no table")
-    theta = found.get("rope_theta", values.get("rope_theta", 10_000.0))
+    theta = found.get("rope_theta", values.get("rope_theta", default_theta))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":
         return float(theta), None

@@ -1,4 +1,9 @@
-"""The modules a decoder is made of: whole ones, or ones cut over a tensor group."""
+"""The modules a decoder is made of: whole ones, or ones cut over groups of ranks.
+
+group of       cuts                           made by
+tensor         everything but norms, router   CutParts
+expert         the experts of a layer         either
+"""
 
 from collections.abc import Callable
 
@@ -8,6 +13,7 @@ from torch.distributed import ProcessGroup
 from xtrain.model.attention import Attention
 from xtrain.model.config import XtrainConfig
 from xtrain.model.mlp import SwiGLU
+from xtrain.model.moe import make_moe
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -18,10 +24,20 @@ from xtrain.tensor_parallel import (
 
 
 class WholeParts:
-    """Every module whole, on one device."""
+    """Every module whole, on one device.
 
-    def __init__(self, config: XtrainConfig, attention: Callable[..., Tensor]):
+    Args:
+        expert: the ranks over which the experts of a layer lie, if over any.
+    """
+
+    def __init__(
+        self,
+        config: XtrainConfig,
+        attention: Callable[..., Tensor],
+        expert: ProcessGroup | None = None,
+    ):
         self.config, self.attention_function = config, attention
+        self.expert = expert
 
     def embedding(self) -> nn.Module:
         return nn.Embedding(self.config.vocab_size, self.config.hidden_size)
@@ -32,8 +48,16 @@ class WholeParts:
     def attention(self) -> nn.Module:
         return Attention(self.config, self.attention_function)
 
-    def mlp(self) -> nn.Module:
+    def mlp(self, layer: int = 0) -> nn.Module:
+        """Of the layer with this number."""
+        if self.config.is_moe(layer):
+            return make_moe(self.config, self.expert)
         return SwiGLU(self.config)
+
+    def sends_copies(self, layer: int) -> bool:
+        """Whether a layer's only messages are those to experts on other ranks."""
+        expert = self.expert
+        return self.config.is_moe(layer) and expert is not None and expert.size() > 1
 
     def head(self) -> nn.Module:
         return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
@@ -48,8 +72,9 @@ class CutParts(WholeParts):
         attention: Callable[..., Tensor],
         sequence_parallel: bool,
         group: ProcessGroup,
+        expert: ProcessGroup | None = None,
     ):
-        super().__init__(config, attention)
+        super().__init__(config, attention, expert)
         self.sequence_parallel, self.group = sequence_parallel, group
 
     def embedding(self) -> nn.Module:
@@ -82,13 +107,20 @@ class CutParts(WholeParts):
             group=self.group,
         )
 
-    def mlp(self) -> nn.Module:
+    def mlp(self, layer: int = 0) -> nn.Module:
+        if self.config.is_moe(layer):
+            return make_moe(
+                self.config, self.expert, self.group, self.sequence_parallel
+            )
         return ParallelSwiGLU(
             self.config.hidden_size,
             self.config.intermediate_size,
             sequence_parallel=self.sequence_parallel,
             group=self.group,
         )
+
+    def sends_copies(self, layer: int) -> bool:
+        return False  # every half of a layer sends
 
     def head(self) -> nn.Module:
         return ColumnParallelLinear(

@@ -4,14 +4,21 @@
     q_proj  gate_proj  up_proj    rows (outputs)      cut over "tensor"
     k_proj  v_proj                rows (heads)        cut, or a head on several ranks
     o_proj  down_proj             columns (inputs)    cut over "tensor"
-    norms                         whole
+    norms  router                 whole
+    experts                       experts cut over "expert", and of each the rows of
+                                  gate and up, the columns of down over "tensor"
 
 Gradients are summed over "data" and "context" after backward: these ranks have other
-tokens. Over "tensor" nothing is left to sum: the layers do that in backward, also for
-what several ranks hold alike: norms, and key heads that are fewer than the ranks. Of
-those ranks the first one's counts in the norm of all gradients, and one of them writes
-it into a checkpoint.
+tokens. Where there are experts, the data axis is two axes, "expert_data" and "expert":
+those of everything but experts are summed over both, those of experts over
+"expert_data" alone, as an expert has seen the tokens of all "expert" ranks. Over
+"tensor" nothing is left to sum: the layers do that in backward, also for what several
+ranks hold alike: norms, routers, and key heads that are fewer than the ranks. Of those
+ranks the first one's counts in the norm of all gradients, and one of them writes it
+into a checkpoint.
 """
+
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -24,12 +31,44 @@ from xtrain.tensor_parallel.attention import key_replicas
 ROWS = {"embed_tokens", "lm_head", "q_proj", "gate_proj", "up_proj"}
 KEYS = {"k_proj", "v_proj"}
 COLUMNS = {"o_proj", "down_proj"}
-GRADIENT_AXES = ("data", "context")
-"""Mesh axes over which the gradient of every parameter is summed after backward."""
+EXPERT_DIMS = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
+"""The inner size of stacked experts; dim 0 counts experts."""
+REPLICA_AXES = ("data", "expert_data")
+"""Mesh axes whose ranks hold the same and bring other batches; wrappers go here."""
+GRADIENT_AXES = (*REPLICA_AXES, "context", "expert")
+"""Mesh axes over which gradients are summed after backward."""
 
 
-def placement_of(name: str, config: XtrainConfig, rank: int, size: int) -> Placement:
-    """Where the parameter `name` of rank `rank` of `size` tensor ranks is cut."""
+def is_summed_over(name: str, axis: str) -> bool:
+    """Whether the gradient of the parameter `name` is summed over this axis."""
+    return axis in GRADIENT_AXES and not (axis == "expert" and is_of_experts(name))
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether the parameter `name` is stacked experts."""
+    return name.split(".")[-2] == "experts"
+
+
+def placement_of(
+    name: str,
+    config: XtrainConfig,
+    rank: int,
+    size: int,
+    expert_rank: int = 0,
+    expert_size: int = 1,
+) -> Placement:
+    """Where the parameter `name` is cut, of one tensor rank and one expert rank."""
+    if is_of_experts(name):
+        within = Placement(EXPERT_DIMS[name.split(".")[-1]], rank, size)
+        return Placement(0, expert_rank, expert_size, inner=within)
+    place = tensor_placement(name, config, rank, size)
+    return place if expert_rank == 0 else replace(place, is_first=False)
+
+
+def tensor_placement(
+    name: str, config: XtrainConfig, rank: int, size: int
+) -> Placement:
+    """Where a parameter that is not of experts is cut over tensor ranks."""
     layer = name.split(".")[-2]
     if layer in ROWS:
         return Placement(0, rank, size)
@@ -53,6 +92,31 @@ def axis_size(mesh: DeviceMesh | None, axis: str) -> int:
     """1 for an axis that the mesh does not have."""
     group = axis_group(mesh, axis)
     return 1 if group is None else group.size()
+
+
+def batch_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
+    """The ranks that bring other batches: of "data", or of both axes of experts.
+
+    None on a mesh that has none of them. Every rank of the mesh calls it.
+    """
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    axes = [axis for axis in (*REPLICA_AXES, "expert") if axis in names]
+    above = [axis for axis in axes if axis_size(mesh, axis) > 1]
+    if mesh is None or len(above) < 2:
+        return axis_group(mesh, (above or axes or ["data"])[0])
+    return mesh[tuple(above)]._flatten().get_group()
+
+
+def replica_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
+    """The ranks that hold the same parameters, experts included, for other batches."""
+    groups = [axis_group(mesh, axis) for axis in REPLICA_AXES]
+    present = [group for group in groups if group is not None]
+    return max(present, key=ProcessGroup.size, default=None)
+
+
+def is_first(group: ProcessGroup | None) -> bool:
+    """Whether this is rank 0 of an axis; of one that the mesh does not have it is."""
+    return group is None or group.rank() == 0
 
 
 def mesh_group(mesh: DeviceMesh | None) -> ProcessGroup | None:

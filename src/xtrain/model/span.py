@@ -23,24 +23,30 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint import Shard
+from xtrain.checkpoint.pieces import whole
 from xtrain.checkpoint.placement import Placement
 from xtrain.comm.autograd import check_divides
 from xtrain.comm.collective_choice import TORCH
 from xtrain.comm.wrapper_rules import mark_as_slices
+from xtrain.expert_parallel import MoE, Routing, TopKRouter
+from xtrain.model.balance import CopyCounts
 from xtrain.model.checks import check_inputs
 from xtrain.model.config import XtrainConfig
 from xtrain.model.context import sequence_cut
 from xtrain.model.gradient_sums import check_skip, gradients_to_sum
 from xtrain.model.initialize import full_weight
-from xtrain.model.layer import DecoderLayer
+from xtrain.model.layer import make_layer
 from xtrain.model.loss import IGNORED
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.model.placement import (
     GRADIENT_AXES,
     axis_group,
     axis_size,
+    batch_group,
+    is_summed_over,
     mesh_group,
     placement_of,
+    replica_group,
 )
 from xtrain.tensor_parallel.shards import check_ids
 
@@ -73,15 +79,20 @@ class DecoderSpan(nn.Module):
         super().__init__()
         self.config, self.mesh, self.span, self.is_copy = config, mesh, span, is_copy
         self.sequence_parallel = sequence_parallel
-        self.data, self.tensor = (axis_group(mesh, axis) for axis in ("data", "tensor"))
+        self.copies = CopyCounts(config)
+        self.tensor, self.expert = (
+            axis_group(mesh, axis) for axis in ("tensor", "expert")
+        )
+        self.data, self.replicas = batch_group(mesh), replica_group(mesh)
         self.context = sequence_cut(
             config, mesh, attention, context_attention, context_balance
         )
         if self.context is not None:
             attention = self.context.attend
-        parts = WholeParts(config, attention)
+        parts = WholeParts(config, attention, self.expert)
         if self.tensor is not None:
-            parts = CutParts(config, attention, sequence_parallel, self.tensor)
+            cut = sequence_parallel, self.tensor, self.expert
+            parts = CutParts(config, attention, *cut)
         last = config.num_hidden_layers + 1
         self.has_embedding, self.has_head = 0 in span, last in span
         with torch.device("meta"):  # filled below, each weight once
@@ -90,7 +101,8 @@ class DecoderSpan(nn.Module):
             self.layers = nn.ModuleList()
             for number in span:
                 if 0 < number < last:  # named by its number in the whole model
-                    self.layers.add_module(str(number - 1), DecoderLayer(parts))
+                    layer = make_layer(parts, number - 1)
+                    self.layers.add_module(str(number - 1), layer)
             if self.has_head:
                 self.norm, self.lm_head = parts.norm(), parts.head()
         self.to(dtype or torch.get_default_dtype())
@@ -100,10 +112,19 @@ class DecoderSpan(nn.Module):
             self.to_empty(device=device)
             self.reset_parameters()
 
-    def run(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        through: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Tokens [B, S] or activations [B, S / c, H] through these parts, to
         activations or logits [B, S / c, V / t]; with sequence_parallel activations are
-        [B, S / c / t, H]. Tokens and positions are those of whole sequences."""
+        [B, S / c / t, H]. Tokens and positions are those of whole sequences.
+
+        Args:
+            through: what runs the layers, if not one after the other.
+        """
         if positions is None:
             positions = torch.arange(self.whole_length(x), device=x.device)
         if self.context is not None:
@@ -111,9 +132,23 @@ class DecoderSpan(nn.Module):
             x = self.context.shard(x) if self.has_embedding else x
         if self.has_embedding:
             x = self.embed_tokens(x)
+        x = (through or self.through_layers)(x, positions)
+        self.copies.count(self.routings())
+        return self.lm_head(self.norm(x)) if self.has_head else x
+
+    def through_layers(self, x: Tensor, positions: Tensor) -> Tensor:
+        """One layer after the other."""
         for layer in self.layers:
             x = layer(x, positions)
-        return self.lm_head(self.norm(x)) if self.has_head else x
+        return x
+
+    def routings(self) -> dict[int, Routing]:
+        """What each router of these layers decided in its last forward."""
+        found = {}
+        for name, layer in self.layers.named_children():
+            if isinstance(layer.mlp, MoE) and layer.mlp.router.stats is not None:
+                found[int(name)] = layer.mlp.router.stats.routing
+        return found
 
     def whole_length(self, x: Tensor) -> int:
         """How many tokens the whole sequences have of which `x` is what `run` gets."""
@@ -157,7 +192,11 @@ class DecoderSpan(nn.Module):
         for axis in axes:
             if axis not in skip:
                 group = axis_group(self.mesh, axis)
-                gradients = gradients_to_sum(self.parameters())
+                gradients = gradients_to_sum(
+                    parameter
+                    for name, parameter in self.named_parameters()
+                    if is_summed_over(name, axis)
+                )
                 works = [TORCH.all_reduce(g, group=group) for g in gradients]
                 for work in works:
                     work.wait()
@@ -167,14 +206,20 @@ class DecoderSpan(nn.Module):
 
         ZeRO and FSDP save and load what they shard by their own methods.
         """
-        return [
+        parameters = [
             self.placement(name).shard(name, parameter)
             for name, parameter in self.named_parameters()
         ]
+        return parameters + [whole(*named) for named in self.named_buffers()]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give every parameter its slice of the weights that its name stands for."""
+        """Give every parameter its slice of the weights that its name stands for.
+
+        Biases of routers begin with zeros.
+        """
+        for buffer in self.buffers():
+            buffer.zero_()
         seed, std = self.config.seed, self.config.initializer_range
         for name, parameter in self.named_parameters():
             place = self.placement(name)
@@ -190,10 +235,11 @@ class DecoderSpan(nn.Module):
         return place
 
     def slice_of(self, name: str) -> Placement:
-        """The same among this rank's tensor ranks alone."""
-        size = axis_size(self.mesh, "tensor")
-        rank = 0 if self.tensor is None else self.tensor.rank()
-        return placement_of(name, self.config, rank, size)
+        """The same among this rank's tensor and expert ranks alone."""
+        where = []
+        for group in (self.tensor, self.expert):
+            where += [0, 1] if group is None else [group.rank(), group.size()]
+        return placement_of(name, self.config, *where)
 
     def all_ranks(self) -> ProcessGroup | None:
         """The group of all ranks of the mesh: they save, load and clip together."""
@@ -205,8 +251,17 @@ class DecoderSpan(nn.Module):
         self._tie_and_mark()
         return self
 
+    def _apply(self, *args: Any, **options: Any) -> Self:
+        """As torch's, but biases of routers stay in at least fp32: small steps."""
+        super()._apply(*args, **options)
+        for module in self.modules():
+            if isinstance(module, TopKRouter) and module.balance_bias is not None:
+                wide = torch.promote_types(module.balance_bias.dtype, torch.float32)
+                module.balance_bias = module.balance_bias.to(wide)
+        return self
+
     def _tie_and_mark(self) -> None:
         if self.has_head and self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        if axis_size(self.mesh, "tensor") > 1:
+        if any(axis_size(self.mesh, axis) > 1 for axis in ("tensor", "expert")):
             mark_as_slices(self.parameters())

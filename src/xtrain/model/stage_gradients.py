@@ -42,8 +42,8 @@ def gradients_of(stages: Sequence[PipelineStage]) -> list[Held]:
         found += of_zero(optimizer, places)
     for stage in stages:
         is_shard = isinstance(stage.module, FullyShardedDataParallel)
-        data = getattr(unwrapped(stage), "data", None)
-        counts = is_shard or data is None or data.rank() == 0
+        replicas = getattr(unwrapped(stage), "replicas", None)
+        counts = is_shard or replicas is None or replicas.rank() == 0
         for parameter in stage.parameters():
             if parameter.grad is not None:  # ZeRO has taken it away
                 found.append((parameter.grad, counts and places[parameter]))

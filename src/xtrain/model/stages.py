@@ -8,22 +8,25 @@ Stages cost about the same FLOPs. A rank makes the modules of its own stages alo
 Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
+from xtrain.model.overlapped_layers import Pieces, forward_over, layers_before
 from xtrain.model.placement import axis_group, axis_size
 from xtrain.model.span import TIED, DecoderSpan
 from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
+from xtrain.pipeline_parallel.deferred_gradients import current
 from xtrain.pipeline_parallel.stage import PipelineStage
-from xtrain.plan import layer_flops
 from xtrain.schedules import Schedule
 from xtrain.tensor_parallel.shards import check_features, check_ids
 from xtrain.zero.clip import clip_sharded_grad_norm_
@@ -44,11 +47,20 @@ class DecoderStage(DecoderSpan):
         Raises:
             ValueError: what is given does not fit; before anything is computed.
         """
+        return self.checked_run(x, positions)
+
+    def checked_run(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        through: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """`run`, of what a stage may be called with."""
         if self.has_embedding:
             self.check_call(x, positions=positions)
         else:
             check_features(f"decoder parts {self.span}", x, self.config.hidden_size)
-        return self.run(x, positions)
+        return self.run(x, positions, through)
 
     def loss_fn(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The summed loss of labels other than -100 of this batch, and their count.
@@ -77,15 +89,47 @@ class DecoderStage(DecoderSpan):
         return all_reduce_identity(own, self.context.group), count
 
 
+class OverlappedDecoderStage(DecoderStage):
+    """A stage with layers whose experts are on several ranks.
+
+    A runner whose schedule has overlapped pairs calls `forward_with_backward` for a
+    pair, and `forward_in_pieces` for a forward whose backward may come in one. Called
+    as a module it is a `DecoderStage`.
+    """
+
+    def forward_in_pieces(self, *inputs: Any) -> Tensor:
+        """What the module returns."""
+        return self._run_over(iter(()), inputs)
+
+    def forward_with_backward(self, inputs: tuple, backward: Any) -> Tensor:
+        """What the module returns for `inputs`; under it, another's backward."""
+        layers = layers_before(backward.outputs)
+        if layers is None:  # it was run as a whole, and so is its backward
+            output = self._run_over(iter(()), inputs)
+            backward()
+            return output
+        rest = layers.backward_to_here(backward.outputs, backward.gradients)
+        return self._run_over(rest, inputs)
+
+    def _run_over(self, backwards: Pieces, inputs: tuple) -> Tensor:
+        x, positions = (*inputs, None)[:2]
+        in_pieces = current() is None  # else its own backward comes as B and W
+        over = partial(forward_over, self.layers, backwards, in_pieces)
+        return self.checked_run(x, positions, over)
+
+
 def part_costs(config: XtrainConfig, sequence: int = 1) -> list[int]:
     """FLOPs for `sequence` tokens: of the embedding, of each layer, of norm and head.
 
-    Only matrix products count, so a look-up is free.
+    Only matrix products count, so a look-up is free. Of experts those that a token
+    meets count, wherever they are.
     """
-    layers = config.num_hidden_layers
-    layer = layer_flops(config, 1, sequence)
+    costs = [
+        config.layer_flops_per_token(layer, sequence, causal=True) * sequence
+        for layer in range(config.num_hidden_layers)
+    ]
     total = config.flops_per_token(sequence, causal=True) * sequence
-    return [0, *[layer] * layers, total - layers * layer]
+    return [0, *costs, total - sum(costs)]
 
 
 def stage_spans(config: XtrainConfig, stages: int, sequence: int = 1) -> list[range]:
@@ -99,15 +143,34 @@ def stage_spans(config: XtrainConfig, stages: int, sequence: int = 1) -> list[ra
     return balanced_cut(costs, stages)
 
 
-def check_pipeline(mesh: DeviceMesh | None, schedule: Schedule) -> None:
-    """ValueError unless a mesh has the ranks of a schedule, and axes that we know."""
-    check_mesh(mesh, also=("pipeline",))
+def check_pipeline(
+    config: XtrainConfig, mesh: DeviceMesh | None, schedule: Schedule
+) -> None:
+    """ValueError unless these stages can be on a mesh with the ranks of a schedule."""
+    check_ranks(mesh, schedule)
+    check_mesh(mesh, config, also=("pipeline",))
+    check_no_auxiliary_loss(config)
+
+
+def check_ranks(mesh: DeviceMesh | None, schedule: Schedule) -> None:
+    """ValueError unless a mesh has the ranks of a schedule."""
     ranks = axis_size(mesh, "pipeline")
     if ranks != schedule.ranks:
         raise ValueError(
             f"schedule {schedule.name} is for {schedule.ranks} ranks, but the mesh's "
             f'axis "pipeline" has {ranks}'
         )
+
+
+def check_no_auxiliary_loss(config: XtrainConfig) -> None:
+    """ValueError for losses that are of all layers and the whole batch together."""
+    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+        if getattr(config, name):
+            raise ValueError(
+                f"{name}={getattr(config, name)}: stages have some of the layers, and "
+                "see one micro-batch after the other, so that loss is none of theirs; "
+                "balance_bias=True keeps experts busy without a loss"
+            )
 
 
 def make_modules(
@@ -118,12 +181,13 @@ def make_modules(
     **options: Any,
 ) -> dict[int, DecoderStage]:
     """What this rank's stages hold, by the stage's number; nothing else is made."""
-    check_pipeline(mesh, schedule)
+    check_pipeline(config, mesh, schedule)
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
     spans = stage_spans(config, schedule.stages, sequence)
+    kind = OverlappedDecoderStage if hides_messages(mesh, schedule) else DecoderStage
     return {
-        stage: DecoderStage(
+        stage: kind(
             config,
             mesh,
             spans[stage],
@@ -132,6 +196,12 @@ def make_modules(
         )
         for stage in schedule.stages_of(rank)
     }
+
+
+def hides_messages(mesh: DeviceMesh | None, schedule: Schedule) -> bool:
+    """Whether stages have messages between experts, and a schedule pairs over them."""
+    pairs = any(a.under is not None for actions in schedule.actions for a in actions)
+    return pairs and axis_size(mesh, "expert") > 1 and axis_size(mesh, "tensor") == 1
 
 
 def as_stages(modules: dict[int, DecoderStage], count: int) -> list[PipelineStage]:
@@ -161,6 +231,17 @@ def stage_modules(stages: Sequence[PipelineStage]) -> list[DecoderStage]:
                 "that XtrainModel.stages has made"
             )
     return modules  # type: ignore[return-value]
+
+
+def update_stages_balance_biases(
+    stages: Sequence[PipelineStage], rate: float = 1e-3
+) -> None:
+    """`XtrainModel.update_balance_biases` of a model in stages.
+
+    Every rank of the mesh calls it with its stages; the loads are those of all of them,
+    mirrored stages included.
+    """
+    update_biases(stage_modules(stages), rate)
 
 
 def clip_stages_grad_norm_(stages: Sequence[PipelineStage], max_norm: float) -> Tensor:

@@ -24,7 +24,7 @@ Letters: B batch, H heads, G key heads, c tokens of a rank, D head dim, N ranks.
 
 import math
 
-from xtrain.plan.shapes import require_positive, require_whole
+from xtrain.plan.checks import require_positive, require_whole
 
 FP32 = 4
 WAYS = ("ring", "all_gather", "ulysses")

@@ -4,28 +4,34 @@
     a layer     2 h a d          a query heads    d head size        (q and o)
                 2 h k d          k key/value heads                   (k and v)
                 3 h f            f intermediate size                 (gate, up, down)
+                                 or experts: see xtrain.plan.expert_sizes
                 2 h              two norms
     last norm   h
     head        V h              nothing where it is tied to the embedding
 
 A matrix of n elements takes 2 n FLOPs per token in forward and 4 n in backward. The
 embedding is looked up, so it takes none. Attention adds 4 a d FLOPs for each pair of
-positions in forward, and twice that in backward.
+positions in forward, and twice that in backward. Of experts those that a token meets
+count.
 
-Sources: Touvron et al., Llama 2, 2023, and Grattafiori et al., The Llama 3 Herd of
-Models, 2024 (sizes); Chowdhery et al., PaLM, 2022, appendix B (FLOPs).
+Sources: Touvron et al., Llama 2, 2023, Grattafiori et al., The Llama 3 Herd of Models,
+2024, and Jiang et al., Mixtral of Experts, 2024 (sizes); Chowdhery et al., PaLM, 2022,
+appendix B (FLOPs).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
+from xtrain.plan.checks import require_whole
+from xtrain.plan.expert_sizes import ExpertSizes
+
 
 @dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """Sizes of a dense Llama-style decoder, under the names of its `config.json`.
+class ModelShape(ExpertSizes):
+    """Sizes of a Llama-style decoder, under the names of its `config.json`.
 
-    Sizes are those of the whole model, however it is distributed.
+    Sizes are those of the whole model, however it is distributed. It is dense unless
+    the sizes of `ExpertSizes` are given.
     """
 
     vocab_size: int
@@ -64,26 +70,28 @@ class ModelShape:
             raise ValueError(
                 f"tie_word_embeddings={self.tie_word_embeddings!r} is not a bool"
             )
+        self.check_experts(self.intermediate_size, self.num_hidden_layers)
 
     @property
     def layer_parameters(self) -> int:
-        """Elements of one layer's parameters."""
-        return self._layer_matrices + 2 * self.hidden_size
+        """Elements of one layer's parameters; of one with experts, if there are any."""
+        return self.parameters_of_layer(self.num_hidden_layers - 1)
+
+    def parameters_of_layer(self, layer: int) -> int:
+        """Elements of the parameters of the layer with this number."""
+        return (
+            self._layer_matrices(layer, self.num_local_experts) + 2 * self.hidden_size
+        )
 
     @property
     def parameters(self) -> int:
         """Elements of all parameters; a tied head counts once."""
-        tables = 1 if self.tie_word_embeddings else 2
-        return (
-            tables * self.vocab_size * self.hidden_size
-            + self.num_hidden_layers * self.layer_parameters
-            + self.hidden_size
-        )
+        return self._parameters(self.num_local_experts)
 
     @property
     def active_parameters(self) -> int:
-        """Elements that one token meets: all of them, as the model is dense."""
-        return self.parameters
+        """Elements that one token meets: all of them, where the model is dense."""
+        return self._parameters(self.num_experts_per_tok)
 
     def flops_per_token(self, sequence: int, causal: bool = False) -> int:
         """FLOPs of forward and backward per token of sequences of `sequence` tokens.
@@ -91,18 +99,44 @@ class ModelShape:
         Only matrix products count. By default attention counts all pairs of positions,
         as most papers do; with `causal` only those that the mask leaves.
         """
+        head = 6 * self.vocab_size * self.hidden_size
+        layers = range(self.num_hidden_layers)
+        return head + sum(
+            self.layer_flops_per_token(layer, sequence, causal) for layer in layers
+        )
+
+    def layer_flops_per_token(
+        self, layer: int, sequence: int, causal: bool = False
+    ) -> int:
+        """The same, of the layer with this number."""
         require_whole("sequence", sequence)
-        matrices = self.num_hidden_layers * self._layer_matrices
-        matrices += self.vocab_size * self.hidden_size
+        matrices = self._layer_matrices(layer, self.num_experts_per_tok)
         # Pairs per token, doubled: the mask leaves (sequence + 1) / 2 of them.
         pairs = sequence + 1 if causal else 2 * sequence
         attention = 2 * self.num_attention_heads * self.head_dim * pairs
-        return 3 * (2 * matrices + self.num_hidden_layers * attention)
+        return 3 * (2 * matrices + attention)
 
-    @property
-    def _layer_matrices(self) -> int:
+    def _parameters(self, experts: int) -> int:
+        """Elements of everything, with so many experts a layer."""
+        tables = 1 if self.tie_word_embeddings else 2
+        norms = 2 * self.num_hidden_layers + 1
+        vectors = tables * self.vocab_size + norms
+        return vectors * self.hidden_size + self._matrices(experts)
+
+    def _matrices(self, experts: int) -> int:
+        """Of all layers."""
+        layers = range(self.num_hidden_layers)
+        return sum(self._layer_matrices(layer, experts) for layer in layers)
+
+    def _layer_matrices(self, layer: int, experts: int) -> int:
         heads = self.num_attention_heads + self.num_key_value_heads
-        width = 2 * heads * self.head_dim + 3 * self.intermediate_size
+        width = 2 * heads * self.head_dim
+        if self.is_moe(layer):
+            inner = self.moe_intermediate_size or 0
+            width += self.num_local_experts  # the router
+            width += 3 * (experts + self.n_shared_experts) * inner
+        else:
+            width += 3 * self.intermediate_size
         return self.hidden_size * width
 
     @classmethod
@@ -111,24 +145,11 @@ class ModelShape:
         if name not in PRESETS:
             raise ValueError(f"preset {name!r}: there are {sorted(PRESETS)}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
-        return cls(**sizes)
+        return cls(**sizes, **EXPERTS.get(name, {}))
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "num_key_value_heads")  # fmt: skip
-
-
-def require_positive(name: str, value: object) -> None:
-    """ValueError unless `value` is a finite number above zero."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r} is not a finite number above 0")
-
-
-def require_whole(name: str, value: object, least: int = 1) -> None:
-    """ValueError unless `value` is an int, and not below `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} is not an int of at least {least}")
 
 
 PRESETS = {  # in the order of SIZES
@@ -137,4 +158,8 @@ PRESETS = {  # in the order of SIZES
     "llama-3-8b": (128256, 4096, 14336, 32, 32, 8),
     "llama-3-70b": (128256, 8192, 28672, 80, 64, 8),
     "llama-3.1-405b": (128256, 16384, 53248, 126, 128, 8),
+    "mixtral-8x7b": (32000, 4096, 14336, 32, 32, 8),
+}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }

@@ -21,8 +21,9 @@ Shapes: B batch, S sequence, H hidden, K key heads, D head size, t ranks.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from xtrain.plan.checks import require_positive, require_whole
 from xtrain.plan.cost import collective_time
-from xtrain.plan.shapes import ModelShape, require_positive, require_whole
+from xtrain.plan.shapes import ModelShape
 from xtrain.plan.traffic import Traffic, collective_traffic
 
 FP32 = 4
@@ -160,7 +161,7 @@ def layer_calls(
     itemsize: int = 2,
 ) -> list[Call]:
     """`tensor_parallel_calls` of one layer, without what stands outside the layers."""
-    one = replace(shape, num_hidden_layers=1)
+    one = replace(shape, num_hidden_layers=1, first_k_dense_replace=0)
     calls = tensor_parallel_calls(
         one,
         batch,
@@ -181,12 +182,10 @@ def bytes_sent(calls: Sequence[Call]) -> int:
 
 
 def layer_flops(shape: ModelShape, batch: int, sequence: int) -> int:
-    """FLOPs of forward and backward of one layer, all ranks together; causal."""
-    two, one = (
-        replace(shape, num_hidden_layers=count).flops_per_token(sequence, causal=True)
-        for count in (2, 1)
-    )
-    return (two - one) * batch * sequence
+    """FLOPs of forward and backward of the last layer, all ranks together; causal."""
+    last = shape.num_hidden_layers - 1
+    flops = shape.layer_flops_per_token(last, sequence, causal=True)
+    return flops * batch * sequence
 
 
 def layer_seconds(

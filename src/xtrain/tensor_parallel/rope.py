@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xtrain.plan.shapes import require_positive, require_whole
+from xtrain.plan.checks import require_positive, require_whole
 
 
 @dataclass(frozen=True, kw_only=True)

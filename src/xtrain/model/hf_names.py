@@ -1,0 +1,71 @@
+"""Under which names a published file has our parameters.
+
+    lm_head.weight                    lm_head.weight
+    layers.0.self_attn.q_proj.weight  model.layers.0.self_attn.q_proj.weight
+    layers.0.mlp.router.weight        model.layers.0.block_sparse_moe.gate.weight
+    layers.0.mlp.experts.gate_proj
+      [E, F, H]                      model.layers.0.block_sparse_moe.experts.0.w1.weight
+                                     to experts.{E - 1}.w1.weight
+
+The last two are those that `transformers` itself saves of a Mixtral: a tensor for each
+matrix of each expert, where we keep those of all experts as one.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from xtrain.checkpoint.boxes import Box
+from xtrain.checkpoint.pieces import Piece
+
+MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+MOE = ".block_sparse_moe."
+
+
+class Source(NamedTuple):
+    """What a tensor of a file is: a parameter of ours, or one expert of it."""
+
+    parameter: str
+    expert: int | None
+    shape: torch.Size
+
+
+def hf_name(name: str, expert: int | None = None) -> str:
+    """The name in a file of our parameter `name`, or of one expert of it."""
+    if name.startswith("lm_head."):
+        return name
+    parent, _, last = name.rpartition(".")
+    if expert is not None:
+        last = f"{expert}.{MATRICES[last]}.weight"
+    own = f"{parent}.{last}".replace(".mlp.router.", f"{MOE}gate.")
+    return "model." + own.replace(".mlp.experts.", f"{MOE}experts.")
+
+
+def hf_sources(shapes: Mapping[str, torch.Size]) -> dict[str, Source]:
+    """Every tensor of a checkpoint, in the order of our parameters."""
+    found = {}
+    for name, shape in shapes.items():
+        if is_stacked(name):
+            for expert in range(shape[0]):
+                source = Source(name, expert, shape[1:])
+                found[hf_name(name, expert)] = source
+        else:
+            found[hf_name(name)] = Source(name, None, shape)
+    return found
+
+
+def is_stacked(name: str) -> bool:
+    """Whether our parameter `name` has a matrix of each expert."""
+    return ".mlp.experts." in name
+
+
+def tensors_of(piece: Piece) -> list[tuple[str, Box, torch.Tensor]]:
+    """What a piece of our parameter is made of: names in a file, and boxes in them."""
+    if not is_stacked(piece.name):
+        return [(hf_name(piece.name), piece.box, piece.data)]
+    first, *offset = piece.offset
+    return [
+        (hf_name(piece.name, first + row), Box(tuple(offset), tuple(data.shape)), data)
+        for row, data in enumerate(piece.data)
+    ]
