@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from xtrain.plan.shapes import require_positive, require_whole
+from xtrain.plan.checks import require_positive, require_whole
 
 FP8_BLOCK = 128
 FP8_SCALE = 4
