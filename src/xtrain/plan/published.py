@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xtrain.plan.checks import require_whole
-from xtrain.plan.shapes import ModelShape
+from xtrain.plan.shapes import OTHERS, ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +133,4 @@ GPT_3 = GPTShape(
     tie_word_embeddings=True,
 )
 PUBLISHED: dict[str, ModelShape] = {"gpt-3-175b": GPT_3, "deepseek-v3": DEEPSEEK_V3}
+OTHERS.update(PUBLISHED)

@@ -171,12 +171,11 @@ class ModelShape(ExpertSizes):
     @classmethod
     def preset(cls, name: str) -> Self:
         """The shape of a published model; ValueError names those that are known."""
-        from xtrain.plan.published import PUBLISHED  # shapes that build on this one
-
-        if name in PUBLISHED and cls is ModelShape:
-            return cast(Self, PUBLISHED[name])
+        others = OTHERS if cls is ModelShape else {}
+        if name in others:
+            return cast(Self, others[name])
         if name not in PRESETS:
-            known = [*PRESETS, *(PUBLISHED if cls is ModelShape else ())]
+            known = [*PRESETS, *others]
             raise ValueError(f"preset {name!r}: there are {sorted(known)}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
         return cls(**sizes, **EXPERTS.get(name, {}))
@@ -197,3 +196,5 @@ PRESETS = {  # in the order of SIZES
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
+OTHERS: dict[str, ModelShape] = {}
+"""Shapes of other kinds, which build on this one: `xtrain.plan.published` adds them."""
