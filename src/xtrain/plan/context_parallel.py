@@ -25,8 +25,8 @@ Letters: B batch, H heads, G key heads, c tokens of a rank, D head dim, N ranks.
 import math
 
 from xtrain.plan.checks import require_positive, require_whole
+from xtrain.plan.traffic import FP32
 
-FP32 = 4
 WAYS = ("ring", "all_gather", "ulysses")
 
 

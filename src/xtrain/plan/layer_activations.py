@@ -29,8 +29,8 @@ from xtrain.plan.activations import RECOMPUTE
 from xtrain.plan.checks import require_whole
 from xtrain.plan.published import LatentShape
 from xtrain.plan.shapes import ModelShape
+from xtrain.plan.traffic import FP32
 
-FP32_BYTES = 4
 HALF = 2
 
 
@@ -87,7 +87,7 @@ def layer_activations(
     return LayerActivations(
         norms=4 * outside,
         attention=unit * _attention_elements(shape, tensor),
-        statistics=FP32_BYTES * tokens * shape.num_attention_heads / tensor,
+        statistics=FP32 * tokens * shape.num_attention_heads / tensor,
         mlp=unit * inner / tensor,
         experts=_expert_bytes(shape, tokens, tensor, itemsize) if moe else 0.0,
     )
@@ -110,5 +110,5 @@ def _expert_bytes(shape: ModelShape, tokens: int, tensor: int, itemsize: int) ->
     """Of routed experts under even routing: as many copies arrive as leave."""
     copies = tokens * shape.num_experts_per_tok
     inner = 3 * (shape.moe_intermediate_size or 0) / tensor
-    scores = 2 * FP32_BYTES * tokens * shape.num_local_experts
+    scores = 2 * FP32 * tokens * shape.num_local_experts
     return copies * (2 * shape.hidden_size + inner) * itemsize + scores

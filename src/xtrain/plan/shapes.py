@@ -20,7 +20,7 @@ appendix B (FLOPs).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from xtrain.plan.checks import require_whole
 from xtrain.plan.expert_sizes import ExpertSizes
@@ -180,10 +180,11 @@ class ModelShape(ExpertSizes):
     @classmethod
     def preset(cls, name: str) -> Self:
         """The shape of a published model; ValueError names those that are known."""
-        if name in OTHERS and cls is ModelShape:
-            return cast(Self, OTHERS[name])
+        others = OTHERS if cls is ModelShape else {}
+        if name in others:
+            return others[name]  # type: ignore[return-value]
         if name not in PRESETS:
-            known = [*PRESETS, *(OTHERS if cls is ModelShape else ())]
+            known = [*PRESETS, *others]
             raise ValueError(f"preset {name!r}: there are {sorted(known)}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
         return cls(**sizes, **EXPERTS.get(name, {}))
@@ -204,6 +205,5 @@ PRESETS = {  # in the order of SIZES
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
-
 OTHERS: dict[str, ModelShape] = {}
-"""Presets of kinds of their own, by name; `published` fills it."""
+"""Shapes of other kinds, which build on this one: `xtrain.plan.published` adds them."""

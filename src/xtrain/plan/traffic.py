@@ -31,6 +31,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+FP32 = 4
+"""Bytes of an element."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:

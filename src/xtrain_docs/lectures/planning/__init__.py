@@ -1,0 +1,1 @@
+"""Planning: memory, traffic and time of layouts, computed from `xtrain.plan`."""

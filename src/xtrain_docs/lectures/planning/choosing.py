@@ -1,0 +1,165 @@
+"""The 70B model on 64 devices: what fits, what is sent, and what a search finds."""
+
+from functools import lru_cache
+
+from xtrain.plan import (
+    Assumptions,
+    DeviceMemory,
+    Layout,
+    ModelShape,
+    SearchResult,
+    device_parameters,
+    memory_per_device,
+    search,
+    traffic_per_step,
+    verdict,
+)
+from xtrain.plan.step_traffic import sent_by_axis
+
+from ...figures import REGISTRY as FIGURES
+from ...svg import Axis, bar_chart
+from ...tables import REGISTRY as TABLES
+from ...tables import Table
+from ...values import number, percent, si, value
+
+MODEL, DEVICE, GPUS = "llama-3-70b", "a100-80gb", 64
+GIB = 2**30
+USABLE, RESERVE = 79.2 * GIB, 4 * GIB
+"""What a driver reports of 80 GB, and what CUDA, NCCL and workspaces take of it."""
+RECIPES = ("zero16", "megatron18", "fp32_accum20")
+CASES = (
+    *((recipe, stage) for stage in (0, 1) for recipe in RECIPES),
+    ("zero16", 2),
+    ("zero16", 3),
+)
+WORDS = {"fits": "fits", "tight": "tight", "does not fit": "**does not fit**"}
+AXES = {"tensor": "tensor, in a node", "data": "data, across nodes",
+        "pipeline": "pipeline, across nodes"}  # fmt: skip
+WIDTH = 420
+
+
+def example(zero: int = 0, recompute: str = "none", batches: int = 128) -> Layout:
+    """TP8 PP2 DP4, with slices of the sequence."""
+    return Layout(tensor=8, pipeline=2, data=4, zero=zero, sequence_parallel=True,
+                  micro_batches=batches, recompute=recompute)  # fmt: skip
+
+
+def counted(memory: DeviceMemory) -> float:
+    """States and activations: what the table compares."""
+    return memory.states + memory.activations + memory.live_layer
+
+
+def first_rank(recipe: str, zero: int, sequence: int, recompute: str) -> DeviceMemory:
+    """The first pipeline rank's memory; it has most micro-batches in flight."""
+    shape, layout = ModelShape.preset(MODEL), example(zero, recompute)
+    return memory_per_device(shape, layout, sequence, recipe=recipe)
+
+
+@TABLES
+def fit_70b_states(sequences: tuple[int, ...] = (4096, 8192)) -> Table:
+    """Bytes of the first rank by recipe and stage, with and without recomputation."""
+    rows = []
+    for recipe, zero in CASES:
+        states = first_rank(recipe, zero, sequences[0], "none").states
+        row = [f"`{recipe}`", f"ZeRO-{zero}", number(states / GIB)]
+        for sequence in sequences:
+            for recompute in ("none", "full"):
+                found = counted(first_rank(recipe, zero, sequence, recompute))
+                said = WORDS[verdict(found, USABLE, RESERVE)]
+                row.append(f"{number(found / GIB)} {said}")
+        rows.append(row)
+    header = ["recipe", "stage", "states"]
+    header += [
+        f"{sequence} tokens, recompute {way}"
+        for sequence in sequences
+        for way in ("none", "full")
+    ]
+    return Table(header, rows, "llr" + "r" * (2 * len(sequences)))
+
+
+@FIGURES
+def fit_70b_memory(sequence: int = 8192, recipe: str = "megatron18") -> str:
+    """GiB of the first rank by ZeRO stage: states, and activations on top."""
+    bars = {}
+    for zero in (0, 1):
+        for recompute in ("none", "full"):
+            memory = first_rank(recipe, zero, sequence, recompute)
+            name = f"ZeRO-{zero}, {recompute}"
+            bars[name] = {
+                "states": memory.states / GIB,
+                "with activations": counted(memory) / GIB,
+            }
+    return bar_chart(
+        bars,
+        Axis("GiB on a device", "linear", lambda gib: f"{gib:.0f}", low=0.0),
+        f"{MODEL} as TP8 PP2 DP4, {sequence} tokens, by stage and recomputation",
+        f"Computed with the recipe {recipe}.",
+        reference=(USABLE / GIB, "usable"),
+        width=WIDTH,
+    )
+
+
+@TABLES
+def fit_70b_traffic(sequence: int = 8192) -> Table:
+    """What a device of the example sends in a step, by axis."""
+    shape = ModelShape.preset(MODEL)
+    sent = sent_by_axis(traffic_per_step(shape, example(zero=1), sequence))
+    total = sum(sent.values())
+    rows = [
+        [AXES[axis], si(size, "B"), percent(size / total, 1)]
+        for axis, size in sent.items()
+    ]
+    return Table(["axis", "sent in a step", "share"], rows, "lrr")
+
+
+@lru_cache
+def searched(sequence: int = 8192, batch: int = 512) -> SearchResult:
+    """All layouts of 64 devices."""
+    shape = ModelShape.preset(MODEL)
+    assumed = Assumptions(capacity=USABLE, reserve=RESERVE)
+    return search(shape, DEVICE, GPUS, sequence, batch, assumptions=assumed)
+
+
+@TABLES
+def fit_70b_ranked(sequence: int = 8192, top: int = 8) -> Table:
+    """The fastest layouts that fit, by the estimate."""
+    rows = []
+    for place, one in enumerate(searched(sequence).found[:top], start=1):
+        layout = one.layout
+        rows.append(
+            [str(place), str(layout), f"{layout.chunks}", layout.recompute,
+             f"{layout.micro_batch} x {layout.micro_batches}",
+             number(one.memory.total / GIB), number(one.seconds),
+             percent(one.mfu, 1)]
+        )  # fmt: skip
+    header = ["", "layout", "chunks", "recompute", "micro-batches", "GiB", "s/step",
+              "MFU"]  # fmt: skip
+    return Table(header, rows, "rlrlrrrr")
+
+
+@TABLES
+def fit_70b_rejected(sequence: int = 8192) -> Table:
+    """Why the other layouts cannot be."""
+    rows = [
+        [one.rule, number(one.count), f"{one.example}: {one.why}"]
+        for one in searched(sequence).rejected
+    ]
+    return Table(["rule", "layouts", "for example"], rows, "lrl")
+
+
+@value
+def fit_70b_tried(sequence: int = 8192) -> int:
+    """Layouts that the search has tried."""
+    return searched(sequence).tried
+
+
+@value
+def fit_70b_gib(recipe: str, zero: int, sequence: int, recompute: str) -> float:
+    """GiB of states and activations on the first rank."""
+    return counted(first_rank(recipe, zero, sequence, recompute)) / GIB
+
+
+@value
+def fit_70b_parameters() -> int:
+    """Of a device of the first pipeline rank."""
+    return device_parameters(ModelShape.preset(MODEL), example()).total
