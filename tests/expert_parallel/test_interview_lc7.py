@@ -285,6 +285,7 @@ def test_padding_changes_no_loss_takes_no_place_and_is_not_sent():
     router(padded)
     assert abs(router.stats.load_balancing_loss - alone.load_balancing_loss) > 0.1
     assert not torch.equal(router.stats.counts_E, alone.counts_E)
+    assert len(router.stats.routing.experts_Tk[12:].unique()) == 2  # all alike
 
 
 # ---------------------------------------------------------------- q98: the Switch loss
@@ -303,6 +304,9 @@ def test_uniform_is_1_collapse_is_e_and_less_than_1_is_possible():
     # Three tokens just so prefer expert 0, and one is sure of expert 1.
     p = torch.tensor([[0.51, 0.49]] * 3 + [[0.0, 1.0]], dtype=torch.float64)
     assert load_balancing_loss(p, p.argmax(1, keepdim=True)) < 0.9
+    for seed in range(10):  # P equals f if each token is sure of its expert
+        sure = torch.zeros(64, 8).double().scatter(1, drawn(seed, 64, 8).topk(1)[1], 1)
+        assert load_balancing_loss(sure, sure.argmax(1, keepdim=True)) >= 1
 
 
 @pytest.mark.verifies(f"{BALANCE}:load_balancing_loss")
@@ -344,6 +348,24 @@ def test_each_step_moves_a_bias_by_the_rate_against_its_load():
     assert loads[0].max() > 1.5 * 64
     late = torch.stack(loads[-50:]).double().mean(0)  # single steps go to and fro
     assert late.max() < 1.1 * 64
+
+
+def biases_of_ranks(summed: bool) -> Tensor:
+    router = a_router(balance_bias=True)
+    for seed in range(3):
+        router(drawn(10 * dist.get_rank() + seed, 32, 6))
+        counts_E = router.stats.counts_E
+        if summed:
+            dist.all_reduce(counts_E)
+        router.update_balance_bias(counts_E)
+    return router.balance_bias
+
+
+def test_biases_of_ranks_are_equal_if_counts_are_summed(world):
+    first, second = world(2).run(biases_of_ranks, True)
+    assert torch.equal(first, second)
+    first, second = world(2).run(biases_of_ranks, False)
+    assert not torch.equal(first, second)
 
 
 # ---------------------------------------------------------------------- q100: capacity
@@ -390,6 +412,7 @@ def test_bytes_of_each_all_to_all_are_those_of_the_routing(world):
             formula = all_to_all_bytes(16, 2, 6, ranks, itemsize=8)
             assert formula == 16 * 2 * 6 * 8 * (ranks - 1) / ranks
             assert [one[phase] for phase in phases] == [formula] * 4
+            assert one["counts"] == 8 * 8 * (ranks - 1) / ranks  # 8 experts, int64
         found = world(ranks).run(runs_dispatch.bytes_of_layer, False)
         table = [one["copies"] for one in found]
         there = routed_bytes(table, 6, itemsize=8)
@@ -412,6 +435,18 @@ def test_gradients_of_experts_are_sums_over_the_tokens_of_all_ranks(world):
             if ranks > 1:
                 assert one["experts, averaged"] > 0.4
                 assert one["router"] > 0.01
+
+
+def test_adam_hides_a_factor_and_the_norm_does_not():
+    grad, steps, norms = drawn(1, 8), [], []
+    for factor in (1.0, 4.0):
+        weight = torch.zeros(8, dtype=torch.float64, requires_grad=True)
+        weight.grad = factor * grad
+        norms.append(torch.nn.utils.get_total_norm([weight.grad]))
+        torch.optim.Adam([weight], lr=0.1).step()
+        steps.append(weight.detach())
+    torch.testing.assert_close(steps[0], steps[1], rtol=1e-6, atol=0)
+    close(norms[1], 4 * norms[0])
 
 
 # ------------------------------------------------------------------------ q103: groups
@@ -460,6 +495,6 @@ def test_a_token_goes_to_no_more_nodes_than_the_limit():
     free, limited = (
         runs_interview.nodes_of_tokens(64, 8, 8, limit, 512) for limit in (8, 4)
     )
-    assert max(map(int, free)) > 4
+    assert max(map(int, free)) > 4  # these tokens do without an expert they like
     assert max(map(int, limited)) == 4
     assert sum(limited.values()) == 512
