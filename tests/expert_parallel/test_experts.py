@@ -11,7 +11,8 @@ from xtrain.expert_parallel import (
     expert_mlp_backward,
     expert_mlp_forward,
 )
-from xtrain.expert_parallel.experts import check_experts
+from xtrain.expert_parallel.experts import check_experts, routed_mlp
+from xtrain.expert_parallel.routing import sort_copies, weighted_sum
 
 MODULE = "xtrain.expert_parallel.experts"
 MLP = f"{MODULE}:expert_mlp"
@@ -135,6 +136,52 @@ def test_frozen_experts_still_give_the_gradient_of_the_rows():
     y.backward(grad)
     close(x.grad, truth(counts)[1])
     assert all(w.grad is None for w in weights)
+
+
+TABLES = {  # which experts each token has, and which copies are dropped
+    "all kept": ([[0, 1], [3, 0], [1, 3]], []),
+    "one dropped": ([[0, 1], [3, 0], [1, 3]], [(1, 1)]),
+    "a token without experts": ([[0, 1], [3, 0], [1, 3]], [(2, 0), (2, 1)]),
+    "nothing kept": ([[0, 1]], [(0, 0), (0, 1)]),
+    "no tokens": ([], []),
+    "one expert a token": ([[2], [0], [2], [2]], []),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+@pytest.mark.parametrize("path", WAYS)
+@pytest.mark.verifies(f"{MODULE}:routed_mlp", f"{MODULE}:to_table")
+def test_tokens_to_tokens_is_index_experts_and_weighted_sum(case, path):
+    table, dropped = TABLES[case]
+    k = len(table[0]) if table else 2
+    experts_Tk = torch.tensor(table, dtype=torch.int64).view(-1, k)
+    kept_Tk = torch.ones_like(experts_Tk, dtype=torch.bool)
+    for place in dropped:
+        kept_Tk[place] = False
+    counts_E = torch.bincount(experts_Tk[kept_Tk], minlength=EXPERTS)
+    copies_M = sort_copies(experts_Tk, kept_Tk, counts_E)
+    tokens = len(table)
+    generator = torch.Generator().manual_seed(3)
+    gates = torch.rand(tokens, k, generator=generator, dtype=torch.float64)
+    _, weights, _ = made([])
+    inputs = [reference.tokens(tokens, HIDDEN), gates, *weights]
+    grad = reference.tokens(tokens, HIDDEN, seed=1)
+
+    def run(layer) -> list[torch.Tensor]:
+        mine = [t.clone().requires_grad_() for t in inputs]
+        before = [t.detach().clone() for t in mine]
+        y = layer(*mine)
+        (y * grad).sum().backward()
+        assert all(map(torch.equal, mine, before)), "inputs are as they were"
+        return [y.detach(), *(t.grad for t in mine)]
+
+    def in_pieces(x, gates, *weights):
+        rows = expert_mlp(x[copies_M // k], counts_E, *weights, backward="autograd")
+        return weighted_sum(rows, gates, copies_M)
+
+    found = run(lambda x, g, *w: routed_mlp(x, g, copies_M, counts_E, *w, path))
+    for one, other in zip(found, run(in_pieces), strict=True):
+        close(one, torch.zeros_like(one) if other is None else other)
 
 
 @pytest.mark.verifies(MODULE_)

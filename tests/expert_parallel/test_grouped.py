@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from xtrain.expert_parallel import grouped
 from xtrain.expert_parallel.grouped import (
+    CALL_WORK,
     GROUPED_MM,
     PATHS,
     SMALL_PADDING,
@@ -93,18 +94,46 @@ def chosen(counts: list[int], width: int = 4, inner: int = 8, **options) -> str:
     )
 
 
-@pytest.mark.verifies(f"{MODULE}:choose_path")
+@pytest.mark.verifies(f"{MODULE}:choose_path", f"{MODULE}:grouped_takes")
 def test_the_way_is_chosen_by_size():
     assert chosen([3, 2, 4]) == "padded", "small and even"
     assert chosen([0, 0, 0]) == "loop", "nothing to compute"
     assert chosen([]) == "loop", "no experts"
     assert chosen([20, 0, 0, 0]) == "padded", "four times the rows, and no more"
-    assert chosen([20, 0, 0, 0, 0]) == "loop", "most of the table would be padding"
+    assert chosen([20, 0, 0, 0, 0]) == "grouped", "most of the table would be padding"
     most = SMALL_PADDING // (2 * 8)
     assert chosen([most, most]) == "padded"
-    assert chosen([most + 1, most]) == "loop", "large: calls cost little"
+    assert chosen([most + 1, most]) == "grouped", "large: calls cost little"
     assert chosen([most + 1, most], inner=2, width=2) == "padded"
     assert chosen([2, 2], dtype=torch.bfloat16) == "padded", "no GPU"
+
+
+@pytest.mark.verifies(f"{MODULE}:choose_path", f"{MODULE}:grouped_takes")
+def test_padding_may_cost_as_much_as_the_calls_it_saves(monkeypatch):
+    experts, width = 16, 64
+    padding = CALL_WORK * experts // (width * width)  # rows, of all experts together
+    spare = padding // (experts - 1)
+    assert chosen([9 + spare] + [9] * 15, width, width) == "padded"
+    assert chosen([10 + spare] + [9] * 15, width, width) == "grouped"
+    uneven = [10 + spare] + [9] * 15
+    assert chosen(uneven, width, width, dtype=torch.float64) == "loop"
+    assert chosen(uneven, width, width, dtype=torch.bfloat16) == "loop"
+    assert chosen(uneven, width, 66) == "loop", "not a multiple of 16 bytes"
+    assert chosen(uneven, 66, width) == "loop"
+    monkeypatch.setattr(grouped, "GROUPED_MM", None)
+    assert chosen(uneven, width, width) == "loop"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.verifies(*WAYS)
+def test_a_gradient_is_added_to_what_is_there(path):
+    counts = [3, 0, 4, 2]
+    x_NI, dy_NO, w_EOI = made(counts, torch.float32)
+    rows = rows_of(torch.tensor(counts), x_NI, OUTPUTS, path)
+    there = rows.pack(x_NI)
+    dx = rows.input_gradient(rows.pack(dy_NO), w_EOI)
+    total = rows.input_gradient(rows.pack(dy_NO), w_EOI, onto=there.clone())
+    torch.testing.assert_close(rows.unpack(total), rows.unpack(there + dx))
 
 
 @pytest.mark.parametrize(

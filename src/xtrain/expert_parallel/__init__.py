@@ -24,6 +24,7 @@ from xtrain.expert_parallel.experts import (
 from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.moe import DeepSeekMoE, MoE
 from xtrain.expert_parallel.moe_by_hand import moe_backward, moe_forward
+from xtrain.expert_parallel.overlap import OverlappedMoEBlock, overlapped_prefill
 from xtrain.expert_parallel.router import TopKRouter
 from xtrain.expert_parallel.routing import Routing, top_k_gradient
 
@@ -35,6 +36,7 @@ __all__ = [
     "Experts",
     "GShardMoE",
     "MoE",
+    "OverlappedMoEBlock",
     "Routing",
     "TopKRouter",
     "combine",
@@ -46,6 +48,7 @@ __all__ = [
     "load_balancing_loss",
     "moe_backward",
     "moe_forward",
+    "overlapped_prefill",
     "plan_dispatch",
     "router_z_loss",
     "sequence_balance_loss",

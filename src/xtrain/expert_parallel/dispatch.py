@@ -72,23 +72,54 @@ def plan_dispatch(
     Raises:
         ValueError: the experts do not divide by the ranks.
     """
+    return issue_counts(routing, group, collectives).wait()
+
+
+class PendingPlan:
+    """Counts under way: `wait()` returns the plan."""
+
+    def __init__(
+        self,
+        work: Work,
+        sent_eL: Tensor,
+        arriving_eL: Tensor,
+        copies_M: Tensor,
+        rest: tuple[int, ProcessGroup | None, Collectives],
+    ):
+        self.work, self.sent_eL, self.arriving_eL = work, sent_eL, arriving_eL
+        self.copies_M, self.rest = copies_M, rest
+
+    def wait(self) -> DispatchPlan:
+        """What every rank sends to every other."""
+        self.work.wait()
+        arriving_eL, (top_k, group, collectives) = self.arriving_eL, self.rest
+        return DispatchPlan(
+            self.copies_M,
+            top_k,
+            self.sent_eL.sum(1).tolist(),
+            arriving_eL.sum(1).tolist(),
+            order_by_expert(arriving_eL),
+            arriving_eL.sum(0),
+            group,
+            collectives,
+        )
+
+
+def issue_counts(
+    routing: Routing,
+    group: ProcessGroup | None = None,
+    collectives: Collectives = TORCH,
+) -> PendingPlan:
+    """Begin to tell each rank how many copies its experts get from this one."""
     _, size = rank_and_size(group)
     local = experts_per_rank(routing.num_experts, size)
     counts_E = routing.counts_E
     copies_M = sort_copies(routing.experts_Tk, routing.kept_Tk, counts_E)
     sent_eL = counts_E.view(size, local)
     arriving_eL = torch.empty_like(sent_eL)
-    collectives.all_to_all_single(arriving_eL, sent_eL, group=group).wait()
-    return DispatchPlan(
-        copies_M,
-        routing.experts_Tk.shape[1],
-        sent_eL.sum(1).tolist(),
-        arriving_eL.sum(1).tolist(),
-        order_by_expert(arriving_eL),
-        arriving_eL.sum(0),
-        group,
-        collectives,
-    )
+    work = collectives.all_to_all_single(arriving_eL, sent_eL, group=group)
+    rest = routing.experts_Tk.shape[1], group, collectives
+    return PendingPlan(work, sent_eL, arriving_eL, copies_M, rest)
 
 
 def experts_per_rank(num_experts: int, ranks: int) -> int:

@@ -160,7 +160,8 @@ class _RoutedMLP(torch.autograd.Function):
         ctx.save_for_backward(
             gates_Tk, copies_M, out_TkH, saved.x, saved.a, saved.u, *weights
         )
-        return (out_TkH * gates_Tk[..., None].to(out_TkH.dtype)).sum(1)
+        gates_T1k = gates_Tk.to(out_TkH.dtype).unsqueeze(1)
+        return torch.bmm(gates_T1k, out_TkH).squeeze(1)
 
     @staticmethod
     @once_differentiable

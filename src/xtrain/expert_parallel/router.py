@@ -157,7 +157,7 @@ class TopKRouter(nn.Module):
             gates_Tk = scores_TE.gather(1, experts_Tk)
             if self.renormalize:
                 tiny = torch.finfo(wide).tiny
-                gates_Tk = gates_Tk / gates_Tk.sum(-1, keepdim=True).clamp_min(tiny)
+                gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdim=True) + tiny)
             if self.scale != 1:
                 gates_Tk = gates_Tk * self.scale
             probabilities_TE = scores_TE

@@ -5,12 +5,15 @@ Shapes: B batch, S sequence, H hidden.
 
 from torch import Tensor, nn
 
+from xtrain.expert_parallel import GShardMoE
+from xtrain.expert_parallel.events import Event
 from xtrain.model.parts import WholeParts
 
 
 def make_layer(parts: WholeParts, number: int) -> "DecoderLayer":
     """The layer with this number."""
-    return DecoderLayer(parts, number)
+    kind = OverlappedDecoderLayer if parts.sends_copies(number) else DecoderLayer
+    return kind(parts, number)
 
 
 class DecoderLayer(nn.Module):
@@ -31,3 +34,24 @@ class DecoderLayer(nn.Module):
     def forward(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)
         return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
+
+
+class OverlappedDecoderLayer(DecoderLayer):
+    """One whose experts are on several ranks, as `ForwardChunks` cuts it.
+
+    Called as a module it is a `DecoderLayer`.
+    """
+
+    events: list[Event] | None = None
+
+    def attention(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
+        """The first half, with its norm and residual."""
+        return x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)
+
+    @property
+    def norm(self) -> nn.Module:
+        return self.post_attention_layernorm
+
+    @property
+    def moe(self) -> GShardMoE:
+        return self.mlp  # type: ignore[return-value]

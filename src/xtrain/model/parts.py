@@ -54,6 +54,11 @@ class WholeParts:
             return make_moe(self.config, self.expert)
         return SwiGLU(self.config)
 
+    def sends_copies(self, layer: int) -> bool:
+        """Whether a layer's only messages are those to experts on other ranks."""
+        expert = self.expert
+        return self.config.is_moe(layer) and expert is not None and expert.size() > 1
+
     def head(self) -> nn.Module:
         return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
 
@@ -113,6 +118,9 @@ class CutParts(WholeParts):
             sequence_parallel=self.sequence_parallel,
             group=self.group,
         )
+
+    def sends_copies(self, layer: int) -> bool:
+        return False  # every half of a layer sends
 
     def head(self) -> nn.Module:
         return ColumnParallelLinear(

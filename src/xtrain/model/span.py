@@ -112,10 +112,19 @@ class DecoderSpan(nn.Module):
             self.to_empty(device=device)
             self.reset_parameters()
 
-    def run(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        through: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Tokens [B, S] or activations [B, S / c, H] through these parts, to
         activations or logits [B, S / c, V / t]; with sequence_parallel activations are
-        [B, S / c / t, H]. Tokens and positions are those of whole sequences."""
+        [B, S / c / t, H]. Tokens and positions are those of whole sequences.
+
+        Args:
+            through: what runs the layers, if not one after the other.
+        """
         if positions is None:
             positions = torch.arange(self.whole_length(x), device=x.device)
         if self.context is not None:
@@ -123,10 +132,15 @@ class DecoderSpan(nn.Module):
             x = self.context.shard(x) if self.has_embedding else x
         if self.has_embedding:
             x = self.embed_tokens(x)
-        for layer in self.layers:
-            x = layer(x, positions)
+        x = (through or self.through_layers)(x, positions)
         self.copies.count(self.routings())
         return self.lm_head(self.norm(x)) if self.has_head else x
+
+    def through_layers(self, x: Tensor, positions: Tensor) -> Tensor:
+        """One layer after the other."""
+        for layer in self.layers:
+            x = layer(x, positions)
+        return x
 
     def routings(self) -> dict[int, Routing]:
         """What each router of these layers decided in its last forward."""

@@ -8,7 +8,8 @@ Stages cost about the same FLOPs. A rank makes the modules of its own stages alo
 Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -19,10 +20,12 @@ from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
+from xtrain.model.overlapped_layers import Pieces, forward_over, layers_before
 from xtrain.model.placement import axis_group, axis_size
 from xtrain.model.span import TIED, DecoderSpan
 from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
+from xtrain.pipeline_parallel.deferred_gradients import current
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.schedules import Schedule
 from xtrain.tensor_parallel.shards import check_features, check_ids
@@ -44,11 +47,20 @@ class DecoderStage(DecoderSpan):
         Raises:
             ValueError: what is given does not fit; before anything is computed.
         """
+        return self.checked_run(x, positions)
+
+    def checked_run(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        through: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """`run`, of what a stage may be called with."""
         if self.has_embedding:
             self.check_call(x, positions=positions)
         else:
             check_features(f"decoder parts {self.span}", x, self.config.hidden_size)
-        return self.run(x, positions)
+        return self.run(x, positions, through)
 
     def loss_fn(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The summed loss of labels other than -100 of this batch, and their count.
@@ -75,6 +87,35 @@ class DecoderStage(DecoderSpan):
             return sum_cross_entropy(logits, labels, self.tensor), count
         own = sum_cross_entropy(logits, self.context.shard(labels), self.tensor)
         return all_reduce_identity(own, self.context.group), count
+
+
+class OverlappedDecoderStage(DecoderStage):
+    """A stage with layers whose experts are on several ranks.
+
+    A runner whose schedule has overlapped pairs calls `forward_with_backward` for a
+    pair, and `forward_in_pieces` for a forward whose backward may come in one. Called
+    as a module it is a `DecoderStage`.
+    """
+
+    def forward_in_pieces(self, *inputs: Any) -> Tensor:
+        """What the module returns."""
+        return self._run_over(iter(()), inputs)
+
+    def forward_with_backward(self, inputs: tuple, backward: Any) -> Tensor:
+        """What the module returns for `inputs`; under it, another's backward."""
+        layers = layers_before(backward.outputs)
+        if layers is None:  # it was run as a whole, and so is its backward
+            output = self._run_over(iter(()), inputs)
+            backward()
+            return output
+        rest = layers.backward_to_here(backward.outputs, backward.gradients)
+        return self._run_over(rest, inputs)
+
+    def _run_over(self, backwards: Pieces, inputs: tuple) -> Tensor:
+        x, positions = (*inputs, None)[:2]
+        in_pieces = current() is None  # else its own backward comes as B and W
+        over = partial(forward_over, self.layers, backwards, in_pieces)
+        return self.checked_run(x, positions, over)
 
 
 def part_costs(config: XtrainConfig, sequence: int = 1) -> list[int]:
@@ -144,8 +185,9 @@ def make_modules(
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
     spans = stage_spans(config, schedule.stages, sequence)
+    kind = OverlappedDecoderStage if hides_messages(mesh, schedule) else DecoderStage
     return {
-        stage: DecoderStage(
+        stage: kind(
             config,
             mesh,
             spans[stage],
@@ -154,6 +196,12 @@ def make_modules(
         )
         for stage in schedule.stages_of(rank)
     }
+
+
+def hides_messages(mesh: DeviceMesh | None, schedule: Schedule) -> bool:
+    """Whether stages have messages between experts, and a schedule pairs over them."""
+    pairs = any(a.under is not None for actions in schedule.actions for a in actions)
+    return pairs and axis_size(mesh, "expert") > 1 and axis_size(mesh, "tensor") == 1
 
 
 def as_stages(modules: dict[int, DecoderStage], count: int) -> list[PipelineStage]:

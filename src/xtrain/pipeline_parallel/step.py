@@ -127,7 +127,7 @@ class Step:
         if action.under is not None:
             self._pair(action, action.under)
         elif action.kind == "F":
-            self._run_forward(action, self.stages[action.stage])
+            self._run_forward(action, self._alone(action))
         elif action.kind == "W":
             key = action.stage, action.micro_batch
             self._waiting.pop(key).backward_weight()
@@ -141,16 +141,27 @@ class Step:
             self._end_backward(action, micro_batch)
 
     def _pair(self, action: Action, under: Action) -> None:
-        """A forward and a backward; its module runs one into the other if it can."""
+        """A forward and a backward; its module runs one into the other if it can.
+
+        A stage that computes its forward again is run as a whole.
+        """
         backward = self._begin_backward(under)
-        module = self.stages[action.stage].module
-        overlapped = getattr(module, "forward_with_backward", None)
-        if overlapped is None:
-            self._run_forward(action, self.stages[action.stage])
+        stage = self.stages[action.stage]
+        overlapped = getattr(stage.module, "forward_with_backward", None)
+        if overlapped is None or stage.recompute:
+            self._run_forward(action, stage)
             backward()
         else:
             self._run_forward(action, lambda *inputs: overlapped(inputs, backward))
         self._end_backward(under, backward)
+
+    def _alone(self, action: Action) -> Callable[..., Any]:
+        """What runs a forward that is in no pair, if its backward may be in one."""
+        stage, key = self.stages[action.stage], (action.stage, action.micro_batch)
+        in_pieces = getattr(stage.module, "forward_in_pieces", None)
+        if in_pieces is None or stage.recompute or key in self._splits:
+            return stage
+        return in_pieces if torch.is_grad_enabled() else stage
 
     def _run_forward(self, action: Action, module: Callable[..., Any]) -> None:
         _, stage, i, _ = action

@@ -35,7 +35,11 @@ class OverlapsBackward(Protocol):
     """A stage's module that runs its forward and another's backward into each other.
 
     Whoever runs an overlapped pair calls this on the module of the forward, if it has
-    it; otherwise the forward is run, and then the backward.
+    it; otherwise the forward is run, and then the backward. So it is if the stage is to
+    compute its forward again: what is recomputed is run as a whole.
+
+    A forward whose backward may come in a pair, but that is in none itself, is run by
+    the module's `forward_in_pieces(*inputs)` if it has that.
     """
 
     def forward_with_backward(self, inputs: tuple, backward: Any) -> Any:

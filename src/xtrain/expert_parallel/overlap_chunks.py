@@ -1,0 +1,314 @@
+"""A transformer block with experts, cut into chunks between its messages.
+
+    forward    attention - shared -> dispatch -> mlp -> combine      of one micro-batch
+    backward   combine -> mlp -> dispatch -> attention               of another
+
+Each message is two calls, issue and wait, and what is called between the two is hidden.
+Chunks are pieces of the graph of autograd on their own: each begins with leaves, so its
+backward is one call of autograd, and the messages between chunks are sent by hand. The
+backward of combine goes the way of dispatch and that of dispatch the way of combine.
+
+    x -[attention: h = attention(x), router, shared expert]-> base, gates, copies
+    copies ~dispatch~> rows -[mlp: the experts]-> outputs ~combine~> returned
+    base, gates, returned -[sum]-> y
+
+Only forward has to know how many rows come: the counts are issued when the router has
+decided and waited for right before dispatch is issued, never between the issue and the
+wait of rows. Backward has the same plan.
+
+Shapes: T tokens, H hidden, k experts of a token, M copies, N rows.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from xtrain.expert_parallel.dispatch import (
+    DispatchPlan,
+    PendingPlan,
+    PendingRows,
+    issue_combine,
+    issue_counts,
+    issue_dispatch,
+)
+from xtrain.expert_parallel.events import Event, event
+from xtrain.expert_parallel.gshard import GShardMoE
+from xtrain.expert_parallel.router import RouterStats
+from xtrain.expert_parallel.routing import Routing, weighted_sum
+
+Way = Callable[[Tensor, DispatchPlan], PendingRows]
+
+
+class Block(Protocol):
+    """What chunks are cut from: y = h + moe(norm(h)) with h = attention(x, ...)."""
+
+    @property
+    def attention(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def norm(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def moe(self) -> GShardMoE: ...
+
+    @property
+    def events(self) -> list[Event] | None: ...
+
+
+class ForwardChunks:
+    """The forward of one micro-batch; call its methods in their order.
+
+    Args:
+        context: what attention is called with besides x.
+        batch: its word in the block's `events`.
+        in_pieces: leave pieces for `BackwardChunks`. Otherwise y has one graph, from x
+            on, and autograd's backward sends what is to be sent.
+
+    Attributes:
+        output: y, when all is done; in pieces it is a leaf.
+        dx: the gradient of x, when the backward is done; None if x has none.
+        auxiliary: logits and probabilities of the router, for losses made of them;
+            their gradients are taken along by the backward.
+    """
+
+    output: Tensor
+
+    def __init__(
+        self,
+        block: Block,
+        x: Tensor,
+        *context: Any,
+        batch: str = "F",
+        in_pieces: bool = True,
+    ):
+        self.block, self.batch, self.context = block, batch, context
+        self.begin = leaf if in_pieces else whole
+        self.x, self.shape = self.begin(x), x.shape
+        self.dx: Tensor | None = None
+        self.auxiliary: tuple[Tensor, ...] = ()
+        self.pending: PendingRows | None = None
+
+    def attention(self) -> None:
+        """Attention and the router; then the counts are issued."""
+        moe = self.block.moe
+        with self.event("attention", "compute"):
+            h = self.block.attention(self.x, *self.context)
+            self.base_TH = h.flatten(0, -2)
+            self.x_TH = self.block.norm(h).flatten(0, -2)
+            self.routing = moe.router(self.x_TH)
+        with self.event("counts", "issue"):
+            self.counts: PendingPlan | None = issue_counts(
+                self.routing, moe.group, moe.collectives
+            )
+        held = self.routing.logits_TE, self.routing.probabilities_TE
+        self.auxiliary = tuple(map(self.begin, held))
+        moe.router.stats = RouterStats(with_leaves(self.routing, *self.auxiliary))
+
+    def shared(self) -> None:
+        """The shared expert, which sends nothing, and the residual."""
+        if self.block.moe.shared is not None:
+            with self.event("shared", "compute"):
+                self.base_TH = self.base_TH + self.block.moe.shared(self.x_TH)
+
+    def issue_dispatch(self) -> None:
+        """Wait for the counts, and begin to send the copies."""
+        assert self.counts is not None
+        with self.event("counts", "wait"):
+            self.plan: DispatchPlan = self.counts.wait()
+        self.counts = None
+        with self.event("dispatch", "issue"):
+            self.copies_MH = self.x_TH[self.plan.tokens_M]
+            del self.x_TH
+            self.pending = issue_dispatch(self.copies_MH.detach(), self.plan)
+
+    def wait_dispatch(self) -> None:
+        """Have the rows of this rank's experts."""
+        self.rows_NH = self.received("dispatch", self.copies_MH, issue_combine)
+
+    def mlp(self) -> None:
+        """The experts."""
+        with self.event("mlp", "compute"):
+            moe = self.block.moe
+            self.outputs_NH = moe.experts(self.rows_NH, self.plan.counts_L)
+
+    def issue_combine(self) -> None:
+        """Begin to send the rows back."""
+        with self.event("combine", "issue"):
+            self.pending = issue_combine(self.outputs_NH.detach(), self.plan)
+
+    def wait_combine(self) -> Tensor:
+        """Have what the experts made of this rank's tokens, and with it y."""
+        sent_NH = self.outputs_NH
+        self.returned_MH = self.received("combine", sent_NH, issue_dispatch)
+        with self.event("sum", "compute"):
+            self.base = self.begin(self.base_TH)
+            self.gates_Tk = self.begin(self.routing.gates_Tk)
+            routed_TH = weighted_sum(
+                self.returned_MH, self.gates_Tk, self.plan.copies_M
+            )
+            self.sum = (self.base + routed_TH).view(self.shape)
+        self.output = self.begin(self.sum)
+        return self.output
+
+    def run(self) -> Tensor:
+        """All chunks, one after the other: y."""
+        self.attention()
+        self.shared()
+        self.issue_dispatch()
+        self.wait_dispatch()
+        self.mlp()
+        self.issue_combine()
+        return self.wait_combine()
+
+    def received(self, chunk: str, sent: Tensor, way_back: Way) -> Tensor:
+        """The rows under way, with a gradient if what was sent has one."""
+        assert self.pending is not None
+        with self.event(chunk, "wait"):
+            rows = self.pending.wait()
+        self.pending = None
+        if self.begin is whole:
+            return _Received.apply(sent, rows, self.plan, way_back)
+        return rows.requires_grad_(sent.requires_grad)
+
+    def event(self, chunk: str, kind: str) -> AbstractContextManager:
+        return event(self.block.events, self.batch, chunk, kind)
+
+
+class _Received(torch.autograd.Function):
+    """Rows that were sent, where they are now; the gradient takes the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, sent: Tensor, rows: Tensor, plan: DispatchPlan, way_back: Way
+    ) -> Tensor:
+        ctx.plan, ctx.way_back = plan, way_back
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.way_back(grad, ctx.plan).wait(), None, None, None
+
+
+class BackwardChunks:
+    """The backward of a micro-batch whose forward was `ForwardChunks`.
+
+    Args:
+        forward: finished; used up by this.
+        grad: the gradient of its output.
+    """
+
+    def __init__(self, forward: ForwardChunks, grad: Tensor, *, batch: str = "B"):
+        if forward.begin is whole or not hasattr(forward, "sum"):
+            raise ValueError(
+                "this micro-batch has no finished forward in pieces: that comes first, "
+                "and one backward uses it up"
+            )
+        self.forward, self.grad, self.batch = forward, grad, batch
+        self.pending: PendingRows | None = None
+
+    def issue_combine(self) -> None:
+        """The weighted sum, and begin to send the gradients of the experts' outputs."""
+        forward = self.forward
+        with self.event("sum", "compute"):
+            backward([forward.sum], [self.grad])
+        with self.event("combine", "issue"):
+            if forward.outputs_NH.requires_grad:
+                grad_MH = gradient_of(forward.returned_MH)
+                self.pending = issue_dispatch(grad_MH, forward.plan)
+        del forward.sum, forward.returned_MH, self.grad
+
+    def wait_combine(self) -> None:
+        """Have the gradients of this rank's experts' outputs."""
+        self.grad_NH = self.received("combine")
+
+    def mlp(self) -> None:
+        """The experts' backward, with the gradients of their weights."""
+        with self.event("mlp", "compute"):
+            backward([self.forward.outputs_NH], [self.grad_NH])
+        del self.forward.outputs_NH, self.grad_NH
+
+    def issue_dispatch(self) -> None:
+        """Begin to send the gradients of the rows back to their tokens."""
+        forward = self.forward
+        with self.event("dispatch", "issue"):
+            if forward.rows_NH.requires_grad:
+                self.pending = issue_combine(gradient_of(forward.rows_NH), forward.plan)
+        del forward.rows_NH
+
+    def wait_dispatch(self) -> None:
+        """Have the gradients of this rank's copies."""
+        self.grad_MH = self.received("dispatch")
+
+    def attention(self) -> Tensor | None:
+        """Shared expert, router and attention; dx, None if x has no gradient."""
+        forward, routing = self.forward, self.forward.routing
+        outer = *forward.auxiliary, forward.base, forward.gates_Tk
+        inner = routing.logits_TE, routing.probabilities_TE, forward.base_TH
+        with self.event("attention", "compute"):
+            backward(
+                [*inner, routing.gates_Tk, forward.copies_MH],
+                [*(t.grad for t in outer), self.grad_MH],
+            )
+        forward.dx = forward.x.grad
+        for name in ("base", "base_TH", "gates_Tk", "copies_MH", "routing", "x"):
+            delattr(forward, name)
+        forward.auxiliary = ()
+        return forward.dx
+
+    def run(self) -> Tensor | None:
+        """All chunks, one after the other: dx."""
+        self.issue_combine()
+        self.wait_combine()
+        self.mlp()
+        self.issue_dispatch()
+        self.wait_dispatch()
+        return self.attention()
+
+    def received(self, chunk: str) -> Tensor | None:
+        """The gradients under way; None if nobody has any."""
+        with self.event(chunk, "wait"):
+            rows = None if self.pending is None else self.pending.wait()
+        self.pending = None
+        return rows
+
+    def event(self, chunk: str, kind: str) -> AbstractContextManager:
+        return event(self.forward.block.events, self.batch, chunk, kind)
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """The same numbers, at the beginning of a graph of their own."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, where its graph goes on."""
+    return tensor
+
+
+def with_leaves(
+    routing: Routing, logits_TE: Tensor, probabilities_TE: Tensor
+) -> Routing:
+    """The routing as losses see it."""
+    return replace(routing, logits_TE=logits_TE, probabilities_TE=probabilities_TE)
+
+
+def gradient_of(tensor: Tensor) -> Tensor:
+    """What has been added up there; zeros if nothing was."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def backward(outputs: list[Tensor], gradients: list[Tensor | None]) -> None:
+    """One call of autograd, from the outputs that have a graph and a gradient."""
+    roots, given = [], []
+    for output, grad in zip(outputs, gradients, strict=True):
+        if output.requires_grad and grad is not None:
+            roots.append(output)
+            given.append(grad)
+    if roots:
+        torch.autograd.backward(roots, given)

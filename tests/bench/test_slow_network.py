@@ -1,0 +1,83 @@
+"""A network with a delay: right rows, and how long a wait has to sleep."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from xtrain.bench.slow_network import slow_network
+
+SLOW = "xtrain.bench.slow_network:SlowNetwork"
+
+
+def rows_and_pauses() -> tuple[list[int], list[int], list[float], list[bool]]:
+    """Uneven rows to every rank; what a sleep of each wait was asked for."""
+    pauses: list[float] = []
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = slow_network(50.0, 100.0, sleep=pauses.append)
+    sends = [rank + to for to in range(size)]
+    receives = [rank + source for source in range(size)]
+    rows = torch.tensor([float(10 * rank + to) for to in range(size)])
+    x = rows.repeat_interleave(torch.tensor(sends))[:, None].expand(-1, 2_500)
+    y = torch.empty(sum(receives), 2_500)
+    first = dist.all_to_all_single(
+        y, x.contiguous(), receives, sends, group, async_op=True
+    )
+    second = dist.all_to_all_single(
+        torch.empty(size), torch.ones(size), group=group, async_op=True
+    )
+    time.sleep(0.01)  # the rows may be there, but are not to be seen
+    done = [first.is_completed()]
+    first.wait()
+    second.wait()
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier(group)
+    late = 100.0 * sum(n for to, n in enumerate(sends) if to != rank)
+    wanted = [50.0 + late, 100.0 + late]
+    found = y[:, 0].long().tolist()
+    dist.destroy_process_group(group)
+    expected = [10 * s + rank for s in range(size) for _ in range(rank + s)]
+    near = [abs(p - w) < 10 for p, w in zip(pauses, wanted, strict=True)]
+    return found, expected, pauses, [*near, not any(done)]
+
+
+@pytest.mark.verifies(SLOW)
+@pytest.mark.verifies("xtrain.bench.slow_network:slow_network")
+@pytest.mark.verifies("xtrain.bench.slow_network:Delayed")
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_rows_arrive_after_latency_and_size_one_call_after_the_other(world, ranks):
+    for found, expected, pauses, near in world(ranks).run(rows_and_pauses):
+        assert found == expected
+        assert all(near), pauses
+
+
+def computed_meanwhile() -> list[float]:
+    """Pauses of a wait after nothing, and after longer than the message takes."""
+    pauses: list[float] = []
+    group = slow_network(0.02, sleep=pauses.append)
+    x = torch.ones(group.size())
+    for seconds in (0.0, 0.03):
+        work = dist.all_to_all_single(
+            torch.empty_like(x), x, group=group, async_op=True
+        )
+        time.sleep(seconds)
+        work.wait()
+        time.sleep(0.03)
+    dist.destroy_process_group(group)
+    return pauses
+
+
+@pytest.mark.verifies("xtrain.bench.slow_network:Delayed")
+def test_what_was_computed_meanwhile_is_not_slept(world):
+    for pauses in world(2).run(computed_meanwhile):
+        assert len(pauses) == 1
+
+
+def refused() -> None:
+    slow_network(-1.0)
+
+
+def test_a_network_without_time_is_refused(world):
+    with pytest.raises(Exception, match="a network takes time"):
+        world(2).run(refused)

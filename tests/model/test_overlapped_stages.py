@@ -1,0 +1,148 @@
+"""DualPipe trains a decoder with experts, the all-to-all under compute: the numbers of
+one process, and which forward ran over which backward."""
+
+import pytest
+import torch
+
+from tests.model.expert_cases import DEEPSEEK, MIXTRAL, batch
+from tests.model.stage_training import no_loss
+from tests.model.test_on_a_mesh import close, config_of
+from xtrain.comm import init_mesh
+from xtrain.model import XtrainModel
+from xtrain.model.layer import OverlappedDecoderLayer
+from xtrain.model.placement import batch_group
+from xtrain.model.stages import OverlappedDecoderStage, update_stages_balance_biases
+from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.schedules import SCHEDULES
+
+KINDS = {
+    "mixtral": MIXTRAL | {"num_hidden_layers": 4},
+    "deepseek": DEEPSEEK | {"num_hidden_layers": 5, "first_k_dense_replace": 2},
+}
+MICRO_BATCHES, STEPS = 6, 2
+
+
+class Stages:
+    """Two pipeline ranks of two expert ranks each."""
+
+    def __init__(self, kind: str, name: str, recompute: bool):
+        self.mesh = init_mesh((2, 2), ("pipeline", "expert"))
+        self.schedule = SCHEDULES[name](2, MICRO_BATCHES)
+        config = config_of(**KINDS[kind])
+        self.stages = XtrainModel.stages(
+            config, self.mesh, self.schedule, dtype=torch.float64
+        )
+        for stage in self.stages:
+            stage.recompute = recompute
+        self.modules = {stage.index: stage.module for stage in self.stages}
+        last = self.modules.get(self.schedule.stages - 1)
+        self.runner = PipelineRunner(
+            self.stages,
+            self.schedule,
+            last.loss_fn if last else no_loss,
+            self.mesh["pipeline"].get_group(),
+            data_group=batch_group(self.mesh),
+        )
+        self.whole = XtrainModel(config, dtype=torch.float64)
+        self.events: list = []
+        for module in self.modules.values():
+            for layer in module.layers:
+                if isinstance(layer, OverlappedDecoderLayer):
+                    layer.events = self.events
+
+    def check_step(self, step: int) -> None:
+        """Loss and every gradient, with what was there before added up."""
+        tokens, labels = batch(step, MICRO_BATCHES + 1)
+        here = self.mesh["expert"].get_local_rank()
+        loss = self.runner.step(tokens.chunk(2)[here], labels.chunk(2)[here])
+        wanted = self.whole.loss(tokens, labels)
+        wanted.backward()
+        close(loss, wanted, "loss")
+        for module in self.modules.values():
+            module.sync_gradients()
+            for name, parameter in module.named_parameters():
+                right = module.placement(name).of(self.whole.get_parameter(name).grad)
+                close(parameter.grad, right, name)
+            module.zero_grad()
+        self.whole.zero_grad()
+        if self.whole.config.balance_bias:
+            update_stages_balance_biases(self.stages, 0.05)
+            self.whole.update_balance_biases(0.05)
+            right = dict(self.whole.named_buffers())
+            for module in self.modules.values():
+                for name, bias in module.named_buffers():
+                    close(bias, right[name], name)
+
+    def overlapped(self) -> tuple[int, int]:
+        """Layers of forwards that ran over a backward: counted, and in the schedule."""
+        names = [event.name for event in self.events]
+        counted = sum(
+            names[at - 1] == "compute B mlp"
+            for at, name in enumerate(names)
+            if name == "wait F dispatch"
+        )
+        cut = {
+            index: sum(isinstance(x, OverlappedDecoderLayer) for x in module.layers)
+            for index, module in self.modules.items()
+        }
+        rank = self.mesh["pipeline"].get_local_rank()
+        expected = sum(
+            min(cut[action.stage], cut[action.under.stage])
+            for action in self.schedule.actions[rank]
+            if action.under is not None
+        )
+        return counted, expected
+
+
+def train(kind: str, name: str, recompute: bool) -> tuple[int, int, bool]:
+    stages = Stages(kind, name, recompute)
+    for step in range(STEPS):
+        stages.events.clear()
+        stages.check_step(step)
+    tokens, labels = batch(9, MICRO_BATCHES)
+    here = stages.mesh["expert"].get_local_rank()
+    stages.runner.evaluate(tokens.chunk(2)[here], labels.chunk(2)[here])
+    kinds = {
+        type(module) is OverlappedDecoderStage for module in stages.modules.values()
+    }
+    return *stages.overlapped(), kinds == {True}
+
+
+@pytest.mark.verifies("xtrain.model.stages:OverlappedDecoderStage")
+@pytest.mark.verifies("xtrain.model.layer:OverlappedDecoderLayer")
+@pytest.mark.verifies("xtrain.model.overlapped_layers:LayersForward")
+@pytest.mark.verifies("xtrain.model.overlapped_layers:forward_over")
+@pytest.mark.verifies("xtrain.model.overlapped_layers:_Joint")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])
+def test_overlapped_stages_train_as_one_process(world, kind, name):
+    total = 0
+    for counted, expected, overlaps in world(4).run(train, kind, name, False):
+        assert counted == expected
+        assert overlaps
+        total += counted
+    assert total > 0
+
+
+def test_stages_that_recompute_run_a_pair_as_two(world):
+    for counted, _, _ in world(4).run(train, "mixtral", "dualpipe_v", True):
+        assert counted == 0
+
+
+def kinds_of_stages() -> list[str]:
+    config = config_of(**KINDS["mixtral"])
+    found = []
+    for name, sizes, axes in (
+        ("one_f_one_b", (2, 2), ("pipeline", "expert")),
+        ("dualpipe", (2, 2), ("pipeline", "tensor")),
+    ):
+        mesh = init_mesh(sizes, axes)
+        made = XtrainModel.stages(config, mesh, SCHEDULES[name](2, 4))
+        found += [type(stage.module).__name__ for stage in made]
+    return found
+
+
+@pytest.mark.verifies("xtrain.model.stages:hides_messages")
+def test_stages_without_pairs_or_messages_of_experts_stay_whole(world):
+    for kinds in world(4).run(kinds_of_stages):
+        assert set(kinds) == {"DecoderStage"}
