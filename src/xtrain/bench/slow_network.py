@@ -49,6 +49,7 @@ class SlowNetwork(ProcessGroup):
         latency: seconds that each all-to-all takes at least.
         bandwidth: bytes a second that this rank sends to others.
         sleep: what to do instead of `time.sleep`.
+        calls: when each all-to-all was issued and when it is there.
     """
 
     _device_types = (torch.device("cpu"),)
@@ -59,7 +60,7 @@ class SlowNetwork(ProcessGroup):
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)  # type: ignore
         self.latency, self.bandwidth = 0.0, float("inf")
         self.sleep: Callable[[float], object] = time.sleep
-        self._free = 0.0  # when the last call will have travelled
+        self.calls: list[tuple[float, float]] = []
 
     def getBackendName(self) -> str:
         return NAME
@@ -102,9 +103,10 @@ class SlowNetwork(ProcessGroup):
 
     def _arrival(self, sent: int) -> float:
         """When a call issued now is there."""
-        begin = max(time.perf_counter(), self._free)
-        self._free = begin + self.latency + sent / self.bandwidth
-        return self._free
+        issued = time.perf_counter()
+        begin = max(issued, self.calls[-1][1]) if self.calls else issued
+        self.calls.append((issued, begin + self.latency + sent / self.bandwidth))
+        return self.calls[-1][1]
 
     def allreduce(self, *arguments: Any, **options: Any) -> dist.Work:
         return self._gloo.allreduce(*arguments, **options)
