@@ -197,7 +197,7 @@ def weights(
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return drawn(generator, *shape)
 
     made = {
         "router": randn(experts, hidden),
@@ -215,5 +215,10 @@ def weights(
 
 
 def tokens(count: int, hidden: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 + seed)
-    return torch.randn(count, hidden, generator=generator, dtype=torch.float64)
+    return drawn(torch.Generator().manual_seed(1000 + seed), count, hidden)
+
+
+def drawn(generator: torch.Generator, *shape: int) -> Tensor:
+    """The same numbers on any device: drawn on the CPU."""
+    drawn = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return drawn.to(torch.get_default_device())
