@@ -1,4 +1,7 @@
-"""One loss curve of one process, and every wrapper of lc2 to lc6 on it."""
+"""One loss curve of one process, and every wrapper of lc2 to lc6 on it.
+
+Lecture 7 has one of its own, of the same model with experts.
+"""
 
 import math
 import re
@@ -6,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from xtrain.data_parallel import DistributedDataParallel
@@ -22,6 +26,8 @@ from xtrain_docs.lectures.lc5 import runs_spine as lc5_runs
 from xtrain_docs.lectures.lc5 import spine as lc5
 from xtrain_docs.lectures.lc6 import runs_spine as lc6_runs
 from xtrain_docs.lectures.lc6 import spine as lc6
+from xtrain_docs.lectures.lc7 import runs_spine as lc7_runs
+from xtrain_docs.lectures.lc7 import spine as lc7
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (
@@ -42,6 +48,11 @@ CONTEXT = (
     "xtrain.context_parallel.ring_attention:ring_attention",
     "xtrain.context_parallel.all_gather_attention:all_gather_attention",
     "xtrain.context_parallel.ulysses:ulysses_attention",
+)
+EXPERTS = (
+    "xtrain.expert_parallel.gshard:GShardMoE",
+    "xtrain.model.moe:make_moe",
+    "xtrain.model.placement:is_summed_over",
 )
 TENSOR = ("xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of")
 
@@ -112,6 +123,35 @@ def test_context_ranks_reproduce_it_alone_and_beside_others(on_ranks, ranks):
     rows = [row for row in lc6.rows() if ranks in row.ranks]
     assert len(rows) == {2: 3, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
+
+
+@pytest.mark.verifies(*EXPERTS, MODEL)
+def test_expert_ranks_give_one_curve_alone_and_beside_others(on_ranks):
+    assert [len(row) for row in lc7.expert_differences().rows] == [4] * 4
+    losses = lc7.one_process()["loss"]
+    assert len(losses) == training.STEPS
+    assert min(losses) < 0.8 * losses[0]
+    assert 'viewBox="0 0 400 ' in lc7.expert_spine()
+
+
+def test_experts_that_are_summed_over_expert_ranks_are_not_the_curve(on_ranks, world):
+    found = world(2).run(experts_summed_too)
+    with pytest.raises(EvidenceError, match="norm|loss"):
+        compare.checked(found, lc7.one_process(), "summed twice")
+
+
+def experts_summed_too():
+    """Gradients of experts summed over the expert ranks, as those of all else."""
+    right = lc7_runs.trained_by("expert")
+
+    def reduce() -> None:
+        right.model.sync_gradients()
+        for name, parameter in right.model.named_parameters():
+            if ".experts." in name:
+                dist.all_reduce(parameter.grad)
+
+    right.reduce = reduce
+    return training.run(right)
 
 
 def averaged(rank: int):
