@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 
 from tests.docs.conftest import forget
 from xtrain.comm.mesh import axis_ranks, mesh_coordinates
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 from xtrain.comm.tree import _halve_and_double
 from xtrain_docs import kept, runs
 from xtrain_docs import races as recorded
@@ -169,25 +169,25 @@ FOLDS = {
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:divide_if_average"
+    "xtrain.comm.reduce_op:fold_into", "xtrain.comm.reduce_op:divide_if_average"
 )
 @pytest.mark.parametrize("op", FOLDS, ids=lambda op: op.name)
 def test_folding_three_ranks_equals_plain_python(op):
     ranks = [[3, -5, 12], [6, 7, 10], [-1, 2, 9]]
     partial = torch.tensor(ranks[0])
     for other in ranks[1:]:
-        combine(partial, torch.tensor(other), op)
+        fold_into(partial, torch.tensor(other), op)
     divide_if_average(partial, op, 3)
     expected = [fold(FOLDS[op], column) for column in zip(*ranks, strict=True)]
     assert partial.tolist() == expected
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:divide_if_average"
+    "xtrain.comm.reduce_op:fold_into", "xtrain.comm.reduce_op:divide_if_average"
 )
 def test_an_average_is_divided_once_at_the_end():
     partial = torch.tensor([1.0, 2.0])
-    combine(partial, torch.tensor([3.0, 6.0]), ReduceOp.AVG)
+    fold_into(partial, torch.tensor([3.0, 6.0]), ReduceOp.AVG)
     assert partial.tolist() == [4.0, 8.0]
     divide_if_average(partial, ReduceOp.AVG, 2)
     assert partial.tolist() == [2.0, 4.0]

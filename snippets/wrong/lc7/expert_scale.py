@@ -1,6 +1,7 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc7/expert_scale.py
 import torch
 import torch.distributed as dist
+
 from xtrain.expert_parallel import GShardMoE, MoE
 
 

@@ -1,7 +1,7 @@
 """Make one symbol stand alone: it, and all of ours that it needs, in one file.
 
     xtrain.comm.ring:ring_all_reduce
-        ring_all_reduce -> combine -> COMBINE        from another module of ours
+        ring_all_reduce -> fold_into -> COMBINE        from another module of ours
                         -> torch, Tensor             an import
 
 Names are followed from statement to statement, each copied as it stands. What runs at

@@ -101,20 +101,23 @@ def cell(
 
 
 @FIGURES
-def routing_map(
-    ways: tuple[str, ...] = ("bias",), top_k: int = 2, tokens: int = 26
-) -> str:
-    """Which experts the tokens of a batch go to, with which gates: trained layers."""
+def routing_map(ways: str = "bias", top_k: int = 2, tokens: int = 26) -> str:
+    """Which experts the tokens of a batch go to, with which gates: trained layers.
+
+    Args:
+        ways: one of the runs, or several joined by "+".
+    """
     from .runs_training import EXPERTS
     from .runs_training import routing_map as gates_of
 
     left, side = 66.0, 11.3
     parts: list[str] = []
     words, y = [], 4.0
-    for way in ways:
+    several = ways.split("+")
+    for way in several:
         gates_TE = runs.remembered(gates_of, 1, way, top_k, tokens)[0]
         check_gates(gates_TE, top_k)
-        if len(ways) > 1:
+        if len(several) > 1:
             parts.append(text(4, y + 12, NAMES[way], "xt-label"))
             y += 20
         parts.append(text(left, y + 10, "tokens", "xt-tick"))
