@@ -38,7 +38,8 @@ FLOORS = [
     {"model"},
     {"train"},
     {"practice", "bench"},
-    {"doctor"},
+    {"doctor", "plan_tables"},
+    {"plan_command"},
     {"cli"},
     {"__main__"},
 ]

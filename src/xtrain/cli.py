@@ -27,6 +27,7 @@ COMMANDS = {
     "schedule": Command(
         "xtrain.schedules.command", "show and time a pipeline schedule"
     ),
+    "plan": Command("xtrain.plan_command", "choose a layout for a model and devices"),
     "bench": Command("xtrain.bench.command", "race our code against the usual choice"),
 }
 

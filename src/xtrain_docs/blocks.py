@@ -5,8 +5,8 @@
     ```
 
 calls the function registered as `when_ring` by some lecture's figures.py (likewise
-`table` and `trace`), with the options as keyword arguments. An unknown name or option
-stops the build.
+`table` and `trace`), with the options as keyword arguments; `calculator` shows one of
+`calculators.answers`. An unknown name or option stops the build.
 """
 
 import ast
@@ -24,10 +24,11 @@ from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
 from . import config, fences, lectures
+from .calculators.element import element as calculator_element
 
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
-KINDS = ("figure", "table", "trace")
+KINDS = ("figure", "table", "trace", "calculator")
 
 
 class BlockError(ValueError):
@@ -112,18 +113,23 @@ class BlocksPreprocessor(Preprocessor):
     def _draw(
         self, fence: fences.Fence, kind: str, name: str, options: dict[str, Any]
     ) -> list[str]:
-        made = registry(kind).run(name, options)
+        if kind == "calculator":
+            made: Any = calculator_element(name, **options)
+        else:
+            made = registry(kind).run(name, options)
         caption = " ".join(line.strip() for line in fence.body if line.strip())
         if kind == "table":
             return ["", *made.markdown(), "", *_caption(caption, "xt-caption"), ""]
         if kind == "trace":
             return self._figure(made.html(), made.caption(caption), "xt-tracefig")
+        if kind == "calculator":
+            return self._figure(made, caption, "xt-calculator")
         return self._figure(made, caption, f"xt-fig xt-fig-{name.replace('_', '-')}")
 
     def _figure(self, inner: str, caption: str, classes: str) -> list[str]:
         inner = re.sub(r"\s*\n\s*", " ", inner)
         figure = f'<div class="xt-scroll" tabindex="0">{inner}</div>'
-        if "xt-tracefig" in classes:
+        if classes in ("xt-tracefig", "xt-calculator"):
             figure = inner
         opened = f'<figure class="{html.escape(classes)}" markdown="1">'
         lines = ["", opened, "", self.md.htmlStash.store(figure), ""]

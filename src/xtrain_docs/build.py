@@ -62,7 +62,7 @@ def build(target: Path) -> None:
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
-    from . import kept, licences, prebuild, publish
+    from . import kept, licences, prebuild, publish, pyodide
     from .progress import Progress
 
     prebuild.main()
@@ -78,6 +78,7 @@ def build(target: Path) -> None:
     finally:
         loaded.plugins.on_shutdown()
     licences.write_licences(fresh / "en")
+    pyodide.write(fresh / "en")
     publish.publish(fresh / "en")
     kept.note_used()
     (fresh / "index.html").write_text(ROOT_PAGE)

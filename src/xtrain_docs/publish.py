@@ -29,7 +29,8 @@ FONT = re.compile(
 )
 CODE = re.compile(r'(?<= highlight"><pre)(?=><span></span><code>(.*?)</code>)', re.S)
 COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
-COMPRESSED = (".css", ".html", ".js", ".json", ".py", ".svg", ".txt", ".xml")
+COMPRESSED = (".css", ".html", ".js", ".json", ".mjs", ".py", ".svg", ".txt", ".wasm",
+              ".xml")  # fmt: skip
 SHORT = 512
 """Files below this many bytes are not worth a second one."""
 

@@ -21,14 +21,14 @@ from xtrain import comm
 from xtrain.comm.reduce_op import (
     BITWISE,
     COMBINE,
-    combine,
     divide_if_average,
+    fold_into,
     reduce_into,
 )
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.reduce_op:combine", "xtrain.comm.reduce_op:divide_if_average"
+    "xtrain.comm.reduce_op:fold_into", "xtrain.comm.reduce_op:divide_if_average"
 )
 def test_combining_in_turn_is_the_reduction():
     for op in ARITHMETIC + BITS:
@@ -39,7 +39,7 @@ def test_combining_in_turn_is_the_reduction():
                 inputs = [input_of(rank, (3, 4), dtype) for rank in range(ranks)]
                 partial, kept = inputs[0].clone(), inputs[-1].clone()
                 for incoming in inputs[1:]:
-                    assert combine(partial, incoming, op) is None
+                    assert fold_into(partial, incoming, op) is None
                 assert divide_if_average(partial, op, ranks) is None
                 assert_reduced(partial, inputs, op, (op, dtype, ranks))
                 assert torch.equal(inputs[-1], kept)

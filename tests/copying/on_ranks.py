@@ -539,6 +539,112 @@ def check_cut_sequences():
     assert torch.equal(unshard(mine.double(), 0, "zigzag"), positions.double())
 
 
+def experts_of(hidden=6, inner=5, experts=8):
+    """The router's weight, gate, up and down: known to all."""
+    up = (experts, inner, hidden)
+    shapes = [(experts, hidden), up, up, (experts, hidden, inner)]
+    return [of_rank(60 + i, *shape) for i, shape in enumerate(shapes)]
+
+
+def mixture(x, router, gate, up, down, top_k):
+    """All experts on all tokens, of which the chosen ones count; and the choice."""
+    scores = (x @ router.t()).softmax(-1)
+    values, chosen = scores.topk(top_k, -1)
+    gates = torch.zeros_like(scores).scatter(1, chosen, values)
+    gates = gates / gates.sum(-1, keepdim=True)
+    inner = torch.einsum("th,efh->tef", x, gate)
+    inner = nn.functional.silu(inner) * torch.einsum("th,efh->tef", x, up)
+    return torch.einsum("te,tef,ehf->th", gates, inner, down), scores, chosen
+
+
+def filled(layer, weights):
+    experts = layer.experts
+    names = layer.router.weight, experts.gate_proj, experts.up_proj, experts.down_proj
+    with torch.no_grad():
+        for parameter, weight in zip(names, weights, strict=True):
+            parameter.copy_(weight)
+    return layer, names
+
+
+def check_mixture_of_experts():
+    weights = [w.requires_grad_() for w in experts_of()]
+    x, grad = of_rank(0, 9, 6).requires_grad_(), of_rank(1, 9, 6)
+    y, scores, chosen = mixture(x, *weights, 2)
+    expected = [y, *torch.autograd.grad(y, [x, *weights], grad, retain_graph=True)]
+    mine = x.detach().clone().requires_grad_()
+    layer, parameters = filled(copied("MoE")(6, 5, 8, 2, dtype=x.dtype), weights)
+    out = layer(mine)
+    found = [out, *torch.autograd.grad(out, [mine, *parameters], grad)]
+    same([t.detach() for t in found], [t.detach() for t in expected])
+    bare = [w.detach() for w in (x, *weights)]
+    out, saved = copied("moe_forward")(*bare, 2)
+    found = [out, *copied("moe_backward")(grad, saved)]
+    same(found, [t.detach() for t in expected])
+    ones = torch.ones_like(chosen, dtype=scores.dtype)
+    picked = copied("top_k_gradient")(ones, chosen, 8)
+    same(picked, torch.zeros_like(scores).scatter(1, chosen, 1.0))
+    router = copied("TopKRouter")(6, 8, 2, dtype=x.dtype)
+    with torch.no_grad():
+        router.weight.copy_(weights[0])
+    assert torch.equal(router(x.detach()).experts_Tk, chosen)
+    experts = copied("Experts")(8, 6, 5, dtype=x.dtype)
+    assert experts(x.detach(), torch.tensor([9, *[0] * 7])).shape == x.shape
+
+
+def check_balance():
+    even = torch.full((8, 4), 0.25, dtype=torch.float64)
+    chosen = torch.arange(8)[:, None] % 4
+    same(copied("load_balancing_loss")(even, chosen), torch.tensor(1.0).double())
+    of_sequences = copied("sequence_balance_loss")
+    same(of_sequences(even[None], chosen[None]), torch.tensor(1.0).double())
+    logits = of_rank(0, 5, 4)
+    same(copied("router_z_loss")(logits), logits.logsumexp(-1).square().mean())
+    bias = torch.zeros(3)
+    copied("update_balance_bias")(bias, torch.tensor([2, 0, 1]), 0.5)
+    assert bias.tolist() == [-0.5, 0.5, 0.0]
+    kept = copied("within_capacity")(torch.tensor([[0, 1], [0, 2], [0, 1]]), 3, 1)
+    assert kept.tolist() == [[True, True], [False, True], [False, False]]
+    plan = copied("plan_placement")([8, 2, 2, 1], 2, 3)
+    assert plan.experts == ((0, 1, 2), (0, 1, 3))
+
+
+def check_experts_over_ranks():
+    rank, size = ranks()
+    weights = [w.requires_grad_() for w in experts_of()]
+    tokens, gradients = of_all(5, 6).flatten(0, 1), of_all(5, 6).flatten(0, 1) + 1
+    whole = tokens.clone().requires_grad_()
+    y, _, chosen = mixture(whole, *weights, 2)
+    expected = torch.autograd.grad(y, [whole, *weights], gradients)
+    full, _ = filled(copied("MoE")(6, 5, 8, 2, dtype=tokens.dtype), weights)
+    layer = copied("GShardMoE").from_full(full)
+    x = tokens.chunk(size)[rank].clone().requires_grad_()
+    out = layer(x)
+    out.backward(gradients.chunk(size)[rank])
+    same(out.detach(), y.detach().chunk(size)[rank])
+    same(x.grad, expected[0].chunk(size)[rank])
+    dist.all_reduce(layer.router.weight.grad)
+    same(layer.router.weight.grad, expected[1])
+    for name, grad in zip(("gate", "up", "down"), expected[2:], strict=True):
+        same(getattr(layer.experts, f"{name}_proj").grad, grad.chunk(size)[rank])
+    # Experts that return what they get: the gates sum up to 1.
+    routing = layer.router(x.detach())
+    assert torch.equal(routing.experts_Tk, chosen.chunk(size)[rank])
+    plan = copied("plan_dispatch")(routing)
+    rows = copied("dispatch")(x.detach(), plan)
+    assert len(rows) == int(plan.counts_L.sum())
+    same(copied("combine")(rows, routing.gates_Tk, plan).detach(), x.detach())
+
+
+def check_deepseeks_mixture():
+    layer = copied("DeepSeekMoE")(6, 5, 8, 2, shared_experts=2, groups=4, top_groups=2)
+    x = of_rank(0, 7, 6).float()
+    y = layer(x)
+    loads = layer.router.stats.counts_E
+    layer.router.update_balance_bias(loads, rate=0.1)
+    assert y.shape == x.shape and int(loads.sum()) == 14
+    assert layer.router.balance_bias.any() and layer.shared is not None
+
+
 CHECKS = {name: check for name, check in globals().items() if name[:6] == "check_"}
 
 

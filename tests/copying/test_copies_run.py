@@ -35,6 +35,17 @@ MAX_LINES = {  # of a copy; 250 for every other collective
     "ring_attention": 880,  # any mask, balance and block
     "all_gather_attention": 770,
     "ulysses_attention": 860,
+    "TopKRouter": 560,
+    "Experts": 350,
+    "MoE": 1000,
+    "DeepSeekMoE": 1050,
+    "GShardMoE": 1250,
+    "moe_forward": 250,
+    "moe_backward": 130,
+    "load_balancing_loss": 210,
+    "dispatch": 180,
+    "combine": 200,
+    "plan_placement": 310,
 }
 COLLECTIVES = [
     "exchange",
@@ -102,7 +113,32 @@ OVER_ONE_SEQUENCE = [
     "unshard_sequence",
     "local_positions",
 ]
-ALGORITHMS = [*COLLECTIVES, *TRAINING, *CUT_OVER_RANKS, *OVER_ONE_SEQUENCE]
+MIXTURE_OF_EXPERTS = [
+    "TopKRouter",
+    "Experts",
+    "MoE",
+    "DeepSeekMoE",
+    "GShardMoE",
+    "moe_forward",
+    "moe_backward",
+    "load_balancing_loss",
+    "router_z_loss",
+    "sequence_balance_loss",
+    "update_balance_bias",
+    "within_capacity",
+    "top_k_gradient",
+    "plan_dispatch",
+    "dispatch",
+    "combine",
+    "plan_placement",
+]
+ALGORITHMS = [
+    *COLLECTIVES,
+    *TRAINING,
+    *CUT_OVER_RANKS,
+    *OVER_ONE_SEQUENCE,
+    *MIXTURE_OF_EXPERTS,
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""One loss curve of one process, and every wrapper of lc2 to lc6 on it."""
+"""One loss curve of one process, and every wrapper of lc2 to lc6 on it.
+
+That of lc7 has experts, so its curve of one process is another one.
+"""
 
 import math
 import re
@@ -22,6 +25,8 @@ from xtrain_docs.lectures.lc5 import runs_spine as lc5_runs
 from xtrain_docs.lectures.lc5 import spine as lc5
 from xtrain_docs.lectures.lc6 import runs_spine as lc6_runs
 from xtrain_docs.lectures.lc6 import spine as lc6
+from xtrain_docs.lectures.lc7 import runs_spine as lc7_runs
+from xtrain_docs.lectures.lc7 import spine as lc7
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (
@@ -42,6 +47,12 @@ CONTEXT = (
     "xtrain.context_parallel.ring_attention:ring_attention",
     "xtrain.context_parallel.all_gather_attention:all_gather_attention",
     "xtrain.context_parallel.ulysses:ulysses_attention",
+)
+EXPERTS = (
+    "xtrain.expert_parallel.gshard:GShardMoE",
+    "xtrain.model.moe:make_moe",
+    "xtrain.model.auxiliary_losses:auxiliary_loss",
+    "xtrain.model.placement:batch_group",
 )
 TENSOR = ("xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of")
 
@@ -112,6 +123,42 @@ def test_context_ranks_reproduce_it_alone_and_beside_others(on_ranks, ranks):
     rows = [row for row in lc6.rows() if ranks in row.ranks]
     assert len(rows) == {2: 3, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
+
+
+@pytest.mark.verifies(*EXPERTS, "xtrain.model.moe:TensorMoE", *ZERO[1:], MODEL)
+@pytest.mark.parametrize("ranks", compare.RANKS)
+def test_experts_on_ranks_reproduce_one_process_alone_and_beside_others(
+    on_ranks, ranks
+):
+    layouts = [layout for _, layout, sizes in lc7.ROWS if ranks in sizes]
+    assert len(layouts) == {2: 1, 4: 4}[ranks]
+    assert all(lc7.curve_of(layout, ranks)["exact"] for layout in layouts)
+
+
+def loads_of_experts() -> list[list[int]]:
+    """Copies that each expert of the first layer gets, of this rank's rows."""
+    model = lc7_runs.trained_by("expert").model
+    rank, size = training.place()
+    found = []
+    for step in range(len(training.ROWS)):
+        with torch.no_grad():
+            model(*(whole[rank::size] for whole in training.batch(step)))
+        found.append(model.routings()[0].counts_E.tolist())
+    return found
+
+
+@pytest.mark.verifies(*EXPERTS[:2])
+def test_the_run_with_experts_has_what_mistakes_need_to_show(world, on_ranks):
+    """Ranks and experts have other numbers of copies, and one rank has none."""
+    loads = world(4).run(loads_of_experts)
+    assert all(
+        len({tuple(of) for of in step}) == 4 for step in zip(*loads, strict=True)
+    )
+    assert any(not any(step) for of_rank in loads for step in of_rank)
+    curve = lc7.one_process()
+    assert {True, False} == {norm > training.MAX_NORM for norm in curve["norm"]}
+    assert min(curve["loss"]) < curve["loss"][0] / 2
+    assert reference.difference(curve, reference.reference(), "loss") > 1e-3
 
 
 def averaged(rank: int):
@@ -233,6 +280,42 @@ def labels_of_other_tokens(rank: int):
     return training.run(twin)
 
 
+def expert_gradients_divided_by_the_ranks(rank: int):
+    """An average where the sum of all ranks' tokens was there already."""
+    del rank
+    right = lc7_runs.trained_by("expert")
+    summed = right.reduce
+
+    def reduce():
+        summed()
+        for name, parameter in right.model.named_parameters():
+            if ".experts." in name:
+                parameter.grad /= training.place()[1]
+
+    right.reduce = reduce
+    return training.run(right)
+
+
+def routers_not_summed(rank: int):
+    """Each rank steps with its own tokens' gradient of the routers."""
+    del rank
+    right = lc7_runs.trained_by("expert")
+    summed = right.reduce
+
+    def reduce():
+        routers = [
+            p for n, p in right.model.named_parameters() if n.endswith("router.weight")
+        ]
+        assert routers
+        own = [p.grad.clone() for p in routers]
+        summed()
+        for parameter, gradient in zip(routers, own, strict=True):
+            parameter.grad = gradient
+
+    right.reduce = reduce
+    return training.run(right)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -253,6 +336,17 @@ def test_a_mistake_leaves_the_curve(world, broken):
     found = world(2).run(by_rank, broken)
     with pytest.raises(EvidenceError, match="by hand"):
         compare.checked(found, reference.reference(), "by hand")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [expert_gradients_divided_by_the_ranks, routers_not_summed],
+    ids=lambda function: function.__name__,
+)
+def test_a_mistake_with_experts_leaves_their_curve(world, on_ranks, broken):
+    found = world(2).run(by_rank, broken)
+    with pytest.raises(EvidenceError, match="by hand"):
+        compare.checked(found, lc7.one_process(), "by hand")
 
 
 def by_rank(broken):

@@ -27,5 +27,27 @@ CONFIGS = {
 }  # fmt: skip
 
 
+EXPERTS = {
+    "Mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "DeepSeek": {
+        "num_hidden_layers": 3,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 5,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "scoring_func": "sigmoid",
+        "routed_scaling_factor": 2.5,
+        "n_group": 3,
+        "topk_group": 2,
+    },
+    "gates as they are": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "norm_topk_prob": False,
+    },
+}
+
+
 def config_of(name: str, **changes) -> XtrainConfig:
-    return XtrainConfig(**(ODD | CONFIGS[name] | changes))
+    return XtrainConfig(**(ODD | (CONFIGS | EXPERTS)[name] | changes))

@@ -33,22 +33,39 @@ def batch(step: int):
 
 
 class Layout(NamedTuple):
-    """A wrapper over `data` ranks of a model that is cut over the others."""
+    """A wrapper over `data` ranks of a model that is cut over the others.
+
+    With `expert` ranks the axis of the data ranks is "expert_data".
+    """
 
     wrapper: str
     data: int
     tensor: int
     context: int = 1
     attention: str = "ring"
+    expert: int = 0
 
     @property
     def size(self) -> int:
-        return self.data * self.context * self.tensor
+        return self.batches * self.context * self.tensor
+
+    @property
+    def batches(self) -> int:
+        """How many ranks bring their own."""
+        return self.data * max(1, self.expert)
+
+    @property
+    def axis(self) -> str:
+        """Of the wrapper."""
+        return "expert_data" if self.expert else "data"
 
     def mesh(self):
-        sizes = {"data": self.data, "context": self.context, "tensor": self.tensor}
+        sizes = {self.axis: self.data, "expert": self.expert}
+        sizes |= {"context": self.context, "tensor": self.tensor}
         if self.context == 1:
             del sizes["context"]
+        if not self.expert:
+            del sizes["expert"]
         return init_mesh(tuple(sizes.values()), tuple(sizes))
 
 
@@ -86,7 +103,7 @@ class MeshTraining:
             dtype=dtype,
         )
         freeze(self.bare, frozen)
-        self.data_group = self.mesh["data"].get_group()
+        self.data_group = self.mesh[layout.axis].get_group()
         options = {"gradient_reduction": "sum", "process_group": self.data_group}
         self.model: torch.nn.Module = self.bare
         kind, adamw = layout.wrapper, torch.optim.AdamW
@@ -119,18 +136,20 @@ class MeshTraining:
         for step in range(first, last):
             self.accumulate(step)
             self.bare.sync_gradients(
-                skip=() if self.layout.wrapper == "plain" else ("data",)
+                skip=() if self.layout.wrapper == "plain" else (self.layout.axis,)
             )
             if self.max_norm is not None:
                 self.norms.append(self.clip(self.max_norm).item())
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if self.bare.config.balance_bias:
+                self.bare.update_balance_biases(0.05)
 
     def accumulate(self, step: int) -> None:
         """Forwards and backwards of this rank's rows of the step's batch."""
         tokens, labels = batch(step)
-        here = self.mesh["data"].get_local_rank()
-        tokens, labels = (t.chunk(self.layout.data)[here] for t in (tokens, labels))
+        here, size = self.bare.data.rank(), self.layout.batches
+        tokens, labels = (t.chunk(size)[here] for t in (tokens, labels))
         for micro in range(self.micro_batches):
             part = [x.chunk(self.micro_batches)[micro] for x in (tokens, labels)]
             with self.quiet() if micro < self.micro_batches - 1 else nullcontext():
@@ -192,7 +211,7 @@ def share(step: int, micro: int, micro_batches: int, layout: Layout) -> float:
     _, labels = batch(step)
     counts = [
         (part.chunk(micro_batches)[micro] != -100).sum().item()
-        for part in labels.chunk(layout.data)
+        for part in labels.chunk(layout.batches)
     ]
     return sum(counts) / (labels != -100).sum().item()
 
@@ -218,4 +237,6 @@ def one_process(changes: dict, steps: int, max_norm=None, lr=0.03, eps=1e-8, fro
             norms.append(norm.item())
         optimizer.step()
         optimizer.zero_grad()
+        if model.config.balance_bias:
+            model.update_balance_biases(0.05)
     return {n: p.detach() for n, p in model.named_parameters()}, norms

@@ -13,6 +13,7 @@ from torch import Tensor
 from xtrain.model import XtrainConfig
 
 WEIGHTS = dict[str, Tensor]
+MLP = "mlp."
 
 
 def frequencies(config: XtrainConfig) -> list[float]:
@@ -83,6 +84,41 @@ def swiglu(x: Tensor, weights: WEIGHTS) -> Tensor:
     )
 
 
+def experts(x: Tensor, weights: WEIGHTS, config: XtrainConfig) -> Tensor:
+    """One token after the other, through one chosen expert after the other."""
+    out = []
+    for token in x.flatten(0, 1):
+        logits = weights["router.weight"] @ token
+        scores = 1 / (1 + torch.exp(-logits))
+        if config.scoring_func == "softmax":
+            scores = logits.exp() / logits.exp().sum()
+        gates = {e: scores[e] for e in chosen(scores.tolist(), config)}
+        total = sum(gates.values()) if config.norm_topk_prob else 1.0
+        y = torch.zeros_like(token)
+        for expert, gate in gates.items():
+            own = {
+                f"{name}.weight": weights[f"experts.{name}"][expert]
+                for name in ("gate_proj", "up_proj", "down_proj")
+            }
+            y = y + gate / total * swiglu(token[None, None], own)[0, 0]
+        out.append(config.routed_scaling_factor * y)
+    found = torch.stack(out).view_as(x)
+    if config.n_shared_experts:
+        found = found + swiglu(x, part(weights, "shared."))
+    return found
+
+
+def chosen(scores: list[float], config: XtrainConfig) -> list[int]:
+    """The best experts of the best groups."""
+    size, k = len(scores) // config.n_group, config.num_experts_per_tok
+    groups = [range(g * size, (g + 1) * size) for g in range(config.n_group)]
+    judged = k // config.topk_group
+    best = sorted(groups, key=lambda g: -sum(sorted(scores[e] for e in g)[-judged:]))[
+        : config.topk_group
+    ]
+    return sorted((e for g in best for e in g), key=lambda e: -scores[e])[:k]
+
+
 def part(weights: WEIGHTS, prefix: str) -> WEIGHTS:
     """The weights of one module."""
     return {
@@ -104,7 +140,8 @@ def logits_of(
         h = norm(x, layer["input_layernorm.weight"], config)
         x = x + attend(h, part(layer, "self_attn."), positions, config)
         h = norm(x, layer["post_attention_layernorm.weight"], config)
-        x = x + swiglu(h, part(layer, "mlp."))
+        half = experts if f"{MLP}router.weight" in layer else swiglu
+        x = x + half(h, part(layer, MLP), *[config] * (half is experts))
     head = weights.get("lm_head.weight", weights["embed_tokens.weight"])
     return torch.einsum("bsh,vh->bsv", norm(x, weights["norm.weight"], config), head)
 

@@ -7,28 +7,51 @@ import torch
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import Shard
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, clip_stages_grad_norm_
+from xtrain.model import (
+    XtrainModel,
+    batch_group,
+    clip_stages_grad_norm_,
+    update_stages_balance_biases,
+)
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 
 AXES = ("pipeline", "data", "tensor")
 ROWS = 8  # of a step's batch, which the data ranks share
+RATE = 0.05  # of the routers' biases
 
 
 class Layout(NamedTuple):
-    """A schedule over `pipeline` ranks, each of them `data` x `tensor` ranks."""
+    """A schedule over `pipeline` ranks, each of them `data` x `tensor` ranks.
+
+    With `expert` ranks besides, the data ranks are those of "expert_data".
+    """
 
     schedule: str
     pipeline: int
     data: int = 1
     tensor: int = 1
+    expert: int = 0
+    micro_batches: int = 0
 
     @property
     def size(self) -> int:
-        return self.pipeline * self.data * self.tensor
+        return self.pipeline * self.batches * self.tensor
+
+    @property
+    def batches(self) -> int:
+        """How many ranks bring their own."""
+        return self.data * max(1, self.expert)
+
+    def mesh(self):
+        if not self.expert:
+            return init_mesh((self.pipeline, self.data, self.tensor), AXES)
+        sizes = self.pipeline, self.data, self.expert, self.tensor
+        return init_mesh(sizes, ("pipeline", "expert_data", "expert", "tensor"))
 
     def made(self):
-        return SCHEDULES[self.schedule](self.pipeline, 2 * self.pipeline)
+        count = self.micro_batches or 2 * self.pipeline
+        return SCHEDULES[self.schedule](self.pipeline, count)
 
 
 def no_loss(logits, labels):
@@ -39,8 +62,7 @@ class StageTraining:
     """This rank's stages and one optimizer of all of them."""
 
     def __init__(self, layout, changes, dtype=torch.float64, lr=0.03, **options):
-        sizes, axes = (layout.pipeline, layout.data, layout.tensor), AXES
-        self.layout, self.mesh = layout, init_mesh(sizes, axes)
+        self.layout, self.mesh = layout, layout.mesh()
         self.schedule = layout.made()
         self.stages = XtrainModel.stages(
             config_of(**changes), self.mesh, self.schedule, dtype=dtype, **options
@@ -52,7 +74,7 @@ class StageTraining:
             self.schedule,
             last.loss_fn if last else no_loss,
             self.mesh["pipeline"].get_group(),
-            data_group=self.mesh["data"].get_group(),
+            data_group=batch_group(self.mesh),
         )
         self.optimizer = torch.optim.AdamW(
             [p for module in self.modules for p in module.parameters()], lr=lr
@@ -67,6 +89,8 @@ class StageTraining:
             norm = None if max_norm is None else self.clip(max_norm)
             found.append((loss, norm))
             self.optimizer.step()
+            if self.modules[0].config.balance_bias:
+                update_stages_balance_biases(self.stages, RATE)
         return found
 
     def clip(self, max_norm):
@@ -88,8 +112,8 @@ class StageTraining:
     def accumulate(self, step):
         """All gradients of a step, and its loss."""
         tokens, labels = batch(step, rows=ROWS)
-        here = self.mesh["data"].get_local_rank()
-        tokens, labels = (t.chunk(self.layout.data)[here] for t in (tokens, labels))
+        here, size = batch_group(self.mesh).rank(), self.layout.batches
+        tokens, labels = (t.chunk(size)[here] for t in (tokens, labels))
         loss = self.runner.step(tokens, labels)
         for module in self.modules:
             module.sync_gradients()
@@ -114,4 +138,6 @@ def train_whole(model, optimizer, first, last, max_norm=None):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
         found.append((loss.item(), norm))
         optimizer.step()
+        if model.config.balance_bias:
+            model.update_balance_biases(RATE)
     return found

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.model.configs import CONFIGS, ODD, config_of
+from tests.model.configs import CONFIGS, EXPERTS, ODD, config_of
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel
 from xtrain.plan.shapes import PRESETS
 
@@ -24,12 +24,12 @@ def test_a_preset_on_the_meta_device_has_as_many_parameters_as_planned(name):
 @pytest.mark.verifies(
     "xtrain.plan.shapes:ModelShape", "xtrain.model.decoder:XtrainModel"
 )
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_small_models_have_as_many_parameters_as_planned(name):
     config = config_of(name)
     model = XtrainModel(config)
     assert sum(p.numel() for p in model.parameters()) == config.parameters
-    layer = sum(p.numel() for p in model.layers[0].parameters())
+    layer = sum(p.numel() for p in model.layers[-1].parameters())
     assert layer == config.layer_parameters
 
 
@@ -49,6 +49,9 @@ def test_torch_counts_as_many_flops_as_planned(name):
     assert counter.get_total_flops() == 18 * config.flops_per_token(sequence)
 
 
+FEW = EXPERTS["Mixtral"]
+
+
 @pytest.mark.verifies("xtrain.model.config:XtrainConfig")
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -63,6 +66,13 @@ def test_torch_counts_as_many_flops_as_planned(name):
         ({"initializer_range": float("inf")}, "initializer_range=inf is not"),
         ({"seed": -1}, "seed=-1 is not an int of at least 0"),
         ({"rope_scaling": {"factor": 8}}, "rope_scaling={'factor': 8} is neither"),
+        ({"balance_bias": True}, "balance_bias=True of a model without experts"),
+        ({"router_aux_loss_coef": 0.1}, "router_aux_loss_coef=0.1 of a model without"),
+        (FEW | {"balance_bias": 1}, "balance_bias=1 is not a bool"),
+        (FEW | {"router_z_loss_coef": -1.0}, "router_z_loss_coef=-1.0 is not a finite"),
+        (FEW | {"routed_scaling_factor": 0.0}, "routed_scaling_factor=0.0 is not"),
+        (FEW | {"scoring_func": "tanh"}, "score='tanh' is neither"),
+        (FEW | {"n_group": 2}, "groups=2, top_groups=1: 5 experts need groups"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_rule(changes, said):

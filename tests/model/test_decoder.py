@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.model import reference
-from tests.model.configs import CONFIGS, VOCABULARY, config_of
+from tests.model.configs import CONFIGS, EXPERTS, VOCABULARY, config_of
 from xtrain.model import XtrainModel
 from xtrain.model.loss import mean_cross_entropy
 
@@ -14,6 +14,7 @@ PARTS = (
     "xtrain.model.layer:DecoderLayer",
     "xtrain.model.attention:Attention",
     "xtrain.model.mlp:SwiGLU",
+    "xtrain.model.moe:make_moe",
     "xtrain.tensor_parallel.rope:rope_cos_sin",
     "xtrain.tensor_parallel.rope:apply_rotary",
 )
@@ -53,7 +54,7 @@ def copies(model):
 
 @pytest.mark.verifies(*PARTS)
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_logits_loss_and_every_gradient_equal_the_reference(name, positions):
     model, (tokens, labels) = model_of(name), batch()
     weights, places = copies(model), POSITIONS[positions]
@@ -70,7 +71,7 @@ def test_logits_loss_and_every_gradient_equal_the_reference(name, positions):
 
 
 @pytest.mark.verifies(*PARTS)
-@pytest.mark.parametrize("name", ["four for one", "tied"])
+@pytest.mark.parametrize("name", ["four for one", "tied", "DeepSeek"])
 def test_training_steps_equal_the_reference(name):
     """AdamW: six batches, other labels ignored in each."""
     model = model_of(name)

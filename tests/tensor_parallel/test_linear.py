@@ -33,7 +33,7 @@ def against_dense(members=None) -> None:
         return
     size = dist.get_world_size(group)
     features, outputs = 2 * size, 3 * size
-    for shape in ((5,), (3, size), (1, 3 * size)):  # [tokens] or [batch, sequence]
+    for shape in ((5,), (3, size), (0, size), (1, 3 * size)):  # [T] or [B, S]
         for bias in (False, True):
             dense = fill(nn.Linear(features, outputs, bias))
             x = random_of(3, *shape, features)

@@ -33,6 +33,9 @@ TWINS: dict[str, Callable] = {
     "context_parallel": lambda name: twin_in(
         "xtrain.context_parallel", LONGER.get(name, name)
     ),
+    "expert_parallel": lambda name: from_full_if_any(
+        twin_in("xtrain.expert_parallel", name)
+    ),
 }
 LONGER = {
     "clip_grad_norm": "clip_sharded_grad_norm",
@@ -47,9 +50,12 @@ LONGER = {
 }
 """Forms that the library has under another name, or several under one."""
 NO_TWIN: dict[str, str] = {
+    "dispatch": "there plan_dispatch exchanges the counts, and dispatch has a plan",
+    "expert_capacity": "there that is the number alone; within_capacity has the mask",
     "gpipe_step": "there PipelineRunner runs the list of any schedule",
     "ring_attention_backward": "there autograd calls it, as ring_attention's backward",
     "one_f_one_b_step": "there PipelineRunner runs the list of any schedule",
+    "overlapped_all_to_all": "there the chunks are those of a model's layers",
     "rotary_embedding": "the library makes a table of angles, then turns by it",
     "sequence_parallel_region": "there every layer takes sequence_parallel=True",
 }
@@ -72,7 +78,11 @@ def twin_in(package: str, name: str) -> Callable:
 
 def cut_from_full(name: str) -> Callable:
     """A layer's form is made of the whole layer, as by the library's `from_full`."""
-    twin = twin_in("xtrain.tensor_parallel", name)
+    return from_full_if_any(twin_in("xtrain.tensor_parallel", name))
+
+
+def from_full_if_any(twin: Callable) -> Callable:
+    """What makes a part of a whole module; the twin itself if it is no such part."""
     return getattr(twin, "from_full", twin)
 
 

@@ -15,7 +15,7 @@ from xtrain.backends.connections import Connection
 from xtrain.backends.messages import raw
 from xtrain.backends.pieces import BLOCK_BYTES
 from xtrain.backends.progress import Steps
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 
 class RingStream:
@@ -99,7 +99,7 @@ class RingStream:
             chunk, have = self._chunks[self._receiving], self._ready[self._receiving]
             start, length = have // chunk.element_size(), want // chunk.element_size()
             target = chunk[start : start + length]
-            combine(target, self._block[:length], self._op)
+            fold_into(target, self._block[:length], self._op)
             if self._receiving == self._reduced:  # complete, before any of it leaves
                 divide_if_average(target, self._op, self._size)
             self._ready[self._receiving], self._filled = have + want, 0

@@ -24,7 +24,7 @@ from xtrain.comm.checks import (
     shape_of,
 )
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from xtrain.comm.tree import tree_all_reduce, tree_broadcast, tree_reduce
 
@@ -230,7 +230,7 @@ def reduce_scatter(
         mine = input_list[(rank - 2 - step) % size].detach()
         incoming = torch.empty_like(mine, memory_format=torch.contiguous_format)
         ring_shift(partial, incoming, group=group)
-        combine(incoming, mine, op)
+        fold_into(incoming, mine, op)
         partial = incoming
     output.detach().copy_(partial)
     divide_if_average(output.detach(), op, size)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import Rule, group_or_world, rank_and_size, shape_of
-from xtrain.comm.reduce_op import BITWISE, COMBINE, combine, op_name
+from xtrain.comm.reduce_op import BITWISE, COMBINE, fold_into, op_name
 
 MISSING: Any = object()  # None is what a caller may pass by mistake
 
@@ -201,7 +201,7 @@ def _overlap(tensors: Sequence[Tensor]) -> str | None:
 def _can_combine(op: ReduceOp.RedOpType, dtype: torch.dtype, device: str) -> bool:
     one = torch.empty(1, dtype=dtype, device=device)
     try:
-        combine(one, one.clone(), op)
+        fold_into(one, one.clone(), op)
     except RuntimeError:
         return False
     return True

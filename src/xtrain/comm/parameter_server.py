@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call
 from xtrain.comm.p2p import exchange_all
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 
 def parameter_server_all_reduce(
@@ -32,7 +32,7 @@ def parameter_server_all_reduce(
         incoming = torch.empty_like(flat)
         for worker in range(1, size):
             exchange_all([], [(incoming, worker)], group)
-            combine(flat, incoming, op)
+            fold_into(flat, incoming, op)
         divide_if_average(flat, op, size)
         exchange_all([(flat, worker) for worker in range(1, size)], [], group)
     else:

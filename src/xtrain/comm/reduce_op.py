@@ -19,7 +19,7 @@ COMBINE: dict[ReduceOp.RedOpType, Callable[..., Tensor]] = {
 BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
-def combine(partial: Tensor, incoming: Tensor, op: ReduceOp.RedOpType) -> None:
+def fold_into(partial: Tensor, incoming: Tensor, op: ReduceOp.RedOpType) -> None:
     """Fold `incoming` into `partial`, in place."""
     COMBINE[op](partial, incoming, out=partial)
 
@@ -41,14 +41,14 @@ def reduce_into(output: Tensor, shares: list[Tensor], op: ReduceOp.RedOpType) ->
     elif output.dtype in (torch.float16, torch.bfloat16):
         total = shares[0].float()
         for share in shares[1:]:
-            combine(total, share.float(), op)
+            fold_into(total, share.float(), op)
         divide_if_average(total, op, len(shares))
         output.copy_(total)
         return
     else:
         COMBINE[op](shares[0], shares[1], out=output)
         for share in shares[2:]:
-            combine(output, share, op)
+            fold_into(output, share, op)
     divide_if_average(output, op, len(shares))
 
 

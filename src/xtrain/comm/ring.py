@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call, holds_all
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 from xtrain.comm.ring_steps import post_ring_recvs, ring_send_recv, wait_all
 from xtrain.comm.work import Work
 
@@ -43,7 +43,7 @@ def ring_all_reduce(
         partial = chunks[(rank - 1 - step) % size]
         mine = chunks[(rank - 2 - step) % size]
         in_flight.append(ring_send_recv(partial, incoming[: mine.numel()], group))
-        combine(mine, incoming[: mine.numel()], op)
+        fold_into(mine, incoming[: mine.numel()], op)
     divide_if_average(chunks[rank], op, size)
     wait_all(in_flight)  # what has been sent may be overwritten now
 
@@ -87,7 +87,7 @@ def ring_reduce_scatter(
         incoming = buffers[(size - step) % 2]  # in turn, and the landing comes last
         wait_all(in_flight)  # the step before this one sent from that buffer
         in_flight.append(ring_send_recv(partial, incoming, group))
-        combine(incoming, chunks[(rank - 2 - step) % size], op)
+        fold_into(incoming, chunks[(rank - 2 - step) % size], op)
         partial = incoming
     wait_all(in_flight)
     if partial.data_ptr() != result.data_ptr():

@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import check_call, shape_of
 from xtrain.comm.p2p import exchange_all
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 
 def tree_broadcast(flat: Tensor, root: int, group: ProcessGroup | None = None) -> None:
@@ -63,7 +63,7 @@ def tree_reduce(
             return  # this rank's share is on its way to the root
         if position + reach < size:
             exchange_all([], [(incoming, (rank + reach) % size)], group)
-            combine(flat, incoming, op)
+            fold_into(flat, incoming, op)
         reach *= 2
     divide_if_average(flat, op, size)
 
@@ -108,7 +108,7 @@ def halving_doubling_all_reduce(
         if rank + core < size:
             incoming = torch.empty_like(flat)
             exchange_all([], [(incoming, rank + core)], group)
-            combine(flat, incoming, op)
+            fold_into(flat, incoming, op)
         _halve_and_double(flat, rank, core, op, group)
         divide_if_average(flat, op, size)
         if rank + core < size:
@@ -134,7 +134,7 @@ def _halve_and_double(
         keep, give = (low, high) if rank < partner else (high, low)
         landing = incoming[: keep.numel()]
         exchange_all([(give, partner)], [(landing, partner)], group)
-        combine(keep, landing, op)
+        fold_into(keep, landing, op)
         undo.append((keep, give, partner))
         piece, distance = keep, distance // 2
     for keep, give, partner in reversed(undo):  # all-gather: swap back what is finished

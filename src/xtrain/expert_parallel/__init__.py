@@ -25,6 +25,7 @@ from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.moe import DeepSeekMoE, MoE
 from xtrain.expert_parallel.moe_by_hand import moe_backward, moe_forward
 from xtrain.expert_parallel.overlap import OverlappedMoEBlock, overlapped_prefill
+from xtrain.expert_parallel.placement import ExpertPlacement, Move, plan_placement
 from xtrain.expert_parallel.router import TopKRouter
 from xtrain.expert_parallel.routing import Routing, top_k_gradient
 
@@ -33,10 +34,12 @@ CHECKS.update(experts=check_experts_call)
 __all__ = [
     "DeepSeekMoE",
     "DispatchPlan",
+    "ExpertPlacement",
     "Experts",
     "GShardMoE",
     "MoE",
     "OverlappedMoEBlock",
+    "Move",
     "Routing",
     "TopKRouter",
     "combine",
@@ -50,6 +53,7 @@ __all__ = [
     "moe_forward",
     "overlapped_prefill",
     "plan_dispatch",
+    "plan_placement",
     "router_z_loss",
     "sequence_balance_loss",
     "top_k_gradient",

@@ -4,10 +4,12 @@ The package hands this to `xtrain.comm.checks.CHECKS`, where the layer finds it;
 of the layer has none.
 """
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import problem_of
+from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.call_agreement import check_calls
 from xtrain.expert_parallel.moe import MoE
 from xtrain.expert_parallel.router import check_tokens
@@ -23,8 +25,10 @@ def check_experts_call(
         "hidden size": layer.experts.hidden_size,
         "experts": router.num_experts,
         "top_k": router.top_k,
-        "dtype": str(x.dtype),
-        "trained": x.requires_grad,
+        "dtype": str(computed_in(x)),
+        "gradient of tokens": torch.is_grad_enabled() and x.requires_grad,
+        "gradient of experts": torch.is_grad_enabled()
+        and any(weight.requires_grad for weight in layer.experts.parameters()),
     }
     check_calls(name, [group], said, None if problem is None else f"{name}: {problem}")
 
@@ -40,3 +44,11 @@ def check_batch(x: Tensor, mask: Tensor | None, layer: MoE) -> None:
     x_TH = x.flatten(0, -2)
     mask_T = None if mask is None else mask.flatten()
     check_tokens(x_TH, layer.router.hidden_size, mask_T)
+    tokens, experts = computed_in(x), computed_in(next(layer.experts.parameters()))
+    if tokens != experts:  # which a rank without rows would not notice
+        raise ValueError(f"tokens are {tokens} and the experts {experts}")
+
+
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """Its dtype, after autocast's cast if that is on."""
+    return cast_by_autocast(tensor.detach()[:0])[0].dtype

@@ -161,7 +161,7 @@ def issue_dispatch(copies_MH: Tensor, plan: DispatchPlan) -> PendingRows:
 
 def issue_combine(rows_NH: Tensor, plan: DispatchPlan) -> PendingRows:
     """Begin to send each row back to its token's rank; to become copies [M, H]."""
-    by_sender_NH = torch.empty_like(rows_NH)
+    by_sender_NH = rows_NH.new_empty(rows_NH.shape)  # contiguous, as rows may not be
     by_sender_NH[plan.by_expert_N] = rows_NH
     landing_MH = rows_NH.new_empty(sum(plan.sent), *rows_NH.shape[1:])
     work = plan.collectives.all_to_all_single(

@@ -7,9 +7,9 @@
     da = dz u silu'(a)  dgate = da^T x
     dx = da gate + du up
 
-silu(a) = a s with s = sigmoid(a), so silu'(a) = s (1 + a (1 - s)). Forward keeps x, a
-and u; z is computed again in backward. Autograd would find the same: see
-`expert_mlp(..., backward="autograd")`.
+silu(a) = a s with s = sigmoid(a), so silu'(a) = s (1 + a (1 - s)), which torch has as
+one kernel. Forward keeps x, a and u; z is computed again in backward. Autograd would
+find the same: see `expert_mlp(..., backward="autograd")`.
 
 Source: Shazeer, GLU Variants Improve Transformer, 2020.
 
@@ -27,6 +27,9 @@ from torch.autograd.function import once_differentiable
 
 from xtrain.comm.autocast import cast_by_autocast
 from xtrain.expert_parallel.grouped import Rows, rows_of
+
+SILU_BACKWARD: Any = torch.ops.aten.silu_backward
+"""(dz, a) -> dz silu'(a)."""
 
 
 @dataclass
@@ -63,13 +66,13 @@ def expert_mlp_backward(
     rows, x, a, u = saved.rows, saved.x, saved.a, saved.u
     gate_EFH, up_EFH, down_EHF = saved.weights
     dy = rows.pack(grad_NH)
-    s = a.sigmoid()
-    silu = a * s
+    silu = F.silu(a)
     dz = rows.input_gradient(dy, down_EHF)
     ddown_EHF = rows.weight_gradient(dy, silu * u)
-    du = dz * silu
-    da = dz * u * s * (1 + a * (1 - s))
-    dx = rows.input_gradient(da, gate_EFH) + rows.input_gradient(du, up_EFH)
+    du = silu.mul_(dz)
+    da = SILU_BACKWARD(dz.mul_(u), a)
+    dx = rows.input_gradient(da, gate_EFH)
+    dx = rows.input_gradient(du, up_EFH, onto=dx)
     dgate_EFH, dup_EFH = rows.weight_gradient(da, x), rows.weight_gradient(du, x)
     return rows.unpack(dx), dgate_EFH, dup_EFH, ddown_EHF
 
@@ -130,6 +133,80 @@ def expert_mlp(
     return torch.cat(outputs)
 
 
+class _RoutedMLP(torch.autograd.Function):
+    """Copies of tokens through their experts, and each token's weighted sum.
+
+    Forward keeps what the experts made of the copies, in the order of the [T, k] table:
+    the gradient of a gate is dy of its token times that.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TH: Tensor,
+        gates_Tk: Tensor,
+        copies_M: Tensor,
+        counts_E: Tensor,
+        gate_EFH: Tensor,
+        up_EFH: Tensor,
+        down_EHF: Tensor,
+        path: str | None,
+    ) -> Tensor:
+        weights = gate_EFH, up_EFH, down_EHF
+        rows_MH = x_TH.index_select(0, copies_M // gates_Tk.shape[1])
+        out_MH, saved = expert_mlp_forward(rows_MH, counts_E, *weights, path)
+        out_TkH = to_table(out_MH, copies_M, gates_Tk.shape)
+        ctx.rows = saved.rows
+        ctx.save_for_backward(
+            gates_Tk, copies_M, out_TkH, saved.x, saved.a, saved.u, *weights
+        )
+        gates_T1k = gates_Tk.to(out_TkH.dtype).unsqueeze(1)
+        return torch.bmm(gates_T1k, out_TkH).squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor | None, ...]:
+        gates_Tk, copies_M, out_TkH, x, a, u, *weights = ctx.saved_tensors
+        saved = SavedExperts(ctx.rows, x, a, u, tuple(weights))
+        grad_T1H = grad_TH[:, None]
+        dgates_Tk = (grad_T1H * out_TkH).sum(-1, dtype=gates_Tk.dtype)
+        dout_TkH = grad_T1H * gates_Tk[..., None].to(grad_TH.dtype)
+        dout_MH = dout_TkH.flatten(0, 1).index_select(0, copies_M)
+        drows_MH, *dweights = expert_mlp_backward(dout_MH, saved)
+        dx_TH = to_table(drows_MH, copies_M, gates_Tk.shape).sum(1)
+        return dx_TH, dgates_Tk, None, None, *dweights, None
+
+
+def to_table(rows_MH: Tensor, copies_M: Tensor, shape: torch.Size) -> Tensor:
+    """Rows at the places `copies_M` of a [T, k] table of rows; zeros elsewhere."""
+    places = shape.numel()
+    new = rows_MH.new_empty if len(rows_MH) == places else rows_MH.new_zeros
+    table = new(places, rows_MH.shape[1]).index_copy_(0, copies_M, rows_MH)
+    return table.view(*shape, rows_MH.shape[1])
+
+
+def routed_mlp(
+    x_TH: Tensor,
+    gates_Tk: Tensor,
+    copies_M: Tensor,
+    counts_E: Tensor,
+    gate_EFH: Tensor,
+    up_EFH: Tensor,
+    down_EHF: Tensor,
+    path: str | None = None,
+) -> Tensor:
+    """Each token's copies through their experts and their weighted sum, by hand: the
+    same as `expert_mlp` between an index and `weighted_sum`, in one step.
+
+    Args:
+        copies_M: the kept copies sorted by expert, see `sort_copies`.
+        counts_E: how many each expert has.
+    """
+    tensors = x_TH, gate_EFH, up_EFH, down_EHF
+    x_TH, *weights = cast_by_autocast(*tensors)
+    return _RoutedMLP.apply(x_TH, gates_Tk, copies_M, counts_E, *weights, path)
+
+
 class Experts(nn.Module):
     """The weights of several experts, one tensor for each of the three matrices.
 
@@ -172,10 +249,23 @@ class Experts(nn.Module):
             bound = 1 / math.sqrt(weight.shape[2])
             nn.init.uniform_(weight, -bound, bound)
 
-    def forward(self, x_NH: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by expert, and how many each has: [N, H] in and out."""
+    def forward(
+        self,
+        x: Tensor,
+        counts_E: Tensor,
+        copies_M: Tensor | None = None,
+        gates_Tk: Tensor | None = None,
+    ) -> Tensor:
+        """Rows [N, H] sorted by expert, in and out, and how many each expert has.
+
+        Args:
+            copies_M, gates_Tk: with these, `x` are tokens [T, H], and so is the result:
+                see `routed_mlp`.
+        """
         weights = self.gate_proj, self.up_proj, self.down_proj
-        return expert_mlp(x_NH, counts_E, *weights, self.path, self.backward)
+        if copies_M is None or gates_Tk is None:
+            return expert_mlp(x, counts_E, *weights, self.path, self.backward)
+        return routed_mlp(x, gates_Tk, copies_M, counts_E, *weights, self.path)
 
 
 def check_experts(

@@ -5,16 +5,16 @@
     padded    rows in a table [E, most rows of one, ...], one batched product over it
     grouped   torch's grouped product (16 and 32 bit): one call, no padding
 
-A loop costs calls, a table costs work on padding: small batches want the table, large
-ones the loop or the grouped product. Each way has the three products that a linear
-layer y = x W^T needs: y itself, the gradient dy W of x, and the gradient dy^T x of W.
+A loop costs calls, a table costs work on padding: small even batches want the table,
+others the grouped product (on a CPU a loop in C++), and the loop takes what that
+refuses. Each way has the three products that a linear layer y = x W^T needs: y itself,
+the gradient dy W of x, and the gradient dy^T x of W.
 
 Source: Gale et al., MegaBlocks, 2022.
 
 Shapes: N rows, E experts, I inputs, O outputs of a linear layer, C rows of the table.
 """
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,10 @@ from torch import Tensor
 GROUPED_MM: Any = getattr(F, "grouped_mm", getattr(torch, "_grouped_mm", None))
 SMALL_PADDING = 2**20
 """Elements of the table of inputs up to which a batched product is chosen."""
+CALL_WORK = 2**15
+"""Multiplications that take as long as one more call; measured on a CPU."""
+ALIGNED = 16
+"""Bytes of which a row must be a multiple in torch's grouped product."""
 
 
 class Rows(Protocol):
@@ -38,8 +42,10 @@ class Rows(Protocol):
     def linear(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
         """x W^T of each expert's rows."""
 
-    def input_gradient(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
-        """dy W of each expert's rows."""
+    def input_gradient(
+        self, packed: Tensor, w_EOI: Tensor, onto: Tensor | None = None
+    ) -> Tensor:
+        """dy W of each expert's rows; added to `onto`, in place, if there is one."""
 
     def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         """dy^T x of each expert, [E, O, I]; zeros for one without rows."""
@@ -57,27 +63,30 @@ class LoopRows:
     def unpack(self, packed: Tensor) -> Tensor:
         return packed
 
-    def runs(self) -> Iterator[tuple[int, slice]]:
-        """Each expert that has rows, and which."""
-        first = 0
-        for expert, size in enumerate(self.sizes):
-            if size:
-                yield expert, slice(first, first + size)
-            first += size
-
     def linear(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
         return self.input_gradient(packed, w_EOI.mT)
 
-    def input_gradient(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
-        out = packed.new_empty(len(packed), w_EOI.shape[2])
-        for expert, rows in self.runs():
-            torch.mm(packed[rows], w_EOI[expert], out=out[rows])
+    def input_gradient(
+        self, packed: Tensor, w_EOI: Tensor, onto: Tensor | None = None
+    ) -> Tensor:
+        add = onto is not None
+        out = packed.new_empty(len(packed), w_EOI.shape[2]) if onto is None else onto
+        runs = packed.split(self.sizes), w_EOI.unbind(0), out.split(self.sizes)
+        for size, dy, w_OI, dx in zip(self.sizes, *runs, strict=True):
+            if size and add:
+                torch.addmm(dx, dy, w_OI, out=dx)
+            elif size:
+                torch.mm(dy, w_OI, out=dx)
         return out
 
     def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
-        out = dy.new_zeros(len(self.sizes), dy.shape[1], x.shape[1])
-        for expert, rows in self.runs():
-            torch.mm(dy[rows].t(), x[rows], out=out[expert])
+        out = dy.new_empty(len(self.sizes), dy.shape[1], x.shape[1])
+        runs = dy.t().split(self.sizes, 1), x.split(self.sizes), out.unbind(0)
+        for size, dy_ON, x_NI, dw_OI in zip(self.sizes, *runs, strict=True):
+            if size:
+                torch.mm(dy_ON, x_NI, out=dw_OI)
+            else:
+                dw_OI.zero_()
         return out
 
 
@@ -86,41 +95,53 @@ class PaddedRows:
 
     def __init__(self, counts_E: Tensor):
         self.experts, self.most = len(counts_E), int(counts_E.max())
-        first_E = counts_E.cumsum(0) - counts_E
-        expert_N = torch.arange(self.experts, device=counts_E.device)
-        expert_N = expert_N.repeat_interleave(counts_E)
-        row_N = torch.arange(len(expert_N), device=counts_E.device)
-        self.place_N = expert_N * self.most + row_N - first_E[expert_N]
+        experts_E = torch.arange(self.experts, device=counts_E.device)
+        padding_E = experts_E * self.most - (counts_E.cumsum(0) - counts_E)
+        padding_N = padding_E.repeat_interleave(counts_E)
+        self.place_N = torch.arange(len(padding_N), device=counts_E.device) + padding_N
 
     def pack(self, x_NI: Tensor) -> Tensor:
         table = x_NI.new_zeros(self.experts * self.most, x_NI.shape[1])
-        table[self.place_N] = x_NI
+        table.index_copy_(0, self.place_N, x_NI)
         return table.view(self.experts, self.most, x_NI.shape[1])
 
     def unpack(self, packed: Tensor) -> Tensor:
-        return packed.flatten(0, 1)[self.place_N]
+        return packed.flatten(0, 1).index_select(0, self.place_N)
 
     def linear(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
         return torch.bmm(packed, w_EOI.mT)
 
-    def input_gradient(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
-        return torch.bmm(packed, w_EOI)
+    def input_gradient(
+        self, packed: Tensor, w_EOI: Tensor, onto: Tensor | None = None
+    ) -> Tensor:
+        if onto is None:
+            return torch.bmm(packed, w_EOI)
+        return onto.baddbmm_(packed, w_EOI)
 
     def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         return torch.bmm(dy.mT, x)
 
 
-class GroupedRows(LoopRows):
+class GroupedRows:
     """Torch's grouped product."""
 
     def __init__(self, counts_E: Tensor):
         self.ends_E = counts_E.cumsum(0).to(torch.int32)
 
+    def pack(self, x_NI: Tensor) -> Tensor:
+        return x_NI
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        return packed
+
     def linear(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
         return GROUPED_MM(packed, w_EOI.mT, offs=self.ends_E)
 
-    def input_gradient(self, packed: Tensor, w_EOI: Tensor) -> Tensor:
-        return GROUPED_MM(packed, w_EOI, offs=self.ends_E)
+    def input_gradient(
+        self, packed: Tensor, w_EOI: Tensor, onto: Tensor | None = None
+    ) -> Tensor:
+        dx = GROUPED_MM(packed, w_EOI, offs=self.ends_E)
+        return dx if onto is None else onto.add_(dx)
 
     def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
         return GROUPED_MM(dy.t(), x, offs=self.ends_E)
@@ -144,11 +165,21 @@ def rows_of(counts_E: Tensor, x_NI: Tensor, width: int, path: str | None) -> Row
 
 def choose_path(counts_E: Tensor, x_NI: Tensor, width: int) -> str:
     """Which way is fastest: measured, see the races of lecture 7."""
-    if x_NI.is_cuda and x_NI.dtype == torch.bfloat16 and GROUPED_MM is not None:
-        aligned = x_NI.shape[1] % 8 == 0 and width % 8 == 0
-        if aligned:
-            return "grouped"
-    most = int(counts_E.max()) if len(counts_E) else 0
-    table = len(counts_E) * most * max(x_NI.shape[1], width)
-    crowded = len(counts_E) * most <= 4 * max(1, len(x_NI))
-    return "padded" if 0 < table <= SMALL_PADDING and crowded else "loop"
+    if x_NI.is_cuda and x_NI.dtype == torch.bfloat16 and grouped_takes(x_NI, width):
+        return "grouped"
+    experts, hidden = len(counts_E), x_NI.shape[1]
+    most = int(counts_E.max()) if experts else 0
+    small = 0 < experts * most * max(hidden, width) <= SMALL_PADDING
+    padding = experts * most - len(x_NI)
+    even = padding <= 3 * len(x_NI) and padding * hidden * width <= experts * CALL_WORK
+    if small and even:
+        return "padded"
+    on_cpu = x_NI.device.type == "cpu" and x_NI.dtype == torch.float32
+    return "grouped" if on_cpu and grouped_takes(x_NI, width) else "loop"
+
+
+def grouped_takes(x_NI: Tensor, width: int) -> bool:
+    """Whether torch's grouped product takes these rows, and experts of this width."""
+    sizes = x_NI.shape[1], width
+    aligned = all(size * x_NI.element_size() % ALIGNED == 0 for size in sizes)
+    return GROUPED_MM is not None and aligned and len(x_NI) > 0

@@ -88,6 +88,8 @@ class MoE(nn.Module):
         """What the routed experts add."""
         counts_E = routing.counts_E
         copies_M = sort_copies(routing.experts_Tk, routing.kept_Tk, counts_E)
+        if self.experts.backward == "by_hand":
+            return self.experts(x_TH, counts_E, copies_M, routing.gates_Tk)
         k = routing.experts_Tk.shape[1]
         rows_MH = self.experts(x_TH[copies_M // k], counts_E)
         return weighted_sum(rows_MH, routing.gates_Tk, copies_M)

@@ -44,7 +44,7 @@ from xtrain.expert_parallel.routing import Routing, weighted_sum
 Way = Callable[[Tensor, DispatchPlan], PendingRows]
 
 
-class Block(Protocol):
+class HasChunks(Protocol):
     """What chunks are cut from: y = h + moe(norm(h)) with h = attention(x, ...)."""
 
     @property
@@ -80,14 +80,14 @@ class ForwardChunks:
 
     def __init__(
         self,
-        block: Block,
+        block: HasChunks,
         x: Tensor,
         *context: Any,
         batch: str = "F",
         in_pieces: bool = True,
     ):
         self.block, self.batch, self.context = block, batch, context
-        self.begin = leaf if in_pieces else whole
+        self.begin = leaf if in_pieces else uncut
         self.x, self.shape = self.begin(x), x.shape
         self.dx: Tensor | None = None
         self.auxiliary: tuple[Tensor, ...] = ()
@@ -171,7 +171,7 @@ class ForwardChunks:
         with self.event(chunk, "wait"):
             rows = self.pending.wait()
         self.pending = None
-        if self.begin is whole:
+        if self.begin is uncut:
             return _Received.apply(sent, rows, self.plan, way_back)
         return rows.requires_grad_(sent.requires_grad)
 
@@ -204,7 +204,7 @@ class BackwardChunks:
     """
 
     def __init__(self, forward: ForwardChunks, grad: Tensor, *, batch: str = "B"):
-        if forward.begin is whole or not hasattr(forward, "sum"):
+        if forward.begin is uncut or not hasattr(forward, "sum"):
             raise ValueError(
                 "this micro-batch has no finished forward in pieces: that comes first, "
                 "and one backward uses it up"
@@ -286,7 +286,7 @@ def leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def uncut(tensor: Tensor) -> Tensor:
     """The tensor, where its graph goes on."""
     return tensor
 

@@ -17,7 +17,7 @@ Shapes: T tokens, H hidden, E experts, k experts of a token, G groups.
 """
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -118,7 +118,10 @@ class TopKRouter(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(num_experts, hidden_size, device=device, dtype=dtype)
         )
-        bias = torch.zeros(num_experts, device=device) if balance_bias else None
+        bias = None
+        if balance_bias:
+            wide = torch.promote_types(self.weight.dtype, torch.float32)
+            bias = torch.zeros(num_experts, device=device, dtype=wide)
         self.register_buffer("balance_bias", bias)
         self.stats: RouterStats | None = None
         self.reset_parameters()
@@ -154,7 +157,7 @@ class TopKRouter(nn.Module):
             gates_Tk = scores_TE.gather(1, experts_Tk)
             if self.renormalize:
                 tiny = torch.finfo(wide).tiny
-                gates_Tk = gates_Tk / gates_Tk.sum(-1, keepdim=True).clamp_min(tiny)
+                gates_Tk = gates_Tk / (gates_Tk.sum(-1, keepdim=True) + tiny)
             if self.scale != 1:
                 gates_Tk = gates_Tk * self.scale
             probabilities_TE = scores_TE
@@ -189,6 +192,15 @@ class TopKRouter(nn.Module):
         sizes = tokens, self.num_experts, self.top_k, self.capacity_factor
         capacity = expert_capacity(*sizes)
         return within_capacity(experts_Tk, self.num_experts, capacity, kept_Tk)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moves and casts, but the bias never below fp32: 16 bits lose its steps."""
+        bias = self.balance_bias
+        super()._apply(fn, recurse)
+        cast = self.balance_bias
+        if bias is not None and cast is not None and cast.dtype.itemsize < 4:
+            self.balance_bias = bias.to(cast.device)
+        return self
 
     def update_balance_bias(self, counts_E: Tensor, rate: float = 1e-3) -> None:
         """After a step: `counts_E` are the copies of all tokens of it, on all ranks."""

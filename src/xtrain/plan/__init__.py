@@ -4,7 +4,7 @@ Standard library only, so the same code runs in a browser's Python.
 """
 
 from xtrain.plan.activations import activation_memory
-from xtrain.plan.bubble import pipeline_activations, pipeline_idle
+from xtrain.plan.bubble import pipeline_activations, pipeline_delay, pipeline_idle
 from xtrain.plan.context_parallel import (
     context_bytes,
     critical_pairs,
@@ -27,7 +27,47 @@ from xtrain.plan.cost import (
     nccl_hop_seconds,
     nccl_protocol,
 )
+from xtrain.plan.decoder_activations import (
+    decoder_activations,
+    decoder_layer_activations,
+    decoder_peak,
+)
+from xtrain.plan.device import DeviceParameters, device_parameters
+from xtrain.plan.device_memory import (
+    DeviceMemory,
+    held_micro_batches,
+    memory_over_step,
+    memory_per_device,
+    pipeline_positions,
+    verdict,
+)
+from xtrain.plan.estimate import Assumptions, Estimate, Estimator, estimate
+from xtrain.plan.experts import (
+    ExpertMemory,
+    all_to_all_bandwidth,
+    all_to_all_bytes,
+    balance_loss,
+    bytes_between_nodes,
+    copy_bytes,
+    expert_capacity,
+    expert_memory,
+    expert_seconds,
+    experts_for_free,
+    hiding_width,
+    nodes_visited,
+    overlap_speedup,
+    routed_bytes,
+)
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
+from xtrain.plan.layer_activations import LayerActivations, layer_activations
+from xtrain.plan.layout import (
+    Broken,
+    Layout,
+    broken_rules,
+    check_layout,
+    layers_of_stage,
+    padded_vocabulary,
+)
 from xtrain.plan.memory import (
     RECIPES,
     Recipe,
@@ -35,7 +75,16 @@ from xtrain.plan.memory import (
     state_memory,
     zero_memory,
 )
+from xtrain.plan.published import GPTShape, LatentShape
+from xtrain.plan.search import Rejected, SearchResult, SearchSpace, search
 from xtrain.plan.shapes import ModelShape
+from xtrain.plan.step_traffic import (
+    DTYPES,
+    Transfer,
+    TransferDtypes,
+    sent_by_axis,
+    traffic_per_step,
+)
 from xtrain.plan.tensor_parallel import (
     Call,
     bytes_sent,
@@ -44,6 +93,14 @@ from xtrain.plan.tensor_parallel import (
     layer_seconds,
     tensor_parallel_calls,
     tokens_where_equal,
+)
+from xtrain.plan.throughput import (
+    attention_flops,
+    hardware_flops,
+    layer_forward_flops,
+    model_flops,
+    training_days,
+    utilization,
 )
 from xtrain.plan.traffic import (
     Traffic,
@@ -54,6 +111,9 @@ from xtrain.plan.traffic import (
 )
 
 __all__ = [
+    "decoder_activations",
+    "decoder_layer_activations",
+    "decoder_peak",
     "ACCELERATORS",
     "LINKS",
     "RECIPES",
@@ -98,4 +158,56 @@ __all__ = [
     "tokens_where_equal",
     "nccl_hop_seconds",
     "zero_memory",
+    "Assumptions",
+    "Broken",
+    "DTYPES",
+    "DeviceMemory",
+    "DeviceParameters",
+    "Estimate",
+    "Estimator",
+    "GPTShape",
+    "LatentShape",
+    "LayerActivations",
+    "Layout",
+    "Rejected",
+    "SearchResult",
+    "SearchSpace",
+    "Transfer",
+    "TransferDtypes",
+    "attention_flops",
+    "broken_rules",
+    "check_layout",
+    "device_parameters",
+    "estimate",
+    "hardware_flops",
+    "held_micro_batches",
+    "layer_activations",
+    "layer_forward_flops",
+    "layers_of_stage",
+    "memory_over_step",
+    "memory_per_device",
+    "model_flops",
+    "padded_vocabulary",
+    "pipeline_delay",
+    "pipeline_positions",
+    "search",
+    "sent_by_axis",
+    "traffic_per_step",
+    "training_days",
+    "utilization",
+    "verdict",
+    "ExpertMemory",
+    "all_to_all_bandwidth",
+    "all_to_all_bytes",
+    "balance_loss",
+    "bytes_between_nodes",
+    "copy_bytes",
+    "expert_capacity",
+    "expert_memory",
+    "expert_seconds",
+    "experts_for_free",
+    "hiding_width",
+    "nodes_visited",
+    "overlap_speedup",
+    "routed_bytes",
 ]

@@ -20,7 +20,7 @@ appendix B (FLOPs).
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 from xtrain.plan.checks import require_whole
 from xtrain.plan.expert_sizes import ExpertSizes
@@ -33,6 +33,9 @@ class ModelShape(ExpertSizes):
     Sizes are those of the whole model, however it is distributed. It is dense unless
     the sizes of `ExpertSizes` are given.
     """
+
+    mlp_matrices: ClassVar[int] = 3
+    """Of a layer without experts: gate, up and down."""
 
     vocab_size: int
     hidden_size: int
@@ -79,9 +82,36 @@ class ModelShape(ExpertSizes):
 
     def parameters_of_layer(self, layer: int) -> int:
         """Elements of the parameters of the layer with this number."""
-        return (
-            self._layer_matrices(layer, self.num_local_experts) + 2 * self.hidden_size
-        )
+        matrices = self._layer_matrices(layer, self.num_local_experts)
+        return matrices + self.vectors_of_layer(layer)
+
+    def vectors_of_layer(self, layer: int) -> int:
+        """Elements of a layer's parameters that are no matrices: two norms."""
+        return 2 * self.hidden_size
+
+    def replicated_of_layer(self, layer: int) -> int:
+        """Elements that every tensor rank holds whole: norms, and a router."""
+        router = self.num_local_experts if self.is_moe(layer) else 0
+        return 2 * self.hidden_size + router * self.hidden_size
+
+    def experts_of_layer(self, layer: int) -> int:
+        """Elements of a layer's routed experts, all of them."""
+        inner = (self.moe_intermediate_size or 0) if self.is_moe(layer) else 0
+        return self.num_local_experts * 3 * self.hidden_size * inner
+
+    def matrices_met_in_layer(self, layer: int) -> int:
+        """Elements of a layer's matrices that one token is multiplied with."""
+        return self._layer_matrices(layer, self.num_experts_per_tok)
+
+    @property
+    def last_norm(self) -> int:
+        """Elements of the norm before the head."""
+        return self.hidden_size
+
+    @property
+    def position_table(self) -> int:
+        """Elements of learned positions: none, as rotary positions are computed."""
+        return 0
 
     @property
     def parameters(self) -> int:
@@ -113,15 +143,21 @@ class ModelShape(ExpertSizes):
         matrices = self._layer_matrices(layer, self.num_experts_per_tok)
         # Pairs per token, doubled: the mask leaves (sequence + 1) / 2 of them.
         pairs = sequence + 1 if causal else 2 * sequence
-        attention = 2 * self.num_attention_heads * self.head_dim * pairs
+        attention = self.attention_width * pairs
         return 3 * (2 * matrices + attention)
+
+    @property
+    def attention_width(self) -> int:
+        """Multiply-adds of a pair of positions: its score, and its share of values."""
+        return 2 * self.num_attention_heads * self.head_dim
 
     def _parameters(self, experts: int) -> int:
         """Elements of everything, with so many experts a layer."""
         tables = 1 if self.tie_word_embeddings else 2
-        norms = 2 * self.num_hidden_layers + 1
-        vectors = tables * self.vocab_size + norms
-        return vectors * self.hidden_size + self._matrices(experts)
+        total = tables * self.vocab_size * self.hidden_size + self.position_table
+        layers = range(self.num_hidden_layers)
+        total += sum(self.vectors_of_layer(layer) for layer in layers)
+        return total + self.last_norm + self._matrices(experts)
 
     def _matrices(self, experts: int) -> int:
         """Of all layers."""
@@ -129,21 +165,26 @@ class ModelShape(ExpertSizes):
         return sum(self._layer_matrices(layer, experts) for layer in layers)
 
     def _layer_matrices(self, layer: int, experts: int) -> int:
-        heads = self.num_attention_heads + self.num_key_value_heads
-        width = 2 * heads * self.head_dim
         if self.is_moe(layer):
             inner = self.moe_intermediate_size or 0
-            width += self.num_local_experts  # the router
+            width = self.num_local_experts  # the router
             width += 3 * (experts + self.n_shared_experts) * inner
         else:
-            width += 3 * self.intermediate_size
-        return self.hidden_size * width
+            width = self.mlp_matrices * self.intermediate_size
+        return self._attention_matrices() + self.hidden_size * width
+
+    def _attention_matrices(self) -> int:
+        heads = self.num_attention_heads + self.num_key_value_heads
+        return 2 * heads * self.head_dim * self.hidden_size
 
     @classmethod
     def preset(cls, name: str) -> Self:
         """The shape of a published model; ValueError names those that are known."""
+        if name in OTHERS and cls is ModelShape:
+            return cast(Self, OTHERS[name])
         if name not in PRESETS:
-            raise ValueError(f"preset {name!r}: there are {sorted(PRESETS)}")
+            known = [*PRESETS, *(OTHERS if cls is ModelShape else ())]
+            raise ValueError(f"preset {name!r}: there are {sorted(known)}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
         return cls(**sizes, **EXPERTS.get(name, {}))
 
@@ -163,3 +204,6 @@ PRESETS = {  # in the order of SIZES
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
+
+OTHERS: dict[str, ModelShape] = {}
+"""Presets of kinds of their own, by name; `published` fills it."""

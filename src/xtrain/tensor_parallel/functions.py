@@ -197,7 +197,7 @@ def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
     total = rows[0] @ weights[0]
     for grad, weight in zip(rows[1:], weights[1:], strict=True):
         total.addmm_(grad, weight)
-    return total.view(*grads[0].shape[:-1], -1)
+    return total.view(*grads[0].shape[:-1], weights[0].shape[1])
 
 
 def _column_weight_gradients(

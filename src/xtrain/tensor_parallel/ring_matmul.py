@@ -38,7 +38,7 @@ from xtrain.comm.autograd import check_divides
 from xtrain.comm.checks import check_call, rank_and_size
 from xtrain.comm.deferred import Later, stand_ins
 from xtrain.comm.p2p import post_all
-from xtrain.comm.reduce_op import combine
+from xtrain.comm.reduce_op import fold_into
 
 
 def ring_all_gather_matmul(
@@ -113,7 +113,7 @@ def ring_sum(
         for work in works:  # wait
             work.wait()
         del finished  # one step late, as above
-        combine(arriving, mine, ReduceOp.SUM)
+        fold_into(arriving, mine, ReduceOp.SUM)
         total = arriving
     return total
 

@@ -39,7 +39,7 @@ from xtrain.bench.races.lc1 import (
     trial,
 )
 from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER
-from xtrain.comm.reduce_op import combine, divide_if_average
+from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 TITLE = "Our backends against gloo, under the same torch functions"
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
@@ -221,7 +221,7 @@ def copy_then_add(output: Tensor, shares: list[Tensor], op: Any) -> None:
     """In place of reading two shares at first."""
     output.copy_(shares[0])
     for share in shares[1:]:
-        combine(output, share, op)
+        fold_into(output, share, op)
     divide_if_average(output, op, len(shares))
 
 

@@ -35,8 +35,11 @@ class Sent(TorchDispatchMode):
         place, share = SENDS.get(func.name().removeprefix("c10d::"), (0, 0))
         if share:
             tensors = [args[place]] if torch.is_tensor(args[place]) else args[place]
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            pieces = args[4] if "alltoall" in func.name() else []  # if they are uneven
+            own = sum(pieces) and pieces[dist.get_rank()] * nbytes / sum(pieces)
             self.messages += 1
-            self.nbytes += share * sum(tensor.nbytes for tensor in tensors)
+            self.nbytes += nbytes - own if sum(pieces) else share * nbytes
         return func(*args, **(kwargs or {}))
 
     @classmethod

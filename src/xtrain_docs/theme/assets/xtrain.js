@@ -516,3 +516,7 @@ addEventListener("toggle", tidySoon, { capture: true });
 new MutationObserver((changes) => {
   if (changes.some(({ target }) => !target.closest("xt-trace"))) tidySoon();
 }).observe(document.body, { childList: true, subtree: true });
+
+/* Calculators bring their own script, on the pages that have one. */
+if (document.querySelector("xtrain-calculator"))
+  import(new URL("calculator.mjs", document.currentScript.src));

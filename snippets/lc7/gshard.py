@@ -1,0 +1,37 @@
+# torchrun --nproc-per-node 4 snippets/lc7/gshard.py
+import torch
+import torch.distributed as dist
+
+from xtrain.expert_parallel import GShardMoE, MoE
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)  # the same whole layer and the same tokens on every rank
+full = MoE(8, 12, num_experts=8, top_k=2, dtype=torch.float64)
+sizes = [5, 7, 4, 0]  # tokens of each rank
+x = torch.randn(sum(sizes), 8, dtype=torch.float64, requires_grad=True)
+grad = torch.randn_like(x)
+whole = full(x)
+whole.backward(grad)
+
+layer = GShardMoE.from_full(full)  # two experts on each rank
+mine = x.detach().split(sizes)[rank].clone().requires_grad_()
+out = layer(mine)
+out.backward(grad.split(sizes)[rank])
+
+gate = layer.router.weight.grad  # of this rank's tokens: to be summed
+dist.all_reduce(gate)
+own = slice(2 * rank, 2 * rank + 2)
+equal = {
+    "output": torch.allclose(out, whole.split(sizes)[rank]),
+    "dx": torch.allclose(mine.grad, x.grad.split(sizes)[rank]),
+    "experts": torch.allclose(
+        layer.experts.down_proj.grad, full.experts.down_proj.grad[own]
+    ),
+    "router": torch.allclose(gate, full.router.weight.grad),
+}
+rows = full.router.stats.counts_E[own].tolist()
+print(f"rank {rank}: {sizes[rank]} tokens, rows of its experts {rows}, equal: {equal}")
+
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,277 @@
+"""Bytes on a device during a step, by what they hold: states, activations, buffers.
+
+                       at rest   end of forward   end of backward   in the optimizer
+    weights, optimizer    x            x                 x                  x
+    gradients            kept      of earlier            x                  x
+    activations                   all in flight
+    logits                        the last stage
+    gathered weights              block, root        block, root
+    update                                                                  x
+
+Which micro-batches are in flight depends on the schedule and the pipeline rank: 1F1B
+holds p - r of them on rank r, GPipe all. ZeRO divides the states; with stage 3 the
+weights of the block that computes, of the next one that is on its way, and of the root
+(embedding, norm, head) are whole meanwhile.
+
+Sources: Rajbhandari et al., ZeRO, 2020, section 5; Korthikanti et al., 2022, section 4;
+Narayanan et al., 2021, section 2.2; torch's FSDP2 (what is gathered when).
+"""
+
+from dataclasses import dataclass, fields, replace
+
+from xtrain.plan.activations import activation_memory
+from xtrain.plan.bubble import pipeline_activations
+from xtrain.plan.device import DeviceParameters, device_parameters
+from xtrain.plan.layer_activations import HALF, layer_activations
+from xtrain.plan.layout import Layout
+from xtrain.plan.memory import RECIPES, Recipe, state_memory
+from xtrain.plan.shapes import ModelShape
+
+LOGIT_BYTES = 10
+"""A bf16 logit, its fp32 copy and the fp32 gradient."""
+PHASES = ("at rest", "end of forward", "end of backward", "in the optimizer")
+FORMULAS = ("fused", "unfused")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes on one device, by what they hold."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    main_gradients: float = 0.0
+    master: float = 0.0
+    moments: float = 0.0
+    activations: float = 0.0
+    live_layer: float = 0.0
+    """A layer that is computed once more, whole while it is."""
+    logits: float = 0.0
+    gathered: float = 0.0
+    """Blocks of weights, and one block of gradients, that ZeRO has whole meanwhile."""
+    root: float = 0.0
+    """Embedding, norm and head that stage 3 has gathered."""
+    update: float = 0.0
+    """What the optimizer makes for itself."""
+
+    @property
+    def states(self) -> float:
+        """Weights, gradients and optimizer state."""
+        gradients = self.gradients + self.main_gradients
+        return self.weights + gradients + self.master + self.moments
+
+    @property
+    def total(self) -> float:
+        temporary = self.gathered + self.root + self.update
+        kept = self.activations + self.live_layer + self.logits
+        return self.states + kept + temporary
+
+    def parts(self) -> dict[str, float]:
+        """Bytes by name, in the order above."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+LayerBytes = tuple[tuple[float, float], tuple[float, float]]
+
+
+def memory_per_device(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    *,
+    rank: int = 0,
+    recipe: str | Recipe = "megatron18",
+    formula: str = "fused",
+    logit_bytes: int = LOGIT_BYTES,
+    held: DeviceParameters | None = None,
+    layers: LayerBytes | None = None,
+) -> DeviceMemory:
+    """Everything a device of pipeline rank `rank` holds while it computes.
+
+    That is the end of forward with the gradients of earlier micro-batches.
+
+    Args:
+        sequence: tokens of one sequence, before context ranks divide it.
+        recipe: bytes per parameter, a name of `RECIPES` or your own.
+        formula: "fused" (`layer_activations`) or "unfused" (`activation_memory`).
+        logit_bytes: of one logit, with its copy and gradient.
+        held: what `device_parameters` returns, if it is at hand.
+        layers: what `layer_bytes` returns, if it is at hand.
+    """
+    held = held or device_parameters(shape, layout, rank)
+    layers = layers or layer_bytes(shape, layout, sequence, formula)
+    kind = recipe_of(recipe)
+    states = state_bytes(held, layout, kind)
+    kept, live = activation_bytes(shape, layout, sequence, held, rank, layers)
+    logits = 0.0
+    if layout.stages - 1 in layout.stages_of(rank):
+        tokens = layout.micro_batch * sequence // layout.context
+        logits = tokens * shape.vocab_size / layout.tensor * logit_bytes
+    return DeviceMemory(
+        *states, kept, live, logits, *gathered_bytes(held, layout, kind)
+    )
+
+
+def recipe_of(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name; ValueError names those that are known."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe={recipe!r}: there are {sorted(RECIPES)}")
+    return RECIPES[recipe]
+
+
+def state_bytes(
+    held: DeviceParameters, layout: Layout, recipe: str | Recipe
+) -> tuple[float, float, float, float, float]:
+    """Weights, gradients, main gradients, master, moments: dense ones and experts."""
+    kind = recipe_of(recipe)
+    dense = state_memory(held.dense, layout.shard_ranks, layout.zero, kind)
+    weights, gradients, optimizer = dense.weights, dense.gradients, dense.optimizer
+    if held.experts:
+        ranks = layout.expert_shard_ranks
+        experts = state_memory(held.experts, ranks, layout.zero, kind)
+        weights += experts.weights
+        gradients += experts.gradients
+        optimizer += experts.optimizer
+    main = gradients * kind.main_gradient / (kind.gradients or 1)
+    master = optimizer * kind.master / (kind.optimizer or 1)
+    return weights, gradients - main, main, master, optimizer - master
+
+
+def held_micro_batches(layout: Layout, rank: int = 0) -> float:
+    """Micro-batches whose activations a rank holds at most, over all its layers."""
+    p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
+    if layout.schedule == "one_f_one_b":
+        return min(m, p - rank)
+    if layout.schedule == "interleaved":
+        return min(m, ((v + 1) * p - 1 - 2 * rank) / v)
+    return min(m, pipeline_activations(layout.schedule, p, m, v))
+
+
+def activation_bytes(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    held: DeviceParameters,
+    rank: int,
+    layers: LayerBytes,
+) -> tuple[float, float]:
+    """Kept for backward by all micro-batches in flight; and one layer's, recomputed."""
+    plain, moe = layers
+    whole = held.dense_layers * plain[0] + held.moe_layers * moe[0]
+    if layout.stages_of(rank)[-1] == layout.stages - 1:
+        whole += head_bytes(shape, layout, sequence)
+    if layout.schedule in ("dualpipe", "chimera"):
+        whole /= 2  # it holds two stages, and counts micro-batches of one
+    live = moe[1] if held.moe_layers else plain[1]
+    return whole * held_micro_batches(layout, rank), live
+
+
+def layer_bytes(
+    shape: ModelShape, layout: Layout, sequence: int, formula: str = "fused"
+) -> LayerBytes:
+    """(kept, alive while recomputed) of a layer without experts, and of one with."""
+    if formula not in FORMULAS:
+        raise ValueError(f"formula={formula!r} is not one of {FORMULAS}")
+    full = layout.recompute == "full"
+    found = []
+    for layer in (0, shape.num_hidden_layers - 1):
+        modes = (layout.recompute, "none") if full else (layout.recompute,)
+        sizes = [_one_layer(shape, layout, sequence, layer, m, formula) for m in modes]
+        found.append((sizes[0], sizes[1] if full else 0.0))
+    return found[0], found[1]
+
+
+def _one_layer(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    layer: int,
+    recompute: str,
+    formula: str,
+) -> float:
+    local = sequence // layout.context
+    cut = {"tensor": layout.tensor, "sequence_parallel": layout.sequence_parallel}
+    if formula == "unfused":
+        sizes = local, layout.micro_batch, shape.hidden_size, shape.num_attention_heads
+        return activation_memory(*sizes, recompute=recompute, **cut)  # type: ignore[arg-type]
+    tokens = layout.micro_batch * local
+    return layer_activations(
+        shape,
+        tokens,
+        layer=layer,
+        recompute=recompute,
+        **cut,  # type: ignore[arg-type]
+    ).total
+
+
+def head_bytes(shape: ModelShape, layout: Layout, sequence: int) -> float:
+    """What goes into the last norm and the head, kept for backward."""
+    tokens = layout.micro_batch * sequence // layout.context
+    share = layout.tensor if layout.sequence_parallel else 1
+    return 2 * HALF * tokens * shape.hidden_size / share
+
+
+def gathered_bytes(
+    held: DeviceParameters, layout: Layout, recipe: str | Recipe
+) -> tuple[float, float]:
+    """What ZeRO has whole meanwhile: blocks, and the root."""
+    kind = recipe_of(recipe)
+    reduced = kind.gradient or kind.main_gradient
+    if layout.zero < 2:
+        return 0.0, 0.0
+    block = held.block * reduced  # a block's gradients, before they are scattered
+    if layout.zero == 2:
+        return block, 0.0
+    return block + 2 * held.block * kind.weight, held.root * kind.weight
+
+
+def memory_over_step(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    *,
+    rank: int = 0,
+    recipe: str | Recipe = "megatron18",
+    formula: str = "fused",
+) -> dict[str, DeviceMemory]:
+    """`DeviceMemory` in each of `PHASES`.
+
+    Gradients are freed after the step, but main gradients are a buffer that stays. The
+    optimizer reads 16-bit gradients through an fp32 copy of its shard.
+    """
+    kind = recipe_of(recipe)
+    whole = memory_per_device(
+        shape, layout, sequence, rank=rank, recipe=kind, formula=formula
+    )
+    states = {name: whole.parts()[name] for name in
+              ("weights", "main_gradients", "master", "moments")}  # fmt: skip
+    rest = DeviceMemory(**states)
+    first = layout.micro_batches == 1  # no gradients of earlier micro-batches
+    after = replace(rest, gradients=whole.gradients)
+    copied = kind.gradient and kind.gradient < 4 and not kind.main_gradient
+    shard = whole.moments / kind.moments if kind.moments else 0.0
+    return {
+        "at rest": rest,
+        "end of forward": replace(whole, gradients=0.0) if first else whole,
+        "end of backward": replace(after, gathered=whole.gathered, root=whole.root),
+        "in the optimizer": replace(after, update=4.0 * shard if copied else 0.0),
+    }
+
+
+def pipeline_positions(layout: Layout) -> dict[str, int]:
+    """Pipeline ranks that differ: "first", "middle" and "last", as far as there are."""
+    last = layout.pipeline - 1
+    found = {"first": 0}
+    if last > 1:
+        found["middle"] = 1
+    if last:
+        found["last"] = last
+    return found
+
+
+def verdict(needed: float, capacity: float, reserve: float) -> str:
+    """ "fits", "tight" (into what should stay free) or "does not fit"."""
+    if needed <= capacity - reserve:
+        return "fits"
+    return "tight" if needed <= capacity else "does not fit"

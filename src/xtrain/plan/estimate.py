@@ -1,0 +1,413 @@
+"""Seconds of a step of one layout, its memory, and the share of the peak it reaches.
+
+    step  =  micro-batches x (forward + backward of the slowest rank)
+             + bubble + messages between stages          of the pipeline
+             + what of gradients and weights is not hidden
+             + the optimizer's pass over its state
+
+    of a micro-batch    matrix products at a share of the peak that you assume,
+                        and every collective that they wait for
+    hidden              ring attention's messages behind its blocks; gradients behind
+                        the last backward; gathered weights behind what computes
+
+A collective takes alpha + bytes / bandwidth on the link of its axis: NVLink where a
+group fits into a node, else the network. It is an estimate: it ranks layouts, and it
+knows nothing of kernels, stragglers or congestion.
+
+Sources: Narayanan et al., 2021; the alpha-beta model and closed forms of
+`xtrain.plan.cost` and `xtrain.plan.bubble`.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from xtrain.plan.bubble import pipeline_delay, pipeline_idle
+from xtrain.plan.checks import require_positive, require_whole
+from xtrain.plan.cost import nccl_hop_seconds
+from xtrain.plan.device import DeviceParameters, device_parameters
+from xtrain.plan.device_memory import (
+    DeviceMemory,
+    layer_bytes,
+    memory_per_device,
+    pipeline_positions,
+    recipe_of,
+    state_bytes,
+    verdict,
+)
+from xtrain.plan.hardware import Accelerator
+from xtrain.plan.layout import PLACEMENTS, Layout, check_layout
+from xtrain.plan.shapes import ModelShape
+from xtrain.plan.step_traffic import (
+    Transfer,
+    data_transfers,
+    dtypes_of,
+    edge_transfers,
+    layer_transfers,
+    message_size,
+)
+from xtrain.plan.throughput import (
+    hardware_flops,
+    layer_forward_flops,
+    model_flops,
+)
+
+
+class Assumptions(NamedTuple):
+    """What an estimate takes for granted. All of it can be measured on a machine."""
+
+    gpus_per_node: int = 8
+    efficiency: float = 0.6
+    """Of the peak, in matrix products and attention."""
+    link_efficiency: float = 0.8
+    """Of a link's bandwidth; all-reduces among 8 A100 reach 0.78, among 8 H100 0.82."""
+    recipe: str = "megatron18"
+    dtypes: str = "megatron-bf16"
+    formula: str = "fused"
+    capacity: float | None = None
+    """Bytes of a device's memory; the vendor's figure unless given."""
+    reserve: float = 4 * 2**30
+    """Bytes that should stay free: CUDA context, NCCL's buffers, workspaces."""
+    overlap: bool = True
+    """Gradients and gathered weights travel while something is computed."""
+    sharded_pipeline: bool = False
+
+
+class Estimate(NamedTuple):
+    """What is expected of a layout."""
+
+    layout: Layout
+    seconds: float
+    """Of a step."""
+    parts: dict[str, float]
+    """Those seconds by what they are spent on."""
+    memory: DeviceMemory
+    """Of the fullest device."""
+    position: str
+    """Where in the pipeline that is: first, middle or last."""
+    verdict: str
+    tokens_per_second: float
+    mfu: float
+    hfu: float
+
+
+class Pass(NamedTuple):
+    """Seconds of one micro-batch on a rank (or of one layer)."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    tensor: float
+    """How much of them tensor ranks' collectives take; the next two likewise."""
+    context: float
+    expert: float
+
+    def scaled(self, times: float) -> "Pass":
+        return Pass(*(times * value for value in self))
+
+    def plus(self, other: "Pass") -> "Pass":
+        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward_input + self.backward_weight
+
+
+NO_PASS = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def estimate(
+    shape: ModelShape,
+    layout: Layout,
+    accelerator: Accelerator | str,
+    sequence: int,
+    **assumptions: Any,
+) -> Estimate:
+    """Seconds, memory and utilization of a step.
+
+    Args:
+        accelerator: a device, or the name of a preset.
+        sequence: tokens of one sequence.
+        assumptions: fields of `Assumptions`.
+
+    Raises:
+        ValueError: the layout breaks a rule, which is named.
+    """
+    estimator = Estimator(shape, accelerator, sequence, Assumptions(**assumptions))
+    allowed = estimator.assumptions.sharded_pipeline
+    check_layout(shape, layout, sequence, sharded_pipeline=allowed)
+    return estimator.estimate(layout)
+
+
+class Estimator:
+    """Estimates many layouts of one model: what they share is computed once."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        accelerator: Accelerator | str,
+        sequence: int,
+        assumptions: Assumptions = Assumptions(),
+    ) -> None:
+        require_whole("sequence", sequence)
+        require_whole("gpus_per_node", assumptions.gpus_per_node)
+        require_positive("efficiency", assumptions.efficiency)
+        require_positive("link_efficiency", assumptions.link_efficiency)
+        if isinstance(accelerator, str):
+            accelerator = Accelerator.preset(accelerator)
+        self.shape, self.device, self.sequence = shape, accelerator, sequence
+        self.assumptions = assumptions
+        self.rate = accelerator.flops * assumptions.efficiency
+        self.capacity = assumptions.capacity or accelerator.memory
+        self.dtypes = dtypes_of(assumptions.dtypes)
+        self.recipe = recipe_of(assumptions.recipe)
+        self.terms: dict[tuple[Any, ...], Any] = {}
+        self.flops = {
+            mode: hardware_flops(shape, sequence, 1, mode)
+            for mode in ("none", "selective", "full")
+        }
+        self.model_flops = model_flops(shape, sequence, 1)
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """Of a layout that breaks no rule."""
+        memory, position = self.fullest(layout)
+        slowest = max(
+            (self.rank_pass(layout, rank) for rank in set(self.positions(layout))),
+            key=lambda one: one.seconds,
+        )
+        parts = self.seconds(layout, slowest)
+        seconds = sum(parts.values())
+        sequences = layout.batch
+        available = seconds * layout.gpus * self.device.flops
+        return Estimate(
+            layout,
+            seconds,
+            parts,
+            memory,
+            position,
+            verdict(memory.total, self.capacity, self.assumptions.reserve),
+            sequences * self.sequence / seconds,
+            sequences * self.model_flops / available,
+            sequences * self.flops[layout.recompute] / available,
+        )
+
+    # -------------------------------------------------------------- memory
+
+    def positions(self, layout: Layout) -> Iterable[int]:
+        return pipeline_positions(layout).values()
+
+    def held(self, layout: Layout, rank: int) -> DeviceParameters:
+        key = ("held", layout.tensor, layout.pipeline, layout.chunks, layout.expert,
+               layout.schedule, rank)  # fmt: skip
+        if key not in self.terms:
+            self.terms[key] = device_parameters(self.shape, layout, rank)
+        found: DeviceParameters = self.terms[key]
+        return found
+
+    def fullest(self, layout: Layout) -> tuple[DeviceMemory, str]:
+        """Memory of the rank that needs most, and where it stands."""
+        key = ("bytes", *_cut(layout))
+        if key not in self.terms:
+            formula = self.assumptions.formula
+            self.terms[key] = layer_bytes(self.shape, layout, self.sequence, formula)
+        layers = self.terms[key]
+        return max(
+            (
+                (
+                    memory_per_device(
+                        self.shape,
+                        layout,
+                        self.sequence,
+                        rank=rank,
+                        recipe=self.recipe,
+                        held=self.held(layout, rank),
+                        layers=layers,
+                    ),
+                    where,
+                )
+                for where, rank in pipeline_positions(layout).items()
+            ),
+            key=lambda found: found[0].total,
+        )
+
+    # ---------------------------------------------------------------- time
+
+    def seconds(self, layout: Layout, one: Pass) -> dict[str, float]:
+        """Of a step, by what they are spent on; `one` is the slowest rank's."""
+        mirror = PLACEMENTS.get(layout.schedule) == "mirror"
+        count = layout.micro_batches / (2 if mirror else 1)
+        stages = 2 if mirror else layout.chunks
+        idle = delay = 0.0
+        if layout.pipeline > 1:
+            stage = [seconds / stages for seconds in one[:3]]
+            idle = max(pipeline_idle(layout.schedule, layout.pipeline, *stage), 0.0)
+            delay = self.delay(layout)
+        waiting = one.tensor + one.context + one.expert
+        return {
+            "compute": count * (one.seconds - waiting),
+            "tensor": count * one.tensor,
+            "context": count * one.context,
+            "expert": count * one.expert,
+            "bubble": idle,
+            "pipeline": delay,
+            "data": self.data_seconds(layout, one),
+            "optimizer": self.optimizer_seconds(layout),
+        }
+
+    def rank_pass(self, layout: Layout, rank: int) -> Pass:
+        """Seconds of one micro-batch on a pipeline rank."""
+        key = ("pass", *_cut(layout), layout.pipeline, layout.chunks, layout.schedule,
+               rank)  # fmt: skip
+        if key not in self.terms:
+            held = self.held(layout, rank)
+            total = self.edge(layout, rank)
+            for moe, count in ((False, held.dense_layers), (True, held.moe_layers)):
+                if count:
+                    total = total.plus(self.layer_pass(layout, moe).scaled(count))
+            self.terms[key] = total
+        found: Pass = self.terms[key]
+        return found
+
+    def layer_pass(self, layout: Layout, moe: bool) -> Pass:
+        """Seconds of one layer of one micro-batch."""
+        key = ("layer", moe, *_cut(layout))
+        if key not in self.terms:
+            number = self.shape.num_hidden_layers - 1 if moe else 0
+            transfers = layer_transfers(
+                self.shape, layout, self.sequence, self.dtypes, moe
+            )
+            flops = layer_forward_flops(self.shape, self.sequence, number)
+            self.terms[key] = self.timed(layout, flops, transfers, layout.recompute)
+        found: Pass = self.terms[key]
+        return found
+
+    def edge(self, layout: Layout, rank: int) -> Pass:
+        """Seconds of embedding, head and loss of one micro-batch."""
+        flops, stages = 0, layout.stages_of(rank)
+        if layout.stages - 1 in stages:
+            flops = 2 * self.shape.vocab_size * self.shape.hidden_size
+        transfers = edge_transfers(self.shape, layout, self.sequence, self.dtypes, rank)
+        return self.timed(layout, (flops, 0), transfers, "none")
+
+    def timed(
+        self,
+        layout: Layout,
+        flops: tuple[int, int],
+        transfers: list[Transfer],
+        recompute: str,
+    ) -> Pass:
+        """Seconds of products and of the collectives that they wait for.
+
+        Args:
+            flops: a token's forward: all, and those of attention.
+        """
+        tokens = layout.micro_batch * self.sequence // layout.context
+        all_flops, attention = (
+            flop * tokens / layout.tensor / self.rate for flop in flops
+        )
+        again = all_flops if recompute == "full" else 0.0
+        if recompute == "selective" and self.assumptions.formula == "unfused":
+            again = attention
+        exposed = {axis: [0.0, 0.0] for axis in ("tensor", "context", "expert")}
+        hidden = 0.0
+        for transfer in transfers:
+            seconds = self.transfer_seconds(layout, transfer)
+            if transfer.overlapped and transfer.axis == "tensor":
+                hidden += seconds
+            else:
+                exposed[transfer.axis][transfer.backward] += seconds
+        exposed["tensor"][1] += max(0.0, hidden - all_flops)
+        if layout.context_way == "ring":  # a block is computed as the next one comes
+            ring = exposed["context"]
+            passes = 2.5 + (recompute == "full")
+            ring[0] = max(0.0, ring[0] - attention)
+            ring[1] = max(0.0, ring[1] - passes * attention)
+        waits = [sum(times) for times in zip(*exposed.values(), strict=True)]
+        return Pass(
+            all_flops + waits[0],
+            all_flops + again + waits[1],
+            all_flops,
+            *(sum(times) for times in exposed.values()),
+        )
+
+    def transfer_seconds(self, layout: Layout, transfer: Transfer) -> float:
+        """On the link of the transfer's axis."""
+        stride = 1
+        if transfer.axis == "context":
+            stride = layout.tensor
+        elif transfer.axis in ("expert", "data"):
+            stride = layout.tensor * layout.context
+        elif transfer.axis == "expert_data":
+            stride = layout.tensor * layout.context * layout.expert
+        ring = transfer.algorithm.startswith("ring")
+        return transfer.seconds(*self.link(stride, transfer.ranks, ring))
+
+    def link(self, stride: int, ranks: int, ring: bool) -> tuple[float, float]:
+        """(alpha, beta) among `ranks` ranks that stand `stride` apart.
+
+        Rings over several nodes use the adapters of all their ranks in a node; a
+        message, and an all-to-all, that of its own rank.
+        """
+        key = ("link", stride, ranks, ring)
+        if key in self.terms:
+            found: tuple[float, float] = self.terms[key]
+            return found
+        per_node, device = self.assumptions.gpus_per_node, self.device
+        bandwidth, network = device.link.bandwidth, stride * ranks > per_node
+        if network:
+            if device.network is None:
+                raise ValueError(
+                    f"{device.name} has no network here, and {ranks} ranks {stride} "
+                    f"apart do not fit into a node of gpus_per_node={per_node}"
+                )
+            rails = max(1, per_node // stride) if ring else 1
+            bandwidth = min(bandwidth, rails * device.network.bandwidth)
+        beta = 1 / (bandwidth * self.assumptions.link_efficiency)
+        self.terms[key] = nccl_hop_seconds(network), beta
+        return self.terms[key]
+
+    def delay(self, layout: Layout) -> float:
+        """What messages between stages add to a step."""
+        stride = layout.gpus // layout.pipeline
+        alpha, beta = self.link(stride, layout.pipeline, False)
+        size = message_size(self.shape, layout, self.sequence, self.dtypes)
+        return pipeline_delay(
+            layout.schedule,
+            layout.pipeline,
+            layout.micro_batches,
+            alpha + size * beta,
+            layout.chunks,
+        )
+
+    def data_seconds(self, layout: Layout, one: Pass) -> float:
+        """What of gradients and weights is not hidden behind what computes.
+
+        Each time a collective runs, one micro-batch's forward or backward hides it.
+        """
+        waiting: dict[tuple[int, bool], float] = {}
+        for transfer in data_transfers(self.held(layout, 0), layout, self.dtypes):
+            key = transfer.times, transfer.backward
+            seconds = self.transfer_seconds(layout, transfer)
+            waiting[key] = waiting.get(key, 0.0) + seconds
+        if not self.assumptions.overlap:
+            return sum(waiting.values())
+        total = 0.0
+        for (times, backward), seconds in waiting.items():
+            window = one.seconds - one.forward if backward else one.forward
+            total += max(0.0, seconds - times * window)
+        return total
+
+    def optimizer_seconds(self, layout: Layout) -> float:
+        """State read and written once, gradients read, weights written."""
+        held = state_bytes(self.held(layout, 0), layout, self.recipe)
+        weights, gradients, main, master, moments = held
+        shards = layout.shard_ranks if 0 < layout.zero < 3 else 1
+        touched = 2 * (master + moments)
+        touched += weights / shards
+        touched += (gradients + main) / (shards if layout.zero == 1 else 1)
+        return touched / self.device.memory_bandwidth
+
+
+def _cut(layout: Layout) -> tuple[Any, ...]:
+    """What decides about one layer and one micro-batch."""
+    return (layout.tensor, layout.context, layout.expert, layout.micro_batch,
+            layout.sequence_parallel, layout.recompute, layout.context_way)  # fmt: skip

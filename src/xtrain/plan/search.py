@@ -1,0 +1,188 @@
+"""All layouts of a model on so many devices: those that can be, ranked, and why not.
+
+    every way to write devices = tensor x pipeline x context x data
+      x experts' axis  x  ZeRO stage  x  recomputation  x  sequences of a micro-batch
+      x  schedule
+
+A layout that breaks a rule is counted under the rule's name, with one example; so is
+one that does not fit into memory. What is left is ranked by the seconds of a step, and
+those that are tight in memory stand behind those that fit.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from xtrain.plan.activations import RECOMPUTE
+from xtrain.plan.checks import require_whole
+from xtrain.plan.estimate import Assumptions, Estimate, Estimator
+from xtrain.plan.hardware import Accelerator
+from xtrain.plan.layout import SCHEDULE_NAMES, Layout, broken_rules
+from xtrain.plan.shapes import ModelShape
+
+MEMORY = "memory"
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Which values are tried; sizes of axes are all that divide the devices."""
+
+    zero: Sequence[int] = (0, 1, 2, 3)
+    recompute: Sequence[str] = ("none", "full")
+    micro_batch: Sequence[int] = (1, 2, 4)
+    schedules: Sequence[tuple[str, int]] = (("one_f_one_b", 1), ("interleaved", 2))
+    """(schedule, chunks)."""
+    tensor: Sequence[int] = ()
+    """All that divide the devices, if empty; so are the next three."""
+    pipeline: Sequence[int] = ()
+    context: Sequence[int] = ()
+    expert: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("zero", (0, 1, 2, 3)),
+            ("recompute", RECOMPUTE),
+            ("schedules", SCHEDULE_NAMES),
+        ):
+            for value in getattr(self, name):
+                plain = value[0] if name == "schedules" else value
+                if plain not in known:
+                    raise ValueError(f"{name}: {plain!r} is not one of {known}")
+        for name in ("micro_batch", "tensor", "pipeline", "context", "expert"):
+            for size in getattr(self, name):
+                require_whole(name, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Layouts that one rule excludes: how many, and one of them with its reason."""
+
+    rule: str
+    count: int
+    example: str
+    why: str
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """Legal layouts that fit, fastest first; and the rest by the rule they break."""
+
+    found: list[Estimate]
+    rejected: list[Rejected]
+    tried: int
+    estimated: int
+
+    @property
+    def best(self) -> Estimate | None:
+        return self.found[0] if self.found else None
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, smallest first."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def candidates(
+    shape: ModelShape,
+    gpus: int,
+    batch: int,
+    space: SearchSpace = SearchSpace(),
+    **fixed: Any,
+) -> Iterator[Layout]:
+    """Every layout of `gpus` devices and `batch` sequences in `space`.
+
+    What breaks a rule is among them, except sizes that cannot be written down: axes
+    whose product is not `gpus`, and batches that do not divide.
+    """
+    sizes = divisors(gpus)
+    axes = product(space.tensor or sizes, space.pipeline or sizes,
+                   space.context or sizes)  # fmt: skip
+    for tensor, pipeline, context in axes:
+        data, rest = divmod(gpus, tensor * pipeline * context)
+        if rest or not data:
+            continue
+        experts = space.expert or (divisors(data) if shape.num_local_experts else (1,))
+        schedules = space.schedules if pipeline > 1 else (("one_f_one_b", 1),)
+        ways = product(
+            experts, space.zero, space.recompute, space.micro_batch, schedules
+        )
+        for expert, zero, recompute, micro_batch, (schedule, chunks) in ways:
+            micro_batches, rest = divmod(batch, data * micro_batch)
+            if rest or not micro_batches or (zero and data == 1):
+                continue
+            yield Layout(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                context=context,
+                expert=expert,
+                zero=zero,
+                sequence_parallel=tensor > 1,
+                micro_batch=micro_batch,
+                micro_batches=micro_batches,
+                schedule=schedule,
+                chunks=chunks,
+                recompute=recompute,
+                **fixed,
+            )
+
+
+def search(
+    shape: ModelShape,
+    accelerator: Accelerator | str,
+    gpus: int,
+    sequence: int,
+    batch: int,
+    *,
+    space: SearchSpace = SearchSpace(),
+    assumptions: Assumptions = Assumptions(),
+    **fixed: Any,
+) -> SearchResult:
+    """Try every layout of `candidates`.
+
+    Args:
+        gpus: devices.
+        sequence: tokens of one sequence.
+        batch: sequences of a step, all devices together.
+        fixed: other fields of `Layout`, the same for all.
+
+    Raises:
+        ValueError: a size is not a whole number above 0, or no batch divides so.
+    """
+    for name, size in (("gpus", gpus), ("sequence", sequence), ("batch", batch)):
+        require_whole(name, size)
+    estimator = Estimator(shape, accelerator, sequence, assumptions)
+    found: list[Estimate] = []
+    counts: dict[str, list[Any]] = {}
+    tried = estimated = 0
+    allowed = assumptions.sharded_pipeline
+    for layout in candidates(shape, gpus, batch, space, **fixed):
+        tried += 1
+        broken = broken_rules(shape, layout, sequence, sharded_pipeline=allowed)
+        for rule, why in broken[:1]:
+            counts.setdefault(rule, [0, str(layout), why])[0] += 1
+        if broken:
+            continue
+        estimated += 1
+        one = estimator.estimate(layout)
+        if one.verdict == "does not fit":
+            counts.setdefault(MEMORY, [0, str(layout), _too_much(one, estimator)])
+            counts[MEMORY][0] += 1
+        else:
+            found.append(one)
+    if not tried:
+        raise ValueError(
+            f"batch={batch} sequences cannot be divided over {gpus} devices in any "
+            f"layout of this space"
+        )
+    found.sort(key=lambda one: (one.verdict != "fits", one.seconds))
+    rejected = [Rejected(rule, *counted) for rule, counted in counts.items()]
+    rejected.sort(key=lambda one: -one.count)
+    return SearchResult(found, rejected, tried, estimated)
+
+
+def _too_much(one: Estimate, estimator: Estimator) -> str:
+    needed, there = one.memory.total / GIB, estimator.capacity / GIB
+    return f"{needed:.1f} GiB on the {one.position} rank, and a device has {there:.1f}"

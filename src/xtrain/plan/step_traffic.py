@@ -1,0 +1,361 @@
+"""Bytes that a device sends in a step, by parallelism and dtype of each transfer.
+
+    axis       what                                       how often
+    tensor     sums, or gathers and scatters              each layer and micro-batch
+    context    keys, values, and their gradients          each layer and micro-batch
+    expert     copies of tokens, there and back           each such layer, micro-batch
+    pipeline   activations forward, gradients back        each stage and micro-batch
+    data       gradients; weights of ZeRO                 each step, or micro-batch
+
+ZeRO 0 sums gradients. 1 scatters the sums and gathers the weights. 2 scatters after
+every micro-batch. 3 also gathers the weights in each forward and, unless they were
+kept, in each backward. Bytes follow the dtype of what travels: gradients summed in fp32
+take twice the bytes of 16-bit ones.
+
+Sources: Rajbhandari et al., ZeRO, 2020, section 7; Narayanan et al., 2021, section 3;
+Megatron-LM's distributed optimizer; torch's FSDP2 (param_dtype and reduce_dtype).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from xtrain.plan.context_parallel import context_bytes
+from xtrain.plan.cost import Cost, collective_cost
+from xtrain.plan.device import DeviceParameters, device_parameters
+from xtrain.plan.layout import PLACEMENTS, Layout
+from xtrain.plan.published import LatentShape
+from xtrain.plan.shapes import ModelShape
+from xtrain.plan.tensor_parallel import (
+    GATHER,
+    Call,
+    layer_calls,
+    tensor_parallel_calls,
+)
+
+SEND = "send"  # one message to one rank
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDtypes:
+    """Bytes of an element of what travels."""
+
+    name: str
+    gradient: int
+    """As gradients are summed over data ranks."""
+    weight: int
+    """As weights are gathered."""
+    activation: int = 2
+    dispatch: int = 2
+    """Of a token's copy on its way to an expert."""
+    combine: int = 2
+
+
+DTYPES: dict[str, TransferDtypes] = {
+    dtypes.name: dtypes
+    for dtypes in (
+        # Parameters stay fp32 under autocast, and so do the gradients that DDP sums.
+        TransferDtypes("ddp-autocast", gradient=4, weight=4),
+        # bf16 weights, gradients summed in fp32: the distributed optimizer.
+        TransferDtypes("megatron-bf16", gradient=4, weight=2),
+        # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32).
+        TransferDtypes("fsdp2", gradient=4, weight=2),
+        # 16-bit gradients, as the ZeRO paper counts.
+        TransferDtypes("zero16", gradient=2, weight=2),
+        TransferDtypes("fp32", 4, 4, activation=4, dispatch=4, combine=4),
+    )
+}
+
+
+def dtypes_of(dtypes: str | TransferDtypes) -> TransferDtypes:
+    """The dtypes of that name; ValueError names those that are known."""
+    if isinstance(dtypes, TransferDtypes):
+        return dtypes
+    if dtypes not in DTYPES:
+        raise ValueError(f"dtypes={dtypes!r}: there are {sorted(DTYPES)}")
+    return DTYPES[dtypes]
+
+
+@lru_cache(maxsize=4096)
+def transfer_cost(algorithm: str, ranks: int) -> Cost:
+    """`collective_cost`, and one message for "send"."""
+    if algorithm == SEND:
+        return Cost(1, Fraction(1))
+    return collective_cost(algorithm, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One kind of collective or message, and how often a device takes part in it."""
+
+    axis: str
+    what: str
+    algorithm: str
+    size: int
+    """Bytes of the full tensor, or of the message."""
+    ranks: int
+    times: int = 1
+    backward: bool = False
+    overlapped: bool = False
+    """It can run while something else is computed, whatever comes next."""
+
+    @property
+    def sent(self) -> Fraction:
+        """Bytes that a rank sends, on average over the group; in all its times."""
+        return self.times * self.size * transfer_cost(self.algorithm, self.ranks).volume
+
+    def seconds(self, alpha: float, beta: float) -> float:
+        """All of them, one after the other: alpha s a message, beta s a byte."""
+        cost = transfer_cost(self.algorithm, self.ranks)
+        return self.times * cost.time(self.size, alpha, beta)
+
+
+def traffic_per_step(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    *,
+    rank: int = 0,
+    dtypes: str | TransferDtypes = "megatron-bf16",
+) -> list[Transfer]:
+    """Everything that a device of pipeline rank `rank` sends in a step.
+
+    Args:
+        sequence: tokens of one sequence, before context ranks divide it.
+        dtypes: a name of `DTYPES`, or your own.
+    """
+    sizes = dtypes_of(dtypes)
+    held = device_parameters(shape, layout, rank)
+    of_step = layout.micro_batches
+    if PLACEMENTS.get(layout.schedule) == "mirror":
+        of_step = -(-of_step // 2)  # each of its two stages sees half of them
+    found = []
+    for moe, count in ((False, held.dense_layers), (True, held.moe_layers)):
+        found += [
+            replace(transfer, times=transfer.times * count * of_step)
+            for transfer in layer_transfers(shape, layout, sequence, sizes, moe)
+            if count
+        ]
+    found += [
+        replace(transfer, times=transfer.times * of_step)
+        for transfer in edge_transfers(shape, layout, sequence, sizes, rank)
+    ]
+    found += pipeline_transfers(shape, layout, sequence, sizes, rank, of_step)
+    return found + data_transfers(held, layout, sizes)
+
+
+def sent_by_axis(transfers: Sequence[Transfer]) -> dict[str, int]:
+    """Bytes that a device sends over each axis, largest first."""
+    total: Counter[str] = Counter()
+    for transfer in transfers:
+        total[transfer.axis] += round(transfer.sent)
+    return dict(total.most_common())
+
+
+# --------------------------------------------------------- of one micro-batch
+
+
+def layer_transfers(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    sizes: TransferDtypes,
+    moe: bool = False,
+) -> list[Transfer]:
+    """Of one layer and one micro-batch, forward and backward."""
+    local = sequence // layout.context
+    again = layout.recompute == "full"
+    calls = layer_calls(
+        shape, layout.micro_batch, local, layout.tensor,
+        sequence_parallel=layout.sequence_parallel, recompute=again,
+        itemsize=sizes.activation,
+    )  # fmt: skip
+    found = _tensor_transfers(calls) + _context_transfers(shape, layout, local, sizes)
+    return found + (_expert_transfers(shape, layout, local, sizes) if moe else [])
+
+
+def _tensor_transfers(calls: Sequence[Call]) -> list[Transfer]:
+    """Equal calls of one layer together.
+
+    Where the sequence is cut, backward gathers a block's input once more for the
+    gradient of its weight; that hides behind the product before it.
+    """
+    found = []
+    for call, times in Counter(calls).items():
+        size = call.numel * call.itemsize
+        kind = "tensor", call.part, call.algorithm, size, call.ranks
+        again = call.backward and call.algorithm == GATHER and times > 1
+        found.append(Transfer(*kind, times - again, call.backward))
+        if again:
+            found.append(Transfer(*kind, 1, True, overlapped=True))
+    return found
+
+
+def _context_transfers(
+    shape: ModelShape, layout: Layout, local: int, sizes: TransferDtypes
+) -> list[Transfer]:
+    ranks = layout.context
+    if ranks == 1:
+        return []
+    width = shape.head_dim
+    if isinstance(shape, LatentShape):  # keys and values differ in width
+        width = (width + shape.qk_rope_head_dim + shape.v_head_dim) // 2
+    forward, backward = context_bytes(
+        layout.context_way, local, shape.num_attention_heads // layout.tensor,
+        max(shape.num_key_value_heads // layout.tensor, 1), width, ranks,
+        batch=layout.micro_batch, itemsize=sizes.activation,
+    )  # fmt: skip
+    ring = layout.context_way == "ring"
+    hops = ranks if ring else ranks - 1  # gradients go all the way round, home
+    again = 1 + (layout.recompute == "full")
+    runs = [
+        ("keys and values", forward, ranks - 1, False),
+        *[("keys and values", forward, ranks - 1, True)] * again,
+        ("gradients of keys and values", backward - forward, hops, True),
+    ]
+    if layout.context_way == "ulysses":
+        runs = [("heads for tokens", forward, ranks - 1, False)]
+        runs += [("heads for tokens", backward, ranks - 1, True)] * again
+    return [
+        Transfer("context", what, SEND, sent // hops, ranks, hops, back, ring)
+        for what, sent, hops, back in runs
+    ]
+
+
+def _expert_transfers(
+    shape: ModelShape, layout: Layout, local: int, sizes: TransferDtypes
+) -> list[Transfer]:
+    """Dispatch and combine; backward sends the gradient of each the other way."""
+    if layout.expert == 1:
+        return []
+    copies = local * layout.micro_batch * shape.num_experts_per_tok * shape.hidden_size
+    ways = [("dispatch", sizes.dispatch, False), ("combine", sizes.combine, False)]
+    if layout.recompute == "full":
+        ways += [(what, size, True) for what, size, _ in ways]
+    ways += [("combine", sizes.combine, True), ("dispatch", sizes.combine, True)]
+    return [
+        Transfer("expert", what, "all_to_all", copies * size, layout.expert, 1, back)
+        for what, size, back in ways
+    ]
+
+
+def edge_transfers(
+    shape: ModelShape, layout: Layout, sequence: int, sizes: TransferDtypes, rank: int
+) -> list[Transfer]:
+    """What tensor ranks send for embedding, last norm, head and loss."""
+    if layout.tensor == 1:
+        return []
+    stages = layout.stages_of(rank)
+    parts: set[str] = {"embedding"} if 0 in stages else set()
+    if layout.stages - 1 in stages:
+        parts |= {"head", "cross-entropy", "norm"}
+    if not parts:
+        return []
+    one = replace(shape, num_hidden_layers=1, first_k_dense_replace=0)
+    options = {"sequence_parallel": layout.sequence_parallel,
+               "itemsize": sizes.activation}  # fmt: skip
+    arguments = layout.micro_batch, sequence // layout.context, layout.tensor
+    calls = tensor_parallel_calls(one, *arguments, **options)  # type: ignore[arg-type]
+    norms = [call for call in calls if call.part == "norm"][:1]
+    chosen = [call for call in calls if call.part in parts and call.part != "norm"]
+    return _tensor_transfers(chosen + (norms if "norm" in parts else []))
+
+
+def pipeline_transfers(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    sizes: TransferDtypes,
+    rank: int,
+    micro_batches: int,
+) -> list[Transfer]:
+    """Activations to the next stage and gradients to the one before, of all stages."""
+    own = layout.stages_of(rank)
+    mirror = PLACEMENTS.get(layout.schedule) == "mirror"
+    forward = backward = 0
+    for stage in own:
+        here = () if mirror else own  # both directions meet on a rank, but not stages
+        forward += stage < layout.stages - 1 and stage + 1 not in here
+        backward += stage > 0 and stage - 1 not in here
+    size = message_size(shape, layout, sequence, sizes)
+    return [
+        Transfer("pipeline", what, SEND, size, 2, count * micro_batches, back)
+        for what, count, back in (
+            ("activations", forward, False),
+            ("gradients of activations", backward, True),
+        )
+        if count
+    ]
+
+
+def message_size(
+    shape: ModelShape, layout: Layout, sequence: int, sizes: TransferDtypes
+) -> int:
+    """Bytes of one micro-batch's activations between two stages."""
+    tokens = layout.micro_batch * sequence // layout.context
+    share = layout.tensor if layout.sequence_parallel else 1
+    return tokens * shape.hidden_size * sizes.activation // share
+
+
+# ------------------------------------------------------------------- of a step
+
+
+def data_transfers(
+    held: DeviceParameters, layout: Layout, sizes: TransferDtypes
+) -> list[Transfer]:
+    """Gradients and weights, of everything and of experts apart."""
+    dense = layout.shard_ranks, layout.data * layout.context
+    found = _reduction("data", held.dense, *dense, layout, sizes)
+    if held.experts:
+        ranks = layout.expert_shard_ranks, layout.expert_data * layout.context
+        found += _reduction("expert_data", held.experts, *ranks, layout, sizes)
+    return found
+
+
+def _reduction(
+    axis: str,
+    numel: int,
+    shards: int,
+    replicas: int,
+    layout: Layout,
+    sizes: TransferDtypes,
+) -> list[Transfer]:
+    """Over `shards` ranks as ZeRO does, then over the replicas of each shard."""
+    gradients, weights = numel * sizes.gradient, numel * sizes.weight
+    stage, count = layout.zero, layout.micro_batches
+    if stage == 0:
+        every = Transfer(
+            axis, "gradients", "ring_all_reduce", gradients, replicas, 1, True
+        )
+        return [every] if replicas > 1 else []
+    found = []
+    if shards > 1:
+        scatters = count if stage > 1 else 1
+        gathers = [("weights", 1, False)]
+        if stage == 3:
+            gathers = [("weights", count, False)]
+            if layout.reshard_after_forward:
+                gathers.append(("weights", count, True))
+        found = [
+            Transfer(axis, what, "ring_all_gather", weights, shards, times, back)
+            for what, times, back in gathers
+        ]
+        found.append(
+            Transfer(
+                axis,
+                "gradients",
+                "ring_reduce_scatter",
+                gradients,
+                shards,
+                scatters,
+                True,
+            )
+        )
+    if replicas > shards:  # context ranks hold the same shard
+        across, part = replicas // shards, -(-gradients // shards)
+        found.append(
+            Transfer(axis, "gradients", "ring_all_reduce", part, across, 1, True)
+        )
+    return found

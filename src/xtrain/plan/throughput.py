@@ -1,0 +1,102 @@
+"""FLOPs of a step, what share of the peak they reach, and how long a run takes.
+
+    model FLOPs       6 N + 12 L a d s a token         what the model asks for
+    hardware FLOPs    and what is computed once more   what the device does
+    MFU, HFU          each over seconds x devices x peak
+
+N counts the weights of matrix products: the head, not the embedding. 12 L a d s counts
+all pairs of positions; a causal kernel computes half of them.
+
+Sources: Chowdhery et al., PaLM, 2022, appendix B (MFU); Korthikanti et al., 2022,
+appendix A; Narayanan et al., 2021, equation 4 (training time).
+"""
+
+from xtrain.plan.activations import RECOMPUTE
+from xtrain.plan.checks import require_positive
+from xtrain.plan.shapes import ModelShape
+
+SECONDS_PER_DAY = 86400
+
+
+def model_flops(
+    shape: ModelShape, sequence: int, batch: int, causal: bool = False
+) -> int:
+    """FLOPs of forward and backward of `batch` sequences, nothing computed twice."""
+    return shape.flops_per_token(sequence, causal) * sequence * batch
+
+
+def hardware_flops(
+    shape: ModelShape,
+    sequence: int,
+    batch: int,
+    recompute: str = "none",
+    *,
+    causal: bool = False,
+    attention_passes: int = 1,
+) -> int:
+    """`model_flops`, and what recomputation adds.
+
+    Args:
+        recompute: "selective" adds the forward of attention's scores and values, "full"
+            that of all layers.
+        attention_passes: how often "selective" counts it. Korthikanti et al. count 3
+            (their s/6h becomes s/3h, the whole attention once more), although what is
+            computed again is one forward pass.
+    """
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute={recompute!r} is not one of {RECOMPUTE}")
+    tokens = sequence * batch
+    total = model_flops(shape, sequence, batch, causal)
+    if recompute == "full":
+        head = 6 * shape.vocab_size * shape.hidden_size * tokens
+        total += (total - head) // 3
+    if recompute == "selective":
+        total += attention_passes * attention_flops(shape, sequence, causal) * tokens
+    return total
+
+
+def attention_flops(shape: ModelShape, sequence: int, causal: bool = False) -> int:
+    """FLOPs a token of one forward pass of scores and values in all layers."""
+    pairs = sequence + 1 if causal else 2 * sequence
+    return shape.num_hidden_layers * shape.attention_width * pairs
+
+
+def layer_forward_flops(
+    shape: ModelShape, sequence: int, layer: int, causal: bool = True
+) -> tuple[int, int]:
+    """FLOPs a token of a layer's forward: all, and those of scores and values."""
+    attention = attention_flops(shape, sequence, causal) // shape.num_hidden_layers
+    return 2 * shape.matrices_met_in_layer(layer) + attention, attention
+
+
+def utilization(flops: float, seconds: float, gpus: int, peak: float) -> float:
+    """The share of the peak: MFU of `model_flops`, HFU of `hardware_flops`.
+
+    Args:
+        seconds: of the step, on all `gpus`.
+        peak: FLOP/s of one of them.
+    """
+    for name, value in (("seconds", seconds), ("gpus", gpus), ("peak", peak)):
+        require_positive(name, value)
+    return flops / (seconds * gpus * peak)
+
+
+def training_days(
+    parameters: float,
+    tokens: float,
+    gpus: int,
+    achieved: float,
+    recompute: str = "full",
+) -> float:
+    """Days of a run: 8 T P / (n X) with full recomputation, 6 T P / (n X) without.
+
+    Args:
+        achieved: FLOP/s of one device, what is computed once more counted as well.
+    """
+    for name, value in (("parameters", parameters), ("tokens", tokens),
+                        ("gpus", gpus), ("achieved", achieved)):  # fmt: skip
+        require_positive(name, value)
+    if recompute not in ("none", "full"):
+        raise ValueError(f"recompute={recompute!r} is not one of ('none', 'full')")
+    passes = 8 if recompute == "full" else 6
+    return passes * tokens * parameters / (gpus * achieved) / SECONDS_PER_DAY

@@ -1,0 +1,190 @@
+"""What the memory calculator and the layout planner answer.
+
+Standard library only: the browser's Python runs this file.
+"""
+
+from xtrain.plan.activations import RECOMPUTE
+from xtrain.plan.device_memory import (
+    DeviceMemory,
+    memory_over_step,
+    pipeline_positions,
+    verdict,
+)
+from xtrain.plan.estimate import Assumptions
+from xtrain.plan.hardware import ACCELERATORS, Accelerator
+from xtrain.plan.layout import Layout, broken_rules
+from xtrain.plan.memory import RECIPES
+from xtrain.plan.published import PUBLISHED
+from xtrain.plan.search import search
+from xtrain.plan.shapes import PRESETS, ModelShape
+
+from .forms import Choice, Field, Number
+from .markup import html_table
+
+GIB = 2**30
+RESERVE = 4 * GIB
+"""For the runtime, communication buffers and what is not counted."""
+MODELS = tuple(sorted({*PRESETS, *PUBLISHED}))
+SHOWN = 8
+"""Layouts of the planner's table."""
+
+MEMORY_FIELDS: tuple[Field, ...] = (
+    Choice("model", "Model", "llama-3-70b", MODELS),
+    Choice("gpu", "GPU", "a100-80gb", tuple(sorted(ACCELERATORS))),
+    Number("sequence", "Tokens of a sequence", 4096, 1, 2**21),
+    Number("micro_batch", "Sequences of a micro-batch", 1, 1, 1024),
+    Number("micro_batches", "Micro-batches of a step", 16, 1, 4096),
+    Number("tensor", "Tensor ranks", 8, 1, 1024),
+    Number("pipeline", "Pipeline ranks", 2, 1, 1024),
+    Number("context", "Context ranks", 1, 1, 1024),
+    Number("data", "Data ranks", 4, 1, 8192),
+    Number("expert", "Expert ranks (of the data ranks)", 1, 1, 1024),
+    Choice("zero", "ZeRO stage", "1", ("0", "1", "2", "3")),
+    Choice("recompute", "Recompute", "none", RECOMPUTE),
+    Choice("recipe", "Bytes of a parameter", "megatron18", tuple(RECIPES)),
+)
+
+LAYOUT_FIELDS: tuple[Field, ...] = (
+    Choice("model", "Model", "llama-3-70b", MODELS),
+    Choice("gpu", "GPU", "a100-80gb", tuple(sorted(ACCELERATORS))),
+    Number("gpus", "How many GPUs", 64, 1, 1024),
+    Number("sequence", "Tokens of a sequence", 4096, 1, 2**20),
+    Number("batch", "Sequences of a step", 512, 1, 65536),
+    Choice("recipe", "Bytes of a parameter", "megatron18", tuple(RECIPES)),
+)
+
+
+def memory(
+    model: str,
+    gpu: str,
+    sequence: int,
+    zero: str,
+    recompute: str,
+    recipe: str,
+    **sizes: int,
+) -> str:
+    """What the fullest device holds in each phase of a step, by what it is for."""
+    shape, device = ModelShape.preset(model), Accelerator.preset(gpu)
+    layout = Layout(
+        zero=int(zero),
+        recompute=recompute,
+        sequence_parallel=sizes["tensor"] > 1,
+        **sizes,
+    )
+    broken = broken_rules(shape, layout, sequence)
+    if broken:
+        raise ValueError("; ".join(why for _, why in broken))
+    by_rank = {
+        position: memory_over_step(shape, layout, sequence, rank=rank, recipe=recipe)
+        for position, rank in pipeline_positions(layout).items()
+    }
+    fullest = max(by_rank, key=lambda at: most(by_rank[at]).total)
+    phases = by_rank[fullest]
+    peak = most(phases)
+    says = verdict(peak.total, device.memory, RESERVE)
+    words = (
+        f"{layout.gpus} GPUs, {layout.batch} sequences a step: {says}. The {fullest} "
+        f"pipeline rank needs {peak.total / GIB:.2f} GiB of "
+        f"{device.memory / GIB:.2f}, and {RESERVE / GIB:g} should stay free."
+    )
+    held = [
+        name for name in peak.parts() if any(p.parts()[name] for p in phases.values())
+    ]
+    rows = [
+        (name.replace("_", " "), *(gibibytes(p.parts()[name]) for p in phases.values()))
+        for name in held
+    ]
+    rows.append(("together", *(gibibytes(p.total) for p in phases.values())))
+    return bars(phases, held, device.memory) + html_table(words, ("GiB", *phases), rows)
+
+
+def most(phases: dict[str, DeviceMemory]) -> DeviceMemory:
+    """The fullest moment of a step."""
+    return max(phases.values(), key=lambda memory: memory.total)
+
+
+def gibibytes(number: float) -> str:
+    """Two digits are enough, and nothing is a dash."""
+    return f"{number / GIB:.2f}" if number else "–"
+
+
+ROW, WIDTH, LEFT = 26, 520, 118
+
+
+def bars(phases: dict[str, DeviceMemory], held: list[str], capacity: float) -> str:
+    """A bar for each phase, cut by what the bytes are for; a line at the capacity."""
+    largest = max(capacity, most(phases).total)
+    scale = (WIDTH - 12) / largest
+    height = len(phases) * ROW + 8
+    parts = [
+        f'<svg role="img" class="xt-bars" viewBox="0 0 {LEFT + WIDTH} {height}" '
+        f'width="{LEFT + WIDTH}" height="{height}"><title>Memory over a step</title>'
+    ]
+    for row, (phase, held_now) in enumerate(phases.items()):
+        top, x = 4 + row * ROW, float(LEFT)
+        parts.append(f'<text x="0" y="{top + 15}">{phase}</text>')
+        for number, name in enumerate(held):
+            value = held_now.parts()[name]
+            if value:
+                width = value * scale
+                parts.append(
+                    f'<rect class="xt-p{number % 8}" x="{x:.1f}" y="{top}" '
+                    f'width="{width:.1f}" height="{ROW - 6}"><title>{phase}: '
+                    f"{name.replace('_', ' ')} {gibibytes(value)} GiB</title></rect>"
+                )
+                x += width
+    line = LEFT + capacity * scale
+    parts.append(f'<path class="xt-limit" d="M{line:.1f} 0V{height}"/></svg>')
+    names = "".join(
+        f'<li class="xt-p{number % 8}">{name.replace("_", " ")}</li>'
+        for number, name in enumerate(held)
+    )
+    return (
+        f'<div class="xt-scroll" tabindex="0">{"".join(parts)}</div>'
+        f'<ul class="xt-key">{names}<li class="xt-limit">memory of the GPU</li></ul>'
+    )
+
+
+def layouts(
+    model: str, gpu: str, gpus: int, sequence: int, batch: int, recipe: str
+) -> str:
+    """The fastest layouts that fit, and why others do not."""
+    shape, device = ModelShape.preset(model), Accelerator.preset(gpu)
+    assumed = Assumptions(recipe=recipe, reserve=RESERVE)
+    result = search(shape, device, gpus, sequence, batch, assumptions=assumed)
+    rows = [
+        (
+            str(one.layout),
+            schedule_of(one.layout),
+            one.layout.recompute,
+            f"{one.layout.micro_batch} x {one.layout.micro_batches}",
+            f"{one.memory.total / GIB:.1f}",
+            one.verdict,
+            f"{one.seconds:.2f}",
+            f"{one.mfu:.1%}",
+        )
+        for one in result.found[:SHOWN]
+    ]
+    header = ("Layout", "Schedule", "Recompute", "Batch x count", "GiB", "Memory",
+              "s/step", "MFU")  # fmt: skip
+    words = (
+        f"{result.tried} layouts tried, {result.estimated} are legal, "
+        f"{len(result.found)} fit: the fastest of them"
+    )
+    first = html_table(words, header, rows) if rows else ""
+    failed = [
+        (one.rule, str(one.count), f"{one.example}: {one.why}")
+        for one in result.rejected
+    ]
+    none = "" if rows else "<p>No layout fits.</p>"
+    return f"{none}{first}" + html_table(
+        "Why others fail", ("Rule", "Layouts", "For example"), failed
+    )
+
+
+def schedule_of(layout: Layout) -> str:
+    """The pipeline's schedule; a dash without a pipeline."""
+    if layout.pipeline == 1:
+        return "–"
+    chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
+    return layout.schedule + chunks

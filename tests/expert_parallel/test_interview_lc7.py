@@ -1,0 +1,465 @@
+"""Claims of the interview page of lc7, each run with and without its cause."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xtrain.comm import init_mesh
+from xtrain.expert_parallel import (
+    DeepSeekMoE,
+    GShardMoE,
+    MoE,
+    TopKRouter,
+    expert_capacity,
+    load_balancing_loss,
+    update_balance_bias,
+    within_capacity,
+)
+from xtrain.plan import all_to_all_bytes, routed_bytes
+from xtrain_docs.lectures.lc7 import runs_dispatch, runs_interview
+from xtrain_docs.lectures.lc7.runs_training import training
+
+BALANCE = "xtrain.expert_parallel.balance"
+CAPACITY = "xtrain.expert_parallel.capacity"
+GSHARD = "xtrain.expert_parallel.gshard:GShardMoE"
+MOE = "xtrain.expert_parallel.moe:MoE"
+ROUTER = "xtrain.expert_parallel.router:TopKRouter"
+TWO = "xtrain.whiteboard.expert_parallel.overlapped_all_to_all:overlapped_all_to_all"
+
+
+@pytest.fixture(autouse=True)
+def on_gloo(xtrain_worlds):
+    """Skip elsewhere: these are small runs of gloo on CPUs."""
+    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
+        pytest.skip("runs of gloo on CPUs")
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def a_router(experts: int = 8, top_k: int = 2, **options) -> TopKRouter:
+    router = TopKRouter(6, experts, top_k, dtype=torch.float64, **options)
+    with torch.no_grad():
+        router.weight.copy_(drawn(0, experts, 6))
+    return router
+
+
+def a_moe(**options) -> MoE:
+    torch.manual_seed(7)
+    return MoE(6, 5, 8, 2, dtype=torch.float64, **options)
+
+
+# ---------------------------------------------------------- q90: all-to-all, all-reduce
+
+
+def test_an_all_to_all_has_uneven_messages_for_all_and_a_ring_even_ones_for_one(world):
+    found = world(4).run(runs_interview.messages_of_both)
+    for rank, one in enumerate(found):
+        peers = [peer for peer, _ in one["dispatch"]]
+        assert sorted(peers) == [r for r in range(4) if r != rank]
+        assert {peer for peer, _ in one["all-reduce"]} == {(rank + 1) % 4}
+        assert len({nbytes for _, nbytes in one["all-reduce"]}) == 1
+    sizes = {nbytes for one in found for _, nbytes in one["dispatch"]}
+    assert len(sizes) > 4
+
+
+def test_the_busiest_rank_of_an_exchange_gets_more_than_the_mean(world):
+    rows = world(4).run(runs_interview.received_rows)
+    assert sum(rows) == 4 * 16 * 2
+    assert max(rows) > sum(rows) / 4
+
+
+# ------------------------------------------------------------- q91: balance, collapse
+
+
+@pytest.mark.verifies(MOE)
+def test_an_expert_that_nobody_chooses_learns_nothing():
+    moe, x = a_moe(), drawn(1, 32, 6)
+    moe(x).square().sum().backward()
+    counts = moe.router.stats.counts_E
+    grads = moe.experts.down_proj.grad.flatten(1).norm(dim=1)
+    assert (counts > 0).all()
+    assert (grads > 0).all()
+    x[:, 0] = 1
+    with torch.no_grad():
+        moe.router.weight[3:5, 0] = -100  # nobody chooses these two
+    moe.zero_grad()
+    moe(x).square().sum().backward()
+    unused = moe.router.stats.counts_E == 0
+    assert unused.nonzero().flatten().tolist() == [3, 4]
+    for weight in moe.experts.parameters():
+        norms = weight.grad.flatten(1).norm(dim=1)
+        assert not norms[unused].any()
+        assert (norms[~unused] > 0).all()
+
+
+def test_without_balancing_few_experts_get_the_tokens_and_with_it_all_do():
+    """Of a layer that learns 16 maps: the busiest of 8 experts over the mean."""
+
+    def busiest(way: str) -> float:
+        loads = training(way, 1)["loads"][-10:]
+        return sum(max(load) * 8 / sum(load) for load in loads) / 10
+
+    assert busiest("none") > 2.5
+    for way in ("loss", "bias"):
+        assert busiest(way) < 2.0
+
+
+# ----------------------------------------------------- q92: small and shared experts
+
+
+@pytest.mark.verifies(MOE)
+def test_four_times_as_many_experts_of_a_quarter_have_the_same_size_and_work():
+    few, many = MoE(32, 64, 16, 2), MoE(32, 16, 64, 8)
+    sizes = [sum(p.numel() for p in moe.experts.parameters()) for moe in (few, many)]
+    assert sizes[0] == sizes[1]
+    work = [moe.router.top_k * moe.experts.gate_proj[0].numel() for moe in (few, many)]
+    assert work[0] == work[1]
+    assert math.comb(64, 8) > 10**7 * math.comb(16, 2)
+
+
+@pytest.mark.verifies("xtrain.expert_parallel.moe:DeepSeekMoE")
+def test_a_shared_expert_sees_every_token_and_sends_nothing(world):
+    torch.manual_seed(0)
+    moe = DeepSeekMoE(6, 5, 8, 2, shared_experts=2, dtype=torch.float64)
+    x = drawn(1, 12, 6)
+    nobody = torch.zeros(12, dtype=torch.bool)
+    close(moe(x, nobody), moe.shared(x))  # no routed expert
+    with torch.no_grad():
+        for weight in moe.experts.parameters():
+            weight.zero_()
+    close(moe(x), moe.shared(x))
+    assert moe.shared.up_proj.out_features == 2 * 5
+    plain, shared = (
+        world(2).run(runs_interview.exchanges, shared) for shared in (False, True)
+    )
+    assert plain == shared
+
+
+# -------------------------------------------------------- q93: forward, and backward
+
+
+@pytest.mark.verifies(GSHARD)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_four_exchanges_of_rows_and_one_of_counts(world, ranks):
+    """Backward has the same splits: gradients to the experts, and back."""
+    found = world(ranks).run(runs_interview.exchanges)
+    table = [one[1]["sent"] for one in found]
+    for rank, (counts, *calls) in enumerate(found):
+        assert counts["dtype"] == "torch.int64"
+        assert all(call["dtype"] == "torch.float64" for call in calls)
+        there, back, backward, home = ([c["sent"], c["received"]] for c in calls)
+        assert there == [table[rank], [row[rank] for row in table]]
+        assert back == home == there[::-1]
+        assert backward == there
+        assert sum(there[0]) == 16 * 2
+
+
+def one_step(detach_gates: bool = False) -> list[Tensor]:
+    """dx, the router's gradient, an expert's: of this rank, and of one process."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    full, x = a_moe(), drawn(3, 16 * size, 6).requires_grad_()
+    full(x).square().sum().backward()
+    layer = GShardMoE.from_full(full)
+    mine = x.detach().chunk(size)[rank].requires_grad_()
+    if detach_gates:
+        forward = layer.router.forward
+        layer.router.forward = lambda *args: cut_off(forward(*args))
+    layer(mine).square().sum().backward()
+    router = layer.router.weight.grad
+    router = torch.zeros_like(layer.router.weight) if router is None else router
+    dist.all_reduce(router)
+    return [
+        mine.grad - x.grad.chunk(size)[rank],
+        router - full.router.weight.grad,
+        layer.experts.up_proj.grad - full.experts.up_proj.grad.chunk(size)[rank],
+    ]
+
+
+def cut_off(routing):
+    """The routing without a gradient through its gates."""
+    fields = {**routing.__dict__, "gates_Tk": routing.gates_Tk.detach()}
+    return type(routing)(**fields)
+
+
+@pytest.mark.verifies(GSHARD)
+def test_backward_needs_the_branch_of_the_gates(world):
+    for ranks in (1, 2, 4):
+        for errors in world(ranks).run(one_step):
+            assert all(error.abs().max() < 1e-10 for error in errors)
+        for dx, router, expert in world(ranks).run(one_step, True):
+            assert dx.norm() > 1e-3
+            assert router.norm() > 1e-3
+            assert expert.abs().max() < 1e-10  # which does not show it
+
+
+# -------------------------------------------------------------------- q94: overlapping
+
+
+@pytest.mark.verifies(TWO)
+def test_one_micro_batch_computes_while_the_rows_of_the_other_travel(world):
+    for ranks in (1, 2, 3):
+        for events in world(ranks).run(runs_interview.overlap_events, 3):
+            assert events.count("issue 0") == events.count("wait 0") == 3
+            flying: list[str] = []
+            covered = 0
+            for event in events:
+                what, batch = event.split()
+                if what == "issue":
+                    flying.append(batch)
+                elif what == "wait":
+                    flying.remove(batch)
+                else:
+                    assert batch not in flying  # its own rows are there
+                    covered += bool(flying)
+            assert not flying
+            assert covered == 5  # of 6 exchanges: the last has nothing to hide under
+
+
+# ---------------------------------------------------- q95, q96: top-k, kinds of gates
+
+
+@pytest.mark.verifies(ROUTER)
+def test_which_logits_get_a_gradient_from_a_gate():
+    """All of them only if a softmax over all experts is left as it is."""
+    reached = {}
+    for score in ("softmax", "sigmoid"):
+        for renormalize in (False, True):
+            router = a_router(score=score, renormalize=renormalize)
+            routing = router(drawn(1, 5, 6))
+            (grad,) = torch.autograd.grad(
+                routing.gates_Tk[:, 0].sum(), routing.logits_TE
+            )
+            reached[score, renormalize] = (grad.abs() > 1e-12).sum(1).tolist()
+            chosen = torch.zeros_like(grad).scatter(1, routing.experts_Tk, 1) > 0
+            if (score, renormalize) != ("softmax", False):
+                assert not grad[~chosen].any() or (grad[~chosen].abs() < 1e-12).all()
+    assert reached["softmax", False] == [8] * 5
+    assert reached["softmax", True] == [2] * 5
+    assert reached["sigmoid", False] == [1] * 5  # its own score alone
+    assert reached["sigmoid", True] == [2] * 5
+
+
+@pytest.mark.verifies(ROUTER)
+def test_renormalised_softmax_is_the_softmax_of_the_chosen_logits():
+    routing = a_router()(drawn(1, 5, 6))
+    chosen = routing.logits_TE.gather(1, routing.experts_Tk)
+    close(routing.gates_Tk, chosen.softmax(-1))
+
+
+def test_raising_one_logit_lowers_other_softmax_scores_and_no_sigmoid():
+    logits = drawn(2, 1, 8)
+    higher = logits.clone()
+    higher[0, 3] += 1
+    others = [e for e in range(8) if e != 3]
+    assert (higher.softmax(-1) < logits.softmax(-1))[0, others].all()
+    assert torch.equal(higher.sigmoid()[0, others], logits.sigmoid()[0, others])
+
+
+# ------------------------------------------------------------------------ q97: padding
+
+
+@pytest.mark.verifies(ROUTER, f"{BALANCE}:load_balancing_loss")
+def test_padding_changes_no_loss_takes_no_place_and_is_not_sent():
+    x, router = drawn(1, 12, 6), a_router(capacity_factor=1.0)
+    router(x)
+    alone = router.stats
+    padded = torch.cat([x, torch.ones(20, 6).double()])
+    mask = torch.arange(32) < 12
+    router(padded, mask)
+    masked = router.stats
+    close(masked.load_balancing_loss, alone.load_balancing_loss)
+    close(masked.z_loss, alone.z_loss)
+    assert torch.equal(masked.counts_E, alone.counts_E)
+    assert masked.dropped == alone.dropped
+    assert not masked.routing.kept_Tk[12:].any()
+    router(padded)
+    assert abs(router.stats.load_balancing_loss - alone.load_balancing_loss) > 0.1
+    assert not torch.equal(router.stats.counts_E, alone.counts_E)
+
+
+# ---------------------------------------------------------------- q98: the Switch loss
+
+
+@pytest.mark.verifies(f"{BALANCE}:load_balancing_loss")
+def test_uniform_is_1_collapse_is_e_and_less_than_1_is_possible():
+    for tokens in (8, 64, 512):
+        uniform = torch.full((tokens, 8), 1 / 8, dtype=torch.float64)
+        spread = (torch.arange(tokens) % 8)[:, None]
+        close(load_balancing_loss(uniform, spread), torch.tensor(1.0).double())
+        certain = torch.zeros(tokens, 8, dtype=torch.float64)
+        certain[:, 5] = 1
+        everyone = torch.full((tokens, 1), 5)
+        close(load_balancing_loss(certain, everyone), torch.tensor(8.0).double())
+    # Three tokens just so prefer expert 0, and one is sure of expert 1.
+    p = torch.tensor([[0.51, 0.49]] * 3 + [[0.0, 1.0]], dtype=torch.float64)
+    assert load_balancing_loss(p, p.argmax(1, keepdim=True)) < 0.9
+
+
+@pytest.mark.verifies(f"{BALANCE}:load_balancing_loss")
+def test_the_loss_pushes_down_the_probability_of_busy_experts():
+    p = drawn(1, 64, 4).softmax(-1).requires_grad_()
+    experts = p.topk(1).indices
+    (grad,) = torch.autograd.grad(load_balancing_loss(p, experts), p)
+    counts = torch.bincount(experts.flatten(), minlength=4)
+    close(grad, (4 * counts / 64 / 64).double().expand_as(grad))
+
+
+# ------------------------------------------------------ q99: without an auxiliary loss
+
+
+@pytest.mark.verifies(ROUTER, f"{BALANCE}:update_balance_bias")
+def test_the_bias_moves_the_choice_and_no_gate():
+    router, x = a_router(balance_bias=True), drawn(1, 256, 6)
+    before = router(x)
+    router.balance_bias[2] += 10.0
+    after = router(x)
+    assert (after.experts_Tk == 2).any(1).all()
+    scores = after.logits_TE.softmax(-1).gather(1, after.experts_Tk)
+    close(after.gates_Tk, scores / scores.sum(-1, keepdim=True))
+    close(after.probabilities_TE, before.probabilities_TE)
+    assert "balance_bias" not in dict(router.named_parameters())
+
+
+@pytest.mark.verifies(f"{BALANCE}:update_balance_bias")
+def test_each_step_moves_a_bias_by_the_rate_against_its_load():
+    bias = torch.zeros(4)
+    update_balance_bias(bias, torch.tensor([9, 1, 5, 5]), 1e-3)
+    close(bias, torch.tensor([-1e-3, 1e-3, 0, 0]))
+    router, x = a_router(balance_bias=True), drawn(1, 256, 6)
+    loads = []
+    for _ in range(600):
+        router(x)
+        loads.append(router.stats.counts_E)
+        router.update_balance_bias(router.stats.counts_E, 2e-3)
+    assert loads[0].max() > 1.5 * 64
+    late = torch.stack(loads[-50:]).double().mean(0)  # single steps go to and fro
+    assert late.max() < 1.1 * 64
+
+
+# ---------------------------------------------------------------------- q100: capacity
+
+
+@pytest.mark.verifies(f"{CAPACITY}:expert_capacity", f"{CAPACITY}:within_capacity")
+def test_capacity_is_the_mean_load_times_the_factor_rounded_up():
+    assert expert_capacity(100, 8, 2, 1.0) == 25
+    assert expert_capacity(100, 8, 2, 1.25) == 32
+    experts_Tk = a_router()(drawn(1, 100, 6)).experts_Tk
+    counts = torch.bincount(experts_Tk.flatten(), minlength=8)
+    dropped = []
+    for factor in (1.0, 1.25, 2.0, 8.0):
+        capacity = expert_capacity(100, 8, 2, factor)
+        kept = within_capacity(experts_Tk, 8, capacity)
+        dropped.append(int((~kept).sum()))
+        assert dropped[-1] == int((counts - capacity).clamp(min=0).sum())
+    assert dropped[0] > dropped[1] > dropped[2] >= dropped[3] == 0
+
+
+@pytest.mark.verifies(MOE)
+def test_a_dropped_copy_adds_nothing_and_dropless_computes_all():
+    x = drawn(1, 40, 6)
+    dropless, limited = a_moe(), a_moe(capacity_factor=1.0)
+    limited.load_state_dict(dropless.state_dict())
+    whole, some = dropless(x), limited(x)
+    kept = limited.router.stats.routing.kept_Tk
+    assert dropless.router.stats.dropped == 0
+    assert limited.router.stats.dropped > 0
+    close(some[kept.all(1)], whole[kept.all(1)])
+    assert not some[~kept.any(1)].any()
+    assert (some != whole)[~kept.all(1)].any()
+
+
+# -------------------------------------------------------------------------- q101: bytes
+
+
+@pytest.mark.verifies("xtrain.plan.experts:all_to_all_bytes")
+@pytest.mark.verifies("xtrain.plan.experts:routed_bytes")
+def test_bytes_of_each_all_to_all_are_those_of_the_routing(world):
+    phases = ("dispatch", "combine", "combine, backward", "dispatch, backward")
+    for ranks in (1, 2, 4):
+        for one in world(ranks).run(runs_dispatch.bytes_of_layer, True):
+            formula = all_to_all_bytes(16, 2, 6, ranks, itemsize=8)
+            assert formula == 16 * 2 * 6 * 8 * (ranks - 1) / ranks
+            assert [one[phase] for phase in phases] == [formula] * 4
+        found = world(ranks).run(runs_dispatch.bytes_of_layer, False)
+        table = [one["copies"] for one in found]
+        there = routed_bytes(table, 6, itemsize=8)
+        back = routed_bytes(list(zip(*table, strict=True)), 6, itemsize=8)
+        for rank, one in enumerate(found):
+            assert [one[phase] for phase in phases] == [
+                there[rank], back[rank], there[rank], back[rank],
+            ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------- q102: scale
+
+
+@pytest.mark.verifies(GSHARD)
+def test_gradients_of_experts_are_sums_over_the_tokens_of_all_ranks(world):
+    for ranks in (1, 2, 4):
+        for one in world(ranks).run(runs_dispatch.gradient_errors):
+            assert one["experts"] < 1e-12
+            assert one["router, summed"] < 1e-12
+            if ranks > 1:
+                assert one["experts, averaged"] > 0.4
+                assert one["router"] > 0.01
+
+
+# ------------------------------------------------------------------------ q103: groups
+
+
+def group_members() -> dict[str, list[int]]:
+    """On 2 x 2 ranks: who sums the gradient of an expert with us, and of the router."""
+    mesh = init_mesh((2, 2), ("expert_data", "expert"))
+    rank = dist.get_rank()
+    layer = GShardMoE.from_full(a_moe(), mesh["expert"].get_group())
+    x = drawn(rank, 16, 6)
+    layer(x).square().sum().backward()
+    grad = layer.experts.up_proj.grad.clone()
+    dist.all_reduce(grad, group=mesh["expert_data"].get_group())
+    full = a_moe()
+    full(torch.cat([drawn(r, 16, 6) for r in range(4)])).square().sum().backward()
+    right = full.experts.up_proj.grad.chunk(2)[mesh["expert"].get_local_rank()]
+    router = layer.router.weight.grad.clone()
+    dist.all_reduce(router)
+    return {
+        "expert": dist.get_process_group_ranks(mesh["expert"].get_group()),
+        "expert_data": dist.get_process_group_ranks(mesh["expert_data"].get_group()),
+        "errors": [
+            float((grad - right).abs().max()),
+            float((router - full.router.weight.grad).abs().max()),
+        ],
+        "alone": float((layer.experts.up_proj.grad - right).abs().max()),
+    }
+
+
+@pytest.mark.verifies(GSHARD)
+def test_experts_are_summed_over_their_replicas_and_the_router_over_all(world):
+    found = world(4).run(group_members)
+    assert [one["expert"] for one in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [one["expert_data"] for one in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    for one in found:
+        assert max(one["errors"]) < 1e-10
+        assert one["alone"] > 1e-3
+
+
+# ------------------------------------------------------------------------- q104: nodes
+
+
+@pytest.mark.verifies(ROUTER)
+def test_a_token_goes_to_no_more_nodes_than_the_limit():
+    free, limited = (
+        runs_interview.nodes_of_tokens(64, 8, 8, limit, 512) for limit in (8, 4)
+    )
+    assert max(map(int, free)) > 4
+    assert max(map(int, limited)) == 4
+    assert sum(limited.values()) == 512

@@ -1,0 +1,122 @@
+"""Calculators in a headless Chromium: the page's Python says what ours says."""
+
+import random
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.site.conftest import SITE
+from tests.site.test_browser import wait
+from xtrain_docs.calculators.answers import CALCULATORS, answer
+from xtrain_docs.calculators.random_values import random_values
+
+PAGES = {
+    "memory": "en/planning/memory-calculator/",
+    "layouts": "en/planning/layout-planner/",
+    "pipeline": "en/planning/pipeline-explorer/",
+}
+PYTHON = SITE / "en/assets/pyodide/pyodide.asm.wasm"
+STARTS = 90.0
+"""Seconds until the first answer on a slow machine: Python is loaded and compiled."""
+
+pytestmark = pytest.mark.skipif(
+    not Path(PYTHON).is_file(), reason="built without Python for the browser"
+)
+SAYS = "return arguments[0].querySelector('.xt-status').textContent"
+SAME = """
+const made = document.createElement('div');
+made.innerHTML = arguments[1];
+return arguments[0].querySelector('.xt-answer').innerHTML === made.innerHTML;
+"""
+ENTER = """
+for (const [name, value] of Object.entries(arguments[1]))
+  arguments[0].querySelector('form').elements[name].value = value;
+arguments[0].querySelector('.xt-status').textContent = '';
+arguments[0].querySelector('form').requestSubmit();
+"""
+
+
+def element(browser, name):
+    return browser.driver.find_element(By.ID, f"calculator-{name}")
+
+
+def answered(browser, calculator) -> str:
+    """What the calculator says once it has an answer, or a complaint."""
+    return wait(
+        lambda: (
+            (says := browser.run(SAYS, calculator))
+            and not says.startswith(("Loading", "Computing"))
+            and says
+        ),
+        STARTS,
+        "an answer",
+    )
+
+
+def of_python(name: str, given: dict[str, str]) -> tuple[str, str]:
+    """The answer here, or why there is none."""
+    try:
+        return answer(name, given), ""
+    except ValueError as problem:
+        return "", str(problem)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_computes_what_python_computes(browser, name):
+    browser.open(PAGES[name])
+    assert not [address for address in browser.requests() if "pyodide" in address]
+    calculator = element(browser, name)
+    draw, computed = random.Random(7), 0
+    while computed < 4:
+        given = random_values(CALCULATORS[name].fields, draw)
+        browser.run(ENTER, calculator, given)
+        says = answered(browser, calculator)
+        expected, refusal = of_python(name, given)
+        if refusal:
+            assert says == refusal
+            continue
+        assert says.startswith("Computed by Python in this page")
+        assert browser.run(SAME, calculator, expected)
+        computed += 1
+    assert browser.complaints() == []
+    requests = browser.requests()
+    assert any(address.endswith("pyodide.asm.wasm") for address in requests)
+    here = (browser.root, "data:", "about:", "blob:")
+    assert [address for address in requests if not address.startswith(here)] == []
+
+
+def test_by_keyboard_and_by_link(browser):
+    browser.open(PAGES["pipeline"])
+    calculator = element(browser, "pipeline")
+    field = calculator.find_element(By.NAME, "micro_batches")
+    field.clear()
+    field.send_keys("5", Keys.ENTER)
+    answered(browser, calculator)
+    link = browser.driver.current_url
+    assert "micro_batches=5" in link
+    browser.open(link.removeprefix(f"{browser.root}/"))
+    calculator = element(browser, "pipeline")
+    assert answered(browser, calculator).startswith("Computed")
+    value = calculator.find_element(By.NAME, "micro_batches").get_attribute("value")
+    assert value == "5"
+    assert browser.run(SAME, calculator, answer("pipeline", {"micro_batches": "5"}))
+
+
+def test_a_mistake_is_told_and_the_answer_stays(browser):
+    browser.open(PAGES["pipeline"])
+    calculator = element(browser, "pipeline")
+    before = browser.run(
+        "return arguments[0].querySelector('.xt-answer').innerHTML", calculator
+    )
+    given = {"schedule": "dualpipe", "ranks": "3"}
+    browser.run(ENTER, calculator, given)
+    says = answered(browser, calculator)
+    with pytest.raises(ValueError, match="dualpipe") as problem:
+        answer("pipeline", given)
+    assert says == str(problem.value)
+    after = browser.run(
+        "return arguments[0].querySelector('.xt-answer').innerHTML", calculator
+    )
+    assert after == before
