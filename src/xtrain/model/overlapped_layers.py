@@ -26,7 +26,6 @@ from xtrain.expert_parallel.overlap_chunks import (
     ForwardChunks,
     leaf,
 )
-from xtrain.model.layer import OverlappedDecoderLayer
 
 
 class Alone:
@@ -136,7 +135,7 @@ def layers_before(outputs: Sequence[GradientEdge]) -> LayersForward | None:
 
 
 def forward_over(
-    layers: Iterable[nn.Module],
+    layers: Iterable[Any],
     backwards: Pieces,
     in_pieces: bool,
     x: Tensor,
@@ -145,12 +144,13 @@ def forward_over(
     """The layers' forward, and the pieces of a backward under it.
 
     Args:
+        layers: those with experts on other ranks are `Block`s.
         in_pieces: have pieces of this forward, too, for a pair to come.
         context: what each layer is called with besides x.
     """
     done = LayersForward(x)
     for layer in layers:
-        if not isinstance(layer, OverlappedDecoderLayer):
+        if not hasattr(layer, "moe"):  # no messages of experts
             if in_pieces:
                 done.pieces.append(Alone(layer, x, *context))
             x = done.pieces[-1].output if in_pieces else layer(x, *context)
