@@ -352,6 +352,8 @@ def table_case(group, size) -> None:
             near(y, whole.split(tokens)[rank], what, dtype)
             twin = library.combine(done, gates.split(tokens)[rank], right)
             near(y, twin, "the library's combine", dtype)
+            turned = done.t().contiguous().t()  # in another order of memory
+            assert torch.equal(y, combine(turned, gates.split(tokens)[rank], plan))
             assert torch.equal(kept, xs[rank]) and torch.equal(done, done_before)
 
 
