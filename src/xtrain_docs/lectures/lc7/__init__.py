@@ -1,0 +1,1 @@
+"""Lecture 7: expert parallelism."""
