@@ -48,6 +48,10 @@ DIFFERENT = {
         {"no_grad": True, "everyone": {"frozen": "x"}},
         "gradient of experts",
     ),
+    "no gradients, experts frozen": (
+        {"no_grad": True, "everyone": {"frozen": "experts"}},
+        "gradient of tokens",
+    ),
     "frozen tokens": ({"frozen": "x"}, "gradient"),
     "frozen experts": ({"frozen": "experts"}, "gradient"),
     "another dtype": ({"dtype": torch.float32}, "dtype"),
