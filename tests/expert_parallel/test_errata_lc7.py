@@ -81,6 +81,7 @@ def test_the_gradient_is_the_slope_wherever_the_choice_stays():
 # ----------------------------------------------------------------- e85, e86: the map
 
 
+@pytest.mark.verifies(f"{DISPATCH}:_Dispatch", f"{DISPATCH}:_Combine")
 @pytest.mark.verifies(f"{DISPATCH}:dispatch", f"{DISPATCH}:combine")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_backward_has_the_splits_of_forward_in_the_same_order(world, ranks):
