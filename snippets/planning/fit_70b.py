@@ -1,24 +1,26 @@
 # python snippets/planning/fit_70b.py
 from dataclasses import replace
 
-from xtrain.plan import Layout, ModelShape, estimate, memory_per_device, verdict
+from xtrain import plan
 
 GiB = 2**30
-shape = ModelShape.preset("llama-3-70b")
-layout = Layout(tensor=8, pipeline=2, data=4, sequence_parallel=True, micro_batches=128)
+shape = plan.ModelShape.preset("llama-3-70b")
+layout = plan.Layout(
+    tensor=8, pipeline=2, data=4, sequence_parallel=True, micro_batches=128
+)
 
 for zero in (0, 1):
     for recompute in ("none", "full"):
         chosen = replace(layout, zero=zero, recompute=recompute)
-        memory = memory_per_device(shape, chosen, 8192, recipe="megatron18")
+        memory = plan.memory_per_device(shape, chosen, 8192, recipe="megatron18")
         needed = memory.states + memory.activations + memory.live_layer
-        said = verdict(needed, 79.2 * GiB, 4 * GiB)
+        said = plan.verdict(needed, 79.2 * GiB, 4 * GiB)
         print(
             f"{chosen}, recompute {recompute}: states {memory.states / GiB:.1f} GiB, "
             f"with activations {needed / GiB:.1f}: {said}"
         )
 
-found = estimate(shape, replace(layout, zero=1), "a100-80gb", 8192)
+found = plan.estimate(shape, replace(layout, zero=1), "a100-80gb", 8192)
 print(f"a step takes about {found.seconds:.0f} s, MFU {found.mfu:.1%}")
 for part, seconds in found.parts.items():
     if seconds > 0.005:

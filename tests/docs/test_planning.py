@@ -43,6 +43,8 @@ def test_the_search_of_the_page():
     ranked = choosing.fit_70b_ranked().rows
     assert [row[0] for row in ranked] == [str(place) for place in range(1, 9)]
     assert any(row[1] == "TP8 PP2 DP4 ZeRO-1" for row in ranked)
+    first, last = found.found[0].seconds, found.found[7].seconds
+    assert choosing.fit_70b_spread() == pytest.approx(last / first - 1)
     rejected = choosing.fit_70b_rejected().rows
     assert {"memory", "zero-with-pipeline"} <= {row[0] for row in rejected}
 

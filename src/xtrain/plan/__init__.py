@@ -96,6 +96,9 @@ from xtrain.plan.tensor_parallel import (
 )
 from xtrain.plan.throughput import (
     attention_flops,
+    compute_bound_mixed,
+    compute_bound_ranks,
+    compute_bound_tokens,
     hardware_flops,
     layer_forward_flops,
     model_flops,
@@ -177,6 +180,9 @@ __all__ = [
     "attention_flops",
     "broken_rules",
     "check_layout",
+    "compute_bound_mixed",
+    "compute_bound_ranks",
+    "compute_bound_tokens",
     "device_parameters",
     "estimate",
     "hardware_flops",

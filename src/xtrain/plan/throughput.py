@@ -81,6 +81,37 @@ def utilization(flops: float, seconds: float, gpus: int, peak: float) -> float:
     return flops / (seconds * gpus * peak)
 
 
+def compute_bound_tokens(flops: float, bandwidth: float, itemsize: int = 2) -> float:
+    """Tokens a device needs, so that gathered weights hide behind what computes.
+
+    A weight of `itemsize` bytes travels while 2 FLOPs a token are done with it, so it
+    is flops / bandwidth tokens for 16-bit weights, whatever the model. For stage 3 the
+    bandwidth is a device's own; the same holds for gradients in the same dtype.
+    """
+    for name, value in (("flops", flops), ("bandwidth", bandwidth)):
+        require_positive(name, value)
+    return itemsize / 2 * flops / bandwidth
+
+
+def compute_bound_ranks(
+    inner: int, flops: float, bandwidth: float, axes: int = 1
+) -> float:
+    """Tensor ranks up to which a layer computes longer than it sends: axes f W / C.
+
+    Args:
+        inner: size of the MLP, f.
+        bandwidth: bytes per second of one axis of links.
+        axes: of links that send at the same time.
+    """
+    require_positive("inner", inner)
+    return axes * inner / compute_bound_tokens(flops, bandwidth)
+
+
+def compute_bound_mixed(inner: int, flops: float, bandwidth: float) -> float:
+    """Tokens a device needs with stage 3 and tensor ranks together: 2 (C / W)^2 / f."""
+    return 2 * compute_bound_tokens(flops, bandwidth) ** 2 / inner
+
+
 def training_days(
     parameters: float,
     tokens: float,

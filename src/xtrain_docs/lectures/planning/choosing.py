@@ -106,7 +106,7 @@ def fit_70b_traffic(sequence: int = 8192) -> Table:
     sent = sent_by_axis(traffic_per_step(shape, example(zero=1), sequence))
     total = sum(sent.values())
     rows = [
-        [AXES[axis], si(size, "B"), percent(size / total, 1)]
+        [AXES[axis], si(size, "B"), percent(size / total, 2)]
         for axis, size in sent.items()
     ]
     return Table(["axis", "sent in a step", "share"], rows, "lrr")
@@ -151,6 +151,13 @@ def fit_70b_rejected(sequence: int = 8192) -> Table:
 def fit_70b_tried(sequence: int = 8192) -> int:
     """Layouts that the search has tried."""
     return searched(sequence).tried
+
+
+@value
+def fit_70b_spread(sequence: int = 8192, top: int = 8) -> float:
+    """How much longer the last of the ranked ones takes than the first."""
+    found = searched(sequence).found
+    return found[top - 1].seconds / found[0].seconds - 1
 
 
 @value
