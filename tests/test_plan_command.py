@@ -36,6 +36,7 @@ def test_the_same_as_data(capsys):
     assert main([*WORDS, *words]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["parameters"] == 70_553_706_496 and len(data["layouts"]) == 2
+    assert "and a device has 79.2" in data["rejected"][0]["why"]
     first = data["layouts"][0]
     assert first["name"] == "TP8 PP2 DP4 ZeRO-1"
     fields = {name: first[name] for name in Layout.__dataclass_fields__}

@@ -305,6 +305,21 @@ def test_held_micro_batches_are_what_the_simulation_shows(name, ranks):
         assert max(held) == max(peaks)
 
 
+@pytest.mark.verifies(MEMORY, HELD)
+def test_dualpipe_holds_a_micro_batch_more_of_one_stage_and_two_of_weights():
+    """p + 1 micro-batches of one stage's layers, although a rank has two stages."""
+    shape = ModelShape.preset("llama-3-8b")
+    one = Layout(pipeline=4, micro_batches=8)
+    both = replace(one, schedule="dualpipe")
+    single, double = (
+        memory_per_device(shape, layout, 512, rank=1) for layout in (one, both)
+    )
+    layer = layer_activations(shape, 512).total
+    assert double.activations == 5 * 8 * layer
+    assert single.activations == 3 * 8 * layer
+    assert double.weights == 2 * single.weights
+
+
 @pytest.mark.verifies(DEVICE)
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3",
                                   "gpt-3-175b"])  # fmt: skip

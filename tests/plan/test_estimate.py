@@ -89,18 +89,18 @@ def test_gradients_hide_behind_the_last_backward():
     shown = {}
     for overlap in (True, False):
         assumed = Assumptions(overlap=overlap, dtypes="zero16")
-        estimator = Estimator(LLAMA, "h100", 2048, assumed)
+        estimator = Estimator(LLAMA, "h100", 256, assumed)
         layout = Layout(data=16, zero=1)
         one = estimator.rank_pass(layout, 0)
         gather, scatter = (
             estimator.transfer_seconds(layout, transfer)
-            for transfer in traffic_per_step(LLAMA, layout, 2048, dtypes="zero16")
+            for transfer in traffic_per_step(LLAMA, layout, 256, dtypes="zero16")
         )
         shown[overlap] = estimator.estimate(layout).parts["data"]
         hidden = max(0, gather - one.forward)
         hidden += max(0, scatter - one.seconds + one.forward)
         assert shown[overlap] == pytest.approx(hidden if overlap else gather + scatter)
-    assert shown[True] < shown[False]
+    assert 0 < shown[True] < shown[False]  # too few tokens to hide all of it
 
 
 @pytest.mark.verifies(ESTIMATOR)
