@@ -269,23 +269,23 @@ def test_raising_one_logit_lowers_other_softmax_scores_and_no_sigmoid():
 
 
 @pytest.mark.verifies(ROUTER, f"{BALANCE}:load_balancing_loss")
-def test_padding_changes_no_loss_takes_no_place_and_is_not_sent():
-    x, router = drawn(1, 12, 6), a_router(capacity_factor=1.0)
+@pytest.mark.parametrize("capacity_factor", [None, 1.0])
+def test_padding_changes_no_loss_takes_no_place_and_is_not_sent(capacity_factor):
+    x, router = drawn(1, 12, 6), a_router(capacity_factor=capacity_factor)
     router(x)
     alone = router.stats
-    padded = torch.cat([x, torch.ones(20, 6).double()])
-    mask = torch.arange(32) < 12
-    router(padded, mask)
+    padded = torch.cat([torch.ones(20, 6).double(), x])
+    router(padded, torch.arange(32) >= 20)
     masked = router.stats
     close(masked.load_balancing_loss, alone.load_balancing_loss)
     close(masked.z_loss, alone.z_loss)
     assert torch.equal(masked.counts_E, alone.counts_E)
     assert masked.dropped == alone.dropped
-    assert not masked.routing.kept_Tk[12:].any()
+    assert not masked.routing.kept_Tk[:20].any()
     router(padded)
     assert abs(router.stats.load_balancing_loss - alone.load_balancing_loss) > 0.1
     assert not torch.equal(router.stats.counts_E, alone.counts_E)
-    assert len(router.stats.routing.experts_Tk[12:].unique()) == 2  # all alike
+    assert len(router.stats.routing.experts_Tk[:20].unique()) == 2  # all alike
 
 
 # ---------------------------------------------------------------- q98: the Switch loss
