@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.expert_parallel import reference
 from tests.expert_parallel.test_routing import tables
-from xtrain.expert_parallel.capacity import expert_capacity, within_capacity
+from xtrain.expert_parallel.capacity import within_capacity
+from xtrain.plan.experts import expert_capacity
 
 MODULE = "xtrain.expert_parallel.capacity"
 
@@ -19,13 +20,13 @@ MODULE = "xtrain.expert_parallel.capacity"
     [(32, 4, 2, 1.0, 16), (32, 4, 2, 2.0, 32), (10, 4, 1, 1.25, 4), (7, 3, 2, 1.0, 5),
      (0, 4, 2, 1.0, 0), (1, 64, 1, 1.0, 1), (100, 8, 1, 0.5, 7)],
 )  # fmt: skip
-@pytest.mark.verifies(f"{MODULE}:expert_capacity")
+@pytest.mark.verifies("xtrain.plan.experts:expert_capacity")
 def test_capacity_is_rounded_up(tokens, experts, top_k, factor, capacity):
     assert expert_capacity(tokens, experts, top_k, factor) == capacity
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
-@pytest.mark.verifies(f"{MODULE}:expert_capacity")
+@pytest.mark.verifies("xtrain.plan.experts:expert_capacity")
 def test_a_factor_that_is_no_number_above_zero_is_refused(factor):
     with pytest.raises(ValueError, match="capacity_factor="):
         expert_capacity(8, 4, 2, factor)

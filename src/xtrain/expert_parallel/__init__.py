@@ -7,7 +7,7 @@ from xtrain.expert_parallel.balance import (
     sequence_balance_loss,
     update_balance_bias,
 )
-from xtrain.expert_parallel.capacity import expert_capacity, within_capacity
+from xtrain.expert_parallel.capacity import within_capacity
 from xtrain.expert_parallel.checks import check_experts_call
 from xtrain.expert_parallel.dispatch import (
     DispatchPlan,
@@ -28,6 +28,7 @@ from xtrain.expert_parallel.overlap import OverlappedMoEBlock, overlapped_prefil
 from xtrain.expert_parallel.placement import ExpertPlacement, Move, plan_placement
 from xtrain.expert_parallel.router import TopKRouter
 from xtrain.expert_parallel.routing import Routing, top_k_gradient
+from xtrain.plan.experts import expert_capacity
 
 CHECKS.update(experts=check_experts_call)
 

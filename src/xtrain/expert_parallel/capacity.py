@@ -1,6 +1,7 @@
 """Capacity: how many copies an expert takes at most, and which ones find room.
 
     capacity = ceil(T k / E * factor)      T tokens, each with k of the E experts
+                                           (`xtrain.plan.expert_capacity`)
 
 A factor of 1 is enough only if all experts are chosen equally often. Copies above the
 capacity are dropped: their token goes on without that expert. In return every expert's
@@ -13,21 +14,10 @@ Source: Lepikhin et al., GShard, 2020; Fedus et al., Switch Transformers, 2021.
 Shapes: T tokens, k experts of a token.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from xtrain.expert_parallel.routing import count_experts
-
-
-def expert_capacity(
-    tokens: int, num_experts: int, top_k: int, capacity_factor: float
-) -> int:
-    """The number of copies that each expert takes of `tokens` tokens."""
-    if not (math.isfinite(capacity_factor) and capacity_factor > 0):
-        raise ValueError(f"capacity_factor={capacity_factor} is not a number above 0")
-    return math.ceil(tokens * top_k / num_experts * capacity_factor)
 
 
 def within_capacity(

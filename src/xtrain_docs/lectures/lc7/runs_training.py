@@ -93,7 +93,8 @@ def routing_map(way: str, top_k: int, tokens: int) -> list[list[float]]:
 
 def dropped_copies(way: str, top_k: int, factors: list[float]) -> list[int]:
     """Copies without a slot, of a new batch and for each capacity factor."""
-    from xtrain.expert_parallel.capacity import expert_capacity, within_capacity
+    from xtrain.expert_parallel.capacity import within_capacity
+    from xtrain.plan.experts import expert_capacity
 
     layer, _ = trained(way, top_k, SEED)
     x_TH, _ = Data(SEED).batch()
