@@ -20,7 +20,7 @@ from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
-from . import config, fences, races, verification
+from . import config, fences, lectures, races, verification
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 VALUES: dict[str, Any] = {
@@ -107,7 +107,9 @@ def number(count: float, significant: int = 3) -> str:
 
 
 def names() -> dict[str, Any]:
-    """Every name an expression may use."""
+    """Every name an expression may use, whichever page is read first."""
+    for module in lectures.modules():
+        importlib.import_module(module)
     found = dict(VALUES)
     try:
         plan = importlib.import_module("xtrain.plan")

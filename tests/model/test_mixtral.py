@@ -260,7 +260,7 @@ def load_and_save(folder: Path, target: Path, most: int, sizes, axes) -> None:
         save_hf(load_hf(folder, mesh), target, max_file_bytes=most)
 
 
-@pytest.mark.verifies(LOAD, SAVE, NAMES)
+@pytest.mark.verifies(LOAD, SAVE, NAMES, "xtrain.model.hf_names:hf_name")
 @pytest.mark.parametrize(
     ("name", "dtype", "most", "sizes", "axes"),
     [
