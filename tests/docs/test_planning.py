@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.plan import ModelShape, traffic_per_step
-from xtrain_docs.lectures.planning import choosing
+from xtrain.plan import Accelerator, ModelShape, traffic_per_step
+from xtrain_docs.lectures.planning import choosing, cuts
 
 
 def test_the_table_of_what_fits():
@@ -53,3 +53,50 @@ def test_the_picture_has_a_bar_for_each_case():
     drawing = choosing.fit_70b_memory()
     assert drawing.count("xt-bar-fill") == 8
     assert "usable" in drawing and "ZeRO-1, none" in drawing
+
+
+def gibibytes(rows, words: str) -> tuple[float, float]:
+    """States and activations of the one row that says so."""
+    (row,) = [row for row in rows if words in row[1]]
+    return float(row[2]), float(row[3])
+
+
+def test_each_divides_what_it_cuts():
+    """Of eight ranks: an eighth of what is cut, and all of the rest."""
+    rows = cuts.what_each_cuts().rows
+    dense = [row for row in rows if "llama" in row[0]]
+    states, activations = gibibytes(dense, "nothing")
+    shape = ModelShape.preset("llama-3-8b")
+    assert states == pytest.approx(18 * shape.parameters / 2**30, rel=0.01)
+    assert gibibytes(dense, "data parallelism") == (states, activations)
+    for words in ("ZeRO-3", "tensor"):
+        assert gibibytes(dense, words)[0] == pytest.approx(states / 8, rel=0.01)
+    assert gibibytes(dense, "ZeRO-1")[0] == pytest.approx(
+        states * (6 + 12 / 8) / 18, rel=0.01
+    )
+    for words in ("tensor", "sequence: context"):
+        assert gibibytes(dense, words)[1] == pytest.approx(activations / 8, rel=0.01)
+    assert gibibytes(dense, "context")[0] == states
+    assert gibibytes(dense, "pipeline")[1] > activations / 2
+    moe = [row for row in rows if "mixtral" in row[0]]
+    whole, cut = (gibibytes(moe, words)[0] for words in ("batch alone", "experts"))
+    shape = ModelShape.preset("mixtral-8x7b")
+    experts = 32 * shape.experts_of_layer(0) * 18 / 2**30
+    assert whole - cut == pytest.approx(experts * 7 / 8, rel=0.01)
+
+
+def test_what_waits_sends_most():
+    rows = cuts.which_link().rows
+    assert rows[0][0] == "tensor"
+    assert {row[0] for row in rows[-3:]} == {"data", "expert_data", "pipeline"}
+    inside, between = (float(rows[0][n].removesuffix(" %")) for n in (3, 4))
+    assert between / inside == pytest.approx(450 / 50, rel=0.01)
+
+
+def test_the_tokens_that_hide_a_stage():
+    rows = cuts.which_zero_stage().rows
+    shape = ModelShape.preset("llama-3-8b")
+    seconds = shape.parameters * (4 + 2) * 63 / 64 / 50e9
+    tokens = seconds * Accelerator.preset("h100").flops / shape.flops_per_token(8192)
+    shown = float(rows[1][3].replace("\u202f", "").replace(" ", "").replace("\xa0", ""))
+    assert shown == pytest.approx(tokens, rel=0.01)

@@ -1,0 +1,127 @@
+"""What each parallelism cuts on its own, and what its traffic takes on each link."""
+
+from xtrain.plan import (
+    Accelerator,
+    Layout,
+    Link,
+    ModelShape,
+    memory_per_device,
+    traffic_per_step,
+)
+from xtrain.plan.step_traffic import Transfer
+
+from ...tables import REGISTRY as TABLES
+from ...tables import Table
+from ...values import number, percent, si
+
+GIB = 2**30
+SEQUENCE, BATCH, RANKS = 8192, 16, 8
+DENSE, EXPERTS = "llama-3-8b", "mixtral-8x7b"
+ALONE: tuple[tuple[str, str, str, dict[str, int | bool]], ...] = (
+    (DENSE, "nothing: one device", "–", {}),
+    (DENSE, "the batch: data parallelism", "gradients", {"data": RANKS}),
+    (DENSE, "and the optimizer's state: ZeRO-1", "gradients, weights",
+     {"data": RANKS, "zero": 1}),
+    (DENSE, "and all states: ZeRO-3", "gradients, weights twice",
+     {"data": RANKS, "zero": 3}),
+    (DENSE, "each layer: tensor parallelism, with slices of the sequence",
+     "activations", {"tensor": RANKS, "sequence_parallel": True}),
+    (DENSE, "the layers: a 1F1B pipeline", "activations at the seams",
+     {"pipeline": RANKS}),
+    (DENSE, "the sequence: context parallelism", "keys and values, gradients",
+     {"context": RANKS}),
+    (EXPERTS, "the batch alone: data parallelism", "gradients", {"data": RANKS}),
+    (EXPERTS, "the experts, too: expert parallelism", "copies of tokens, gradients",
+     {"data": RANKS, "expert": RANKS}),
+)  # fmt: skip
+WAITS = {"tensor": "waits for most of it", "context": "overlapped block by block",
+         "pipeline": "waits where a stage has nothing else",
+         "data": "overlapped with backward",
+    "expert_data": "overlapped with backward",
+         "expert": "waits, unless two micro-batches share the time"}  # fmt: skip
+
+
+def alone(sizes: dict[str, int | bool]) -> Layout:
+    """The same batch on every layout."""
+    data = int(sizes.get("data", 1))
+    return Layout(**{"micro_batches": BATCH // data, **sizes})  # type: ignore[arg-type]
+
+
+@TABLES
+def what_each_cuts() -> Table:
+    """One model, one batch, eight devices: each parallelism by itself."""
+    rows = []
+    for model, cut, travels, sizes in ALONE:
+        shape, layout = ModelShape.preset(model), alone(sizes)
+        held = memory_per_device(shape, layout, SEQUENCE)
+        sent = sum(t.sent for t in traffic_per_step(shape, layout, SEQUENCE))
+        rows.append(
+            [f"`{model}`", cut, number(held.states / GIB),
+             number((held.activations + held.logits) / GIB), travels,
+             si(float(sent), "B") if sent else "–"]
+        )  # fmt: skip
+    header = ["model", "what is cut", "states, GiB", "activations, GiB", "what travels",
+              "sent in a step"]  # fmt: skip
+    return Table(header, rows, "llrrlr")
+
+
+def in_company() -> tuple[ModelShape, Layout]:
+    """A layout with every axis that a model with experts can have."""
+    layout = Layout(tensor=4, context=2, pipeline=2, data=8, expert=8, zero=1,
+                    sequence_parallel=True, micro_batches=32)  # fmt: skip
+    return ModelShape.preset(EXPERTS), layout
+
+
+@TABLES
+def which_link() -> Table:
+    """Traffic of a step by axis, and how long it takes inside and between nodes."""
+    shape, layout = in_company()
+    found: dict[str, list[Transfer]] = {}
+    for transfer in traffic_per_step(shape, layout, SEQUENCE):
+        found.setdefault(transfer.axis, []).append(transfer)
+    device = Accelerator.preset("h100")
+    inside, between = Link.preset("nvlink4"), Link.preset("infiniband-ndr")
+    compute = shape.flops_per_token(SEQUENCE) * layout.batch * SEQUENCE
+    seconds = compute / layout.gpus / device.flops
+    rows = []
+    for axis, transfers in sorted(found.items(), key=lambda one: -_sent(one[1])):
+        sent = _sent(transfers)
+        rows.append(
+            [axis, si(sent, "B"), f"{sum(t.times for t in transfers):,}",
+             percent(sent * inside.beta / seconds, 2),
+             percent(sent * between.beta / seconds, 2), WAITS[axis]]
+        )  # fmt: skip
+    header = ["axis", "sent in a step", "calls", "NVLink, of the compute",
+              "InfiniBand, of the compute", "who waits"]  # fmt: skip
+    return Table(header, rows, "lrrrrl")
+
+
+def _sent(transfers: list[Transfer]) -> float:
+    return float(sum(transfer.sent for transfer in transfers))
+
+
+@TABLES
+def which_zero_stage() -> Table:
+    """States, bytes, and how many tokens a device needs to hide what a stage sends."""
+    shape = ModelShape.preset(DENSE)
+    device, link = Accelerator.preset("h100"), Link.preset("infiniband-ndr")
+    of_token = shape.flops_per_token(SEQUENCE) / device.flops
+    rows = []
+    for stage in (0, 1, 2, 3):
+        layout = Layout(data=64, zero=stage)
+        held = memory_per_device(shape, layout, SEQUENCE)
+        sent = _sent(traffic_per_step(shape, layout, SEQUENCE))
+        rows.append(
+            [f"ZeRO-{stage}", number(held.states / GIB), si(sent, "B"),
+             number(round(sent * link.beta / of_token)), WHEN[stage]]
+        )  # fmt: skip
+    header = ["stage", "states, GiB", "sent in a step", "tokens to hide it", "take it"]
+    return Table(header, rows, "lrrrl")
+
+
+WHEN = (
+    "when everything fits: nothing is simpler",
+    "always with several data ranks: it sends no more, and the update is divided",
+    "when gradients are too many, and each step has few micro-batches",
+    "when the weights do not fit; with enough tokens a device, or on fast links",
+)
