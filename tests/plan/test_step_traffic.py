@@ -18,6 +18,8 @@ from xtrain.plan import (
     sent_by_axis,
     traffic_per_step,
 )
+from xtrain.plan.experts import all_to_all_bytes
+from xtrain.plan.step_traffic import dtypes_of, layer_transfers
 from xtrain.plan.tensor_parallel import bytes_sent, tensor_parallel_calls
 
 TRAFFIC = "xtrain.plan.step_traffic:traffic_per_step"
@@ -202,3 +204,17 @@ def test_dtypes_of_ones_own_and_unknown_ones():
     assert found == pytest.approx(psi * 9 / 2, rel=1e-9)
     with pytest.raises(ValueError, match="dtypes='bf16': there are.*megatron-bf16"):
         traffic_per_step(LLAMA, Layout(), 8, dtypes="bf16")
+
+
+@pytest.mark.verifies(
+    "xtrain.plan.step_traffic:layer_transfers", "xtrain.plan.experts:all_to_all_bytes"
+)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_copies_of_tokens_take_the_bytes_of_uniform_routing(ranks):
+    """Two formulas for one thing: that of a collective, and that of the experts."""
+    shape = ModelShape.preset("mixtral-8x7b")
+    layout = Layout(data=ranks, expert=ranks, micro_batch=3)
+    found = layer_transfers(shape, layout, 1000, dtypes_of("fp32"), True)
+    expected = all_to_all_bytes(3000, 2, shape.hidden_size, ranks, itemsize=4)
+    sent = [transfer.sent for transfer in found if transfer.axis == "expert"]
+    assert sent == [expected] * 4
