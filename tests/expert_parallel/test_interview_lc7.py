@@ -371,7 +371,9 @@ def test_biases_of_ranks_are_equal_if_counts_are_summed(world):
 # ---------------------------------------------------------------------- q100: capacity
 
 
-@pytest.mark.verifies(f"{CAPACITY}:expert_capacity", f"{CAPACITY}:within_capacity")
+@pytest.mark.verifies(
+    "xtrain.plan.experts:expert_capacity", f"{CAPACITY}:within_capacity"
+)
 def test_capacity_is_the_mean_load_times_the_factor_rounded_up():
     assert expert_capacity(100, 8, 2, 1.0) == 25
     assert expert_capacity(100, 8, 2, 1.25) == 32

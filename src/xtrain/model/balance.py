@@ -72,6 +72,7 @@ def update_biases(modules: Sequence[Any], rate: float) -> None:
             dist.all_reduce(counts, group=axis_group(mesh, axis))
     for module in modules:
         for number, layer in module.layers.named_children():
-            if isinstance(layer.mlp, MoE):
-                layer.mlp.router.update_balance_bias(counts[int(number)], rate)
+            for part in layer.modules():  # a wrapper may be around the layer
+                if isinstance(part, MoE):
+                    part.router.update_balance_bias(counts[int(number)], rate)
         module.copies.by_layer.clear()

@@ -146,8 +146,9 @@ class DecoderSpan(nn.Module):
         """What each router of these layers decided in its last forward."""
         found = {}
         for name, layer in self.layers.named_children():
-            if isinstance(layer.mlp, MoE) and layer.mlp.router.stats is not None:
-                found[int(name)] = layer.mlp.router.stats.routing
+            for part in layer.modules():  # a wrapper may be around the layer
+                if isinstance(part, MoE) and part.router.stats is not None:
+                    found[int(name)] = part.router.stats.routing
         return found
 
     def whole_length(self, x: Tensor) -> int:

@@ -17,6 +17,7 @@ from xtrain.comm import autograd as comm_autograd
 from xtrain.comm.collective_choice import RING, Collectives
 from xtrain.comm.work import Work
 from xtrain.model import XtrainConfig, XtrainModel, hf, load_hf, save_hf
+from xtrain.model.hf_names import hf_name
 from xtrain.tensor_parallel import cross_entropy, functions
 
 BATCH, ITEMSIZE = 3, 8  # float64
@@ -160,7 +161,7 @@ def ranges_read() -> dict[str, Any]:
 def full_shapes(model: nn.Module) -> dict[str, list[int]]:
     """Each tensor of the checkpoint with its whole shape."""
     return {
-        hf.hf_name(name): model.placement(name).full_shape(parameter)
+        hf_name(name): model.placement(name).full_shape(parameter)
         for name, parameter in model.named_parameters()
     }
 
