@@ -9,8 +9,7 @@ def gathered(x):
     return torch.cat(parts)
 
 
-def summed(x):
-    """The sum over ranks of this rank's rows: a reduce-scatter."""
+def summed(x):  # as a reduce-scatter: the sum over ranks of this rank's rows
     x = x.clone()
     dist.all_reduce(x)
     return x.chunk(dist.get_world_size())[dist.get_rank()]
@@ -20,9 +19,7 @@ def own(x):
     return x.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-class Change(torch.autograd.Function):
-    """One function in forward and another one in backward."""
-
+class Change(torch.autograd.Function):  # one function there, another one back
     @staticmethod
     def forward(ctx, x, there, back):
         ctx.back = back
