@@ -16,9 +16,7 @@ from xtrain.expert_parallel.grouped import (
 )
 
 MODULE = "xtrain.expert_parallel.grouped"
-WAYS = [
-    f"{MODULE}:{name}" for name in ("Rows", "LoopRows", "PaddedRows", "GroupedRows")
-]
+WAYS = [f"{MODULE}:{name}" for name in ("LoopRows", "PaddedRows", "GroupedRows")]
 # Rows of 4 experts. The last: torch's grouped product wants multiples of 16 bytes.
 COUNTS = ([3, 1, 4, 2], [0, 5, 0, 1], [7, 0, 0, 0], [0, 0, 0, 6], [0, 0, 0, 0])
 INPUTS, OUTPUTS = 8, 16

@@ -29,6 +29,7 @@ from tests.model.test_transformers import (
 )
 from xtrain.comm import init_mesh
 from xtrain.model import (
+    XtrainConfig,
     XtrainModel,
     batch_group,
     load_hf,
@@ -310,7 +311,25 @@ def test_a_new_model_of_ours_opens_in_transformers(exact, tmp_path):
     equal(theirs(tokens).logits, ours(tokens), ALL_EQUAL, "logits")
 
 
-@pytest.mark.verifies(CONFIG, "xtrain.model.hf_config:check_architecture")
+@pytest.mark.verifies("xtrain.model.hf_config:check_architecture")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("moe_intermediate_size", 24), ("n_shared_experts", 1),
+     ("first_k_dense_replace", 1), ("scoring_func", "sigmoid"),
+     ("norm_topk_prob", False), ("routed_scaling_factor", 2.5), ("n_group", 2),
+     ("balance_bias", True)],
+)  # fmt: skip
+def test_experts_that_no_mixtral_has_are_not_saved(tmp_path, key, value):
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16,
+             "num_hidden_layers": 2, "num_attention_heads": 2, "num_local_experts": 4,
+             "num_experts_per_tok": 2, "topk_group": 1}  # fmt: skip
+    model = XtrainModel(XtrainConfig(**sizes, **{key: value}))
+    with pytest.raises(ValueError, match=f"{key}={value!r}: files of Hugging Face"):
+        save_hf(model, tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+
+
+@pytest.mark.verifies(CONFIG)
 @pytest.mark.parametrize(
     ("key", "value"),
     [("sliding_window", 4), ("router_jitter_noise", 0.1), ("hidden_act", "gelu")],
