@@ -50,6 +50,12 @@ def _site_address() -> None:
         os.environ["XTRAIN_SITE_URL"] = f"{root.removesuffix('/en')}/en/"
 
 
+def has_calculators(site: Path) -> bool:
+    """Does any page ask for Python in the browser?"""
+    pages = site.rglob("*.html")
+    return any("<xtrain-calculator" in page.read_text() for page in pages)
+
+
 def build(target: Path) -> None:
     """Prebuild and build into `target`; raises on any error or warning.
 
@@ -78,7 +84,8 @@ def build(target: Path) -> None:
     finally:
         loaded.plugins.on_shutdown()
     licences.write_licences(fresh / "en")
-    pyodide.write(fresh / "en")
+    if has_calculators(fresh / "en"):
+        pyodide.write(fresh / "en")
     publish.publish(fresh / "en")
     kept.note_used()
     (fresh / "index.html").write_text(ROOT_PAGE)

@@ -16,6 +16,7 @@ from xtrain.plan import Assumptions, Layout, ModelShape, memory_over_step, searc
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs import config, pyodide
 from xtrain_docs.blocks import BlockError, parse_info
+from xtrain_docs.build import has_calculators
 from xtrain_docs.calculators import element as made
 from xtrain_docs.calculators.answers import CALCULATORS, answer
 from xtrain_docs.calculators.forms import Choice, Number, read_values
@@ -246,3 +247,11 @@ def test_a_release_needs_it(nowhere, monkeypatch):
     monkeypatch.setenv("XTRAIN_RELEASE", "1")
     with pytest.raises(pyodide.MissingPyodide, match="there is no npm client"):
         pyodide.is_ready()
+
+
+def test_only_a_site_with_a_calculator_gets_python(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "index.html").write_text("<p>calculator</p>")
+    assert not has_calculators(tmp_path)
+    (tmp_path / "index.html").write_text('<xtrain-calculator id="x">')
+    assert has_calculators(tmp_path)
