@@ -14,7 +14,11 @@ WITHOUT = (
 
 
 def element(name: str, **given: Any) -> str:
-    """The element that `calculator.mjs` brings to life."""
+    """The element that `calculator.mjs` brings to life.
+
+    In a `div`: Markdown takes a tag it does not know for a word of a paragraph, and a
+    form would end that.
+    """
     if name not in CALCULATORS:
         raise ValueError(f"no calculator {name!r}; there are: {', '.join(CALCULATORS)}")
     calculator = CALCULATORS[name]
@@ -28,9 +32,9 @@ def element(name: str, **given: Any) -> str:
     ready = is_ready()
     button = '<button class="md-button" type="submit">Compute</button>' * ready
     return (
-        f'<xtrain-calculator id="calculator-{name}" data-name="{name}">'
+        f'<div><xtrain-calculator id="calculator-{name}" data-name="{name}">'
         f'<form aria-label="{html.escape(calculator.title)}">'
         f"<fieldset{' disabled' * (not ready)}>{fields}{button}</fieldset>"
         f'<p class="xt-status" role="status">{"" if ready else WITHOUT}</p></form>'
-        f'<div class="xt-answer">{answer(name, values)}</div></xtrain-calculator>'
+        f'<div class="xt-answer">{answer(name, values)}</div></xtrain-calculator></div>'
     )

@@ -112,7 +112,7 @@ def which_zero_stage() -> Table:
         held = memory_per_device(shape, layout, SEQUENCE)
         sent = _sent(traffic_per_step(shape, layout, SEQUENCE))
         rows.append(
-            [f"ZeRO-{stage}", number(held.states / GIB), si(sent, "B"),
+            [f"ZeRO\N{NON-BREAKING HYPHEN}{stage}", number(held.states / GIB), si(sent, "B"),
              number(round(sent * link.beta / of_token)), WHEN[stage]]
         )  # fmt: skip
     header = ["stage", "states, GiB", "sent in a step", "tokens to hide it", "take it"]
