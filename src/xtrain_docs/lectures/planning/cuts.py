@@ -111,8 +111,9 @@ def which_zero_stage() -> Table:
         layout = Layout(data=64, zero=stage)
         held = memory_per_device(shape, layout, SEQUENCE)
         sent = _sent(traffic_per_step(shape, layout, SEQUENCE))
+        name = f"ZeRO\N{NON-BREAKING HYPHEN}{stage}"
         rows.append(
-            [f"ZeRO\N{NON-BREAKING HYPHEN}{stage}", number(held.states / GIB), si(sent, "B"),
+            [name, number(held.states / GIB), si(sent, "B"),
              number(round(sent * link.beta / of_token)), WHEN[stage]]
         )  # fmt: skip
     header = ["stage", "states, GiB", "sent in a step", "tokens to hide it", "take it"]
