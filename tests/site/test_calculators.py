@@ -18,6 +18,8 @@ PAGES = {
     "pipeline": "en/planning/pipeline-explorer/",
 }
 PYTHON = SITE / "en/assets/pyodide/pyodide.asm.wasm"
+WORKER = "calculator-worker.mjs"
+"""What starts Python. Its own requests are not among those of the page."""
 STARTS = 90.0
 """Seconds until the first answer on a slow machine: Python is loaded and compiled."""
 
@@ -66,14 +68,17 @@ def of_python(name: str, given: dict[str, str]) -> tuple[str, str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_computes_what_python_computes(browser, name):
     browser.open(PAGES[name])
-    assert not [address for address in browser.requests() if "pyodide" in address]
+    assert not [address for address in browser.requests() if WORKER in address]
     calculator = element(browser, name)
-    draw, computed = random.Random(7), 0
+    draw, computed, refused = random.Random(7), 0, 0
     while computed < 4:
         given = random_values(CALCULATORS[name].fields, draw)
+        expected, refusal = of_python(name, given)
+        refused += bool(refusal)
+        if refusal and refused > 3:  # most layouts break a rule; some are enough
+            continue
         browser.run(ENTER, calculator, given)
         says = answered(browser, calculator)
-        expected, refusal = of_python(name, given)
         if refusal:
             assert says == refusal
             continue
@@ -82,7 +87,7 @@ def test_the_page_computes_what_python_computes(browser, name):
         computed += 1
     assert browser.complaints() == []
     requests = browser.requests()
-    assert any(address.endswith("pyodide.asm.wasm") for address in requests)
+    assert any(address.endswith(WORKER) for address in requests)
     here = (browser.root, "data:", "about:", "blob:")
     assert [address for address in requests if not address.startswith(here)] == []
 
