@@ -24,7 +24,6 @@ from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
 from . import config, fences, lectures
-from .calculators.element import element as calculator_element
 
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
@@ -114,7 +113,8 @@ class BlocksPreprocessor(Preprocessor):
         self, fence: fences.Fence, kind: str, name: str, options: dict[str, Any]
     ) -> list[str]:
         if kind == "calculator":
-            made: Any = calculator_element(name, **options)
+            package = f"{__package__}.calculators.element"  # only pages that have one
+            made: Any = importlib.import_module(package).element(name, **options)
         else:
             made = registry(kind).run(name, options)
         caption = " ".join(line.strip() for line in fence.body if line.strip())

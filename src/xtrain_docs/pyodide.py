@@ -53,10 +53,15 @@ def folder() -> Path:
     return config.BUILD / "pyodide" / VERSION
 
 
+def is_whole() -> bool:
+    """Are all files there?"""
+    return all((folder() / file).is_file() for file in FILES)
+
+
 @cache
 def is_ready() -> bool:
     """Are the files there, fetched now if need be? Says why not, once."""
-    if all((folder() / file).is_file() for file in FILES):
+    if is_whole():
         return True
     try:
         fetch()
@@ -85,8 +90,12 @@ def fetch() -> None:
     archive = place / f"pyodide-{VERSION}.tgz"
     unpack(archive, place)
     archive.unlink()
-    shutil.rmtree(folder(), ignore_errors=True)
-    place.rename(folder())
+    try:
+        place.rename(folder())
+    except OSError:
+        if not is_whole():
+            raise
+        shutil.rmtree(place)  # another process was here first
 
 
 def unpack(archive: Path, place: Path, integrity: str = INTEGRITY) -> None:

@@ -13,6 +13,7 @@ import zipfile
 import pytest
 from markdown import Markdown
 
+from tests.random_values import random_values
 from xtrain.plan import Assumptions, Layout, ModelShape, memory_over_step, search
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs import config, pyodide
@@ -21,7 +22,6 @@ from xtrain_docs.build import has_calculators
 from xtrain_docs.calculators import element as made
 from xtrain_docs.calculators.answers import CALCULATORS, answer
 from xtrain_docs.calculators.forms import Choice, Number, read_values
-from xtrain_docs.calculators.random_values import random_values
 
 WHOLE = Number("ranks", "Ranks", 4, 1, 16)
 ANY = Number("time", "Time", 1.0, 0, 10, 0)

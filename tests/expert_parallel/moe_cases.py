@@ -176,7 +176,7 @@ def sharded(case: Case, group=None) -> GShardMoE:
 def losses_of(layer: MoE, group=None) -> list[Tensor]:
     """The two losses of the tokens of all ranks."""
     routing = layer.router.stats.routing
-    options = {"mask_T": routing.mask_T, "group": group, "across_ranks": True}
+    options = {"mask_T": routing.mask_T, "groups": [group]}
     return [
         load_balancing_loss(routing.probabilities_TE, routing.experts_Tk, **options),
         router_z_loss(routing.logits_TE, **options),

@@ -18,7 +18,8 @@ from xtrain.expert_parallel import (
     OverlappedMoEBlock,
     overlapped_prefill,
 )
-from xtrain.expert_parallel.overlap_chunks import BackwardChunks, ForwardChunks
+from xtrain.expert_parallel.overlap_backward import BackwardChunks
+from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 
 HIDDEN, INNER = 6, 5
 

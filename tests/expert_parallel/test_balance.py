@@ -135,12 +135,12 @@ def across_ranks(tokens_of_rank: list[int], masked: bool):
     for mine, alone in (
         (
             load_balancing_loss(
-                logits.softmax(-1), experts, mask_T=masks[rank], across_ranks=True
+                logits.softmax(-1), experts, mask_T=masks[rank], groups=[None]
             ),
             load_balancing_loss(together.softmax(-1), chosen, mask_T=mask),
         ),
         (
-            router_z_loss(logits, mask_T=masks[rank], across_ranks=True),
+            router_z_loss(logits, mask_T=masks[rank], groups=[None]),
             router_z_loss(together, mask_T=mask),
         ),
     ):

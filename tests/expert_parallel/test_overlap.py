@@ -25,7 +25,7 @@ RANKS = pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.verifies(f"{OVERLAP}:OverlappedMoEBlock")
 @pytest.mark.verifies(f"{OVERLAP}:run_pair")
 @pytest.mark.verifies(f"{CHUNKS}:ForwardChunks")
-@pytest.mark.verifies(f"{CHUNKS}:BackwardChunks")
+@pytest.mark.verifies("xtrain.expert_parallel.overlap_backward:BackwardChunks")
 @pytest.mark.verifies("xtrain.expert_parallel.dispatch:issue_counts")
 def test_overlapped_pairs_equal_a_dense_layer(world, ranks):
     for found in world(ranks).run(all_errors, CASES):

@@ -77,8 +77,9 @@ def test_replicas_never_make_it_slower_and_equal_loads_give_equal_plans(problem)
     plan = plan_placement(loads, ranks, slots)
     alone = plan_placement(loads, ranks, -(-len(loads) // ranks))
     once = pack(loads, [1] * len(loads), ranks, -(-len(loads) // ranks))
-    assert max(plan.load_of_rank) <= largest(loads, once)
-    assert max(alone.load_of_rank) <= largest(loads, once)
+    most = largest(loads, once) * (1 + 1e-12)  # the sums are in other orders
+    assert max(plan.load_of_rank) <= most
+    assert max(alone.load_of_rank) <= most
     assert plan == plan_placement(tuple(loads), ranks, slots)
 
 

@@ -7,10 +7,10 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tests.random_values import random_values
 from tests.site.conftest import SITE
 from tests.site.test_browser import wait
 from xtrain_docs.calculators.answers import CALCULATORS, answer
-from xtrain_docs.calculators.random_values import random_values
 
 PAGES = {
     "memory": "en/planning/memory-calculator/",

@@ -428,7 +428,7 @@ def balance_is_that_of_one_process(step) -> None:
 def step_of_the_library(x, router):
     p = (x @ router.T).softmax(-1)
     chosen = p.topk(1).indices
-    loss = library.load_balancing_loss(p, chosen, across_ranks=True)
+    loss = library.load_balancing_loss(p, chosen, groups=[None])
     (grad,) = torch.autograd.grad(loss, router)
     dist.all_reduce(grad)
     return loss.detach(), grad

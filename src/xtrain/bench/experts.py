@@ -27,7 +27,8 @@ from xtrain.bench.attention import nothing
 from xtrain.bench.race import Case, Trial
 from xtrain.bench.slow_network import slow_network
 from xtrain.expert_parallel import GShardMoE, MoE, OverlappedMoEBlock
-from xtrain.expert_parallel.overlap_chunks import BackwardChunks, ForwardChunks
+from xtrain.expert_parallel.overlap_backward import BackwardChunks
+from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 
 NUM_EXPERTS, TOP_K = 64, 2
 MOE_TOLERANCE = 1e-4  # of fp32 against float64

@@ -17,6 +17,8 @@ DeepSeek-V3 Technical Report, 2024 (per sequence, and bias).
 Shapes: T tokens, B sequences, S tokens of a sequence, E experts, k experts of a token.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,16 +33,15 @@ def load_balancing_loss(
     experts_Tk: Tensor,
     *,
     mask_T: Tensor | None = None,
-    group: ProcessGroup | None = None,
-    across_ranks: bool = False,
+    groups: Sequence[ProcessGroup | None] = (),
 ) -> Tensor:
     """E sum_i f_i P_i: 1 for equal loads, E if one expert gets all of top-1 routing.
 
     Args:
         mask_T: False for padding, which does not count.
-        group, across_ranks: with `across_ranks`, f and P are those of the tokens of all
-            ranks of the group, and so is the loss on each; a rank's backward gives its
-            own tokens' part of the gradient, to be summed over ranks.
+        groups: the axes of ranks with other tokens; f and P are those of all tokens,
+            and the loss is the same on each rank. A rank's backward gives its own
+            tokens' part of the gradient, to be summed over ranks.
     """
     num_experts, k = probabilities_TE.shape[1], experts_Tk.shape[1]
     if mask_T is not None:
@@ -48,12 +49,11 @@ def load_balancing_loss(
     counts_E = count_experts(experts_Tk, num_experts).to(probabilities_TE.dtype)
     tokens = counts_E.new_tensor([float(len(experts_Tk))])
     sums_E = probabilities_TE.sum(0)
-    if across_ranks:
-        totals = torch.cat([counts_E, tokens])
+    totals = torch.cat([counts_E, tokens])
+    for group in groups:
         dist.all_reduce(totals, group=group)
-        counts_E, tokens = totals[:-1], totals[-1:]
         sums_E = all_reduce_identity(sums_E, group)
-    tokens = tokens.clamp_min(1)
+    counts_E, tokens = totals[:-1], totals[-1:].clamp_min(1)
     return num_experts * (counts_E / (tokens * k) * sums_E / tokens).sum()
 
 
@@ -61,19 +61,18 @@ def router_z_loss(
     logits_TE: Tensor,
     *,
     mask_T: Tensor | None = None,
-    group: ProcessGroup | None = None,
-    across_ranks: bool = False,
+    groups: Sequence[ProcessGroup | None] = (),
 ) -> Tensor:
     """The mean of logsumexp(logits)^2, which keeps logits small.
 
     Args:
-        mask_T, group, across_ranks: as in `load_balancing_loss`.
+        mask_T, groups: as in `load_balancing_loss`.
     """
     if mask_T is not None:
         logits_TE = logits_TE[mask_T]
     total = logits_TE.logsumexp(-1).square().sum()
     tokens = total.new_tensor(float(len(logits_TE)))
-    if across_ranks:
+    for group in groups:
         dist.all_reduce(tokens, group=group)
         total = all_reduce_identity(total, group)
     return total / tokens.clamp_min(1)

@@ -30,7 +30,8 @@ from xtrain.comm.checks import run_checks
 from xtrain.expert_parallel.events import Event
 from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.moe import MoE
-from xtrain.expert_parallel.overlap_chunks import BackwardChunks, ForwardChunks
+from xtrain.expert_parallel.overlap_backward import BackwardChunks
+from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 
 
 class OverlappedMoEBlock(nn.Module):

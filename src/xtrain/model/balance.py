@@ -22,6 +22,7 @@ from torch import Tensor
 from xtrain.expert_parallel import MoE, Routing
 from xtrain.model.config import XtrainConfig
 from xtrain.model.placement import GRADIENT_AXES, axis_group, axis_size
+from xtrain.zero.fsdp_schedule import in_backward
 
 
 class CopyCounts:
@@ -33,8 +34,7 @@ class CopyCounts:
 
     def count(self, routings: Mapping[int, Routing]) -> None:
         """Add those of one forward, if it is trained on."""
-        again = torch._C._current_graph_task_id() != -1  # inside a backward
-        if not self.config.balance_bias or not torch.is_grad_enabled() or again:
+        if not torch.is_grad_enabled() or in_backward():  # evaluation, or once more
             return
         for layer, routing in routings.items():
             counts_E = routing.counts_E

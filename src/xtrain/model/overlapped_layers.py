@@ -21,11 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from xtrain.expert_parallel.overlap import run_pair
-from xtrain.expert_parallel.overlap_chunks import (
-    BackwardChunks,
-    ForwardChunks,
-    leaf,
-)
+from xtrain.expert_parallel.overlap_backward import BackwardChunks
+from xtrain.expert_parallel.overlap_chunks import ForwardChunks, leaf
 
 
 class Alone:

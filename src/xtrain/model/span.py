@@ -133,7 +133,8 @@ class DecoderSpan(nn.Module):
         if self.has_embedding:
             x = self.embed_tokens(x)
         x = (through or self.through_layers)(x, positions)
-        self.copies.count(self.routings())
+        if self.config.balance_bias:
+            self.copies.count(self.routings())
         return self.lm_head(self.norm(x)) if self.has_head else x
 
     def through_layers(self, x: Tensor, positions: Tensor) -> Tensor:

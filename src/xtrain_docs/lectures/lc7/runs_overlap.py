@@ -21,7 +21,8 @@ from xtrain.bench.sleeping import SleepingLayer
 from xtrain.bench.slow_network import SlowNetwork, slow_network
 from xtrain.expert_parallel import GShardMoE, OverlappedMoEBlock, overlapped_prefill
 from xtrain.expert_parallel.events import Event, exposed_seconds
-from xtrain.expert_parallel.overlap_chunks import BackwardChunks, ForwardChunks
+from xtrain.expert_parallel.overlap_backward import BackwardChunks
+from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.model.layer import OverlappedDecoderLayer
 from xtrain.model.placement import batch_group

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from .forms import Field, Number
+from xtrain_docs.calculators.forms import Field, Number
 
 
 def random_values(fields: Sequence[Field], draw: random.Random) -> dict[str, str]:
