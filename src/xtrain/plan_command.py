@@ -11,7 +11,8 @@ from xtrain.plan.memory import RECIPES
 from xtrain.plan.published import PUBLISHED
 from xtrain.plan.search import SearchResult, SearchSpace, search
 from xtrain.plan.shapes import PRESETS, ModelShape
-from xtrain.plan.step_traffic import DTYPES, sent_by_axis, traffic_per_step
+from xtrain.plan.step_traffic import sent_by_axis, traffic_per_step
+from xtrain.plan.transfer import DTYPES
 
 GIB = 2**30
 AXES = ("tensor", "pipeline", "context", "expert")

@@ -1,6 +1,8 @@
 """DualPipe trains a decoder with experts, the all-to-all under compute: the numbers of
 one process, and which forward ran over which backward."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from tests.model.expert_cases import DEEPSEEK, MIXTRAL, batch
 from tests.model.stage_training import no_loss
 from tests.model.test_on_a_mesh import close, config_of
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel
+from xtrain.model import XtrainModel, overlapped_layers
 from xtrain.model.layer import OverlappedDecoderLayer
 from xtrain.model.placement import batch_group
 from xtrain.model.stages import OverlappedDecoderStage, update_stages_balance_biases
@@ -106,6 +108,39 @@ def train(kind: str, name: str) -> tuple[int, int, bool]:
         type(module) is OverlappedDecoderStage for module in stages.modules.values()
     }
     return *stages.overlapped(), kinds == {True}
+
+
+def forwards_in_one_graph(name: str) -> tuple[int, int]:
+    """Layers run over a backward that left one graph, and how many should."""
+    stages, found = Stages("mixtral", name, False), []
+
+    class Recorded(overlapped_layers.ForwardChunks):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            found.append(self.in_pieces)
+
+    with mock.patch.object(overlapped_layers, "ForwardChunks", Recorded):
+        stages.check_step(0)
+    rank = stages.mesh["pipeline"].get_local_rank()
+    actions = stages.schedule.actions[rank]
+    split = {(a.stage, a.micro_batch) for a in actions if a.kind == "W"}
+    expected = sum(
+        min(len(stages.modules[at].layers) for at in (a.stage, a.under.stage))
+        for a in actions
+        if a.under is not None and (a.stage, a.micro_batch) in split
+    )
+    return found.count(False), expected
+
+
+@pytest.mark.verifies("xtrain.model.stages:OverlappedDecoderStage")
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])
+def test_a_forward_whose_backward_is_split_leaves_one_graph(world, name):
+    """Pieces have one backward; one that comes as B and W needs the graph."""
+    total = 0
+    for counted, expected in world(4).run(forwards_in_one_graph, name):
+        assert counted == expected
+        total += counted
+    assert total > 0
 
 
 @pytest.mark.verifies("xtrain.model.stages:OverlappedDecoderStage")

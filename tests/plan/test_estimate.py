@@ -61,7 +61,7 @@ def test_the_bubble_is_its_closed_form():
     assert estimator.estimate(finer).parts["bubble"] == pytest.approx(idle / 2)
 
 
-@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.verifies(ESTIMATOR, "xtrain.plan.links:Links")
 def test_links_by_where_the_group_stands():
     """Inside a node NVLink; outside the network, times the adapters of a ring."""
     estimator = Estimator(LLAMA, "h100", 2048, Assumptions(link_efficiency=1.0))
@@ -74,14 +74,15 @@ def test_links_by_where_the_group_stands():
         (1, 16, False, 50e9),
         (16, 4, True, 50e9),
     ):
-        alpha, beta = estimator.link(stride, ranks, ring)
+        alpha, beta = estimator.links.between(stride, ranks, ring)
         assert 1 / beta == pytest.approx(rate)
         assert alpha == nccl_hop_seconds(stride * ranks > 8)
     fast = replace(H100, network=replace(H100.network, bandwidth=100e9))
     found = Estimator(LLAMA, fast, 8, Assumptions(link_efficiency=1.0))
-    assert 1 / found.link(1, 16, True)[1] == pytest.approx(450e9)  # never above NVLink
+    alpha, beta = found.links.between(1, 16, True)
+    assert 1 / beta == pytest.approx(450e9)  # never above NVLink
     with pytest.raises(ValueError, match="tpu-v5p has no network"):
-        Estimator(LLAMA, "tpu-v5p", 8).link(8, 2, True)
+        Estimator(LLAMA, "tpu-v5p", 8).links.between(8, 2, True)
 
 
 @pytest.mark.verifies(ESTIMATOR)
@@ -93,7 +94,7 @@ def test_gradients_hide_behind_the_last_backward():
         layout = Layout(data=16, zero=1)
         one = estimator.rank_pass(layout, 0)
         gather, scatter = (
-            estimator.transfer_seconds(layout, transfer)
+            estimator.links.seconds(layout, transfer)
             for transfer in traffic_per_step(LLAMA, layout, 256, dtypes="zero16")
         )
         shown[overlap] = estimator.estimate(layout).parts["data"]
@@ -103,7 +104,7 @@ def test_gradients_hide_behind_the_last_backward():
     assert 0 < shown[True] < shown[False]  # too few tokens to hide all of it
 
 
-@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.verifies(ESTIMATOR, "xtrain.plan.pass_seconds:PassTimes")
 def test_a_ring_hides_behind_its_blocks_and_an_exchange_does_not():
     """Long sequences compute longer than they send: hidden by the ring alone."""
     spent = {}

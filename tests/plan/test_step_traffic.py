@@ -19,11 +19,12 @@ from xtrain.plan import (
     traffic_per_step,
 )
 from xtrain.plan.experts import all_to_all_bytes
-from xtrain.plan.step_traffic import dtypes_of, layer_transfers
+from xtrain.plan.step_traffic import layer_transfers
 from xtrain.plan.tensor_parallel import bytes_sent, tensor_parallel_calls
+from xtrain.plan.transfer import dtypes_of
 
 TRAFFIC = "xtrain.plan.step_traffic:traffic_per_step"
-TRANSFER = "xtrain.plan.step_traffic:Transfer"
+TRANSFER = "xtrain.plan.transfer:Transfer"
 LLAMA = ModelShape.preset("llama-3-8b")
 MIXTRAL = ModelShape.preset("mixtral-8x7b")
 
@@ -196,7 +197,7 @@ def test_a_transfer_is_its_collective_so_many_times(algorithm, ranks, chunk, tim
     assert transfer.seconds(0.0, 1.0) == pytest.approx(float(transfer.sent))
 
 
-@pytest.mark.verifies(TRAFFIC, "xtrain.plan.step_traffic:TransferDtypes")
+@pytest.mark.verifies(TRAFFIC, "xtrain.plan.transfer:TransferDtypes")
 def test_dtypes_of_ones_own_and_unknown_ones():
     own = TransferDtypes("own", gradient=8, weight=1)
     psi = LLAMA.parameters

@@ -78,13 +78,7 @@ from xtrain.plan.memory import (
 from xtrain.plan.published import GPTShape, LatentShape
 from xtrain.plan.search import Rejected, SearchResult, SearchSpace, search
 from xtrain.plan.shapes import ModelShape
-from xtrain.plan.step_traffic import (
-    DTYPES,
-    Transfer,
-    TransferDtypes,
-    sent_by_axis,
-    traffic_per_step,
-)
+from xtrain.plan.step_traffic import sent_by_axis, traffic_per_step
 from xtrain.plan.tensor_parallel import (
     Call,
     bytes_sent,
@@ -112,6 +106,7 @@ from xtrain.plan.traffic import (
     collective_traffic,
     hierarchical_between_nodes,
 )
+from xtrain.plan.transfer import DTYPES, Transfer, TransferDtypes
 
 __all__ = [
     "decoder_activations",

@@ -5,14 +5,13 @@
              + what of gradients and weights is not hidden
              + the optimizer's pass over its state
 
-    of a micro-batch    matrix products at a share of the peak that you assume,
-                        and every collective that they wait for
-    hidden              ring attention's messages behind its blocks; gradients behind
-                        the last backward; gathered weights behind what computes
+    of a micro-batch    `pass_seconds`: matrix products at a share of the peak that you
+                        assume, and every collective that they wait for
+    hidden              gradients behind the last backward; gathered weights behind what
+                        computes
 
-A collective takes alpha + bytes / bandwidth on the link of its axis: NVLink where a
-group fits into a node, else the network. It is an estimate: it ranks layouts, and it
-knows nothing of kernels, stragglers or congestion.
+A collective takes alpha + bytes / bandwidth on the link of its axis (`links`). It is an
+estimate: it ranks layouts, and it knows nothing of kernels, stragglers or congestion.
 
 Sources: Narayanan et al., 2021; the alpha-beta model and closed forms of
 `xtrain.plan.cost` and `xtrain.plan.bubble`.
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 
 from xtrain.plan.bubble import pipeline_delay, pipeline_idle
 from xtrain.plan.checks import require_positive, require_whole
-from xtrain.plan.cost import nccl_hop_seconds
 from xtrain.plan.device import DeviceParameters, device_parameters
 from xtrain.plan.device_memory import (
     DeviceMemory,
@@ -36,20 +34,12 @@ from xtrain.plan.device_memory import (
 )
 from xtrain.plan.hardware import Accelerator
 from xtrain.plan.layout import PLACEMENTS, Layout, check_layout
+from xtrain.plan.links import Links
+from xtrain.plan.pass_seconds import Pass, PassTimes, cut_of
 from xtrain.plan.shapes import ModelShape
-from xtrain.plan.step_traffic import (
-    Transfer,
-    data_transfers,
-    dtypes_of,
-    edge_transfers,
-    layer_transfers,
-    message_size,
-)
-from xtrain.plan.throughput import (
-    hardware_flops,
-    layer_forward_flops,
-    model_flops,
-)
+from xtrain.plan.step_traffic import data_transfers, message_size
+from xtrain.plan.throughput import hardware_flops, model_flops
+from xtrain.plan.transfer import dtypes_of
 
 
 class Assumptions(NamedTuple):
@@ -88,31 +78,6 @@ class Estimate(NamedTuple):
     tokens_per_second: float
     mfu: float
     hfu: float
-
-
-class Pass(NamedTuple):
-    """Seconds of one micro-batch on a rank (or of one layer)."""
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-    tensor: float
-    """How much of them tensor ranks' collectives take; the next two likewise."""
-    context: float
-    expert: float
-
-    def scaled(self, times: float) -> "Pass":
-        return Pass(*(times * value for value in self))
-
-    def plus(self, other: "Pass") -> "Pass":
-        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
-
-    @property
-    def seconds(self) -> float:
-        return self.forward + self.backward_input + self.backward_weight
-
-
-NO_PASS = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def estimate(
@@ -160,6 +125,12 @@ class Estimator:
         self.capacity = assumptions.capacity or accelerator.memory
         self.dtypes = dtypes_of(assumptions.dtypes)
         self.recipe = recipe_of(assumptions.recipe)
+        self.links = Links(
+            accelerator, assumptions.gpus_per_node, assumptions.link_efficiency
+        )
+        self.passes = PassTimes(
+            shape, sequence, self.rate, self.links, self.dtypes, assumptions.formula
+        )
         self.terms: dict[tuple[Any, ...], Any] = {}
         self.flops = {
             mode: hardware_flops(shape, sequence, 1, mode)
@@ -205,7 +176,7 @@ class Estimator:
 
     def fullest(self, layout: Layout) -> tuple[DeviceMemory, str]:
         """Memory of the rank that needs most, and where it stands."""
-        key = ("bytes", *_cut(layout))
+        key = ("bytes", *cut_of(layout))
         if key not in self.terms:
             formula = self.assumptions.formula
             self.terms[key] = layer_bytes(self.shape, layout, self.sequence, formula)
@@ -255,127 +226,12 @@ class Estimator:
 
     def rank_pass(self, layout: Layout, rank: int) -> Pass:
         """Seconds of one micro-batch on a pipeline rank."""
-        key = ("pass", *_cut(layout), layout.pipeline, layout.chunks, layout.schedule,
-               rank)  # fmt: skip
-        if key not in self.terms:
-            held = self.held(layout, rank)
-            total = self.edge(layout, rank)
-            for moe, count in ((False, held.dense_layers), (True, held.moe_layers)):
-                if count:
-                    total = total.plus(self.layer_pass(layout, moe).scaled(count))
-            self.terms[key] = total
-        found: Pass = self.terms[key]
-        return found
-
-    def layer_pass(self, layout: Layout, moe: bool) -> Pass:
-        """Seconds of one layer of one micro-batch."""
-        key = ("layer", moe, *_cut(layout))
-        if key not in self.terms:
-            number = self.shape.num_hidden_layers - 1 if moe else 0
-            transfers = layer_transfers(
-                self.shape, layout, self.sequence, self.dtypes, moe
-            )
-            flops = layer_forward_flops(self.shape, self.sequence, number)
-            self.terms[key] = self.timed(layout, flops, transfers, layout.recompute)
-        found: Pass = self.terms[key]
-        return found
-
-    def edge(self, layout: Layout, rank: int) -> Pass:
-        """Seconds of embedding, head and loss of one micro-batch."""
-        stages = layout.stages_of(rank)
-        first, last = 0 in stages, layout.stages - 1 in stages
-        key = ("edge", first, last, *_cut(layout))
-        if key not in self.terms:
-            head = 2 * self.shape.vocab_size * self.shape.hidden_size
-            transfers = edge_transfers(
-                self.shape, layout, self.sequence, self.dtypes, rank
-            )
-            flops = head if last else 0
-            self.terms[key] = self.timed(layout, (flops, 0), transfers, "none")
-        found: Pass = self.terms[key]
-        return found
-
-    def timed(
-        self,
-        layout: Layout,
-        flops: tuple[int, int],
-        transfers: list[Transfer],
-        recompute: str,
-    ) -> Pass:
-        """Seconds of products and of the collectives that they wait for.
-
-        Args:
-            flops: a token's forward: all, and those of attention.
-        """
-        tokens = layout.micro_batch * self.sequence // layout.context
-        all_flops, attention = (
-            flop * tokens / layout.tensor / self.rate for flop in flops
-        )
-        again = all_flops if recompute == "full" else 0.0
-        if recompute == "selective" and self.assumptions.formula == "unfused":
-            again = attention
-        exposed = {axis: [0.0, 0.0] for axis in ("tensor", "context", "expert")}
-        hidden = 0.0
-        for transfer in transfers:
-            seconds = self.transfer_seconds(layout, transfer)
-            if transfer.overlapped and transfer.axis == "tensor":
-                hidden += seconds
-            else:
-                exposed[transfer.axis][transfer.backward] += seconds
-        exposed["tensor"][1] += max(0.0, hidden - all_flops)
-        if layout.context_way == "ring":  # a block is computed as the next one comes
-            ring = exposed["context"]
-            passes = 2.5 + (recompute == "full")
-            ring[0] = max(0.0, ring[0] - attention)
-            ring[1] = max(0.0, ring[1] - passes * attention)
-        waits = [sum(times) for times in zip(*exposed.values(), strict=True)]
-        return Pass(
-            all_flops + waits[0],
-            all_flops + again + waits[1],
-            all_flops,
-            *(sum(times) for times in exposed.values()),
-        )
-
-    def transfer_seconds(self, layout: Layout, transfer: Transfer) -> float:
-        """On the link of the transfer's axis."""
-        stride = 1
-        if transfer.axis == "context":
-            stride = layout.tensor
-        elif transfer.axis in ("expert", "data"):
-            stride = layout.tensor * layout.context
-        elif transfer.axis == "expert_data":
-            stride = layout.tensor * layout.context * layout.expert
-        ring = transfer.algorithm.startswith("ring")
-        return transfer.seconds(*self.link(stride, transfer.ranks, ring))
-
-    def link(self, stride: int, ranks: int, ring: bool) -> tuple[float, float]:
-        """(alpha, beta) among `ranks` ranks that stand `stride` apart.
-
-        Rings over several nodes use the adapters of all their ranks in a node; a
-        message, and an all-to-all, that of its own rank.
-        """
-        key = ("link", stride, ranks, ring)
-        if key in self.terms:
-            found: tuple[float, float] = self.terms[key]
-            return found
-        per_node, device = self.assumptions.gpus_per_node, self.device
-        bandwidth, network = device.link.bandwidth, stride * ranks > per_node
-        if network:
-            if device.network is None:
-                raise ValueError(
-                    f"{device.name} has no network here, and {ranks} ranks {stride} "
-                    f"apart do not fit into a node of gpus_per_node={per_node}"
-                )
-            rails = max(1, per_node // stride) if ring else 1
-            bandwidth = min(bandwidth, rails * device.network.bandwidth)
-        beta = 1 / (bandwidth * self.assumptions.link_efficiency)
-        self.terms[key] = nccl_hop_seconds(network), beta
-        return self.terms[key]
+        return self.passes.of_rank(layout, rank, self.held(layout, rank))
 
     def delay(self, layout: Layout) -> float:
         """What messages between stages add to a step."""
         stride = layout.gpus // layout.pipeline
-        alpha, beta = self.link(stride, layout.pipeline, False)
+        alpha, beta = self.links.between(stride, layout.pipeline, False)
         size = message_size(self.shape, layout, self.sequence, self.dtypes)
         return pipeline_delay(
             layout.schedule,
@@ -393,7 +249,7 @@ class Estimator:
         waiting: dict[tuple[int, bool], float] = {}
         for transfer in data_transfers(self.held(layout, 0), layout, self.dtypes):
             key = transfer.times, transfer.backward
-            seconds = self.transfer_seconds(layout, transfer)
+            seconds = self.links.seconds(layout, transfer)
             waiting[key] = waiting.get(key, 0.0) + seconds
         if not self.assumptions.overlap:
             return sum(waiting.values())
@@ -412,9 +268,3 @@ class Estimator:
         touched += weights / shards
         touched += (gradients + main) / (shards if layout.zero == 1 else 1)
         return touched / self.device.memory_bandwidth
-
-
-def _cut(layout: Layout) -> tuple[Any, ...]:
-    """What decides about one layer and one micro-batch."""
-    return (layout.tensor, layout.context, layout.expert, layout.micro_batch,
-            layout.sequence_parallel, layout.recompute, layout.context_way)  # fmt: skip

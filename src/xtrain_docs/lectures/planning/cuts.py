@@ -8,7 +8,7 @@ from xtrain.plan import (
     memory_per_device,
     traffic_per_step,
 )
-from xtrain.plan.step_traffic import Transfer
+from xtrain.plan.transfer import Transfer
 
 from ...tables import REGISTRY as TABLES
 from ...tables import Table

@@ -1,0 +1,90 @@
+"""One kind of message or collective of a step, with its bytes and its seconds.
+
+Bytes follow the dtype of what travels: gradients that are summed in fp32 take twice the
+bytes of 16-bit ones.
+
+Sources: Rajbhandari et al., ZeRO, 2020, section 7; Megatron-LM's distributed optimizer;
+torch's FSDP2 (param_dtype and reduce_dtype).
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from xtrain.plan.cost import Cost, collective_cost
+
+SEND = "send"  # one message to one rank
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDtypes:
+    """Bytes of an element of what travels."""
+
+    name: str
+    gradient: int
+    """As gradients are summed over data ranks."""
+    weight: int
+    """As weights are gathered."""
+    activation: int = 2
+    dispatch: int = 2
+    """Of a token's copy on its way to an expert."""
+    combine: int = 2
+
+
+DTYPES: dict[str, TransferDtypes] = {
+    dtypes.name: dtypes
+    for dtypes in (
+        # Parameters stay fp32 under autocast, and so do the gradients that DDP sums.
+        TransferDtypes("ddp-autocast", gradient=4, weight=4),
+        # bf16 weights, gradients summed in fp32: the distributed optimizer.
+        TransferDtypes("megatron-bf16", gradient=4, weight=2),
+        # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32).
+        TransferDtypes("fsdp2", gradient=4, weight=2),
+        # 16-bit gradients, as the ZeRO paper counts.
+        TransferDtypes("zero16", gradient=2, weight=2),
+        TransferDtypes("fp32", 4, 4, activation=4, dispatch=4, combine=4),
+    )
+}
+
+
+def dtypes_of(dtypes: str | TransferDtypes) -> TransferDtypes:
+    """The dtypes of that name; ValueError names those that are known."""
+    if isinstance(dtypes, TransferDtypes):
+        return dtypes
+    if dtypes not in DTYPES:
+        raise ValueError(f"dtypes={dtypes!r}: there are {sorted(DTYPES)}")
+    return DTYPES[dtypes]
+
+
+@lru_cache(maxsize=4096)
+def transfer_cost(algorithm: str, ranks: int) -> Cost:
+    """`collective_cost`, and one message for "send"."""
+    if algorithm == SEND:
+        return Cost(1, Fraction(1))
+    return collective_cost(algorithm, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One kind of collective or message, and how often a device takes part in it."""
+
+    axis: str
+    what: str
+    algorithm: str
+    size: int
+    """Bytes of the full tensor, or of the message."""
+    ranks: int
+    times: int = 1
+    backward: bool = False
+    overlapped: bool = False
+    """It can run while something else is computed, whatever comes next."""
+
+    @property
+    def sent(self) -> Fraction:
+        """Bytes that a rank sends, on average over the group; in all its times."""
+        return self.times * self.size * transfer_cost(self.algorithm, self.ranks).volume
+
+    def seconds(self, alpha: float, beta: float) -> float:
+        """All of them, one after the other: alpha s a message, beta s a byte."""
+        cost = transfer_cost(self.algorithm, self.ranks)
+        return self.times * cost.time(self.size, alpha, beta)
