@@ -7,6 +7,7 @@ Sends:      nothing: each rank counts its own tokens, and has C places in every 
 Leaves out: padding each expert's rows to C, padded tokens, checks.
 """
 
+from fractions import Fraction
 from math import ceil
 
 import torch
@@ -17,7 +18,8 @@ def expert_capacity(
     experts_Tk: Tensor, num_experts: int, capacity_factor: float
 ) -> tuple[int, Tensor]:
     """A dropped copy gives 0: the residual alone carries its token on."""
-    capacity = ceil(capacity_factor * experts_Tk.numel() / num_experts)
+    factor = Fraction(str(capacity_factor))  # 1.1 x 100 are 110, not 110.00000000000001
+    capacity = ceil(factor * experts_Tk.numel() / num_experts)
     queue = experts_Tk.t().flatten()  # choice by choice, in each of them token by token
     order = queue.argsort(stable=True)  # expert by expert, in the order of the queue
     counts_E = torch.bincount(queue, minlength=num_experts)
