@@ -241,7 +241,8 @@ def test_places_are_given_out_choice_by_choice_and_token_by_token():
             assert torch.equal(kept, expected)
             assert torch.equal(kept, within_capacity(experts, E, capacity))
     many = torch.zeros(30 * E, 1, dtype=torch.long)
-    assert 1.1 * 30 * E / E > 33 == expert_capacity(many, E, 1.1)[0]  # as it is written
+    assert 1.1 * (30 * E) / E > 33  # 1.1 is meant as it is written
+    assert expert_capacity(many, E, 1.1)[0] == 33
 
 
 @pytest.mark.verifies(BIAS)
