@@ -7,14 +7,17 @@ import torch
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import Shard
 from xtrain.comm import init_mesh
+from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import (
     XtrainModel,
     batch_group,
     clip_stages_grad_norm_,
     update_stages_balance_biases,
 )
+from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 AXES = ("pipeline", "data", "tensor")
 ROWS = 8  # of a step's batch, which the data ranks share
@@ -141,3 +144,24 @@ def train_whole(model, optimizer, first, last, max_norm=None):
         if model.config.balance_bias:
             model.update_balance_biases(RATE)
     return found
+
+
+def wrapped(stages, kind: str, group, **options) -> torch.optim.Optimizer:
+    """AdamW of these stages, by which `kind` of data parallelism over `group`."""
+    shared = {"process_group": group, "gradient_reduction": "sum"}
+    if kind.startswith("zero"):
+        every = [p for stage in stages for p in stage.parameters()]
+        optimizer = ZeroOptimizer(
+            every, torch.optim.AdamW, int(kind[-1]), **shared, **options
+        )
+        for stage in stages:
+            stage.reduction = optimizer
+        return optimizer
+    for stage in stages:
+        if kind == "ddp":
+            stage.module = DistributedDataParallel(stage.module, **shared)
+        if kind == "fsdp":
+            stage.module = FullyShardedDataParallel(
+                stage.module, blocks=[DecoderLayer], **shared
+            )
+    return torch.optim.AdamW([p for s in stages for p in s.parameters()], **options)

@@ -6,15 +6,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.model.stage_training import wrapped
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
-from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainModel, clip_stages_grad_norm_
-from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
-from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 VERIFIED = (
     "xtrain.pipeline_parallel.runner:PipelineRunner",
@@ -69,7 +67,7 @@ class Training:
             sequence_parallel=layout.sequence_parallel,
         )
         self.modules = [stage.module for stage in self.stages]
-        self.optimizer = self.wrap()
+        self.optimizer = wrapped(self.stages, self.layout.wrapper, self.data, **ADAMW)
         self.runner = PipelineRunner(
             self.stages,
             self.schedule,
@@ -77,24 +75,6 @@ class Training:
             self.pipeline,
             data_group=self.data,
         )
-
-    def wrap(self) -> torch.optim.Optimizer:
-        kind, adamw = self.layout.wrapper, torch.optim.AdamW
-        shared = {"process_group": self.data, "gradient_reduction": "sum"}
-        if kind.startswith("zero"):
-            every = [p for stage in self.stages for p in stage.parameters()]
-            optimizer = ZeroOptimizer(every, adamw, int(kind[-1]), **shared, **ADAMW)
-            for stage in self.stages:
-                stage.reduction = optimizer
-            return optimizer
-        for stage in self.stages:
-            if kind == "ddp":
-                stage.module = DistributedDataParallel(stage.module, **shared)
-            if kind == "fsdp":
-                stage.module = FullyShardedDataParallel(
-                    stage.module, blocks=[DecoderLayer], **shared
-                )
-        return adamw([p for s in self.stages for p in s.parameters()], **ADAMW)
 
     def step(self, number: int) -> tuple[float, float]:
         """Loss, and the norm of the gradients before it is clipped."""

@@ -1,9 +1,11 @@
-"""What the tests of the bug gallery share: worlds of gloo, and who failed in one."""
+"""What tests of the bug gallery share: numbers, worlds of gloo, who failed in one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from xtrain.testing import RankError, World
 
@@ -29,3 +31,25 @@ def failures(
     except RankError as error:
         return {r.rank: r.summary for r in error.reports if r.kind != "returned"}
     return {}
+
+
+def some_fail(world: World, failing: Iterable[int], check: Any, *args: Any) -> None:
+    """These ranks fail the check, by an assertion of the check, and no others."""
+    found = failures(world, check, *args)
+    assert found.keys() == set(failing), found
+    assert all("AssertionError" in said for said in found.values()), found
+
+
+def all_fail(world: World, check: Any, *args: Any) -> None:
+    some_fail(world, range(world.size), check, *args)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def same(found: Any, expected: Any, what: str = "") -> None:
+    torch.testing.assert_close(
+        found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what}: {m}"
+    )

@@ -26,7 +26,7 @@ from snippets.wrong.lc4 import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.snippets.gallery import failures, ranks
+from tests.snippets.gallery import all_fail, drawn, failures, ranks
 from xtrain.comm.autograd import (
     all_gather_split,
     identity_all_reduce,
@@ -56,18 +56,6 @@ EMBEDDING = "xtrain.tensor_parallel.embedding:VocabParallelEmbedding"
 LOSS = "xtrain.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy"
 LOSS_FUNCTION = "xtrain.tensor_parallel.cross_entropy:_CrossEntropy"
 PLACEMENT = "xtrain.checkpoint.placement:Placement"
-
-
-def drawn(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def all_fail(world, check, *args) -> None:
-    """Every rank fails the check, by an assertion of the check."""
-    found = failures(world, check, *args)
-    assert len(found) == world.size
-    assert all("AssertionError" in said for said in found.values()), found
 
 
 # ---------------------------------------------------------- the sums of the gradients

@@ -28,7 +28,7 @@ from snippets.wrong.lc5 import (
 )
 from torch import nn
 
-from tests.snippets.gallery import failures, ranks
+from tests.snippets.gallery import all_fail, drawn, ranks, some_fail
 from xtrain import schedules
 from xtrain.comm import exchange_all
 from xtrain.data_parallel import DistributedDataParallel
@@ -46,11 +46,6 @@ VALIDATE = "xtrain.schedules.validate:validate"
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
 
-def drawn(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def stages_of(size: int, width: int = 3) -> list[nn.Linear]:
     """The same on all ranks, and no two alike."""
     stages = [nn.Linear(width, width, dtype=torch.float64) for _ in range(size)]
@@ -62,17 +57,6 @@ def stages_of(size: int, width: int = 3) -> list[nn.Linear]:
 def squares(output, target):
     """Targets of 0 do not count."""
     return (output - target).square()[target != 0].sum(), (target != 0).sum()
-
-
-def some_fail(world, failing, check, *args) -> None:
-    """These ranks fail the check, by an assertion of the check, and no others."""
-    found = failures(world, check, *args)
-    assert found.keys() == set(failing), found
-    assert all("AssertionError" in said for said in found.values()), found
-
-
-def all_fail(world, check, *args) -> None:
-    some_fail(world, range(world.size), check, *args)
 
 
 # ---------------------------------------------------------------------------- the loop

@@ -22,7 +22,7 @@ from snippets.wrong.lc6 import (
 )
 from torch import Tensor, nn
 
-from tests.snippets.gallery import failures, ranks
+from tests.snippets.gallery import all_fail, drawn, ranks, same, some_fail
 from xtrain import context_parallel as library
 from xtrain.tensor_parallel.rope import rope_cos_sin
 from xtrain.whiteboard.context_parallel.flash_attention_backward import (
@@ -52,28 +52,6 @@ LIBRARY_SOFTMAX = "xtrain.context_parallel.online_softmax:online_softmax"
 LIBRARY_RING = "xtrain.context_parallel.ring_attention:ring_attention"
 POSITIONS = "xtrain.context_parallel.balance:local_positions"
 SHARD = "xtrain.context_parallel.balance:shard_sequence"
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def some_fail(world, failing, check, *args) -> None:
-    """These ranks fail the check, by an assertion of the check, and no others."""
-    found = failures(world, check, *args)
-    assert found.keys() == set(failing), found
-    assert all("AssertionError" in said for said in found.values()), found
-
-
-def all_fail(world, check, *args) -> None:
-    some_fail(world, range(world.size), check, *args)
-
-
-def same(found, expected, what: str = "") -> None:
-    torch.testing.assert_close(
-        found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what}: {m}"
-    )
 
 
 # --------------------------------------------------------------------- the attention

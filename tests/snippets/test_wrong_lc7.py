@@ -25,7 +25,7 @@ from snippets.wrong.lc7 import (
 )
 from torch import Tensor
 
-from tests.snippets.gallery import failures, ranks
+from tests.snippets.gallery import all_fail, drawn, ranks, same
 from xtrain import expert_parallel as library
 from xtrain.comm import init_mesh
 from xtrain.expert_parallel.moe_by_hand import moe_backward, moe_forward
@@ -51,28 +51,6 @@ BACKWARD_FORM = f"{FORMS}.moe_backward:moe_backward"
 BALANCE_FORM = f"{FORMS}.load_balancing_loss:load_balancing_loss"
 CAPACITY_FORM = f"{FORMS}.expert_capacity:expert_capacity"
 LAYERS = (library.GShardMoE.from_full, gshard_moe.GShardMoE)
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def some_fail(world, failing, check, *args) -> None:
-    """These ranks fail the check, by an assertion of the check, and no others."""
-    found = failures(world, check, *args)
-    assert found.keys() == set(failing), found
-    assert all("AssertionError" in said for said in found.values()), found
-
-
-def all_fail(world, check, *args) -> None:
-    some_fail(world, range(world.size), check, *args)
-
-
-def same(found, expected, what: str = "") -> None:
-    torch.testing.assert_close(
-        found, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what}: {m}"
-    )
 
 
 def a_moe(experts: int = 4, top_k: int = 2, **options) -> library.MoE:
