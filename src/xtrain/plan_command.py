@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any
 
+from xtrain.plan.config_json import load_shape
 from xtrain.plan.estimate import Assumptions, Estimate
 from xtrain.plan.hardware import ACCELERATORS, Accelerator
 from xtrain.plan.memory import RECIPES
@@ -22,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words after `xtrain plan`."""
     models = ", ".join(sorted({*PRESETS, *PUBLISHED}))
     add = parser.add_argument
-    add("--model", required=True, metavar="NAME", help=models)
+    add("--model", required=True, metavar="NAME_OR_PATH",
+        help=f"{models}, or the path of a Hugging Face config.json")  # fmt: skip
     add("--gpus", required=True, type=int, help="how many devices")
     add("--gpu", default="h100", metavar="NAME", help=", ".join(sorted(ACCELERATORS)))
     add("--sequence", type=int, default=4096, help="tokens of one sequence")
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and show; 1 if no layout fits, 2 for what cannot be asked."""
     try:
-        shape = ModelShape.preset(arguments.model)
+        shape = load_shape(arguments.model)
         device = Accelerator.preset(arguments.gpu)
         assumed = assumptions_of(arguments, device)
         batch = arguments.batch or 8 * arguments.gpus

@@ -5,6 +5,7 @@ Standard library only, so the same code runs in a browser's Python.
 
 from xtrain.plan.activations import activation_memory
 from xtrain.plan.bubble import pipeline_activations, pipeline_delay, pipeline_idle
+from xtrain.plan.config_json import load_shape, shape_of_config
 from xtrain.plan.context_parallel import (
     context_bytes,
     critical_pairs,
@@ -185,6 +186,7 @@ __all__ = [
     "layer_activations",
     "layer_forward_flops",
     "layers_of_stage",
+    "load_shape",
     "memory_over_step",
     "memory_per_device",
     "model_flops",
@@ -193,6 +195,7 @@ __all__ = [
     "pipeline_positions",
     "search",
     "sent_by_axis",
+    "shape_of_config",
     "traffic_per_step",
     "training_days",
     "utilization",

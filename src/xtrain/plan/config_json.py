@@ -1,0 +1,108 @@
+"""The sizes of a model from its Hugging Face `config.json`.
+
+    llama, mistral     a decoder with grouped keys, SwiGLU and RMSNorm
+    mixtral            experts in place of every SwiGLU
+    deepseek_v3        latent attention, shared experts, first layers without experts
+    gpt2               two matrices a layer, learned positions, biases
+
+Only sizes are read. A model with parts that these have not (biases of a Llama, norms of
+queries) would be counted wrong, so its `model_type`, or the part, is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xtrain.plan.published import GPTShape, LatentShape
+from xtrain.plan.shapes import ModelShape
+
+LLAMA = {
+    name: name
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+}
+MIXTRAL = LLAMA | {
+    "num_local_experts": "num_local_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+}
+DEEPSEEK = LLAMA | {
+    "head_dim": "qk_nope_head_dim",
+    "num_local_experts": "n_routed_experts",
+} | {
+    name: name
+    for name in (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "n_shared_experts",
+        "first_k_dense_replace",
+    )
+}  # fmt: skip
+GPT_2 = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+ENTRIES = {"llama": LLAMA, "mistral": LLAMA, "mixtral": MIXTRAL,
+           "deepseek_v3": DEEPSEEK, "gpt2": GPT_2}  # fmt: skip
+"""Our field, and the entry of the file, by model type."""
+OPTIONAL = ("num_key_value_heads", "head_dim", "tie_word_embeddings")
+REFUSED = ("attention_bias", "mlp_bias")
+
+
+def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
+    """The sizes that these entries of a `config.json` stand for.
+
+    Raises:
+        ValueError: for a type of model that is not counted here, a part that it should
+            not have, or an entry that is missing.
+    """
+    kind = values.get("model_type")
+    if kind not in ENTRIES:
+        raise ValueError(f"model_type={kind!r}: sizes are read of {', '.join(ENTRIES)}")
+    for name in REFUSED:
+        if values.get(name):
+            raise ValueError(f"{name}={values[name]!r}: biases are not counted here")
+    entries = ENTRIES[kind]
+    missing = [entry for entry in entries.values() if values.get(entry) is None]
+    if missing:
+        raise ValueError(f"a config.json of {kind} without {', '.join(missing)}")
+    sizes = {field: values[entry] for field, entry in entries.items()}
+    if kind == "gpt2":
+        inner = values.get("n_inner") or 4 * sizes["hidden_size"]
+        tied = values.get("tie_word_embeddings", True)
+        return GPTShape(**sizes, intermediate_size=inner, tie_word_embeddings=tied)
+    for name in OPTIONAL:
+        if name not in sizes and values.get(name) is not None:
+            sizes[name] = values[name]
+    if kind == "deepseek_v3":
+        sizes.pop("num_key_value_heads", None)  # all heads share the latent vector
+        return LatentShape(**sizes)
+    return ModelShape(**sizes)
+
+
+def load_shape(name: str) -> ModelShape:
+    """A preset by its name, or the `config.json` at a path, or in that folder."""
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if not path.is_file():
+        return ModelShape.preset(name)
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} has no entries")
+    return shape_of_config(values)
