@@ -12,6 +12,9 @@ tensor of M bytes each rank sends (N-1)/N M in reduce-scatter and in all-gather,
 2(N-1)/N M in all-reduce: the least any algorithm can do (Patarasuk and Yuan, Bandwidth
 Optimal All-reduce Algorithms for Clusters of Workstations, 2009). The price is latency:
 2(N-1) steps.
+
+All-reduce works in place, on chunks of one tensor: `reduce_scatter_chunks`, then
+`all_gather_chunks`. These leave the checks to the collective that calls them.
 """
 
 from collections.abc import Sequence

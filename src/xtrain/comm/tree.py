@@ -8,7 +8,8 @@ Binomial tree, 8 ranks, root 0. Broadcast runs down, reduce runs up:
 
 Every step doubles the number of ranks that have the tensor, so log2(N) steps reach all.
 `tree_all_reduce` is a reduce followed by a broadcast: 2 log2(N) steps, but every step
-moves the whole tensor.
+moves the whole tensor. The two, `tree_reduce` and `tree_broadcast`, leave the checks to
+the collective that calls them.
 
 `halving_doubling_all_reduce` (Rabenseifner's algorithm; Thakur, Rabenseifner and Gropp,
 Optimization of Collective Communication Operations in MPICH, 2005) keeps the ring's
