@@ -43,10 +43,13 @@ class RingSteps:
         nothing here.
         """
         for tensor in tensors:
-            if not batches(self._group, tensor.device):
-                with one_round() as number:
-                    arriving = post_all([], [(tensor, self._before)], self._group)
-                self._ahead.append((number, arriving))
+            if batches(self._group, tensor.device):
+                return
+            works = []
+            with one_round() as number:
+                if tensor.numel() > 0:  # an empty one sends no message
+                    works = [self._group.recv([tensor], self._before, 0)]
+            self._ahead.append((number, works))
 
     def send_recv(self, send: Tensor, recv: Tensor) -> None:
         """Take a step; return once `recv` is filled. `send` may still be on its way."""
