@@ -31,6 +31,7 @@ from xtrain.comm import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
+from xtrain.comm.ring import all_gather_chunks, reduce_scatter_chunks
 
 PIECES = ((), (0,), (1,), (3,), (7,), (2, 3), (0, 4), (5, 1, 2))
 
@@ -41,9 +42,40 @@ def all_reduce_cases() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.comm.ring:ring_all_reduce")
+@pytest.mark.verifies(
+    "xtrain.comm.ring:ring_all_reduce",
+    "xtrain.comm.ring:reduce_scatter_chunks",
+    "xtrain.comm.ring:all_gather_chunks",
+)
 def test_all_reduce_equals_one_process(world, size):
     world(size).run(all_reduce_cases)
+
+
+def the_two_halves(numel: int) -> None:
+    """Each rank's own chunk is finished after the first half, all after the second."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    flat = torch.arange(numel) * 10**rank
+    whole = torch.arange(numel) * sum(10**r for r in range(size))
+    chunks, finished = flat.tensor_split(size), whole.tensor_split(size)
+    reduce_scatter_chunks(chunks, ReduceOp.SUM)
+    assert torch.equal(chunks[rank], finished[rank])
+    if size > 1 and numel >= 2 * size:
+        assert not torch.equal(flat, whole)
+    all_gather_chunks(chunks)
+    assert torch.equal(flat, whole)
+    average = torch.full((numel,), float(rank))
+    reduce_scatter_chunks(average.tensor_split(size), ReduceOp.AVG)
+    mine = average.tensor_split(size)[rank]
+    assert mine.tolist() == [(size - 1) / 2] * mine.numel()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("numel", [7, 16])
+@pytest.mark.verifies(
+    "xtrain.comm.ring:reduce_scatter_chunks", "xtrain.comm.ring:all_gather_chunks"
+)
+def test_each_half_finishes_its_chunks(world, size, numel):
+    world(size).run(the_two_halves, numel)
 
 
 def whole_shapes(size, shape):

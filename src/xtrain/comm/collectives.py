@@ -25,8 +25,13 @@ from xtrain.comm.checks import (
 )
 from xtrain.comm.p2p import exchange_all, group_rank_of, ring_shift
 from xtrain.comm.reduce_op import divide_if_average, fold_into
-from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from xtrain.comm.tree import tree_all_reduce, tree_broadcast, tree_reduce
+from xtrain.comm.ring import (
+    all_gather_chunks,
+    reduce_scatter_chunks,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
+from xtrain.comm.tree import tree_broadcast, tree_reduce
 
 TREE_MAX_BYTES = 64 * 1024  # up to here fewer steps beat less volume
 
@@ -99,13 +104,17 @@ def all_reduce(
 
     A small tensor takes the tree (few steps), a large one the ring (least volume).
     """
-    nbytes = 0  # the algorithms refuse what is no tensor
-    if isinstance(tensor, Tensor):
-        nbytes = tensor.numel() * tensor.element_size()
-    if nbytes <= TREE_MAX_BYTES:
-        tree_all_reduce(tensor, op, group)
+    _, size = check_call("all_reduce", group, tensor, op=op)
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.nbytes <= TREE_MAX_BYTES:
+        tree_reduce(flat, 0, op, group)
+        tree_broadcast(flat, 0, group)
     else:
-        ring_all_reduce(tensor, op, group)
+        chunks = flat.tensor_split(size)
+        reduce_scatter_chunks(chunks, op, group)
+        all_gather_chunks(chunks, group)
+    if not tensor.is_contiguous():
+        tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def gather(

@@ -8,7 +8,6 @@ With G ranks on each of K nodes, a rank sends 2(K-1)/K * 1/G of the tensor over 
 link, where a flat ring would send nearly all of it twice over the slowest one.
 """
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
@@ -16,7 +15,7 @@ from torch.nn.functional import pad
 
 from xtrain.comm.checks import check_call, rank_and_size
 from xtrain.comm.reduce_op import divide_if_average
-from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from xtrain.comm.ring import all_gather_chunks, reduce_scatter_chunks
 
 
 def hierarchical_all_reduce(
@@ -34,17 +33,21 @@ def hierarchical_all_reduce(
     The tensor is padded to a multiple of the node's size. Each rank sends
     2(G-1)/G of it inside its node and 2(K-1)/K of 1/G of it between K nodes.
     """
-    intra_size, inter_size = check_two_axes(tensor, op, intra_group, inter_group)
+    (local, local_size), (node, nodes) = check_two_axes(
+        tensor, op, intra_group, inter_group
+    )
     flat = tensor.detach().contiguous().view(-1)
-    if flat.numel() % intra_size:
-        flat = pad(flat, (0, -flat.numel() % intra_size))
-    shard = torch.empty_like(flat[: flat.numel() // intra_size])
+    if flat.numel() % local_size:
+        flat = pad(flat, (0, -flat.numel() % local_size))
+    shards = flat.tensor_split(local_size)
+    parts = shards[local].tensor_split(nodes)
     step_op = ReduceOp.SUM if op == ReduceOp.AVG else op
 
-    ring_reduce_scatter(shard, flat, step_op, intra_group)
-    ring_all_reduce(shard, step_op, inter_group)
-    divide_if_average(shard, op, intra_size * inter_size)
-    ring_all_gather(flat, shard, intra_group)
+    reduce_scatter_chunks(shards, step_op, intra_group)
+    reduce_scatter_chunks(parts, step_op, inter_group)
+    divide_if_average(parts[node], op, local_size * nodes)
+    all_gather_chunks(parts, inter_group)
+    all_gather_chunks(shards, intra_group)
 
     if flat.data_ptr() != tensor.data_ptr():  # padded, or was not contiguous
         tensor.detach().copy_(flat[: tensor.numel()].view(tensor.shape))
@@ -55,19 +58,18 @@ def check_two_axes(
     op: ReduceOp.RedOpType,
     intra_group: ProcessGroup | None,
     inter_group: ProcessGroup | None,
-) -> tuple[int, int]:
-    """The sizes of both groups; ValueError unless they are two axes of a mesh."""
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rank and size in both groups; ValueError unless they are two axes of a mesh."""
     name = "hierarchical_all_reduce"
     if intra_group is None or inter_group is None:
         raise ValueError(
             f"{name} needs both groups, got intra_group={intra_group}, "
             f"inter_group={inter_group}"
         )
-    _, inter_size = rank_and_size(inter_group)
-    _, intra_size = rank_and_size(intra_group)
+    places = rank_and_size(intra_group), rank_and_size(inter_group)
     intra = dist.get_process_group_ranks(intra_group)
     inter = dist.get_process_group_ranks(inter_group)
     message = f"{intra} and {inter} share other ranks than this one, {dist.get_rank()}"
     rules = [(len(set(intra) & set(inter)) == 1, message)]
     check_call(name, intra_group, tensor, op=op, rules=rules, other_group=inter_group)
-    return intra_size, inter_size
+    return places

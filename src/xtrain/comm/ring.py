@@ -12,16 +12,20 @@ tensor of M bytes each rank sends (N-1)/N M in reduce-scatter and in all-gather,
 2(N-1)/N M in all-reduce: the least any algorithm can do (Patarasuk and Yuan, Bandwidth
 Optimal All-reduce Algorithms for Clusters of Workstations, 2009). The price is latency:
 2(N-1) steps.
+
+All-reduce works in place, on chunks of one tensor: `reduce_scatter_chunks`, then
+`all_gather_chunks`. These leave the checks to the collective that calls them.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, holds_all
+from xtrain.comm.checks import check_call, holds_all, rank_and_size
 from xtrain.comm.reduce_op import divide_if_average, fold_into
-from xtrain.comm.ring_steps import post_ring_recvs, ring_send_recv, wait_all
-from xtrain.comm.work import Work
+from xtrain.comm.ring_steps import RingSteps
 
 
 def ring_all_reduce(
@@ -33,28 +37,48 @@ def ring_all_reduce(
 
     Each rank sends 2(N-1)/N of the tensor in 2(N-1) steps.
     """
-    rank, size = check_call("ring_all_reduce", group, tensor, op=op)
+    _, size = check_call("ring_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat.tensor_split(size)
-    incoming = torch.empty_like(chunks[0])
-    in_flight: list[Work] = []
-
-    for step in range(size - 1):  # reduce-scatter: rank r ends up with chunk r
-        partial = chunks[(rank - 1 - step) % size]
-        mine = chunks[(rank - 2 - step) % size]
-        in_flight.append(ring_send_recv(partial, incoming[: mine.numel()], group))
-        fold_into(mine, incoming[: mine.numel()], op)
-    divide_if_average(chunks[rank], op, size)
-    wait_all(in_flight)  # what has been sent may be overwritten now
-
-    # All-gather: what arrives is final, so it replaces, and nothing has to wait for it.
-    arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
-    for step, posted in enumerate(post_ring_recvs(arriving, group)):
-        in_flight.append(ring_send_recv(chunks[(rank - step) % size], posted, group))
-    wait_all(in_flight)
-
+    reduce_scatter_chunks(chunks, op, group)
+    all_gather_chunks(chunks, group)
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def reduce_scatter_chunks(
+    chunks: Sequence[Tensor], op: ReduceOp.RedOpType, group: ProcessGroup | None = None
+) -> None:
+    """Reduce everybody's chunk r into rank r's, in place; the first is the longest.
+
+    The other chunks hold partial results afterwards.
+    """
+    rank, size = rank_and_size(group)
+    incoming = torch.empty_like(chunks[0])
+    ring = RingSteps(group)
+    for step in range(size - 1):
+        partial = chunks[(rank - 1 - step) % size]
+        mine = chunks[(rank - 2 - step) % size]
+        ring.send_recv(partial, incoming[: mine.numel()])
+        fold_into(mine, incoming[: mine.numel()], op)
+    divide_if_average(chunks[rank], op, size)
+    ring.wait_sends()  # what has been sent may be overwritten now
+
+
+def all_gather_chunks(
+    chunks: Sequence[Tensor], group: ProcessGroup | None = None
+) -> None:
+    """Copy rank r's chunk r into everybody's, in place.
+
+    What arrives is final, so it replaces, and nothing has to wait for it.
+    """
+    rank, size = rank_and_size(group)
+    arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
+    ring = RingSteps(group)
+    ring.post_recvs(arriving)
+    for step, chunk in enumerate(arriving):
+        ring.send_recv(chunks[(rank - step) % size], chunk)
+    ring.wait_sends()
 
 
 def ring_reduce_scatter(
@@ -82,14 +106,14 @@ def ring_reduce_scatter(
     )
     buffers = landing, torch.empty_like(landing)
     partial = chunks[(rank - 1) % size]
-    in_flight: list[Work] = []
+    ring = RingSteps(group)
     for step in range(size - 1):
         incoming = buffers[(size - step) % 2]  # in turn, and the landing comes last
-        wait_all(in_flight)  # the step before this one sent from that buffer
-        in_flight.append(ring_send_recv(partial, incoming, group))
+        ring.wait_sends()  # the step before this one sent from that buffer
+        ring.send_recv(partial, incoming)
         fold_into(incoming, chunks[(rank - 2 - step) % size], op)
         partial = incoming
-    wait_all(in_flight)
+    ring.wait_sends()
     if partial.data_ptr() != result.data_ptr():
         result.copy_(partial.view(output.shape))
     divide_if_average(result, op, size)
@@ -110,11 +134,12 @@ def ring_all_gather(
     chunks = gathered.view(size, -1)
     passed_on = input.detach().contiguous().view(-1)
     arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
-    in_flight: list[Work] = []
-    for posted in post_ring_recvs(arriving, group):
-        in_flight.append(ring_send_recv(passed_on, posted, group))
-        passed_on = posted.tensor
+    ring = RingSteps(group)
+    ring.post_recvs(arriving)
+    for chunk in arriving:
+        ring.send_recv(passed_on, chunk)
+        passed_on = chunk
     chunks[rank].copy_(input.detach().reshape(-1))  # while the last send leaves
-    wait_all(in_flight)
+    ring.wait_sends()
     if not output.is_contiguous():
         output.detach().copy_(gathered)

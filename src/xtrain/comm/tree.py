@@ -8,7 +8,8 @@ Binomial tree, 8 ranks, root 0. Broadcast runs down, reduce runs up:
 
 Every step doubles the number of ranks that have the tensor, so log2(N) steps reach all.
 `tree_all_reduce` is a reduce followed by a broadcast: 2 log2(N) steps, but every step
-moves the whole tensor.
+moves the whole tensor. The two, `tree_reduce` and `tree_broadcast`, leave the checks to
+the collective that calls them.
 
 `halving_doubling_all_reduce` (Rabenseifner's algorithm; Thakur, Rabenseifner and Gropp,
 Optimization of Collective Communication Operations in MPICH, 2005) keeps the ring's
@@ -20,16 +21,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, shape_of
+from xtrain.comm.checks import check_call, rank_and_size
 from xtrain.comm.p2p import exchange_all
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 
 def tree_broadcast(flat: Tensor, root: int, group: ProcessGroup | None = None) -> None:
     """Copy the root's contiguous tensor to all; `root` is a rank inside the group."""
-    rank, size = check_call(
-        "tree_broadcast", group, flat, compare=(shape_of(flat), f"root={root}")
-    )
+    rank, size = rank_and_size(group)
     position = (rank - root) % size  # the root sits at position 0
     reach = 1 << (size - 1).bit_length()
     while reach > 1:
@@ -51,9 +50,7 @@ def tree_reduce(
 
     The others' tensors hold partial results afterwards: use a copy to keep them.
     """
-    rank, size = check_call(
-        "tree_reduce", group, flat, op=op, compare=(shape_of(flat), f"root={root}")
-    )
+    rank, size = rank_and_size(group)
     position = (rank - root) % size
     incoming = torch.empty_like(flat)
     reach = 1
