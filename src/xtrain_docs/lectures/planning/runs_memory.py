@@ -32,7 +32,6 @@ from xtrain.zero import (
 from .runs_memory_cases import (
     BATCH,
     CASES,
-    EXPERTS,
     MICRO_BATCHES,
     SEQUENCE,
     SIZES,
@@ -52,7 +51,8 @@ def bytes_of(case: Case) -> dict[str, int]:
     training.backward()
     training.optimizer.step()
     training.optimizer.zero_grad()
-    with Saved(training.always_there()) as saved:
+    saved = Saved(training.always_there())
+    with saved:
         training.backward()
     return {**training.states(), "activations": saved.most}
 
@@ -64,9 +64,7 @@ class Training:
         self.case, sizes = case, case.mesh
         torch.manual_seed(0)
         mesh = init_mesh(tuple(sizes.values()), tuple(sizes)) if sizes else None
-        self.config = XtrainConfig(
-            **SIZES, **(EXPERTS if case.size("expert") > 1 else {})
-        )
+        self.config = XtrainConfig(**case.sizes)
         self.dtype = torch.bfloat16 if case.bf16 else torch.float32
         self.axis = next((a for a in ("data", "expert_data") if a in sizes), None)
         options: dict[str, Any] = {"gradient_reduction": "sum"}
@@ -165,10 +163,6 @@ class Saved(saved_tensors_hooks):
         self.holders: dict[int, int] = {}
         self.now = self.most = 0
         super().__init__(self.pack, lambda holder: holder[0])
-
-    def __enter__(self) -> "Saved":
-        super().__enter__()
-        return self
 
     def pack(self, tensor: Tensor) -> "Holder":
         holder = Holder((tensor,))

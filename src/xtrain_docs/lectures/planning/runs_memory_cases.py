@@ -5,10 +5,11 @@ Sizes are odd on purpose: neither the model nor a layer divides by the data rank
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from xtrain.plan import Layout, ModelShape
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 52,
     "hidden_size": 21,
     "intermediate_size": 36,
@@ -17,7 +18,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 6,
 }
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 BATCH, SEQUENCE = 2, 24
 """Of a micro-batch on each data rank."""
 MICRO_BATCHES = 4
@@ -52,8 +53,13 @@ class Case:
         return "megatron18" if self.wrapper == "zero 2" else "zero16"
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """Of the model; experts only where there are ranks for them."""
+        return SIZES | (EXPERTS if self.size("expert") > 1 else {})
+
+    @property
     def shape(self) -> ModelShape:
-        return ModelShape(**SIZES, **(EXPERTS if self.size("expert") > 1 else {}))
+        return ModelShape(**self.sizes)
 
     @property
     def layout(self) -> Layout:
