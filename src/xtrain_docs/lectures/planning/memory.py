@@ -1,5 +1,7 @@
 """Memory math: what a step holds and when, by recipe, stage, position and layer."""
 
+from fractions import Fraction
+
 from xtrain.plan import (
     RECIPES,
     DeviceMemory,
@@ -14,6 +16,7 @@ from xtrain.plan import (
     memory_per_device,
     pipeline_positions,
     state_memory,
+    traffic_per_step,
 )
 
 from ...figures import REGISTRY as FIGURES
@@ -304,3 +307,20 @@ def playbook_run_gib() -> float:
                     micro_batches=64)  # fmt: skip
     held = memory_per_device(shape, layout, 4096, recipe="fp32_accum20")
     return (held.states + held.activations) / GIB
+
+
+@value
+def step_passes(
+    stage: int, ranks: int = 8, kept: bool = False, micro_batches: int = 1
+) -> float:
+    """What a rank sends in a step, as a number of all-gathers of the model.
+
+    Args:
+        kept: stage 3 keeps the weights after forward.
+    """
+    shape = ModelShape.preset(DENSE)
+    layout = Layout(data=ranks, zero=stage, reshard_after_forward=not kept,
+                    micro_batches=micro_batches)  # fmt: skip
+    transfers = traffic_per_step(shape, layout, SEQUENCE, dtypes="zero16")
+    whole = 2 * shape.parameters * Fraction(ranks - 1, ranks)
+    return float(sum(transfer.sent for transfer in transfers) / whole)

@@ -24,6 +24,7 @@ from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import one_f_one_b
 from xtrain.zero import (
+    AdamW,
     FullyShardedDataParallel,
     MixedPrecisionOptimizer,
     ZeroOptimizer,
@@ -102,11 +103,10 @@ class Training:
 
     def optimizer_of(self, options: dict[str, Any]) -> Any:
         parameters = list(self.model.parameters())
-        adamw = torch.optim.AdamW
         if self.case.wrapper.startswith("zero"):
             stage = int(self.case.wrapper[-1])
-            return ZeroOptimizer(parameters, adamw, stage=stage, lr=1e-3, **options)
-        return MixedPrecisionOptimizer(parameters, adamw, lr=1e-3)
+            return ZeroOptimizer(parameters, AdamW, stage=stage, lr=1e-3, **options)
+        return MixedPrecisionOptimizer(parameters, AdamW, lr=1e-3)
 
     def backward(self) -> None:
         """Forward, backward and the sums of gradients of a step."""

@@ -85,7 +85,6 @@ class Case:
 CASES = {
     "one device": Case(),
     "one device, bf16": Case(bf16=True),
-    "DDP": Case({"data": 4}, "ddp"),
     "DDP, bf16": Case({"data": 4}, "ddp", bf16=True),
     "ZeRO-1, bf16": Case({"data": 4}, "zero 1", bf16=True),
     "ZeRO-2, bf16": Case({"data": 4}, "zero 2", bf16=True),
