@@ -1,0 +1,326 @@
+"""Memory math: what a step holds and when, by recipe, stage, position and layer."""
+
+from fractions import Fraction
+
+from xtrain.plan import (
+    RECIPES,
+    DeviceMemory,
+    GPTShape,
+    Layout,
+    ModelShape,
+    Recipe,
+    activation_memory,
+    device_parameters,
+    layer_activations,
+    memory_over_step,
+    memory_per_device,
+    pipeline_positions,
+    state_memory,
+    traffic_per_step,
+)
+
+from ...figures import REGISTRY as FIGURES
+from ...svg import document, fit, line, text
+from ...tables import REGISTRY as TABLES
+from ...tables import Table
+from ...values import digits, number, value
+
+GIB = 2**30
+DENSE, LARGE = "llama-3-8b", "llama-3-70b"
+SEQUENCE = 8192
+WIDTH, LEFT, ROW = 400, 112, 24
+PARTS = ("weights", "gradients", "main gradients", "master", "moments", "activations",
+         "live layer", "logits", "gathered", "root", "update")  # fmt: skip
+
+
+def phases_of(zero: int, recipe: str, recompute: str) -> dict[str, DeviceMemory]:
+    """The example: eight data ranks, two micro-batches of one sequence."""
+    layout = Layout(data=8, zero=zero, micro_batches=2, recompute=recompute)
+    return memory_over_step(ModelShape.preset(DENSE), layout, SEQUENCE, recipe=recipe)
+
+
+def parts_of(memory: DeviceMemory) -> dict[str, float]:
+    """Bytes by name, as the page writes the names."""
+    return {name.replace("_", " "): size for name, size in memory.parts().items()}
+
+
+@FIGURES
+def memory_phases(
+    zero: int = 1, recipe: str = "zero16", recompute: str = "full"
+) -> str:
+    """A bar for each phase of a step, cut by what the bytes are."""
+    phases = {p: parts_of(m) for p, m in phases_of(zero, recipe, recompute).items()}
+    shown = [name for name in PARTS if any(one[name] for one in phases.values())]
+    drawn, y = key_of(shown)
+    most = max(sum(one.values()) for one in phases.values())
+    scale, words = (WIDTH - LEFT - 66) / most, []
+    for phase, sizes in phases.items():
+        drawn.append(text(LEFT - 8, y + 16, phase, "xt-tick", "end"))
+        at = float(LEFT)
+        for name in shown:
+            wide = sizes[name] * scale
+            said = f"{phase}, {name}: {number(sizes[name] / GIB)} GiB"
+            if wide:
+                drawn.append(block(at, y, wide, shown.index(name), said))
+            at += wide
+        total = f"{number(sum(sizes.values()) / GIB)} GiB"
+        drawn.append(text(at + 6, y + 16, total, "xt-value-text"))
+        words.append(f"{phase} {total}")
+        y += ROW
+    drawn.append(line(LEFT, y - ROW * len(phases), LEFT, y, "xt-axis"))
+    title = f"Memory of a step, ZeRO-{zero}"
+    return fit(document(WIDTH, y + 8, drawn, title, "; ".join(words)), WIDTH)
+
+
+def block(x: float, y: float, wide: float, colour: int, said: str) -> str:
+    """A part of a bar, named when pointed at."""
+    return (
+        f'<rect x="{x:.1f}" y="{y + 2}" width="{wide:.1f}" height="{ROW - 5}" '
+        f'class="xt-bar-fill xt-s{colour % 8}"><title>{said}</title></rect>'
+    )
+
+
+def key_of(names: list[str]) -> tuple[list[str], int]:
+    """What the colours mean, in rows, and where the drawing goes on below."""
+    parts: list[str] = []
+    x, y = 6.0, 6
+    for index, name in enumerate(names):
+        wide = 36 + 7.2 * len(name)
+        if x + wide > WIDTH:
+            x, y = 6.0, y + 20
+        parts.append(
+            f'<rect x="{x:g}" y="{y}" width="12" height="12" rx="3" '
+            f'class="xt-bar-fill xt-s{index % 8}"/>'
+        )
+        parts.append(text(x + 18, y + 10.5, name, "xt-tick"))
+        x += wide
+    return parts, y + 26
+
+
+@TABLES
+def memory_of_phases(
+    zero: int = 3, recipe: str = "zero16", recompute: str = "full"
+) -> Table:
+    """GiB of each part in each phase."""
+    phases = phases_of(zero, recipe, recompute)
+    by_part = {name: [parts_of(m)[name] for m in phases.values()] for name in PARTS}
+    rows = [
+        [name, *(gibibytes(size) for size in sizes)]
+        for name, sizes in by_part.items()
+        if any(sizes)
+    ]
+    rows.append(["**together**", *(gibibytes(m.total) for m in phases.values())])
+    return Table(["GiB", *phases], rows, "l" + "r" * len(phases))
+
+
+def gibibytes(size: float) -> str:
+    """Two digits behind the dot; nothing is a dash."""
+    return f"{size / GIB:.2f}" if size else "–"
+
+
+# ----------------------------------------------------------------------- recipes
+
+SCALING_BOOK = Recipe("weights and moments", 2, 0, 0, 0, 8)
+PLAYBOOK_FIGURES = Recipe("no master", 2, 2, 0, 0, 8)
+COUNTED = (
+    (SCALING_BOOK, "How to Scale Your Model, for what fits"),
+    (PLAYBOOK_FIGURES, "the figures of the Ultra-Scale Playbook"),
+    (RECIPES["zero16"], "the ZeRO paper; the text of the Playbook"),
+    (RECIPES["fp32"], "everything in fp32; Megatron's table of its optimizer"),
+    (RECIPES["megatron18"], "Megatron with bf16; Korthikanti et al.; Machine "
+     "Learning Engineering; the default of `xtrain.plan`"),
+    (RECIPES["fp32_accum20"], "Megatron with fp16; the Playbook with fp32 "
+     "accumulation"),
+)  # fmt: skip
+
+
+@TABLES
+def recipe_sources(billions: float = 7) -> Table:
+    """Bytes per parameter, which source counts so, and what a model then takes."""
+    rows = []
+    for recipe, who in COUNTED:
+        kept = state_memory(int(billions * 1e9), 1, 0, recipe).total
+        name = f"`{recipe.name}`" if recipe.name in RECIPES else recipe.name
+        whole = recipe.weight + recipe.gradients
+        sizes = (recipe.weight, recipe.gradient, recipe.main_gradient, recipe.master,
+                 recipe.moments, recipe.total)  # fmt: skip
+        rows.append(
+            [name, *map(str, sizes), f"{whole} + {recipe.optimizer}/N",
+             digits(kept / 1e9, 4), who]
+        )  # fmt: skip
+    header = ["recipe", "weights", "gradients", "main gradients", "master", "moments",
+              "together", "ZeRO-1", f"{billions:g} B, GB", "who counts so"]  # fmt: skip
+    return Table(header, rows, "lrrrrrrrrl")
+
+
+# -------------------------------------------------------------- stage and position
+
+
+@TABLES
+def memory_by_stage(ranks: int = 8, recipe: str = "megatron18") -> Table:
+    """GiB of the fullest moment by ZeRO stage, by what the bytes are."""
+    rows = []
+    for zero in (0, 1, 2, 3):
+        layout = Layout(data=ranks, zero=zero, recompute="full")
+        held = memory_per_device(
+            ModelShape.preset(DENSE), layout, SEQUENCE, recipe=recipe
+        )
+        kept = held.activations + held.live_layer + held.logits
+        rows.append(
+            [f"ZeRO-{zero}", *map(gibibytes, (held.weights, held.gradients
+             + held.main_gradients, held.master + held.moments, held.gathered,
+             held.root, kept, held.total))]
+        )  # fmt: skip
+    header = ["stage", "weights", "gradients", "optimizer", "gathered", "root",
+              "activations and logits", "together"]  # fmt: skip
+    return Table(header, rows, "lrrrrrrr")
+
+
+@TABLES
+def memory_by_position(sequence: int = SEQUENCE) -> Table:
+    """GiB by schedule and pipeline rank: weights, activations and logits differ."""
+    shape, rows = ModelShape.preset(LARGE), []
+    for name, schedule, chunks in (("1F1B", "one_f_one_b", 1),
+                                   ("interleaved, 2 chunks", "interleaved", 2),
+                                   ("GPipe", "gpipe", 1)):  # fmt: skip
+        layout = Layout(tensor=8, pipeline=4, data=4, zero=1, sequence_parallel=True,
+                        micro_batches=16, schedule=schedule, chunks=chunks)  # fmt: skip
+        for position, rank in pipeline_positions(layout).items():
+            held = memory_per_device(shape, layout, sequence, rank=rank)
+            own = device_parameters(shape, layout, rank).total
+            rows.append(
+                [name, position, f"{own / 1e9:.2f}", *map(gibibytes, (held.states,
+                 held.activations, held.logits, held.total))]
+            )  # fmt: skip
+    header = ["schedule", "rank", "parameters, B", "states", "activations", "logits",
+              "together"]  # fmt: skip
+    return Table(header, rows, "llrrrrr")
+
+
+# -------------------------------------------------------------------- activations
+
+WAYS = (("1 rank", 1, False), ("8 tensor ranks", 8, False),
+        ("and of the sequence", 8, True))  # fmt: skip
+
+
+@TABLES
+def activations_of_layers(sequence: int = SEQUENCE) -> Table:
+    """Bytes that a layer keeps of a token, over its hidden size."""
+    rows = []
+    for name in ("llama-2-7b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b"):
+        shape = ModelShape.preset(name)
+        for recompute in ("none", "full"):
+            cells = [
+                layer_activations(shape, sequence, tensor=tensor,
+                                  sequence_parallel=cut, recompute=recompute).total
+                / (sequence * shape.hidden_size)
+                for _, tensor, cut in WAYS
+            ]  # fmt: skip
+            rows.append([f"`{name}`, fused", recompute, *map(_four, cells)])
+    shape = ModelShape.preset(DENSE)
+    for recompute in ("none", "selective", "full"):
+        cells = [
+            activation_memory(sequence, 1, shape.hidden_size, shape.num_attention_heads,
+                              tensor, cut, recompute)
+            / (sequence * shape.hidden_size)
+            for _, tensor, cut in WAYS
+        ]  # fmt: skip
+        rows.append(["a GPT layer of its size, scores kept", recompute,
+                     *map(_four, cells)])  # fmt: skip
+    header = ["layer", "recompute", *(name for name, *_ in WAYS)]
+    return Table(header, rows, "llrrr")
+
+
+def _four(amount: float) -> str:
+    return digits(amount, 4)
+
+
+# ---------------------------------------------------------------- who disagrees
+
+
+@value
+def gpt_formula_gib(name: str, positions: int = 1024) -> float:
+    """GiB of fp32 weights, of a GPT with the sizes of another model."""
+    shape = ModelShape.preset(name)
+    gpt = GPTShape(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=4 * shape.hidden_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+    )
+    return 4 * gpt.parameters / GIB
+
+
+@value
+def korthikanti_extra_share() -> float:
+    """What the head and the last norm of the 22B model keep, over its layers."""
+    shape = GPTShape(
+        vocab_size=51200,
+        hidden_size=6144,
+        intermediate_size=4 * 6144,
+        num_hidden_layers=48,
+        num_attention_heads=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    layout = Layout(tensor=8, sequence_parallel=True, micro_batch=4)
+    held = memory_per_device(shape, layout, 2048, formula="unfused", logit_bytes=4)
+    layers = 48 * activation_memory(2048, 4, 6144, 64, 8, True)
+    return (held.activations - layers + held.logits) / layers
+
+
+@value
+def layer_share(name: str, sequence: int, way: str = "fused") -> float:
+    """Bytes that a layer keeps of a token, over its hidden size."""
+    shape = ModelShape.preset(name)
+    unit = sequence * shape.hidden_size
+    if way == "fused":
+        return layer_activations(shape, sequence).total / unit
+    heads = shape.num_attention_heads
+    return activation_memory(sequence, 1, shape.hidden_size, heads) / unit
+
+
+@value
+def full_recompute_gib(sequence_parallel: bool) -> float:
+    """The first rank of TP8 PP2 keeps this of its layers' inputs."""
+    layout = Layout(tensor=8, pipeline=2, sequence_parallel=sequence_parallel,
+                    micro_batches=8, recompute="full")  # fmt: skip
+    held = memory_per_device(ModelShape.preset(LARGE), layout, 4096)
+    return held.activations / GIB
+
+
+@value
+def playbook_run_gib() -> float:
+    """States and activations of the first rank of the Playbook's 80B model."""
+    shape = ModelShape(
+        vocab_size=131072,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=64,
+    )
+    layout = Layout(tensor=8, pipeline=2, data=4, zero=1, sequence_parallel=True,
+                    micro_batches=64)  # fmt: skip
+    held = memory_per_device(shape, layout, 4096, recipe="fp32_accum20")
+    return (held.states + held.activations) / GIB
+
+
+@value
+def step_passes(
+    stage: int, ranks: int = 8, kept: bool = False, micro_batches: int = 1
+) -> float:
+    """What a rank sends in a step, as a number of all-gathers of the model.
+
+    Args:
+        kept: stage 3 keeps the weights after forward.
+    """
+    shape = ModelShape.preset(DENSE)
+    layout = Layout(data=ranks, zero=stage, reshard_after_forward=not kept,
+                    micro_batches=micro_batches)  # fmt: skip
+    transfers = traffic_per_step(shape, layout, SEQUENCE, dtypes="zero16")
+    whole = 2 * shape.parameters * Fraction(ranks - 1, ranks)
+    return float(sum(transfer.sent for transfer in transfers) / whole)
