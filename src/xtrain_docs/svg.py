@@ -228,6 +228,7 @@ def bar_chart(
     parts = [f"<title>{html.escape(title)}</title>", *keys]
     y = float(top)
     body: list[str] = []
+    told: list[str] = []  # above every line, which their halo interrupts
     for group, inner in bars.items():
         middle = y + bar * len(inner) / 2
         body.append(text(left - 12, middle + 4.5, group, "xt-label", "end"))
@@ -246,7 +247,7 @@ def bar_chart(
             ]
             body += [line(left + s, y, left + s, y + bar, "xt-mark") for s in strokes]
             after = left + max(size, *strokes, 0.0) + 8
-            body.append(text(after, y + 14.5, words, "xt-value-text"))
+            told.append(text(after, y + 14.5, words, "xt-value-text"))
             y += bar
         y += gap
     bottom = y - gap + 4
@@ -259,6 +260,7 @@ def bar_chart(
         at = left + wide * value.place(reference[0], ends)
         parts.append(line(at, top - 8, at, bottom, "xt-mark"))
         parts.append(text(at, top - 12, reference[1], "xt-mark-text", "middle"))
+    parts += told
     under = value.label.split("; ")
     for row, words in enumerate(under):
         at = bottom + 38 + 18 * row

@@ -119,6 +119,16 @@ def test_a_power_law_is_straight_on_logarithmic_axes():
     assert line[0][1] > line[-1][1]  # larger is higher up
 
 
+def test_a_reference_line_runs_under_the_numbers_of_bars():
+    bars = {"a": {"ours": 1.0}, "b": {"ours": 2.0}}
+    drawing = bar_chart(bars, Axis("x"), "t", reference=(1.2, "torch"))
+    mark = drawing.index('class="xt-mark"')
+    numbers = [found.start() for found in re.finditer("xt-value-text", drawing)]
+    assert len(numbers) == 2
+    assert mark < min(numbers)
+    assert mark > drawing.rindex("xt-bar-fill")
+
+
 def test_bars_are_as_long_as_their_values():
     svg = bar_chart({"a": {"ours": 1.0}, "b": {"ours": 2.0}}, Axis("x", high=2), "t")
     widths = [float(w) for w in re.findall(r'width="([\d.]+)" height="16"', svg)]
