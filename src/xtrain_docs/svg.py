@@ -197,6 +197,15 @@ def fit(drawing: str, width: int) -> str:
     return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
 
 
+def beside(size: float, strokes: Sequence[float], wide: float) -> float:
+    """Where a bar's number begins: behind the bar, and behind strokes in its way."""
+    at = size + 8
+    for stroke in sorted(strokes):
+        if at - 6 < stroke < at + wide:
+            at = stroke + 8
+    return at
+
+
 def bar_chart(
     bars: Mapping[str, Mapping[str, float]],
     value: Axis,
@@ -245,8 +254,8 @@ def bar_chart(
             strokes = [
                 wide * value.place(v, ends) for v in (also or {}).get((group, name), ())
             ]
-            body += [line(left + s, y, left + s, y + bar, "xt-mark") for s in strokes]
-            after = left + max(size, *strokes, 0.0) + 8
+            body += [line(left + s, y, left + s, y + bar, "xt-stroke") for s in strokes]
+            after = left + beside(size, strokes, 7.4 * len(words))
             told.append(text(after, y + 14.5, words, "xt-value-text"))
             y += bar
         y += gap

@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.rendering import render
 from xtrain_docs import blocks, figures, tables
-from xtrain_docs.svg import Axis, bar_chart, line_chart
+from xtrain_docs.svg import Axis, bar_chart, beside, line_chart
 from xtrain_docs.tables import Table
 
 
@@ -127,6 +127,12 @@ def test_a_reference_line_runs_under_the_numbers_of_bars():
     assert len(numbers) == 2
     assert mark < min(numbers)
     assert mark > drawing.rindex("xt-bar-fill")
+
+
+def test_a_number_stands_beside_its_bar_and_behind_strokes_in_its_way():
+    assert beside(100, [], 40) == 108
+    assert beside(100, [50, 300], 40) == 108
+    assert beside(100, [120, 140], 40) == 148
 
 
 def test_bars_are_as_long_as_their_values():
