@@ -197,6 +197,15 @@ def fit(drawing: str, width: int) -> str:
     return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
 
 
+def beside(size: float, strokes: Sequence[float], wide: float) -> float:
+    """Where a bar's number begins: behind the bar, and behind strokes in its way."""
+    at = size + 8
+    for stroke in sorted(strokes):
+        if at - 6 < stroke < at + wide:
+            at = stroke + 8
+    return at
+
+
 def bar_chart(
     bars: Mapping[str, Mapping[str, float]],
     value: Axis,
@@ -228,6 +237,7 @@ def bar_chart(
     parts = [f"<title>{html.escape(title)}</title>", *keys]
     y = float(top)
     body: list[str] = []
+    told: list[str] = []  # above every line, which their halo interrupts
     for group, inner in bars.items():
         middle = y + bar * len(inner) / 2
         body.append(text(left - 12, middle + 4.5, group, "xt-label", "end"))
@@ -244,9 +254,9 @@ def bar_chart(
             strokes = [
                 wide * value.place(v, ends) for v in (also or {}).get((group, name), ())
             ]
-            body += [line(left + s, y, left + s, y + bar, "xt-mark") for s in strokes]
-            after = left + max(size, *strokes, 0.0) + 8
-            body.append(text(after, y + 14.5, words, "xt-value-text"))
+            body += [line(left + s, y, left + s, y + bar, "xt-stroke") for s in strokes]
+            after = left + beside(size, strokes, 7.4 * len(words))
+            told.append(text(after, y + 14.5, words, "xt-value-text"))
             y += bar
         y += gap
     bottom = y - gap + 4
@@ -259,6 +269,7 @@ def bar_chart(
         at = left + wide * value.place(reference[0], ends)
         parts.append(line(at, top - 8, at, bottom, "xt-mark"))
         parts.append(text(at, top - 12, reference[1], "xt-mark-text", "middle"))
+    parts += told
     under = value.label.split("; ")
     for row, words in enumerate(under):
         at = bottom + 38 + 18 * row

@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.rendering import render
 from xtrain_docs import blocks, figures, tables
-from xtrain_docs.svg import Axis, bar_chart, line_chart
+from xtrain_docs.svg import Axis, bar_chart, beside, line_chart
 from xtrain_docs.tables import Table
 
 
@@ -117,6 +117,22 @@ def test_a_power_law_is_straight_on_logarithmic_axes():
     ]
     assert max(slopes) - min(slopes) < 0.01
     assert line[0][1] > line[-1][1]  # larger is higher up
+
+
+def test_a_reference_line_runs_under_the_numbers_of_bars():
+    bars = {"a": {"ours": 1.0}, "b": {"ours": 2.0}}
+    drawing = bar_chart(bars, Axis("x"), "t", reference=(1.2, "torch"))
+    mark = drawing.index('class="xt-mark"')
+    numbers = [found.start() for found in re.finditer("xt-value-text", drawing)]
+    assert len(numbers) == 2
+    assert mark < min(numbers)
+    assert mark > drawing.rindex("xt-bar-fill")
+
+
+def test_a_number_stands_beside_its_bar_and_behind_strokes_in_its_way():
+    assert beside(100, [], 40) == 108
+    assert beside(100, [50, 300], 40) == 108
+    assert beside(100, [120, 140], 40) == 148
 
 
 def test_bars_are_as_long_as_their_values():

@@ -140,7 +140,7 @@ def test_any_allowed_value_is_answered_or_refused_in_words(name):
             answers.append(answer(name, given))
         except ValueError as problem:
             refused.append(str(problem))
-    assert all("<table>" in text for text in answers)
+    assert all("<table " in text for text in answers)
     assert all(refused)
 
 

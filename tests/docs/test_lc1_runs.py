@@ -291,6 +291,10 @@ def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
     drawing = races.lc1_race("all_reduce", only="ring", record="made-up")
     assert "1 MiB, ring: 1.25x" in drawing
     assert "tree" not in drawing
+    both = races.lc1_race("all_reduce", only="ring; tree", record="made-up")
+    assert "1 MiB, tree: 0.50x" in both
+    with pytest.raises(EvidenceError, match="no {'rings'}"):
+        races.lc1_race("all_reduce", only="ring; rings", record="made-up")
     assert "No recorded race" in races.lc1_race("all_reduce", 2, record="made-up")
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -19,6 +20,29 @@ def test_messages_lie_under_compute_in_the_pair_alone(on_ranks):
     assert drawing.count("<title>F attention") == 2
     assert "Download both as a trace" in drawing
     assert "<title>F1 combine" in overlap.prefill_turns()
+
+
+BOX = re.compile(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"')
+LETTER = re.compile(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([ADMC])</text>')
+
+
+def test_each_long_box_has_a_letter_that_lies_inside(on_ranks):
+    for drawing, count in (
+        (overlap.overlapped_block(), 16),
+        (overlap.prefill_turns(), 32),
+    ):
+        boxes = [tuple(map(float, found)) for found in BOX.findall(drawing)]
+        letters = LETTER.findall(drawing)
+        assert len(letters) >= count
+        for x, y, _ in letters:
+            around = [
+                box
+                for box in boxes
+                if box[1] < float(y) < box[1] + 17
+                and abs(box[0] + box[2] / 2 - float(x)) < 0.1
+            ]
+            assert around
+            assert min(box[2] for box in around) >= overlap.NARROWEST - 0.1
 
 
 def test_the_trace_has_every_chunk_and_message(on_ranks):

@@ -32,6 +32,11 @@ const made = document.createElement('div');
 made.innerHTML = arguments[1];
 return arguments[0].querySelector('.xt-answer').innerHTML === made.innerHTML;
 """
+OUTLINE = """
+const at = document.activeElement, style = getComputedStyle(at);
+const ring = style.outlineStyle === 'none' ? 0 : parseFloat(style.outlineWidth);
+return [at.name || at.tagName, ring];
+"""
 ENTER = """
 for (const [name, value] of Object.entries(arguments[1]))
   arguments[0].querySelector('form').elements[name].value = value;
@@ -107,6 +112,43 @@ def test_by_keyboard_and_by_link(browser):
     value = calculator.find_element(By.NAME, "micro_batches").get_attribute("value")
     assert value == "5"
     assert browser.run(SAME, calculator, answer("pipeline", {"micro_batches": "5"}))
+
+
+FETCH = """
+const done = arguments[arguments.length - 1];
+fetch(arguments[0], {mode: 'no-cors'}).then(() => done(true), () => done(false));
+"""
+
+
+def test_it_answers_where_no_other_host_can_be_reached(browser):
+    browser.open(PAGES["memory"])
+    other = browser.root.replace("127.0.0.1", "localhost")
+    reached = [
+        browser.driver.execute_async_script(FETCH, f"{host}/en/index.html")
+        for host in (browser.root, other)
+    ]
+    assert reached == [True, False]
+    browser.complaints()  # the second address, which was to fail
+    calculator = element(browser, "memory")
+    browser.run(ENTER, calculator, {"data": "8"})
+    assert answered(browser, calculator).startswith("Computed by Python in this page")
+    assert browser.run(SAME, calculator, answer("memory", {"data": "8"}))
+    assert browser.complaints() == []
+
+
+def test_every_field_is_reached_by_keyboard_and_shows_it(browser):
+    browser.open(PAGES["memory"])
+    calculator = element(browser, "memory")
+    fields = CALCULATORS["memory"].fields
+    first = calculator.find_element(By.NAME, fields[0].name)
+    browser.run("arguments[0].focus({focusVisible: true})", first)
+    seen = []
+    for _ in range(len(fields) + 1):
+        name, outline = browser.run(OUTLINE)
+        seen.append(name)
+        assert outline >= 2, name
+        browser.driver.switch_to.active_element.send_keys(Keys.TAB)
+    assert seen == [*(field.name for field in fields), "BUTTON"]
 
 
 def test_a_mistake_is_told_and_the_answer_stays(browser):

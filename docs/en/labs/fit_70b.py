@@ -13,12 +13,10 @@ shape = ModelShape.preset("llama-3-70b")
 GIB = 2**30
 
 
-def show(layout: Layout, sequence: int, recipe: str) -> float:
-    """Prints what the first pipeline rank holds in each phase; the most of it, in GiB."""
+def held(layout: Layout, sequence: int, recipe: str) -> dict[str, float]:
+    """GiB that the first pipeline rank holds in each phase of a step."""
     phases = memory_over_step(shape, layout, sequence, recipe=recipe)
-    sizes = {name: held.total / GIB for name, held in phases.items()}
-    print(recipe, layout, *(f"{name} {size:.1f}," for name, size in sizes.items()))
-    return max(sizes.values())
+    return {name: memory.total / GIB for name, memory in phases.items()}
 
 
 rule = {
@@ -29,12 +27,15 @@ rule = {
     "sequence_parallel": True,
 }
 for recipe in ("zero16", "megatron18"):
-    show(Layout(**rule), 4096, recipe)
+    print(recipe)
+    for phase, size in held(Layout(**rule), 4096, recipe).items():
+        print(f"{size:7.1f} GiB  {phase}")
 
 # %% [markdown]
 # Two bytes of weights and two of gradients, an fp32 copy and two moments are 16 bytes a
 # parameter. A sixteenth of the model costs about 70 GB before a single activation, and
-# with gradients summed in fp32 more than the GPU has. So the rule leaves something out.
+# with gradients summed in fp32 nearly 80 GB. With the activations of two micro-batches
+# neither fits. So the rule leaves something out.
 #
 # ## The missing part: a sharded optimizer
 #
@@ -44,12 +45,12 @@ for recipe in ("zero16", "megatron18"):
 # %%
 for zero in (0, 1):
     for sequence in (4096, 8192):
-        print(f"sequence {sequence}: ", end="")
-        most = show(Layout(**rule, zero=zero), sequence, "megatron18")
-        print("   fits" if most < 80e9 / GIB - 4 else "   does not fit with 4 GiB free")
+        most = max(held(Layout(**rule, zero=zero), sequence, "megatron18").values())
+        fits = "fits" if most < 80e9 / GIB - 4 else "does not fit"
+        print(f"ZeRO-{zero}, {sequence} tokens: {most:5.1f} GiB, {fits}")
 
 # %% [markdown]
-# Now both lengths fit without recomputation.
+# Now both lengths fit without recomputation, with 4 GiB left for the runtime.
 #
 # ## Is it a good choice?
 #

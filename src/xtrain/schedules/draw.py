@@ -29,11 +29,11 @@ NAMES = {
 STYLE = """
 .xs{--f:#1f6fb5;--b:#b4470c;--bw:#8c3a0a;--w:#5c8f2b;--ink:#1c2530;--faint:#5f6b79;
 --line:#d5cdbf;font:600 11px system-ui,sans-serif}
-@media (prefers-color-scheme:dark){.xs{--f:#2f7fc9;--b:#c25a1c;--bw:#a04a17;--w:#4e7d24;
+@media (prefers-color-scheme:dark){.xs{--f:#2874bb;--b:#c25a1c;--bw:#a04a17;--w:#4e7d24;
 --ink:#e4eaf1;--faint:#98a5b4;--line:#3c4a5c}}
 [data-md-color-scheme=default] .xs{--f:#1f6fb5;--b:#b4470c;--bw:#8c3a0a;--w:#5c8f2b;
 --ink:#1c2530;--faint:#5f6b79;--line:#d5cdbf}
-[data-md-color-scheme=slate] .xs{--f:#2f7fc9;--b:#c25a1c;--bw:#a04a17;--w:#4e7d24;
+[data-md-color-scheme=slate] .xs{--f:#2874bb;--b:#c25a1c;--bw:#a04a17;--w:#4e7d24;
 --ink:#e4eaf1;--faint:#98a5b4;--line:#3c4a5c}
 .xs rect{stroke:#fff;stroke-opacity:.55}
 .xs .idle{fill:none;stroke:var(--line);stroke-opacity:1}

@@ -18,7 +18,8 @@ def html_table(
         + "</tr>"
         for first, *others in rows
     )
+    title = f"<caption><span>{html.escape(caption)}</span></caption>"
     return (
-        f"<table><caption>{html.escape(caption)}</caption>"
+        f'<table class="xt-numbers">{title}'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )

@@ -108,32 +108,33 @@ def gibibytes(number: float) -> str:
     return f"{number / GIB:.2f}" if number else "–"
 
 
-ROW, WIDTH, LEFT = 26, 520, 118
+ROW, WIDTH = 40, 360
+"""Of a bar with its name above it, legible at the width of a phone."""
 
 
 def bars(phases: dict[str, DeviceMemory], held: list[str], capacity: float) -> str:
     """A bar for each phase, cut by what the bytes are for; a line at the capacity."""
     largest = max(capacity, most(phases).total)
-    scale = (WIDTH - 12) / largest
+    scale = (WIDTH - 4) / largest
     height = len(phases) * ROW + 8
     parts = [
-        f'<svg role="img" class="xt-bars" viewBox="0 0 {LEFT + WIDTH} {height}" '
-        f'width="{LEFT + WIDTH}" height="{height}"><title>Memory over a step</title>'
+        f'<svg role="img" class="xt-bars" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}"><title>Memory over a step</title>'
     ]
     for row, (phase, held_now) in enumerate(phases.items()):
-        top, x = 4 + row * ROW, float(LEFT)
-        parts.append(f'<text x="0" y="{top + 15}">{phase}</text>')
+        top, x = 18 + row * ROW, 0.0
+        parts.append(f'<text x="0" y="{top - 5}">{phase}</text>')
         for number, name in enumerate(held):
             value = held_now.parts()[name]
             if value:
                 width = value * scale
                 parts.append(
                     f'<rect class="xt-p{number % 8}" x="{x:.1f}" y="{top}" '
-                    f'width="{width:.1f}" height="{ROW - 6}"><title>{phase}: '
+                    f'width="{width:.1f}" height="{ROW - 24}"><title>{phase}: '
                     f"{name.replace('_', ' ')} {gibibytes(value)} GiB</title></rect>"
                 )
                 x += width
-    line = LEFT + capacity * scale
+    line = capacity * scale
     parts.append(f'<path class="xt-limit" d="M{line:.1f} 0V{height}"/></svg>')
     names = "".join(
         f'<li class="xt-p{number % 8}">{name.replace("_", " ")}</li>'

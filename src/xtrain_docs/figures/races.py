@@ -1,6 +1,7 @@
 """Races against torch, drawn from the recorded benchmarks; empty until there is one."""
 
 from .. import races, values
+from ..evidence import EvidenceError
 from ..svg import Axis, bar_chart, document, fit, text
 from . import REGISTRY
 
@@ -13,13 +14,16 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> 
 
     Args:
         race: name of the race in `xtrain.bench.races`.
-        only: contestants to show, separated by commas; all by default.
+        only: contestants to show, separated by semicolons; all by default.
         record: another set of races.
+
+    Raises:
+        EvidenceError: the race has no contestant of that name.
     """
     if not (races.RECORDS / f"{record}.json").is_file():
         return no_record(race, ranks)
     found = races.record(record)
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    wanted = [name.strip() for name in only.split(";") if name.strip()]
     bars: dict[str, dict[str, float]] = {}
     also: dict[tuple[str, str], list[float]] = {}
     baseline = ""
@@ -38,6 +42,9 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> 
         for name in ratios:
             others = races.ratios(record, measurement, name)[1:]
             also[size, name] = [ratio for ratio in others if ratio is not None]
+    drawn = {name for inner in bars.values() for name in inner}
+    if baseline and not drawn >= set(wanted):
+        raise EvidenceError(f"{race}, {ranks} ranks: no {set(wanted) - drawn} in it")
     if not bars:
         return no_record(race, ranks)
     where = f"{found.machine.get('cores', '')} cores, {found.date[:10]}"

@@ -140,7 +140,7 @@ def wire_bars(ranks: int = 4, mebibytes: float = 1.5) -> str:
     return fit(
         bar_chart(
             bars,
-            Axis("bytes sent by an average rank, in full tensors", format=_tensors),
+            Axis("bytes sent by an average rank (M: the tensor)", format=_tensors),
             f"Bytes of one call on {ranks} ranks",
             f"A tensor of {values.bytes_(size)}; averages over the ranks.",
         ),

@@ -225,7 +225,11 @@ def volume_by_ranks(most: int = 64) -> str:
     return line_chart(
         lines,
         Axis("ranks", "log2", lambda p: f"{p:g}"),
-        Axis("sent by the busiest rank, in tensors", "log2", lambda v: f"{v:g} M"),
+        Axis(
+            "bytes sent by the busiest rank (M: the tensor)",
+            "log2",
+            lambda v: f"{v:g} M",
+        ),
         "Bytes that the busiest rank of an all-reduce sends",
     )
 
@@ -334,7 +338,7 @@ def algorithm_coefficients(ranks: int = 8) -> str:
     drawing = line_chart(
         points,
         Axis("messages one after another", "linear", lambda n: f"{n:g}"),
-        Axis("bytes, in tensors", "linear", lambda n: f"{n:g} M"),
+        Axis("bytes (M: the tensor)", "linear", lambda n: f"{n:g} M"),
         f"The price list of {ranks} ranks: messages and bytes",
     )
     return drawing.replace('r="3"', 'r="7"')

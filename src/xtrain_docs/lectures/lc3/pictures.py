@@ -110,7 +110,7 @@ def flat_chart(found: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) 
             else:
                 drawn.append(outline(x, y, cell - 2, high - 8))
             words = str(number) if number else "0"
-            drawn.append(text(x + cell / 2 - 1, y + 15, words, "xt-tick", "middle"))
+            drawn.append(text(x + cell / 2 - 1, y + 15, words, "xt-label", "middle"))
         return drawn
 
     parts, y = [], 24.0

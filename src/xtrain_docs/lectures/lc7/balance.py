@@ -62,7 +62,7 @@ def busiest_expert(top_k: int = 1) -> str:
 @FIGURES
 def expert_loads(top_k: int = 1, every: int = 8) -> str:
     """Share of each expert by step: a band of cells for each way to balance."""
-    left, high, top = 66.0, 11.0, 0.0
+    left, high, top = 66.0, 15.0, 0.0
     parts: list[str] = []
     words = []
     for way, name in NAMES.items():
@@ -73,7 +73,7 @@ def expert_loads(top_k: int = 1, every: int = 8) -> str:
         top += 24
         for expert in range(experts):
             y = top + high * expert
-            parts.append(text(left - 8, y + 10, f"expert {expert}", "xt-tick", "end"))
+            parts.append(text(left - 8, y + 11, f"expert {expert}", "xt-tick", "end"))
             for column, row in enumerate(loads):
                 share = row[expert] / total
                 hover = f"step {column * every}, expert {expert}: {share:.0%}"
@@ -83,7 +83,9 @@ def expert_loads(top_k: int = 1, every: int = 8) -> str:
                 )  # fmt: skip
         top += high * experts + 14
         words.append(f"{name}: at the end {loads[-1]}")
-    parts.append(text(WIDTH - 6, top + 6, "step", "xt-label", "end"))
+    last = (len(told("none", top_k)["loads"]) - 1) // every * every
+    parts.append(text(left, top + 6, "step 0", "xt-tick"))
+    parts.append(text(WIDTH - 6, top + 6, f"step {last}", "xt-tick", "end"))
     title = "Share of each expert by step"
     return fit(document(WIDTH, int(top + 12), parts, title, "; ".join(words)), WIDTH)
 
@@ -161,7 +163,7 @@ def balance_by_way(top_k: int = 1) -> Table:
         found = told(way, top_k)
         last = found["loads"][-1]
         rows.append([
-            name, ", ".join(map(str, sorted(last, reverse=True))),
+            name, ",\u00a0".join(map(str, sorted(last, reverse=True))),
             times(late(way, top_k)), str(sum(load < few for load in last)),
             number(sum(found["losses"][-10:]) / 10),
         ])  # fmt: skip

@@ -214,7 +214,7 @@ def expert_groups(replicas: int = 2, ranks: int = 8) -> str:
         parts.append(cell(x, y, wide - 6, high - 8, 0.25, expert, hover))
         middle = x + (wide - 6) / 2
         parts.append(text(middle, y + 23, f"rank {one['rank']}", "xt-label", "middle"))
-        parts.append(text(middle, y + 42, f"experts {experts}", "xt-tick", "middle"))
+        parts.append(text(middle, y + 42, f"experts {experts}", "xt-label", "middle"))
     for data in range(replicas):
         y = top + high * data + 30
         parts.append(text(4, y, f"expert_data {data}", "xt-tick"))

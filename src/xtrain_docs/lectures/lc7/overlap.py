@@ -14,11 +14,17 @@ from ...tables import Table
 from ...values import percent, seconds
 
 Found = dict[str, Any]
-WIDTH, LEFT, HIGH = 400, 78, 74
+WIDTH, LEFT, HIGH, TOP = 400, 78, 88, 62
 MILLISECONDS = 10.0
 """Of a forward chunk, and of a message of rows."""
 LAYERS, MICRO_BATCHES, STEP_MS = 2, 8, 4.0
-SHORT = {"attention": "attn", "mlp": "mlp", "dispatch": "disp.", "combine": "comb."}
+LETTERS = {"attention": "A", "dispatch": "D", "mlp": "M", "combine": "C"}
+"""What stands in a box: one letter, so that it fits the shortest of them."""
+NARROWEST = 11.0
+"""Units of width that a letter needs."""
+KEY = "A attention · D dispatch · M experts (MLP) · C combine"
+FAINT = 0.4
+"""Opacity of what carries a letter."""
 COLOURS = {"F": 2, "B": 1, "F0": 2, "F1": 3}
 WORDS = {
     "F": "forward of one micro-batch",
@@ -144,15 +150,16 @@ def chart(rows: Mapping[str, Found], title: str, words: str) -> str:
     batches = dict.fromkeys(e[0] for run in rows.values() for e in run["events"])
     parts: list[str] = []
     for at, batch in enumerate(batches):
-        parts.append(box(6 + 196 * at, 6, 18, 9, COLOURS[batch], 0.5, WORDS[batch]))
+        parts.append(box(6 + 196 * at, 6, 18, 9, COLOURS[batch], FAINT, WORDS[batch]))
         parts.append(text(28 + 196 * at, 15, WORDS[batch], "xt-tick"))
+    parts.append(text(6, 33, KEY, "xt-tick"))
     for number, (name, run) in enumerate(rows.items()):
-        top = 30 + number * HIGH
+        top = TOP + number * HIGH
         parts.append(text(6, top, name, "xt-label"))
         for lane, what in enumerate(("computes", "network", "waits")):
             parts.append(text(12, top + 16 + 20 * lane, what, "xt-tick"))
         parts += lanes(run, top, last)
-    bottom = 30 + HIGH * len(rows)
+    bottom = TOP + HIGH * len(rows) - 14
     parts.append(line(LEFT, bottom, WIDTH - 6, bottom, "xt-axis"))
     parts.append(text(LEFT, bottom + 15, "0 ms", "xt-tick"))
     parts.append(text(WIDTH - 6, bottom + 15, values.seconds(last), "xt-tick", "end"))
@@ -168,10 +175,10 @@ def lanes(run: Found, top: float, last: float) -> list[str]:
         hover = f"{batch} {what}: {values.seconds(begin)} to {values.seconds(end)}"
         colour = 0 if lane == 2 else COLOURS[batch]
         y = top + 4 + 20 * lane
-        parts.append(box(at, y, wide, 16, colour, 1 if lane == 2 else 0.5, hover))
-        word = SHORT.get(what, "")
-        if word and lane < 2 and wide > 6.2 * len(word):
-            parts.append(text(at + wide / 2, y + 12, word, "xt-tick", "middle"))
+        parts.append(box(at, y, wide, 16, colour, 1 if lane == 2 else FAINT, hover))
+        letter = LETTERS.get(what, "")
+        if letter and lane < 2 and wide > NARROWEST:
+            parts.append(text(at + wide / 2, y + 12, letter, "xt-label", "middle"))
 
     for batch, chunk, kind, begin, end in run["events"]:
         if kind == "compute":

@@ -49,6 +49,7 @@ def expert_placements(way: str = "none", top_k: int = 2) -> str:
     ranks = len(found[0]["experts"])
     longest = max(sum(parts) for plan in found for parts in plan["parts"])
     scale = (WIDTH - LEFT - 12) / longest
+    mean = LEFT + total / ranks * scale
     parts, y, words = [], 4.0, []
     for name, plan in zip(names(), found, strict=True):
         title = f"{name}: {times(plan['slowdown'])} the mean"
@@ -60,18 +61,26 @@ def expert_placements(way: str = "none", top_k: int = 2) -> str:
             for expert, part in zip(held, plan["parts"][rank], strict=True):
                 hover = f"rank {rank}, expert {expert}: {part:.0f} copies"
                 wide = part * scale
-                parts.append(cell(x, y, max(0.5, wide - 1), 17, 0.5, expert, hover))
+                parts.append(cell(x, y, max(0.5, wide - 1), 17, 0.4, expert, hover))
                 if wide > 12:
-                    middle = x + wide / 2
-                    parts.append(text(middle, y + 13, str(expert), "xt-tick", "middle"))
+                    at = beside_line(x, wide, mean)
+                    parts.append(text(at, y + 13, str(expert), "xt-label", "middle"))
                 x += wide
             y += 20
-        mean = LEFT + total / ranks * scale
         parts.append(line(mean, y - 20 * ranks - 3, mean, y, "xt-mark"))
         words.append(f"{name}: {plan['experts']}")
         y += 12
     title = "Copies that each rank computes, by placement"
     return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
+
+
+def beside_line(x: float, wide: float, line: float, room: float = 7.0) -> float:
+    """Where a piece's number stands: in the middle, unless the line runs there."""
+    middle = x + wide / 2
+    if abs(middle - line) >= room:
+        return middle
+    left, right = line - room, line + room
+    return left if left - x >= x + wide - right else right
 
 
 @TABLES

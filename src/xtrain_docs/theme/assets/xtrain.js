@@ -479,7 +479,8 @@ function nameParts() {
 /* What scrolls sideways is reached with the keyboard. A box is measured when it comes near
    the screen, because measuring all of them would lay out the whole page at once; until
    then it can be reached, in case it scrolls. */
-const SCROLLERS = "pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math";
+const SCROLLERS = "pre > code, .md-typeset__scrollwrap, .md-typeset__table, .xt-math, "
+  + ".xt-answer, .highlight-ipynb, .jp-OutputArea-output pre";
 const near = new IntersectionObserver((seen) => {
   const boxes = seen.filter((s) => s.isIntersecting).map((s) => s.target);
   const wide = boxes.map((box) => box.scrollWidth > box.clientWidth + 1);
