@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tests.docs.rendering import render
-from xtrain_docs import blocks, figures, tables
+from xtrain_docs import blocks, figures, tables, values
 from xtrain_docs.svg import Axis, bar_chart, line_chart
 from xtrain_docs.tables import Table
 
@@ -40,6 +40,16 @@ def test_a_table_is_markdown_so_math_and_code_work(registered):
     assert out.count("<tr>") == 3
     assert "<code>a|b</code>" in out
     assert "<math" in out
+
+
+def test_a_caption_has_computed_numbers(registered):
+    for kind, name in (("figure", "toy_figure"), ("table", "toy_table rows=2")):
+        words = "Of {{ 3 * MiB | bytes }}, `{{ x }}` as it is."
+        out = render(f"```{kind} {name}\n{words}\n```\n")
+        assert 'title="computed: 3 * MiB as bytes">3 MiB</span>' in out
+        assert "<code>{{ x }}</code>" in out
+    with pytest.raises(values.ValuesError, match="no_such"):
+        render("```figure toy_figure\n{{ no_such }}\n```\n")
 
 
 def test_inside_raw_html_and_boxes(registered):
