@@ -126,6 +126,12 @@ def test_the_famous_layout_is_safe_and_seldom_the_fastest():
     assert tensor[0] < tensor[1] / 2
 
 
+def test_the_fastest_layout_of_the_interview():
+    layout = best("llama-3-70b", 64).layout
+    assert (layout.tensor, layout.pipeline, layout.context, layout.zero) == (4, 1, 1, 3)
+    assert 0 < rules.rule_longer("llama-3-70b", 64, "example") < CANNOT_TELL
+
+
 def test_tensor_ranks_stay_on_fast_links_and_even_there_few():
     """Never across nodes."""
     share = rules_parts.rule_tensor_share
