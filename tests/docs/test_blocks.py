@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tests.docs.rendering import render
-from xtrain_docs import blocks, figures, tables, values
+from xtrain_docs import blocks, figures, tables
 from xtrain_docs.svg import Axis, bar_chart, line_chart
 from xtrain_docs.tables import Table
 
@@ -48,7 +48,7 @@ def test_a_caption_has_computed_numbers(registered):
         out = render(f"```{kind} {name}\n{words}\n```\n")
         assert 'title="computed: 3 * MiB as bytes">3 MiB</span>' in out
         assert "<code>{{ x }}</code>" in out
-    with pytest.raises(values.ValuesError, match="no_such"):
+    with pytest.raises(blocks.values.ValuesError, match="no_such"):
         render("```figure toy_figure\n{{ no_such }}\n```\n")
 
 
