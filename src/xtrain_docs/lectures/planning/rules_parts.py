@@ -46,7 +46,7 @@ def of_example(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate
 
 @value
 def rule_tensor_share(ranks: int, device: str = DEVICE, nodes: int = 8) -> float:
-    """The share of a step of the 70B model in which tensor ranks talk."""
+    """The share of a step of the 70B model in collectives of tensor ranks."""
     layout = Layout(tensor=ranks, pipeline=8, micro_batches=64, sequence_parallel=True)
     found = of_example(layout, device, nodes)
     return found.parts["tensor"] / found.seconds
@@ -54,7 +54,7 @@ def rule_tensor_share(ranks: int, device: str = DEVICE, nodes: int = 8) -> float
 
 @TABLES
 def rule_of_nodes() -> Table:
-    """How much of a step tensor ranks talk, inside a domain of fast links and not."""
+    """How much of a step is tensor ranks' collectives, on fast links and beyond."""
     rows = [
         [f"`{device}`", str(nodes),
          *(percent(rule_tensor_share(ranks, device, nodes)) for ranks in WIDTHS)]
@@ -150,7 +150,7 @@ def rule_of_micro_batches() -> Table:
 
 
 LARGER = (
-    Layout(tensor=4, pipeline=8, data=2, zero=1, micro_batches=64,
+    Layout(tensor=4, pipeline=8, data=2, zero=1, micro_batches=128,
            sequence_parallel=True, recompute="full"),
     Layout(data=64, zero=3, micro_batches=4, recompute="full"),
 )  # fmt: skip

@@ -38,7 +38,7 @@ def of_sizes() -> list[Row]:
          f"but data ranks alone lose only {large} for 70B on 128"),
         ("size", "70B and more: three dimensions", CONDITION,
          f"without a pipeline 70B on 128 loses {percent(flat)}, 405B on 512 "
-         f"{percent(deep)}; 405B never fits on data ranks alone"),
+         f"{percent(deep)}; 405B does not fit on data ranks alone"),
     ]  # fmt: skip
 
 
@@ -51,8 +51,8 @@ def of_links() -> list[Row]:
          f"with ZeRO-1; {percent(rule_longer(EXAMPLE, 64, 'example'))} longer than the "
          "fastest on H100"),
         ("nodes", "Tensor parallelism never across nodes", CONDITION,
-         f"what counts are fast links: TP16 talks {percent(across)} of a step across "
-         f"nodes of 8, {percent(inside)} among 72 on NVLink"),
+         f"what counts are fast links: collectives of TP16 take {percent(across)} of a "
+         f"step across nodes of 8, {percent(inside)} among 72 on NVLink"),
         ("nodes", "Pipeline and data ranks may be in other nodes", HOLDS,
          f"in the example both together wait {percent(far, 2)} of a step"),
     ]  # fmt: skip
