@@ -61,12 +61,15 @@ BESIDE = (
 is counted on the page, by which line; what is said of it."""
 
 MATH = {
-    "lc1": (("ring or tree?", "labs/ring_or_tree.py"),),
+    "lc1": (("communication math", "planning/communication-math.md"),
+            ("ring or tree?", "labs/ring_or_tree.py")),
     "lc2": (("rules of thumb, tested", "planning/rules-of-thumb.md"),),
-    "lc3": (("which stage of ZeRO?", "planning/what-each-cuts.md#zero"),
+    "lc3": (("memory math", "planning/memory-math.md"),
+            ("which stage of ZeRO?", "planning/what-each-cuts.md#zero"),
             ("memory calculator", "planning/memory-calculator.md")),
     "lc4": (("which traffic on which link", "planning/what-each-cuts.md#links"),),
-    "lc5": (("pipeline explorer", "planning/pipeline-explorer.md"),),
+    "lc5": (("bubbles", "planning/compute-math.md#bubble"),
+            ("pipeline explorer", "planning/pipeline-explorer.md")),
     "lc6": (("what each parallelism cuts", "planning/what-each-cuts.md"),),
     "lc7": (("what each parallelism cuts", "planning/what-each-cuts.md"),),
 }  # fmt: skip
