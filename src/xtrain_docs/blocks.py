@@ -1,7 +1,7 @@
 """Markdown extension: figures, tables and traces drawn by code at build time.
 
     ```figure when_ring ranks=8 link="nvlink"
-    The caption, as Markdown.
+    The caption, as Markdown; `{{ }}` in it is computed as elsewhere.
     ```
 
 calls the function registered as `when_ring` by some lecture's figures.py (likewise
@@ -23,7 +23,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
-from . import config, fences, lectures
+from . import config, fences, lectures, values
 
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
@@ -118,6 +118,7 @@ class BlocksPreprocessor(Preprocessor):
         else:
             made = registry(kind).run(name, options)
         caption = " ".join(line.strip() for line in fence.body if line.strip())
+        caption = values.filled(caption)
         if kind == "table":
             return ["", *made.markdown(), "", *_caption(caption, "xt-caption"), ""]
         if kind == "trace":

@@ -193,32 +193,34 @@ EXPRESSION = re.compile(r"\{\{(?!\{)\s*(?P<expression>[^{}]+?)\s*\}\}")
 CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
 
 
+def filled(line: str) -> str:
+    """A line with its expressions computed, those in code spans as they are."""
+    spans = [m.span() for m in CODE_SPAN.finditer(line)]
+
+    def put(match: re.Match) -> str:
+        if any(a <= match.start() < b for a, b in spans):
+            return match.group(0)
+        expression = match["expression"]
+        text = evaluate(expression)
+        before = line[: match.start()]
+        plain = before.count("$") % 2 == 1 or line.lstrip().startswith(("#", "$$"))
+        if plain:
+            return text
+        title = html.escape(expression.replace("|", "as"), quote=True)
+        return f'<span class="xt-value" title="computed: {title}">{text}</span>'
+
+    return EXPRESSION.sub(put, line)
+
+
 class ValuesPreprocessor(Preprocessor):
     """Replaces expressions outside fences and code spans."""
 
     def run(self, lines: list[str]) -> list[str]:
         fenced = {i for f in fences.fences(lines) for i in range(f.start, f.end + 1)}
         return [
-            line if i in fenced or "{{" not in line else self._line(line)
+            line if i in fenced or "{{" not in line else filled(line)
             for i, line in enumerate(lines)
         ]
-
-    def _line(self, line: str) -> str:
-        spans = [m.span() for m in CODE_SPAN.finditer(line)]
-
-        def put(match: re.Match) -> str:
-            if any(a <= match.start() < b for a, b in spans):
-                return match.group(0)
-            expression = match["expression"]
-            text = evaluate(expression)
-            before = line[: match.start()]
-            plain = before.count("$") % 2 == 1 or line.lstrip().startswith(("#", "$$"))
-            if plain:
-                return text
-            title = html.escape(expression.replace("|", "as"), quote=True)
-            return f'<span class="xt-value" title="computed: {title}">{text}</span>'
-
-        return EXPRESSION.sub(put, line)
 
 
 CITED = r"\[(?P<text>[^\[\]]+)\]\{\s*\.(?P<kind>cited|given)\s*\}"

@@ -42,6 +42,16 @@ def test_a_table_is_markdown_so_math_and_code_work(registered):
     assert "<math" in out
 
 
+def test_a_caption_has_computed_numbers(registered):
+    for kind, name in (("figure", "toy_figure"), ("table", "toy_table rows=2")):
+        words = "Of {{ 3 * MiB | bytes }}, `{{ x }}` as it is."
+        out = render(f"```{kind} {name}\n{words}\n```\n")
+        assert 'title="computed: 3 * MiB as bytes">3 MiB</span>' in out
+        assert "<code>{{ x }}</code>" in out
+    with pytest.raises(blocks.values.ValuesError, match="no_such"):
+        render("```figure toy_figure\n{{ no_such }}\n```\n")
+
+
 def test_inside_raw_html_and_boxes(registered):
     out = render(
         '<div class="x" markdown="1">\n\n```figure toy_figure\n```\n\n</div>\n\n'

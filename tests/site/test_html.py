@@ -89,6 +89,10 @@ lc5-pipeline-parallel/dualpipe-v lc5-pipeline-parallel/gpipe
 lc5-pipeline-parallel/interleaved lc5-pipeline-parallel/one-f-one-b
 lc5-pipeline-parallel/passes lc5-pipeline-parallel/zb-v
 lc5-pipeline-parallel/zero-bubble
+planning planning/layout-planner planning/memory-calculator planning/pipeline-explorer
+planning/rules-of-thumb planning/what-each-cuts planning/memory-math
+planning/communication-math planning/compute-math
+labs/fit_70b labs/ring_or_tree labs/where_do_112_gb_go
 """
 
 

@@ -60,6 +60,21 @@ BESIDE = (
 """Folders that have a page for each lecture: what its link says on the first page; what
 is counted on the page, by which line; what is said of it."""
 
+MATH = {
+    "lc1": (("communication math", "planning/communication-math.md"),
+            ("ring or tree?", "labs/ring_or_tree.py")),
+    "lc2": (("rules of thumb, tested", "planning/rules-of-thumb.md"),),
+    "lc3": (("memory math", "planning/memory-math.md"),
+            ("which stage of ZeRO?", "planning/what-each-cuts.md#zero"),
+            ("memory calculator", "planning/memory-calculator.md")),
+    "lc4": (("which traffic on which link", "planning/what-each-cuts.md#links"),),
+    "lc5": (("bubbles", "planning/compute-math.md#bubble"),
+            ("pipeline explorer", "planning/pipeline-explorer.md")),
+    "lc6": (("what each parallelism cuts", "planning/what-each-cuts.md"),),
+    "lc7": (("what each parallelism cuts", "planning/what-each-cuts.md"),),
+}  # fmt: skip
+"""Pages of the tab "Math" that a lecture leads to."""
+
 MORE_RACES = {"lc1": (("backends", "backends"),)}
 PLURALS = {"erratum": "errata"}
 
@@ -82,6 +97,10 @@ def _beside(lecture: str) -> list[tuple[str, str, str]]:
                 for name, word in MORE_RACES.get(lecture, ())
             ]
         rows.append((heading, SEPARATOR.join(links), words))
+    if lecture in MATH:
+        pages = (*MATH[lecture], ("choosing a layout", "planning/index.md"))
+        links = [f"[{text}](/{page})" for text, page in pages]
+        rows.append(("Math", SEPARATOR.join(links), "computed for models of real size"))
     return rows
 
 

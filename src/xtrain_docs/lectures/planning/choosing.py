@@ -23,6 +23,8 @@ from ...tables import Table
 from ...values import number, percent, si, value
 
 MODEL, DEVICE, GPUS = "llama-3-70b", "a100-80gb", 64
+SEQUENCE, BATCH = 8192, 512
+"""Tokens of a sequence, sequences of a step."""
 GIB = 2**30
 USABLE, RESERVE = 79.2 * GIB, 4 * GIB
 """What a driver reports of 80 GB, and what CUDA, NCCL and workspaces take of it."""
@@ -38,7 +40,9 @@ AXES = {"tensor": "tensor, in a node", "data": "data, across nodes",
 WIDTH = 420
 
 
-def example(zero: int = 0, recompute: str = "none", batches: int = 128) -> Layout:
+def example(
+    zero: int = 0, recompute: str = "none", batches: int = BATCH // 4
+) -> Layout:
     """TP8 PP2 DP4, with slices of the sequence."""
     return Layout(tensor=8, pipeline=2, data=4, zero=zero, sequence_parallel=True,
                   micro_batches=batches, recompute=recompute)  # fmt: skip
@@ -56,7 +60,7 @@ def first_rank(recipe: str, zero: int, sequence: int, recompute: str) -> DeviceM
 
 
 @TABLES
-def fit_70b_states(sequences: tuple[int, ...] = (4096, 8192)) -> Table:
+def fit_70b_states(sequences: tuple[int, ...] = (SEQUENCE // 2, SEQUENCE)) -> Table:
     """Bytes of the first rank by recipe and stage, with and without recomputation."""
     rows = []
     for recipe, zero in CASES:
@@ -78,7 +82,7 @@ def fit_70b_states(sequences: tuple[int, ...] = (4096, 8192)) -> Table:
 
 
 @FIGURES
-def fit_70b_memory(sequence: int = 8192, recipe: str = "megatron18") -> str:
+def fit_70b_memory(sequence: int = SEQUENCE, recipe: str = "megatron18") -> str:
     """GiB of the first rank by ZeRO stage: states, and activations on top."""
     bars = {}
     for zero in (0, 1):
@@ -100,7 +104,7 @@ def fit_70b_memory(sequence: int = 8192, recipe: str = "megatron18") -> str:
 
 
 @TABLES
-def fit_70b_traffic(sequence: int = 8192) -> Table:
+def fit_70b_traffic(sequence: int = SEQUENCE) -> Table:
     """What a device of the example sends in a step, by axis."""
     shape = ModelShape.preset(MODEL)
     sent = sent_by_axis(traffic_per_step(shape, example(zero=1), sequence))
@@ -113,7 +117,7 @@ def fit_70b_traffic(sequence: int = 8192) -> Table:
 
 
 @lru_cache
-def searched(sequence: int = 8192, batch: int = 512) -> SearchResult:
+def searched(sequence: int = SEQUENCE, batch: int = BATCH) -> SearchResult:
     """All layouts of 64 devices."""
     shape = ModelShape.preset(MODEL)
     assumed = Assumptions(capacity=USABLE, reserve=RESERVE)
@@ -121,7 +125,7 @@ def searched(sequence: int = 8192, batch: int = 512) -> SearchResult:
 
 
 @TABLES
-def fit_70b_ranked(sequence: int = 8192, top: int = 8) -> Table:
+def fit_70b_ranked(sequence: int = SEQUENCE, top: int = 8) -> Table:
     """The fastest layouts that fit, by the estimate."""
     rows = []
     for place, one in enumerate(searched(sequence).found[:top], start=1):
@@ -138,7 +142,7 @@ def fit_70b_ranked(sequence: int = 8192, top: int = 8) -> Table:
 
 
 @TABLES
-def fit_70b_rejected(sequence: int = 8192) -> Table:
+def fit_70b_rejected(sequence: int = SEQUENCE) -> Table:
     """Why the other layouts cannot be."""
     rows = [
         [one.rule, number(one.count), f"{one.example}: {one.why}"]
@@ -148,13 +152,13 @@ def fit_70b_rejected(sequence: int = 8192) -> Table:
 
 
 @value
-def fit_70b_tried(sequence: int = 8192) -> int:
+def fit_70b_tried(sequence: int = SEQUENCE) -> int:
     """Layouts that the search has tried."""
     return searched(sequence).tried
 
 
 @value
-def fit_70b_spread(sequence: int = 8192, top: int = 8) -> float:
+def fit_70b_spread(sequence: int = SEQUENCE, top: int = 8) -> float:
     """How much longer the last of the ranked ones takes than the first."""
     found = searched(sequence).found
     return found[top - 1].seconds / found[0].seconds - 1
@@ -170,3 +174,15 @@ def fit_70b_gib(recipe: str, zero: int, sequence: int, recompute: str) -> float:
 def fit_70b_parameters() -> int:
     """Of a device of the first pipeline rank."""
     return device_parameters(ModelShape.preset(MODEL), example()).total
+
+
+@value
+def fit_70b(name: str) -> float:
+    """What the tables take for granted: bytes of memory, and sizes of a step."""
+    return {
+        "usable": USABLE,
+        "reserve": RESERVE,
+        "sequence": SEQUENCE,
+        "batch": BATCH,
+        "micro_batches": example().micro_batches,
+    }[name]

@@ -12,10 +12,12 @@ from xtrain.plan.transfer import Transfer
 
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import number, percent, si
+from ...values import number, percent, si, value
 
 GIB = 2**30
 SEQUENCE, BATCH, RANKS = 8192, 16, 8
+REPLICAS = 64
+"""Data ranks of the table of ZeRO's stages."""
 DENSE, EXPERTS = "llama-3-8b", "mixtral-8x7b"
 ALONE: tuple[tuple[str, str, str, dict[str, int | bool]], ...] = (
     (DENSE, "nothing: one device", "–", {}),
@@ -100,29 +102,63 @@ def _sent(transfers: list[Transfer]) -> float:
     return float(sum(transfer.sent for transfer in transfers))
 
 
+def tokens_to_hide(stage: int, adapters: int = 1) -> float:
+    """Tokens for which a device computes as long as a stage's bytes travel.
+
+    Args:
+        adapters: of a node that carry the ring; never faster than NVLink.
+    """
+    shape = ModelShape.preset(DENSE)
+    device, link = Accelerator.preset("h100"), Link.preset("infiniband-ndr")
+    rate = min(adapters * link.bandwidth, device.link.bandwidth)
+    sent = _sent(traffic_per_step(shape, Layout(data=REPLICAS, zero=stage), SEQUENCE))
+    return sent / rate / (shape.flops_per_token(SEQUENCE) / device.flops)
+
+
 @TABLES
 def which_zero_stage() -> Table:
     """States, bytes, and how many tokens a device needs to hide what a stage sends."""
     shape = ModelShape.preset(DENSE)
-    device, link = Accelerator.preset("h100"), Link.preset("infiniband-ndr")
-    of_token = shape.flops_per_token(SEQUENCE) / device.flops
     rows = []
     for stage in (0, 1, 2, 3):
-        layout = Layout(data=64, zero=stage)
+        layout = Layout(data=REPLICAS, zero=stage)
         held = memory_per_device(shape, layout, SEQUENCE)
         sent = _sent(traffic_per_step(shape, layout, SEQUENCE))
         name = f"ZeRO\N{NON-BREAKING HYPHEN}{stage}"
         rows.append(
             [name, number(held.states / GIB), si(sent, "B"),
-             number(round(sent * link.beta / of_token)), WHEN[stage]]
+             *(number(round(tokens_to_hide(stage, n))) for n in ADAPTERS),
+             WHEN[stage]]
         )  # fmt: skip
-    header = ["stage", "states, GiB", "sent in a step", "tokens to hide it", "take it"]
-    return Table(header, rows, "lrrrl")
+    header = ["stage", "states, GiB", "sent in a step", "tokens to hide it",
+              f"over {ADAPTERS[1]} links", "take it"]  # fmt: skip
+    return Table(header, rows, "lrrrrl")
 
 
+ADAPTERS = 1, 8
+"""Links of a ring: of one device in a node, or of all."""
 WHEN = (
     "when everything fits: nothing is simpler",
     "always with several data ranks: it sends no more, and the update is divided",
     "when gradients are too many, and each step has few micro-batches",
     "when the weights do not fit; with enough tokens a device, or on fast links",
 )
+
+
+@value
+def alone_sizes(name: str) -> int:
+    """Sizes of the tables above: of one parallelism by itself, and of the stages."""
+    return {
+        "sequence": SEQUENCE,
+        "batch": BATCH,
+        "ranks": RANKS,
+        "replicas": REPLICAS,
+        "adapters": ADAPTERS[1],
+    }[name]
+
+
+@value
+def company_size(name: str) -> int:
+    """A field of the layout that has every axis, such as `tensor`."""
+    found: int = getattr(in_company()[1], name)
+    return found
