@@ -129,3 +129,20 @@ def test_published_formulas_beside_ours():
     assert float(ours[2]) == pytest.approx(2 * float(theirs[2]), rel=1e-3)
     assert float(ours[3]) == pytest.approx(2 * float(theirs[3]), rel=5e-3)
     assert theirs[1].endswith("G")  # a ratio of 75 thousand million
+    device, ratio = Accelerator.preset("h100"), 7 / 8 / 8192
+    expected = ratio * device.flops / device.network.bandwidth
+    assert float(ours[1]) == pytest.approx(expected, rel=2e-3)
+
+
+def test_drops_of_throughput_are_those_that_the_playbook_prints():
+    """3B model, tensor ranks 2 to 32: 8 values, within 0.2% of the printed ones."""
+    printed = {
+        "tensor": (10.8, 12.2, 42.7, 65.6),
+        "tensor and sequence": (5.0, 19.1, 43.4, 41.4),
+    }
+    for name, drops in printed.items():
+        found = transfers.doubling_drops(name)
+        assert [100 * drop for drop in found] == pytest.approx(drops, abs=0.05)
+    rows = transfers.comm_tensor_drops().rows
+    assert [row[0] for row in rows] == ["2", "4", "8", "16", "32"]
+    assert rows[0][2] == rows[0][4] == "–" and rows[3][2] == "-43 %"

@@ -1,6 +1,7 @@
 """What travels in a step by dtype, what hides it, and where other formulas differ."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from xtrain.plan import (
     DTYPES,
@@ -23,7 +24,7 @@ from xtrain.plan.step_traffic import SEND, message_size
 
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import number, si, value
+from ...values import number, percent, si, value
 
 DENSE, EXPERTS, LARGE = "llama-3-8b", "mixtral-8x7b", "llama-3-70b"
 SEQUENCE, BATCH, RANKS = 8192, 8, 8
@@ -132,6 +133,34 @@ HIDDEN = (
      f"(equal at so many ranks, inner size {INNER})",
      lambda c, w: compute_bound_ranks(INNER, c, w)),
 )  # fmt: skip
+
+
+TENSOR_RANKS = (2, 4, 8, 16, 32)
+TENSOR_RATES = {  # tokens a second and device of a 3B model, nodes of 8 H100, measured
+    "tensor": (13_923.18, 12_420.76, 10_903.32, 6_245.6, 2_146.44),
+    "tensor and sequence": (14_167.0, 13_460.0, 10_889.0, 6_159.0, 3_610.0),
+}
+
+
+def doubling_drops(name: str) -> list[float]:
+    """What each doubling of the tensor ranks takes from a device's throughput."""
+    rates = TENSOR_RATES[name]
+    return [1 - after / before for before, after in pairwise(rates)]
+
+
+@TABLES
+def comm_tensor_drops() -> Table:
+    """Measured throughput by tensor ranks, and what each doubling costs."""
+    columns = []
+    for name, rates in TENSOR_RATES.items():
+        columns.append([number(round(rate)) for rate in rates])
+        columns.append(["–", *(percent(-drop) for drop in doubling_drops(name))])
+    rows = [
+        [str(ranks), *cells]
+        for ranks, *cells in zip(TENSOR_RANKS, *columns, strict=True)
+    ]
+    header = ["tensor ranks", "tensor", "change", "tensor and sequence", "change"]
+    return Table(header, rows, "rrrrr")
 
 
 # ------------------------------------------------- where published formulas differ
