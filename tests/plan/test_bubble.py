@@ -2,7 +2,12 @@
 
 import pytest
 
-from xtrain.plan import pipeline_activations, pipeline_idle
+from xtrain.plan import (
+    bubble_over_ideal,
+    idle_fraction,
+    pipeline_activations,
+    pipeline_idle,
+)
 from xtrain.schedules import SCHEDULES, simulate
 
 CASES = {
@@ -29,6 +34,42 @@ def test_forms_of_idle_time_and_activations_are_what_is_played(name):
         times = (2.0, 3.0, 1.5)
         played = max(simulate(schedule, *times).idle)
         assert played == pytest.approx(pipeline_idle(name, ranks, *times))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.verifies(
+    "xtrain.plan.bubble:bubble_over_ideal", "xtrain.plan.bubble:idle_fraction"
+)
+def test_two_shares_of_one_bubble(name):
+    """Over the ideal time and over the whole: what a simulated timeline says."""
+    ranks, m, options = CASES[name]
+    schedule = SCHEDULES[name](ranks, m, **options)
+    timeline = simulate(schedule)
+    arguments = name, ranks, m, schedule.chunks
+    over, part = bubble_over_ideal(*arguments), idle_fraction(*arguments)
+    assert over == pytest.approx(timeline.bubble_over_ideal)
+    assert part == pytest.approx(timeline.idle_fraction)
+    if name in ANY_TIMES:
+        times = {"forward": 2.0, "backward_input": 3.0, "backward_weight": 1.5}
+        played = simulate(schedule, *times.values())
+        assert bubble_over_ideal(*arguments, **times) == pytest.approx(
+            played.bubble_over_ideal
+        )
+        assert idle_fraction(*arguments, **times) == pytest.approx(played.idle_fraction)
+
+
+@pytest.mark.verifies(
+    "xtrain.plan.bubble:bubble_over_ideal", "xtrain.plan.bubble:idle_fraction"
+)
+@pytest.mark.parametrize(("ranks", "m"), [(4, 8), (8, 24), (8, 32), (16, 16)])
+def test_the_shares_that_papers_print(ranks, m):
+    """Megatron and Llama 3 over the ideal time; GPipe and zero bubble over all."""
+    assert bubble_over_ideal("one_f_one_b", ranks, m) == (ranks - 1) / m
+    assert idle_fraction("gpipe", ranks, m) == pytest.approx(
+        (ranks - 1) / (m + ranks - 1)
+    )
+    interleaved = bubble_over_ideal("interleaved", ranks, m, 4)
+    assert interleaved == pytest.approx((ranks - 1) / (4 * m))
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "zb_h2"])

@@ -75,7 +75,11 @@ FORMULAS = {
 }
 
 
-@pytest.mark.verifies("xtrain.plan.cost:Cost", "xtrain.plan.cost:collective_time")
+@pytest.mark.verifies(
+    "xtrain.plan.cost:Cost",
+    "xtrain.plan.cost:collective_time",
+    "xtrain.plan.cost:_ring_all_reduce",
+)
 @given(powers, bytes_)
 @pytest.mark.parametrize("algorithm", sorted(FORMULAS))
 def test_times_follow_the_printed_formulas(algorithm, ranks, size):

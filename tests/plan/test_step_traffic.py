@@ -33,7 +33,11 @@ def sent(shape: ModelShape, layout: Layout, sequence: int = 512, **options) -> d
     return sent_by_axis(traffic_per_step(shape, layout, sequence, **options))
 
 
-@pytest.mark.verifies(TRAFFIC)
+@pytest.mark.verifies(
+    TRAFFIC,
+    "xtrain.plan.step_traffic:data_transfers",
+    "xtrain.plan.step_traffic:_reduction",
+)
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 @pytest.mark.parametrize("dtypes", sorted(DTYPES))
 def test_stages_send_two_and_three_times_the_parameters(ranks, dtypes):

@@ -4,7 +4,13 @@ Standard library only, so the same code runs in a browser's Python.
 """
 
 from xtrain.plan.activations import activation_memory
-from xtrain.plan.bubble import pipeline_activations, pipeline_delay, pipeline_idle
+from xtrain.plan.bubble import (
+    bubble_over_ideal,
+    idle_fraction,
+    pipeline_activations,
+    pipeline_delay,
+    pipeline_idle,
+)
 from xtrain.plan.config_json import load_shape, shape_of_config
 from xtrain.plan.context_parallel import (
     context_bytes,
@@ -191,6 +197,8 @@ __all__ = [
     "memory_per_device",
     "model_flops",
     "padded_vocabulary",
+    "bubble_over_ideal",
+    "idle_fraction",
     "pipeline_delay",
     "pipeline_positions",
     "search",

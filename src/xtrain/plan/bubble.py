@@ -101,3 +101,34 @@ def pipeline_activations(
             f"pipeline_activations: no form for {schedule!r}; there is: {known}"
         )
     return float(forms[schedule])
+
+
+def bubble_over_ideal(
+    schedule: str,
+    ranks: int,
+    micro_batches: int,
+    chunks: int = 1,
+    *,
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+) -> float:
+    """Idle time over the time without a bubble: (p - 1) / m of GPipe and 1F1B.
+
+    A step takes (1 + this) times the ideal one. Times are those of a virtual stage.
+    """
+    times = forward, backward_input, backward_weight
+    work = micro_batches * chunks * sum(times)
+    return pipeline_idle(schedule, ranks, *times) / work
+
+
+def idle_fraction(
+    schedule: str,
+    ranks: int,
+    micro_batches: int,
+    chunks: int = 1,
+    **times: float,
+) -> float:
+    """Idle time over the time of the whole step: (p - 1) / (m + p - 1) of the same."""
+    over = bubble_over_ideal(schedule, ranks, micro_batches, chunks, **times)
+    return over / (1 + over)
