@@ -52,7 +52,7 @@ def bytes_of(case: Case) -> dict[str, int]:
     training.backward()
     training.optimizer.step()
     training.optimizer.zero_grad()
-    saved = Saved(training.always_there())
+    saved = Saved([*training.model.parameters(), *training.gathered()])
     with saved:
         training.backward()
     return {**training.states(), "activations": saved.most}
@@ -127,19 +127,17 @@ class Training:
         moments = [t for state in inner.state.values() for t in state.values()]
         whole = [b.full_grad for b in getattr(self.optimizer, "buckets", ())]
         gradients = [*(p.grad for p in (*parameters, *stepped)), *whole]
-        weights = storages(parameters)
-        masters = storages([*parameters, *stepped]) - weights
+        masters = storages([*parameters, *stepped]) - storages(parameters)
         return {
-            "weights": weights,
+            "weights": storages([*parameters, *self.gathered()]),
             "gradients": storages(g for g in gradients if g is not None),
             "optimizer": masters + storages(t for t in moments if t.dim()),
         }
 
-    def always_there(self) -> list[Tensor]:
-        """What autograd may save and the states have counted, or FSDP's buffers."""
+    def gathered(self) -> list[Tensor]:
+        """FSDP's buffers of whole weights: without memory, once backward is over."""
         units = getattr(self.model, "units", ())
-        gathered = [group.full for unit in units for group in unit.flat_groups]
-        return [*self.model.parameters(), *gathered]
+        return [group.full for unit in units for group in unit.flat_groups]
 
 
 def storages(tensors: Iterable[Tensor]) -> int:
