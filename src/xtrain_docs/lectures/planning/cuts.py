@@ -12,7 +12,7 @@ from xtrain.plan.transfer import Transfer
 
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import number, percent, si, value
+from ...values import digits, number, si, value
 
 GIB = 2**30
 SEQUENCE, BATCH, RANKS = 8192, 16, 8
@@ -89,13 +89,18 @@ def which_link() -> Table:
     for axis, transfers in sorted(found.items(), key=lambda one: -_sent(one[1])):
         sent = _sent(transfers)
         rows.append(
-            [axis, si(sent, "B"), f"{sum(t.times for t in transfers):,}",
-             percent(sent * inside.beta / seconds, 2),
-             percent(sent * between.beta / seconds, 2), WAITS[axis]]
+            [axis, si(sent, "B"), number(sum(t.times for t in transfers)),
+             share(sent * inside.beta / seconds),
+             share(sent * between.beta / seconds), WAITS[axis]]
         )  # fmt: skip
     header = ["axis", "sent in a step", "calls", "NVLink, of the compute",
               "InfiniBand, of the compute", "who waits"]  # fmt: skip
     return Table(header, rows, "lrrrrl")
+
+
+def share(part: float) -> str:
+    """Two digits of a percentage, be it large or small."""
+    return f"{digits(100 * part, 2)} %"
 
 
 def _sent(transfers: list[Transfer]) -> float:

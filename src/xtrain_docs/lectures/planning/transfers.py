@@ -20,7 +20,8 @@ from xtrain.plan import (
     padded_vocabulary,
     traffic_per_step,
 )
-from xtrain.plan.step_traffic import SEND, message_size
+from xtrain.plan.step_traffic import message_size
+from xtrain.plan.transfer import SEND
 
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
