@@ -22,27 +22,29 @@ def test_messages_lie_under_compute_in_the_pair_alone(on_ranks):
     assert "<title>F1 combine" in overlap.prefill_turns()
 
 
-BOX = re.compile(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"')
+BOX = re.compile(
+    r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"[^>]*'
+    r'fill-opacity="0.4"><title>\S+ (\w+)'
+)
 LETTER = re.compile(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([ADMC])</text>')
 
 
-def test_each_long_box_has_a_letter_that_lies_inside(on_ranks):
-    for drawing, count in (
-        (overlap.overlapped_block(), 16),
-        (overlap.prefill_turns(), 32),
-    ):
-        boxes = [tuple(map(float, found)) for found in BOX.findall(drawing)]
-        letters = LETTER.findall(drawing)
-        assert len(letters) >= count
-        for x, y, _ in letters:
-            around = [
-                box
-                for box in boxes
-                if box[1] < float(y) < box[1] + 17
-                and abs(box[0] + box[2] / 2 - float(x)) < 0.1
-            ]
-            assert around
-            assert min(box[2] for box in around) >= overlap.NARROWEST - 0.1
+def test_each_long_box_has_its_letter_inside(on_ranks):
+    for drawing in (overlap.overlapped_block(), overlap.prefill_turns()):
+        letters = [
+            (float(x), float(y), letter) for x, y, letter in LETTER.findall(drawing)
+        ]
+        long = [
+            (float(x) + float(width) / 2, float(y), overlap.LETTERS[what])
+            for x, y, width, what in BOX.findall(drawing)
+            if what in overlap.LETTERS and float(width) > overlap.NARROWEST + 0.1
+        ]
+        assert 0 < len(long) <= len(letters)
+        for middle, top, letter in long:
+            assert any(
+                letter == found and abs(middle - x) < 0.15 and top < y < top + 17
+                for x, y, found in letters
+            )
 
 
 def test_the_trace_has_every_chunk_and_message(on_ranks):
