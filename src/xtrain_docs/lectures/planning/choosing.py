@@ -17,7 +17,7 @@ from xtrain.plan import (
 from xtrain.plan.step_traffic import sent_by_axis
 
 from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, bar_chart
+from ...svg import Axis, bar_chart, fit
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, si, value
@@ -59,13 +59,18 @@ def first_rank(recipe: str, zero: int, sequence: int, recompute: str) -> DeviceM
     return memory_per_device(shape, layout, sequence, recipe=recipe)
 
 
+def stage_name(zero: int) -> str:
+    """The stage with a hyphen at which no line breaks."""
+    return f"ZeRO\N{NON-BREAKING HYPHEN}{zero}"
+
+
 @TABLES
 def fit_70b_states(sequences: tuple[int, ...] = (SEQUENCE // 2, SEQUENCE)) -> Table:
     """Bytes of the first rank by recipe and stage, with and without recomputation."""
     rows = []
     for recipe, zero in CASES:
         states = first_rank(recipe, zero, sequences[0], "none").states
-        row = [f"`{recipe}`", f"ZeRO-{zero}", number(states / GIB)]
+        row = [f"`{recipe}`", stage_name(zero), number(states / GIB)]
         for sequence in sequences:
             for recompute in ("none", "full"):
                 found = counted(first_rank(recipe, zero, sequence, recompute))
@@ -93,7 +98,7 @@ def fit_70b_memory(sequence: int = SEQUENCE, recipe: str = "megatron18") -> str:
                 "states": memory.states / GIB,
                 "with activations": counted(memory) / GIB,
             }
-    return bar_chart(
+    drawing = bar_chart(
         bars,
         Axis("GiB on a device", "linear", lambda gib: f"{gib:.0f}", low=0.0),
         f"{MODEL} as TP8 PP2 DP4, {sequence} tokens, by stage and recomputation",
@@ -101,6 +106,7 @@ def fit_70b_memory(sequence: int = SEQUENCE, recipe: str = "megatron18") -> str:
         reference=(USABLE / GIB, "usable"),
         width=WIDTH,
     )
+    return fit(drawing, WIDTH)
 
 
 @TABLES

@@ -13,6 +13,7 @@ from xtrain.plan.transfer import Transfer
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import digits, number, si, value
+from .choosing import stage_name
 
 GIB = 2**30
 SEQUENCE, BATCH, RANKS = 8192, 16, 8
@@ -129,9 +130,8 @@ def which_zero_stage() -> Table:
         layout = Layout(data=REPLICAS, zero=stage)
         held = memory_per_device(shape, layout, SEQUENCE)
         sent = _sent(traffic_per_step(shape, layout, SEQUENCE))
-        name = f"ZeRO\N{NON-BREAKING HYPHEN}{stage}"
         rows.append(
-            [name, number(held.states / GIB), si(sent, "B"),
+            [stage_name(stage), number(held.states / GIB), si(sent, "B"),
              *(number(round(tokens_to_hide(stage, n))) for n in ADAPTERS),
              WHEN[stage]]
         )  # fmt: skip
