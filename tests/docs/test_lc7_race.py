@@ -31,7 +31,7 @@ def test_the_table_of_layers_has_the_goals_sizes():
 def test_a_miss_has_a_reason_from_the_same_measurement():
     names = {"transformers, grouped_mm": 4e-3, "ours": 5e-3}
     said = race.reason(measured("transformers_few", **names))
-    assert said.startswith("5 ms against 4 ms: transformers has gate and up")
+    assert said.startswith("5 ms against 4 ms: the many small steps around")
     assert said.endswith("others used 50 % of the machine")
     said = race.reason(measured("loop_many", **{"masked loop": 0.15, "ours": 0.16}))
     assert "160 ms against 150 ms: each product is long" in said
