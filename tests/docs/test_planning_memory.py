@@ -8,6 +8,7 @@ from xtrain.plan import Layout, ModelShape, memory_over_step, memory_per_device
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.planning import measured_memory, memory
+from xtrain_docs.lectures.planning import memory_sources as sources
 from xtrain_docs.lectures.planning.runs_memory_cases import CASES, SEQUENCE, Case
 
 GIB = 2**30
@@ -132,13 +133,13 @@ def test_recipes_are_those_of_the_sources():
 
 def test_the_sources_numbers_come_out_of_their_formulas():
     """Printed values: the Playbook's figures, and Korthikanti et al., section 4.3."""
-    assert memory.gpt_formula_gib("llama-3-8b") == pytest.approx(25.98, abs=0.005)
-    found = memory.gpt_formula_gib("llama-3.1-405b")
+    assert sources.gpt_formula_gib("llama-3-8b") == pytest.approx(25.98, abs=0.005)
+    found = sources.gpt_formula_gib("llama-3.1-405b")
     assert found == pytest.approx(1519.99, abs=0.005)
-    assert 0.0050 < memory.korthikanti_extra_share() < 0.0057
-    assert memory.layer_share("llama-3.1-405b", 8192) == pytest.approx(31.75, abs=0.05)
-    assert memory.full_recompute_gib(False) == 8 * memory.full_recompute_gib(True)
-    assert memory.playbook_run_gib() == pytest.approx(62.8, abs=0.05)
+    assert 0.0050 < sources.korthikanti_extra_share() < 0.0057
+    assert sources.layer_share("llama-3.1-405b", 8192) == pytest.approx(31.75, abs=0.05)
+    assert sources.full_recompute_gib(False) == 8 * sources.full_recompute_gib(True)
+    assert sources.playbook_run_gib() == pytest.approx(62.8, abs=0.05)
 
 
 def test_positions_differ_in_activations_and_logits():
@@ -154,7 +155,7 @@ def test_positions_differ_in_activations_and_logits():
 
 def test_passes_over_the_model():
     """Two, two, two, three; two if stage 3 keeps the weights; K + 1 in stage 2."""
-    assert [memory.step_passes(stage) for stage in range(4)] == [2, 2, 2, 3]
-    assert memory.step_passes(3, kept=True) == 2
-    assert [memory.step_passes(2, micro_batches=k) for k in (2, 4)] == [3, 5]
-    assert memory.step_passes(3, ranks=3) == 3
+    assert [sources.step_passes(stage) for stage in range(4)] == [2, 2, 2, 3]
+    assert sources.step_passes(3, kept=True) == 2
+    assert [sources.step_passes(2, micro_batches=k) for k in (2, 4)] == [3, 5]
+    assert sources.step_passes(3, ranks=3) == 3

@@ -14,7 +14,13 @@ from xtrain.plan import (
 )
 from xtrain.schedules import interleaved, one_f_one_b, simulate, zb_h1
 from xtrain_docs import config
-from xtrain_docs.lectures.planning import cuts, rules, rules_parts, rules_summary
+from xtrain_docs.lectures.planning import (
+    choosing,
+    cuts,
+    rules,
+    rules_parts,
+    rules_summary,
+)
 from xtrain_docs.lectures.planning.choosing import BATCH, SEQUENCE, USABLE
 
 PAGE = (config.PAGES / "planning/rules-of-thumb.md").read_text()
@@ -184,7 +190,7 @@ def test_stage_3_waits_in_a_pipeline_and_stage_2_hides():
 
 def test_shard_grad_op_holds_less_and_gathers_more_often_than_stage_2():
     rows = {row[0]: row[1:] for row in rules_parts.rule_of_fsdp().rows}
-    mode, stage = rows["`SHARD_GRAD_OP`"], rows[rules_summary.ZERO_2]
+    mode, stage = rows["`SHARD_GRAD_OP`"], rows[choosing.stage_name(2)]
     assert mode[0] == rows["`FULL_SHARD`"][0] != stage[0]
     assert mode[1] == stage[1] and mode[2] != stage[2]
     held = rules_parts.rule_states

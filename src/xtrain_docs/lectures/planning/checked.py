@@ -124,15 +124,20 @@ def _throughputs() -> list[Check]:
     return found
 
 
-def playbook_share(
-    layers: int, h: int, inner: int, tokens: float, tied: bool = False
-) -> float:
-    """Percent, as the Playbook's benchmarks count: all parameters, and all pairs."""
-    shape = ModelShape(
+def playbook_shape(layers: int, h: int, inner: int, tied: bool = False) -> ModelShape:
+    """A model of the Playbook's benchmarks: heads of 128, and no grouped keys."""
+    return ModelShape(
         vocab_size=131_072, hidden_size=h, intermediate_size=inner,
         num_hidden_layers=layers, num_attention_heads=h // 128,
         tie_word_embeddings=tied,
     )  # fmt: skip
+
+
+def playbook_share(
+    layers: int, h: int, inner: int, tokens: float, tied: bool = False
+) -> float:
+    """Percent, as the Playbook's benchmarks count: all parameters, and all pairs."""
+    shape = playbook_shape(layers, h, inner, tied)
     per_token = 6 * shape.parameters + 3 * attention_flops(shape, 4096)
     return share_of(tokens * per_token, 1.0, 1, 989.5e12)
 

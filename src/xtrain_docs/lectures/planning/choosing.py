@@ -38,6 +38,7 @@ WORDS = {"fits": "fits", "tight": "tight", "does not fit": "**does not fit**"}
 AXES = {"tensor": "tensor, in a node", "data": "data, across nodes",
         "pipeline": "pipeline, across nodes"}  # fmt: skip
 WIDTH = 420
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
 def example(
@@ -61,7 +62,12 @@ def first_rank(recipe: str, zero: int, sequence: int, recompute: str) -> DeviceM
 
 def stage_name(zero: int) -> str:
     """The stage with a hyphen at which no line breaks."""
-    return f"ZeRO\N{NON-BREAKING HYPHEN}{zero}"
+    return f"ZeRO-{zero}".replace("-", HYPHEN)
+
+
+def layout_name(layout: Layout) -> str:
+    """As it prints, with the same hyphen."""
+    return str(layout).replace("-", HYPHEN)
 
 
 @TABLES

@@ -22,9 +22,8 @@ from ...svg import Axis, line_chart
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, si, value
+from .checked import H100, LARGE, MODEL, SEQUENCE
 
-MODEL, LARGE, SEQUENCE = "llama-3-8b", "llama-3.1-405b", 8192
-A100, H100 = 312e12, 989e12
 TOKENS_A_SECOND = 5762
 """Of a device: torchtitan, Llama 3.1 8B on 8 H100, sequences of 8192 tokens."""
 

@@ -1,29 +1,23 @@
-"""Memory math: what a step holds and when, by recipe, stage, position and layer."""
-
-from fractions import Fraction
+"""Memory math: what a step holds and when, by recipe, stage and position."""
 
 from xtrain.plan import (
     RECIPES,
     DeviceMemory,
-    GPTShape,
     Layout,
     ModelShape,
     Recipe,
-    activation_memory,
     device_parameters,
-    layer_activations,
     memory_over_step,
     memory_per_device,
     pipeline_positions,
     state_memory,
-    traffic_per_step,
 )
 
 from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, line, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import digits, number, value
+from ...values import digits, number
 
 GIB = 2**30
 DENSE, LARGE = "llama-3-8b", "llama-3-70b"
@@ -195,132 +189,3 @@ def memory_by_position(sequence: int = SEQUENCE) -> Table:
     header = ["schedule", "rank", "parameters, B", "states", "activations", "logits",
               "together"]  # fmt: skip
     return Table(header, rows, "llrrrrr")
-
-
-# -------------------------------------------------------------------- activations
-
-WAYS = (("1 rank", 1, False), ("8 tensor ranks", 8, False),
-        ("and of the sequence", 8, True))  # fmt: skip
-
-
-@TABLES
-def activations_of_layers(sequence: int = SEQUENCE) -> Table:
-    """Bytes that a layer keeps of a token, over its hidden size."""
-    rows = []
-    for name in ("llama-2-7b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b"):
-        shape = ModelShape.preset(name)
-        for recompute in ("none", "full"):
-            cells = [
-                layer_activations(shape, sequence, tensor=tensor,
-                                  sequence_parallel=cut, recompute=recompute).total
-                / (sequence * shape.hidden_size)
-                for _, tensor, cut in WAYS
-            ]  # fmt: skip
-            rows.append([f"`{name}`, fused", recompute, *map(_four, cells)])
-    shape = ModelShape.preset(DENSE)
-    for recompute in ("none", "selective", "full"):
-        cells = [
-            activation_memory(sequence, 1, shape.hidden_size, shape.num_attention_heads,
-                              tensor, cut, recompute)
-            / (sequence * shape.hidden_size)
-            for _, tensor, cut in WAYS
-        ]  # fmt: skip
-        rows.append(["a GPT layer of its size, scores kept", recompute,
-                     *map(_four, cells)])  # fmt: skip
-    header = ["layer", "recompute", *(name for name, *_ in WAYS)]
-    return Table(header, rows, "llrrr")
-
-
-def _four(amount: float) -> str:
-    return digits(amount, 4)
-
-
-# ---------------------------------------------------------------- who disagrees
-
-
-@value
-def gpt_formula_gib(name: str, positions: int = 1024) -> float:
-    """GiB of fp32 weights, of a GPT with the sizes of another model."""
-    shape = ModelShape.preset(name)
-    gpt = GPTShape(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=4 * shape.hidden_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-    )
-    return 4 * gpt.parameters / GIB
-
-
-@value
-def korthikanti_extra_share() -> float:
-    """What the head and the last norm of the 22B model keep, over its layers."""
-    shape = GPTShape(
-        vocab_size=51200,
-        hidden_size=6144,
-        intermediate_size=4 * 6144,
-        num_hidden_layers=48,
-        num_attention_heads=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
-    layout = Layout(tensor=8, sequence_parallel=True, micro_batch=4)
-    held = memory_per_device(shape, layout, 2048, formula="unfused", logit_bytes=4)
-    layers = 48 * activation_memory(2048, 4, 6144, 64, 8, True)
-    return (held.activations - layers + held.logits) / layers
-
-
-@value
-def layer_share(name: str, sequence: int, way: str = "fused") -> float:
-    """Bytes that a layer keeps of a token, over its hidden size."""
-    shape = ModelShape.preset(name)
-    unit = sequence * shape.hidden_size
-    if way == "fused":
-        return layer_activations(shape, sequence).total / unit
-    heads = shape.num_attention_heads
-    return activation_memory(sequence, 1, shape.hidden_size, heads) / unit
-
-
-@value
-def full_recompute_gib(sequence_parallel: bool) -> float:
-    """The first rank of TP8 PP2 keeps this of its layers' inputs."""
-    layout = Layout(tensor=8, pipeline=2, sequence_parallel=sequence_parallel,
-                    micro_batches=8, recompute="full")  # fmt: skip
-    held = memory_per_device(ModelShape.preset(LARGE), layout, 4096)
-    return held.activations / GIB
-
-
-@value
-def playbook_run_gib() -> float:
-    """States and activations of the first rank of the Playbook's 80B model."""
-    shape = ModelShape(
-        vocab_size=131072,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=64,
-    )
-    layout = Layout(tensor=8, pipeline=2, data=4, zero=1, sequence_parallel=True,
-                    micro_batches=64)  # fmt: skip
-    held = memory_per_device(shape, layout, 4096, recipe="fp32_accum20")
-    return (held.states + held.activations) / GIB
-
-
-@value
-def step_passes(
-    stage: int, ranks: int = 8, kept: bool = False, micro_batches: int = 1
-) -> float:
-    """What a rank sends in a step, as a number of all-gathers of the model.
-
-    Args:
-        kept: stage 3 keeps the weights after forward.
-    """
-    shape = ModelShape.preset(DENSE)
-    layout = Layout(data=ranks, zero=stage, reshard_after_forward=not kept,
-                    micro_batches=micro_batches)  # fmt: skip
-    transfers = traffic_per_step(shape, layout, SEQUENCE, dtypes="zero16")
-    whole = 2 * shape.parameters * Fraction(ranks - 1, ranks)
-    return float(sum(transfer.sent for transfer in transfers) / whole)

@@ -20,7 +20,7 @@ from ...svg import Axis, line_chart
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, value
-from .choosing import BATCH, RESERVE, SEQUENCE, USABLE
+from .choosing import BATCH, RESERVE, SEQUENCE, USABLE, layout_name
 
 GIB = 2**30
 DEVICE, EXAMPLE = "h100", "llama-3-70b"
@@ -90,9 +90,8 @@ def longer(one: Estimate, best: Estimate) -> float:
 
 
 def _named(one: Estimate) -> str:
-    words = str(one.layout).replace("ZeRO-", "ZeRO\N{NON-BREAKING HYPHEN}")
     recompute = ", recompute" if one.layout.recompute == "full" else ""
-    return words + recompute
+    return layout_name(one.layout) + recompute
 
 
 @TABLES

@@ -7,16 +7,25 @@ from xtrain.plan import (
     Estimate,
     Layout,
     ModelShape,
+    bubble_over_ideal,
     estimate,
     memory_per_device,
-    pipeline_idle,
     traffic_per_step,
 )
 
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, si, times, value
-from .choosing import RESERVE, SEQUENCE, USABLE, WORDS, example
+from .choosing import (
+    RESERVE,
+    SEQUENCE,
+    USABLE,
+    WORDS,
+    example,
+    layout_name,
+    stage_name,
+)
+from .cuts import REPLICAS
 from .rules import DEVICE, EXAMPLE, GIB
 
 SMALL = "llama-3-8b"
@@ -26,10 +35,12 @@ WIDTHS = (4, 8, 16, 32)
 RANKS = (2, 4, 8, 16, 32)
 IDLE = 0.05
 """The bubble that one would put up with, over the work."""
+SEVERAL = 8
+"""Micro-batches, where one is compared with several."""
 SCHEDULES = (("one_f_one_b", 1), ("interleaved", 2), ("zb_h1", 1))
 MODES: dict[str, dict[str, int | bool]] = {
     "`NO_SHARD`": {"zero": 0},
-    "ZeRO\N{NON-BREAKING HYPHEN}2": {"zero": 2},
+    stage_name(2): {"zero": 2},
     "`SHARD_GRAD_OP`": {"zero": 3, "reshard_after_forward": False},
     "`FULL_SHARD`": {"zero": 3},
 }
@@ -68,7 +79,7 @@ def rule_of_nodes() -> Table:
 def rule_volume(stage: int, batches: int, dtypes: str) -> float:
     """Bytes that a stage of ZeRO sends in a step, over those of plain DDP."""
     shape = ModelShape.preset(SMALL)
-    layout = Layout(data=64, micro_batches=batches)
+    layout = Layout(data=REPLICAS, micro_batches=batches)
     sent = [
         sum(t.sent for t in traffic_per_step(shape, one, SEQUENCE, dtypes=dtypes))
         for one in (replace(layout, zero=stage), layout)
@@ -87,7 +98,7 @@ def rule_of_volumes() -> Table:
             ("megatron-bf16", "fp32 gradients, 16-bit weights"),
             ("ddp-autocast", "fp32 gradients and weights"),
         )
-        for batches in (1, 8)
+        for batches in (1, SEVERAL)
     ]  # fmt: skip
     header = ["what travels", "micro-batches", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
     return Table(header, rows, "lrrrr")
@@ -123,7 +134,7 @@ def rule_bubble(
     ranks: int, batches: int, schedule: str = "one_f_one_b", chunks: int = 1
 ) -> float:
     """The bubble over the work, where forward and both backwards take as long."""
-    return pipeline_idle(schedule, ranks) / chunks / (3 * batches)
+    return bubble_over_ideal(schedule, ranks, batches, chunks)
 
 
 @value
@@ -177,9 +188,8 @@ def rule_of_large_micro_batches() -> Table:
         for size in (1, 2, 4):
             layout = in_micro_batches_of(size, base)
             found = of_example(layout)
-            name = str(layout).replace("ZeRO-", "ZeRO\N{NON-BREAKING HYPHEN}")
             rows.append(
-                [name, f"{size} x {layout.micro_batches}",
+                [layout_name(layout), f"{size} x {layout.micro_batches}",
                  f"{number(found.memory.total / GIB)} {WORDS[found.verdict]}",
                  percent(found.parts["bubble"] / found.seconds),
                  si(sent_by_data_ranks(layout), "B"), percent(found.mfu)]
@@ -194,10 +204,10 @@ def rule_of_fsdp() -> Table:
     shape = ModelShape.preset(SMALL)
     rows = []
     for name, fields in MODES.items():
-        layout = Layout(data=64, **fields)  # type: ignore[arg-type]
+        layout = Layout(data=REPLICAS, **fields)  # type: ignore[arg-type]
         sent = [
             float(sum(t.sent for t in traffic_per_step(shape, one, SEQUENCE)))
-            for one in (layout, replace(layout, micro_batches=8))
+            for one in (layout, replace(layout, micro_batches=SEVERAL))
         ]
         rows.append(
             [name, number(rule_states(name)), *(si(size, "B") for size in sent)]
@@ -206,7 +216,7 @@ def rule_of_fsdp() -> Table:
         "strategy",
         "states at rest, GiB",
         "sent, 1 micro-batch",
-        "8 micro-batches",
+        f"{SEVERAL} micro-batches",
     ]
     return Table(header, rows, "lrrr")
 
@@ -233,6 +243,6 @@ def rule_sequence_parallel(what: str, ranks: int = 8) -> float:
 @value
 def rule_states(strategy: str) -> float:
     """GiB of states that a strategy of FSDP, or a stage, holds at rest."""
-    layout = Layout(data=64, **MODES[strategy])  # type: ignore[arg-type]
+    layout = Layout(data=REPLICAS, **MODES[strategy])  # type: ignore[arg-type]
     held = memory_per_device(ModelShape.preset(SMALL), layout, SEQUENCE)
     return held.states / GIB

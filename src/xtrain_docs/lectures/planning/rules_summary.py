@@ -3,9 +3,11 @@
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, si, times, value
+from .choosing import stage_name
 from .rules import EXAMPLE, rule_ddp_limit, rule_longer
 from .rules_parts import (
     IDLE,
+    SEVERAL,
     rule_batches_for,
     rule_bubble,
     rule_example,
@@ -64,13 +66,14 @@ def of_stages() -> list[Row]:
         ("volume", "ZeRO-1 and 2 send as much as DDP, ZeRO-3 half as much again",
          CONDITION, "in one dtype and one micro-batch; with fp32 gradients and 16-bit "
          f"weights {times(rule_volume(3, 1, 'megatron-bf16'))}, "
-         f"in 8 micro-batches {times(rule_volume(3, 8, 'megatron-bf16'))}"),
+         f"in {SEVERAL} micro-batches "
+         f"{times(rule_volume(3, SEVERAL, 'megatron-bf16'))}"),
         ("stages", "No ZeRO-2 or 3 with a pipeline", CONDITION,
          f"stage 3 waits {percent(rule_example('data', 3))} of a step of the example, "
          f"stage 2 {percent(rule_example('data', 2))}"),
         ("fsdp", "`SHARD_GRAD_OP` is ZeRO-2", CONDITION,
          f"it holds {number(rule_states('`SHARD_GRAD_OP`'))} GiB at rest, not "
-         f"{number(rule_states(ZERO_2))}, and gathers in every micro-batch"),
+         f"{number(rule_states(stage_name(2)))}, and gathers in every micro-batch"),
     ]  # fmt: skip
 
 
@@ -90,9 +93,6 @@ def of_compute() -> list[Row]:
          f"it keeps {times(1 / kept, 2)} the activations and sends {times(1 / sent)} "
          "the bytes, as backward gathers again"),
     ]  # fmt: skip
-
-
-ZERO_2 = "ZeRO\N{NON-BREAKING HYPHEN}2"
 
 
 @value

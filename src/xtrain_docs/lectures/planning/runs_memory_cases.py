@@ -89,6 +89,8 @@ CASES = {
     "ZeRO-1, bf16": Case({"data": 4}, "zero 1", bf16=True),
     "ZeRO-2, bf16": Case({"data": 4}, "zero 2", bf16=True),
     "FSDP": Case({"data": 4}, "fsdp"),
+    "ZeRO-2 on 3 ranks, bf16": Case({"data": 3}, "zero 2", bf16=True),
+    "FSDP on 3 ranks": Case({"data": 3}, "fsdp"),
     "tensor ranks": Case({"tensor": 2}),
     "tensor ranks, sequence parallel": Case({"tensor": 2}, sequence_parallel=True),
     "context ranks": Case({"context": 2}),

@@ -70,7 +70,7 @@ def comm_by_dtype() -> Table:
          *(si(comm_sent(model, sizes, dtypes), "B") for dtypes in DTYPES)]
         for name, what, model, sizes in AXES
     ]  # fmt: skip
-    header = ["8 ranks", "what travels", *(f"`{name}`" for name in DTYPES)]
+    header = [f"{RANKS} ranks", "what travels", *(f"`{name}`" for name in DTYPES)]
     return Table(header, rows, "ll" + "r" * len(DTYPES))
 
 
@@ -126,7 +126,7 @@ HIDDEN = (
      lambda c, w: hiding_tokens(c, w, queries_per_key=8, causal=True)),
     ("their gradients in fp32", "the block at hand, backward", "tokens a context rank",
      lambda c, w: hiding_tokens(c, w, queries_per_key=8, causal=True, backward=True)),
-    ("copies of tokens, 8 expert ranks", "products of another micro-batch",
+    (f"copies of tokens, {RANKS} expert ranks", "products of another micro-batch",
      "width of an expert", lambda c, w: hiding_width(c, w, RANKS)),
     ("activations between stages", "the next micro-batch", "layers a stage",
      stage_layers),
@@ -184,10 +184,10 @@ def comm_playbook() -> Table:
     gpt = replace(gpt, vocab_size=padded)
     calls = layer_calls(gpt, 1, 2048, RANKS, itemsize=1)
     rows = [
-        ["elements a layer of GPT-3, 8 tensor ranks", r"$8bsh/t$",
+        [f"elements a layer of GPT-3, {RANKS} tensor ranks", r"$8bsh/t$",
          number(8 * 2048 * gpt.hidden_size // RANKS), number(bytes_sent(calls)),
          r"the factor $t-1$"],
-        ["DDP: sending over backward, 8192 tokens",
+        [f"DDP: sending over backward, {tokens} tokens",
          r"$\frac{P}{2T}\frac{n-1}{n}\frac{C}{W}$",
          si(shape.parameters / (2 * tokens) * share * slow),
          number(data.seconds(0.0, link.beta) / backward),
@@ -202,7 +202,8 @@ def comm_playbook() -> Table:
          "two bytes an element, not one"],
         ["parameters of a layer, in $h^2$", "16", "16",
          number(shape.layer_parameters / shape.hidden_size**2),
-         "an inner size of 3.5 h and few key heads"],
+         f"an inner size of {shape.intermediate_size / shape.hidden_size} h, few key "
+         "heads"],
     ]  # fmt: skip
     header = ["what", "the formula there", "its value", "ours", "what is missing"]
     return Table(header, rows, "llrrl")
