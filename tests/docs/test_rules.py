@@ -194,7 +194,7 @@ def test_shard_grad_op_holds_less_and_gathers_more_often_than_stage_2():
     assert mode[0] == rows["`FULL_SHARD`"][0] != stage[0]
     assert mode[1] == stage[1] and mode[2] != stage[2]
     held = rules_parts.rule_states
-    assert held("`NO_SHARD`") > held(rules_summary.ZERO_2) > held("`SHARD_GRAD_OP`")
+    assert held("`NO_SHARD`") > held(choosing.stage_name(2)) > held("`SHARD_GRAD_OP`")
 
 
 def test_what_fits_without_recomputation_is_faster_without():
