@@ -425,7 +425,7 @@ CASES = [
     "xtrain.comm.local_checks:_problem_of_op",
     "xtrain.comm.local_checks:_overlap",
     "xtrain.comm.local_checks:_can_combine",
-    "xtrain.comm.collectives:_list_on_root",
+    "xtrain.comm.rooted:_list_on_root",
     "xtrain.comm.all_to_all:_split_problems",
     "xtrain.comm.p2p:group_rank_of",
 )

@@ -19,9 +19,9 @@ from xtrain.comm.checks import (
     refuse,
     run_checks,
 )
-from xtrain.comm.collectives import root_of
 from xtrain.comm.debug_checks import compare_across_ranks
 from xtrain.comm.local_checks import LOCAL_CHECKS
+from xtrain.comm.rooted import root_of
 
 ILLEGAL = "do not make one and the same legal call"
 
@@ -250,8 +250,8 @@ def one_rank_wrong(bad: int) -> list[str]:
     "xtrain.comm.checks:check_call",
     "xtrain.comm.checks:refuse",
     "xtrain.comm.debug_checks:compare_across_ranks",
-    "xtrain.comm.collectives:root_of",
-    "xtrain.comm.collectives:_list_on_root",
+    "xtrain.comm.rooted:root_of",
+    "xtrain.comm.rooted:_list_on_root",
 )
 def test_one_wrong_rank_is_an_error_on_every_rank(world, size, bad):
     for rank, problems in enumerate(world(size).run(one_rank_wrong, bad)):
@@ -279,7 +279,7 @@ def hierarchical_one_wrong(bad) -> str:
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.debug_checks:debug_checks", "xtrain.comm.hierarchical:check_two_axes"
+    "xtrain.comm.debug_checks:debug_checks", "xtrain.comm.hierarchical:are_two_axes"
 )
 def test_one_wrong_rank_of_a_mesh_stops_the_other_nodes_too(world):
     """The ranks of the other node learn of it through the second axis."""

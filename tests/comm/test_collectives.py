@@ -71,7 +71,7 @@ def broadcast_cases(run, layouts=LAYOUTS) -> None:
 
 @pytest.mark.parametrize("size", [*SIZES, 8])
 @pytest.mark.verifies(
-    "xtrain.comm.collectives:broadcast", "xtrain.comm.collectives:broadcast_naive"
+    "xtrain.comm.rooted:broadcast", "xtrain.comm.rooted:broadcast_naive"
 )
 def test_broadcast_equals_torch(world, size):
     for run in (broadcast, broadcast_naive):
@@ -100,7 +100,7 @@ def reduce_cases(reduce=reduce, ops=ARITHMETIC + BITS, layouts=LAYOUTS) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.verifies("xtrain.comm.collectives:reduce")
+@pytest.mark.verifies("xtrain.comm.rooted:reduce")
 def test_reduce_equals_one_process_and_leaves_the_others_alone(world, size):
     world(size).run(reduce_cases)
 
@@ -172,9 +172,7 @@ def gather_and_scatter_cases() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.verifies(
-    "xtrain.comm.collectives:gather", "xtrain.comm.collectives:scatter"
-)
+@pytest.mark.verifies("xtrain.comm.rooted:gather", "xtrain.comm.rooted:scatter")
 def test_gather_and_scatter_equal_torch(world, size):
     world(size).run(gather_and_scatter_cases)
 
@@ -201,8 +199,8 @@ def uneven_gather_and_scatter() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.verifies(
-    "xtrain.comm.collectives:gather",
-    "xtrain.comm.collectives:scatter",
+    "xtrain.comm.rooted:gather",
+    "xtrain.comm.rooted:scatter",
     "xtrain.comm.collectives:all_gather",
     "xtrain.comm.collectives:reduce_scatter",
 )
@@ -343,11 +341,11 @@ def sub_groups() -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.collectives:broadcast",
-    "xtrain.comm.collectives:broadcast_naive",
-    "xtrain.comm.collectives:reduce",
-    "xtrain.comm.collectives:gather",
-    "xtrain.comm.collectives:scatter",
+    "xtrain.comm.rooted:broadcast",
+    "xtrain.comm.rooted:broadcast_naive",
+    "xtrain.comm.rooted:reduce",
+    "xtrain.comm.rooted:gather",
+    "xtrain.comm.rooted:scatter",
     "xtrain.comm.collectives:all_gather",
     "xtrain.comm.collectives:reduce_scatter",
     "xtrain.comm.collectives:all_reduce",

@@ -217,7 +217,7 @@ def test_gloo_reduce_leaves_partial_sums_behind(gloo, world, numel):
     assert any(not torch.equal(results[rank], inputs[rank]) for rank in (1, 2, 3))
 
 
-@pytest.mark.verifies("xtrain.comm.collectives:reduce")
+@pytest.mark.verifies("xtrain.comm.rooted:reduce")
 def test_our_reduce_leaves_the_others_alone(world):
     results = world(4).run(reduce_even_numbers, "ours", 1)
     assert [tensor.item() for tensor in results] == [20, 4, 6, 8]

@@ -139,7 +139,7 @@ def groups() -> None:
 
 @pytest.mark.verifies(
     "xtrain.comm.checks:rank_and_size",
-    "xtrain.comm.collectives:broadcast",
+    "xtrain.comm.rooted:broadcast",
     "xtrain.comm.ring:ring_all_reduce",
     "xtrain.comm.objects:all_gather_object",
 )

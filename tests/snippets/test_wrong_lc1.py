@@ -135,7 +135,7 @@ def op_in_the_place_of_dst() -> None:
     comm.reduce(torch.ones(2), ReduceOp.SUM)
 
 
-@pytest.mark.verifies("xtrain.comm.collectives:reduce")
+@pytest.mark.verifies("xtrain.comm.rooted:reduce")
 def test_our_reduce_refuses_an_op_for_dst(worlds):
     expect_error(worlds[3], op_in_the_place_of_dst, match="dst=.*SUM")
 

@@ -15,14 +15,9 @@ from xtrain.comm.collectives import (
     all_gather_single,
     all_reduce,
     barrier,
-    broadcast,
-    broadcast_naive,
-    gather,
-    reduce,
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
-    scatter,
 )
 from xtrain.comm.debug_checks import debug_checks, install_checks
 from xtrain.comm.hierarchical import hierarchical_all_reduce
@@ -46,6 +41,7 @@ from xtrain.comm.p2p import (
 )
 from xtrain.comm.parameter_server import parameter_server_all_reduce
 from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from xtrain.comm.rooted import broadcast, broadcast_naive, gather, reduce, scatter
 from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
 from xtrain.comm.work import Work
 

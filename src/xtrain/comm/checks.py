@@ -1,16 +1,17 @@
 """What an algorithm says about its call, so that a bad one is refused.
 
-    ring_all_reduce -> check_call(name, group, tensor, op=op)
+    ring_all_reduce -> run_checks("collective", name, group, [tensor], op=op)
                          -> CHECKS: the rules of `local_checks`, or while `debug_checks`
                             are on those and the question to the other ranks
 
-Every collective of `xtrain.comm` begins with `check_call`. What is asked of a call is
-not decided here: `xtrain.comm` fills CHECKS when it is imported, and nothing fills it
-in a copy of an algorithm, where only the `rules` that come with the call hold. What
-else a call may say of itself stands in `local_checks.Call`.
+Every collective of `xtrain.comm` begins with `run_checks`, or with `check_call` if it
+has rules of its own. What is asked of a call is not decided here: `xtrain.comm` fills
+CHECKS when it is imported, and nothing fills it in a copy of an algorithm, where only
+the `rules` that come with the call hold. What else a call may say of itself stands in
+`local_checks.Call`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -42,27 +43,23 @@ def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
     group = group_or_world(group)
     if not isinstance(group, ProcessGroup) or group.rank() < 0:
         # torch hands the int -100 to processes that are not members.
-        raise ValueError(
-            f"global rank {dist.get_rank()} is not a member of this group: only the "
-            "ranks passed to new_group may use it"
-        )
+        raise ValueError(f"global rank {dist.get_rank()} is not a member of this group")
     return group.rank(), group.size()
 
 
 def check_call(
-    name: str,
-    group: ProcessGroup | None,
-    *tensors: Tensor,
-    rules: Sequence[tuple[bool, str]] = (),
-    **more: Any,
+    name: str, group: ProcessGroup | None, *tensors: Tensor, **more: Any
 ) -> tuple[int, int]:
-    """Refuse a bad call of a collective, else return `rank_and_size(group)`."""
-    rank, size = rank_and_size(group)
-    run_checks("collective", name, group, tensors, rules=rules, **more)
-    for holds, message in rules:
+    """Refuse a bad call of a collective, else return `rank_and_size(group)`.
+
+    Each of `rules` is whether it holds, and what to say if not.
+    """
+    place = rank_and_size(group)
+    run_checks("collective", name, group, tensors, **more)
+    for holds, message in more.get("rules", ()):
         if not holds:
             raise ValueError(f"{name}: {message}")
-    return rank, size
+    return place
 
 
 def run_checks(kind: str, *call: Any, **more: Any) -> None:

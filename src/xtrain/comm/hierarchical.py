@@ -33,9 +33,12 @@ def hierarchical_all_reduce(
     The tensor is padded to a multiple of the node's size. Each rank sends
     2(G-1)/G of it inside its node and 2(K-1)/K of 1/G of it between K nodes.
     """
-    (local, local_size), (node, nodes) = check_two_axes(
-        tensor, op, intra_group, inter_group
-    )
+    local, local_size = rank_and_size(intra_group)
+    node, nodes = rank_and_size(inter_group)
+    check_call(
+        "hierarchical_all_reduce", intra_group, tensor, op=op,
+        rules=[are_two_axes(intra_group, inter_group)], other_group=inter_group,
+    )  # fmt: skip
     flat = tensor.detach().contiguous().view(-1)
     if flat.numel() % local_size:
         flat = pad(flat, (0, -flat.numel() % local_size))
@@ -48,28 +51,16 @@ def hierarchical_all_reduce(
     divide_if_average(parts[node], op, local_size * nodes)
     all_gather_chunks(parts, inter_group)
     all_gather_chunks(shards, intra_group)
-
     if flat.data_ptr() != tensor.data_ptr():  # padded, or was not contiguous
         tensor.detach().copy_(flat[: tensor.numel()].view(tensor.shape))
 
 
-def check_two_axes(
-    tensor: Tensor,
-    op: ReduceOp.RedOpType,
-    intra_group: ProcessGroup | None,
-    inter_group: ProcessGroup | None,
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rank and size in both groups; ValueError unless they are two axes of a mesh."""
-    name = "hierarchical_all_reduce"
+def are_two_axes(
+    intra_group: ProcessGroup | None, inter_group: ProcessGroup | None
+) -> tuple[bool, str]:
+    """A rule: the groups are two axes of a mesh, so they share this rank alone."""
     if intra_group is None or inter_group is None:
-        raise ValueError(
-            f"{name} needs both groups, got intra_group={intra_group}, "
-            f"inter_group={inter_group}"
-        )
-    places = rank_and_size(intra_group), rank_and_size(inter_group)
-    intra = dist.get_process_group_ranks(intra_group)
-    inter = dist.get_process_group_ranks(inter_group)
+        return False, f"needs both groups, got {intra_group=}, {inter_group=}"
+    intra, inter = map(dist.get_process_group_ranks, (intra_group, inter_group))
     message = f"{intra} and {inter} share other ranks than this one, {dist.get_rank()}"
-    rules = [(len(set(intra) & set(inter)) == 1, message)]
-    check_call(name, intra_group, tensor, op=op, rules=rules, other_group=inter_group)
-    return places
+    return len(set(intra) & set(inter)) == 1, message

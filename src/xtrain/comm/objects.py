@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.collectives import all_gather, broadcast, root_of
+from xtrain.comm.collectives import all_gather
 from xtrain.comm.p2p import group_rank_of, recv, send
+from xtrain.comm.rooted import broadcast, root_of
 
 
 def send_object(

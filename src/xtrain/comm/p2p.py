@@ -3,7 +3,8 @@
 Two blocking calls that wait for each other never return: gloo's send waits for the
 matching receive, whatever the size. So a step in which every rank both sends and
 receives must *post* both before it waits for either. `exchange` does that for one pair
-and `exchange_all` for any number; all algorithms of `xtrain.comm` stand on the latter.
+and `exchange_all` for any number. Both check what they are given; the algorithms of
+`xtrain.comm`, which have checked their own call, use `post_all` below them.
 
 Ranks: `src` and `dst` are global ranks, as in torch, also when a group is given;
 `group_src` and `group_dst` are ranks inside the group.
@@ -107,9 +108,19 @@ def exchange_all(
     recvs: list[tuple[Tensor, int]],
     group: ProcessGroup | None = None,
 ) -> None:
-    """Post all receives and sends (tensor, group rank), then wait for all of them."""
-    for work in post_all(sends, recvs, group):
-        work.wait()
+    """Post all receives and sends (tensor, group rank), then wait for all of them.
+
+    What a rank sends to itself is copied.
+    """
+    me, _ = rank_and_size(group)
+    run_checks("messages", "exchange", sends, recvs, group)
+    own_sends = [t.detach() for t, peer in sends if peer == me]
+    own_recvs = [t.detach() for t, peer in recvs if peer == me]
+    for landing, tensor in zip(own_recvs, own_sends, strict=True):
+        landing.copy_(tensor)
+    sends = [(t, peer) for t, peer in sends if peer != me]
+    recvs = [(t, peer) for t, peer in recvs if peer != me]
+    wait_all(post_all(sends, recvs, group))
 
 
 def post_all(
@@ -118,20 +129,13 @@ def post_all(
     group: ProcessGroup | None = None,
     tag: int = 0,
 ) -> list[dist.Work]:
-    """Post all receives and sends (contiguous tensor, group rank), to be waited for.
+    """Post messages (contiguous tensor, group rank of another), to be waited for.
 
-    Empty tensors send no message. What a rank sends to itself is copied at once. NCCL
-    knows no tags.
+    Empty tensors send no message. NCCL knows no tags.
     """
-    me, _ = rank_and_size(group)
-    run_checks("messages", "exchange", sends, recvs, group)
     group = group_or_world(group)
-    own_sends = [t.detach() for t, peer in sends if peer == me]
-    own_recvs = [t.detach() for t, peer in recvs if peer == me]
-    for landing, tensor in zip(own_recvs, own_sends, strict=True):
-        landing.copy_(tensor)
-    recvs = [(t, peer) for t, peer in recvs if peer != me and t.numel() > 0]
-    sends = [(t, peer) for t, peer in sends if peer != me and t.numel() > 0]
+    recvs = [(t, peer) for t, peer in recvs if t.numel() > 0]
+    sends = [(t, peer) for t, peer in sends if t.numel() > 0]
     if not sends and not recvs:
         return []
     with one_round():
@@ -143,6 +147,12 @@ def post_all(
         # Receives first: a message that finds its receive posted is not held up.
         works = [group.recv([tensor], peer, tag) for tensor, peer in recvs]
         return works + [group.send([tensor], peer, tag) for tensor, peer in sends]
+
+
+def wait_all(works: list[dist.Work]) -> None:
+    """Wait for everything that was posted."""
+    for work in works:
+        work.wait()
 
 
 def batches(group: ProcessGroup, device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world, rank_and_size
-from xtrain.comm.p2p import batches, post_all
+from xtrain.comm.p2p import batches, post_all, wait_all
 from xtrain.comm.rounds import one_round
 
 
@@ -23,8 +23,7 @@ class RingSteps:
     """One journey around a ring: to the next rank, and from the one before.
 
     What has arrived is kept until `wait_sends`: gloo frees a message that has only just
-    arrived by spinning until its own thread lets go of it, and on a busy machine that
-    takes longer than the message did.
+    arrived by spinning until its thread lets go of it, longer than the message took.
     """
 
     def __init__(self, group: ProcessGroup | None = None):
@@ -32,8 +31,7 @@ class RingSteps:
         self._group = group_or_world(group)
         self._after, self._before = (rank + 1) % size, (rank - 1) % size
         self._ahead: list[tuple[int | None, list[dist.Work]]] = []  # round, receive
-        self._arrived: list[dist.Work] = []
-        self._leaving: list[dist.Work] = []
+        self._taken: list[tuple[list[dist.Work], list[dist.Work]]] = []  # both ways
 
     def post_recvs(self, tensors: Sequence[Tensor]) -> None:
         """Post the receives of the next steps, in order, before anything is sent.
@@ -45,10 +43,8 @@ class RingSteps:
         for tensor in tensors:
             if batches(self._group, tensor.device):
                 return
-            works = []
             with one_round() as number:
-                if tensor.numel() > 0:  # an empty one sends no message
-                    works = [self._group.recv([tensor], self._before, 0)]
+                works = post_all([], [(tensor, self._before)], self._group)
             self._ahead.append((number, works))
 
     def send_recv(self, send: Tensor, recv: Tensor) -> None:
@@ -59,15 +55,12 @@ class RingSteps:
                 leaving = post_all([(send, self._after)], [], self._group)
         else:
             works = post_all([(send, self._after)], [(recv, self._before)], self._group)
-            receives = min(1, recv.numel())  # come first; empty: no message
-            arriving, leaving = works[:receives], works[receives:]
-        for work in arriving:
-            work.wait()
-        self._arrived += arriving
-        self._leaving += leaving
+            arriving, leaving = works[:1], works[1:]  # the receive is first
+        wait_all(arriving)
+        self._taken.append((arriving, leaving))
 
     def wait_sends(self) -> None:
         """Wait until everything has left; then what was sent may be overwritten."""
-        for work in self._leaving:
-            work.wait()
-        self._arrived, self._leaving = [], []
+        for _, leaving in self._taken:
+            wait_all(leaving)
+        self._taken = []

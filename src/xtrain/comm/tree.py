@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, rank_and_size
-from xtrain.comm.p2p import exchange_all
+from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.p2p import post_all, wait_all
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 
@@ -34,17 +34,14 @@ def tree_broadcast(flat: Tensor, root: int, group: ProcessGroup | None = None) -
     while reach > 1:
         half = reach // 2
         if position % reach == 0 and position + half < size:
-            exchange_all([(flat, (rank + half) % size)], [], group)
+            wait_all(post_all([(flat, (rank + half) % size)], [], group))
         elif position % reach == half:
-            exchange_all([], [(flat, (rank - half) % size)], group)
+            wait_all(post_all([], [(flat, (rank - half) % size)], group))
         reach = half
 
 
 def tree_reduce(
-    flat: Tensor,
-    root: int,
-    op: ReduceOp.RedOpType,
-    group: ProcessGroup | None = None,
+    flat: Tensor, root: int, op: ReduceOp.RedOpType, group: ProcessGroup | None = None
 ) -> None:
     """Reduce contiguous tensors into the root's, in place.
 
@@ -56,10 +53,10 @@ def tree_reduce(
     reach = 1
     while reach < size:
         if position % (2 * reach) == reach:
-            exchange_all([(flat, (rank - reach) % size)], [], group)
+            wait_all(post_all([(flat, (rank - reach) % size)], [], group))
             return  # this rank's share is on its way to the root
         if position + reach < size:
-            exchange_all([], [(incoming, (rank + reach) % size)], group)
+            wait_all(post_all([], [(incoming, (rank + reach) % size)], group))
             fold_into(flat, incoming, op)
         reach *= 2
     divide_if_average(flat, op, size)
@@ -75,7 +72,7 @@ def tree_all_reduce(
     2 ceil(log2 N) steps of the whole tensor: good for small tensors, twice or more the
     ring's volume for large ones.
     """
-    check_call("tree_all_reduce", group, tensor, op=op)
+    run_checks("collective", "tree_all_reduce", group, [tensor], op=op)
     flat = tensor.detach().contiguous().view(-1)
     tree_reduce(flat, 0, op, group)
     tree_broadcast(flat, 0, group)
@@ -94,22 +91,23 @@ def halving_doubling_all_reduce(
     first folds its tensor into a partner's and gets the result back at the end: two
     more steps and one more tensor each way for these pairs.
     """
-    rank, size = check_call("halving_doubling_all_reduce", group, tensor, op=op)
+    rank, size = rank_and_size(group)
+    run_checks("collective", "halving_doubling_all_reduce", group, [tensor], op=op)
     flat = tensor.detach().contiguous().view(-1)
     core = 1 << (size.bit_length() - 1)  # the largest power of two <= size
 
     if rank >= core:
-        exchange_all([(flat, rank - core)], [], group)
-        exchange_all([], [(flat, rank - core)], group)
+        wait_all(post_all([(flat, rank - core)], [], group))
+        wait_all(post_all([], [(flat, rank - core)], group))
     else:
         if rank + core < size:
             incoming = torch.empty_like(flat)
-            exchange_all([], [(incoming, rank + core)], group)
+            wait_all(post_all([], [(incoming, rank + core)], group))
             fold_into(flat, incoming, op)
         _halve_and_double(flat, rank, core, op, group)
         divide_if_average(flat, op, size)
         if rank + core < size:
-            exchange_all([(flat, rank + core)], [], group)
+            wait_all(post_all([(flat, rank + core)], [], group))
 
     if not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
@@ -130,9 +128,9 @@ def _halve_and_double(
         low, high = piece.tensor_split(2)
         keep, give = (low, high) if rank < partner else (high, low)
         landing = incoming[: keep.numel()]
-        exchange_all([(give, partner)], [(landing, partner)], group)
+        wait_all(post_all([(give, partner)], [(landing, partner)], group))
         fold_into(keep, landing, op)
         undo.append((keep, give, partner))
         piece, distance = keep, distance // 2
     for keep, give, partner in reversed(undo):  # all-gather: swap back what is finished
-        exchange_all([(keep, partner)], [(give, partner)], group)
+        wait_all(post_all([(keep, partner)], [(give, partner)], group))

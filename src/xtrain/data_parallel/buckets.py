@@ -27,10 +27,7 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], spare: int = 0):
         self.parameters = parameters
         sizes = [p.numel() for p in parameters]
-        first = parameters[0]
-        self.flat = torch.zeros(
-            sum(sizes) + spare, dtype=first.dtype, device=first.device
-        )
+        self.flat = parameters[0].detach().new_zeros(sum(sizes) + spare)
         pieces = self.flat[: sum(sizes)].split(sizes)
         self.views = {
             p: piece.view(p.shape) for p, piece in zip(parameters, pieces, strict=True)
@@ -65,6 +62,4 @@ def make_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]
         if not lists[-1]:
             order.append(lists[-1])
         lists[-1].append(parameter)
-    return [
-        Bucket(members, spare=int(members is order[-1])) for members in order if members
-    ]
+    return [Bucket(members, spare=int(members is order[-1])) for members in order]

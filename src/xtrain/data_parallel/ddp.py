@@ -139,8 +139,7 @@ class DistributedDataParallel(nn.Module):
         self._reducer.issue_complete()
 
     def _all_reduce(self, bucket: Bucket) -> Reduction:
-        work = self._issue_all_reduce(bucket.flat, group=self.process_group)
-        return Reduction(work)
+        return Reduction(self._issue_all_reduce(bucket.flat, group=self.process_group))
 
     def _end_of_backward(self) -> None:
         self._finish([p for b in self._reducer.buckets for p in b.waiting])
@@ -173,14 +172,11 @@ class DistributedDataParallel(nn.Module):
         here = [float(p not in missing) for p in self._bucket_of]
         used = torch.tensor(here, device=self._reducer.buckets[0].flat.device)
         dist.all_reduce(used, group=self.process_group)
-        return [
-            p for p, ranks in zip(self._bucket_of, used.tolist(), strict=True) if ranks
-        ]
+        ranks = dict(zip(self._bucket_of, used.tolist(), strict=True))
+        return [p for p in ranks if ranks[p]]
 
     def _complain(self, unused: list[nn.Parameter]) -> str:
-        names = [
-            self._names[p] for p in unused
-        ] or "none here, but some on another rank"
+        names = [self._names[p] for p in unused] or "none here, some on another rank"
         return (
             f"parameters that got no gradient in this backward: {names}. Let them take "
             "part in the loss, freeze them, or pass find_unused_parameters=True"

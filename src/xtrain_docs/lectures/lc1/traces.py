@@ -51,21 +51,21 @@ def parameter_server_all_reduce(ranks: int = 4) -> Trace:
 @REGISTRY
 def broadcast(ranks: int = 8, root: int = 0) -> Trace:
     """A binomial tree: the number of ranks that have it doubles each step."""
-    return recorded("xtrain.comm.collectives:broadcast", "broadcast", ranks,
+    return recorded("xtrain.comm.rooted:broadcast", "broadcast", ranks,
                     root=root, cells=1)  # fmt: skip
 
 
 @REGISTRY
 def broadcast_naive(ranks: int = 8, root: int = 0) -> Trace:
     """The root sends to everyone, one after the other."""
-    return recorded("xtrain.comm.collectives:broadcast_naive", "broadcast", ranks,
+    return recorded("xtrain.comm.rooted:broadcast_naive", "broadcast", ranks,
                     root=root, cells=1)  # fmt: skip
 
 
 @REGISTRY
 def reduce(ranks: int = 8, root: int = 0) -> Trace:
     """The broadcast tree, backwards, adding."""
-    return recorded("xtrain.comm.collectives:reduce", "reduce", ranks,
+    return recorded("xtrain.comm.rooted:reduce", "reduce", ranks,
                     root=root, cells=1)  # fmt: skip
 
 
@@ -78,13 +78,13 @@ def all_reduce(ranks: int = 4) -> Trace:
 @REGISTRY
 def gather(ranks: int = 4, root: int = 0) -> Trace:
     """Everyone's cell to the root."""
-    return recorded("xtrain.comm.collectives:gather", "gather", ranks, root=root)
+    return recorded("xtrain.comm.rooted:gather", "gather", ranks, root=root)
 
 
 @REGISTRY
 def scatter(ranks: int = 4, root: int = 0) -> Trace:
     """One cell of the root to each rank."""
-    return recorded("xtrain.comm.collectives:scatter", "scatter", ranks, root=root)
+    return recorded("xtrain.comm.rooted:scatter", "scatter", ranks, root=root)
 
 
 @REGISTRY
