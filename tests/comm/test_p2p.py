@@ -18,7 +18,7 @@ from xtrain.comm import (
     ring_shift,
     send,
 )
-from xtrain.comm.p2p import group_rank_of, post_all
+from xtrain.comm.p2p import group_rank_of, post_all, wait_all
 
 DTYPES = FLOATS + INTS
 
@@ -182,10 +182,14 @@ def everyone_with_everyone() -> None:
     right, left = (rank + 1) % size, (rank - 1) % size
     pair = [torch.tensor([rank, n]) for n in range(2)]
     landings = [torch.empty(2, dtype=torch.int64) for _ in range(2)]
-    works = post_all([(t, right) for t in pair], [(t, left) for t in landings])
-    for work in works:
-        work.wait()
+    sends, recvs = [(t, right) for t in pair], [(t, left) for t in landings]
+    exchange_all(sends, recvs)
     assert [t.tolist() for t in landings] == [[left, 0], [left, 1]]
+    if size > 1:  # it sends to others alone
+        for landing in landings:
+            landing.fill_(-1)
+        wait_all(post_all(sends, recvs))
+        assert [t.tolist() for t in landings] == [[left, 0], [left, 1]]
     assert post_all([], []) == []
     assert post_all([(torch.empty(0), right)], [(torch.empty(0), left)]) == []
 

@@ -127,7 +127,8 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def local_problem(call: Call) -> str | None:
-    """What this rank can see wrong with its call, or None."""
+    """What this rank can see wrong with its call, or None; it must be a member."""
+    rank_and_size(call.group)
     problem = _problem_of_tensors(call.tensors, call.group)
     if problem is None and call.op is not MISSING:
         problem = _problem_of_op(call.op, call.tensors[0])
