@@ -54,7 +54,8 @@ def _world(ranks: int) -> Any:
 
 def rounds(events: list[list[list[Any]]]) -> int:
     """How many rounds the recorded events of all ranks take."""
-    from xtrain.comm.ledger import Event, message_rounds
+    from xtrain.comm.events import Event
+    from xtrain.comm.message_rounds import message_rounds
 
     placed = message_rounds([[Event(*event) for event in one] for one in events])
     return len(placed)

@@ -121,7 +121,9 @@ def ring_events(order):
     return ledger.events
 
 
-@pytest.mark.verifies("xtrain.comm.p2p:ring_shift", "xtrain.comm.ledger:message_rounds")
+@pytest.mark.verifies(
+    "xtrain.comm.p2p:ring_shift", "xtrain.comm.message_rounds:message_rounds"
+)
 @pytest.mark.parametrize("size", [3, 4, 5])
 def test_rank_zero_first_makes_every_step_a_chain(world, size):
     rounds = {

@@ -13,14 +13,11 @@ from torch.distributed import P2POp
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from xtrain import comm
-from xtrain.comm.ledger import (
-    MAX_VALUES,
-    Event,
-    Message,
-    _tcp_bytes_sent,
-    record,
-)
+from xtrain.comm.events import Event
+from xtrain.comm.ledger import MAX_VALUES, record
+from xtrain.comm.message_rounds import Message
 from xtrain.comm.rounds import one_round, paused
+from xtrain.comm.wire_bytes import tcp_bytes_sent
 from xtrain.plan import collective_traffic
 
 ALL_REDUCES = (
@@ -95,8 +92,8 @@ def measure_all() -> list:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.verifies(
     "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:Event",
-    "xtrain.comm.ledger:message_rounds",
+    "xtrain.comm.events:Event",
+    "xtrain.comm.message_rounds:message_rounds",
 )
 def test_bytes_and_rounds_equal_the_formulas(world, size):
     by_rank = world(size).run(measure_all)
@@ -219,7 +216,7 @@ def see_torch_collectives() -> None:
     assert ledger.bytes_received == 24 + 24 * (rank == 1)
 
 
-@pytest.mark.verifies("xtrain.comm.ledger:CommLedger", "xtrain.comm.ledger:Event")
+@pytest.mark.verifies("xtrain.comm.ledger:CommLedger", "xtrain.comm.events:Event")
 def test_torch_collectives_are_events_with_their_payload(world, gloo):
     world(3).run(see_torch_collectives)
 
@@ -344,7 +341,7 @@ def test_wire_bytes_are_what_really_left(world, gloo):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP counters are Linux's")
-@pytest.mark.verifies("xtrain.comm.ledger:_tcp_bytes_sent")
+@pytest.mark.verifies("xtrain.comm.wire_bytes:tcp_bytes_sent")
 def test_what_tcp_sends_again_is_counted_once(monkeypatch):
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -352,12 +349,12 @@ def test_what_tcp_sends_again_is_counted_once(monkeypatch):
         server.accept()[0] as accepted,
     ):
         inode = os.fstat(client.fileno()).st_ino
-        assert _tcp_bytes_sent()[inode] == 0
+        assert tcp_bytes_sent()[inode] == 0
         client.sendall(bytes(70_000))
         received = 0
         while received < 70_000:
             received += len(accepted.recv(70_000))
-        assert _tcp_bytes_sent()[inode] == 70_000
+        assert tcp_bytes_sent()[inode] == 70_000
 
         ask = socket.socket.getsockopt
 
@@ -368,7 +365,7 @@ def test_what_tcp_sends_again_is_counted_once(monkeypatch):
             return bytes(info)
 
         monkeypatch.setattr(socket.socket, "getsockopt", as_on_a_busy_machine)
-        assert _tcp_bytes_sent()[inode] == 70_000
+        assert tcp_bytes_sent()[inode] == 70_000
 
 
 def not_linux(monkeypatch_platform) -> None:
@@ -417,7 +414,7 @@ def large_values() -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.ledger:CommLedger", "xtrain.comm.ledger:message_rounds"
+    "xtrain.comm.ledger:CommLedger", "xtrain.comm.message_rounds:message_rounds"
 )
 def test_values_tell_whose_parts_travel(world):
     size = 4
@@ -487,7 +484,7 @@ def sub_group_events():
     return [(e.rank, e.kind, e.peer, e.nbytes) for e in ledger.events]
 
 
-@pytest.mark.verifies("xtrain.comm.ledger:CommLedger", "xtrain.comm.ledger:Event")
+@pytest.mark.verifies("xtrain.comm.ledger:CommLedger", "xtrain.comm.events:Event")
 def test_events_name_global_ranks(world):
     events = world(4).run(sub_group_events)
     assert events == [[], [(1, "recv", 3, 20)], [], [(3, "send", 1, 20)]]
@@ -498,10 +495,11 @@ def event(rank, kind, peer, round_, nbytes=1):
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.ledger:message_rounds",
-    "xtrain.comm.ledger:_paired",
-    "xtrain.comm.ledger:Message",
-    "xtrain.comm.ledger:Event",
+    "xtrain.comm.message_rounds:message_rounds",
+    "xtrain.comm.message_rounds:pair_up",
+    "xtrain.comm.message_rounds:travel_times",
+    "xtrain.comm.message_rounds:Message",
+    "xtrain.comm.events:Event",
 )
 def test_rounds_of_made_up_traces():
     # A chain 0 -> 1 -> 2: two rounds. 3 -> 4 runs beside its first hop.
@@ -540,7 +538,10 @@ def test_rounds_of_made_up_traces():
     assert comm.message_rounds([]) == []
 
 
-@pytest.mark.verifies("xtrain.comm.ledger:message_rounds")
+@pytest.mark.verifies(
+    "xtrain.comm.message_rounds:message_rounds",
+    "xtrain.comm.message_rounds:travel_times",
+)
 def test_traces_that_cannot_be_are_refused():
     with pytest.raises(
         ValueError, match="1 sends from rank 0 to rank 1, but 0 receives"

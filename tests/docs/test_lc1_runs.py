@@ -39,7 +39,7 @@ def on_ranks(world, tmp_path, monkeypatch):
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.ledger:CommLedger", "xtrain.comm.ledger:message_rounds"
+    "xtrain.comm.ledger:CommLedger", "xtrain.comm.message_rounds:message_rounds"
 )
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_every_collective_sends_its_formula(on_ranks, ranks):

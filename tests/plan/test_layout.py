@@ -15,7 +15,7 @@ from xtrain.plan import (
 from xtrain.plan.layout import CHUNKS, SCHEDULE_NAMES
 from xtrain.schedules import SCHEDULES
 
-RULES = "xtrain.plan.layout:broken_rules"
+RULES = "xtrain.plan.layout_rules:broken_rules"
 LAYOUT = "xtrain.plan.layout:Layout"
 LLAMA = ModelShape.preset("llama-3-70b")
 MIXTRAL = ModelShape.preset("mixtral-8x7b")
@@ -78,7 +78,7 @@ def test_a_broken_rule_is_named(shape, sizes, rule):
     assert rules(shape, **sizes) == [rule]
 
 
-@pytest.mark.verifies(RULES, "xtrain.plan.layout:check_layout")
+@pytest.mark.verifies(RULES, "xtrain.plan.layout_rules:check_layout")
 def test_every_broken_rule_is_said_with_its_numbers():
     layout = Layout(tensor=128, pipeline=2, data=3, zero=3)
     said = r"heads: num_attention_heads=64 .*tensor=128; .*zero-with-pipeline: zero=3"
@@ -89,7 +89,7 @@ def test_every_broken_rule_is_said_with_its_numbers():
     assert "51200" in vocabulary[0].why
 
 
-@pytest.mark.verifies("xtrain.plan.layout:padded_vocabulary")
+@pytest.mark.verifies("xtrain.plan.layout_rules:padded_vocabulary")
 def test_padded_vocabulary_of_gpt2():
     assert [padded_vocabulary(50257, tensor) for tensor in (1, 2, 4, 8)] == [
         50304, 50432, 50688, 51200,

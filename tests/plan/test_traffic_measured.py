@@ -1,4 +1,4 @@
-"""The formulas of `xtrain.plan.traffic` against what the real code really sends.
+"""The formulas of `collective_traffic` against what the real code really sends.
 
 Every collective runs on real processes under a `CommLedger`; the bytes that each
 rank sent and received must equal the formula, rank by rank and to the last byte.
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from xtrain import comm
 from xtrain.plan import collective_traffic
-from xtrain.plan.traffic import hierarchical_between_nodes
+from xtrain.plan.all_reduce_traffic import hierarchical_between_nodes
 
 NUMELS = (1, 7, 64, 257)
 ITEMSIZE = torch.float32.itemsize

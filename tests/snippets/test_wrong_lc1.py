@@ -77,7 +77,9 @@ def test_all_send_first_is_cut_and_shown(worlds, size):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.comm.p2p:ring_shift", "xtrain.comm.ledger:message_rounds")
+@pytest.mark.verifies(
+    "xtrain.comm.p2p:ring_shift", "xtrain.comm.message_rounds:message_rounds"
+)
 def test_rank_0_first_is_right_but_takes_a_round_for_each_rank(worlds, size):
     """Values cannot show this one. Rounds do, and they do not depend on the clock."""
     at_once = worlds[size].run(shift_delivers, comm.ring_shift)

@@ -21,8 +21,9 @@ from xtrain.comm.collectives import (
 )
 from xtrain.comm.debug_checks import debug_checks, install_checks
 from xtrain.comm.hierarchical import hierarchical_all_reduce
-from xtrain.comm.ledger import CommLedger, message_rounds
+from xtrain.comm.ledger import CommLedger
 from xtrain.comm.mesh import axis_ranks, init_mesh, mesh_coordinates
+from xtrain.comm.message_rounds import message_rounds
 from xtrain.comm.objects import (
     all_gather_object,
     broadcast_object,

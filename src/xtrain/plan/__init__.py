@@ -4,6 +4,7 @@ Standard library only, so the same code runs in a browser's Python.
 """
 
 from xtrain.plan.activations import activation_memory
+from xtrain.plan.all_reduce_traffic import hierarchical_between_nodes
 from xtrain.plan.bubble import (
     bubble_over_ideal,
     idle_fraction,
@@ -11,6 +12,18 @@ from xtrain.plan.bubble import (
     pipeline_delay,
     pipeline_idle,
 )
+from xtrain.plan.bus_bandwidth import (
+    algorithm_bandwidth,
+    bus_bandwidth,
+    bus_bandwidth_factor,
+)
+from xtrain.plan.collective_time import (
+    collective_time,
+    crossover,
+    fastest,
+    hierarchical_time,
+)
+from xtrain.plan.collective_traffic import collective_traffic
 from xtrain.plan.config_json import load_shape, shape_of_config
 from xtrain.plan.context_parallel import (
     context_bytes,
@@ -20,20 +33,7 @@ from xtrain.plan.context_parallel import (
     pairs_by_step,
     pairs_of_block,
 )
-from xtrain.plan.cost import (
-    Cost,
-    algorithm_bandwidth,
-    bus_bandwidth,
-    bus_bandwidth_factor,
-    collective_cost,
-    collective_time,
-    crossover,
-    fastest,
-    hierarchical_time,
-    nccl_all_reduce_time,
-    nccl_hop_seconds,
-    nccl_protocol,
-)
+from xtrain.plan.cost import Cost, collective_cost
 from xtrain.plan.decoder_activations import (
     decoder_activations,
     decoder_layer_activations,
@@ -67,12 +67,11 @@ from xtrain.plan.experts import (
 )
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
 from xtrain.plan.layer_activations import LayerActivations, layer_activations
-from xtrain.plan.layout import (
+from xtrain.plan.layout import Layout, layers_of_stage
+from xtrain.plan.layout_rules import (
     Broken,
-    Layout,
     broken_rules,
     check_layout,
-    layers_of_stage,
     padded_vocabulary,
 )
 from xtrain.plan.memory import (
@@ -82,6 +81,7 @@ from xtrain.plan.memory import (
     state_memory,
     zero_memory,
 )
+from xtrain.plan.nccl import nccl_all_reduce_time, nccl_hop_seconds, nccl_protocol
 from xtrain.plan.published import GPTShape, LatentShape
 from xtrain.plan.search import Rejected, SearchResult, SearchSpace, search
 from xtrain.plan.shapes import ModelShape
@@ -106,13 +106,7 @@ from xtrain.plan.throughput import (
     training_days,
     utilization,
 )
-from xtrain.plan.traffic import (
-    Traffic,
-    all_reduce_lower_bound,
-    chunk_sizes,
-    collective_traffic,
-    hierarchical_between_nodes,
-)
+from xtrain.plan.traffic import Traffic, all_reduce_lower_bound, chunk_sizes
 from xtrain.plan.transfer import DTYPES, Transfer, TransferDtypes
 
 __all__ = [

@@ -33,7 +33,8 @@ from xtrain.plan.device_memory import (
     verdict,
 )
 from xtrain.plan.hardware import Accelerator
-from xtrain.plan.layout import PLACEMENTS, Layout, check_layout
+from xtrain.plan.layout import PLACEMENTS, Layout
+from xtrain.plan.layout_rules import check_layout
 from xtrain.plan.links import Links
 from xtrain.plan.pass_seconds import Pass, PassTimes, cut_of
 from xtrain.plan.shapes import ModelShape

@@ -10,9 +10,9 @@ an axis stand as far apart as all axes inside of it are large.
 Source: the alpha-beta model of `xtrain.plan.cost`.
 """
 
-from xtrain.plan.cost import nccl_hop_seconds
 from xtrain.plan.hardware import Accelerator
 from xtrain.plan.layout import Layout
+from xtrain.plan.nccl import nccl_hop_seconds
 from xtrain.plan.transfer import Transfer
 
 

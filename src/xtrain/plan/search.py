@@ -18,7 +18,8 @@ from xtrain.plan.activations import RECOMPUTE
 from xtrain.plan.checks import require_whole
 from xtrain.plan.estimate import Assumptions, Estimate, Estimator
 from xtrain.plan.hardware import Accelerator
-from xtrain.plan.layout import SCHEDULE_NAMES, Layout, broken_rules
+from xtrain.plan.layout import SCHEDULE_NAMES, Layout
+from xtrain.plan.layout_rules import broken_rules
 from xtrain.plan.shapes import ModelShape
 
 MEMORY = "memory"

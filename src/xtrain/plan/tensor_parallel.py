@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xtrain.plan.checks import require_positive, require_whole
-from xtrain.plan.cost import collective_time
+from xtrain.plan.collective_time import collective_time
+from xtrain.plan.collective_traffic import collective_traffic
 from xtrain.plan.shapes import ModelShape
-from xtrain.plan.traffic import FP32, Traffic, collective_traffic
+from xtrain.plan.traffic import FP32, Traffic
 
 REDUCE, GATHER, SCATTER = "ring_all_reduce", "ring_all_gather", "ring_reduce_scatter"
 EXCHANGE = "one_shot_all_reduce"  # everybody's gradient to everybody with that head

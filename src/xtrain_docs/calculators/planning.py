@@ -12,7 +12,8 @@ from xtrain.plan.device_memory import (
 )
 from xtrain.plan.estimate import Assumptions
 from xtrain.plan.hardware import ACCELERATORS, Accelerator
-from xtrain.plan.layout import Layout, broken_rules
+from xtrain.plan.layout import Layout
+from xtrain.plan.layout_rules import broken_rules
 from xtrain.plan.memory import RECIPES
 from xtrain.plan.published import PUBLISHED
 from xtrain.plan.search import search

@@ -74,7 +74,7 @@ def record(
         TraceError: a message holds what its sender did not have, or the final
             buffers are not what the messages add up to.
     """
-    from xtrain.comm.ledger import message_rounds
+    from xtrain.comm.message_rounds import message_rounds
     from xtrain.testing import World
 
     cells = 0 if kind == "barrier" else cells or ranks

@@ -1,0 +1,180 @@
+"""The rules that a layout has to keep.
+
+`broken_rules` says which rules a layout breaks for a model, each by name and with the
+numbers; a layout without any is legal. Whether it fits into memory or is fast are
+questions of their own.
+
+Sources: Rajbhandari et al., ZeRO, 2020; DeepSpeed's pipeline engine, which refuses
+stages 2 and 3.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from xtrain.plan.checks import require_whole
+from xtrain.plan.layout import CHUNKS, Layout
+from xtrain.plan.shapes import ModelShape
+
+
+class Broken(NamedTuple):
+    """A rule that a layout breaks: its name, and why."""
+
+    rule: str
+    why: str
+
+
+def broken_rules(
+    shape: ModelShape,
+    layout: Layout,
+    sequence: int,
+    *,
+    gpus: int | None = None,
+    batch: int | None = None,
+    sharded_pipeline: bool = False,
+) -> list[Broken]:
+    """Every rule that `layout` breaks for this model, with the numbers.
+
+    Args:
+        sequence: tokens of one sequence.
+        gpus: how many devices there are; any number unless given.
+        batch: sequences of a step; any number unless given.
+        sharded_pipeline: allow ZeRO stages 2 and 3 with a pipeline.
+    """
+    require_whole("sequence", sequence)
+    found = [
+        *_sizes(layout, gpus, batch),
+        *_tensor(shape, layout, sequence),
+        *_context(shape, layout, sequence),
+        *_pipeline(shape, layout),
+        *_experts(shape, layout),
+    ]
+    if layout.zero > 1 and layout.pipeline > 1 and not sharded_pipeline:
+        found.append(
+            Broken(
+                "zero-with-pipeline",
+                f"zero={layout.zero} with pipeline={layout.pipeline}: every micro-"
+                f"batch would reduce its gradients; pipeline engines stop at stage 1",
+            )
+        )
+    return found
+
+
+def check_layout(
+    shape: ModelShape, layout: Layout, sequence: int, **options: object
+) -> None:
+    """ValueError with every rule that `broken_rules` finds."""
+    broken = broken_rules(shape, layout, sequence, **options)  # type: ignore[arg-type]
+    if broken:
+        said = "; ".join(f"{rule}: {why}" for rule, why in broken)
+        raise ValueError(f"{layout} cannot be: {said}")
+
+
+def _sizes(layout: Layout, gpus: int | None, batch: int | None) -> Iterator[Broken]:
+    if gpus is not None and layout.gpus != gpus:
+        yield Broken("devices", f"{layout} takes {layout.gpus} devices, not {gpus}")
+    if batch is not None and layout.batch != batch:
+        yield Broken(
+            "batch",
+            f"data={layout.data} x micro_batch={layout.micro_batch} x micro_batches="
+            f"{layout.micro_batches} are {layout.batch} sequences, not {batch}",
+        )
+
+
+def padded_vocabulary(vocabulary: int, tensor: int, multiple: int = 128) -> int:
+    """Rows of a table that can be cut: the next multiple of `multiple` x tensor."""
+    unit = multiple * tensor
+    return -(-vocabulary // unit) * unit
+
+
+def _tensor(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[Broken]:
+    tensor = layout.tensor
+    if tensor == 1:
+        return
+    lengths = {
+        "heads": ("num_attention_heads", shape.num_attention_heads),
+        "intermediate": ("intermediate_size", shape.intermediate_size),
+        "expert-intermediate": ("moe_intermediate_size", shape.moe_intermediate_size),
+    }
+    for rule, (name, length) in lengths.items():
+        if (length or 0) % tensor:
+            yield Broken(rule, f"{name}={length} is no multiple of tensor={tensor}")
+    vocabulary, keys = shape.vocab_size, shape.num_key_value_heads
+    if vocabulary % tensor:
+        padded = padded_vocabulary(vocabulary, tensor)
+        yield Broken(
+            "vocabulary",
+            f"vocab_size={vocabulary} is no multiple of tensor={tensor}: pad it, for "
+            f"example to {padded}",
+        )
+    if keys % tensor and tensor % keys:
+        yield Broken(
+            "key-heads",
+            f"num_key_value_heads={keys} and tensor={tensor}: one divides the other",
+        )
+    local = sequence // layout.context
+    if layout.sequence_parallel and local % tensor:
+        yield Broken(
+            "sequence-parallel",
+            f"{local} tokens of a context rank are no multiple of tensor={tensor}",
+        )
+
+
+def _context(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[Broken]:
+    context = layout.context
+    if context == 1:
+        return
+    if sequence % (2 * context):
+        yield Broken(
+            "sequence",
+            f"sequence={sequence} is no multiple of 2 x context={context}: each rank "
+            f"takes two pieces, so that the mask leaves all the same work",
+        )
+    heads = shape.num_attention_heads // layout.tensor
+    if layout.context_way == "ulysses" and heads % context:
+        yield Broken(
+            "ulysses-heads",
+            f"{heads} heads of a tensor rank are no multiple of context={context}",
+        )
+
+
+def _pipeline(shape: ModelShape, layout: Layout) -> Iterator[Broken]:
+    ranks, count, name = layout.pipeline, layout.micro_batches, layout.schedule
+    if layout.stages > shape.num_hidden_layers:
+        yield Broken(
+            "layers",
+            f"{layout.stages} virtual stages of {shape.num_hidden_layers} layers",
+        )
+    chunks = CHUNKS.get(name, 1)
+    if chunks and layout.chunks != chunks:
+        yield Broken("chunks", f"{name} has chunks={chunks}, not {layout.chunks}")
+    if name == "interleaved" and count % ranks:
+        yield Broken(
+            "interleaved",
+            f"micro_batches={count} are no multiple of pipeline={ranks}",
+        )
+    if name in ("dualpipe", "chimera") and ranks % 2:
+        yield Broken("mirror", f"{name} needs an even pipeline, not {ranks}")
+    if name in ("dualpipe", "chimera") and count % 2:
+        yield Broken("mirror", f"{name} needs even micro_batches, not {count}")
+    if name in ("dualpipe", "dualpipe_v") and count < 2 * ranks:
+        yield Broken(
+            "dualpipe",
+            f"{name} needs micro_batches >= 2 x pipeline = {2 * ranks}, not {count}",
+        )
+
+
+def _experts(shape: ModelShape, layout: Layout) -> Iterator[Broken]:
+    expert, experts = layout.expert, shape.num_local_experts
+    if expert == 1:
+        return
+    if not experts:
+        yield Broken("experts", f"expert={expert} of a model without experts")
+    elif experts % expert:
+        yield Broken(
+            "experts", f"num_local_experts={experts} is no multiple of expert={expert}"
+        )
+    if layout.data % expert:
+        yield Broken(
+            "expert-axis",
+            f"expert={expert} does not divide data={layout.data}, whose ranks it takes",
+        )
