@@ -20,7 +20,14 @@ from xtrain_docs import kept, runs
 from xtrain_docs import races as recorded
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.figures import races
-from xtrain_docs.lectures.lc1 import diagrams, figures, measured, tables
+from xtrain_docs.lectures.lc1 import (
+    cells,
+    diagrams,
+    figures,
+    measured,
+    staleness,
+    tables,
+)
 from xtrain_docs.lectures.lc1 import runs as lc1_runs
 from xtrain_docs.svg import Axis, bar_chart
 from xtrain_docs.tables import REGISTRY
@@ -121,19 +128,19 @@ BEFORE_AFTER = {
 
 @pytest.mark.parametrize("name", sorted(BEFORE_AFTER))
 def test_before_and_after(on_ranks, name):
-    drawing = figures.before_after(name, ranks=2)
-    for rank, cells in enumerate(BEFORE_AFTER[name]):
+    drawing = cells.before_after(name, ranks=2)
+    for rank, held in enumerate(BEFORE_AFTER[name]):
         assert f"rank {rank}: " in drawing
-        assert f"becomes {cells}" in drawing
+        assert f"becomes {held}" in drawing
 
 
 def test_a_cell_that_mixes_pieces_is_refused():
-    assert figures.label(0, 2) == ("", -1)
-    assert figures.label(0b0101, 2) == ("Σ0", 7)
+    assert cells.label(0, 2) == ("", -1)
+    assert cells.label(0b0101, 2) == ("Σ0", 7)
     with pytest.raises(ValueError, match="mixes"):
-        figures.label(0b0011, 2)
+        cells.label(0b0011, 2)
     with pytest.raises(ValueError, match="some ranks"):
-        figures.label(0b001001, 3)
+        cells.label(0b001001, 3)
 
 
 @pytest.mark.verifies(
@@ -152,7 +159,7 @@ def test_coordinates_and_groups_are_those_of_a_table_of_ranks(shape):
 
 
 def test_mesh_groups_have_one_colour_each():
-    drawing = figures.mesh_groups((2, 4), "data,tensor", "tensor")
+    drawing = cells.mesh_groups((2, 4), "data,tensor", "tensor")
     assert "(0, 1, 2, 3), (4, 5, 6, 7)" in drawing
     assert drawing.count("xt-s0") == drawing.count("xt-s1") == 4
 
@@ -213,9 +220,9 @@ def test_halving_and_doubling_sums_every_element(world, ranks, numel):
 
 
 def test_fresh_gradients_converge_and_old_ones_swing():
-    fresh = figures.stale_descent(0, 0.4, 20)
+    fresh = staleness.stale_descent(0, 0.4, 20)
     assert fresh == pytest.approx([0.6**step for step in range(21)])
-    assert figures.stale_descent(4, 0.4, 60)[-1] > 1 > fresh[-1]
+    assert staleness.stale_descent(4, 0.4, 60)[-1] > 1 > fresh[-1]
 
 
 def test_crossover_figures_name_the_place():

@@ -6,7 +6,15 @@ import pytest
 
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc2 import drawing, figures, runs_figures, tables, timeline
+from xtrain_docs.lectures.lc2 import (
+    dealing,
+    drawing,
+    figures,
+    runs_figures,
+    sequences,
+    tables,
+    timeline,
+)
 from xtrain_docs.lectures.lc2 import runs as lc2_runs
 
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
@@ -82,9 +90,9 @@ def test_the_figure_places_bars_by_the_clock():
 
 
 FIGURES = (
-    figures.data_parallel_step, figures.what_differs, figures.dealt_samples,
-    figures.what_is_reduced, figures.weighed_tokens, figures.joined_steps,
-    figures.calls_by_micro_batch, figures.a_bucket_waits,
+    figures.data_parallel_step, figures.what_differs, dealing.dealt_samples,
+    figures.what_is_reduced, figures.weighed_tokens, sequences.joined_steps,
+    sequences.calls_by_micro_batch, sequences.a_bucket_waits,
 )  # fmt: skip
 
 
@@ -120,7 +128,7 @@ def test_ranks_that_differ_after_a_step_are_refused(monkeypatch):
 def test_samples_are_placed_under_their_turn(on_ranks):
     padded = runs.remembered(runs_figures.dealt, 4, 10, False)
     dropped = runs.remembered(runs_figures.dealt, 4, 10, True)
-    drawn = figures.deal_chart(padded, dropped, 10)
+    drawn = dealing.deal_chart(padded, dropped, 10)
     boxes = re.findall(
         r'<rect x="([\d.]+)"[^>]*class="([^"]+)"[^>]*><title>sample (\d): ([^<]+)<',
         drawn,
@@ -133,7 +141,7 @@ def test_samples_are_placed_under_their_turn(on_ranks):
     assert sum("left out" in name for name in places) == 2
     assert sum("once more" in name for name in places) == 2
     with pytest.raises(EvidenceError, match="not one permutation"):
-        figures.deal_chart([[0, 1], [1, 2]], [[0], [1]], 4)
+        dealing.deal_chart([[0, 1], [1, 2]], [[0], [1]], 4)
 
 
 def test_only_the_gradient_s_reduction_changes_the_gradient(on_ranks):
@@ -152,7 +160,7 @@ def test_a_rank_without_batches_is_a_shadow(on_ranks):
     short, long = runs.remembered(runs_figures.joined, 2, [2, 4])
     assert [kind for kind, *_ in short] == ["batch", "batch", "shadow", "shadow"]
     assert [mean for *_, mean in long] == [1, 2, 1.5, 2]
-    assert figures.joined_steps().count(">shadow<") == 2
+    assert sequences.joined_steps().count(">shadow<") == 2
 
 
 def test_micro_batches_in_no_sync_call_nothing(on_ranks):
@@ -161,7 +169,7 @@ def test_micro_batches_in_no_sync_call_nothing(on_ranks):
     quiet = runs.remembered(run, 2, 3, True)[0]
     assert [len(calls) for calls in always] == [2, 2, 2]
     assert quiet == [[], [], always[2]]
-    assert figures.calls_by_micro_batch(3).count("all-reduces, ") == 2 * 4
+    assert sequences.calls_by_micro_batch(3).count("all-reduces, ") == 2 * 4
 
 
 def test_a_skipped_layer_is_filled_with_zeros_before_its_bucket_leaves(on_ranks):
@@ -169,7 +177,7 @@ def test_a_skipped_layer_is_filled_with_zeros_before_its_bucket_leaves(on_ranks)
     assert found[0] == ["gradient 3", "gradient 2", "sent", "gradient 1", "gradient 0",
                         "sent", "error"]  # fmt: skip
     assert found[1] == [event for event in found[0] if event != "gradient 1"]
-    words = [box.words.split("\n")[0] for box in figures.waiting_boxes(found[1])]
+    words = [box.words.split("\n")[0] for box in sequences.waiting_boxes(found[1])]
     assert words == ["grad", "grad", "send", "grad", "zeros", "send", "raise"]
 
 

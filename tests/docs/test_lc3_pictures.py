@@ -8,15 +8,26 @@ from xtrain_docs import runs
 from xtrain_docs.blocks import registry
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc3 import (
-    pictures,
+    checkpoint,
+    clipping,
+    fsdp_timeline,
+    lanes,
+    runs_parts,
+    runs_phases,
     runs_timeline,
+    runs_training,
     runs_values,
-    timelines,
+    shards,
+    step_calls,
+    zero_timeline,
 )
-from xtrain_docs.lectures.lc3 import runs as lc3_runs
 
 SMALL = (4, 32, 4)  # layers, width, tokens
 PHONE = 324  # pixels inside a figure's frame on a screen of 390
+DRAWING = (
+    "adam", "checkpoint", "clipping", "figures", "fsdp_timeline", "model", "shards",
+    "step_calls", "zero_timeline",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -51,7 +62,7 @@ def test_a_unit_is_gathered_before_the_one_before_it_computes_and_freed_after(
     fsdp_events,
 ):
     for events in fsdp_events:
-        timelines.check_fsdp(events, 4)
+        fsdp_timeline.check_fsdp(events, 4)
     seen = [event[:2] for event in fsdp_events[0]]
     gathers = [n for what, n in seen if what == "unshard"]
     assert gathers == [0, 1, 2, 3, 3, 2, 1, 0]
@@ -70,10 +81,10 @@ def test_another_order_of_a_unit_is_refused(fsdp_events):
     ]
     for event, before, problem in planted:
         with pytest.raises(EvidenceError, match=problem):
-            timelines.check_fsdp(moved(right, event, before), 4)
+            fsdp_timeline.check_fsdp(moved(right, event, before), 4)
     kept = [event for event in right if event[:2] != ["reshard", 1]]
     with pytest.raises(EvidenceError, match="unit 1: no 'reshard'"):
-        timelines.check_fsdp(kept, 4)
+        fsdp_timeline.check_fsdp(kept, 4)
 
 
 @pytest.mark.verifies(
@@ -81,28 +92,28 @@ def test_another_order_of_a_unit_is_refused(fsdp_events):
 )
 def test_stage_1_reduces_after_backward_and_stage_2_in_it(zero_events):
     for stage, events in zero_events.items():
-        timelines.check_zero(events, stage, 4)
+        zero_timeline.check_zero(events, stage, 4)
     with pytest.raises(EvidenceError, match="stage 2 reduces bucket 0"):
-        timelines.check_zero(zero_events["1"], "2", 4)
+        zero_timeline.check_zero(zero_events["1"], "2", 4)
     with pytest.raises(EvidenceError, match="stage 1 reduces bucket 0"):
-        timelines.check_zero(zero_events["2"], "1", 4)
+        zero_timeline.check_zero(zero_events["2"], "1", 4)
 
 
 def test_a_step_that_does_not_wait_for_a_bucket_is_refused(zero_events):
     events = moved(zero_events["2"], ["step", 0], ["reduce-scatter waited", 0])
     with pytest.raises(EvidenceError, match="bucket 0 in another order"):
-        timelines.check_zero(events, "2", 4)
+        zero_timeline.check_zero(events, "2", 4)
 
 
 def test_bars_lie_where_their_times_are(fsdp_events, zero_events):
-    bars = [timelines.Bar(1, "forward", 0.25, 0.75, "F")]
-    (box,) = (p for p in timelines.draw(bars, ["a", "b"], [], 1.0, 0) if "rect" in p)
-    wide = timelines.WIDTH - timelines.LEFT - 6
+    bars = [lanes.Bar(1, "forward", 0.25, 0.75, "F")]
+    (box,) = (p for p in lanes.draw(bars, ["a", "b"], [], 1.0, 0) if "rect" in p)
+    wide = lanes.WIDTH - lanes.LEFT - 6
     x, width = (float(re.search(rf'{k}="([\d.]+)"', box)[1]) for k in ("x", "width"))
-    assert x == pytest.approx(timelines.LEFT + wide / 4, abs=0.1)
+    assert x == pytest.approx(lanes.LEFT + wide / 4, abs=0.1)
     assert width == pytest.approx(wide / 2, abs=0.1)
-    assert "at most 2 units are whole" in timelines.fsdp_chart(fsdp_events[0], 4)
-    drawing = timelines.zero_chart(zero_events, 4)
+    assert "at most 2 units are whole" in fsdp_timeline.fsdp_chart(fsdp_events[0], 4)
+    drawing = zero_timeline.zero_chart(zero_events, 4)
     assert "stage 1 has 4 buckets of whole gradients at most" in drawing
     assert "stage 2 has 2 buckets of whole gradients at most" in drawing
 
@@ -114,57 +125,57 @@ def test_bars_lie_where_their_times_are(fsdp_events, zero_events):
 )
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_ranks_together_hold_every_element_of_what_is_sharded_once(on_ranks, stage):
-    total = lc3_runs.parameters_of_tower()
+    total = runs_training.parameters_of_tower()
     sharded = ("optimizer state", "gradients", "weights")[: int(stage)]
-    found = runs.remembered(runs_timeline.parts_held, 4, stage)
-    for kind in pictures.KINDS:
+    found = runs.remembered(runs_parts.parts_held, 4, stage)
+    for kind in shards.KINDS:
         ranges = [held[kind] for held in found]
         if kind in sharded:
-            every = runs_timeline.joined([r for part in ranges for r in part])
+            every = runs_parts.joined([r for part in ranges for r in part])
             assert every == [[0, total]]
             assert {sum(b - a for a, b in part) for part in ranges} == {total // 4}
         else:
             assert ranges == [[[0, total]]] * 4
-    assert pictures.parts_chart({stage: found}, total).startswith("<svg")
+    assert shards.parts_chart({stage: found}, total).startswith("<svg")
 
 
 def test_calls_of_a_step_are_as_long_as_what_they_send(on_ranks):
-    phi = 4 * lc3_runs.parameters_of_tower()
+    phi = 4 * runs_training.parameters_of_tower()
     phases = {"0": ["backward"], "1": ["step"], "2": ["backward", "step"],
               "3": ["forward", "backward"]}  # fmt: skip
     for stage, times in {"0": 2, "1": 2, "2": 2, "3": 3}.items():
-        calls = runs.remembered(runs_timeline.calls_by_phase, 2, stage)[0]
+        calls = runs.remembered(runs_phases.calls_by_phase, 2, stage)[0]
         assert list(dict.fromkeys(call[0] for call in calls)) == phases[stage]
         assert sum(sent for *_, sent in calls) == pytest.approx(
             times * phi / 2, rel=1e-4
         )
-    drawing = timelines.step_calls(2)
+    drawing = step_calls.step_calls(2)
     assert "stage 3 sends 3.00 halves of an all-reduce" in drawing
 
 
 @pytest.mark.verifies("xtrain.zero.flat:FlatLayout")
 def test_the_flat_picture_has_every_element_once_and_the_padding(on_ranks):
     found = runs.remembered(runs_values.flat_shards, 4)
-    drawing = pictures.flat_chart(found, runs_values.SHAPES)
+    drawing = shards.flat_chart(found, runs_values.SHAPES)
     assert len(re.findall(r'class="xt-bar-fill', drawing)) == 2 * 14
     assert len(re.findall(r'fill="none"', drawing)) == 2 * 2
     assert "rank 1 holds 1 of a, 3 of b" in drawing
     found[0]["shard"], found[1]["shard"] = found[1]["shard"], found[0]["shard"]
     with pytest.raises(EvidenceError, match="the shards end to end"):
-        pictures.flat_chart(found, runs_values.SHAPES)
+        shards.flat_chart(found, runs_values.SHAPES)
 
 
 @pytest.mark.verifies("xtrain.zero.clip:clip_sharded_grad_norm_")
 def test_the_picture_of_clipping_adds_squares(on_ranks):
-    arguments = (runs_values.clipped_shards, 4, pictures.GRADIENT, 1.3)
+    arguments = (runs_values.clipped_shards, 4, clipping.GRADIENT, 1.3)
     found = runs.remembered(*arguments)
     assert [held["own"] for held in found] == [25, 0, 144, 0]
     assert {held["norm"] for held in found} == {13}
-    drawing = pictures.clipping_chart(found, 1.3)
+    drawing = clipping.clipping_chart(found, 1.3)
     assert "25 + 0 + 144 + 0 = 169, so the norm is 13, the factor 0.1" in drawing
     found[2]["summed"] = 25.0 + 144.0 + 1
     with pytest.raises(EvidenceError, match="squares add up to 169"):
-        pictures.clipping_chart(found, 1.3)
+        clipping.clipping_chart(found, 1.3)
 
 
 @pytest.mark.verifies("xtrain.zero.adam:Adam")
@@ -190,7 +201,7 @@ def test_the_folder_of_a_checkpoint_has_a_file_a_rank(on_ranks):
     ranks = [f"{step}/rank-{rank:05d}.safetensors" for rank in range(2)]
     expected = ["run/.lock", "run/latest", f"{step}/index.json", *ranks]
     assert [path for path, _ in files] == expected
-    drawing = pictures.tree_chart(files)
+    drawing = checkpoint.tree_chart(files)
     assert drawing.count(">run/<") == drawing.count(">step-00000020/<") == 1
     assert drawing.count(">the pieces of one rank<") == 2
 
@@ -198,7 +209,7 @@ def test_the_folder_of_a_checkpoint_has_a_file_a_rank(on_ranks):
 def test_every_figure_of_the_lecture_fits_a_phone(on_ranks):
     figures = registry("figure")
     lecture = "xtrain_docs.lectures.lc3"
-    modules = [f"{lecture}.{name}" for name in ("figures", "pictures", "timelines")]
+    modules = [f"{lecture}.{name}" for name in DRAWING]
     ours = [name for name, figure in figures.items() if figure.__module__ in modules]
     assert len(ours) >= 14
     for name in ours:

@@ -6,7 +6,7 @@ import pytest
 
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc3 import figures, tables
+from xtrain_docs.lectures.lc3 import figures, runs_training, tables
 from xtrain_docs.lectures.lc3 import runs as lc3_runs
 
 SYMBOLS = (
@@ -42,7 +42,7 @@ def test_another_recipe_is_refused(on_ranks, monkeypatch):
 @pytest.mark.verifies(*SYMBOLS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_bytes_sent_equal_the_formula(on_ranks, ranks):
-    phi = 4 * lc3_runs.parameters_of_tower() * (ranks - 1) / ranks
+    phi = 4 * runs_training.parameters_of_tower() * (ranks - 1) / ranks
     for stage, times in tables.PHIS.items():
         assert tables.payload(stage, ranks) / phi == pytest.approx(times, rel=1e-3)
 
@@ -55,7 +55,7 @@ def test_other_traffic_is_refused(on_ranks, monkeypatch):
 
 @pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
-    layer = 4 * lc3_runs.parameters_of_tower() // lc3_runs.LAYERS
+    layer = 4 * runs_training.parameters_of_tower() // runs_training.LAYERS
     one, two = (
         runs.remembered(lc3_runs.gradients_alive, 2, stage, 144.5)[0] for stage in "12"
     )
@@ -68,15 +68,15 @@ def test_stage_2_frees_gradients_while_backward_runs(on_ranks):
     "xtrain.zero.flat_param_group:FlatParamGroup",
 )
 def test_stage_3_has_two_layers_whole_at_most(on_ranks):
-    layer = 4 * lc3_runs.parameters_of_tower() // lc3_runs.LAYERS
+    layer = 4 * runs_training.parameters_of_tower() // runs_training.LAYERS
     freed, kept = (
         runs.remembered(lc3_runs.weights_alive, 2, stage)[0]
         for stage in ("3", "3 kept")
     )
-    assert len(freed) == 2 * lc3_runs.LAYERS
+    assert len(freed) == 2 * runs_training.LAYERS
     assert layer <= min(freed)
     assert max(freed) == 2 * layer
-    assert max(kept) == lc3_runs.LAYERS * layer
+    assert max(kept) == runs_training.LAYERS * layer
 
 
 def test_tables_are_whole(on_ranks):

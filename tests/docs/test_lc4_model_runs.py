@@ -6,7 +6,7 @@ import pytest
 
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc4 import model, runs_model
+from xtrain_docs.lectures.lc4 import file_reads, model, runs_model, slices
 
 LAYER = (
     "xtrain.model.layer:DecoderLayer",
@@ -70,7 +70,7 @@ def test_ranks_read_every_element_of_a_file_and_their_own_only(on_ranks, ranks):
     for name, shape in found[0]["shapes"].items():
         read = [set() for _ in found]
         for mine, one in zip(read, found, strict=True):
-            for low, high in model.elements(name, shape, one["asked"]):
+            for low, high in file_reads.elements(name, shape, one["asked"]):
                 assert not mine & set(range(low, high)), "read twice"
                 mine |= set(range(low, high))
         assert set().union(*read) == set(range(prod(shape)))
@@ -79,18 +79,18 @@ def test_ranks_read_every_element_of_a_file_and_their_own_only(on_ranks, ranks):
             replicas = max(1, ranks // 2) if name[-13:-9] in ("k_pr", "v_pr") else 1
             share = 1 if whole else ranks // replicas
             assert len(mine) == prod(shape) // share, name
-    model.bytes_read()
+    file_reads.bytes_read()
 
 
 def test_the_pictures_fit_a_phone_and_show_every_rank(on_ranks):
-    for drawing in (model.bytes_of_a_file(), model.slices_of_a_model()):
+    for drawing in (file_reads.bytes_of_a_file(), slices.slices_of_a_model()):
         assert 'viewBox="0 0 400 ' in drawing
         assert all(f"xt-s{rank}" in drawing for rank in range(4))
 
 
 @pytest.mark.verifies("xtrain.model.placement:placement_of")
 def test_the_picture_says_how_many_ranks_hold_the_same(on_ranks):
-    drawing = model.slices_of_a_model()
+    drawing = slices.slices_of_a_model()
     for said in (
         "embed_tokens: a slice each",
         "k_proj: 2 hold the same",

@@ -4,7 +4,7 @@ import pytest
 
 from xtrain.plan import ModelShape, activation_memory
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc4 import interview
+from xtrain_docs.lectures.lc4 import interview, interview_calls, interview_memory
 from xtrain_docs.lectures.lc4.interview import layer_seconds
 
 LAYERS = (
@@ -15,24 +15,24 @@ LAYERS = (
 
 @pytest.mark.verifies(*LAYERS)
 def test_calls_are_recorded_and_others_are_refused(on_ranks, monkeypatch):
-    rows = {row[0]: row[1:] for row in interview.calls_of_linear_layers(2).rows}
+    rows = {row[0]: row[1:] for row in interview_calls.calls_of_linear_layers(2).rows}
     assert rows["column"] == ["nothing", "all-reduce of `dx`"]
     assert rows["row"] == ["all-reduce of `y`", "nothing"]
-    columns = interview.calls_of_linear_layers(2, show="columns").rows
-    others = interview.calls_of_linear_layers(2, show="others").rows
+    columns = interview_calls.calls_of_linear_layers(2, show="columns").rows
+    others = interview_calls.calls_of_linear_layers(2, show="others").rows
     assert len(columns) == 2
-    assert columns + others == interview.calls_of_linear_layers(2).rows
-    monkeypatch.setitem(interview.EXPECTED, "column", ([("all-gather", "y")], []))
+    assert columns + others == interview_calls.calls_of_linear_layers(2).rows
+    monkeypatch.setitem(interview_calls.EXPECTED, "column", ([("all-gather", "y")], []))
     with pytest.raises(EvidenceError, match="column on 2 ranks"):
-        interview.calls_of_linear_layers(2)
+        interview_calls.calls_of_linear_layers(2)
 
 
 def test_bytes_of_the_two_designs_and_of_a_layer(on_ranks):
-    bytes_of = [row[-1] for row in interview.bytes_of_two_mlps(2).rows]
+    bytes_of = [row[-1] for row in interview_calls.bytes_of_two_mlps(2).rows]
     assert [int(words.replace("\u00a0", "")) for words in bytes_of] == [
         576 * n for n in (5, 10, 2, 2)
     ]
-    rows = {row[0]: row[1:] for row in interview.sums_per_layer(2).rows}
+    rows = {row[0]: row[1:] for row in interview_calls.sums_per_layer(2).rows}
     assert rows["tensor parallelism"][:2] == ["2 all-reduce", "2 all-reduce"]
     assert rows["tensor parallelism"][3].startswith("$8\\,")
     assert rows["the same, all recomputed"][3].startswith("$12\\,")
@@ -41,14 +41,14 @@ def test_bytes_of_the_two_designs_and_of_a_layer(on_ranks):
 
 
 def test_what_is_kept_shrinks_by_the_ranks(on_ranks):
-    alone, with_sequence = interview.bytes_kept_by_layer(2).rows
+    alone, with_sequence = interview_memory.bytes_kept_by_layer(2).rows
     assert alone[1] == with_sequence[1]
     assert alone[-1] == "63 %"
     assert with_sequence[-1] == "50 %"
 
 
 def test_tokens_double_the_one_and_width_the_other(on_ranks):
-    tensor, zero = interview.activations_or_weights(2).rows
+    tensor, zero = interview_calls.activations_or_weights(2).rows
     assert [tensor[0], *tensor[2:]] == ["tensor parallelism", "2x", "2x"]
     assert [zero[0], zero[2]] == ["ZeRO-3", "1x"]
     assert float(zero[3].removesuffix("x")) > 3.8
@@ -65,7 +65,7 @@ def test_a_layers_sums_and_matrices_take_the_seconds_of_the_formulas():
 
 
 def test_tables_without_runs_are_whole():
-    rows = interview.activations_of_gpt_3().rows
+    rows = interview_memory.activations_of_gpt_3().rows
     assert [len(row) for row in rows] == [4] * 3
     whole = activation_memory(2048, 1, 12288, 96)
     assert rows[0][1] == f"{whole / 2**30:.3g} GiB"

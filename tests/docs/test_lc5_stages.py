@@ -9,7 +9,7 @@ from xtrain.schedules import SCHEDULES
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc5 import stages
 
-BOX = r'<rect x="([\d.]+)" y="[\d.]+" height="18" width="([\d.]+)"'
+BOX = r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="18"'
 MODEL = ("xtrain.model.stages:make_modules", "xtrain.model.span:DecoderSpan")
 
 

@@ -7,7 +7,7 @@ import pytest
 from xtrain.plan import critical_pairs
 from xtrain_docs.blocks import registry
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc6 import balance, compare, interview
+from xtrain_docs.lectures.lc6 import balance, compare, hiding, interview
 
 TABLES, FIGURES = registry("table"), registry("figure")
 
@@ -66,7 +66,7 @@ def test_transfers_fall_below_the_block_with_more_tokens():
     drawing = FIGURES["transfer_over_compute"]()
     assert 'viewBox="0 0 390' in drawing
     assert drawing.count("<polyline") == 4
-    least = compare.least_tokens("h100", "nvlink4", causal=True)
+    least = hiding.least_tokens("h100", "nvlink4", causal=True)
     assert least == pytest.approx(2 * 989.4e12 / 450e9)
 
 

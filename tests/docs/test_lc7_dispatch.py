@@ -6,7 +6,7 @@ import pytest
 
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc7 import dispatch, model
+from xtrain_docs.lectures.lc7 import dispatch, dispatch_bytes, expert_groups, model
 
 DISPATCH = (
     "xtrain.expert_parallel.dispatch:dispatch",
@@ -48,28 +48,28 @@ def test_other_ends_stop_the_build(on_ranks, monkeypatch, end):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_each_all_to_all_sends_the_copies_of_the_routing(on_ranks, monkeypatch, ranks):
     for uniform in (False, True):
-        found = copy.deepcopy(dispatch.counted(ranks, uniform))
+        found = copy.deepcopy(dispatch_bytes.counted(ranks, uniform))
         assert [one["counts"] for one in found] == [
             8 * (ranks - 1) * 8 // ranks
         ] * ranks
-    assert len(dispatch.expert_bytes(ranks).rows) == ranks
-    assert len(dispatch.expert_bytes_uniform((ranks,)).rows) == 1
+    assert len(dispatch_bytes.expert_bytes(ranks).rows) == ranks
+    assert len(dispatch_bytes.expert_bytes_uniform((ranks,)).rows) == 1
     found[0]["combine"] += 48
     monkeypatch.setattr(runs, "remembered", lambda *_: found)
     with pytest.raises(EvidenceError, match="rank 0 of"):
-        dispatch.expert_bytes(ranks)
+        dispatch_bytes.expert_bytes(ranks)
 
 
 @pytest.mark.verifies("xtrain.expert_parallel.gshard:GShardMoE")
 def test_gradients_of_experts_are_sums_already(on_ranks, monkeypatch):
-    rows = dispatch.expert_gradient_scale((2,)).rows
+    rows = expert_groups.expert_gradient_scale((2,)).rows
     assert [row[1] for row in rows][::3] == ["none", "none"]
     assert rows[1][1] == "0.5"
     keys = ("experts", "experts, averaged", "router", "router, summed")
     wrong = dict.fromkeys(keys, 0.1)
     monkeypatch.setattr(runs, "remembered", lambda *_: [wrong])
     with pytest.raises(EvidenceError, match="experts, 2 ranks"):
-        dispatch.expert_gradient_scale((2,))
+        expert_groups.expert_gradient_scale((2,))
 
 
 def test_columns_of_the_mesh_hold_the_same_experts(on_ranks, monkeypatch):
@@ -81,11 +81,11 @@ def test_columns_of_the_mesh_hold_the_same_experts(on_ranks, monkeypatch):
         return found
 
     monkeypatch.setattr(runs, "remembered", keep)
-    assert dispatch.expert_groups(2, 4).count("<title>rank") == 4
+    assert expert_groups.expert_groups(2, 4).count("<title>rank") == 4
     other = copy.deepcopy(found)
     other[3]["experts"] = [0, 1, 2, 3]
     with pytest.raises(EvidenceError, match="rank 1"):
-        dispatch.check_groups(other, 2, 4)
+        expert_groups.check_groups(other, 2, 4)
 
 
 @pytest.mark.verifies(

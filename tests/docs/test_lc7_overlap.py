@@ -7,7 +7,7 @@ import re
 import pytest
 
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.lc7 import overlap
+from xtrain_docs.lectures.lc7 import overlap, overlap_chart, overlap_trace
 
 
 def test_messages_lie_under_compute_in_the_pair_alone(on_ranks):
@@ -35,9 +35,10 @@ def test_each_long_box_has_its_letter_inside(on_ranks):
             (float(x), float(y), letter) for x, y, letter in LETTER.findall(drawing)
         ]
         long = [
-            (float(x) + float(width) / 2, float(y), overlap.LETTERS[what])
+            (float(x) + float(width) / 2, float(y), overlap_chart.LETTERS[what])
             for x, y, width, what in BOX.findall(drawing)
-            if what in overlap.LETTERS and float(width) > overlap.NARROWEST + 0.1
+            if what in overlap_chart.LETTERS
+            and float(width) > overlap_chart.NARROWEST + 0.1
         ]
         assert 0 < len(long) <= len(letters)
         for middle, top, letter in long:
@@ -49,7 +50,7 @@ def test_each_long_box_has_its_letter_inside(on_ranks):
 
 def test_the_trace_has_every_chunk_and_message(on_ranks):
     found = overlap.pair_runs()
-    events = json.loads(overlap.chrome_events(found))["traceEvents"]
+    events = json.loads(overlap_trace.chrome_events(found))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     for process, run in enumerate(found.values()):
         kinds = [kind for _, _, kind, *_ in run["events"]]

@@ -3,7 +3,13 @@
 import pytest
 
 from xtrain.plan import DTYPES, Accelerator, ModelShape, compute_bound_tokens
-from xtrain_docs.lectures.planning import checked, communication, compute, transfers
+from xtrain_docs.lectures.planning import (
+    bandwidths,
+    checked,
+    communication,
+    compute,
+    transfers,
+)
 
 
 @pytest.mark.parametrize("check", checked.checks(), ids=lambda check: check.claim)
@@ -85,8 +91,8 @@ def test_the_model_goes_through_the_first_and_the_last_measurement():
     assert communication.comm_model_error(sizes[0]) == pytest.approx(1, abs=0.01)
     assert communication.comm_model_error(sizes[-1]) == pytest.approx(1, abs=0.01)
     assert all(communication.comm_model_error(size) < 1 for size in sizes[1:-1])
-    assert communication.comm_bus_rate() / 1e9 == pytest.approx(234.89, abs=0.01)
-    assert communication.comm_algorithm_rate() / 1e9 == pytest.approx(134.22, abs=0.01)
+    assert bandwidths.comm_bus_rate() / 1e9 == pytest.approx(234.89, abs=0.01)
+    assert bandwidths.comm_algorithm_rate() / 1e9 == pytest.approx(134.22, abs=0.01)
     drawing = communication.alpha_beta_measured()
     assert drawing.count("<polyline") == 5 and "measured" in drawing
 

@@ -7,7 +7,11 @@ import pytest
 from xtrain.plan import Layout, ModelShape, memory_over_step, memory_per_device
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
-from xtrain_docs.lectures.planning import measured_memory, memory
+from xtrain_docs.lectures.planning import (
+    measured_activations,
+    measured_memory,
+    memory,
+)
 from xtrain_docs.lectures.planning import memory_sources as sources
 from xtrain_docs.lectures.planning.runs_memory_cases import CASES, SEQUENCE, Case
 
@@ -71,7 +75,7 @@ def test_every_state_is_predicted_to_the_byte(on_ranks):
 
 def activations_are_within_two_percent():
     """Where there is a formula; no rank of a run with experts is like the other."""
-    rows = measured_memory.measured_activations().rows
+    rows = measured_activations.measured_activations().rows
     assert [row[0] for row in rows if row[3] == "–"] == [
         "expert ranks", "expert ranks, ZeRO-1, bf16"
     ]  # fmt: skip
@@ -86,12 +90,12 @@ def test_another_number_of_bytes_is_refused(monkeypatch, kind):
     case = Case()
     (rank,) = [measured_memory.with_padding(case, 0)]
     right = {name: getattr(rank, name) for name in measured_memory.KINDS}
-    right["activations"] = int(measured_memory.kept(case, 0) or 0)
+    right["activations"] = int(measured_activations.kept(case, 0) or 0)
     found = {"one device": right}
     monkeypatch.setattr(runs, "remembered", lambda *_: [found])
     check = measured_memory.check_states
     if kind == "activations":
-        check = measured_memory.check_activations
+        check = measured_activations.check_activations
     assert check(case) == [right]
     wrong = copy.deepcopy(found)
     wrong["one device"][kind] += 1 if kind != "activations" else right[kind] // 10

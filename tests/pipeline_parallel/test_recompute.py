@@ -14,12 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from xtrain.copying.forms import forms
 from xtrain.pipeline_parallel import checkpoint
+from xtrain.testing.saved import SavedTensors
 from xtrain.whiteboard.pipeline_parallel.checkpoint import checkpoint as on_a_page
 
 LIBRARY = "xtrain.pipeline_parallel.recompute:checkpoint"
@@ -440,27 +441,6 @@ def test_new_tensors_are_on_the_device_that_forward_chose():
 # ------------------------------------------------------------------------- what is kept
 
 
-class Kept(saved_tensors_hooks):
-    """The distinct storages that autograd keeps while this is open."""
-
-    def __init__(self):
-        self.storages = {}
-        super().__init__(self.pack, lambda tensor: tensor)
-
-    def __enter__(self):
-        super().__enter__()
-        return self
-
-    def pack(self, tensor):
-        storage = tensor.untyped_storage()
-        self.storages[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor.detach()
-
-    def bytes(self, *but):
-        left_out = {t.untyped_storage().data_ptr() for t in but}
-        return sum(n for key, (n, _) in self.storages.items() if key not in left_out)
-
-
 def chain(layers, x, recompute):
     for layer in layers:
         x = recompute(layer, x)
@@ -474,13 +454,13 @@ def test_forward_keeps_the_inputs_and_nothing_else(form):
     weights = [p for layer in layers for p in layer.parameters()]
     x = numbers(3, 4).requires_grad_()
     item = x.element_size()
-    with Kept() as kept:
+    with SavedTensors() as kept:
         y = chain(layers, x, plain)
     each = 3 * (4 + 9 + 9) * item  # inputs of both layers and of GELU
-    assert kept.bytes(*weights) == 5 * each, y
-    with Kept() as kept:
+    assert kept.nbytes(weights) == 5 * each, y
+    with SavedTensors() as kept:
         y = chain(layers, x, FORMS[form])
-    assert kept.bytes(*weights) == 5 * 3 * 4 * item, y
+    assert kept.nbytes(weights) == 5 * 3 * 4 * item, y
 
 
 @pytest.mark.verifies(LIBRARY)
@@ -490,9 +470,9 @@ def test_one_around_others_keeps_its_own_input_only(form):
     layers = [network() for _ in range(5)]
     weights = [p for layer in layers for p in layer.parameters()]
     x = numbers(3, 4).requires_grad_()
-    with Kept() as kept:
+    with SavedTensors() as kept:
         y = recompute(partial(chain, layers, recompute=recompute), x)
-    assert kept.bytes(*weights) == x.nbytes, y
+    assert kept.nbytes(weights) == x.nbytes, y
 
 
 @pytest.mark.verifies(LIBRARY)
@@ -522,9 +502,9 @@ def test_without_gradients_the_function_runs_once_and_nothing_is_kept(form):
         return a.sin()
 
     x = numbers(3, 4).requires_grad_()
-    with torch.no_grad(), Kept() as kept:
+    with torch.no_grad(), SavedTensors() as kept:
         y = FORMS[form](function, x)
-    assert calls == [False] and not y.requires_grad and kept.bytes() == 0
+    assert calls == [False] and not y.requires_grad and kept.nbytes() == 0
     assert y.grad_fn is None
 
 

@@ -1,15 +1,9 @@
 """What our decoder keeps for backward, and the peak of a step, are as predicted."""
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.plan import ModelShape
@@ -18,6 +12,8 @@ from xtrain.plan.decoder_activations import (
     decoder_layer_activations,
     decoder_peak,
 )
+from xtrain.testing.live import LiveStorages
+from xtrain.testing.saved import SavedTensors
 
 SIZES = [
     {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 160,
@@ -34,18 +30,9 @@ def config(sizes: dict[str, int], layers: int) -> XtrainConfig:
 def saved_bytes(model: XtrainModel, batch: int, sequence: int) -> int:
     """Bytes of all storages that autograd keeps, but parameters and tokens."""
     tokens = torch.randint(0, model.config.vocab_size, (batch, sequence))
-    known = {p.untyped_storage().data_ptr() for p in (*model.parameters(), tokens)}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        address = tensor.untyped_storage().data_ptr()
-        if address not in known:
-            kept[address] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with SavedTensors() as saved:
         model(tokens, labels=tokens)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return saved.nbytes(but=[*model.parameters(), tokens])
 
 
 @pytest.mark.verifies("xtrain.plan.decoder_activations:decoder_layer_activations")
@@ -87,38 +74,6 @@ def test_tensor_ranks_keep_their_share(world, size):
             assert measured == pytest.approx(counted, rel=0.02)
 
 
-class LiveBytes(TorchDispatchMode):
-    """Follows all storages that are made: how many bytes live now, and at most."""
-
-    def __init__(self, known: list[Tensor]):
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.now = self.most = 0
-        for tensor in known:
-            self.add(tensor)
-
-    def add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.sizes:
-            self.sizes[key] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self.drop, key)
-
-    def drop(self, key: int) -> None:
-        self.now -= self.sizes.pop(key)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                self.add(leaf)
-        return made
-
-
 def measured_peak(model: XtrainModel, batch: int, sequence: int) -> int:
     """Most bytes of a second step: the first one has made Adam's moments."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -127,7 +82,7 @@ def measured_peak(model: XtrainModel, batch: int, sequence: int) -> int:
     optimizer.step()
     optimizer.zero_grad()
     moments = [t for state in optimizer.state.values() for t in state.values()]
-    with LiveBytes([*model.parameters(), *moments]) as live:
+    with LiveStorages([*model.parameters(), *moments]) as live:
         model(tokens, labels=tokens).backward()
         optimizer.step()
     return live.most

@@ -5,8 +5,8 @@
     ...
 
 A lecture imports nothing of another one, and nothing outside this folder imports a
-lecture; what several of them need lies one folder up (`evidence`, `runs`, `svg`, and
-the tables and figures of the races).
+lecture; what several of them need lies one folder up (`evidence`, `runs`, `svg`,
+`downloads`, and the tables and figures of the races).
 """
 
 from pathlib import Path

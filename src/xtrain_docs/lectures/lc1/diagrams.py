@@ -6,7 +6,7 @@ import re
 from ... import config, runs, values
 from ...evidence import EvidenceError
 from ...figures import REGISTRY
-from ...svg import Axis, bar_chart, document, fit, line, text
+from ...svg import Axis, bar_chart, cell, document, fit, line, rect, text
 from .measured import wire
 from .tables import WIRE_PAIRS, in_words
 
@@ -108,11 +108,7 @@ def named_ranks(transcript: str) -> str:
             x, y = left + rank * wide, top + row * high
             words = fate if rank == lost else f"names {named.get(str(rank), 'none')}"
             colour = 1 if rank == lost else 2
-            drawn += [
-                f'<rect x="{x}" y="{y}" width="{wide - 6}" height="{high - 8}" rx="6" '
-                f'class="xt-bar-fill xt-s{colour}" fill-opacity="0.28"/>',
-                text(x + (wide - 6) / 2, y + 21, words, "xt-label", "middle"),
-            ]
+            drawn += cell(x, y, wide - 6, high - 8, colour, words, radius=6, low=5)
         by = ", ".join(f"rank {r} names rank {n}" for r, n in named.items())
         said.append(f"rank {lost} {fate}: {by}")
     width, height = 2 * left + ranks * wide, top + len(rows) * high
@@ -166,8 +162,7 @@ def messages_of_an_object(layers: int = 24) -> str:
         long = max(3.0, (width - left - 90) * size / longest)
         parts += [
             text(left - 8, y + 17, what, "xt-label", "end"),
-            f'<rect x="{left}" y="{y}" width="{long:.1f}" height="24" rx="4" '
-            f'class="xt-bar-fill xt-s{row}" fill-opacity="0.5"/>',
+            rect(left, y, long, 24, row, opacity=0.5, radius=4),
             text(left + long + 8, y + 17, values.bytes_(size), "xt-value-text"),
         ]
     words = f"a length of {sent[0]} bytes, then a pickle of {sent[1]} bytes"

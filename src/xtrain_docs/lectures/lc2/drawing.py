@@ -8,7 +8,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...svg import document, fit, line, text
+from ...svg import document, fit, line, rect, text
 
 WIDTH, EDGE = 400, 14
 RADIUS = 10
@@ -132,14 +132,9 @@ def lanes(
 
 def boxed(box: Box, x: float, y: float, wide: float, high: float) -> list[str]:
     """A box with its words in the middle, in as many lines as they have."""
-    look = 'class="xt-axis" fill="none" stroke-dasharray="3 3"'
-    if box.colour is not None:
-        look = f'class="xt-bar-fill xt-s{box.colour}" fill-opacity="0.35"'
-    hover = f"<title>{html.escape(box.hover)}</title>" if box.hover else ""
-    parts = [
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" '
-        f'rx="4" {look}>{hover}</rect>'
-    ]
+    empty = box.colour is None
+    parts = [rect(x, y, wide, high, box.colour, opacity=1 if empty else 0.35, radius=4,
+                  dashes="3 3" if empty else "", hover=box.hover)]  # fmt: skip
     rows = box.words.split("\n")
     first = y + high / 2 + 4 - 7 * (len(rows) - 1)
     for number, words in enumerate(rows):

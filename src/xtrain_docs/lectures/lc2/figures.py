@@ -1,13 +1,13 @@
-"""Figures of the lc2 pages, drawn from real runs."""
+"""Figures of the lc2 pages: what ranks compute in a step, and what is reduced."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ... import runs
-from ...evidence import EvidenceError, count
+from ...evidence import EvidenceError
 from ...figures import REGISTRY
 from ...svg import document, fit, line, text
-from .drawing import WIDTH, Box, Scale, boxed, lanes, scales
+from .drawing import WIDTH, Box, Scale, boxed, scales
 
 
 @REGISTRY
@@ -69,68 +69,6 @@ def what_differs(ranks: int = 4) -> str:
 
 
 @REGISTRY
-def dealt_samples(length: int = 10, ranks: int = 4) -> str:
-    """Which rank gets which sample, with padding and with dropping."""
-    from .runs_figures import dealt
-
-    padded = runs.remembered(dealt, ranks, length, False)
-    dropped = runs.remembered(dealt, ranks, length, True)
-    return deal_chart(padded, dropped, length)
-
-
-def deal_chart(padded: list[list[int]], dropped: list[list[int]], length: int) -> str:
-    """Two panels: a sample below its place in the shuffled list, in its rank's row."""
-    ranks = len(padded)
-    order = in_turn(padded)[:length]
-    if (
-        sorted(order) != list(range(length))
-        or in_turn(dropped) != order[: len(dropped) * len(dropped[0])]
-    ):
-        raise EvidenceError(f"dealt {padded} and {dropped}, not one permutation")
-    parts, y = [], 0.0
-    for name, given in (("padded", padded), ("drop_last", dropped)):
-        drawn, y = deal_panel(name, in_turn(given), order, ranks, y)
-        parts += drawn
-    words = (
-        f"shuffled: {order}; padded, by rank: {padded}; with drop_last, by rank: "
-        f"{dropped}"
-    )
-    return fit(document(WIDTH, round(y), parts, "Samples dealt to ranks", words), WIDTH)
-
-
-def in_turn(by_rank: Sequence[Sequence[int]]) -> list[int]:
-    """The list that was dealt out: the first of each rank, the second of each, ..."""
-    return [index for turn in zip(*by_rank, strict=True) for index in turn]
-
-
-def deal_panel(
-    name: str, given: list[int], order: list[int], ranks: int, y: float
-) -> tuple[list[str], float]:
-    """The list of the epoch, and below it a row for each rank; and where it ends."""
-    left, length = 56, len(order)
-    step = (WIDTH - left - 2) / max(length, len(given), -(-length // ranks) * ranks)
-    parts = [text(2, y + 16, name, "xt-label")]
-    y += 24
-    parts.append(text(2, y + 17, "shuffled", "xt-tick"))
-    for place in range(max(length, len(given))):
-        x = left + step * place
-        again, left_out = place >= length, place >= len(given)
-        sample = given[place] if not left_out else order[place]
-        rank = place % ranks
-        empty = again or left_out
-        hover = f"sample {sample}: " + ("left out" if left_out else f"to rank {rank}")
-        box = Box(str(sample), None if empty else rank, hover)
-        parts += boxed(box, x, y, step - 3, 24)
-        if not left_out:
-            row = y + 32 + 28 * rank
-            hover += " once more" if again else ""
-            parts += boxed(Box(str(sample), rank, hover), x, row, step - 3, 24)
-    for rank in range(ranks):
-        parts.append(text(2, y + 32 + 28 * rank + 17, f"rank {rank}", "xt-tick"))
-    return parts, y + 32 + 28 * ranks + 12
-
-
-@REGISTRY
 def what_is_reduced() -> str:
     """The gradients of two ranks when nothing, the loss, or the gradient is reduced."""
     from .runs_figures import gradient_by_what_is_reduced
@@ -171,75 +109,3 @@ def weighed_tokens() -> str:
     ]
     mark = (right, f"one process: {right:g}")
     return scales(rows, "Two means of the same tokens", shared=True, mark=mark)
-
-
-@REGISTRY
-def joined_steps(first: int = 2, second: int = 4) -> str:
-    """Two ranks with different numbers of batches inside join()."""
-    from .runs_figures import joined
-
-    found = runs.remembered(joined, 2, [first, second])
-    rows = []
-    for rank, steps in enumerate(found):
-        boxes = [
-            Box(f"batch\n{own:g}", rank, f"a batch of its own, all ranks get {mean:g}")
-            if kind == "batch"
-            else Box("shadow\n0", None, "takes part with zeros")
-            for kind, own, mean in steps
-        ]
-        rows.append((f"rank {rank}", boxes))
-    longest = max(found, key=lambda steps: sum(kind == "batch" for kind, *_ in steps))
-    means = [Box(f"{mean:g}", 7) for _, _, mean in longest]
-    return lanes([*rows, ("mean", means)], "Steps of two ranks inside join", high=38)
-
-
-@REGISTRY
-def calls_by_micro_batch(micro_batches: int = 4) -> str:
-    """Which micro-batches all-reduce, without and with no_sync."""
-    from .runs_figures import collectives_by_micro_batch
-
-    rows: list[tuple[str, list[Box | None]]] = []
-    for name, quiet in (("always", False), ("no_sync", True)):
-        found = runs.remembered(collectives_by_micro_batch, 2, micro_batches, quiet)[0]
-        compute: list[Box | None] = []
-        send: list[Box | None] = []
-        for number, calls in enumerate(found):
-            compute.append(Box(f"micro-\nbatch {number}", number))
-            hover = f"{len(calls)} all-reduces, {count(sum(calls))} bytes"
-            words = f"{len(calls)} calls\n{count(sum(calls))}"
-            send.append(Box(words, 7, hover) if calls else None)
-        rows += [(name, compute), ("sends", send)]
-    return lanes(rows, "All-reduces of a step, by micro-batch", left=60, high=38)
-
-
-@REGISTRY
-def a_bucket_waits(skipped: int = 1) -> str:
-    """Backward on two ranks, of which the second one skips a layer."""
-    from .runs_figures import a_layer_is_skipped
-
-    found = runs.remembered(a_layer_is_skipped, 2, skipped)
-    return lanes(
-        [(f"rank {rank}", waiting_boxes(seen)) for rank, seen in enumerate(found)],
-        "Backward of two ranks; the second one skips a layer",
-        left=48,
-        high=40,
-    )
-
-
-def waiting_boxes(seen: Sequence[str]) -> list[Box]:
-    """A box an event; a gradient that never came is an empty one."""
-    boxes, bucket = [], 0
-    missing = set("0123") - {event[-1] for event in seen if event[0] == "g"}
-    for event in seen:
-        if event.startswith("gradient"):
-            boxes.append(Box(f"grad\n{event[-1]}", 0, f"{event} is complete"))
-        elif event == "error":
-            boxes.append(Box("raise", 1, "RuntimeError"))
-        else:
-            if bucket == 1 and missing:
-                number = missing.pop()
-                hover = f"gradient {number} never comes: zeros at the end of backward"
-                boxes.append(Box(f"zeros\n{number}", None, hover))
-            boxes.append(Box(f"send\nb{bucket}", 2, f"bucket {bucket} leaves"))
-            bucket += 1
-    return boxes

@@ -4,7 +4,7 @@ from typing import Any
 
 from ... import runs, values
 from ...figures import REGISTRY
-from ...svg import document, fit, line, text
+from ...svg import TimeAxis, document, fit, line, text
 from .drawing import WIDTH, Box, boxed
 
 Event = list[Any]
@@ -31,9 +31,8 @@ def overlap_chart(events: list[Event]) -> str:
     last = max(end, *at["done"].values())
     computing = max(at["gradient"].values())
 
-    def px(time: float) -> float:
-        return LEFT + (WIDTH - LEFT - 6) * time / last
-
+    axis = TimeAxis(last, LEFT, WIDTH)
+    px = axis.at
     parts = [text(2, 21, "backward", "xt-tick")]
     begun = 0.0
     for number, time in at["gradient"].items():
@@ -48,9 +47,7 @@ def overlap_chart(events: list[Event]) -> str:
     bottom = 4 + ROW * (len(at["sent"]) + 1)
     parts.append(line(px(computing), 2, px(computing), bottom, "xt-mark"))
     parts.append(line(px(end), 2, px(end), bottom, "xt-axis"))
-    parts.append(line(LEFT, bottom + 2, WIDTH - 6, bottom + 2, "xt-axis"))
-    parts.append(text(LEFT, bottom + 18, "0 ms", "xt-tick"))
-    parts.append(text(WIDTH - 6, bottom + 18, values.seconds(last), "xt-tick", "end"))
+    parts += [axis.base(bottom + 2), *axis.ends(bottom + 18)]
     early = sum(time < computing for time in at["sent"].values())
     words = (
         f"{early} of {len(at['sent'])} buckets leave before the last gradient, which "

@@ -2,7 +2,7 @@
 
 from ... import runs, values
 from ...figures import REGISTRY
-from ...svg import Axis, document, fit, line, line_chart, text
+from ...svg import Axis, document, fit, line, line_chart, rect, swatches, text
 
 LEFT, WIDTH, ROW = 132, 400, 22
 NAMES = ("weights", "gradients", "optimizer state")
@@ -28,14 +28,7 @@ def stacked(bars: list[tuple[str, str, list[int]]], title: str) -> str:
     most = max(sum(parts) for *_, parts in bars)
     right = 74
     scale = (WIDTH - LEFT - right) / most
-    drawn, x = [], 6.0
-    for index, name in enumerate(NAMES):
-        drawn.append(
-            f'<rect x="{x:g}" y="6" width="12" height="12" rx="3" '
-            f'class="xt-bar-fill xt-s{index}"/>'
-        )
-        drawn.append(text(x + 18, 16.5, name, "xt-tick"))
-        x += 42 + 7 * len(name)
+    drawn, _ = swatches(NAMES)
     y = 32.0
     words = []
     for name, kind, parts in bars:
@@ -46,11 +39,7 @@ def stacked(bars: list[tuple[str, str, list[int]]], title: str) -> str:
         at = float(LEFT)
         for index, amount in enumerate(parts):
             hover = f"{NAMES[index]}, {kind}: {values.bytes_(amount)}"
-            drawn.append(
-                f'<rect x="{at:.1f}" y="{y + 2:g}" width="{amount * scale:.1f}" '
-                f'height="{ROW - 4}" class="xt-bar-fill xt-s{index}">'
-                f"<title>{hover}</title></rect>"
-            )
+            drawn.append(rect(at, y + 2, amount * scale, ROW - 4, index, hover=hover))
             at += amount * scale
         total = values.bytes_(sum(parts))
         drawn.append(text(at + 8, y + 15, total, "xt-value-text"))
@@ -85,8 +74,8 @@ def zero_by_ranks(recipe: str = "zero16", most: int = 1024) -> str:
 @REGISTRY
 def gradients_alive(cap_kib: float = 144.5) -> str:
     """Whole gradients on a rank while backward goes from last layer to first."""
-    from .runs import LAYERS, parameters_of_tower
     from .runs import gradients_alive as run
+    from .runs_training import LAYERS, parameters_of_tower
 
     layer = parameters_of_tower() * runs.ITEMSIZE / LAYERS
     lines = {}
@@ -108,8 +97,8 @@ def gradients_alive(cap_kib: float = 144.5) -> str:
 @REGISTRY
 def weights_alive() -> str:
     """Gathered weights on a rank, layer by layer, forward and backward."""
-    from .runs import LAYERS, parameters_of_tower
     from .runs import weights_alive as run
+    from .runs_training import LAYERS, parameters_of_tower
 
     layer = parameters_of_tower() * runs.ITEMSIZE / LAYERS
 

@@ -15,7 +15,8 @@ from xtrain.comm.collective_choice import TORCH
 from xtrain.model.layer import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel
 
-from .runs import WIDTH, Tower, Training, nbytes
+from .runs import nbytes
+from .runs_training import WIDTH, Tower, Training
 
 
 def settings(kind: str) -> dict[str, int]:

@@ -93,7 +93,7 @@ def folder_of_checkpoint() -> list[list[Any]]:
     import tempfile
     from pathlib import Path
 
-    from .runs import Training
+    from .runs_training import Training
 
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)

@@ -22,7 +22,7 @@ def recipe_of(stage: int, bf16: bool) -> str | Recipe:
 def bytes_held(stage: str, ranks: int, bf16: bool = False) -> tuple[StateMemory, dict]:
     """Formula and measured bytes of a rank; EvidenceError unless equal on all."""
     from .runs import bytes_held as run
-    from .runs import parameters_of_tower
+    from .runs_training import parameters_of_tower
 
     number = int(stage)
     formula = state_memory(
@@ -41,7 +41,7 @@ def bytes_held(stage: str, ranks: int, bf16: bool = False) -> tuple[StateMemory,
 @REGISTRY
 def zero_bytes(ranks: int = 4, bf16: bool = False) -> Table:
     """Measured bytes of a rank by stage, each equal to the formula."""
-    from .runs import parameters_of_tower
+    from .runs_training import parameters_of_tower
 
     phi = parameters_of_tower()
     rows = []
@@ -96,7 +96,8 @@ WORDS = {
 
 def payload(stage: str, ranks: int) -> int:
     """Bytes a rank sends in a step, over our ring; EvidenceError unless the formula."""
-    from .runs import LAYERS, WIDTH, parameters_of_tower, traffic
+    from .runs import traffic
+    from .runs_training import LAYERS, WIDTH, parameters_of_tower
 
     found = [r["sent"] for r in runs.remembered(traffic, ranks, stage, "ring", WIDTH)]
     phi = parameters_of_tower()
@@ -116,7 +117,7 @@ def payload(stage: str, ranks: int) -> int:
 @REGISTRY
 def zero_payload() -> Table:
     """Payload of a step by stage, for 2, 3, 4 and 8 ranks, equal to the formula."""
-    from .runs import parameters_of_tower
+    from .runs_training import parameters_of_tower
 
     phi = parameters_of_tower() * runs.ITEMSIZE
     rows = []
@@ -132,7 +133,8 @@ def zero_payload() -> Table:
 @REGISTRY
 def zero_wire(ranks: int = 4, width: int = 256) -> Table:
     """Wire bytes of a step by stage: over our ring and over gloo's collectives."""
-    from .runs import parameters_of_tower, traffic
+    from .runs import traffic
+    from .runs_training import parameters_of_tower
 
     phi = parameters_of_tower(width) * runs.ITEMSIZE
     rows = []
@@ -149,7 +151,8 @@ def zero_wire(ranks: int = 4, width: int = 256) -> Table:
 @REGISTRY
 def zero_calls(ranks: int = 2) -> Table:
     """The collectives of a step by stage."""
-    from .runs import WIDTH, traffic
+    from .runs import traffic
+    from .runs_training import WIDTH
 
     rows = []
     for stage, words in WORDS.items():

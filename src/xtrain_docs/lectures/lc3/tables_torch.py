@@ -20,8 +20,8 @@ SETTINGS = {
 @REGISTRY
 def fsdp_settings(ranks: int = 4) -> Table:
     """Weights at rest and collectives of a step of FSDP1, FSDP2 and ours."""
-    from .runs import parameters_of_tower
     from .runs_torch import settings
+    from .runs_training import parameters_of_tower
 
     whole = parameters_of_tower() * runs.ITEMSIZE
     rows = []
@@ -38,8 +38,8 @@ def fsdp_settings(ranks: int = 4) -> Table:
 @REGISTRY
 def checkpoint_bytes() -> Table:
     """Bytes a rank writes for a checkpoint, equal to the formula; header and index."""
-    from .runs import parameters_of_tower
     from .runs_torch import checkpoint_files
+    from .runs_training import parameters_of_tower
 
     recipe = RECIPES["fp32"]
     total = parameters_of_tower() * (recipe.weight + recipe.moments)

@@ -8,7 +8,7 @@ from xtrain.plan import RECIPES
 from ... import runs
 from ...evidence import EvidenceError, count
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, text
+from ...svg import cell, document, fit, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 
@@ -40,7 +40,7 @@ def boxes_chart(panels: list[tuple[str, list[int], Pieces]]) -> str:
     parts, words = [], []
     for rank in range(4):
         x = 6 + 96 * rank
-        parts.append(cell(x, 2, 16, rank))
+        parts.append(rect(x, 2, 16, 16, rank, opacity=0.32, radius=3))
         parts.append(text(x + 22, 14.5, f"rank {rank}", "xt-tick"))
     y, edge = 30.0, 36
     for title, (rows, columns), pieces in panels:
@@ -48,10 +48,8 @@ def boxes_chart(panels: list[tuple[str, list[int], Pieces]]) -> str:
         y += 20
         owners = owners_of(rows, columns, pieces)
         for (row, column), (piece, file) in sorted(owners.items()):
-            at = 6 + edge * column, y + edge * row
-            parts.append(cell(*at, edge - 3, file))
-            words_at = at[0] + (edge - 3) / 2, at[1] + 21
-            parts.append(text(*words_at, f"{piece}", "xt-tick", "middle"))
+            parts += cell(6 + edge * column, y + edge * row, edge - 3, edge - 3, file,
+                          str(piece), cls="xt-tick", opacity=0.32)  # fmt: skip
         y += edge * rows + 14
         files = sorted({file for _, file in owners.values()})
         words.append(f"{title}: {len(pieces)} pieces in the files of ranks {files}")
@@ -75,13 +73,6 @@ def owners_of(
     if len(owners) != rows * columns:
         raise EvidenceError(f"{len(owners)} of {rows * columns} elements are stored")
     return owners
-
-
-def cell(x: float, y: float, edge: float, colour: int) -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{edge}" height="{edge}" rx="3" '
-        f'class="xt-bar-fill xt-s{colour}" fill-opacity="0.32"/>'
-    )
 
 
 @TABLES

@@ -1,17 +1,12 @@
-"""Tables and the figure of the pages on the whole model and its files."""
+"""Tables of the page on the whole model: what each part of it calls and sends."""
 
-from collections.abc import Iterator, Sequence
 from itertools import product
-from math import prod
 
 from xtrain.plan import collective_traffic
 
 from ... import runs
 from ...evidence import EvidenceError, count
-from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
+from ...tables import REGISTRY, Table
 
 PARTS = ("embedding", "layer", "head", "loss")
 Calls = dict[str, int]
@@ -96,7 +91,7 @@ def in_words(calls: Calls) -> str:
     return ", ".join(said) or "—"
 
 
-@TABLES
+@REGISTRY
 def model_calls(sequence_parallel: bool = False) -> Table:
     """Calls of each part of the model, forward and backward, on 2, 3 and 4 ranks."""
     rows = []
@@ -109,7 +104,7 @@ def model_calls(sequence_parallel: bool = False) -> Table:
     return Table(["part", "forward", "backward"], rows)
 
 
-@TABLES
+@REGISTRY
 def calls_per_layer() -> Table:
     """Elements that rank 0 sends for one layer, and what the formula's terms are."""
     from .runs_model import BATCH, HIDDEN, sequence_of
@@ -129,151 +124,3 @@ def calls_per_layer() -> Table:
     header = ["", "$t$", "$b, s, h$", "forward", "backward", "of it norms",
               r"rest, in $bsh\frac{t-1}{t}$"]  # fmt: skip
     return Table(header, rows, "lrrrrrr")
-
-
-# ------------------------------------------------------------------ what a rank reads
-
-WIDTH, LEFT, RIGHT, LANE = 400, 118, 394, 7
-
-
-@FIGURES
-def bytes_of_a_file(ranks: int = 4) -> str:
-    """Every tensor of a file as a bar of its bytes, in a lane for each rank."""
-    from .runs_model import ranges_read
-
-    found = runs.remembered(ranges_read, ranks)
-    parts: list[str] = []
-    for rank in range(ranks):
-        x = 6 + 96 * rank
-        parts += [bar(x, 5, 12, 12, rank), text(x + 18, 15, f"rank {rank}", "xt-tick")]
-    y, words = 30.0, []
-    for name, shape in found[0]["shapes"].items():
-        parts.append(text(LEFT - 8, y + 12, short(name), "xt-tick", "end"))
-        size = f"{' × '.join(map(str, shape))}"
-        parts.append(text(LEFT - 8, y + 25, size, "xt-tick", "end"))
-        for rank, result in enumerate(found):
-            top = y + LANE * rank
-            parts.append(line(LEFT, top + 3, RIGHT, top + 3, "xt-grid"))
-            for low, high in elements(name, shape, result["asked"]):
-                scale = (RIGHT - LEFT) / prod(shape)
-                at = LEFT + low * scale
-                parts.append(bar(at, top, (high - low) * scale - 0.5, LANE - 1, rank))
-        y += LANE * ranks + 8
-    for rank, result in enumerate(found):
-        words.append(f"rank {rank} reads {result['held']} of {result['file']} bytes")
-    title = "Which bytes of a file each rank reads"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
-
-
-def short(name: str) -> str:
-    """`q_proj` of `model.layers.0.self_attn.q_proj.weight`; a norm as it is called."""
-    layer = name.removesuffix(".weight").rpartition(".")[2]
-    return {"input_layernorm": "input norm", "post_attention_layernorm": "second norm",
-            "norm": "last norm"}.get(layer, layer)  # fmt: skip
-
-
-def bar(x: float, y: float, width: float, height: float, rank: int) -> str:
-    """A filled rectangle in a rank's colour."""
-    return (
-        f'<rect x="{x:.2f}" y="{y:g}" width="{width:.2f}" height="{height:g}" '
-        f'class="xt-bar-fill xt-s{rank}"/>'
-    )
-
-
-def elements(
-    name: str, shape: Sequence[int], asked: Sequence[Sequence]
-) -> Iterator[tuple[int, int]]:
-    """Ranges of the flattened tensor that the boxes of `name` consist of."""
-    for wanted, low, high in asked:
-        if wanted != name:
-            continue
-        if len(shape) == 1:
-            yield low[0], high[0]
-        elif (low[1], high[1]) == (0, shape[1]):  # whole rows lie side by side
-            yield low[0] * shape[1], high[0] * shape[1]
-        else:
-            for row in range(low[0], high[0]):
-                yield row * shape[1] + low[1], row * shape[1] + high[1]
-
-
-# ---------------------------------------------------------- which slice a rank holds
-
-SCALE, AT = 7, 150  # pixels an element; where the matrices begin
-
-
-@FIGURES
-def slices_of_a_model(ranks: int = 4) -> str:
-    """Every weight of a tiny model as a matrix, coloured by the rank that holds it."""
-    from .runs_model import slices_held
-
-    found = runs.remembered(slices_held, ranks)
-    parts: list[str] = []
-    for rank in range(ranks):
-        x = 6 + 96 * rank
-        parts += [bar(x, 5, 12, 12, rank), text(x + 18, 15, f"rank {rank}", "xt-tick")]
-    y, words = 30.0, []
-    for name in found[0]:
-        *shape, _, _, _ = found[0][name]
-        rows, columns = shape if len(shape) == 2 else (1, shape[0])
-        owners = [one[name][-2:] for one in found]
-        parts.append(text(AT - 10, y + 12, short(name), "xt-tick", "end"))
-        for rank, (low, end) in enumerate(owners):
-            among = [r for r, held in enumerate(owners) if held == [low, end]]
-            parts.append(held_slice(y, (rows, columns), found[rank][name], rank, among))
-        distinct = len({tuple(held) for held in owners})
-        said = holding(distinct, ranks)
-        parts.append(text(AT + columns * SCALE + 10, y + 12, said, "xt-tick"))
-        words.append(f"{short(name)}: {said}")
-        y += max(rows * SCALE, 14) + 10
-    title = "Which slice of each weight a rank holds"
-    return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
-
-
-def holding(distinct: int, ranks: int) -> str:
-    """How many ranks hold the same."""
-    if distinct == ranks:
-        return "a slice each"
-    return "whole on all" if distinct == 1 else f"{ranks // distinct} hold the same"
-
-
-def held_slice(
-    y: float, size: tuple[int, int], held: Sequence[int], rank: int, among: list[int]
-) -> str:
-    """A rank's box; of what several hold, each colours its part of the width."""
-    *shape, dim, low, end = held
-    rows, columns = size
-    top, bottom, left, right = 0, rows, 0, columns
-    if len(shape) == 1 or dim == 1:
-        left, right = low, end
-    else:
-        top, bottom = low, end
-    part = (right - left) * SCALE / len(among)
-    return bar(
-        AT + left * SCALE + among.index(rank) * part,
-        y + top * SCALE,
-        part - 1,
-        (bottom - top) * SCALE - 1,
-        rank,
-    )
-
-
-@TABLES
-def bytes_read(ranks: tuple[int, ...] = (1, 2, 4)) -> Table:
-    """Bytes of the weights that each rank asks for, holds, and that the file has."""
-    from .runs_model import ITEMSIZE_OF_FILE, ranges_read
-
-    rows = []
-    for size in ranks:
-        found = runs.remembered(ranges_read, size)
-        for rank, one in enumerate(found):
-            asked = sum(
-                prod(high - low for low, high in zip(*box, strict=True))
-                for _, *box in one["asked"]
-            )
-            if asked * ITEMSIZE_OF_FILE != one["held"]:
-                raise EvidenceError(f"rank {rank} of {size}: {asked} elements asked")
-        whole = sum(map(prod, found[0]["shapes"].values())) * ITEMSIZE_OF_FILE
-        rows.append([str(size), count(whole), count(found[0]["held"]),
-                     f"{found[0]['held'] / whole:.3g}"])  # fmt: skip
-    header = ["ranks", "bytes of weights", "read and held by rank 0", "share"]
-    return Table(header, rows, "rrrr")

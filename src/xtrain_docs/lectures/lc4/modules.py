@@ -1,14 +1,16 @@
-"""Tables of the lc4 pages on single modules: what each sends and what it keeps."""
+"""Tables and the chart of the lc4 pages on single modules: what each of them sends."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xtrain.plan import ModelShape, activation_memory, collective_traffic
+from xtrain.plan import collective_traffic
 
-from ... import runs, values
+from ... import runs
 from ...evidence import EvidenceError, count
-from ...tables import REGISTRY, Table
+from ...figures import REGISTRY as FIGURES
+from ...svg import Axis, bar_chart, fit
+from ...tables import REGISTRY as TABLES
+from ...tables import Table
 
 RING = {
     "all-reduce": "ring_all_reduce",
@@ -86,6 +88,8 @@ NAMES = {
     "loss": "vocabulary-parallel loss",
     "gathered loss": "loss of gathered logits",
 }
+SHORT = {"swiglu": "column, row", "column only": "both columns"}
+WIDTH = 400
 
 
 def elements(size: str) -> int:
@@ -127,7 +131,7 @@ def measured(module: str, ranks: int) -> list[list[Any]]:
     return found[0]
 
 
-@REGISTRY
+@TABLES
 def module_calls(module: str = "swiglu", ranks: int = 4) -> Table:
     """The collectives of one forward and backward of a module, one row each."""
     found = measured(module, ranks)
@@ -139,7 +143,7 @@ def module_calls(module: str = "swiglu", ranks: int = 4) -> Table:
     return Table(header, rows, "lllrr")
 
 
-@REGISTRY
+@TABLES
 def module_bytes(modules: str = "swiglu,column only") -> Table:
     """Bytes that a rank sends, forward and backward, on 2, 3 and 4 ranks."""
     rows = []
@@ -155,168 +159,20 @@ def module_bytes(modules: str = "swiglu,column only") -> Table:
     return Table(header, rows, "l" + "r" * 6)
 
 
-# ---------------------------------------------------------------- grouped heads
-
-
-@REGISTRY
-def gqa_gradients(heads: int = 8, key_heads: int = 2, ranks: int = 4) -> Table:
-    """Shares of a key head's gradient by rank, before and after the replicas' sum."""
-    from .runs_modules import heads_held, shares_of_key_gradient
-
-    held = runs.remembered(heads_held, ranks, heads, key_heads)
-    found = runs.remembered(shares_of_key_gradient, ranks, heads, key_heads)
-    rows = []
-    for rank, (mine, shares) in enumerate(zip(held, found, strict=True)):
-        if shares["summed, error"] > 1e-12:
-            raise EvidenceError(f"rank {rank}: the sum is no true gradient: {shares}")
-        rows.append([str(rank), in_list(mine["q"]), in_list(mine["k"]),
-                     f"{shares['alone']:.3f}", f"{shares['summed']:.3f}"])  # fmt: skip
-    if abs(sum(shares["alone"] for shares in found) - key_heads) > 1e-12:
-        raise EvidenceError(f"the shares do not add up to 1 for each key head: {found}")
-    header = ["rank", "query heads", "key head", "its own share", "after the sum"]
-    return Table(header, rows, "rllrr")
-
-
-def in_list(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))
-
-
-@REGISTRY
-def gqa_traffic(heads: int = 24, ranks: int = 4) -> Table:
-    """Calls and bytes of attention's backward by the number of key heads."""
-    from .runs_modules import HEAD_DIM, HIDDEN
-    from .runs_modules import calls as run
-
-    rows = []
-    for key_heads in (heads, ranks, ranks // 2, 1):
-        replicas = max(1, ranks // key_heads)
-        weight = HEAD_DIM * HIDDEN * runs.ITEMSIZE
-        activations = sent(backward("all-reduce", "bsh"), ranks, 0)
-        formula = [activations, *[weight] * (2 * (replicas - 1))]
-        for of_rank in runs.remembered(run, ranks, "attention", key_heads):
-            found = [call[3] for call in of_rank if call[0] == "backward"]
-            if found != formula:
-                raise EvidenceError(f"{key_heads} key heads: {found}, not {formula}")
-        rows.append([str(key_heads), str(replicas), count(formula[0]),
-                     count(sum(formula[1:])) if replicas > 1 else "-"])  # fmt: skip
-    header = ["key heads", "ranks per key head", "all-reduce of dX, bytes",
-              "to replicas, bytes"]  # fmt: skip
-    return Table(header, rows, "rrrr")
-
-
-# ---------------------------------------------------------------- the loss
-
-
-def loss_bytes(gathered: bool, tokens: int, vocabulary: int, ranks: int) -> int:
-    """What the loss of fp32 logits keeps for backward: see the page."""
-    if gathered:  # log-probabilities, labels, and a sum of weights
-        return 4 * tokens * vocabulary + 8 * tokens + 4
-    # probabilities, label's column, two masks, log-sum-exp, and the number of labels
-    return 4 * tokens * vocabulary // ranks + (8 + 1 + 1 + 4) * tokens + 8
-
-
-@REGISTRY
-def loss_memory(tokens: int = 96, vocabulary: int = 4800) -> Table:
-    """Bytes kept for backward by the parallel loss and by one of gathered logits."""
-    from .runs_activations import kept_by_loss
-
-    rows = []
-    for ranks in (1, 2, 3, 4):
-        cells = []
-        for gathered in (True, False):
-            formula = loss_bytes(gathered, tokens, vocabulary, ranks)
-            for found in runs.remembered(
-                kept_by_loss, ranks, gathered, tokens, vocabulary
-            ):
-                if found["bytes"] != formula or found["in place"] is gathered:
-                    raise EvidenceError(f"gathered={gathered}: {found}, not {formula}")
-            cells.append(formula)
-        rows.append([str(ranks), *map(count, cells), f"{cells[0] / cells[1]:.2f}"])
-    header = ["ranks", "gathered logits", "vocabulary-parallel", "ratio"]
-    return Table(header, rows, "rrrr")
-
-
-@REGISTRY
-def large_logits(ranks: int = 4) -> Table:
-    """The loss of small and large logits; EvidenceError unless ours is right."""
-    from .runs_modules import big_logits
-
-    rows = []
-    for scale in (1, 60):
-        for first in (False, True):
-            found = runs.remembered(big_logits, ranks, scale, first)
-            for right, ours, _ in found:
-                if abs(right - ours) > 1e-6 * right:
-                    raise EvidenceError(f"x{scale}: {ours}, in one process {right}")
-            right, ours, naive = found[0]
-            where = "all in rank 0's part" if first else "anywhere"
-            numbers = (f"{number:.4f}" for number in (right, ours, naive))
-            rows.append([f"times {scale}", where, *numbers])
-    header = ["logits", "labels", "one process", "ours", "without the maximum"]
-    return Table(header, rows, "llrrr")
-
-
-# ---------------------------------------------------------------- activations
-
-
-def classic_bytes(ranks: int, split: bool, **sizes: int) -> int:
-    """Bytes per layer of the formula, and two 16-bit numbers a token of each norm."""
-    b, s, h, a = sizes.values()
-    norms = 8 * s * b // (ranks if split else 1)
-    return int(activation_memory(s, b, h, a, ranks, split)) + norms
-
-
-def our_bytes(ranks: int, split: bool, **sizes: int) -> int:
-    """Bytes of a layer of `XtrainModel` in bf16 on a CPU, eager: see the page."""
-    from .runs_activations import INNER, KEY_HEADS
-
-    b, s, h, a = sizes.values()
-    tokens = s * b
-    norms = tokens * (20 * h + 8)
-    cut = tokens * (6 * h + 4 * h * KEY_HEADS // a + 8 * INNER + 4 * a)
-    angles = 4 * s * h // a
-    return (norms // ranks if split else norms) + cut // ranks + angles
-
-
-@REGISTRY
-def layer_memory(layer: str = "classic") -> Table:
-    """Bytes that a layer keeps on a rank, tensor-parallel and sequence-parallel."""
-    from .runs_activations import SIZES, kept_by_classic_layer, kept_by_our_layer
-
-    run, formula = {
-        "classic": (kept_by_classic_layer, classic_bytes),
-        "ours": (kept_by_our_layer, our_bytes),
-    }[layer]
-    rows = []
-    for ranks in (1, 2, 4):
-        cells = []
-        for split in (False, True):
-            expected = formula(ranks, split, **SIZES)
-            found = runs.remembered(run, ranks, split)
-            if set(found) != {expected}:
-                raise EvidenceError(
-                    f"{layer}, {ranks} ranks, split={split}: {found}, not {expected}"
-                )
-            cells.append(expected)
-        rows.append([str(ranks), *map(count, cells), f"{cells[0] / cells[1]:.2f}"])
-    header = ["ranks", "tensor-parallel", "and sequence-parallel", "ratio"]
-    return Table(header, rows, "rrrr")
-
-
-@REGISTRY
-def modern_layers(sequence: int = 8192, ranks: int = 8) -> Table:
-    """Computed: what a fused layer of known models keeps, bf16, FlashAttention."""
-    rows = []
-    for name in ("llama-3-8b", "llama-3-70b", "llama-3.1-405b"):
-        shape = ModelShape.preset(name)
-        h, f = shape.hidden_size, shape.intermediate_size
-        share = shape.num_key_value_heads / shape.num_attention_heads
-        norms, rest = (
-            8 * h,
-            4 * h + 4 * h * share + 6 * f + 4 * shape.num_attention_heads,
-        )
-        sizes = [norms + rest, norms + rest / ranks, (norms + rest) / ranks]
-        rows.append([name, *(values.bytes_(sequence * size) for size in sizes)])
-    header = ["one sequence, one layer", "whole", f"tensor-parallel, {ranks} ranks",
-              "and sequence-parallel"]  # fmt: skip
-    return Table(header, rows, "lrrr")
+@FIGURES
+def bytes_of_designs(modules: str = "swiglu,column only", ranks: int = 4) -> str:
+    """Bytes that a rank sends in a forward and a backward, by module."""
+    bars: dict[str, dict[str, float]] = {}
+    for module in modules.split(","):
+        found = measured(module, ranks)
+        bars[SHORT[module]] = {
+            phase: sum(call[3] for call in found if call[0] == phase) / 1024
+            for phase in ("forward", "backward")
+        }
+    chart = bar_chart(
+        bars,
+        Axis("KiB that one rank sends", "linear", lambda n: f"{n:.3g}"),
+        f"Bytes sent by design, {ranks} ranks",
+        width=WIDTH,
+    )
+    return fit(chart, WIDTH)

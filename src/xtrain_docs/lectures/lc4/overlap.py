@@ -3,18 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ... import runs, values
+from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import TimeAxis, document, fit, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 
 Span = list[Any]
 WIDTH, LEFT, HIGH = 400, 84, 58
 TOKENS, FEATURES = 512, 1024
-# where a span lies in its row, how high it is, its colour
-LANES = {"matmul": (0, 20, 2), "message": (24, 8, 0), "wait": (36, 8, 1)}
+# where a span lies in its row, how high it is, its colour and how opaque it is
+LANES = {
+    "matmul": (0, 20, 2, 0.4),
+    "message": (24, 8, 0, 1.0),
+    "wait": (36, 8, 1, 1.0),
+}
 KEYS = {"matmul": "matmul", "message": "message under way", "wait": "rank waits"}
 
 
@@ -86,10 +90,11 @@ def chart(
     rows: dict[str, Sequence[Span]], names: Sequence[str], title: str, words: str
 ) -> str:
     """A row for each form, over the same time; `names` are written into matmuls."""
-    last = max(end for spans in rows.values() for _, _, end in spans)
+    axis = TimeAxis(max(end for spans in rows.values() for *_, end in spans), LEFT)
     parts, x = [], 6
     for what, key in KEYS.items():
-        parts.append(box(x, 6, 18, 9, what, key))
+        _, _, colour, opacity = LANES[what]
+        parts.append(rect(x, 6, 18, 9, colour, opacity=opacity, radius=2, hover=key))
         parts.append(text(x + 24, 15, key, "xt-tick"))
         x += 44 + 7 * len(key)
     for row, (name, spans) in enumerate(rows.items()):
@@ -97,35 +102,29 @@ def chart(
         parts.append(text(6, top + 14, "overlap", "xt-tick"))
         parts.append(text(6, top + 30, f"= {name}", "xt-tick"))
         for what, begin, end in spans:
-            at, width = px(begin, last), px(end, last) - px(begin, last)
-            hover = f"{KEYS[what]}: {values.seconds(begin)} to {values.seconds(end)}"
-            parts.append(
-                box(at, top + LANES[what][0], width, LANES[what][1], what, hover)
-            )
-        matmuls = of(spans, "matmul")
-        if len(matmuls) == len(names):
-            for (begin, end), words_in in zip(matmuls, names, strict=True):
-                if px(end, last) - px(begin, last) > 8 * len(words_in):
-                    middle = px((begin + end) / 2, last)
-                    parts.append(text(middle, top + 14, words_in, "xt-label", "middle"))
+            low, high, colour, opacity = LANES[what]
+            y, said = top + low, KEYS[what]
+            parts.append(axis.bar(said, begin, end, y, high, colour, opacity))
+        parts += inside(axis, of(spans, "matmul"), names, top + 14)
     bottom = 36 + HIGH * len(rows)
-    parts.append(line(LEFT, bottom, WIDTH - 6, bottom, "xt-axis"))
-    parts.append(text(LEFT, bottom + 15, "0 ms", "xt-tick"))
-    parts.append(text(WIDTH - 6, bottom + 15, values.seconds(last), "xt-tick", "end"))
+    parts += [axis.base(bottom), *axis.ends(bottom + 15)]
     return fit(document(WIDTH, bottom + 22, parts, title, words), WIDTH)
 
 
-def px(at: float, last: float) -> float:
-    """Where a time lies."""
-    return LEFT + (WIDTH - LEFT - 6) * at / last
-
-
-def box(x: float, y: float, width: float, high: float, what: str, hover: str) -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y}" width="{max(width, 1.5):.1f}" height="{high}" '
-        f'rx="2" class="xt-bar-fill xt-s{LANES[what][2]}" '
-        f'fill-opacity="{0.4 if what == "matmul" else 1}"><title>{hover}</title></rect>'
-    )
+def inside(
+    axis: TimeAxis,
+    matmuls: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    y: float,
+) -> list[str]:
+    """The names of the matmuls, where there is room; none if they are others."""
+    if len(matmuls) != len(names):
+        return []
+    return [
+        text(axis.at((begin + end) / 2), y, name, "xt-label", "middle")
+        for (begin, end), name in zip(matmuls, names, strict=True)
+        if axis.at(end) - axis.at(begin) > 8 * len(name)
+    ]
 
 
 @TABLES

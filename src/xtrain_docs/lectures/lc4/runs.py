@@ -11,10 +11,13 @@ from xtrain.comm import CommLedger, autograd, init_mesh
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
-from .runs_dataflow import by_rank, local
+from .runs_dataflow import local
+from .runs_dataflow_case import Case, random_of
 from .runs_dataflow_match import state_of
-from .runs_dataflow_modules import BATCH, CASES, HIDDEN, SEQUENCE, Case, random_of
+from .runs_dataflow_modules import CASES
 from .runs_dataflow_record import Recorder, recording
+from .runs_dataflow_sent import by_rank
+from .runs_dataflow_twins import BATCH, HIDDEN, SEQUENCE
 
 OPERATORS = {
     "identity_all_reduce": ("replicated", "partial"),

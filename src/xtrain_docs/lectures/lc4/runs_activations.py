@@ -1,13 +1,12 @@
 """Functions that run on every rank: what a forward pass of lc4 keeps for backward."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from xtrain.comm.autograd import all_gather_split
 from xtrain.model import XtrainConfig
@@ -19,40 +18,18 @@ from xtrain.tensor_parallel import (
     vocab_parallel_cross_entropy,
 )
 from xtrain.tensor_parallel.functions import column_linear
+from xtrain.testing.saved import SavedTensors, address
 
 SIZES = {"batch": 2, "sequence": 48, "hidden": 96, "heads": 12}
 KEY_HEADS, INNER = 4, 288  # of our own layer
 BF16 = torch.bfloat16
 
 
-class Kept(saved_tensors_hooks):
-    """Bytes that autograd keeps while it is open: each storage once, no parameters."""
-
-    def __init__(self, parameters: list[Tensor]):
-        self.storages: dict[int, Tensor] = {}
-        self.left_out = {p.untyped_storage().data_ptr() for p in parameters}
-        super().__init__(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        self.storages[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        return self
-
-    @property
-    def nbytes(self) -> int:
-        kept = {k: t for k, t in self.storages.items() if k not in self.left_out}
-        return sum(t.untyped_storage().nbytes() for t in kept.values())
-
-
 def kept_by(module: nn.Module, *inputs: Tensor) -> int:
     """Bytes that one forward pass of `module` keeps."""
-    with Kept(list(module.parameters())) as kept:
+    with SavedTensors() as saved:
         module(*inputs)
-    return kept.nbytes
+    return saved.nbytes(but=module.parameters())
 
 
 def layer_input(sequence_parallel: bool) -> Tensor:
@@ -141,11 +118,11 @@ def kept_by_loss(gathered: bool, tokens: int, vocabulary: int) -> dict[str, Any]
     logits.register_hook(gradients.append)
     labels = torch.arange(tokens) % vocabulary
     loss: Callable[..., Tensor] = vocab_parallel_cross_entropy
-    with Kept([]) as kept:
+    with SavedTensors() as saved:
         if gathered:
             loss = F.cross_entropy(all_gather_split(logits, -1), labels)
         else:
             loss = vocab_parallel_cross_entropy(logits, labels)
     loss.backward()
-    address = gradients[0].untyped_storage().data_ptr()
-    return {"bytes": kept.nbytes, "in place": address in kept.storages}
+    in_place = address(gradients[0]) in saved.storages
+    return {"bytes": saved.nbytes(), "in place": in_place}

@@ -19,6 +19,7 @@ from xtrain.tensor_parallel import (
     RowParallelLinear,
     functions,
 )
+from xtrain.testing.saved import SavedTensors
 
 BATCH, SEQUENCE, HIDDEN = 1, 12, 24
 NAMES = {
@@ -216,16 +217,7 @@ def bytes_saved(sequence_parallel: bool) -> dict[str, int]:
 
 def saved_by(run: Callable[[], Tensor], module: nn.Module) -> int:
     """Bytes of all storages that autograd saves while `run` goes forward."""
-    weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with SavedTensors() as saved:
         result = run()
     del result
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return saved.nbytes(but=module.parameters())

@@ -109,8 +109,8 @@ def sent_by(calls: list[list[Any]], ranks: int) -> int:
 def linear_calls(ranks: int = 4) -> Table:
     """The collectives of a linear layer in each of its modes, recorded."""
     from .runs import calls, linear_modes
-    from .runs_dataflow_modules import BATCH, INNER, SEQUENCE
-    from .runs_dataflow_modules import HIDDEN as K
+    from .runs_dataflow_twins import BATCH, INNER, SEQUENCE
+    from .runs_dataflow_twins import HIDDEN as K
 
     tokens = BATCH * SEQUENCE
     names = {tokens * K: "$TK$", tokens * INNER: "$TO$", INNER: "$O$"}

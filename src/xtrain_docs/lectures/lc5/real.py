@@ -1,6 +1,5 @@
 """Real runs beside the simulator: two timelines, a trace of both, tables."""
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ from xtrain.schedules import SCHEDULES, Timeline, parse_action, render_svg, simu
 from xtrain.schedules.chrome_trace import chrome_trace, timeline_of
 
 from ... import races, runs
+from ...downloads import trace_link
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
@@ -83,16 +83,8 @@ def real_and_simulated(
         parts.append(f'<p style="{HEADING}">{words}</p>{drawing}')
     with_messages = real_timeline(name, micro_batches, ran, messages=True)
     trace = chrome_trace({"real": with_messages, "simulated": wanted}, 1e-3)
-    return "".join(parts) + download(trace, f"{name}_real_and_simulated.json")
-
-
-def download(text: str, name: str) -> str:
-    """A link that needs no server."""
-    coded = base64.b64encode(text.encode()).decode()
-    return (
-        f'<p style="{HEADING}"><a class="xt-download" download="{name}" '
-        f'href="data:application/json;base64,{coded}">Download both as a trace</a></p>'
-    )
+    name = f"{name}_real_and_simulated.json"
+    return "".join(parts) + trace_link(trace, name, HEADING)
 
 
 @TABLES

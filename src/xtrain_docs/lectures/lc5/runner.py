@@ -3,7 +3,7 @@
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import cell, document, fit, line, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 
@@ -110,11 +110,7 @@ def drawn(
     if "REDUCE" in action:
         return [text(x + LANE / 2, end, action, "xt-tick", "middle")]
     kind = next(k for k in ("BW", "F") if k in action)
-    box = (
-        f'<rect x="{x:.1f}" y="{begin:.1f}" width="{LANE}" height="{CELL}" rx="3" '
-        f'class="xt-bar-fill xt-s{COLOURS[kind]}" fill-opacity="0.35"/>'
-    )
-    return [box, text(x + LANE / 2, begin + 14, action, "xt-label", "middle")]
+    return cell(x, begin, LANE, CELL, COLOURS[kind], action, low=4, opacity=0.35)
 
 
 @TABLES

@@ -1,6 +1,5 @@
 """Functions that run on a rank: what activation recompute keeps, and computes again."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,6 +14,8 @@ from xtrain.model import XtrainConfig
 from xtrain.model.layer import DecoderLayer
 from xtrain.model.parts import WholeParts
 from xtrain.pipeline_parallel import checkpoint
+from xtrain.testing.live import LiveStorages
+from xtrain.testing.saved import SavedTensors
 
 BATCH, SEQUENCE, HIDDEN = 2, 48, 96
 CONFIG = XtrainConfig(
@@ -27,51 +26,6 @@ CONFIG = XtrainConfig(
     num_attention_heads=12,
     num_key_value_heads=4,
 )
-
-
-class Kept(saved_tensors_hooks):
-    """Bytes that autograd keeps while it is open: each storage once."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[int, Tensor] = {}
-        super().__init__(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        self.tensors[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    def nbytes(self, but: list[Tensor]) -> int:
-        left_out = {t.untyped_storage().data_ptr() for t in but}
-        kept = (t for key, t in self.tensors.items() if key not in left_out)
-        return sum(t.untyped_storage().nbytes() for t in kept)
-
-
-class Live(TorchDispatchMode):
-    """Bytes of what operations have made while it is open and is still there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storages: dict[int, tuple[weakref.ref[Any], int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                entry = (weakref.ref(storage), storage.nbytes())
-                self.storages[storage.data_ptr()] = entry
-        return made
-
-    def nbytes(self, but: list[Tensor]) -> int:
-        left_out = {t.untyped_storage().data_ptr() for t in but}
-        return sum(
-            nbytes
-            for key, (alive, nbytes) in self.storages.items()
-            if alive() is not None and key not in left_out
-        )
 
 
 def layers_of(count: int) -> nn.ModuleList:
@@ -104,12 +58,10 @@ def kept_bytes(count: int, each: int) -> int:
     With `each` 0 without recompute.
     """
     layers, x = layers_of(count), layer_input()
-    weights: list[Tensor] = list(layers.parameters())
-    kept = Kept()
-    with kept:
+    with SavedTensors() as saved:
         for segment in segments(layers, each or 1):
             x = checkpoint(segment, x) if each else segment(x)
-    return kept.nbytes(weights)
+    return saved.nbytes(but=layers.parameters())
 
 
 def live_bytes(count: int, each: int) -> list[tuple[str, int, int]]:
@@ -119,7 +71,7 @@ def live_bytes(count: int, each: int) -> list[tuple[str, int, int]]:
     `each` 0 there is none.
     """
     layers, x = layers_of(count), layer_input()
-    live, found = Live(), []
+    live, found = LiveStorages(), []
 
     def note(kind: str, layer: int) -> None:
         gradients = [p.grad for p in layers.parameters() if p.grad is not None]

@@ -16,6 +16,7 @@ from xtrain.model import XtrainConfig
 from xtrain.model.layer import DecoderLayer
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.pipeline_parallel import split_backward
+from xtrain.testing.saved import SavedTensors
 
 BATCH, SEQUENCE = 2, 48
 CONFIG = XtrainConfig(
@@ -113,22 +114,16 @@ def matmuls_by_part() -> dict[str, list[list[Any]]]:
 def bytes_kept() -> dict[str, int]:
     """Of activations: what autograd keeps after F, and what is kept after B."""
     stage, x = stage_and_input("plain")
-    weights = {p.untyped_storage().data_ptr() for p in stage.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, split_backward() as split:
+    with SavedTensors() as saved, split_backward() as split:
         y = stage(x)
     split.backward_input(y, torch.ones_like(y))
     after_b = split.kept_bytes
     split.backward_weight()
-    return {"F": sum(saved.values()), "B": after_b, "W": split.kept_bytes}
+    return {
+        "F": saved.nbytes(but=stage.parameters()),
+        "B": after_b,
+        "W": split.kept_bytes,
+    }
 
 
 def count(call: Callable[[], Any], stage: nn.Module) -> int:

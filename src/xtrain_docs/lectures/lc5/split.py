@@ -3,7 +3,7 @@
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, text
+from ...svg import document, fit, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 
@@ -61,11 +61,8 @@ def split_matmuls() -> str:
             here = flops[part][name]
             if here:
                 x, width = LEFT + column * COLUMN, (COLUMN - 8) * here / most
-                parts.append(
-                    f'<rect x="{x}" y="{y + 3}" width="{width:.1f}" height="14" rx="2" '
-                    f'class="xt-bar-fill xt-s{column}"><title>{name} in {part}: '
-                    f"{here:,} FLOPs</title></rect>"
-                )
+                hover = f"{name} in {part}: {here:,} FLOPs"
+                parts.append(rect(x, y + 3, width, 14, column, radius=2, hover=hover))
     words = (
         "Every linear layer has one bar in each part, all three equally long. "
         "Attention has one in forward, one of twice its length in the input's part, "

@@ -8,7 +8,7 @@ from xtrain.schedules import SCHEDULES
 from ... import runs
 from ...evidence import EvidenceError, count
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import document, fit, line, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 
@@ -78,11 +78,8 @@ def stage_box(of: dict[str, Any], ends: list[float], y: float, rank: int) -> lis
     boxes = []
     for i in range(first, stop):
         gap = 3 if i == stop - 1 else 1  # two stages side by side are told apart
-        boxes.append(
-            f'<rect x="{ends[i]:.1f}" y="{y:.1f}" height="18" '
-            f'width="{ends[i + 1] - ends[i] - gap:.1f}" '
-            f'class="xt-bar-fill xt-s{rank}" fill-opacity="0.32"/>'
-        )
+        wide = ends[i + 1] - ends[i] - gap
+        boxes.append(rect(ends[i], y, wide, 18, rank, opacity=0.32))
     middle = (ends[first] + ends[stop]) / 2
     return [*boxes, text(middle, y + 13, str(of["stage"]), "xt-tick", "middle")]
 

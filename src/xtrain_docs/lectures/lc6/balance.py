@@ -5,7 +5,7 @@ from xtrain.plan import critical_pairs, ideal_pairs, pairs_by_step
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, text
+from ...svg import cell, document, fit, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, times, value
@@ -83,23 +83,6 @@ HIGH, GAP = 27, 3
 LEFT, RIGHT = 66, 62
 
 
-def rectangle(
-    x: float,
-    y: float,
-    wide: float,
-    high: float,
-    opacity: float,
-    series: int,
-    hover: str,
-) -> str:
-    """A filled cell with a word for whoever points at it."""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" rx="2" '
-        f'class="xt-bar-fill xt-s{series}" fill-opacity="{opacity:.2f}">'
-        f"<title>{hover}</title></rect>"
-    )
-
-
 @FIGURES
 def causal_work(ranks: int = 4, tokens: int = 16) -> str:
     """Heat map of each balance: ranks by steps of the ring, pairs counted in a run."""
@@ -122,9 +105,8 @@ def causal_work(ranks: int = 4, tokens: int = 16) -> str:
                 words = f"rank {rank}, step {step}: {pairs} pairs"
                 x = LEFT + wide * step
                 opacity = 0.08 + 0.47 * pairs / most
-                parts.append(rectangle(x, y, wide - GAP, HIGH - GAP, opacity, 0, words))
-                middle = x + (wide - GAP) / 2
-                parts.append(text(middle, y + 17, str(pairs), "xt-label", "middle"))
+                parts += cell(x, y, wide - GAP, HIGH - GAP, 0, str(pairs), low=5,
+                              opacity=opacity, radius=2, hover=words)  # fmt: skip
             parts.append(text(WIDTH - 4, y + 17, str(sum(row)), "xt-label", "end"))
             y += HIGH
         parts.append(text(4, y + 18, "slowest", "xt-tick"))
@@ -147,7 +129,8 @@ def who_computes(balance: str = "zigzag", ranks: int = 4, tokens: int = 16) -> s
     parts = [text(4, 16, f'balance="{balance}"', "xt-label")]
     for rank in range(ranks):
         x = 136 + 62 * rank
-        parts.append(rectangle(x, 5, 13, 13, 0.85, rank, f"rank {rank}"))
+        parts.append(rect(x, 5, 13, 13, rank, opacity=0.85, radius=2,
+                          hover=f"rank {rank}"))  # fmt: skip
         parts.append(text(x + 18, 16, f"rank {rank}", "xt-tick"))
     parts.append(text(left, 37, "keys", "xt-tick"))
     parts.append(text(4, top + 14, "queries", "xt-tick"))
@@ -159,7 +142,8 @@ def who_computes(balance: str = "zigzag", ranks: int = 4, tokens: int = 16) -> s
     for q, k, rank in pairs:
         words = f"query {q}, key {k}: rank {rank}"
         x, y = left + edge * k, top + edge * q
-        parts.append(rectangle(x, y, edge - 2, edge - 2, 0.85, rank, words))
+        parts.append(rect(x, y, edge - 2, edge - 2, rank, opacity=0.85,
+                          radius=2, hover=words))  # fmt: skip
     title = f"Who computes which pair, {tokens} tokens on {ranks} ranks, {balance}"
     high = int(top + edge * tokens + 6)
     return fit(document(WIDTH, high, parts, title, "Each pair of a causal mask"), WIDTH)

@@ -1,21 +1,10 @@
-"""Ring, all-gather and Ulysses side by side: measured bytes, tensors, and overlap."""
+"""Ring, all-gather and Ulysses side by side: measured bytes and tensors."""
 
-from xtrain.plan import (
-    ACCELERATORS,
-    LINKS,
-    Accelerator,
-    ModelShape,
-    activation_memory,
-    context_bytes,
-    hiding_tokens,
-)
+from xtrain.plan import ModelShape, activation_memory, context_bytes
 
 from ... import runs
 from ...evidence import EvidenceError
-from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, line_chart
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
+from ...tables import REGISTRY, Table
 from ...values import bytes_, number, value
 
 NAMES = {
@@ -24,15 +13,6 @@ NAMES = {
     "ulysses": "Ulysses",
 }
 HEAD_DIM, FLOAT32, LOCAL = 8, 4, 16
-MACHINES = (
-    ("A100, NVLink 3", "a100-80gb", "nvlink3"),
-    ("A100, InfiniBand HDR", "a100-80gb", "infiniband-hdr"),
-    ("H100, NVLink 4", "h100", "nvlink4"),
-    ("H100, InfiniBand NDR", "h100", "infiniband-ndr"),
-    ("B200, NVLink 5", "b200", "nvlink5"),
-    ("B200, InfiniBand NDR", "b200", "infiniband-ndr"),
-    ("MI300X, one xGMI link", "mi300x", "xgmi-mi300x-peer"),
-)
 
 
 def measured(way: str, heads: int, key_heads: int, ranks: int) -> tuple[int, int]:
@@ -49,7 +29,7 @@ def measured(way: str, heads: int, key_heads: int, ranks: int) -> tuple[int, int
     return expected
 
 
-@TABLES
+@REGISTRY
 def context_bytes_measured(ranks: int = 4, heads: int = 8) -> Table:
     """What a rank sends in each way, with as many key heads and with fewer."""
     rows = []
@@ -65,7 +45,7 @@ def context_bytes_measured(ranks: int = 4, heads: int = 8) -> Table:
     return Table(header, rows, "rlrrr")
 
 
-@TABLES
+@REGISTRY
 def context_bytes_of_models(
     models: tuple[str, ...] = ("llama-2-7b", "llama-3-8b", "llama-3-70b"),
     tokens: int = 131072,
@@ -89,7 +69,7 @@ def context_bytes_of_models(
     return Table(header, rows, "llrrrr")
 
 
-@TABLES
+@REGISTRY
 def sequence_memory(
     model: str = "llama-3-8b", tokens: int = 131072, ranks: int = 8
 ) -> Table:
@@ -110,7 +90,7 @@ def sequence_memory(
     return Table(header, rows, "lrr")
 
 
-@TABLES
+@REGISTRY
 def context_tensors(
     heads: int = 8, key_heads: int = 8, sizes: tuple[int, ...] = (2, 4, 8)
 ) -> Table:
@@ -129,78 +109,6 @@ def context_tensors(
     return Table(header, rows, "lrrrr")
 
 
-# ------------------------------------------------------------------------- overlap
-
-
-def least_tokens(device: str, link: str, **options: int | bool) -> float:
-    """Tokens of a rank at which a ring's transfer is hidden, at the peak rate."""
-    flops = Accelerator.preset(device).flops
-    return hiding_tokens(flops, LINKS[link].bandwidth, **options)  # type: ignore[arg-type]
-
-
-@TABLES
-def overlap_tokens(ranks: int = 8) -> Table:
-    """Least tokens of a rank on real hardware, by the kind of attention and pass."""
-    kinds: tuple[dict[str, int | bool], ...] = (
-        {},
-        {"causal": True},
-        {"causal": True, "queries_per_key": 8},
-        {"causal": True, "queries_per_key": 8, "backward": True},
-    )
-    rows = []
-    for name, device, link in MACHINES:
-        found = [least_tokens(device, link, **kind) for kind in kinds]
-        ratio = ACCELERATORS[device].flops / LINKS[link].bandwidth
-        if abs(found[0] / ratio - 1) > 1e-9:
-            raise EvidenceError(f"{name}: {found[0]}, not F / W = {ratio}")
-        sequence = number(round(ranks * max(found[2:]), -2))
-        rows.append([name, *(number(round(f)) for f in found), sequence])
-    header = ["", "no mask", "causal", "causal, 8 queries a key",
-              "the same, backward", f"sequence on {ranks} ranks"]  # fmt: skip
-    return Table(header, rows, "lrrrrr")
-
-
-@TABLES
-def overlap_published() -> Table:
-    """The condition computed for the hardware of the ring attention paper."""
-    published = (
-        ("A100, NVLink", 312, 300, 1.0, 6.2),
-        ("TPU v3", 123, 112, 1.1, 6.6),
-        ("TPU v4", 275, 268, 1.0, 6.2),
-        ("TPU v5e", 196, 186, 1.1, 6.3),
-        ("A100, InfiniBand", 312, 12.5, 24.5, 149.5),
-    )
-    rows = []
-    for name, tera, giga, block, six in published:
-        found = hiding_tokens(tera * 1e12, giga * 1e9)
-        if abs(6 * found / (six * 1e3) - 1) > 0.01:
-            raise EvidenceError(f"{name}: {6 * found}, published {six} thousand")
-        rows.append([name, f"{tera:g}", f"{giga:g}", number(round(found)),
-                     f"{block:g} thousand", number(round(6 * found)),
-                     f"{six:g} thousand"])  # fmt: skip
-    header = ["", "TFLOP/s", "GB/s", "block", "published", "6 blocks", "published"]
-    return Table(header, rows, "lrrrrrr")
-
-
-@FIGURES
-def transfer_over_compute(device: str = "h100", most: int = 65536) -> str:
-    """Time of a transfer over that of a block, by the tokens of a rank; forward."""
-    counts = [2**i for i in range(8, most.bit_length())]
-    lines = {}
-    for name, link in (("NVLink 4", "nvlink4"), ("InfiniBand NDR", "infiniband-ndr")):
-        for shared, words in ((8, "8 queries a key"), (1, "1 query a key")):
-            least = least_tokens(device, link, causal=True, queries_per_key=shared)
-            lines[f"{name}, {words}"] = [(float(n), least / n) for n in counts]
-    return line_chart(
-        lines,
-        Axis("tokens of a rank", "log2", lambda n: f"{n:g}", ticks=counts[::2]),
-        Axis("transfer over block", "log", lambda r: f"{r:g}"),
-        f"What a ring can hide on {device.upper()}",
-        "Computed at peak rates. At 1 the transfer takes as long as the block.",
-        width=390,
-    )
-
-
 @value
 def ring_over_ulysses(ranks: int, heads: int, key_heads: int) -> float:
     """Forward bytes of a ring over those of Ulysses."""
@@ -211,7 +119,7 @@ def ring_over_ulysses(ranks: int, heads: int, key_heads: int) -> float:
     return ring / ulysses
 
 
-@TABLES
+@REGISTRY
 def ring_volume(
     key_heads: int = 2, tokens: int = 64, sizes: tuple[int, ...] = (2, 4, 8)
 ) -> Table:
@@ -237,7 +145,7 @@ def ring_volume(
     return Table(header, rows, "rrrrr")
 
 
-@TABLES
+@REGISTRY
 def strong_and_weak(tokens: int = 64, few: int = 4) -> Table:
     """Bytes and work of a rank of a ring, at (S, N), (S, 2 N) and (2 S, 2 N)."""
     from .runs_balance import work

@@ -3,7 +3,7 @@
 from ... import runs
 from ...evidence import EvidenceError, count
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, text
+from ...svg import cell, document, fit, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import bytes_
@@ -55,19 +55,14 @@ def flash_tiles(length: int = 1100) -> str:
     for row, rows in edges:
         for key, keys in edges:
             number = order.get((row, rows, key, keys))
-            place = (
-                f'x="{left + key * scale + 1:.1f}" y="{top + row * scale + 1:.1f}" '
-                f'width="{keys * scale - 2:.1f}" height="{rows * scale - 2:.1f}"'
-            )
+            x, y = left + key * scale + 1, top + row * scale + 1
+            wide, high = keys * scale - 2, rows * scale - 2
             if number is None:
-                parts.append(f'<rect {place} class="xt-axis" fill="none"/>')
+                parts.append(rect(x, y, wide, high, None))
                 continue
             masked = 1 if key == row else 0
-            parts.append(
-                f'<rect {place} class="xt-bar-fill xt-s{masked}" fill-opacity="0.4"/>'
-            )
-            x, y = left + (key + keys / 2) * scale, top + (row + rows / 2) * scale
-            parts.append(text(x, y + 5, str(number), "xt-label", "middle"))
+            parts += cell(x, y, wide, high, masked, str(number), low=5, opacity=0.4,
+                          radius=0)  # fmt: skip
     title = "Tiles of a causal matrix of scores, numbered in the order of the run"
     words = f"{len(order)} tiles of {len(edges) ** 2} were computed"
     height = int(top + length * scale + 8)

@@ -7,7 +7,7 @@ from xtrain.plan import collective_traffic, context_bytes
 from ... import runs
 from ...evidence import EvidenceError, count
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, text
+from ...svg import document, fit, rank_key, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 
@@ -95,11 +95,7 @@ def tokens_of_context_ranks(ranks: int = 4) -> str:
     from .runs_model import BALANCED, SHOWN, tokens_held
 
     found = runs.remembered(tokens_held, ranks)
-    parts: list[str] = []
-    for rank in range(ranks):
-        x = 6 + 96 * rank
-        parts += [cell(x, 5, 12, rank), text(x + 18, 15, f"rank {rank}", "xt-tick")]
-    y, words = 34, []
+    parts, y, words = rank_key(ranks), 34, []
     for balance in BALANCED:
         holder = {token: r for r, held in enumerate(found) for token in held[balance]}
         if sorted(holder) != list(range(SHOWN)):
@@ -107,7 +103,9 @@ def tokens_of_context_ranks(ranks: int = 4) -> str:
         parts.append(text(LEFT - 8, y + 14, balance, "xt-tick", "end"))
         for token in range(SHOWN):
             x = LEFT + CELL * token
-            parts.append(cell(x, y, CELL - 2, holder[token], f"token {token}"))
+            rank = holder[token]
+            hover = f"token {token}, rank {rank}"
+            parts.append(rect(x, y, CELL - 2, CELL - 2, rank, hover=hover))
             parts.append(
                 text(x + (CELL - 2) / 2, y + 34, str(token), "xt-tick", "middle")
             )
@@ -115,12 +113,3 @@ def tokens_of_context_ranks(ranks: int = 4) -> str:
         y += 52
     title = "Which tokens of a sequence each context rank has"
     return fit(document(WIDTH, y, parts, title, "; ".join(words)), WIDTH)
-
-
-def cell(x: float, y: float, side: float, rank: int, hover: str = "") -> str:
-    """A square in a rank's colour."""
-    title = f"<title>{hover}, rank {rank}</title>" if hover else ""
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{side:g}" height="{side:g}" '
-        f'class="xt-bar-fill xt-s{rank}">{title}</rect>'
-    )

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import xtrain.backends  # noqa: F401  (its sockets say what a collective has sent)
 from xtrain.comm import CommLedger
@@ -18,6 +17,9 @@ from xtrain.context_parallel import (
     ulysses_attention,
     unshard_sequence,
 )
+from xtrain.testing.saved import SavedTensors
+
+from .runs_counted import Counted
 
 ATTENTION = {
     "ring": ring_attention,
@@ -88,27 +90,6 @@ def with_gradients(
     return [out.detach(), *gradients]
 
 
-class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that any operation gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True, torch's default, imports the compiler: seconds
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.nbytes = max(self.nbytes, tensor.numel() * tensor.element_size())
-        return result
-
-
 def tensors_of(way: str, heads: int, key_heads: int, local: int) -> list[int]:
     """In float32: bytes of q, kept for backward, of the largest tensor in each pass."""
     size = rank_and_size(None)[1]
@@ -116,17 +97,9 @@ def tensors_of(way: str, heads: int, key_heads: int, local: int) -> list[int]:
     q, k, v, grad = (shard_sequence(t, 2) for t in whole)
     for tensor in (q, k, v):
         tensor.requires_grad_()
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-    with hooks, Largest() as forward:
+    with SavedTensors() as saved, Counted() as forward:
         out = ATTENTION[way](q, k, v)
-    with Largest() as backward:
+    with Counted() as backward:
         out.backward(grad)
     nbytes = q.numel() * q.element_size()
-    return [nbytes, sum(kept.values()), forward.nbytes, backward.nbytes]
+    return [nbytes, saved.nbytes(), forward.nbytes, backward.nbytes]

@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.context_parallel import (
     flash_attention_backward,
@@ -16,6 +15,9 @@ from xtrain.context_parallel import (
     ring_attention,
 )
 from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
+from xtrain.testing.saved import SavedTensors
+
+from .runs_counted import Counted
 
 flash: Any = importlib.import_module("xtrain.context_parallel.flash")
 
@@ -58,29 +60,6 @@ def tiles_computed(length: int, causal: bool) -> dict[str, list[list[int]]]:
 # --------------------------------------------------------------------- memory
 
 
-class Counted(TorchDispatchMode):
-    """The largest tensor that any operation makes, and the work of all products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = self.flops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports the compiler
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, Tensor):
-                self.largest = max(self.largest, tensor.numel())
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
-            self.flops += 2 * made.numel() * args[0].shape[-1]
-        return made
-
-
 def qkv(length: int) -> list[Tensor]:
     """q, k and v of one head, and the gradient of the output; each has its memory."""
     generator = torch.Generator().manual_seed(0)
@@ -114,22 +93,14 @@ def counted(way: str, length: int) -> dict[str, Any]:
     *inputs, grad_out = qkv(length)
     for tensor in inputs:
         tensor.requires_grad_()
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, Counted() as forward:
+    with SavedTensors() as saved, Counted() as forward:
         out = WAYS[way](*inputs)
     with Counted() as backward:
         out.backward(grad_out)
     return {
-        "largest": [forward.largest, backward.largest],
+        "largest": [forward.elements, backward.elements],
         "flops": [forward.flops, backward.flops],
-        "kept": sum(kept.values()),
+        "kept": saved.nbytes(),
     }
 
 

@@ -5,7 +5,7 @@ import math
 from ... import runs
 from ...evidence import EvidenceError, count
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import document, fit, line, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import digits
@@ -57,8 +57,7 @@ def softmax_weights() -> str:
                 continue
             tall = high * weight
             parts += [
-                f'<rect x="{x:.1f}" y="{floor - tall:.1f}" width="{wide - 4:.1f}" '
-                f'height="{tall:.1f}" class="xt-bar-fill xt-s{block}"/>',
+                rect(x, floor - tall, wide - 4, tall, block),
                 text(middle, floor - tall - 4, f"{weight:.2f}", "xt-tick", "middle"),
                 text(middle, floor + 15, f"{SCORES[block][key % size]:g}",
                      "xt-tick", "middle"),

@@ -7,7 +7,7 @@ from xtrain.plan import expert_capacity
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, document, fit, line_chart, text
+from ...svg import Axis, document, fit, line_chart, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import number, percent, times, value
@@ -77,10 +77,9 @@ def expert_loads(top_k: int = 1, every: int = 8) -> str:
             for column, row in enumerate(loads):
                 share = row[expert] / total
                 hover = f"step {column * every}, expert {expert}: {share:.0%}"
-                parts.append(
-                    cell(left + wide * column, y, wide - 1, high - 1,
-                         min(1.0, 0.06 + 0.94 * share / (3 / experts)), expert, hover)
-                )  # fmt: skip
+                opacity = min(1.0, 0.06 + 0.94 * share / (3 / experts))
+                parts.append(rect(left + wide * column, y, wide - 1, high - 1, expert,
+                                  opacity=opacity, hover=hover))  # fmt: skip
         top += high * experts + 14
         words.append(f"{name}: at the end {loads[-1]}")
     last = (len(told("none", top_k)["loads"]) - 1) // every * every
@@ -88,18 +87,6 @@ def expert_loads(top_k: int = 1, every: int = 8) -> str:
     parts.append(text(WIDTH - 6, top + 6, f"step {last}", "xt-tick", "end"))
     title = "Share of each expert by step"
     return fit(document(WIDTH, int(top + 12), parts, title, "; ".join(words)), WIDTH)
-
-
-def cell(
-    x: float, y: float, wide: float, high: float, opacity: float, series: int,
-    hover: str,
-) -> str:  # fmt: skip
-    """A filled cell with a word for whoever points at it."""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" '
-        f'class="xt-bar-fill xt-s{series % 8}" fill-opacity="{opacity:.2f}">'
-        f"<title>{hover}</title></rect>"
-    )
 
 
 @FIGURES
@@ -132,9 +119,8 @@ def routing_map(ways: str = "bias", top_k: int = 2, tokens: int = 26) -> str:
                 gate, x = row[expert], left + side * token
                 hover = f"token {token}, expert {expert}: gate {gate:.2f}"
                 opacity = 0.3 + 0.7 * gate if gate else 0.06
-                parts.append(
-                    cell(x, y, side - 1.3, 11, opacity, expert if gate else 7, hover)
-                )
+                parts.append(rect(x, y, side - 1.3, 11, expert if gate else 7,
+                                  opacity=opacity, hover=hover))  # fmt: skip
             loads.append(sum(row[expert] > 0 for row in gates_TE))
             parts.append(text(WIDTH - 4, y + 10, str(loads[-1]), "xt-tick", "end"))
             y += 14

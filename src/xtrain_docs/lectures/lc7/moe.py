@@ -3,10 +3,9 @@
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import cell, document, fit, line, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from .balance import cell
 
 WIDTH, LEFT, SIDE = 400, 74, 20
 
@@ -53,10 +52,8 @@ def sorted_copies() -> str:
 
 def labelled(x: float, y: float, expert: int, token: int, hover: str) -> list[str]:
     """A cell in the colour of an expert, with the number of its token."""
-    return [
-        cell(x, y, SIDE - 2, SIDE - 2, 0.35, expert, hover),
-        text(x + (SIDE - 2) / 2, y + 14, str(token), "xt-label", "middle"),
-    ]
+    return cell(x, y, SIDE - 2, SIDE - 2, expert, str(token), low=5, opacity=0.35,
+                radius=0, hover=hover)  # fmt: skip
 
 
 def groups(counts: list[int], y: float) -> list[str]:

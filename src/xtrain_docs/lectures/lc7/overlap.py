@@ -1,37 +1,18 @@
-"""Timelines, a trace and tables of the page on overlap."""
+"""Timelines and the table of the page on overlap, checked before they are drawn."""
 
-import base64
-import json
-from collections.abc import Mapping
-from typing import Any
-
-from ... import runs, values
+from ... import runs
+from ...downloads import trace_link
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import percent, seconds
+from .overlap_chart import Found, chart
+from .overlap_trace import chrome_events
 
-Found = dict[str, Any]
-WIDTH, LEFT, HIGH, TOP = 400, 78, 88, 62
 MILLISECONDS = 10.0
 """Of a forward chunk, and of a message of rows."""
 LAYERS, MICRO_BATCHES, STEP_MS = 2, 8, 4.0
-LETTERS = {"attention": "A", "dispatch": "D", "mlp": "M", "combine": "C"}
-"""What stands in a box: one letter, so that it fits the shortest of them."""
-NARROWEST = 11.0
-"""Units of width that a letter needs."""
-KEY = "A attention · D dispatch · M experts (MLP) · C combine"
-FAINT = 0.4
-"""Opacity of what carries a letter."""
-COLOURS = {"F": 2, "B": 1, "F0": 2, "F1": 3}
-WORDS = {
-    "F": "forward of one micro-batch",
-    "B": "backward of another",
-    "F0": "micro-batch 0",
-    "F1": "micro-batch 1",
-}
 
 
 def pair_runs() -> dict[str, Found]:
@@ -90,7 +71,7 @@ def overlapped_block() -> str:
         "way while a chunk of the other micro-batch computes."
     )
     drawing = chart(found, "A forward and a backward of a block", words)
-    return drawing + download(found, "overlapped_block.json")
+    return drawing + trace_link(chrome_events(found), "overlapped_block.json")
 
 
 @FIGURES
@@ -99,7 +80,7 @@ def prefill_turns() -> str:
     found = prefill_runs()
     words = "In turns, one micro-batch computes while the other one's rows travel."
     drawing = chart(found, f"Two micro-batches through {LAYERS} blocks", words)
-    return drawing + download(found, "prefill.json")
+    return drawing + trace_link(chrome_events(found), "prefill.json")
 
 
 @TABLES
@@ -132,113 +113,10 @@ def row(what: str, name: str, run: Found, first: Found) -> list[str]:
 
 def step_runs(together: int) -> Found:
     """A step of DualPipe: the rank that waited the longest."""
-    from .runs_overlap import dualpipe_by_the_clock
+    from .runs_dualpipe import dualpipe_by_the_clock
 
     times = MICRO_BATCHES, STEP_MS, STEP_MS
     found = runs.remembered(dualpipe_by_the_clock, 4, bool(together), *times)
     if any(bool(run["pairs"]) != bool(together) for run in found):
         raise EvidenceError(f"pairs of layers: {[run['pairs'] for run in found]}")
     return max(found, key=lambda run: run["exposed"])
-
-
-# ----------------------------------------------------------------------- the drawing
-
-
-def chart(rows: Mapping[str, Found], title: str, words: str) -> str:
-    """For each run a lane of compute, one of messages and one of waits."""
-    last = max(run["total"] for run in rows.values())
-    batches = dict.fromkeys(e[0] for run in rows.values() for e in run["events"])
-    parts: list[str] = []
-    for at, batch in enumerate(batches):
-        parts.append(box(6 + 196 * at, 6, 18, 9, COLOURS[batch], FAINT, WORDS[batch]))
-        parts.append(text(28 + 196 * at, 15, WORDS[batch], "xt-tick"))
-    parts.append(text(6, 33, KEY, "xt-tick"))
-    for number, (name, run) in enumerate(rows.items()):
-        top = TOP + number * HIGH
-        parts.append(text(6, top, name, "xt-label"))
-        for lane, what in enumerate(("computes", "network", "waits")):
-            parts.append(text(12, top + 16 + 20 * lane, what, "xt-tick"))
-        parts += lanes(run, top, last)
-    bottom = TOP + HIGH * len(rows) - 14
-    parts.append(line(LEFT, bottom, WIDTH - 6, bottom, "xt-axis"))
-    parts.append(text(LEFT, bottom + 15, "0 ms", "xt-tick"))
-    parts.append(text(WIDTH - 6, bottom + 15, values.seconds(last), "xt-tick", "end"))
-    return fit(document(WIDTH, bottom + 22, parts, title, words), WIDTH)
-
-
-def lanes(run: Found, top: float, last: float) -> list[str]:
-    """The boxes of one run."""
-    parts = []
-
-    def add(lane: int, batch: str, what: str, begin: float, end: float) -> None:
-        at, wide = px(begin, last), px(end, last) - px(begin, last)
-        hover = f"{batch} {what}: {values.seconds(begin)} to {values.seconds(end)}"
-        colour = 0 if lane == 2 else COLOURS[batch]
-        y = top + 4 + 20 * lane
-        parts.append(box(at, y, wide, 16, colour, 1 if lane == 2 else FAINT, hover))
-        letter = LETTERS.get(what, "")
-        if letter and lane < 2 and wide > NARROWEST:
-            parts.append(text(at + wide / 2, y + 12, letter, "xt-label", "middle"))
-
-    for batch, chunk, kind, begin, end in run["events"]:
-        if kind == "compute":
-            add(0, batch, chunk, begin, end)
-        elif kind == "wait":
-            add(2, batch, chunk, begin, end)
-    for batch, chunk, begin, end in run["messages"]:
-        add(1, batch, chunk, begin, min(end, last))
-    return parts
-
-
-def px(at: float, last: float) -> float:
-    """Where a time lies."""
-    return LEFT + (WIDTH - LEFT - 6) * at / last
-
-
-def box(
-    x: float, y: float, wide: float, high: float, colour: int, fill: float, hover: str
-) -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(wide, 1.0):.1f}" height="{high}" '
-        f'rx="2" class="xt-bar-fill xt-s{colour}" fill-opacity="{fill}">'
-        f"<title>{hover}</title></rect>"
-    )
-
-
-def chrome_events(rows: Mapping[str, Found]) -> str:
-    """The runs in the trace event format: a run is a process, a lane a thread."""
-    events: list[dict[str, Any]] = []
-    for process, (name, run) in enumerate(rows.items()):
-        events.append(named("process_name", process, 0, name))
-        for lane, words in enumerate(("computes", "network", "waits")):
-            events.append(named("thread_name", process, lane, words))
-        for batch, chunk, kind, begin, end in run["events"]:
-            if kind != "issue":
-                lane = 0 if kind == "compute" else 2
-                events.append(slice_of(f"{batch} {chunk}", process, lane, begin, end))
-        for batch, chunk, begin, end in run["messages"]:
-            events.append(slice_of(f"{batch} {chunk}", process, 1, begin, end))
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-
-
-def named(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": lane,
-            "args": {"name": name}}  # fmt: skip
-
-
-def slice_of(
-    name: str, process: int, lane: int, begin: float, end: float
-) -> dict[str, Any]:
-    micro = 1e6
-    return {"ph": "X", "name": name, "cat": name.split()[1], "pid": process,
-            "tid": lane, "ts": round(begin * micro, 3),
-            "dur": round((end - begin) * micro, 3)}  # fmt: skip
-
-
-def download(rows: Mapping[str, Found], name: str) -> str:
-    """A link that needs no server."""
-    coded = base64.b64encode(chrome_events(rows).encode()).decode()
-    return (
-        f'<p><a class="xt-download" download="{name}" '
-        f'href="data:application/json;base64,{coded}">Download both as a trace</a></p>'
-    )

@@ -5,11 +5,11 @@ from typing import Any
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import document, fit, line, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import times
-from .balance import NAMES, cell
+from .balance import NAMES
 
 SLOTS = [2, 3, 4]
 WIDTH, LEFT = 400, 62
@@ -61,7 +61,8 @@ def expert_placements(way: str = "none", top_k: int = 2) -> str:
             for expert, part in zip(held, plan["parts"][rank], strict=True):
                 hover = f"rank {rank}, expert {expert}: {part:.0f} copies"
                 wide = part * scale
-                parts.append(cell(x, y, max(0.5, wide - 1), 17, 0.4, expert, hover))
+                parts.append(rect(x, y, max(0.5, wide - 1), 17, expert, opacity=0.4,
+                                  hover=hover))  # fmt: skip
                 if wide > 12:
                     at = beside_line(x, wide, mean)
                     parts.append(text(at, y + 13, str(expert), "xt-label", "middle"))

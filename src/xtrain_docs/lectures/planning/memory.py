@@ -14,7 +14,7 @@ from xtrain.plan import (
 )
 
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, text
+from ...svg import document, fit, line, rect, swatches, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import digits, number
@@ -45,7 +45,8 @@ def memory_phases(
     """A bar for each phase of a step, cut by what the bytes are."""
     phases = {p: parts_of(m) for p, m in phases_of(zero, recipe, recompute).items()}
     shown = [name for name in PARTS if any(one[name] for one in phases.values())]
-    drawn, y = key_of(shown)
+    drawn, row = swatches(shown, apart=36, letter=7.2)
+    y = int(row) + 26
     most = max(sum(one.values()) for one in phases.values())
     scale, words = (WIDTH - LEFT - 66) / most, []
     for phase, sizes in phases.items():
@@ -55,7 +56,8 @@ def memory_phases(
             wide = sizes[name] * scale
             said = f"{phase}, {name}: {number(sizes[name] / GIB)} GiB"
             if wide:
-                drawn.append(block(at, y, wide, shown.index(name), said))
+                colour = shown.index(name)
+                drawn.append(rect(at, y + 2, wide, ROW - 5, colour, hover=said))
             at += wide
         total = f"{number(sum(sizes.values()) / GIB)} GiB"
         drawn.append(text(at + 6, y + 16, total, "xt-value-text"))
@@ -64,31 +66,6 @@ def memory_phases(
     drawn.append(line(LEFT, y - ROW * len(phases), LEFT, y, "xt-axis"))
     title = f"Memory of a step, ZeRO-{zero}"
     return fit(document(WIDTH, y + 8, drawn, title, "; ".join(words)), WIDTH)
-
-
-def block(x: float, y: float, wide: float, colour: int, said: str) -> str:
-    """A part of a bar, named when pointed at."""
-    return (
-        f'<rect x="{x:.1f}" y="{y + 2}" width="{wide:.1f}" height="{ROW - 5}" '
-        f'class="xt-bar-fill xt-s{colour % 8}"><title>{said}</title></rect>'
-    )
-
-
-def key_of(names: list[str]) -> tuple[list[str], int]:
-    """What the colours mean, in rows, and where the drawing goes on below."""
-    parts: list[str] = []
-    x, y = 6.0, 6
-    for index, name in enumerate(names):
-        wide = 36 + 7.2 * len(name)
-        if x + wide > WIDTH:
-            x, y = 6.0, y + 20
-        parts.append(
-            f'<rect x="{x:g}" y="{y}" width="12" height="12" rx="3" '
-            f'class="xt-bar-fill xt-s{index % 8}"/>'
-        )
-        parts.append(text(x + 18, y + 10.5, name, "xt-tick"))
-        x += wide
-    return parts, y + 26
 
 
 @TABLES
