@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test browser verify verify-gpu record check lint format types wheel clean
+.PHONY: help env dev site build serve test test-all browser verify verify-gpu record check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -39,6 +39,7 @@ help:
 	@echo 'make serve     serve what is built'
 	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
+	@echo 'make test-all  the tests in their long forms, with newly drawn inputs'
 	@echo 'make verify-gpu  run under NCCL what can run on the GPUs here, record it'
 	@echo 'make record    keep what tests and build gave, to be committed with the code'
 	@echo 'make check     what CI checks: lint, types, tests, pages'
@@ -95,6 +96,11 @@ serve: env
 test: env
 	$(PYTEST) -n $(WORKERS) $(if $(findstring tests/site,$(ARGS)),,--ignore=tests/site) \
 	  $(ARGS)
+
+# What takes long, too, and inputs that no other run has drawn: the scheduled workflow.
+test-all: env
+	$(PYTEST) -n $(WORKERS) --ignore=tests/site -m "slow or not slow" \
+	  --hypothesis-profile=explore $(ARGS)
 
 browser: build
 	$(PYTEST) tests/site $(ARGS)

@@ -392,6 +392,14 @@ def test_the_test_matrix_covers_what_is_supported() -> None:
     assert flow["jobs"]["gpu"]["runs-on"] == ["self-hosted", "gpu"]
 
 
+def test_what_takes_long_runs_on_a_schedule() -> None:
+    flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    assert flow[True]["schedule"]  # YAML reads `on:` as true
+    assert "make test-all" in flow["jobs"]["all"]["steps"][-1]["run"]
+    words = " ".join((ROOT / "Makefile").read_text().replace("\\\n", " ").split())
+    assert '-m "slow or not slow" --hypothesis-profile=explore' in words
+
+
 def test_hooks_run_from_the_environment() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     for repo in config["repos"]:

@@ -36,7 +36,8 @@ class Model(XtrainModel):
     def __init__(self, seed: int = 0, frozen: bool = False):
         super().__init__(replace(CONFIG, seed=seed))
         torch.manual_seed(seed)
-        self.register_buffer("scale", torch.rand(()))
+        scale = torch.rand((), device="cpu")  # the same numbers on every device
+        self.register_buffer("scale", scale.to(torch.get_default_device()))
         if frozen:
             self.layers[1].mlp.up_proj.weight.requires_grad_(False)
 
@@ -51,7 +52,9 @@ def make_model(seed: int, frozen: bool = False, dtype=torch.float64) -> Model:
 def batch_of(step: int, micro: int, rank: int) -> Tensor:
     """Token ids; ranks have different numbers of rows."""
     generator = torch.Generator().manual_seed(1000 * step + 100 * micro + rank)
-    return torch.randint(0, VOCAB, (2 + (step + rank) % 3, 5), generator=generator)
+    shape = (2 + (step + rank) % 3, 5)
+    tokens = torch.randint(0, VOCAB, shape, generator=generator, device="cpu")
+    return tokens.to(torch.get_default_device())
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:

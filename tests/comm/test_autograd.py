@@ -29,7 +29,8 @@ SYMBOLS = [
 
 def random_of(rank: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 + rank)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+    drawn = torch.randn(*shape, dtype=torch.float64, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 def sub_group(members):

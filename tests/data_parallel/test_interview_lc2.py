@@ -53,7 +53,8 @@ def beside_the_whole_batch(kind):
     """The largest difference between this rank's gradient and one process's."""
     rank, size = ranks()
     generator = torch.Generator().manual_seed(3)
-    whole = torch.randn(4 * size, 3, dtype=torch.float64, generator=generator)
+    shape = (4 * size, 3)
+    whole = torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
     whole = whole.to(torch.get_default_device())
     own = gradient(kind, True, whole[4 * rank : 4 * rank + 4])
     return (own - gradient(kind, False, whole)).abs().max().item()

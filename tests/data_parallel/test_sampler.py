@@ -86,6 +86,13 @@ def test_a_rank_outside_the_replicas_is_refused():
         data_parallel.DistributedSampler(range(4), num_replicas=2, rank=2)
 
 
+@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+def test_the_default_device_changes_nothing():
+    here = list(data_parallel.DistributedSampler(range(9), 2, 1))
+    with torch.device("meta"):
+        assert list(data_parallel.DistributedSampler(range(9), 2, 1)) == here
+
+
 def from_the_group():
     sampler = data_parallel.DistributedSampler(range(6), shuffle=False)
     assert sampler.num_replicas == dist.get_world_size()

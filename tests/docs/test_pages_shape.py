@@ -158,6 +158,26 @@ WHITEBOARD = {
     "one-shot": "one_shot_all_reduce",
     "hierarchical": "hierarchical_all_reduce",
 }
+FORMS_ON = {
+    **{f"lc1-communication/{p}": [f"comm/{form}"] for p, form in WHITEBOARD.items()},
+    "lc2-data-parallel/naive-data-parallel": ["data_parallel/naive_data_parallel"],
+    "lc2-data-parallel/distributed-sampler": ["data_parallel/distributed_sampler"],
+    "lc2-data-parallel/buckets-and-overlap": [
+        "data_parallel/distributed_data_parallel"
+    ],
+    "lc3-zero/adam": ["zero/adamw"],
+    "lc3-zero/mixed-precision": ["zero/mixed_precision"],
+    "lc3-zero/stage-1-and-2": ["zero/zero_1", "zero/zero_2"],
+    "lc3-zero/stage-3": ["zero/fully_sharded", "zero/fully_sharded_prefetch"],
+    "lc3-zero/clipping": ["zero/clip_grad_norm"],
+}
+WITHOUT = {
+    "against-torch": {"picture", "idea", "race"},
+    "training-script": {"picture", "idea", "run", "measured"},
+    "traffic": {"race"},
+    "vocabulary": {"run", "race"},
+}
+"""What pages of lc2 and lc3 lack that compare, or put all parts together."""
 
 
 def headings(text: str) -> list[str]:
@@ -185,11 +205,19 @@ def test_a_page_has_all_its_parts(page):
     assert "bugs/lc1.md#b" in text or page.stem in WITHOUT_BUG
 
 
-@pytest.mark.parametrize("page", sorted(WHITEBOARD))
+@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
+def test_a_page_of_lectures_2_and_3_has_all_its_parts(page):
+    if page.parent.name[:3] in ("lc2", "lc3") and page.stem != "index":
+        found = set(headings(page.read_text()))
+        found |= {"picture"} if "messages" in found else set()
+        assert {"picture", *PARTS} - found == WITHOUT.get(page.stem, set())
+
+
+@pytest.mark.parametrize("page", sorted(FORMS_ON))
 def test_the_whiteboard_form_stands_whole_before_the_library_form(page):
-    text = (config.PAGES / "lc1-communication" / f"{page}.md").read_text()
-    fence = f'```\n--8<-- "src/xtrain/whiteboard/comm/{WHITEBOARD[page]}.py"\n```'
-    assert fence in text
+    text = (config.PAGES / f"{page}.md").read_text()
+    for form in FORMS_ON[page]:
+        assert f'```\n--8<-- "src/xtrain/whiteboard/{form}.py"\n```' in text
     order = ("idea", "whiteboard", "run", "code", "measured", "wrong")
     found = [part for part in headings(text) if part in order]
     assert found == list(order)

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from xtrain.testing.record import SCHEMA, stamp_of
-from xtrain_docs import config, kept, record, symbols
+from xtrain.testing.marks import marked_tests
+from xtrain.testing.record import SCHEMA, read, stamp_of
+from xtrain_docs import config, kept, record, stale, symbols, transcripts
 
 RING, WHEEL = "toy.ring:ring", "toy.ring:Wheel"
 TESTS = """
@@ -142,3 +143,39 @@ def test_without_a_build_or_a_run_it_says_what_to_do(toy, monkeypatch):
     kept.note_used()
     with pytest.raises(SystemExit, match="run make test"):
         record.main(["--check"])
+
+
+# --- what is committed here ----------------------------------------------------------
+
+OF_THIS_CODE = "run make record and commit docs/data"
+
+
+def test_the_committed_record_is_of_this_code():
+    ended = record.outcomes(read(config.COMMITTED_RECORDS / record.NAME))
+    marked = marked_tests(config.ROOT / "tests", config.ROOT)
+    old = [s for s in marked if "passed" not in ended.get(s, {}).values()]
+    assert old == [], OF_THIS_CODE
+
+
+def stamp_now(shelf: str, asked: str) -> str:
+    """The stamp that a kept result would get from the code as it stands."""
+    if shelf == "transcripts":
+        return transcripts.stamp(config.ROOT / asked)
+    module = json.loads(asked)[0].partition(":")[0]
+    roots = [kept.module_file(module)]
+    if shelf == "traces":
+        roots.insert(0, kept.module_file("xtrain_docs.traces.record"))
+    return kept.stamp(roots)
+
+
+def test_the_committed_results_are_of_this_code():
+    recorded = read(config.COMMITTED_RECORDS / record.NAME)["torch"]
+    if stale.minor(recorded) != kept.closure.torch_minor():
+        pytest.skip(f"recorded with torch {recorded}")
+    old = [
+        (path.stem, asked)
+        for path in sorted(kept.committed().glob("*.json"))
+        for asked, entry in kept.read(path).items()
+        if entry["stamp"] != stamp_now(path.stem, asked)
+    ]
+    assert old == [], OF_THIS_CODE

@@ -44,6 +44,15 @@ def test_matrices_have_the_deviation_of_the_config_and_norms_are_ones():
         assert torch.equal(full_weight(name, (5,), 0, 0.02), torch.ones(5))
 
 
+@pytest.mark.verifies("xtrain.model.initialize:full_weight")
+def test_they_are_drawn_on_the_cpu_whatever_the_default_device_is():
+    for name in ("norm.weight", "lm_head.weight"):
+        here = full_weight(name, (3, 2), 0, 0.02)
+        with torch.device("meta"):
+            there = full_weight(name, (3, 2), 0, 0.02)
+        assert torch.equal(here, there)
+
+
 @pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
 @pytest.mark.parametrize("name", ["two for one", "tied"])
 def test_a_model_from_the_meta_device_becomes_the_same_model(name):

@@ -1,5 +1,6 @@
 """The verification record: digests, merging, staleness."""
 
+import ast
 import json
 import multiprocessing
 from pathlib import Path
@@ -285,6 +286,25 @@ def test_marks_may_be_named_sliced_and_stand_in_cases_of_a_name(tmp_path):
         "b:three": {f"{file}::test_slice"},
         "c:four": {f"{file}::test_cases"},
     }
+
+
+def wholesale(text: str) -> list[str]:
+    """Marks of a file or a class: they say of no test what it is about."""
+    nodes = list(ast.walk(ast.parse(text)))
+    marks: list[ast.AST] = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
+    ]
+    marks += [d for n in nodes if isinstance(n, ast.ClassDef) for d in n.decorator_list]
+    return [said for mark in marks if "verifies" in (said := ast.unparse(mark))]
+
+
+def test_ours_stand_on_single_tests(request):
+    tests = request.config.rootpath / "tests"
+    found = {path: wholesale(path.read_text()) for path in tests.rglob("test_*.py")}
+    assert {str(path): marks for path, marks in found.items() if marks} == {}
+    assert len(wholesale(MARKS)) == 3
 
 
 def test_the_command_line_answers_with_its_exit_code(house, tmp_path, capsys):

@@ -1,6 +1,8 @@
 """`make verify-gpu`, as far as a machine without a GPU can tell."""
 
+import ast
 import json
+import re
 import subprocess
 
 import pytest
@@ -57,6 +59,7 @@ def test_one_gpu_is_enough_and_every_skip_has_its_reason(checkout, capsys):
     assert "7 tests passed, 0 failed, 3 were skipped" in out
     assert "    2  4 ranks need 4 GPUs, there are 1\n" in out
     assert "1 functions and classes ran under NCCL" in out
+    assert "not among them: checkpoint, context_parallel" in out
     kept = folder / "docs/data/verification/nccl-nvidia-h200.json"
     assert json.loads(kept.read_text()) == RECORD
     assert "open a pull request" in out
@@ -66,10 +69,48 @@ def test_a_run_that_failed_is_not_kept(checkout, capsys):
     _, code, folder = checkout
     code[0] = 1
     assert verify_gpu.main([], Machine(1, (2, 30, 3))) == 1
-    assert "pull request" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "pull request" not in out
+    assert "Not kept, as a test failed" in out
     assert not (folder / "docs").exists()
 
 
 def test_the_folders_are_there(request):
     tests = request.config.rootpath / "tests"
     assert all((tests / name).is_dir() for name in verify_gpu.FOLDERS)
+
+
+ON_CPUS = {"backends", "bench", "docs", "plan"}  # gloo, and ours
+
+
+def test_every_folder_that_takes_the_sessions_ranks_is_known(request):
+    taken = {
+        path.parent.name
+        for path in (request.config.rootpath / "tests").glob("*/test_*.py")
+        if re.search(r"def test_\w+\([^)]*\bworld\b", path.read_text())
+    }
+    assert taken == {*verify_gpu.FOLDERS, *verify_gpu.UNTRIED, *ON_CPUS}
+
+
+def nowhere(text: str) -> list[str]:
+    """Draws from a generator that name no device: on a rank with a GPU, a CPU's
+    generator would meet the GPU as the default device, which torch refuses."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    return [
+        ast.unparse(call)
+        for call in calls
+        if ast.unparse(call.func).startswith("torch.")
+        and {"generator"} == {"generator", "device"} & {k.arg for k in call.keywords}
+    ]
+
+
+def test_what_ranks_draw_from_a_generator_says_where(request):
+    root = request.config.rootpath
+    files = [*root.glob("src/xtrain_docs/matrix/*.py"), root / "tests/training.py"]
+    for name in ("comm", "data_parallel", "zero", "model", "testing"):
+        files += (root / "src/xtrain" / name).glob("*.py")
+    for name in verify_gpu.FOLDERS:
+        files += (root / "tests" / name).glob("*.py")
+    assert {str(f): n for f in files if (n := nowhere(f.read_text()))} == {}
+    assert nowhere("torch.rand(2, generator=g)") == ["torch.rand(2, generator=g)"]
+    assert nowhere("torch.rand(2, generator=g, device='cpu'); torch.rand(2)") == []

@@ -625,7 +625,8 @@ def chain(dtype=torch.float64):
 
 def tokens(step, micro, rank):
     generator = torch.Generator().manual_seed(100 * step + 10 * micro + rank)
-    return torch.randint(0, 7, (4 + rank,), generator=generator)
+    drawn = torch.randint(0, 7, (4 + rank,), generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 def chain_steps(members, micro_batches):

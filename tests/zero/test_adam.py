@@ -34,10 +34,9 @@ def train(optimizer_class, dtype, steps, options):
     for step in range(steps):
         for number, parameter in enumerate(params):
             scale = 10.0 ** (step % 5 - 3)  # large and small gradients take turns
-            grad = (
-                torch.randn(parameter.shape, generator=generator, dtype=dtype) * scale
+            parameter.grad = scale * torch.randn(
+                parameter.shape, generator=generator, dtype=dtype, device="cpu"
             )
-            parameter.grad = grad
             if number == 1 and step % 3 == 0:
                 parameter.grad = None  # its own step count stays behind
         optimizer.step()

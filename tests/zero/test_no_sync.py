@@ -74,6 +74,40 @@ def test_nothing_is_reduced_inside_and_kept_weights_are_gathered_once(world):
         assert gathers == 1 + 3 * 2 * (groups - 1)
 
 
+def nested(kind):
+    """How many gradients are reduced after a backward inside both, one and neither."""
+    rank = dist.get_rank()
+    model = wrapper = make_model(0, dtype=torch.float32)
+    if kind == "fsdp":
+        model = wrapper = FullyShardedDataParallel(model)
+    else:
+        wrapper = ZeroOptimizer(model.parameters(), AdamW, stage=2)
+
+    def reduced(micro):
+        loss_of(model, batch_of(0, micro, rank)).backward()
+        if kind == "fsdp":
+            return sum(p.grad is not None for p in model.parameters())
+        return sum(bucket.master.grad is not None for bucket in wrapper.buckets)
+
+    with wrapper.no_sync():
+        with wrapper.no_sync():
+            inner = reduced(0)
+        outer = reduced(1)
+    return inner, outer, reduced(2)
+
+
+@pytest.mark.verifies(FSDP, SCHEDULE)
+def test_the_outer_no_sync_of_fsdp_still_holds_when_an_inner_one_ends(world):
+    for inner, outer, outside in world(2).run(nested, "fsdp"):
+        assert inner == outer == 0 < outside
+
+
+@pytest.mark.verifies("xtrain.zero.stage2:ReduceInBackward")
+def test_the_outer_no_sync_of_stage_2_still_holds_when_an_inner_one_ends(world):
+    for inner, outer, outside in world(2).run(nested, "zero"):
+        assert inner == outer == 0 < outside
+
+
 class Branches(nn.Module):
     """Two blocks, of which each call uses one."""
 

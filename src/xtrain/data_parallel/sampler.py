@@ -66,7 +66,8 @@ class DistributedSampler(Sampler[int]):
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            indices = torch.randperm(len(indices), generator=generator).tolist()
+            shuffled = torch.randperm(len(indices), generator=generator, device="cpu")
+            indices = shuffled.tolist()
         if not self.drop_last and indices:
             while len(indices) < self.total_size:  # fewer samples than that: again
                 indices += indices[: self.total_size - len(indices)]

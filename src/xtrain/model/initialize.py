@@ -15,9 +15,9 @@ from torch import Tensor
 def full_weight(name: str, shape: Sequence[int], seed: int, std: float) -> Tensor:
     """The whole parameter `name` at the start: ones for a norm, else normal numbers."""
     if name.endswith("norm.weight"):
-        return torch.ones(*shape)
+        return torch.ones(*shape, device="cpu")
     generator = torch.Generator().manual_seed(seed_of(name, seed))
-    return torch.randn(*shape, generator=generator).mul_(std)
+    return torch.randn(*shape, generator=generator, device="cpu").mul_(std)
 
 
 def seed_of(name: str, seed: int) -> int:
