@@ -12,7 +12,7 @@ sends = [(rank * to) % 3 for to in range(size)]
 owners = torch.arange(size).repeat_interleave(torch.tensor(sends))
 rows = torch.stack([torch.full_like(owners, rank), owners], dim=1)  # (from, to)
 
-# Nobody knows how much will arrive until the senders tell: one number per pair.
+# No rank knows how much will arrive until the senders tell it: one number per pair.
 receives = exchange_split_sizes(sends)
 arrived = torch.empty(sum(receives), 2, dtype=rows.dtype)
 all_to_all_single(arrived, rows, receives, sends)

@@ -7,7 +7,7 @@ from xtrain.comm import gather, scatter
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
-# Gather: rank 1 collects a piece from everybody; only rank 1 brings a list.
+# Gather: rank 1 collects a piece from every rank; only rank 1 passes a list.
 piece = torch.tensor([rank, rank * rank])
 pieces = [torch.empty_like(piece) for _ in range(size)] if rank == 1 else None
 gather(piece, pieces, dst=1)

@@ -9,14 +9,14 @@ import torch.multiprocessing as mp
 
 
 def free_port():
-    """A port that nobody uses: the system picks one when asked for port 0."""
+    """A port that is not in use: the system picks one when asked for port 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def work(rank, size, ports, file):
-    """One process of `size`; the only thing it knows at birth is its rank."""
+    """One process of `size`; `spawn` tells it its rank and passes the arguments."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     who = {"rank": rank, "world_size": size}

@@ -32,7 +32,7 @@ with side:
         work = irecv(incoming, src=0)
 steps = 0
 while steps < 100 or (rank == 1 and not cuda and incoming[-1] == -1.0):
-    x = x @ x.T  # computing; nobody waits for the message
+    x = x @ x.T  # computing, without a wait for the message
     x, steps = x / x.norm(), steps + 1
 # A peek, to show that it came while we computed. Real code does not look: it waits.
 here = (incoming[-1] == 0.0).item()

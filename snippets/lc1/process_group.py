@@ -4,12 +4,12 @@ import os
 import torch
 import torch.distributed as dist
 
-# torchrun started this file three times and told each copy who it is.
+# torchrun started this file three times and told each process its rank.
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 told = "  ".join(f"{name}={os.environ[name]}" for name in names)
 print(f"{told}  initialized: {dist.is_initialized()}")
 
-dist.init_process_group("gloo")  # reads the variables, meets the others, connects
+dist.init_process_group("gloo")  # reads the variables, finds the others, connects
 rank, size = dist.get_rank(), dist.get_world_size()
 print(f"  rank {rank} of {size} on {dist.get_backend()}: {dist.is_initialized()}")
 

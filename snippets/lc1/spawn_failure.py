@@ -8,7 +8,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 def work(rank, how):
     if rank != 1:
-        time.sleep(600)  # busy; nobody has to tell them that something is wrong
+        time.sleep(600)  # busy: it cannot notice that another rank has failed
     elif how == "raises":
         raise ValueError("rank 1 has no data")
     else:
@@ -25,7 +25,7 @@ if __name__ == "__main__":
                 pass
         except ProcessException as error:  # of the first rank that failed
             print(f"{type(error).__name__}: rank {error.error_index}")
-            print("  last words:", str(error).strip().splitlines()[-1])
+            print("  it says:", str(error).strip().splitlines()[-1])
         alive = any(process.is_alive() for process in ranks.processes)
         early = time.monotonic() - started < 600
         print(f"  others still alive: {alive}, ended early: {early}")

@@ -12,11 +12,11 @@ port = [server.port] if rank == 0 else [None]
 dist.broadcast_object_list(port, src=0)
 store = server or dist.TCPStore("127.0.0.1", port[0], is_master=False)
 
-# A counter: every add happens alone, so nobody's is lost.
+# A counter: the server does one add after another, so none is lost.
 for _ in range(100):
     store.add("hits", 1)
 
-# wait: blocks until somebody has set the key.
+# wait: blocks until a rank has set the key.
 if rank == size - 1:
     store.set("answer", "42")
 store.wait(["answer"], timedelta(seconds=5))

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -218,3 +219,49 @@ def test_one_torchrun_on_each_node_makes_one_job():
             line = f"RANK={2 * node + local}  LOCAL_RANK={local}  WORLD_SIZE=4"
             assert line in out, out + errors
         assert out.count("the ranks add up to 6") == 2
+
+
+# -------------------------------------------------------------- what a store call sends
+
+
+class Relay:
+    """Stands before a store and remembers which side sent, in order."""
+
+    def __init__(self, port: int) -> None:
+        self.senders: list[str] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._store = port
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        store = socket.create_connection(("127.0.0.1", self._store))
+        for ends in ((client, store, "client"), (store, client, "store")):
+            threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, name: str) -> None:
+        while data := source.recv(4096):
+            self.senders.append(name)  # before it goes on, so before it is answered
+            to.sendall(data)
+
+    def during(self, call) -> list[str]:
+        self.senders.clear()
+        call()
+        return list(self.senders)
+
+
+def test_a_store_call_is_a_few_messages_to_one_process():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    relay = Relay(server.port)
+    store = dist.TCPStore("127.0.0.1", relay.port, wait_for_workers=False)
+    question = ["client", "store"]
+    assert relay.during(lambda: store.add("count", 1)) == question
+    assert relay.during(lambda: store.wait(["count"])) == question
+    assert relay.during(lambda: store.compare_set("key", "", "a")) == question
+    assert relay.during(lambda: store.check(["key"])) == question
+    assert relay.during(lambda: store.get("key")) == 2 * question
+    # A set is not answered: the one answer is that of the question behind it.
+    both = relay.during(lambda: (store.set("key", "b"), store.check(["key"])))
+    assert both.count("store") == 1
+    assert server.get("key") == b"b"
