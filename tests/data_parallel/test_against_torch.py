@@ -7,7 +7,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader
 
+from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
 from xtrain.data_parallel import DistributedDataParallel, DistributedSampler
+
+DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +18,51 @@ def on_cpu(xtrain_worlds):
     """Skip elsewhere: torch's classes are looked at on CPUs, over any backend."""
     if xtrain_worlds.device != "cpu":
         pytest.skip("what torch's classes do is looked at on CPUs")
+
+
+def trained(wrap):
+    """The weights after twenty steps of AdamW, from other weights on each rank."""
+    rank = dist.get_rank()
+    bare = make_model(rank)
+    model = wrap(bare)
+    optimizer = adamw(model.parameters())
+    for step in range(20):
+        loss_of(model, batch_of(step, 0, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(bare.state_dict())
+
+
+@pytest.mark.verifies(DDP)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_twenty_steps_are_those_of_torch(world, size):
+    """Two numbers have one sum; of more it depends on the order of a bucket."""
+    ours = world(size).run(trained, DistributedDataParallel)
+    theirs = world(size).run(trained, TorchDDP)
+    for mine, other in zip(ours, theirs, strict=True):
+        difference = largest_difference(mine, other)
+        assert difference == 0.0 if size == 2 else difference < 1e-12
+
+
+def accumulated(wrap):
+    """The gradients of three micro-batches, the last of them outside `no_sync`."""
+    rank = dist.get_rank()
+    model = wrap(make_model(rank))
+    with model.no_sync():
+        for micro in range(2):
+            loss_of(model, batch_of(0, micro, rank)).backward()
+    loss_of(model, batch_of(0, 2, rank)).backward()
+    return {name: p.grad for name, p in model.module.named_parameters()}
+
+
+@pytest.mark.verifies(DDP)
+@pytest.mark.parametrize("size", [2, 3])
+def test_no_sync_gives_torchs_gradient(world, size):
+    ours = world(size).run(accumulated, DistributedDataParallel)
+    theirs = world(size).run(accumulated, TorchDDP)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert largest_difference(mine, other) < 1e-12
+        assert largest_difference(mine, ours[0]) == 0.0
 
 
 class TwoRoads(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
 from xtrain.comm import CommLedger
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.plan import collective_time, compute_bound_tokens
 
 
 def ranks() -> tuple[int, int]:
@@ -98,6 +99,53 @@ def first_gradients_or_first_updates(optimizer_class):
 def test_the_order_does_not_matter_to_sgd_and_does_to_adam(world):
     assert max(world(2).run(first_gradients_or_first_updates, torch.optim.SGD)) < 1e-14
     assert min(world(2).run(first_gradients_or_first_updates, torch.optim.Adam)) > 1e-2
+
+
+# ------------------------------------------------ one large step, many small steps
+
+
+def weights_after(rate: float, count: int, together: bool) -> Tensor:
+    """SGD on `count` batches, one after the other or as one batch at `count` rates."""
+    generator = torch.Generator().manual_seed(0)
+    batches = torch.randn(count, 16, 3, generator=generator).double()
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    steps = [batches.flatten(0, 1)] if together else list(batches)
+    optimizer = torch.optim.SGD(model.parameters(), rate * count / len(steps))
+    for batch in steps:
+        optimizer.zero_grad()
+        (model(batch) - batch.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def test_one_large_step_is_nearly_many_small_ones():
+    """The difference is of second order: with half the rate it is a quarter."""
+    start = weights_after(0.0, 4, together=True)
+    moved, apart = [], []
+    for rate in (1e-3, 5e-4):
+        small, large = (weights_after(rate, 4, together) for together in (False, True))
+        moved.append((large - start).norm())
+        apart.append((large - small).norm())
+    assert moved[0] / moved[1] == pytest.approx(2, rel=1e-6)
+    assert apart[0] / apart[1] == pytest.approx(4, rel=0.05)
+
+
+# ---------------------------------------------------- what backward hides, in tokens
+
+
+@pytest.mark.verifies("xtrain.plan.throughput:compute_bound_tokens")
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_at_the_bound_a_ring_takes_as_long_as_backward(itemsize):
+    """Whatever the model's size; a ring sends twice the gradients but for an N-th."""
+    flops, bandwidth, ranks = 4e14, 5e10, 4096
+    tokens = compute_bound_tokens(flops, bandwidth, itemsize)
+    for parameters in (10**9, 70 * 10**9):
+        backward = 4 * parameters * tokens / flops
+        ring = collective_time(
+            "ring_all_reduce", itemsize * parameters, ranks, 0.0, 1 / bandwidth
+        )
+        assert ring == pytest.approx(backward * (ranks - 1) / ranks)
 
 
 # ------------------------------------------------------------------------ no_sync
