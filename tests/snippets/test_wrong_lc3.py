@@ -21,6 +21,7 @@ from torch import Size, nn
 
 from tests.snippets.gallery import failures, ranks
 from xtrain import zero
+from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import TORCH
 from xtrain.data_parallel import DistributedDataParallel, check_replicas
 from xtrain.testing import expect_error
@@ -256,6 +257,32 @@ def test_zero_over_another_data_parallelism_is_refused(worlds):
         error=RuntimeError,
         match="1 parameters have a whole gradient again",
     )
+
+
+def stage_1(wrapper) -> tuple[set[str], torch.Tensor]:
+    """What a step calls, and the weights after it."""
+    rank, _ = ranks()
+    torch.manual_seed(0)
+    model = wrapper(nn.Linear(8, 8, bias=False))
+    optimizer = zero.ZeroOptimizer(
+        model.parameters(), torch.optim.SGD, collectives=TORCH, lr=0.1
+    )
+    with CommLedger() as ledger:
+        model(torch.full((1, 8), 1.0 + rank)).square().sum().backward()
+        optimizer.step()
+    calls = {event.op.replace("_", "") for event in ledger.events}
+    names = ("allreduce", "reducescatter", "allgather")
+    called = {name for name in names if any(name in call for call in calls)}
+    return called, next(model.parameters()).detach().clone()
+
+
+def test_stage_1_over_torchs_ddp_is_right_and_reduces_twice(worlds):
+    bare = worlds[2].run(stage_1, nn.Sequential)
+    wrapped = worlds[2].run(stage_1, nn.parallel.DistributedDataParallel)
+    for (calls, weights), (more, same) in zip(bare, wrapped, strict=True):
+        assert more - calls == {"allreduce"}
+        assert calls == {"reducescatter", "allgather"}
+        torch.testing.assert_close(same, weights)
 
 
 # ------------------------------------------------------------------------- the shards

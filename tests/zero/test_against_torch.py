@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from xtrain.comm import CommLedger
+from xtrain.zero import FullyShardedDataParallel
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,32 @@ def step_of_torchs_stage_1():
         for kind in ("reduce", "broadcast")
     )
     return sum(p.numel() for p in mine), reduced, sent
+
+
+def clipped_by_torch():
+    """The norm that torch's function returns, and what it makes of the gradient.
+
+    Of a bare layer, of FSDP2's, and of the flat shards of ours. All have the same data.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for wrap in (nn.Sequential, fully_shard, FullyShardedDataParallel):
+        torch.manual_seed(0)
+        model = wrap(nn.Linear(4, 4, bias=False))
+        model(torch.ones(2, 4)).square().sum().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        (parameter,) = model.parameters()
+        both = (norm, parameter.grad)
+        found.append([getattr(t, "full_tensor", lambda t=t: t)() for t in both])
+    return found
+
+
+def test_torchs_clipping_knows_the_shards_of_fsdp2_and_not_flat_ones(world):
+    for bare, fsdp2, ours in world(2).run(clipped_by_torch):
+        assert bare[0] > 1
+        torch.testing.assert_close(fsdp2, bare)
+        assert ours[0] < 0.99 * bare[0]  # of this rank's half alone
 
 
 def test_torchs_stage_1_all_reduces_and_then_broadcasts_whole_parameters(world):

@@ -1,5 +1,6 @@
 """Stages 1 and 2: equal to one process, to the byte what the formula says."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -172,7 +173,8 @@ def test_bytes_per_rank_equal_the_formula(world, size):
             assert optimizer == expected.optimizer
 
 
-def traffic(stage, micro_batches):
+def traffic(stage, micro_batches, inside):
+    """Bytes of a step whose first micro-batches are `inside` no_sync."""
     rank = dist.get_rank()
     model = own_model(rank, dtype=torch.float32)
     optimizer = ZeroOptimizer(
@@ -182,7 +184,9 @@ def traffic(stage, micro_batches):
     assert padded >= sum(p.numel() for p in model.parameters())
     with CommLedger() as ledger:
         for micro in range(micro_batches):
-            loss_of(model, batch_of(0, micro, rank)).backward()
+            local = optimizer.no_sync() if micro < inside else contextlib.nullcontext()
+            with local:
+                loss_of(model, batch_of(0, micro, rank)).backward()
         optimizer.step()
     return ledger.bytes_sent, ledger.bytes_received, 4 * padded
 
@@ -190,10 +194,14 @@ def traffic(stage, micro_batches):
 @pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_a_reduce_scatter_and_an_all_gather(world, size):
-    """Twice (N-1)/N of the parameters; in stage 2 a reduce-scatter a micro-batch."""
-    for stage, micro_batches, passes in ((1, 1, 2), (2, 1, 2), (1, 3, 2), (2, 3, 4)):
-        for sent, received, phi in world(size).run(traffic, stage, micro_batches):
-            assert sent * size == received * size == passes * (size - 1) * phi
+    """Twice (N-1)/N of the parameters; in stage 2 a reduce-scatter a micro-batch.
+
+    Unless those before the last, or all of them, are in no_sync.
+    """
+    cases = [(1, 1, 0, 2), (2, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 4)]
+    for *case, passes in [*cases, (2, 3, 2, 2), (2, 3, 3, 2)]:
+        for sent, received, phi in world(size).run(traffic, *case):
+            assert sent * size == received * size == passes * (size - 1) * phi, case
 
 
 def live_gradients(stage):
