@@ -32,7 +32,7 @@ SHORT = {
     "zero1": "ZeRO-1",
     "zero2": "ZeRO-2",
     "fsdp": "FSDP",
-    "fsdp_kept": "FSDP, kept",
+    "fsdp_kept": "FSDP kept",
 }
 PLAIN = [name for name, feature in FEATURES.items() if feature.axis != INNER]
 
@@ -90,7 +90,7 @@ def by_wrapper(names: Iterable[str]) -> Table:
         [FEATURES[name].title, *(found((wrapper, name)).kind for wrapper in WRAPPERS)]
         for name in names
     ]
-    return Table(["", *SHORT.values()], rows)
+    return Table(["", *SHORT.values()], rows, "l" + "c" * len(SHORT))
 
 
 @REGISTRY
@@ -107,7 +107,7 @@ def support_reasons() -> Table:
         [what, ", ".join(wrappers), kind, said]
         for (what, kind, said), wrappers in sorted(same.items(), key=by_feature)
     ]
-    return Table(["feature", "wrapper", "", "because"], rows)
+    return Table(["feature", "wrapper", "", "because"], rows, "llcl")
 
 
 def by_feature(entry: tuple[tuple[str, str, str], list[str]]) -> int:
