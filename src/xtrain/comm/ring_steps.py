@@ -22,8 +22,7 @@ from xtrain.comm.rounds import one_round
 class RingSteps:
     """One journey around a ring: to the next rank, and from the one before.
 
-    What has arrived is kept until `wait_sends`: gloo frees a message that has only just
-    arrived by spinning until its thread lets go of it, longer than the message took.
+    What has arrived is kept until `wait_sends`: gloo spins to free what is just there.
     """
 
     def __init__(self, group: ProcessGroup | None = None):
@@ -55,7 +54,8 @@ class RingSteps:
                 leaving = post_all([(send, self._after)], [], self._group)
         else:
             works = post_all([(send, self._after)], [(recv, self._before)], self._group)
-            arriving, leaving = works[:1], works[1:]  # the receive is first
+            receives = min(1, recv.numel())  # it comes first; empty: no message
+            arriving, leaving = works[:receives], works[receives:]
         wait_all(arriving)
         self._taken.append((arriving, leaving))
 
