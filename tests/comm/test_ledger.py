@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import P2POp
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from xtrain import comm
@@ -271,6 +272,25 @@ def nested() -> None:
         assert (ledger.bytes_sent, ledger.bytes_received) == (36, 42)
     assert inner.events[0].values == (1, 1, 0)
     assert outer.events[0].values is None
+
+
+def torchs_counter_inside_and_outside() -> None:
+    """CommDebugMode counts the collective; the ledger sees the ring's messages, too."""
+    size = dist.get_world_size()
+    counted, ledger = CommDebugMode(), comm.CommLedger()
+    for modes in ((counted, ledger), (ledger, counted)):
+        ledger.events.clear()
+        with modes[0], modes[1]:
+            dist.all_reduce(torch.ones(4))
+            comm.ring_all_reduce(torch.ones(4 * size))
+        assert counted.get_total_counts() == 1
+        assert ledger.messages == 2 * (size - 1)
+        assert [e.kind for e in ledger.events].count("collective") == 1
+
+
+@pytest.mark.verifies("xtrain.comm.ledger:CommLedger")
+def test_a_ledger_and_comm_debug_mode_may_be_open_together(world, gloo):
+    world(3).run(torchs_counter_inside_and_outside)
 
 
 def closed_ledgers_cost_nothing() -> None:

@@ -1,7 +1,10 @@
 # %% [markdown]
 # # Lab: a ring by hand
 #
-# Four ranks in one process: a rank is a row of a table, a message is an assignment.
+# This lab plays a ring all-reduce with four ranks in one process: a rank is a row of a
+# table, and a message is an assignment. Use it to see every step of the
+# [ring](../../lc1-communication/ring-all-reduce/); it takes a second on a CPU.
+#
 # Everything below ran when this page was built. Download the file with the button at the
 # end and change it.
 
@@ -16,8 +19,9 @@ print(table)
 # %% [markdown]
 # ## Reduce-scatter
 #
-# In each step every rank sends one cell to its right neighbour, which adds it. All ranks
-# send at the same time, so each step reads the table as it was before.
+# In each step every rank sends one cell to its right neighbour, which adds it to its
+# own cell. All ranks send at the same time, so each step reads the table as it was
+# before.
 
 
 # %%
@@ -35,8 +39,8 @@ for step in range(ranks - 1):
     print(f"after step {step + 1}\n{table}\n")
 
 # %% [markdown]
-# On the diagonal stands the whole sum: rank r has finished cell r. The other cells are
-# partial sums that nobody needs any more.
+# The diagonal now holds the whole sum: rank r has finished cell r. The other cells are
+# partial sums, which are not needed any more.
 
 # %%
 assert torch.equal(table.diagonal(), torch.full((ranks,), 1111))
@@ -45,7 +49,8 @@ print(table.diagonal())
 # %% [markdown]
 # ## All-gather
 #
-# The finished cells make the same journey. What arrives replaces what was there.
+# The finished cells go around the ring in the same way. What arrives replaces what was
+# there.
 
 
 # %%
@@ -66,8 +71,8 @@ assert bool((table == 1111).all())
 # %% [markdown]
 # ## The same on real ranks
 #
-# Now four processes, real messages, and the function of this package. The ledger counts
-# what each rank sent.
+# Now there are four processes, real messages, and the function of this package. The
+# [ledger](../../lc1-communication/ledger/) counts what each rank sent.
 
 # %%
 from xtrain.comm.ledger import CommLedger
@@ -93,3 +98,7 @@ with World(ranks) as world:
 #   what does the all-gather have to change?
 # - Leave out the `clone()`. Which cells are counted twice?
 # - Use five ranks and a tensor of four cells. What does an empty cell do to the ring?
+#
+# More about the ring: [a derivation of its volume](../../interview/lc1/#q2),
+# [a wrong chunk index](../../bugs/lc1/#b03) and
+# [what the original notes have](../../errata/lc1/#e01).

@@ -163,7 +163,7 @@ def nccl_choice(ranks: int = 64, nodes: int = 8, bandwidth: float = 100e9) -> st
         for name in ("ring", "tree")
     }
     meet = next(
-        (n for n in _sizes(12, 40, 16) if _nccl_ring_wins(n, ranks, nodes, bandwidth)),
+        (n for n in _sizes(12, 40, 512) if _nccl_ring_wins(n, ranks, nodes, bandwidth)),
         2.0**40,
     )
     return line_chart(
@@ -171,8 +171,8 @@ def nccl_choice(ranks: int = 64, nodes: int = 8, bandwidth: float = 100e9) -> st
         Axis("tensor", "log2", values.bytes_, ticks=[2.0**i for i in range(15, 34, 5)]),
         Axis("time", "log", values.seconds),
         f"NCCL's own estimate for {ranks} GPUs on {nodes} nodes",
-        f"{bandwidth / 1e9:g} GB/s; they meet at about {values.bytes_(meet, 2)}",
-        marks=[(meet, f"tree = ring: about {values.bytes_(meet, 2)}")],
+        f"{bandwidth / 1e9:g} GB/s; they meet at about {values.bytes_(meet)}",
+        marks=[(meet, f"tree = ring: about {values.bytes_(meet)}")],
     )
 
 
