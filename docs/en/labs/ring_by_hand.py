@@ -2,8 +2,8 @@
 # # Lab: a ring by hand
 #
 # This lab plays a ring all-reduce with four ranks in one process: a rank is a row of a
-# table, and a message is an assignment. Use it to see every step of the
-# [ring](../../lc1-communication/ring-all-reduce/); it takes a second on a CPU.
+# table, and a message is an assignment. Use it to see every step of the ring; it takes
+# seconds on a CPU.
 #
 # Everything below ran when this page was built. Download the file with the button at the
 # end and change it.
@@ -72,7 +72,7 @@ assert bool((table == 1111).all())
 # ## The same on real ranks
 #
 # Now there are four processes, real messages, and the function of this package. The
-# [ledger](../../lc1-communication/ledger/) counts what each rank sent.
+# ledger counts what each rank sent.
 
 # %%
 from xtrain.comm.ledger import CommLedger
@@ -98,7 +98,3 @@ with World(ranks) as world:
 #   what does the all-gather have to change?
 # - Leave out the `clone()`. Which cells are counted twice?
 # - Use five ranks and a tensor of four cells. What does an empty cell do to the ring?
-#
-# More about the ring: [a derivation of its volume](../../interview/lc1/#q2),
-# [a wrong chunk index](../../bugs/lc1/#b03) and
-# [what the original notes have](../../errata/lc1/#e01).
