@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import xtrain
-from xtrain import cli, doctor
-from xtrain.doctor import Finding
+from xtrain import cli
+from xtrain.doctor import Finding, command, gpus, installed, ranks, record
 
 
 def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
@@ -29,9 +29,9 @@ def test_help_names_every_command_and_only_real_ones(
 ) -> None:
     assert cli.main([]) == 2
     text = capsys.readouterr().out
-    for name, command in cli.COMMANDS.items():
+    for name, entry in cli.COMMANDS.items():
         assert name in text
-        module = __import__(command.module, fromlist=["run"])
+        module = __import__(entry.module, fromlist=["run"])
         assert callable(module.run)
         assert callable(module.add_arguments)
 
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "run", interrupted)
+    monkeypatch.setattr(command, "run", interrupted)
     assert cli.main(["doctor"]) == 130
 
 
@@ -72,7 +72,7 @@ def test_doctor_finds_this_machine_fit() -> None:
     assert findings["xtrain"]["state"] == "ok"
     assert "torch has gloo" in findings["backends"]["text"]
     assert "ours: xtrain-socket, xtrain-shm" in findings["backends"]["text"]
-    for backend in ("gloo", *doctor.OWN_BACKENDS):
+    for backend in ("gloo", *ranks.OWN_BACKENDS):
         assert findings[backend]["state"] == "ok"
     assert not [f for f in findings.values() if f["state"] == "problem"]
 
@@ -81,7 +81,7 @@ def test_doctor_prints_a_line_for_each_finding_and_fails_on_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     findings = [Finding("a", "ok", "fine"), Finding("b", "problem", "broken")]
-    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    monkeypatch.setattr(command, "examine", lambda: iter(findings))
     assert cli.main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ok", "a", "fine"]
@@ -94,9 +94,9 @@ def test_doctor_says_which_backends_torch_has(monkeypatch: pytest.MonkeyPatch) -
 
     ours = "ours: xtrain-socket, xtrain-shm"
     monkeypatch.setattr(dist, "is_backend_available", lambda n: n in ("gloo", "mpi"))
-    assert doctor.check_backends().text == f"torch has gloo, mpi, not nccl, ucc; {ours}"
+    assert ranks.check_backends().text == f"torch has gloo, mpi, not nccl, ucc; {ours}"
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
-    text = doctor.check_backends().text
+    text = ranks.check_backends().text
     assert text == f"torch has gloo, nccl, mpi, ucc; {ours}"
 
 
@@ -122,13 +122,13 @@ def test_doctor_names_another_projects_xtrain(
         (tmp_path, "note", "hides"),
     ):
         other = InstalledXtrain(folder)
-        monkeypatch.setattr(doctor.metadata, "distribution", lambda name, o=other: o)
-        finding = doctor.check_name()
+        monkeypatch.setattr(installed.metadata, "distribution", lambda name, o=other: o)
+        finding = installed.check_name()
         assert finding.state == state
         assert word in finding.text
         assert "another project's xtrain 0.4.3" in finding.text
     other.files = ["__editable__.pth"]  # a checkout of ours under its former name
-    assert doctor.check_name().state == "ok"
+    assert installed.check_name().state == "ok"
 
 
 def test_doctor_does_not_send_the_user_of_a_wheel_to_make(
@@ -137,7 +137,7 @@ def test_doctor_does_not_send_the_user_of_a_wheel_to_make(
     site = tmp_path / "lib" / "site-packages" / "xtrain"
     monkeypatch.setattr(xtrain, "__file__", str(site / "__init__.py"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "examine", lambda: iter([doctor.check_record()]))
+    monkeypatch.setattr(command, "examine", lambda: iter([record.check_record()]))
     assert cli.main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "can run xtrain; its tests come with the source" in said
@@ -146,7 +146,7 @@ def test_doctor_does_not_send_the_user_of_a_wheel_to_make(
 
 def test_doctor_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    findings = {finding.name: finding for finding in doctor.examine()}
+    findings = {finding.name: finding for finding in command.examine()}
     assert findings["torch"].state == "problem"
     assert "gloo" not in findings
     assert "loopback" in findings
@@ -156,13 +156,13 @@ def test_doctor_on_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     old = types.ModuleType("torch")
     old.__version__ = "2.9.1+cpu"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", old)
-    assert doctor.check_torch().state == "problem"
-    assert "2.11" in doctor.check_torch().text
+    assert installed.check_torch().state == "problem"
+    assert "2.11" in installed.check_torch().text
 
 
 def test_doctor_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "MINIMUM_PYTHON", (9, 0))
-    assert doctor.check_python().state == "problem"
+    monkeypatch.setattr(installed, "MINIMUM_PYTHON", (9, 0))
+    assert installed.check_python().state == "problem"
 
 
 def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> 
             return [3, 4]
 
     monkeypatch.setattr("xtrain.testing.World", WrongWorld)
-    finding = doctor.check_backend("gloo")
+    finding = ranks.check_backend("gloo")
     assert finding.state == "problem"
     assert "[3, 4]" in finding.text
 
@@ -188,23 +188,23 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> 
 def test_doctor_on_sharing_a_gpu(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...] | None, state: str
 ) -> None:
-    monkeypatch.setattr(doctor, "_nccl_version", lambda: version)
-    assert doctor.check_sharing().state == state
+    monkeypatch.setattr(gpus, "_nccl_version", lambda: version)
+    assert gpus.check_sharing().state == state
 
 
 def test_doctor_reads_the_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor, "record_folder", lambda: tmp_path)
-    assert doctor.check_record().state == "note"
-    record = {
+    monkeypatch.setattr(record, "record_folder", lambda: tmp_path)
+    assert record.check_record().state == "note"
+    data = {
         "created": "2026-11-21T10:00:00",
         "torch": "2.13.0",
         "symbols": {"a:b": {}},
     }
-    (tmp_path / "gloo-cpu.json").write_text(json.dumps(record))
-    finding = doctor.check_record()
+    (tmp_path / "gloo-cpu.json").write_text(json.dumps(data))
+    finding = record.check_record()
     assert finding.state == "ok"
     assert "1 symbols, 2026-11-21, torch 2.13.0" in finding.text
     (tmp_path / "gloo-cpu.json").write_text("{")
-    assert doctor.check_record().state == "problem"
+    assert record.check_record().state == "problem"

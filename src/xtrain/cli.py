@@ -22,7 +22,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "doctor": Command("xtrain.doctor", "say what this machine can run"),
+    "doctor": Command("xtrain.doctor.command", "say what this machine can run"),
     "copy": Command("xtrain.copying.command", "hand out code that runs without xtrain"),
     "schedule": Command(
         "xtrain.schedules.command", "show and time a pipeline schedule"

@@ -23,6 +23,7 @@ from xtrain.testing import World
 STACK = (
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.socket_calls:SocketCalls",
     "xtrain.backends.sockets:Sockets",
     "xtrain.backends.call_runner:CallRunner",
 )

@@ -28,10 +28,11 @@ from tests.comm.reference import (
 COLLECTIVE = (
     "xtrain.backends.connections:Connection",
     "xtrain.backends.process_group:XtrainProcessGroup",
-    "xtrain.backends.progress:Operation",
+    "xtrain.backends.operation:Operation",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.segments:Segment",
     "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.socket_calls:SocketCalls",
     "xtrain.backends.sockets:Sockets",
     "xtrain.backends.call_runner:CallRunner",
     "xtrain.backends.works:Finished",

@@ -12,7 +12,7 @@ from xtrain.backends import register, shared_empty
 from xtrain.backends.arguments import row_sizes
 from xtrain.backends.calls import fingerprint
 from xtrain.backends.shared_all_reduce import IN_PLACE_BYTES
-from xtrain.backends.sockets import CALL_HEADER
+from xtrain.backends.socket_calls import CALL_HEADER
 
 
 def coalesced() -> None:
@@ -137,6 +137,7 @@ def header_of_another_call() -> str:
 
 @pytest.mark.verifies(
     "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.socket_calls:SocketCalls",
     "xtrain.backends.sockets:Sockets",
 )
 def test_a_header_for_another_call_is_refused(worlds_of):

@@ -26,7 +26,8 @@ from tests.testing.processes import wait_until
 from xtrain.backends import rendezvous
 from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
-from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.operation import Operation, Steps
+from xtrain.backends.progress import Progress
 from xtrain.backends.rendezvous import Rendezvous, host_key
 from xtrain.backends.swaps import MAX_CALLS, Swaps
 

@@ -18,12 +18,13 @@ from tests.comm.test_ledger import (
     nested,
 )
 from xtrain.backends.shared_memory import SharedMemory
-from xtrain.backends.sockets import INLINE_BYTES
+from xtrain.backends.socket_calls import INLINE_BYTES
 from xtrain.comm import CommLedger
 
 # What the tests here prove, for their marks.
 COUNTED = (
     "xtrain.backends.shared_memory:SharedMemory",
+    "xtrain.backends.socket_calls:SocketCalls",
     "xtrain.backends.sockets:Sockets",
     "xtrain.comm.ledger:CommLedger",
     "xtrain.comm.ledger:record",

@@ -16,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.backends.faults import Ranks, only_in_a_wait
 from xtrain.backends.callbacks import Callbacks
-from xtrain.backends.progress import Operation, Progress, Steps
+from xtrain.backends.operation import Operation, Steps
+from xtrain.backends.progress import Progress
 
 # What the tests here prove, for their marks.
 PROGRESS = (
-    "xtrain.backends.progress:Operation",
+    "xtrain.backends.operation:Operation",
     "xtrain.backends.progress:Progress",
 )
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import xtrain.backends
 from tests.backends.faults import Ranks
 from tests.testing.processes import wait_until
-from xtrain.backends import addresses, handshake, rendezvous, sockets
+from xtrain.backends import addresses, handshake, rendezvous, socket_calls
 from xtrain.backends.acceptor import MAX_HANDSHAKES, MAX_LOGGED, Acceptor, refusals
 from xtrain.backends.connect import Dialler, close_all, connect_all
 from xtrain.backends.connections import Connection
@@ -1166,8 +1166,8 @@ class Rewritten:
 
 
 def behind_relays(say, enter, rank: int) -> None:
-    connect = sockets.connect_all
-    sockets.connect_all = lambda store, *rest: connect(Rewritten(store), *rest)
+    connect = socket_calls.connect_all
+    socket_calls.connect_all = lambda store, *rest: connect(Rewritten(store), *rest)
     enter()
     total = torch.ones(1)
     dist.all_reduce(total)

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xtrain.backends.progress import Operation, Progress
+from xtrain.backends.operation import Operation
+from xtrain.backends.progress import Progress
 from xtrain.backends.works import Finished, Pending, Several
 
 SHORT = timedelta(seconds=0.05)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.bench import Case, Contestant, Race, Trial
+from xtrain.bench.collective_trials import all_reduce_reference, trial
 from xtrain.bench.races import lc1
 from xtrain.comm import ring_all_reduce
 from xtrain.plan import Traffic
@@ -42,11 +43,11 @@ def ring_traffic(case: Case) -> Traffic:
 
 
 def race_against_gloo(*contestants: Contestant, **changes) -> Race:
-    options = {"sizes": (400,), "reference": lc1.all_reduce_reference} | changes
+    options = {"sizes": (400,), "reference": all_reduce_reference} | changes
     return Race("test", "A test", (lc1.GLOO, *contestants), **options)
 
 
 def all_reduce(function, traffic=None) -> Contestant:
     return Contestant(
-        function.__name__, partial(lc1.trial, "all_reduce", function), traffic
+        function.__name__, partial(trial, "all_reduce", function), traffic
     )

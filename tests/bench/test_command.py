@@ -9,7 +9,7 @@ from tests.bench import contestants
 from tests.bench.test_record import MEASUREMENT, RESULT
 from tests.bench.test_runner import SHORT
 from xtrain import cli
-from xtrain.bench import command, record, report
+from xtrain.bench import command, options, race_sets, record, record_files, report
 from xtrain.bench.races import lc1
 from xtrain.comm import ring_all_reduce
 
@@ -38,17 +38,17 @@ def test_an_unknown_race_names_the_known_ones(capsys):
     [("4KiB", 4096), ("16MiB", 2**24), ("1GiB", 2**30), ("12", 12), ("8 b", 8)],
 )
 def test_sizes(text, size):
-    assert command.parse_size(text) == size
+    assert options.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["16MB", "KiB", "1.5MiB", ""])
 def test_a_size_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="not a size"):
-        command.parse_size(text)
+        options.parse_size(text)
 
 
 def test_choose_keeps_the_order_and_replaces_sizes_and_ranks():
-    chosen = command.choose(lc1.RACES, ["all_gather", "all_reduce"], [3], [12])
+    chosen = race_sets.choose(lc1.RACES, ["all_gather", "all_reduce"], [3], [12])
     assert [race.name for race in chosen] == ["all_reduce", "all_gather"]
     assert all(race.ranks == (3,) and race.sizes == (12,) for race in chosen)
 
@@ -199,7 +199,7 @@ def test_report_says_what_was_not_measured():
 def test_a_record_of_another_machine_stands_beside_the_first(tmp_path):
     paths = []
     for _ in range(3):
-        paths.append(command.new_output(tmp_path, "lc1", another=True))
+        paths.append(record_files.new_output(tmp_path, "lc1", another=True))
         paths[-1].write_text("{}")
     assert [path.name for path in paths] == ["lc1.json", "lc1-2.json", "lc1-3.json"]
-    assert command.new_output(tmp_path, "lc1", another=False).name == "lc1.json"
+    assert record_files.new_output(tmp_path, "lc1", another=False).name == "lc1.json"

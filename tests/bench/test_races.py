@@ -3,11 +3,11 @@
 import pytest
 
 from tests.bench.test_runner import SHORT
-from xtrain.bench import Contestant, Goal, Race, command
+from xtrain.bench import Contestant, Goal, Race, race_sets
 from xtrain.bench.races import lc1
 from xtrain.bench.runner import run_measurement
 
-SETS = {name: command.load(name).RACES for name in command.names()}
+SETS = {name: race_sets.load(name).RACES for name in race_sets.names()}
 RACES = [
     (name, race)
     for name, races in SETS.items()

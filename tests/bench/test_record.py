@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from xtrain.bench import command, record
+from xtrain.bench import command, race_sets, record
 from xtrain.bench.record import Measurement, Record, Result
 
 RESULT = Result(
@@ -121,7 +121,7 @@ def test_committed_records_are_whole(path):
     """Read, and hold every measurement of today's races, with honest bytes."""
     found = record.read(path)
     assert re.fullmatch(rf"{found.name}(-\d+)?", path.stem)  # a machine each
-    races = {race.name: race for race in command.load(found.name).RACES}
+    races = {race.name: race for race in race_sets.load(found.name).RACES}
     expected = {
         (race.name, size, ranks)
         for race in races.values()

@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 
 from tests.bench import contestants
-from xtrain.bench import Case, Goal, RaceError, runner
-from xtrain.bench.races import lc1
-from xtrain.bench.runner import Sample, Settings, keep, run_measurement, run_on_rank
+from xtrain.bench import Case, Goal, RaceError, collective_trials, runner
+from xtrain.bench.runner import run_measurement, run_on_rank
+from xtrain.bench.sampling import Sample, keep
+from xtrain.bench.settings import SINGLE_ROUNDS, Settings
 from xtrain.comm import ring_all_reduce
 from xtrain.plan import collective_traffic
 
@@ -70,7 +71,7 @@ def test_a_single_race_times_every_call_by_itself(world):
     assert run_measurement(world(2), race, 400, long).result(ring.name).calls > 1
     measurement = run_measurement(world(2), replace(race, single=True), 400, long)
     assert measurement.result(ring.name).calls == 1
-    assert measurement.rounds == runner.SINGLE_ROUNDS * long.rounds
+    assert measurement.rounds == SINGLE_ROUNDS * long.rounds
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -124,7 +125,7 @@ def scripted_run(samples: dict[str, list[Sample]]) -> tuple[int, list[str]]:
         order.append(name)
         return samples[name].pop(0)
 
-    real_sample, real_check = runner._sample, runner._check_all
+    real_sample, real_check = runner.take_sample, runner.check_contestants
     trials = {}
 
     def check(*args):
@@ -132,14 +133,14 @@ def scripted_run(samples: dict[str, list[Sample]]) -> tuple[int, list[str]]:
         trials.update(found[0])
         return found
 
-    runner._sample, runner._check_all = fake, check
+    runner.take_sample, runner.check_contestants = fake, check
     try:
         race = contestants.race_against_gloo(contestants.all_reduce(ring_all_reduce))
         settings = Settings(2, 6, 1e-4, 1e-4, other_load_limit=0.05, patience=0.0)
         case = Case(400, dist.get_world_size())
         result = run_on_rank(race, case, settings)
     finally:
-        runner._sample, runner._check_all = real_sample, real_check
+        runner.take_sample, runner.check_contestants = real_sample, real_check
     return len(result.samples["ring_all_reduce"]), order
 
 
@@ -157,14 +158,14 @@ def test_rounds_go_on_until_every_contestant_has_enough_and_the_order_varies(wor
 
 
 def first_bytes() -> list[float]:
-    """What the patterns and references of lc1 hold, small enough to read."""
+    """What the patterns and references hold, small enough to read."""
     case = Case(16, dist.get_world_size())
     rank = dist.get_rank()
     return [
-        lc1.pattern(case, rank + 1).tolist(),
-        lc1.all_reduce_reference(case)[0].tolist(),
-        lc1.reduce_scatter_reference(case)[0].tolist(),
-        lc1.all_gather_reference(case)[0].tolist(),
+        collective_trials.pattern(case, rank + 1).tolist(),
+        collective_trials.all_reduce_reference(case)[0].tolist(),
+        collective_trials.reduce_scatter_reference(case)[0].tolist(),
+        collective_trials.all_gather_reference(case)[0].tolist(),
     ]
 
 
@@ -175,5 +176,5 @@ def test_references_worked_out_by_hand(world):
 
 
 def test_patterns_stay_exact_where_float32_counts_no_further():
-    last = lc1.pattern(Case(4 * (2**24 + 202), 1), 1)[-1]
+    last = collective_trials.pattern(Case(4 * (2**24 + 202), 1), 1)[-1]
     assert last == torch.tensor((2**24 + 201) % 101, dtype=torch.float32)

@@ -60,7 +60,7 @@ def test_other_traffic_is_refused(on_ranks, monkeypatch):
         model.measured(2, False)
 
 
-LOAD = "xtrain.model.hf:load_hf"
+LOAD = "xtrain.model.hf_load:load_hf"
 
 
 @pytest.mark.verifies(LOAD)

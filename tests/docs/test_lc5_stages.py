@@ -10,7 +10,11 @@ from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc5 import stages
 
 BOX = r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="18"'
-MODEL = ("xtrain.model.stages:make_modules", "xtrain.model.span:DecoderSpan")
+MODEL = (
+    "xtrain.model.stages:make_modules",
+    "xtrain.model.span:DecoderSpan",
+    "xtrain.model.span_weights:SpanWeights",
+)
 
 
 @pytest.mark.verifies(*MODEL)

@@ -10,6 +10,7 @@ MODEL = (
     "xtrain.model.layer:DecoderLayer",
     "xtrain.model.context:SequenceCut",
     "xtrain.model.span:DecoderSpan",
+    "xtrain.model.span_weights:SpanWeights",
 )
 
 

@@ -9,6 +9,7 @@ CUT = ("xtrain.model.context:SequenceCut", "xtrain.model.context:sequence_cut")
 LOSS = "xtrain.model.loss:mean_cross_entropy"
 SUMS = (
     "xtrain.model.span:DecoderSpan",
+    "xtrain.model.span_weights:SpanWeights",
     "xtrain.model.gradient_sums:gradients_to_sum",
 )
 ONE_KEY = (("num_key_value_heads", 1),)

@@ -18,12 +18,12 @@ from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, hf, load_hf, save_hf
+from xtrain.model import XtrainModel, hf_load, load_hf, save_hf
 from xtrain.model.hf_config import config_from_hf, config_to_hf
 from xtrain.zero import FullyShardedDataParallel
 
-LOAD = "xtrain.model.hf:load_hf"
-SAVE = "xtrain.model.hf:save_hf"
+LOAD = "xtrain.model.hf_load:load_hf"
+SAVE = "xtrain.model.hf_save:save_hf"
 CONFIG = "xtrain.model.hf_config:config_from_hf"
 
 
@@ -64,7 +64,7 @@ def round_trip(folder, sizes, axes, changes, dtype, most) -> None:
     close(again.double().loss(tokens, labels), whole.double().loss(tokens, labels))
 
 
-@pytest.mark.verifies(LOAD, SAVE)
+@pytest.mark.verifies(LOAD, SAVE, "xtrain.model.hf_save:_collect_and_write")
 @pytest.mark.parametrize(
     ("sizes", "axes", "changes", "dtype", "most"),
     [
@@ -117,7 +117,7 @@ def elements_read(folder) -> tuple[int, int]:
         with opened_safetensors(path) as opened:
             yield Watched(opened, counted)
 
-    with mock.patch.object(hf, "opened_safetensors", watching):
+    with mock.patch.object(hf_load, "opened_safetensors", watching):
         model = load_hf(folder, init_mesh((dist.get_world_size(),), ("tensor",)))
     sizes = [parameter.numel() for parameter in model.parameters()]
     assert sum(counted) == sum(sizes)
@@ -125,7 +125,7 @@ def elements_read(folder) -> tuple[int, int]:
     return sum(counted), max(counted)
 
 
-@pytest.mark.verifies(LOAD, "xtrain.model.hf:_fill")
+@pytest.mark.verifies(LOAD, "xtrain.model.hf_load:_fill")
 @pytest.mark.parametrize("most", [10**9, 1500], ids=["one file", "several"])
 def test_a_rank_reads_its_own_elements_only_one_range_at_a_time(world, tmp_path, most):
     save_hf(XtrainModel(config_of()), tmp_path, max_file_bytes=most)
@@ -147,7 +147,7 @@ def memory_of_its_own() -> int:
 def grows_by_its_shards(folder) -> tuple[int, int]:
     """The most that this process has grown while it read, and what it holds now."""
     mesh = init_mesh((4,), ("tensor",))
-    seen, read_box = [], hf.read_box
+    seen, read_box = [], hf_load.read_box
 
     def watching(*args):
         found = read_box(*args)
@@ -155,7 +155,7 @@ def grows_by_its_shards(folder) -> tuple[int, int]:
         return found
 
     before = memory_of_its_own()
-    with mock.patch.object(hf, "read_box", watching):
+    with mock.patch.object(hf_load, "read_box", watching):
         model = load_hf(folder, mesh)
     most = max(*seen, memory_of_its_own())
     return most - before, sum(p.nbytes for p in model.parameters())

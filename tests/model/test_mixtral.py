@@ -39,9 +39,9 @@ from xtrain.model import (
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 
-LOAD = "xtrain.model.hf:load_hf"
-LOAD_STAGES = "xtrain.model.hf:load_hf_stages"
-SAVE = "xtrain.model.hf:save_hf"
+LOAD = "xtrain.model.hf_load:load_hf"
+LOAD_STAGES = "xtrain.model.hf_load:load_hf_stages"
+SAVE = "xtrain.model.hf_save:save_hf"
 MODEL = "xtrain.model.decoder:XtrainModel"
 LOSSES = "xtrain.model.auxiliary_losses:auxiliary_loss"
 NAMES = "xtrain.model.hf_names:hf_sources"

@@ -13,7 +13,7 @@ from tests.model.stage_training import Layout, StageTraining, one_process
 from tests.model.test_hf import memory_of_its_own
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, clip_stages_grad_norm_, span
+from xtrain.model import XtrainModel, clip_stages_grad_norm_, span_weights
 from xtrain.model.stages import part_costs, stage_spans
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import SCHEDULES, gpipe, one_f_one_b
@@ -21,6 +21,7 @@ from xtrain.schedules import SCHEDULES, gpipe, one_f_one_b
 STAGES = (
     "xtrain.model.decoder:XtrainModel",
     "xtrain.model.span:DecoderSpan",
+    "xtrain.model.span_weights:SpanWeights",
     "xtrain.model.stages:DecoderStage",
     "xtrain.model.stages:make_modules",
     "xtrain.model.stages:as_stages",
@@ -156,7 +157,7 @@ def grows_by_its_stage():
     """The most that this process has grown while it made its stage, and its size."""
     mesh = init_mesh((4,), ("pipeline",))
     config = config_of(**WIDE)
-    seen, full_weight = [], span.full_weight
+    seen, full_weight = [], span_weights.full_weight
 
     def watching(*args):
         found = full_weight(*args)
@@ -164,7 +165,7 @@ def grows_by_its_stage():
         return found
 
     before = memory_of_its_own()
-    with mock.patch.object(span, "full_weight", watching):
+    with mock.patch.object(span_weights, "full_weight", watching):
         (stage,) = XtrainModel.stages(config, mesh, gpipe(4, 4))
     most = max(*seen, memory_of_its_own()) - before
     return most, sum(p.nbytes for p in stage.parameters())

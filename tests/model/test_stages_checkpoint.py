@@ -15,6 +15,7 @@ from xtrain.model import XtrainModel
 
 PARTS = (
     "xtrain.model.span:DecoderSpan",
+    "xtrain.model.span_weights:SpanWeights",
     "xtrain.model.stages:make_modules",
     "xtrain.checkpoint.pieces:Shard",
 )

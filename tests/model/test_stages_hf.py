@@ -14,13 +14,13 @@ from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
-from xtrain.model import XtrainModel, hf, load_hf, load_hf_stages, save_hf
+from xtrain.model import XtrainModel, hf_load, load_hf, load_hf_stages, save_hf
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import SCHEDULES, gpipe
 from xtrain.zero import FullyShardedDataParallel
 
-LOAD = "xtrain.model.hf:load_hf_stages"
-SAVE = "xtrain.model.hf:save_hf"
+LOAD = "xtrain.model.hf_load:load_hf_stages"
+SAVE = "xtrain.model.hf_save:save_hf"
 COLLECT = "xtrain.model.hf_collect:Collector"
 DEEP = {"num_hidden_layers": 5, "num_key_value_heads": 2}
 TIED = DEEP | {"tie_word_embeddings": True}
@@ -97,13 +97,13 @@ def elements_read(folder) -> tuple[int, int]:
             yield Watched(opened, counted)
 
     mesh = init_mesh((2, 2), ("pipeline", "tensor"))
-    with mock.patch.object(hf, "opened_safetensors", watching):
+    with mock.patch.object(hf_load, "opened_safetensors", watching):
         stages = load_hf_stages(folder, mesh, SCHEDULES["interleaved"](2, 4))
     sizes = [p.numel() for stage in stages for p in stage.module.parameters()]
     return sum(counted), sum(sizes)
 
 
-@pytest.mark.verifies(LOAD, "xtrain.model.hf:_fill")
+@pytest.mark.verifies(LOAD, "xtrain.model.hf_load:_fill")
 @pytest.mark.parametrize("most", [10**9, 1500], ids=["one file", "several"])
 def test_a_rank_reads_its_own_stages_only(world, tmp_path, most):
     model = made(DEEP)
@@ -151,7 +151,7 @@ def missing_in_another_stage(folder) -> None:
         load_hf_stages(folder, mesh, gpipe(2, 2))
 
 
-@pytest.mark.verifies(LOAD, "xtrain.model.hf:whole_shapes")
+@pytest.mark.verifies(LOAD, "xtrain.model.hf_shapes:whole_shapes")
 def test_a_tensor_too_many_is_named_by_every_rank(world, tmp_path):
     """Also by the rank whose own tensors are all there."""
     save_hf(made(DEEP | {"num_hidden_layers": 6}), tmp_path)
@@ -170,7 +170,7 @@ def sharded(folder) -> None:
         save_hf(stages, folder / "out")
 
 
-@pytest.mark.verifies("xtrain.model.hf:check_own_shapes")
+@pytest.mark.verifies("xtrain.model.hf_shapes:check_own_shapes")
 def test_stages_that_a_wrapper_has_sharded_are_not_saved(world, tmp_path):
     world(2).run(sharded, tmp_path)
     assert not (tmp_path / "out").exists()

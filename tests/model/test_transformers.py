@@ -20,8 +20,8 @@ from xtrain.comm import init_mesh
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel, load_hf, save_hf
 from xtrain.model.hf_names import hf_name
 
-LOAD = "xtrain.model.hf:load_hf"
-SAVE = "xtrain.model.hf:save_hf"
+LOAD = "xtrain.model.hf_load:load_hf"
+SAVE = "xtrain.model.hf_save:save_hf"
 CONFIG = "xtrain.model.hf_config:config_from_hf"
 MODEL = "xtrain.model.decoder:XtrainModel"
 

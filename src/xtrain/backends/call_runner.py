@@ -26,14 +26,9 @@ from xtrain.backends.calls import (
     shape_and_dtype,
 )
 from xtrain.backends.observers import profiling, record_event
+from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.peer_monitor import PeerMonitor
-from xtrain.backends.progress import (
-    CROWDED_POST_SECONDS,
-    POST_SECONDS,
-    Operation,
-    Progress,
-    Steps,
-)
+from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
 from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record

@@ -25,7 +25,7 @@ from xtrain.backends.handshake import (
     read_secret,
 )
 from xtrain.backends.liveness import Peers
-from xtrain.backends.progress import Steps
+from xtrain.backends.operation import Steps
 from xtrain.backends.rendezvous import GRACE_SECONDS, PeerAddress, Rendezvous, host_key
 
 AGAIN_SECONDS = 0.01  # between two attempts

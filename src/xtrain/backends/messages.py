@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from xtrain.backends.progress import Steps
+from xtrain.backends.operation import Steps
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch._C._autograd import _profiler_enabled as profiling
 from torch._C._autograd import _record_function_with_args_enter as begin_event
 from torch._C._autograd import _record_function_with_args_exit as end_event
 
-from xtrain.backends.progress import Operation
+from xtrain.backends.operation import Operation
 
 PLAIN = torch._C._disabled_torch_dispatch_impl
 

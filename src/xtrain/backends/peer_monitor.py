@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xtrain.backends.liveness import Peers
-from xtrain.backends.progress import Operation
+from xtrain.backends.operation import Operation
 
 
 class PeerMonitor:

@@ -7,7 +7,7 @@ from xtrain.backends.call_runner import CallRunner
 from xtrain.backends.calls import Message, call_site
 from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
 from xtrain.backends.observers import profiling, record_event
-from xtrain.backends.progress import Operation, Steps
+from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.works import Pending
 from xtrain.comm.ledger import record
 

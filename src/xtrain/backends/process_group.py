@@ -19,9 +19,9 @@ from xtrain.backends.calls import reduce_op, shape_and_dtype, shape_of, shapes_o
 from xtrain.backends.group import Group
 from xtrain.backends.make_shared import make_shared
 from xtrain.backends.observers import unobserved
+from xtrain.backends.operation import Steps
 from xtrain.backends.operators import as_operator
 from xtrain.backends.point_to_point import post_receive, post_send
-from xtrain.backends.progress import Steps
 from xtrain.backends.works import Finished, Several
 
 OPERATORS = (

@@ -13,8 +13,8 @@ from torch.distributed import ReduceOp
 
 from xtrain.backends.connections import Connection
 from xtrain.backends.messages import raw
+from xtrain.backends.operation import Steps
 from xtrain.backends.pieces import BLOCK_BYTES
-from xtrain.backends.progress import Steps
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from xtrain.backends.calls import CollectiveMismatch
+from xtrain.backends.operation import Steps
 from xtrain.backends.pieces import pieces
-from xtrain.backends.progress import Steps
 from xtrain.backends.segments import MAX_RANKS, RECV_COUNTS, SEND_COUNTS, STAGE_BYTES
 from xtrain.comm.reduce_op import reduce_into
 

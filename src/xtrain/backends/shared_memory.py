@@ -18,7 +18,7 @@ from xtrain.backends.calls import compare
 from xtrain.backends.join_segments import JoinSegments
 from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
-from xtrain.backends.progress import Steps
+from xtrain.backends.operation import Steps
 from xtrain.backends.rendezvous import Rendezvous
 from xtrain.backends.segments import (
     ARRIVED,

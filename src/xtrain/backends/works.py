@@ -10,7 +10,8 @@ from torch import Tensor
 
 from xtrain.backends.messages import Receive
 from xtrain.backends.observers import observed, unobserved
-from xtrain.backends.progress import Operation, Progress
+from xtrain.backends.operation import Operation
+from xtrain.backends.progress import Progress
 
 
 class WorkFuture(torch.futures.Future):

@@ -2,7 +2,8 @@
 
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
-from xtrain.model.hf import load_hf, load_hf_stages, save_hf
+from xtrain.model.hf_load import load_hf, load_hf_stages
+from xtrain.model.hf_save import save_hf
 from xtrain.model.placement import batch_group
 from xtrain.model.stages import clip_stages_grad_norm_, update_stages_balance_biases
 from xtrain.tensor_parallel.rope import RopeScaling

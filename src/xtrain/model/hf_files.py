@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint import About, CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
+from xtrain.comm.agreement import raising_everywhere
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -63,3 +65,10 @@ def read_json(path: Path) -> dict:
 def write_json(path: Path, values: dict) -> None:
     """As people read it."""
     path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def everywhere(mesh: DeviceMesh | None) -> AbstractContextManager:
+    """What one rank raises, all raise as a CheckpointError."""
+    if mesh is None:
+        return as_checkpoint_error()
+    return raising_everywhere(CheckpointError, group=None)

@@ -22,7 +22,8 @@ from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
 from xtrain.model.overlapped_layers import Pieces, forward_over, layers_before
 from xtrain.model.placement import axis_group, axis_size
-from xtrain.model.span import TIED, DecoderSpan
+from xtrain.model.span import DecoderSpan
+from xtrain.model.span_weights import TIED
 from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
 from xtrain.pipeline_parallel.deferred_gradients import current

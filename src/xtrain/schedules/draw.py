@@ -76,21 +76,26 @@ def render_svg(
         f'height="{height:.0f}"><title>{html.escape(words)}</title>'
         f"<style>{STYLE}</style>"
     ]
-    for rank, (starts, ends) in enumerate(_rows(timeline)):
-        top = TOP + rank * (ROW + GAP)
-        parts.append(f'<text class="l" x="0" y="{top + 17}">rank {rank}</text>')
-        x, wide = LEFT + (starts[0] - begin) * scale, (ends[-1] - starts[0]) * scale
-        parts.append(
-            f'<rect class="idle" x="{x:.1f}" y="{top}" width="{wide:.1f}" '
-            f'height="{ROW}"/>'
-        )
-        for action, start, end in zip(
-            schedule.actions[rank], starts, ends, strict=True
-        ):
-            left, wide = LEFT + (start - begin) * scale, (end - start) * scale
-            parts += _cell(timeline, action, left, top, wide)
+    for rank in range(schedule.ranks):
+        parts += _row(timeline, rank, begin, scale)
     parts += _axis(span, scale, foot)
     return "".join([*parts, *legend(foot + 34), "</svg>"])
+
+
+def _row(timeline: Timeline, rank: int, begin: float, scale: float) -> list[str]:
+    """One rank: its name, the time it has actions, and the actions."""
+    top = TOP + rank * (ROW + GAP)
+    starts, ends = timeline.starts[rank], timeline.ends[rank]
+    x, wide = LEFT + (starts[0] - begin) * scale, (ends[-1] - starts[0]) * scale
+    parts = [
+        f'<text class="l" x="0" y="{top + 17}">rank {rank}</text>',
+        f'<rect class="idle" x="{x:.1f}" y="{top}" width="{wide:.1f}" height="{ROW}"/>',
+    ]
+    actions = timeline.schedule.actions[rank]
+    for action, start, end in zip(actions, starts, ends, strict=True):
+        left, wide = LEFT + (start - begin) * scale, (end - start) * scale
+        parts += _cell(timeline, action, left, top, wide)
+    return parts
 
 
 def _rows(timeline: Timeline) -> Iterator[tuple[Sequence[float], Sequence[float]]]:

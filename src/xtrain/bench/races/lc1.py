@@ -1,23 +1,24 @@
 """Lecture 1: collectives from point-to-point against gloo's own.
 
-Every contestant gets the same tensor of float32 whole numbers, so that sums are exact
-and any order of adding gives the same bits:
-
-    element i on rank r = (r + 1) (i mod 101)
-
-`size` is the whole tensor in bytes: an all-reduce's tensor, a reduce-scatter's input,
-an all-gather's output. After the check the tensors are zeroed, so that thousands of
-in-place sums stay in range.
+`size` is the whole tensor in bytes, and sums are exact: see
+`xtrain.bench.collective_trials`.
 """
 
 from collections.abc import Callable
 from functools import partial
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from xtrain.bench.race import Case, Contestant, Goal, Race, RaceError, Trial
+from xtrain.bench.collective_trials import (
+    ITEM,
+    KiB,
+    MiB,
+    all_gather_reference,
+    all_reduce_reference,
+    reduce_scatter_reference,
+    trial,
+)
+from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
 from xtrain.comm import (
     halving_doubling_all_reduce,
     hierarchical_all_reduce,
@@ -30,43 +31,10 @@ from xtrain.comm import (
     tree_all_reduce,
 )
 from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER
-from xtrain.comm.collective_kinds import OF_PARTS, kind_of, prepare
+from xtrain.comm.collective_kinds import kind_of
 from xtrain.plan import Traffic, collective_traffic
 
 TITLE = "Lecture 1: collectives from send and receive, against gloo's own"
-KiB, MiB = 2**10, 2**20
-ITEM = 4  # bytes of a float32
-
-
-def pattern(case: Case, factor: int) -> Tensor:
-    """`factor` times 0, 1, ..., 100, 0, 1, ...: whole numbers, exact in float32."""
-    index = torch.arange(case.size // ITEM, dtype=torch.int32)
-    return index.remainder_(101).mul_(factor).to(case.device, torch.float32)
-
-
-def total(case: Case) -> Tensor:
-    """The sum of all ranks' patterns."""
-    return pattern(case, case.ranks * (case.ranks + 1) // 2)
-
-
-# ---------------------------------------------------------------------- trials
-
-
-def trial(kind: str, function: Callable[..., object], case: Case) -> Trial:
-    """A collective of a kind that `xtrain.comm.collective_kinds` knows."""
-    if kind in OF_PARTS:
-        check_pieces(case)
-    call = prepare(kind, function, pattern(case, dist.get_rank() + 1))
-    return Trial(call.run, [call.result], call.given.zero_)
-
-
-def check_pieces(case: Case) -> None:
-    """RaceError unless every rank gets the same whole number of elements."""
-    if case.size % (ITEM * case.ranks):
-        raise RaceError(
-            f"{case.size} bytes are not a whole number of float32 on each of "
-            f"{case.ranks} ranks"
-        )
 
 
 def hierarchical_trial(case: Case) -> Trial:
@@ -78,31 +46,6 @@ def hierarchical_trial(case: Case) -> Trial:
         partial(hierarchical_all_reduce, intra_group=groups[0], inter_group=groups[1]),
         case,
     )
-
-
-# -------------------------------------------------------------------- references
-
-
-def all_reduce_reference(case: Case) -> list[Tensor]:
-    """The sum, on every rank."""
-    return [total(case)]
-
-
-def reduce_scatter_reference(case: Case) -> list[Tensor]:
-    """This rank's piece of the sum."""
-    return [total(case).tensor_split(case.ranks)[dist.get_rank()]]
-
-
-def all_gather_reference(case: Case) -> list[Tensor]:
-    """All pieces, one after the other."""
-    pieces = [
-        pattern(case, rank + 1).tensor_split(case.ranks)[rank]
-        for rank in range(case.ranks)
-    ]
-    return [torch.cat(pieces)]
-
-
-# --------------------------------------------------------------------- traffic
 
 
 def traffic(algorithm: str, case: Case) -> Traffic:

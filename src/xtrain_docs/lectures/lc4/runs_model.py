@@ -16,7 +16,8 @@ from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm import autograd as comm_autograd
 from xtrain.comm.collective_choice import RING, Collectives
 from xtrain.comm.work import Work
-from xtrain.model import XtrainConfig, XtrainModel, hf, load_hf, save_hf
+from xtrain.model import XtrainConfig, XtrainModel, hf_load, load_hf, save_hf
+from xtrain.model.hf_files import FILE
 from xtrain.model.hf_names import hf_name
 from xtrain.tensor_parallel import cross_entropy, functions
 
@@ -141,19 +142,19 @@ def ranges_read() -> dict[str, Any]:
         save_hf(XtrainModel(file_config()), directory)
     dist.barrier()
     asked: list[list[Any]] = []
-    read_box = hf.read_box
+    read_box = hf_load.read_box
 
     def watching(opened: Any, name: str, box: Any) -> Tensor:
         asked.append([name, list(box.offset), list(box.end)])
         return read_box(opened, name, box)
 
-    with mock.patch.object(hf, "read_box", watching):
+    with mock.patch.object(hf_load, "read_box", watching):
         model = load_hf(directory, mesh)
     dist.barrier()
     return {
         "asked": asked,
         "held": sum(parameter.nbytes for parameter in model.parameters()),
-        "file": (directory / hf.FILE).stat().st_size,
+        "file": (directory / FILE).stat().st_size,
         "shapes": full_shapes(model),
     }
 
