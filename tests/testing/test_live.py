@@ -13,8 +13,10 @@ def test_what_is_gone_counts_no_more_and_the_most_stays():
         b = a * 2
         del a
         assert live.now == 2 * known.nbytes
+        c = known[:1] + 1
+        assert live.now == 2 * known.nbytes + c.nbytes
     assert live.most == 3 * known.nbytes
-    del b
+    del b, c
     assert live.now == known.nbytes
 
 
