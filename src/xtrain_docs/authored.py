@@ -42,7 +42,4 @@ def require_no_typed_code() -> None:
         for problem in guards.typed_code(page.read_text())
     ]
     if problems:
-        raise PageError(
-            "\n".join(problems)
-            + "\nEmbed a symbol or a snippet, or mark the fence .pseudo or .wrong."
-        )
+        raise PageError("\n".join(problems) + "\nEmbed a symbol or a snippet.")

@@ -14,7 +14,6 @@ from urllib.parse import unquote, urldefrag, urlsplit
 from . import excerpts, fences
 
 PYTHON = ("py", "python", "python3", "py3", "pycon", "pytb")
-EXEMPT = ("pseudo", "wrong")
 UNITS = (
     r"(?:[KMGTP]i?B(?:/s)?|[kKMGT]?bytes|bytes/s|B/s|[GMT]?FLOPS?|"
     r"ms|us|ns|µs|microseconds|milliseconds|seconds|s|%|percent|per cent)"
@@ -33,12 +32,10 @@ QUESTION = re.compile(r"^\s*\?\?\?\+?\s+question\s+\"")
 
 
 def typed_code(text: str) -> list[str]:
-    """Python fences that embed nothing and are not marked .pseudo or .wrong."""
+    """Python fences that embed nothing."""
     problems = []
     for fence in fences.fences(text.splitlines()):
-        if fence.language not in PYTHON or set(fence.classes) & set(EXEMPT):
-            continue
-        if excerpts.parse(fence.body) is None:
+        if fence.language in PYTHON and excerpts.parse(fence.body) is None:
             first = next((line for line in fence.body if line.strip()), "")
             problems.append(f"line {fence.start + 1}: typed Python: {first.strip()}")
     return problems

@@ -8,7 +8,7 @@ from xtrain_docs import guards
 @pytest.mark.parametrize(
     "fence",
     ["```py\nx = 1\n```", "```python\nx = 1\n```", "~~~py\nx = 1\n~~~",
-     "1.  a\n\n    ```py\n    x = 1\n    ```", "```{.py .annotate}\nx = 1\n```",
+     "1.  a\n\n    ```py\n    x = 1\n    ```", "```{.py .pseudo}\nx = 1\n```",
      '!!! note\n\n    ```py title="a"\n    x = 1\n    ```', "```pycon\n>>> 1\n```"],
 )  # fmt: skip
 def test_typed_python_is_found(fence):
@@ -18,11 +18,10 @@ def test_typed_python_is_found(fence):
 
 @pytest.mark.parametrize(
     "fence",
-    ['```py\n--8<-- "a.b:c"\n```', "```{.py .pseudo}\nx = 1\n```",
-     "```{.py .wrong}\nx = 1\n```", "```text\nx = 1\n```",
+    ['```py\n--8<-- "a.b:c"\n```', "```text\nx = 1\n```",
      "````md\n```py\nx\n```\n````"],
 )  # fmt: skip
-def test_embeds_and_marked_fences_are_in_order(fence):
+def test_embeds_and_other_fences_are_in_order(fence):
     assert guards.typed_code(f"# T\n\n{fence}\n") == []
 
 

@@ -16,23 +16,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from xtrain import backends
 from xtrain.bench.collective_trials import ITEM, pattern, total, trial
 from xtrain.bench.race import Case, Contestant, Trial
+from xtrain.bench.training import group_on
 
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
 BACKENDS = ("gloo", "xtrain-shm", "xtrain-socket")
 SHM, SOCKET = BACKENDS[1:]
-
-
-def group_on(backend: str) -> ProcessGroup | None:
-    """A group of all ranks on `backend`; the default group stands in for gloo."""
-    if backend == "gloo":
-        return dist.group.WORLD
-    return dist.new_group(backend=backend)
 
 
 def on(kind: str, function: Callable[..., object], backend: str, case: Case) -> Trial:
