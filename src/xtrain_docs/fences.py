@@ -25,7 +25,7 @@ class Fence:
 
     @property
     def classes(self) -> list[str]:
-        """Classes given as ``{.py .pseudo}``."""
+        """Classes given as ``{.py .wrong}``."""
         return re.findall(r"\.([\w-]+)", self.info)
 
 
