@@ -44,7 +44,10 @@ class Watch:
         self.folders = {str(folder) for folder in folders}
         self.written: set[str] = set()
         self._root = f"{config.ROOT}{os.sep}"
-        self._outside = (f"{target}", f"{sys.prefix}{os.sep}", f"{config.ROOT}/.git/")
+        downloads = f"{config.BUILD}/pyodide{os.sep}"  # npm's, of a pinned version
+        self._outside = (
+            f"{target}", f"{sys.prefix}{os.sep}", f"{config.ROOT}/.git/", downloads
+        )  # fmt: skip
         self._around = around()  # now: a build changes its environment
         self._listening = True
         sys.addaudithook(self._hear)  # Python has no way to remove one

@@ -1,6 +1,8 @@
 """A build is spared when nothing it was made of has changed, and only then."""
 
+import json
 import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +52,22 @@ def test_a_change_of_anything_it_was_made_of_is_seen(built, capsys):
         assert name in inputs.differences(config.SITE)
         path.write_bytes(before)  # the same again, at another time
         assert inputs.differences(config.SITE) == []
+
+
+def test_what_another_program_downloads_is_no_input(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    monkeypatch.setattr(config, "BUILD", tmp_path / "build")
+    archive = tmp_path / "build/pyodide/new/pyodide.tgz"
+    archive.parent.mkdir(parents=True)
+    page, note = tmp_path / "page.md", tmp_path / "build/site.inputs.json"
+    page.write_text("here")
+    watch = inputs.Watch(tmp_path / "build/site")
+    page.read_text()
+    subprocess.run(["touch", archive], check=True)  # not this process
+    archive.read_bytes()
+    archive.unlink()
+    watch.save(note)
+    assert "page.md" in json.loads(note.read_text())["files"]
 
 
 def test_a_record_of_tests_is_seen_when_there_was_none(built, monkeypatch):

@@ -183,9 +183,10 @@ class _Closure:
                 seen.add(needed)
                 left += [s for found in self.needs[needed].values() for s in found]
         shared = self._shared_names(statement)
-        for other in self.statements:  # `x = 1` and `use(x)` stay above `x += 1`
-            uses = other.used.at_once | self._shared_names(other)
-            if other.module == statement.module and shared & uses:
+        beside = [s for s in self.statements if s.module == statement.module]
+        for other in beside if shared else []:
+            # `x = 1` and `use(x)` stay above `x += 1`
+            if shared & (other.used.at_once | self._shared_names(other)):
                 first.add(other)
         return {s for s in first | seen if not _is_below(s, statement)} - {statement}
 
