@@ -52,26 +52,25 @@ def test_rows_arrive_after_latency_and_size_one_call_after_the_other(world, rank
         assert all(near), pauses
 
 
-def computed_meanwhile() -> list[float]:
-    """Pauses of a wait after nothing, and after longer than the message takes."""
-    pauses: list[float] = []
-    group = slow_network(0.02, sleep=pauses.append)
-    x = torch.ones(group.size())
-    for seconds in (0.0, 0.03):
-        work = dist.all_to_all_single(
-            torch.empty_like(x), x, group=group, async_op=True
-        )
-        time.sleep(seconds)
+def computed_meanwhile() -> list[int]:
+    """How often a wait sleeps: at once, and after longer than the message takes."""
+    slept = []
+    for latency, computing in ((50.0, 0.0), (0.001, 0.03)):
+        pauses: list[float] = []
+        group = slow_network(latency, sleep=pauses.append)
+        x = torch.ones(group.size())
+        y = torch.empty_like(x)
+        work = dist.all_to_all_single(y, x, group=group, async_op=True)
+        time.sleep(computing)
         work.wait()
-        time.sleep(0.03)
-    dist.destroy_process_group(group)
-    return pauses
+        slept.append(len(pauses))
+        dist.destroy_process_group(group)
+    return slept
 
 
 @pytest.mark.verifies("xtrain.bench.slow_network:Delayed")
 def test_what_was_computed_meanwhile_is_not_slept(world):
-    for pauses in world(2).run(computed_meanwhile):
-        assert len(pauses) == 1
+    assert world(2).run(computed_meanwhile) == [[1, 0], [1, 0]]
 
 
 def refused() -> None:

@@ -107,7 +107,7 @@ def test_the_order_does_not_matter_to_sgd_and_does_to_adam(world):
 def weights_after(rate: float, count: int, together: bool) -> Tensor:
     """SGD on `count` batches, one after the other or as one batch at `count` rates."""
     generator = torch.Generator().manual_seed(0)
-    batches = torch.randn(count, 16, 3, generator=generator).double()
+    batches = torch.randn(count, 16, 3, generator=generator, device="cpu").double()
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     steps = [batches.flatten(0, 1)] if together else list(batches)
