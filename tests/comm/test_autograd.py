@@ -170,6 +170,8 @@ def bytes_sent() -> list[int]:
 def test_each_sends_what_its_collectives_do(world):
     if world(2).backend == "xtrain-shm":
         pytest.skip("its ranks read one another's memory, so they send less")
+    if world(2).backend not in ("gloo", "xtrain-socket"):
+        pytest.skip("a ledger counts messages; this backend's collectives send none")
     piece = 12 * 5 * 8  # all of the gathered slice, or of the tensor that is cut
     for size in (2, 3, 4):
         others = size - 1

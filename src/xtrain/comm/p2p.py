@@ -3,8 +3,8 @@
 Two blocking calls that wait for each other never return: gloo's send waits for the
 matching receive, whatever the size. So a step in which every rank both sends and
 receives must *post* both before it waits for either. `exchange` does that for one pair
-and `exchange_all` for any number. Both check what they are given; the algorithms of
-`xtrain.comm`, which have checked their own call, use `post_all` below them.
+and `exchange_all` for any number. Both check what they are given; an algorithm that has
+checked its own call uses `post_all`, below them.
 
 Ranks: `src` and `dst` are global ranks, as in torch, also when a group is given;
 `group_src` and `group_dst` are ranks inside the group.
