@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.context_parallel.attention_cases import qkv
+from tests.devices import skip_unless_mistakes_are_told
 from xtrain.comm import CommLedger
 from xtrain.context_parallel import (
     all_gather_attention,
@@ -85,7 +86,11 @@ def told(names: dict, cases: dict, wrong_ranks: list[int]) -> list[tuple]:
 @pytest.mark.verifies(f"{CHECKS}:check_attention", f"{CHECKS}:check_lengths")
 @pytest.mark.verifies(f"{CHECKS}:check_hidden", f"{CHECKS}:check_tensors")
 @pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
-def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_ranks):
+def test_a_wrong_call_is_refused_on_every_rank_before_any_message(
+    world, xtrain_worlds, wrong_ranks
+):
+    if wrong_ranks == [1]:
+        skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(2).run(told, ALL, CALLS, wrong_ranks):
         assert len(found) == 3 * len(CALLS) - 2
         for name, case, error, messages in found:
@@ -96,7 +101,8 @@ def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_r
 
 @pytest.mark.verifies(f"{CHECKS}:check_attention")
 @pytest.mark.verifies("xtrain.comm.call_agreement:verdict")
-def test_ranks_that_call_differently_are_refused(world):
+def test_ranks_that_call_differently_are_refused(world, xtrain_worlds):
+    skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(3).run(told, ALL, DIFFERENT, [2]):
         for name, case, error, messages in found:
             assert messages == 0

@@ -14,7 +14,7 @@ from xtrain.context_parallel import (
     unshard_sequence,
 )
 from xtrain.context_parallel.balance import positions_of
-from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
+from xtrain.context_parallel.block_attention import TILES
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
 LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
@@ -77,7 +77,7 @@ def cases(name: str) -> list[tuple]:
         (name, causal, balance, window, kind, blocks, tile)
         for causal, balance in layouts
         for number, (window, kind) in enumerate(hidden)
-        for blocks, tile in [((FUSED_CPU, 256), (TILES, 4))[number % 2]]
+        for blocks, tile in [((None, 256), (TILES, 4))[number % 2]]
         if causal or window is None
     ]
 

@@ -67,13 +67,14 @@ def about(opened: Any, name: str) -> About:
     """Shape and dtype of a tensor in a file; its elements stay there."""
     part = opened.get_slice(name)
     shape = tuple(part.get_shape())
-    empty = part[:0] if shape else opened.get_tensor(name)
+    with torch.device("cpu"):  # a default device would get a copy of it
+        empty = part[:0] if shape else opened.get_tensor(name)
     return About(shape, empty.dtype)
 
 
 def read_box(opened: Any, name: str, box: Box) -> Tensor:
     """The elements of a box; of the others none is read."""
-    if not box.size:
-        return opened.get_tensor(name)
     ranges = zip(box.offset, box.end, strict=True)
-    return opened.get_slice(name)[tuple(slice(low, end) for low, end in ranges)]
+    places = tuple(slice(low, end) for low, end in ranges)
+    with torch.device("cpu"):
+        return opened.get_slice(name)[places] if places else opened.get_tensor(name)
