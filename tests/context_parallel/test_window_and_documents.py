@@ -146,6 +146,18 @@ def test_the_blocks_of_all_ranks_make_up_the_whole_mask(
                 assert torch.equal(drawn(block, local), expected)
 
 
+@pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")
+def test_masks_are_made_on_the_cpu_whatever_the_default_device_is():
+    """As on ranks with a GPU ("meta" stands for it); documents are on the CPU."""
+    of = SequenceMask(2, 4, 4, True, "zigzag", 5, torch.arange(16).view(2, 2, 4) // 3)
+    ranks = [(query, key) for query in (0, 1) for key in (0, 1)]
+    with torch.device("meta"):
+        found = [of.block(*pair) for pair in ranks]
+    assert any(block is not None and block.sees is not None for block in found)
+    for pair, block in zip(ranks, found, strict=True):
+        assert torch.equal(drawn(block, 4), drawn(of.block(*pair), 4))
+
+
 def drawn(block, local: int) -> torch.Tensor:
     """What a block lets be seen, [2, local, local]."""
     seen = torch.zeros(2, local, local, dtype=torch.bool)
