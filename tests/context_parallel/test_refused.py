@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.context_parallel.attention_cases import qkv
 from tests.devices import skip_unless_mistakes_are_told
-from xtrain.comm import CommLedger
+from xtrain.comm import CommLedger, call_agreement
 from xtrain.context_parallel import (
     all_gather_attention,
     ring_attention,
@@ -107,6 +107,17 @@ def test_ranks_that_call_differently_are_refused(world, xtrain_worlds):
         for name, case, error, messages in found:
             assert messages == 0
             assert DIFFERENT[case][1] in error, (name, case, error)
+
+
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
+def test_on_a_gpu_a_rank_looks_at_its_own_call_and_says_whose_it_is(monkeypatch):
+    gpu = torch.device("meta")  # stands for one
+    monkeypatch.setattr(call_agreement, "message_device", lambda group: gpu)
+    assert call_agreement.check_calls("attention", [None], {}, None) is None
+    with pytest.raises(ValueError, match="^attention: q is odd$"):
+        call_agreement.check_calls("attention", [None], {}, "q is odd")
+    with pytest.raises(ValueError, match="^attention is odd$"):
+        call_agreement.check_calls("attention", [None], {}, "attention is odd")
 
 
 def heads_of(ranks: int) -> str:

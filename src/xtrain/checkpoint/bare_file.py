@@ -67,8 +67,7 @@ def about(opened: Any, name: str) -> About:
     """Shape and dtype of a tensor in a file; its elements stay there."""
     part = opened.get_slice(name)
     shape = tuple(part.get_shape())
-    with torch.device("cpu"):  # a default device would get a copy of it
-        empty = part[:0] if shape else opened.get_tensor(name)
+    empty = part[:0] if shape else opened.get_tensor(name)
     return About(shape, empty.dtype)
 
 
@@ -76,5 +75,5 @@ def read_box(opened: Any, name: str, box: Box) -> Tensor:
     """The elements of a box; of the others none is read."""
     ranges = zip(box.offset, box.end, strict=True)
     places = tuple(slice(low, end) for low, end in ranges)
-    with torch.device("cpu"):
+    with torch.device("cpu"):  # safetensors would put a slice on the default device
         return opened.get_slice(name)[places] if places else opened.get_tensor(name)

@@ -122,8 +122,7 @@ class CheckpointReader:
                     if set(opened.keys()) != self._keys[file]:
                         raise self._damaged(path, "it has other tensors")
                     for stored in members:
-                        with torch.device("cpu"):  # else on the default device
-                            data = opened.get_tensor(stored.key)
+                        data = opened.get_tensor(stored.key)
                         self.check_data(path, stored, data)
                         yield stored, data
             except CheckpointError:
