@@ -40,7 +40,7 @@ help:
 	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
 	@echo 'make test-all  the tests in their long forms, with newly drawn inputs'
-	@echo 'make verify-gpu  run under NCCL what can run on the GPUs here, record it'
+	@echo 'make verify-gpu  run all lectures under NCCL on the GPUs here, record it'
 	@echo 'make record    keep what tests and build gave, to be committed with the code'
 	@echo 'make check     what CI checks: lint, types, tests, pages'
 	@echo 'make lint types format    ruff and mypy'

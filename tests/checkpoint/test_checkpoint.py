@@ -185,7 +185,9 @@ def test_masters_are_what_is_saved(world, tmp_path):
 
 def small(seed=0, width=5):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+    with torch.device("cpu"):  # the same numbers on every device
+        drawn = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+    return drawn.to(torch.get_default_device())
 
 
 def save_small(directory, step, seed=0):
@@ -512,7 +514,7 @@ def outer_count(_, tensor):
 
 def load_full(path, meta):
     rank, size = dist.get_rank(), dist.get_world_size()
-    with torch.device("meta" if meta else "cpu"):
+    with torch.device("meta" if meta else torch.get_default_device()):
         bare = Model()
     model = FullyShardedDataParallel(bare.double())
     bare_file.safe_open, Counting.read = Counting, 0

@@ -105,7 +105,9 @@ def training_of(layout, rank, size, empty=False):
     if not empty:
         states = {key: fulls(more) for key, more in STATE.items()}
         for shard in shards:
-            optimizer.state[shard.tensor] = {"step": torch.tensor(3.0)} | {
+            optimizer.state[shard.tensor] = {
+                "step": torch.tensor(3.0, device="cpu")
+            } | {
                 key: shard_of(shard.name, full[shard.name], layout, rank, size).tensor
                 for key, full in states.items()
             }

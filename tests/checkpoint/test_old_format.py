@@ -90,8 +90,8 @@ def load_into(kind):
                 assert state[key].shape == tensor.shape
     for name in SHAPES if weights else ():
         assert torch.equal(weights[name], values(name))
-    drawn = torch.rand(2)
-    seeded = torch.rand(2, generator=torch.Generator().manual_seed(rank))
+    drawn = torch.rand(2, device="cpu")
+    seeded = torch.rand(2, generator=torch.Generator().manual_seed(rank), device="cpu")
     assert torch.equal(drawn, seeded) == (size == 2)
     return weights.get("count")
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.devices import randn
 from xtrain.context_parallel import (
     all_gather_attention,
     ring_attention,
@@ -11,9 +12,9 @@ from xtrain.context_parallel import (
     ulysses_attention,
     unshard_sequence,
 )
-from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
+from xtrain.context_parallel.block_attention import TILES
 
-BLOCKS = {"tiles": TILES, "fused": FUSED_CPU}
+BLOCKS = {"tiles": TILES, "fused": None}  # None: the best kernel of the device
 
 
 def qkv(
@@ -22,9 +23,7 @@ def qkv(
     """q, k, v and the gradient of the output, float64."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, h, length, 6) for h in (heads, key_heads, key_heads, heads)]
-    return tuple(
-        torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes
-    )
+    return tuple(randn(*s, generator=generator) for s in shapes)
 
 
 def visible(

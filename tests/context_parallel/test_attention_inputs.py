@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tests.context_parallel.attention_cases import dense, qkv
+from tests.devices import device_type, randn
 from xtrain.comm import CommLedger
 from xtrain.context_parallel import (
     all_gather_attention,
@@ -14,7 +15,7 @@ from xtrain.context_parallel import (
     ulysses_attention,
     unshard_sequence,
 )
-from xtrain.context_parallel.block_attention import FUSED_CPU, FUSED_CUDA, TILES
+from xtrain.context_parallel.block_attention import FUSED_CUDA, TILES
 
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
 GATHERED = "xtrain.context_parallel.all_gather_attention:all_gather_attention"
@@ -57,11 +58,10 @@ def head_dims_and_strides() -> list[float]:
     found = []
     for head_dim in (1, 5, 33):
         generator = torch.Generator().manual_seed(1)
-        whole = torch.randn(3, 2, 4, 12, head_dim, dtype=torch.float64,
-                            generator=generator)  # fmt: skip
+        whole = randn(3, 2, 4, 12, head_dim, generator=generator)
         ones = torch.ones_like(whole[0])
         expected = dense(*whole, ones, causal=True)
-        for blocks in (TILES, FUSED_CPU):
+        for blocks in (TILES, None):  # None: the kernel for this device
             mine = [gaps(shard_sequence(t, 2, "zigzag")) for t in whole]
             assert not any(t.is_contiguous() for t in mine) or head_dim == 1
             out = ring_attention(*mine, True, "zigzag", block_attention=blocks)
@@ -188,7 +188,7 @@ def under_autocast() -> list[tuple]:
     for attention in ALL:
         for hidden in ({}, {"window": 3}):
             mine = [shard_sequence(t, 2).requires_grad_() for t in (q, k, v)]
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device_type(), torch.bfloat16):
                 out = attention(*mine, **hidden)
                 out.float().sum().backward()
                 torchs = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -224,7 +224,7 @@ def test_the_kernels_for_gpus_fit_their_schemas():
 def test_the_kernels_for_gpus_equal_the_tiles(causal, key_heads):
     q, k, v, grad = (
         t.to("cuda", torch.bfloat16)
-        for t in torch.randn(4, 2, 4, 300, 64, generator=torch.Generator())
+        for t in randn(4, 2, 4, 300, 64, generator=torch.Generator())
     )
     k, v = k[:, :key_heads], v[:, :key_heads]
     exact = [t.double() for t in (q, k, v)]

@@ -16,7 +16,7 @@ from xtrain.context_parallel import (
     ring_attention,
     shard_sequence,
 )
-from xtrain.context_parallel.block_attention import TILES, BlockAttention
+from xtrain.context_parallel.block_attention import TILES, BlockAttention, best_for
 from xtrain.plan import context_bytes, critical_pairs, pairs_by_step
 
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
@@ -117,29 +117,42 @@ class Watching(TorchDispatchMode):
 
 
 class Log(Watching):
-    """Sends, receives and blocks, in the order in which they are issued."""
+    """Sends and receives, in the order in which they are issued."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: list[str]) -> None:
         super().__init__()
-        self.lines: list[str] = []
+        self.lines = lines
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         name = func.name().split("::")[1].split(".")[0]
         if name in ("send", "recv_"):
             self.lines.append(name.rstrip("_"))
-        elif name.startswith("_scaled_dot_product"):
-            self.lines.append("block")
         return func(*args, **(kwargs or {}))
+
+
+def logged(best: BlockAttention, lines: list[str]) -> BlockAttention:
+    """The kernel of this device, with a line for each block."""
+
+    def noted(call):
+        def block(*arguments):
+            lines.append("block")
+            return call(*arguments)
+
+        return block
+
+    return BlockAttention(noted(best.forward), noted(best.backward))
 
 
 def order() -> tuple[list[str], list[str]]:
     q, k, v, grad = parts("zigzag", 4)
     q, k, v = (t.requires_grad_() for t in (q, k, v))
-    with Log() as forward:
-        out = ring_attention(q, k, v, True, "zigzag")
-    with Log() as backward:
+    lines: list[str] = []
+    blocks = logged(best_for(q), lines)
+    with Log(lines):
+        out = ring_attention(q, k, v, True, "zigzag", block_attention=blocks)
+        forward = lines.copy()
         out.backward(grad)
-    return forward.lines, backward.lines
+    return forward, lines[len(forward) :]
 
 
 @pytest.mark.verifies(RING, VISITS)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.context_parallel.attention_cases import dense, qkv
 from tests.context_parallel.test_window_and_documents import documents_of
+from tests.devices import skip_unless_mistakes_are_told
 from xtrain.comm import init_mesh
 from xtrain.context_parallel import (
     hybrid_attention,
@@ -76,7 +77,8 @@ def one_rank_wrong(changes: dict) -> list[str]:
 
 
 @pytest.mark.verifies("xtrain.context_parallel.hybrid:hybrid_attention")
-def test_all_four_ranks_refuse_what_one_calls_otherwise(world):
+def test_all_four_ranks_refuse_what_one_calls_otherwise(world, xtrain_worlds):
+    skip_unless_mistakes_are_told(xtrain_worlds)
     changes = {0: {"causal": False}, 1: {"window": 0}, 3: {"balance": "spiral"}}
     for told in world(4).run(one_rank_wrong, changes):
         assert "causal" in told[0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.devices import randn
 from xtrain.context_parallel import (
     flash_attention_backward,
     flash_attention_forward,
@@ -61,8 +62,8 @@ def updated(scores, values, block: int, rescale=True, start=float("-inf")):
 
 def test_sum_and_output_are_rescaled_when_the_maximum_rises():
     generator = torch.Generator().manual_seed(1)
-    scores = 4 * torch.randn(5, 12, generator=generator, dtype=torch.float64)
-    values = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    scores = 4 * randn(5, 12, generator=generator)
+    values = randn(12, 3, generator=generator)
     for block in (1, 5, 12):
         out, lse = updated(scores, values, block)
         close(out, scores.softmax(1) @ values)
@@ -249,8 +250,8 @@ def test_a_row_that_sees_nothing_gives_zeros_and_without_the_guard_nan():
 
 def test_a_state_that_starts_at_a_large_negative_number_gives_nan_below_it():
     generator = torch.Generator().manual_seed(2)
-    low = torch.randn(1, 4, generator=generator, dtype=torch.float64) - 2e4
-    values = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    low = randn(1, 4, generator=generator) - 2e4
+    values = randn(4, 3, generator=generator)
     expected = low.softmax(1) @ values
     close(updated(low, values, 2)[0], expected)
     out, _ = updated(low, values, 2, start=-1e4)

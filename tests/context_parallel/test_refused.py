@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from tests.context_parallel.attention_cases import qkv
-from xtrain.comm import CommLedger
+from tests.devices import skip_unless_mistakes_are_told
+from xtrain.comm import CommLedger, call_agreement
 from xtrain.context_parallel import (
     all_gather_attention,
     ring_attention,
@@ -85,7 +86,11 @@ def told(names: dict, cases: dict, wrong_ranks: list[int]) -> list[tuple]:
 @pytest.mark.verifies(f"{CHECKS}:check_attention", f"{CHECKS}:check_lengths")
 @pytest.mark.verifies(f"{CHECKS}:check_hidden", f"{CHECKS}:check_tensors")
 @pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
-def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_ranks):
+def test_a_wrong_call_is_refused_on_every_rank_before_any_message(
+    world, xtrain_worlds, wrong_ranks
+):
+    if wrong_ranks == [1]:
+        skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(2).run(told, ALL, CALLS, wrong_ranks):
         assert len(found) == 3 * len(CALLS) - 2
         for name, case, error, messages in found:
@@ -96,11 +101,23 @@ def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_r
 
 @pytest.mark.verifies(f"{CHECKS}:check_attention")
 @pytest.mark.verifies("xtrain.comm.call_agreement:verdict")
-def test_ranks_that_call_differently_are_refused(world):
+def test_ranks_that_call_differently_are_refused(world, xtrain_worlds):
+    skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(3).run(told, ALL, DIFFERENT, [2]):
         for name, case, error, messages in found:
             assert messages == 0
             assert DIFFERENT[case][1] in error, (name, case, error)
+
+
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
+def test_on_a_gpu_a_rank_looks_at_its_own_call_and_says_whose_it_is(monkeypatch):
+    gpu = torch.device("meta")  # stands for one
+    monkeypatch.setattr(call_agreement, "message_device", lambda group: gpu)
+    assert call_agreement.check_calls("attention", [None], {}, None) is None
+    with pytest.raises(ValueError, match="^attention: q is odd$"):
+        call_agreement.check_calls("attention", [None], {}, "q is odd")
+    with pytest.raises(ValueError, match="^attention is odd$"):
+        call_agreement.check_calls("attention", [None], {}, "attention is odd")
 
 
 def heads_of(ranks: int) -> str:

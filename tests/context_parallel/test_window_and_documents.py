@@ -14,7 +14,7 @@ from xtrain.context_parallel import (
     unshard_sequence,
 )
 from xtrain.context_parallel.balance import positions_of
-from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
+from xtrain.context_parallel.block_attention import TILES
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
 LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
@@ -77,7 +77,7 @@ def cases(name: str) -> list[tuple]:
         (name, causal, balance, window, kind, blocks, tile)
         for causal, balance in layouts
         for number, (window, kind) in enumerate(hidden)
-        for blocks, tile in [((FUSED_CPU, 256), (TILES, 4))[number % 2]]
+        for blocks, tile in [((None, 256), (TILES, 4))[number % 2]]
         if causal or window is None
     ]
 
@@ -144,6 +144,18 @@ def test_the_blocks_of_all_ranks_make_up_the_whole_mask(
                 block = of.block(query_rank, key_rank)
                 assert (block is None) == (not expected.any())
                 assert torch.equal(drawn(block, local), expected)
+
+
+@pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")
+def test_masks_are_made_on_the_cpu_whatever_the_default_device_is():
+    """As on ranks with a GPU ("meta" stands for it); documents are on the CPU."""
+    of = SequenceMask(2, 4, 4, True, "zigzag", 5, torch.arange(16).view(2, 2, 4) // 3)
+    ranks = [(query, key) for query in (0, 1) for key in (0, 1)]
+    with torch.device("meta"):
+        found = [of.block(*pair) for pair in ranks]
+    assert any(block is not None and block.sees is not None for block in found)
+    for pair, block in zip(ranks, found, strict=True):
+        assert torch.equal(drawn(block, 4), drawn(of.block(*pair), 4))
 
 
 def drawn(block, local: int) -> torch.Tensor:

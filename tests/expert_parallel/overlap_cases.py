@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.devices import randn
 from xtrain.expert_parallel import (
     GShardMoE,
     MoE,
@@ -99,7 +100,7 @@ def batch(case: Case, micro_batch: int, rank: int) -> tuple[Tensor, Tensor]:
     """x and the gradient of y, of 2 sequences."""
     generator = torch.Generator().manual_seed(100 * micro_batch + rank)
     shape = 2, case.length(micro_batch, rank), HIDDEN
-    x, grad = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    x, grad = randn(2, *shape, generator=generator)
     return x, grad
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.devices import randint, randn
 from xtrain.expert_parallel import (
     GShardMoE,
     combine,
@@ -37,7 +38,7 @@ def close(found, expected):
 
 def drawn(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return randn(*shape, generator=generator)
 
 
 # ------------------------------------------------------------------------ e84: top-k
@@ -126,8 +127,8 @@ def there_and_back() -> tuple[Tensor, Tensor, list[int], list[int]]:
     """Rows that the experts return as they are, with gates of a half."""
     rank, size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
-    x = torch.randn(5 + rank, 3, dtype=torch.float64, generator=generator)
-    chosen = torch.randint(size, (5 + rank, 2), generator=generator)
+    x = randn(5 + rank, 3, generator=generator)
+    chosen = randint(size, (5 + rank, 2), generator)
     routing = runs_dispatch.routing_of(chosen, size)
     plan = plan_dispatch(routing)
     rows = dispatch(x, plan)

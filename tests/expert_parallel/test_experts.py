@@ -164,7 +164,9 @@ def test_tokens_to_tokens_is_index_experts_and_weighted_sum(case, path):
     copies_M = sort_copies(experts_Tk, kept_Tk, counts_E)
     tokens = len(table)
     generator = torch.Generator().manual_seed(3)
-    gates = torch.rand(tokens, k, generator=generator, dtype=torch.float64)
+    gates = torch.rand(
+        tokens, k, generator=generator, dtype=torch.float64, device="cpu"
+    )
     _, weights, _ = made([])
     inputs = [reference.tokens(tokens, HIDDEN), gates, *weights]
     grad = reference.tokens(tokens, HIDDEN, seed=1)

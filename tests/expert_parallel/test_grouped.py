@@ -29,7 +29,7 @@ def dtypes_of(path: str) -> list[torch.dtype]:
 def made(counts: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(sum(counts) + counts[0])
     shapes = (sum(counts), INPUTS), (sum(counts), OUTPUTS), (4, OUTPUTS, INPUTS)
-    return [torch.randn(s, generator=generator).to(dtype) for s in shapes]
+    return [torch.randn(s, generator=generator, device="cpu").to(dtype) for s in shapes]
 
 
 def by_loops(counts, x_NI, dy_NO, w_EOI) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.devices import randn
 from xtrain.comm import init_mesh
 from xtrain.expert_parallel import (
     DeepSeekMoE,
@@ -43,7 +44,7 @@ def close(found, expected):
 
 def drawn(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return randn(*shape, generator=generator)
 
 
 def a_router(experts: int = 8, top_k: int = 2, **options) -> TopKRouter:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.devices import skip_unless_mistakes_are_told
 from tests.expert_parallel import reference
 from tests.expert_parallel.moe_cases import EXPERTS, HIDDEN, INNER, layer_of
 from tests.expert_parallel.reference import Rules
@@ -97,7 +98,11 @@ def told(cases: dict, wrong_ranks: list[int]) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("wrong_ranks", [[0, 1], [1]])
 @pytest.mark.verifies(f"{MODULE}:check_experts_call", f"{MODULE}:check_batch", LAYER)
-def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_ranks):
+def test_a_wrong_call_is_refused_on_every_rank_before_any_message(
+    world, xtrain_worlds, wrong_ranks
+):
+    if wrong_ranks == [1]:
+        skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(2).run(told, CALLS, wrong_ranks):
         assert [case for case, _, _ in found] == list(CALLS)
         for case, error, messages in found:
@@ -108,7 +113,8 @@ def test_a_wrong_call_is_refused_on_every_rank_before_any_message(world, wrong_r
 
 
 @pytest.mark.verifies(f"{MODULE}:check_experts_call", f"{MODULE}:computed_in", LAYER)
-def test_ranks_that_call_differently_are_refused(world):
+def test_ranks_that_call_differently_are_refused(world, xtrain_worlds):
+    skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(4).run(told, DIFFERENT, [2]):
         for case, error, messages in found:
             assert messages == 0, case

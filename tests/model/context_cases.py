@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests.devices import randint
 from tests.model.test_on_a_mesh import check_weights, close, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 def batch(step: int, rows: int = ROWS, length: int = LENGTH):
     """Tokens and labels; whole parts of the sequence have no label, and whole rows."""
     generator = torch.Generator().manual_seed(step)
-    tokens, labels = torch.randint(24, (2, rows, length), generator=generator)
+    tokens, labels = randint(24, (2, rows, length), generator)
     if step % 3 == 0:
         labels[:, : 2 * length // 3] = -100  # cut into runs, a rank has none
     if step % 3 == 1:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests.devices import randint
 from tests.model.test_on_a_mesh import check_weights, close, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
@@ -63,7 +64,7 @@ def batch(step: int, ranks: int):
     """Tokens and labels of all ranks; some rows have no label."""
     generator = torch.Generator().manual_seed(step)
     shape = (2, ROWS * ranks, LENGTH)
-    tokens, labels = torch.randint(24, shape, generator=generator)
+    tokens, labels = randint(24, shape, generator)
     for row in range(ROWS * ranks):
         labels[row, : 5 * row % (LENGTH + 1)] = -100
     tokens[-1] = 3  # a row of one token: all its copies go to the same experts

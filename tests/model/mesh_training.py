@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests.devices import randint
 from tests.model.test_on_a_mesh import config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
@@ -26,7 +27,7 @@ def batch(step: int):
     """Tokens and labels; rows have unequal numbers of valid labels, one has none."""
     generator = torch.Generator().manual_seed(step)
     shape = (2, ROWS, SEQUENCE)
-    tokens, labels = torch.randint(24, shape, generator=generator)
+    tokens, labels = randint(24, shape, generator)
     for row in range(ROWS):
         labels[row, : 5 * row % (SEQUENCE + 1)] = -100
     return tokens, labels

@@ -110,11 +110,10 @@ def without_the_module():
     """ZeRO over data alone would take a tensor rank's norm for the model's."""
     mesh = init_mesh((1, 2), ("data", "tensor"))
     for on_meta in (False, True):
-        model = XtrainModel(
-            config_of(**KEYS), mesh, device="meta" if on_meta else "cpu"
-        )
+        here = torch.get_default_device()
+        model = XtrainModel(config_of(**KEYS), mesh, device="meta" if on_meta else here)
         if on_meta:
-            model.to_empty(device="cpu")
+            model.to_empty(device=here)
             model.reset_parameters()
         optimizer = ZeroOptimizer(
             model.parameters(), AdamW, process_group=mesh["data"].get_group()

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.devices import skip_unless_mistakes_are_told
 from tests.model.context_cases import LENGTH, Case, Twins, batch
 from tests.model.test_on_a_mesh import config_of
 from xtrain.comm import CommLedger, init_mesh
@@ -233,5 +234,8 @@ def wrong_on_one_data_rank() -> list[str]:
 
 
 @pytest.mark.verifies(MODEL, "xtrain.model.loss:count_labels")
-def test_a_sequence_of_one_data_rank_that_cannot_be_cut_is_named_on_all(world):
+def test_a_sequence_of_one_data_rank_that_cannot_be_cut_is_named_on_all(
+    world, xtrain_worlds
+):
+    skip_unless_mistakes_are_told(xtrain_worlds)
     assert len(set(world(4).run(wrong_on_one_data_rank))) == 1

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.devices import device_type
 from tests.model.context_cases import Case, Twins, batch
 from tests.model.test_on_a_mesh import check_weights, config_of
 from xtrain.comm import init_mesh
@@ -62,7 +63,7 @@ def under_autocast() -> dict[str, float]:
     for attention in ("ring", "all_gather", "ulysses"):
         for axes, mesh in meshes.items():
             model = XtrainModel(config, mesh, context_attention=attention)
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device_type(), torch.bfloat16):
                 loss = model.loss(tokens, labels)
             loss.backward()
             model.sync_gradients()
@@ -113,7 +114,7 @@ def test_published_files_are_read_and_written_on_context_ranks(world, tmp_path):
 def from_meta() -> None:
     mesh = init_mesh((2,), ("context",))
     later = XtrainModel(config_of(), mesh, device="meta")
-    later.to_empty(device="cpu")
+    later.to_empty(device=torch.get_default_device())
     later.reset_parameters()
     tokens = batch(0)[0]
     whole = XtrainModel(config_of())

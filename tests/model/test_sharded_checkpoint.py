@@ -257,7 +257,8 @@ def test_replicas_that_have_drifted_apart_are_not_saved(world, tmp_path):
 
 def two_axes_of_half_the_world():
     """A mesh of several axes has no group of its own unless it is that of all."""
-    meshes = [DeviceMesh("cpu", torch.arange(4).view(2, 2) + n) for n in (0, 4)]
+    ranks = torch.arange(4, device="cpu").view(2, 2)
+    meshes = [DeviceMesh("cpu", ranks + n) for n in (0, 4)]
     for part in meshes:
         part_names = DeviceMesh("cpu", part.mesh, mesh_dim_names=("data", "tensor"))
         if dist.get_rank() in part.mesh.flatten().tolist():

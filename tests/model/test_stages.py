@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.devices import on_cpu
 from tests.model.stage_training import Layout, StageTraining, one_process
 from tests.model.test_hf import memory_of_its_own
 from tests.model.test_on_a_mesh import batch, close, config_of
@@ -295,10 +296,9 @@ def bad_input():
     mesh = init_mesh((1,), ("pipeline",))
     first, last = XtrainModel.stages(config_of(), mesh, SCHEDULES["interleaved"](1, 1))
     tokens, labels = batch(0)
-    with pytest.raises(
-        ValueError, match=r"ids .24, 24, 24. are outside the vocabulary"
-    ):
-        first.module(torch.full_like(tokens, 24))
+    if on_cpu():
+        with pytest.raises(ValueError, match=r"ids .24, 24, 24. are outside the voc"):
+            first.module(torch.full_like(tokens, 24))
     with pytest.raises(ValueError, match="positions of shape"):
         first.module(tokens, torch.arange(11))
     with pytest.raises(ValueError, match=r"input \[2, 12, 8\], expected \[..., 7\]"):
@@ -306,8 +306,9 @@ def bad_input():
     logits = last.module(first.module(tokens))
     with pytest.raises(ValueError, match=r"labels \[2, 11\] for logits \[2, 12, 24\]"):
         last.module.loss_fn(logits, labels[:, 1:])
-    with pytest.raises(ValueError, match=r"ids .-7, .* outside the vocabulary"):
-        last.module.loss_fn(logits, labels.clamp(max=-7))
+    if on_cpu():
+        with pytest.raises(ValueError, match=r"ids .-7, .* outside the vocabulary"):
+            last.module.loss_fn(logits, labels.clamp(max=-7))
     total, count = last.module.loss_fn(logits, torch.full_like(labels, -100))
     assert total == count == 0
     other = PipelineStage(torch.nn.Linear(2, 2), 0, 1)

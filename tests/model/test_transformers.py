@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tests.devices import randint
 from xtrain.comm import init_mesh
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel, load_hf, save_hf
 from xtrain.model.hf_names import hf_name
@@ -117,7 +118,7 @@ def built(llama, dtype=torch.float64, **changes):
 def batch(seed: int):
     """Tokens and labels, [2, 7]; some labels are ignored."""
     generator = torch.Generator().manual_seed(seed)
-    tokens, labels = torch.randint(VOCABULARY, (2, 2, 7), generator=generator)
+    tokens, labels = randint(VOCABULARY, (2, 2, 7), generator)
     labels[1, :3] = -100
     return tokens, labels
 

@@ -141,9 +141,11 @@ class Training:
     def gathered(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """The pieces of all data ranks, one after the other."""
         every: list = [None] * self.layout.data
-        mine = {n: t.detach().as_subclass(Tensor).flatten() for n, t in parts.items()}
+        pieces = {n: t.detach().as_subclass(Tensor) for n, t in parts.items()}
+        mine = {n: t.flatten().cpu() for n, t in pieces.items()}
         dist.all_gather_object(every, mine, group=self.data)
-        return {name: torch.cat([one[name] for one in every]) for name in parts}
+        whole = {name: torch.cat([one[name] for one in every]) for name in parts}
+        return {name: t.to(torch.get_default_device()) for name, t in whole.items()}
 
     def named_parameters(self):
         for index, module in self.bare.items():

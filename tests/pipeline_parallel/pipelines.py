@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from tests.devices import randn
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.pipeline_parallel.step import micro_batches
 from xtrain.schedules import SCHEDULES, Schedule, with_messages, with_reductions
@@ -37,8 +38,8 @@ def layers(count: int, width: int = WIDTH, seed: int = 3) -> list[nn.Module]:
 
 def batch(rows: int, width: int = WIDTH, seed: int = 5) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(rows, width, dtype=LIKE, generator=generator)
-    targets = torch.randn(rows, width, dtype=LIKE, generator=generator)
+    inputs = randn(rows, width, generator=generator)
+    targets = randn(rows, width, generator=generator)
     targets[::3] = 0.0  # rows that do not count
     return inputs, targets
 

@@ -9,6 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.overrides import _len_torch_function_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.devices import randn
 from xtrain.pipeline_parallel import SplitBackward, split_backward
 
 SIZE = 6
@@ -16,7 +17,7 @@ SIZE = 6
 
 def random_of(seed: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return randn(*shape, generator=generator)
 
 
 def filled(module: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from tests.devices import randn
 from xtrain.copying.forms import forms
 from xtrain.pipeline_parallel import checkpoint
 from xtrain.testing.saved import SavedTensors
@@ -44,7 +45,7 @@ def plain(function, *args, **kwargs):
 
 def numbers(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
+    return randn(*shape, generator=generator)
 
 
 def network(*, dropout=0.0):
@@ -84,7 +85,8 @@ def no_input_needs_a_gradient(recompute):
 
 def integers_in(recompute):
     table, ids = nn.Embedding(5, 4, dtype=torch.float64), torch.tensor([[1, 4], [4, 0]])
-    nn.init.normal_(table.weight, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        table.weight.copy_(numbers(5, 4, seed=3))
     y = recompute(table, ids)
     y.square().sum().backward()
     return [y, table.weight.grad]

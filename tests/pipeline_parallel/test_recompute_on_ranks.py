@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.devices import randn
 from tests.training import Model, adamw, batch_of, largest_difference, loss_of
 from tests.training import reference as one_process
 from xtrain.comm import CommLedger
@@ -98,7 +99,8 @@ def around_communication():
         torch.manual_seed(0)
         mlp = ParallelSwiGLU(6, 4 * dist.get_world_size()).double()
         for parameter in mlp.parameters():
-            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(rank))
+            generator = torch.Generator().manual_seed(rank)
+            parameter.data.copy_(randn(*parameter.shape, generator=generator))
         block = nn.Sequential(mlp, ParallelDropout(0.3), mlp)
         x = torch.ones(2, 3, 6, dtype=torch.float64, requires_grad=True)
         torch.manual_seed(9)

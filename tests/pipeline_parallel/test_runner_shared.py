@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.devices import randint
 from tests.pipeline_parallel.pipelines import (
     LIKE,
     WIDTH,
@@ -127,7 +128,7 @@ def train_tied(name: str) -> list[float]:
     generator = torch.Generator().manual_seed(1)
     found = []
     for _ in range(2):
-        tokens, labels = torch.randint(11, (2, ROWS), generator=generator)
+        tokens, labels = randint(11, (2, ROWS), generator)
         cut = micro_batches(tokens, 4), micro_batches(labels, 4)
         for module in (*dense, *modules):
             module.zero_grad()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.devices import device_type, randint
 from tests.pipeline_parallel.pipelines import (
     LIKE,
     WIDTH,
@@ -92,7 +93,7 @@ def ignores_the_rest(stage, h, *rest):
 def cases() -> dict[str, tuple]:
     """(modules, inputs, targets, loss)"""
     x, y = batch(7)
-    tokens = torch.randint(11, (7,), generator=torch.Generator().manual_seed(1))
+    tokens = randint(11, (7,), torch.Generator().manual_seed(1))
     weighted = (y, torch.arange(7.0, dtype=LIKE))
 
     def twice(stage, h):
@@ -308,7 +309,7 @@ def switches() -> dict[str, float]:
     for module in (*modules, *reference):
         module.float().zero_grad()
     low = [t.float() for t in (inputs, targets)]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device_type(), dtype=torch.bfloat16):
         loss = pipeline.step(*low)
         pairs = zip(*(micro_batches(t, m) for t in low), strict=True)
         sums = [squares(chain(reference, (x,)), y) for x, y in pairs]

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.devices import device_type
 from tests.model.test_on_a_mesh import batch, config_of
 from tests.pipeline_parallel.split_stages import Matmuls
-from tests.tensor_parallel.dense import close, fill, random_of
+from tests.tensor_parallel.dense import close, fill, our_collectives, random_of
 from tests.training import batch_of, make_model
 from tests.zero.test_interleaved import compare
 from xtrain.comm import CommLedger, init_mesh
@@ -58,7 +59,7 @@ def check_layer(name, layer, x, dtype) -> None:
     """Bit for bit; what is not in the queue has its gradient before."""
 
     def forward():
-        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        with torch.autocast(device_type(), dtype, enabled=dtype is not None):
             return layer(x)
 
     y = forward()
@@ -97,6 +98,7 @@ def test_so_they_do_under_autocast(world):
     world(2).run(all_layers, torch.bfloat16)
 
 
+@our_collectives()
 def gathers_of_a_column() -> None:
     size = dist.get_world_size()
     layer = ColumnParallelLinear(4, 2 * size, sequence_parallel=True)

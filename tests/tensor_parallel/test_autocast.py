@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.devices import device_type, randint
+from tests.tensor_parallel.dense import our_collectives
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -15,7 +17,7 @@ CONFIG = XtrainConfig(
 
 
 def gradients_of(model, tokens, labels, dtype):
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+    with torch.autocast(device_type(), dtype, enabled=dtype is not None):
         loss = model(tokens, labels)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
@@ -25,7 +27,7 @@ def under_autocast(size):
     """Each layout's error against exact fp32, beside the whole model's own error."""
     mesh = init_mesh((size,), ("tensor",))
     generator = torch.Generator().manual_seed(5)
-    tokens, labels = torch.randint(24, (2, 3, 12), generator=generator)
+    tokens, labels = randint(24, (2, 3, 12), generator)
     exact_loss, exact = gradients_of(XtrainModel(CONFIG), tokens, labels, None)
     whole_loss, whole = gradients_of(
         XtrainModel(CONFIG), tokens, labels, torch.bfloat16
@@ -55,11 +57,12 @@ def test_a_cut_model_under_autocast_is_as_near_to_fp32_as_a_whole_one(world, siz
             assert worst < 3
 
 
+@our_collectives()
 def what_is_sent(overlap):
     column = ColumnParallelLinear(8, 12, overlap=overlap, sequence_parallel=True)
     row = RowParallelLinear(12, 8, overlap=overlap, sequence_parallel=True)
     x = torch.randn(2, 3, 8, requires_grad=True)
-    with CommLedger() as ledger, torch.autocast("cpu", torch.bfloat16):
+    with CommLedger() as ledger, torch.autocast(device_type(), torch.bfloat16):
         y = row(column(x))
     ledger_bytes = ledger.bytes_sent
     y.float().sum().backward()
@@ -75,7 +78,7 @@ def test_messages_are_in_16_bits_and_gradients_in_32(world, overlap):
 
 def refusal(dtype):
     layer = ColumnParallelLinear(8, 12)
-    with torch.autocast("cpu", dtype), CommLedger() as ledger:
+    with torch.autocast(device_type(), dtype), CommLedger() as ledger:
         try:
             layer(torch.randn(2, 8))
         except ValueError as error:
@@ -96,7 +99,7 @@ def without_gradients():
     x, first, second = torch.randn(2, 8), torch.randn(12, 8), torch.randn(8, 12)
     column = ColumnParallelLinear.from_full(first)
     row = RowParallelLinear.from_full(second)
-    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+    with torch.no_grad(), torch.autocast(device_type(), torch.float16):
         y = row(column(x))
     return y.dtype, (y.float() - x @ first.T @ second.T).abs().max().item()
 

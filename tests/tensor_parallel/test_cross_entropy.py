@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from tests.devices import on_cpu
 from tests.tensor_parallel.dense import mine, random_of, sub_group
 from xtrain.comm import CommLedger
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
@@ -142,14 +143,16 @@ def test_three_numbers_a_token_travel_and_backward_sends_nothing(world):
 
 def refusals() -> None:
     logits, labels = torch.ones(3, 4), torch.zeros(3, dtype=torch.long)
-    for message, arguments in {
+    cases: dict[str, tuple] = {
         "do not fit logits": (logits, labels[:2]),
         "not floating-point": (logits.long(), labels),
         "reduction='avg'": (logits, labels, -100, 0.0, 0.0, "avg"),
         "label_smoothing=2": (logits, labels, -100, 2.0),
         "z_loss=-1": (logits, labels, -100, 0.0, -1.0),
-        "are outside the vocabulary of 8": (logits, labels + 8),
-    }.items():
+    }
+    if on_cpu():
+        cases["are outside the vocabulary of 8"] = logits, labels + 8
+    for message, arguments in cases.items():
         with pytest.raises(ValueError, match=message):
             vocab_parallel_cross_entropy(*arguments)
 

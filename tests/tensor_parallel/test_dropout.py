@@ -78,7 +78,7 @@ def masks_and_next_numbers(fused: bool) -> dict[str, torch.Tensor]:
     found = {name: drop(ones) == 0 for name, drop in drops.items()}
     attend = DropoutAttention(0.5, fused=fused)  # of equal keys, each position's value
     found["attention"] = attend(ones, ones, torch.eye(8).expand(1, 4, 8, 8)) == 0
-    with rank_rng():
+    with rank_rng(torch.get_default_device()):
         found["rank_rng"] = torch.rand(9)
     found["next"] = torch.rand(5)
     return found

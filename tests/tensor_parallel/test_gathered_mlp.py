@@ -6,7 +6,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.dense import (
+    close,
+    fill,
+    mine,
+    our_collectives,
+    random_of,
+    sub_group,
+)
 from xtrain.comm import CommLedger
 from xtrain.tensor_parallel import (
     AllGatherMLP,
@@ -69,6 +76,7 @@ def test_the_mlp_keeps_to_its_group(world):
     world(4).run(train, [1, 2])
 
 
+@our_collectives()
 def bytes_of_both(hidden: int, tokens: int) -> list[tuple[int, int]]:
     """(forward, backward): gathering after each layer; column, then row."""
     gathered = AllGatherMLP(hidden, 4 * hidden)

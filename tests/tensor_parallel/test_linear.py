@@ -5,7 +5,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.dense import (
+    close,
+    fill,
+    mine,
+    our_collectives,
+    random_of,
+    sub_group,
+)
 from xtrain.comm import CommLedger
 from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from xtrain.tensor_parallel.functions import column_linear
@@ -147,6 +154,7 @@ def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size):
     world(size).run(train_a_pair, 4)
 
 
+@our_collectives()
 def bytes_of_a_pair(sequence_parallel: bool) -> tuple[int, int]:
     """Forward and backward of column and row, by our collectives."""
     size = dist.get_world_size()
@@ -199,6 +207,7 @@ def test_sizes_that_do_not_fit_are_refused_on_all_ranks(world):
     world(2).run(refusals)
 
 
+@our_collectives()
 def one_sum_for_several_weights() -> tuple[int, int]:
     """Bytes of backward with one weight and with three, of sequence slices."""
     sent = []

@@ -8,7 +8,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.dense import (
+    close,
+    fill,
+    mine,
+    our_collectives,
+    random_of,
+    sub_group,
+)
 from tests.tensor_parallel.test_blocks import compare, config_of
 from tests.tensor_parallel.test_linear import (
     check_column_gradients,
@@ -166,6 +173,7 @@ def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size):
     world(size).run(train, 3)
 
 
+@our_collectives()
 def bytes_of_a_pair(overlap) -> list[tuple[int, int]]:
     """(sent, received) of column and row, forward and backward, one after the other."""
     size = dist.get_world_size()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.context_parallel.attention_cases import dense, qkv
+from tests.devices import randn
 from tests.tensor_parallel.dense import sub_group
 from tests.whiteboard.ring_instead import ring_instead
 from xtrain import context_parallel as library
@@ -94,10 +95,10 @@ def of_one_process(tensors, causal, scale) -> list[Tensor]:
 @pytest.mark.verifies(SOFTMAX)
 def test_online_softmax_is_the_librarys_for_any_block():
     generator = torch.Generator().manual_seed(5)
-    scores = torch.randn(2, 3, 4, 13, generator=generator, dtype=torch.float64) * 40
+    scores = randn(2, 3, 4, 13, generator=generator) * 40
     scores[0, 0, :, :6] = -torch.inf  # whole blocks of it
     scores[1, 2, 3] = -torch.inf  # a row that sees nothing
-    values = torch.randn(2, 3, 13, 5, generator=generator, dtype=torch.float64)
+    values = randn(2, 3, 13, 5, generator=generator)
     for block_size, dtype in itertools.product((1, 2, 5, 13, 128), TOLERANCE):
         out, lse = online_softmax(scores.to(dtype), values.to(dtype), block_size)
         low, low_values = scores.to(dtype).double(), values.to(dtype).double()

@@ -73,7 +73,7 @@ def about(opened: Any, name: str) -> About:
 
 def read_box(opened: Any, name: str, box: Box) -> Tensor:
     """The elements of a box; of the others none is read."""
-    if not box.size:
-        return opened.get_tensor(name)
     ranges = zip(box.offset, box.end, strict=True)
-    return opened.get_slice(name)[tuple(slice(low, end) for low, end in ranges)]
+    places = tuple(slice(low, end) for low, end in ranges)
+    with torch.device("cpu"):  # safetensors would put a slice on the default device
+        return opened.get_slice(name)[places] if places else opened.get_tensor(name)

@@ -33,7 +33,7 @@ def check_calls(
     """
     if any(message_device(group).type != "cpu" for group in groups):
         if problem is not None:
-            raise ValueError(problem)
+            raise ValueError(with_name(name, problem))
         return
     digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
     numbers = torch.tensor([int(problem is not None), digest, -digest])
@@ -45,7 +45,12 @@ def check_calls(
     for group in groups:  # what a row has found, its columns tell all others
         problem = verdict(name, group, said, problem)
     if problem is not None:
-        raise ValueError(problem if name in problem else f"{name}: {problem}")
+        raise ValueError(with_name(name, problem))
+
+
+def with_name(name: str, problem: str) -> str:
+    """The problem, and whose it is."""
+    return problem if name in problem else f"{name}: {problem}"
 
 
 def verdict(

@@ -58,7 +58,8 @@ class SequenceMask:
 
     def tokens(self, rank: int, length: int) -> Tokens:
         """Of one rank."""
-        positions = positions_of(rank, self.size, length, self.balance)
+        with torch.device("cpu"):  # where masks are made, as the documents are
+            positions = positions_of(rank, self.size, length, self.balance)
         return Tokens(
             positions, None if self.documents is None else self.documents[rank]
         )

@@ -14,20 +14,22 @@ order, which the schedule gives, and on what a message looks like:
 
 Nobody waits for a send, but its tensor has to live until it has arrived. A message that
 the receiver sent later proves that, so memory does not grow with the micro-batches
-where messages go both ways. NCCL runs the messages of a pair one after the other: there
-each direction gets a group of its own, or a receive could stand before the send that it
-waits for.
+where messages go both ways. NCCL runs the messages of two ranks one after the other:
+there each direction gets a group of its own, or a receive could stand before the send
+that it waits for. Nor are they issued in batches, which torch puts into one queue with
+those of all other ranks of a group.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
-from xtrain.comm.p2p import post_all
+from xtrain.comm.rounds import one_round
 from xtrain.comm.work import Work
 from xtrain.pipeline_parallel.likes import (
     HEADER,
@@ -103,7 +105,7 @@ class Messages:
         tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
         group = self._down if peer < self.rank else self._up
         with naming_lost_ranks(peer, self._up, action):
-            works = post_all([(as_real(t), peer) for t in tensors], [], group)
+            works = post_each(group.send, tensors, peer)
         self._sends[peer].append(Work(works, keep=tensors))
 
     def recv(self, action: Action) -> tuple[Tensor, ...]:
@@ -131,6 +133,23 @@ class Messages:
                 for work in works:
                     work.wait()
         self._sends.clear()
+
+    def connect(self) -> None:
+        """Send and receive a first message with each rank of this one's messages.
+
+        NCCL makes what two ranks need for theirs at the first one, and waits for both:
+        they are made in the same order on every rank, or some could wait in a circle.
+        """
+        first = (torch.zeros(1, device=self.device),)
+        own = self.schedule.actions[self.rank]
+        for peer in sorted(
+            {message_peer(self.schedule, a) for a in own if a.kind in MESSAGES}
+        ):
+            for group in (self._up, self._down):  # to the higher, to the lower rank
+                sends = (peer > self.rank) == (group is self._up)
+                with naming_lost_ranks(peer, self._up, "the first message"):
+                    call = group.send if sends else group.recv
+                    Work(post_each(call, first, peer)).wait()
 
     def agreed(self, stage: int, i: int) -> Likes | None:
         """What a stage has to return, if that is agreed."""
@@ -165,7 +184,7 @@ class Messages:
     def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
         group = self._up if peer < self.rank else self._down
         with naming_lost_ranks(peer, self._up, action):
-            return Work(post_all([], [(as_real(t), peer) for t in tensors], group))
+            return Work(post_each(group.recv, tensors, peer))
 
     def _forget_sends(self, peer: int) -> None:
         """End the sends of which this message proves that they have arrived."""
@@ -174,6 +193,14 @@ class Messages:
         for n in range(self._ended[peer], arrived):
             self._sends[peer][n].wait()
         self._ended[peer] = max(self._ended[peer], arrived)
+
+
+def post_each(
+    call: Callable[..., dist.Work], tensors: Iterable[Tensor], peer: int
+) -> list[dist.Work]:
+    """Begin to send or to receive, one by one; empty tensors need no message."""
+    with one_round():
+        return [call([as_real(t)], peer, 0) for t in tensors if t.numel() > 0]
 
 
 def as_real(tensor: Tensor) -> Tensor:

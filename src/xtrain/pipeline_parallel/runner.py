@@ -112,6 +112,8 @@ class PipelineRunner:
         full = with_messages(with_reductions(schedule))
         forwards = with_messages(forward_only(schedule))
         self._messages = Messages(full, group, device, down)
+        if down is not None:
+            self._messages.connect()
         self._forwards = Messages(forwards, group, device, down)
         self._signatures: dict[Messages, object] = {}
         last = schedule.stages - 1

@@ -141,7 +141,7 @@ def rank_rng(
     recomputation draws the same. Which numbers come depends on the number of ranks.
     """
     rank, _ = rank_and_size(group)
-    seed = int(hash_in_place(torch.tensor(rank + 1) * STEP + draw_key()))
+    seed = int(hash_in_place(torch.tensor(rank + 1, device="cpu") * STEP + draw_key()))
     device = torch.device(device)
     on_cpu = device.type == "cpu"
     with torch.random.fork_rng([] if on_cpu else [device], device_type=device.type):

@@ -49,7 +49,9 @@ class Sent(TorchDispatchMode):
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers that every rank can make, so that each knows what the others bring."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def gradient(tensor: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ class DistributedSampler(Sampler[int]):
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            indices = torch.randperm(len(indices), generator=generator).tolist()
+            order = torch.randperm(len(indices), generator=generator, device="cpu")
+            indices = order.tolist()
         total = self.each * self.size
         while 0 < len(indices) < total:  # the first samples again
             indices += indices[: total - len(indices)]

@@ -1,0 +1,144 @@
+"""Messages where a backend runs those of one queue one after the other, as NCCL does.
+
+A model of that, as no backend for CPUs does so. The CPU only fills queues. A message
+starts when it is the first of its queue at both ends, and when what its ranks computed
+before they issued it is done. What a rank computes waits for what it has received.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from xtrain.pipeline_parallel.messages import message_peer
+from xtrain.schedules import (
+    SCHEDULES,
+    Action,
+    Schedule,
+    forward_only,
+    with_messages,
+)
+
+
+def of_a_pair_each_way(peer: int, to: str) -> tuple:
+    return peer, to
+
+
+def of_a_pair(peer: int, to: str) -> tuple:
+    return (peer,)
+
+
+def of_all_each_way(peer: int, to: str) -> tuple:
+    return (to,)
+
+
+class Rank:
+    """Its queues: what it computes and waits for, and messages."""
+
+    def __init__(self, schedule: Schedule, rank: int, queue_of: Callable):
+        self.schedule, self.rank, self.queue_of = schedule, rank, queue_of
+        self.computes: deque = deque()  # None, or the message that is waited for
+        self.issued = self.done = 0  # so many of these
+        self.messages: dict[tuple, deque] = {}
+        self.expected: dict[int, deque[Action]] = {}
+        actions = schedule.actions[rank]
+        for action in actions:
+            if action.kind.startswith("RECV"):
+                peer = message_peer(schedule, action)
+                self.expected.setdefault(peer, deque()).append(action)
+        for peer in self.expected:
+            self.await_next(peer)
+        for action in actions:
+            if action.kind.startswith("SEND"):
+                self.issue(action)
+            else:
+                self.compute(action)
+
+    def compute(self, action: Action) -> None:
+        received = action.kind.startswith("RECV")
+        self.computes.append(self.message(action) if received else None)
+        self.issued += 1
+        if received:
+            peer = message_peer(self.schedule, action)
+            self.expected[peer].popleft()
+            if self.expected[peer]:
+                self.await_next(peer)
+
+    def await_next(self, peer: int) -> None:
+        self.issue(self.expected[peer][0])
+
+    def issue(self, action: Action) -> None:
+        sender, receiver, _ = message = self.message(action)
+        peer = receiver if sender == self.rank else sender
+        queue = self.queue_of(peer, "up" if sender < receiver else "down")
+        self.messages.setdefault(queue, deque()).append((self.issued, message))
+
+    def message(self, action: Action) -> tuple[int, int, str]:
+        """Its ranks and what it carries, the same at both ends."""
+        kind, stage, i, _ = action
+        peer = message_peer(self.schedule, action)
+        if kind.startswith("SEND"):
+            return self.rank, peer, f"{kind[-1]}{i} of {stage}"
+        source = stage - 1 if kind == "RECV_F" else stage + 1
+        return peer, self.rank, f"{kind[-1]}{i} of {source}"
+
+    def go_on(self, arrived: set) -> bool:
+        before = self.done
+        while self.computes and (
+            self.computes[0] is None or self.computes[0] in arrived
+        ):
+            self.computes.popleft()
+            self.done += 1
+        return self.done > before
+
+    def first(self) -> list[deque]:
+        """The queues whose first message can start."""
+        queues = [queue for queue in self.messages.values() if queue]
+        return [queue for queue in queues if queue[0][0] <= self.done]
+
+
+def left(schedule: Schedule, queue_of: Callable) -> int:
+    """How many messages wait for one another in the end."""
+    schedule = with_messages(schedule)
+    ranks = [Rank(schedule, rank, queue_of) for rank in range(schedule.ranks)]
+    arrived: set = set()
+    moved = True
+    while moved:
+        moved = max([rank.go_on(arrived) for rank in ranks])
+        ready: dict[tuple, list[deque]] = {}
+        for queue in (queue for rank in ranks for queue in rank.first()):
+            ready.setdefault(queue[0][1], []).append(queue)
+        for message, queues in ready.items():
+            if len(queues) == 2:  # at both ends
+                arrived.add(message)
+                for queue in queues:
+                    queue.popleft()
+                moved = True
+    return sum(len(queue) for rank in ranks for queue in rank.messages.values())
+
+
+def of_some_sizes(name: str) -> list[Schedule]:
+    found = []
+    for ranks in (2, 3, 4):
+        for micro_batches in (3, 6, 8):
+            try:
+                found.append(SCHEDULES[name](ranks, micro_batches))
+            except ValueError:  # none of this size
+                continue
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.verifies("xtrain.pipeline_parallel.messages:message_peer")
+def test_with_a_queue_for_each_pair_and_direction_no_message_waits_forever(name):
+    schedules = of_some_sizes(name)
+    assert schedules
+    for schedule in schedules:
+        for whole in (schedule, forward_only(schedule)):
+            stuck = left(whole, of_a_pair_each_way)
+            assert stuck == 0, (schedule.ranks, schedule.micro_batches)
+
+
+@pytest.mark.parametrize("queue_of", [of_a_pair, of_all_each_way])
+def test_with_fewer_queues_some_do(queue_of):
+    assert left(SCHEDULES["one_f_one_b"](4, 8), queue_of) > 0
