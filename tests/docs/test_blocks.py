@@ -139,6 +139,19 @@ def test_a_reference_line_runs_under_the_numbers_of_bars():
     assert mark > drawing.rindex("xt-bar-fill")
 
 
+def test_a_number_keeps_off_the_reference_line():
+    bars = {"a": {"ours": 0.9}, "b": {"ours": 0.2}, "c": {"ours": 2.0}}
+    drawing = bar_chart(bars, Axis("x"), "t", reference=(1.0, "torch"))
+    (mark,) = re.findall(r'<line x1="([\d.]+)"[^>]*class="xt-mark"', drawing)
+    numbers = re.findall(
+        r'<text x="([\d.]+)"[^>]*class="xt-value-text"[^>]*>([^<]+)', drawing
+    )
+    assert len(numbers) == 3
+    for x, words in numbers:
+        ends = float(x) + 7.4 * len(words)
+        assert float(x) >= float(mark) + 6 or ends <= float(mark), words
+
+
 def test_a_number_stands_beside_its_bar_and_behind_strokes_in_its_way():
     assert beside(100, [], 40) == 108
     assert beside(100, [50, 300], 40) == 108

@@ -4,9 +4,9 @@ import pytest
 
 from xtrain_docs import blocks, config, stale, verification
 from xtrain_docs.matrix.cases import REFUSED, WRONG
-from xtrain_docs.matrix.features import FEATURES, WRAPPERS
+from xtrain_docs.matrix.features import FEATURES, SCHEDULED, WRAPPERS
 from xtrain_docs.tables import support_matrix
-from xtrain_docs.tables.support_matrix import OURS, PLAIN, ROW, SYMBOL
+from xtrain_docs.tables.support_matrix import OURS, ROW, SHORT, SYMBOL
 
 
 @pytest.fixture
@@ -38,6 +38,18 @@ def cell(name, row, column):
     return line[list(found.header).index(column)]
 
 
+def pairs_of(name):
+    """The row of a feature in the table of pairs, by column."""
+    found = table("support_pairs")
+    (row,) = (row for row in found.rows if row[0] == FEATURES[name].title)
+    return dict(zip(found.header, row, strict=True))
+
+
+JOIN = (
+    f"Refused: {FEATURES['interleaved'].title}. "
+    f"No wrapper takes both: {FEATURES['offload'].title}; {FEATURES['meta'].title}."
+)
+ALONE = [FEATURES[name].title for name in SCHEDULED]
 ALL_ROWS = [f"{ROW}[{wrapper}-{name}]" for wrapper in WRAPPERS for name in FEATURES]
 
 
@@ -46,8 +58,7 @@ def test_what_no_test_has_run_is_untried(recorded):
     for name in ("support_features", "support_nesting", "support_backends"):
         assert {c for row in table(name).rows for c in row[1:]} == {"untried"}
     assert {row[2] for row in table("support_reasons").rows} == {"untried"}
-    cells = {c for row in table("support_pairs").rows for c in row[1:]}
-    assert cells == {"untried", "-", ""}
+    assert {tuple(row[2:]) for row in table("support_pairs").rows} == {("0", "untried")}
 
 
 def test_a_test_that_passed_fills_its_own_cells_only(recorded):
@@ -56,8 +67,11 @@ def test_a_test_that_passed_fills_its_own_cells_only(recorded):
     assert cell("support_features", clip, "DDP") == "works"
     assert cell("support_features", clip, "FSDP") == "untried"
     assert cell("support_features", FEATURES["tied"].title, "DDP") == "untried"
-    column = str(PLAIN.index("clip") + 1)
-    assert cell("support_pairs", FEATURES["tied"].title, column) == "1"
+    row = pairs_of("tied")
+    assert row["works with"] == "0"
+    others = [short for short in SHORT.values() if short != "DDP"]
+    only_ddp = f"Untried under {', '.join(others)}: {clip}."
+    assert only_ddp in row["but not with"]
 
 
 def test_every_declared_case_shows_as_declared_once_all_have_passed(recorded):
@@ -71,19 +85,19 @@ def test_every_declared_case_shows_as_declared_once_all_have_passed(recorded):
     assert refused == sum(len(case) == 2 for case in REFUSED)
     assert wrong == sum(len(case) == 2 for case in WRONG)
     assert works + refused + wrong == len(WRAPPERS) * len(FEATURES)
-    tied = str(PLAIN.index("tied") + 1)
-    assert cell("support_pairs", FEATURES["frozen"].title, tied) == "6"
-    accumulate = str(PLAIN.index("accumulate") + 1)
-    assert cell("support_pairs", FEATURES["join"].title, accumulate) == "1"
-    ahead = str(PLAIN.index("interleaved") + 1)
-    assert cell("support_pairs", FEATURES["join"].title, ahead) == "refused"
+    assert pairs_of("adamw")["but not with"] == ""
+    join = pairs_of("join")
+    assert join["but not with"] == JOIN
+    assert int(join["works with"]) == int(join["tried with"]) - 3
+    assert "Refused under FSDP, FSDP kept: two" in pairs_of("tied")["but not with"]
+    assert not {row[0] for row in table("support_pairs").rows} & set(ALONE)
 
 
 def test_what_is_declared_wrong_shows_as_wrong(recorded, monkeypatch):
     monkeypatch.setitem(WRONG, ("ddp", "accumulate", "join"), "for this test")
     recorded(ALL_ROWS)
-    accumulate = str(PLAIN.index("accumulate") + 1)
-    assert cell("support_pairs", FEATURES["join"].title, accumulate) == "wrong"
+    before = f"Wrong: {FEATURES['accumulate'].title}. "
+    assert pairs_of("join")["but not with"] == before + JOIN
 
 
 def test_cases_are_counted_where_they_ran(recorded):
