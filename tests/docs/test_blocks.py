@@ -42,6 +42,13 @@ def test_a_table_is_markdown_so_math_and_code_work(registered):
     assert "<math" in out
 
 
+def test_in_a_table_a_number_and_its_unit_stay_on_one_line():
+    words = ["16 MiB", "`16 MiB`", "4 ranks", "4 steps", "2 to 3 ms, 5 %", "1 GB/s"]
+    (*_, line) = Table(["x"] * 6, [words]).markdown()
+    held = line.replace("\u00a0", "_").strip("| ").split(" | ")
+    assert held == ["16_MiB", words[1], words[2], words[3], "2 to 3_ms, 5_%", "1_GB/s"]
+
+
 def test_a_caption_has_computed_numbers(registered):
     for kind, name in (("figure", "toy_figure"), ("table", "toy_table rows=2")):
         words = "Of {{ 3 * MiB | bytes }}, `{{ x }}` as it is."

@@ -417,18 +417,23 @@ def test_a_number_tells_the_keyboard_how_it_was_computed(browser):
     wait(lambda: browser.run(TIPS) == [], what="no tip")
 
 
-@pytest.mark.parametrize("where", ["p", "td"])
-def test_a_tap_on_a_number_tells_how_it_was_computed(browser, where):
+def tap(browser, x: float, y: float) -> None:
+    """A finger on the screen, and off again."""
+    for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
+        browser.driver.execute_cdp_cmd(
+            "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
+        )
+
+
+@pytest.mark.parametrize(
+    ("page", "where"), [(NUMBERS, "p"), ("en/lc1-communication/ring-or-tree/", "td")]
+)
+def test_a_tap_on_a_number_tells_how_it_was_computed(browser, page, where):
     browser.screen(390, 844)
-    browser.open(NUMBERS)
+    browser.open(page)
     title, x, y = browser.run(MIDDLE, where)
-    command = browser.driver.execute_cdp_cmd
-    command(
-        "Input.synthesizeTapGesture", {"x": x, "y": y, "gestureSourceType": "touch"}
-    )
+    tap(browser, x, y)
     wait(lambda: browser.run(TIPS) == [[title, True]], what="the tip, in sight")
     assert browser.run(WIDE) == []
-    command(
-        "Input.synthesizeTapGesture", {"x": 5, "y": 400, "gestureSourceType": "touch"}
-    )
+    tap(browser, 4, 200)
     wait(lambda: browser.run(TIPS) == [], what="no tip")

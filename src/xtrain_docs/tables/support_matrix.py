@@ -119,7 +119,7 @@ def by_feature(entry: tuple[tuple[str, str, str], list[str]]) -> int:
 
 @REGISTRY
 def support_pairs() -> Table:
-    """With how many others each feature is tried, and with which it does not work."""
+    """With how many of the others it is tried with each works, and with which not."""
     rows = []
     for name in PLAIN:
         others = [other for other in PLAIN if is_pair(name, other)]
@@ -127,10 +127,9 @@ def support_pairs() -> Table:
             continue
         outcomes = {other: outcome(name, other) for other in others}
         works = list(outcomes.values()).count("works")
-        rows.append(
-            [FEATURES[name].title, str(len(others)), str(works), exceptions(outcomes)]
-        )
-    return Table(["", "tried with", "works with", "but not with"], rows, "lrrl")
+        told = "<br>".join([f"{works} of {len(others)}", *exceptions(outcomes)])
+        rows.append([FEATURES[name].title, told])
+    return Table(["", "works with"], rows, "ll")
 
 
 def outcome(name: str, other: str) -> str:
@@ -152,15 +151,12 @@ def outcome(name: str, other: str) -> str:
     return f"{worst} under {', '.join(among)}"
 
 
-def exceptions(outcomes: dict[str, str]) -> str:
-    """The features with which another does not work, and how so."""
+def exceptions(outcomes: dict[str, str]) -> list[str]:
+    """How it ends with features with which it does not work, and these features."""
     if set(outcomes.values()) - {NONE} == {"untried"}:
-        return "untried"
+        return ["untried"]
     same: dict[str, list[str]] = {}
     for other, what in outcomes.items():
         if what != "works":
             same.setdefault(what, []).append(FEATURES[other].title)
-    return " ".join(
-        f"{what[0].upper()}{what[1:]}: {'; '.join(names)}."
-        for what, names in same.items()
-    )
+    return [f"{what}: {'; '.join(names)}" for what, names in same.items()]
