@@ -138,11 +138,17 @@ for race_value in races.VALUES:
 
 EXPRESSION = re.compile(r"\{\{(?!\{)\s*(?P<expression>[^{}]+?)\s*\}\}")
 CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+LINK_TEXT = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\](?=[(\[])")
 
 
 def filled(line: str) -> str:
-    """A line with its expressions computed, those in code spans as they are."""
+    """A line with its expressions computed, those in code spans as they are.
+
+    A computed number can be focused, so that its tip is there for a finger and for the
+    keyboard too; but not within a link, which takes the focus itself.
+    """
     spans = [m.span() for m in CODE_SPAN.finditer(line)]
+    links = [m.span() for m in LINK_TEXT.finditer(line)]
 
     def put(match: re.Match) -> str:
         if any(a <= match.start() < b for a, b in spans):
@@ -154,7 +160,9 @@ def filled(line: str) -> str:
         if plain:
             return text
         title = html.escape(expression.replace("|", "as"), quote=True)
-        return f'<span class="xt-value" title="computed: {title}">{text}</span>'
+        linked = any(a <= match.start() < b for a, b in links)
+        focus = "" if linked else 'tabindex="0" '
+        return f'<span class="xt-value" {focus}title="computed: {title}">{text}</span>'
 
     return EXPRESSION.sub(put, line)
 
@@ -179,10 +187,9 @@ class CitedInline(InlineProcessor):
     def handleMatch(  # type: ignore[override]
         self, m: re.Match, data: str
     ) -> tuple[ET.Element, int, int]:
-        """A span that says where the number comes from."""
+        """A span, which guards know as a number that nobody has to compute."""
         del data
-        title = "from the source" if m["kind"] == "cited" else "given"
-        span = ET.Element("span", {"class": f"xt-{m['kind']}", "title": title})
+        span = ET.Element("span", {"class": f"xt-{m['kind']}"})
         span.text = m["text"]
         return span, m.start(0), m.end(0)
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -155,6 +156,24 @@ def test_rounds_go_on_until_every_contestant_has_enough_and_the_order_varies(wor
         pairs = [tuple(order[i : i + 2]) for i in range(0, len(order), 2)]
         assert all(set(pair) == set(samples) for pair in pairs)
         assert len(set(pairs)) == 2  # both orders occur
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_contestants_are_timed_in_the_orders_of_the_seed_on_every_rank(world, ranks):
+    samples = {
+        name: [Sample(1.0, 0.0)] * 6 for name in ("gloo all-reduce", "ring_all_reduce")
+    }
+    drawn = islice(runner.orders(samples, Settings().seed), 2)
+    expected = [name for order in drawn for name in order]
+    for rounds, order in world(ranks).run(scripted_run, samples):
+        assert (rounds, order) == (2, expected)
+
+
+def test_a_round_has_every_contestant_once():
+    rounds = list(islice(runner.orders("abc", seed=1), 40))
+    assert {"".join(sorted(order)) for order in rounds} == {"abc"}
+    assert len({tuple(order) for order in rounds}) == 6  # every order comes up
+    assert rounds == list(islice(runner.orders("abc", seed=1), 40))
 
 
 def first_bytes() -> list[float]:

@@ -42,6 +42,13 @@ def test_a_table_is_markdown_so_math_and_code_work(registered):
     assert "<math" in out
 
 
+def test_in_a_table_a_number_and_its_unit_stay_on_one_line():
+    words = ["16 MiB", "`16 MiB`", "4 ranks", "4 steps", "2 to 3 ms, 5 %", "1 GB/s"]
+    (*_, line) = Table(["x"] * 6, [words]).markdown()
+    held = line.replace("\u00a0", "_").strip("| ").split(" | ")
+    assert held == ["16_MiB", words[1], words[2], words[3], "2 to 3_ms, 5_%", "1_GB/s"]
+
+
 def test_a_caption_has_computed_numbers(registered):
     for kind, name in (("figure", "toy_figure"), ("table", "toy_table rows=2")):
         words = "Of {{ 3 * MiB | bytes }}, `{{ x }}` as it is."
@@ -137,6 +144,19 @@ def test_a_reference_line_runs_under_the_numbers_of_bars():
     assert len(numbers) == 2
     assert mark < min(numbers)
     assert mark > drawing.rindex("xt-bar-fill")
+
+
+def test_a_number_keeps_off_the_reference_line():
+    bars = {"a": {"ours": 0.9}, "b": {"ours": 0.2}, "c": {"ours": 2.0}}
+    drawing = bar_chart(bars, Axis("x"), "t", reference=(1.0, "torch"))
+    (mark,) = re.findall(r'<line x1="([\d.]+)"[^>]*class="xt-mark"', drawing)
+    numbers = re.findall(
+        r'<text x="([\d.]+)"[^>]*class="xt-value-text"[^>]*>([^<]+)', drawing
+    )
+    assert len(numbers) == 3
+    for x, words in numbers:
+        ends = float(x) + 7.4 * len(words)
+        assert float(x) >= float(mark) + 6 or ends <= float(mark), words
 
 
 def test_a_number_stands_beside_its_bar_and_behind_strokes_in_its_way():

@@ -44,7 +44,7 @@ def test_all_timelines_of_the_overview_have_one_scale_and_one_amount_of_work():
 
 def test_the_chart_of_idle_shares_has_a_line_for_each_schedule():
     drawn = figures.bubble_by_micro_batches(4, 32)
-    for name in ("one_f_one_b", "interleaved", "zb_h1", "zb_h2", "dualpipe"):
+    for name in ("1F1B", "Interleaved 1F1B", "ZB-H1", "ZB-H2", "DualPipe"):
         assert name in drawn
 
 

@@ -40,7 +40,7 @@ def test_a_box_of_the_picture_for_every_part_of_every_stage(on_ranks):
     assert drawn.count("<rect") == 34 * sum(copies)
     rights = [float(x) + float(wide) for x, wide in re.findall(BOX, drawn)]
     assert max(rights) < stages.WIDTH - 7
-    assert "dualpipe: rank 3 holds stage 0 and stage 3" in drawn
+    assert "DualPipe: rank 3 holds stage 0 and stage 3" in drawn
 
 
 def test_other_counts_stop_the_build(on_ranks, monkeypatch):

@@ -1,5 +1,6 @@
 """Every page people write: no typed code or numbers, every embed renders."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from xtrain_docs.authored import embedded, pages
 PAGES = pages()
 NAMES = [page.relative_to(config.PAGES).as_posix() for page in PAGES]
 EMBEDDED = sorted(embedded())
+CONTROL = re.compile(
+    r"<(?:a|summary|button|label)\b[^>]*>(.*?)</(?:a|summary|button|label)>", re.DOTALL
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -42,6 +46,8 @@ def test_everything_on_the_page_renders(page, pretend_verified, monkeypatch):
     assert "--8<--" not in out
     assert "wzxhzdk" not in out
     assert "{{" not in out or "<code>" in out
+    for inside in CONTROL.findall(out):
+        assert "tabindex" not in inside, "one control within another"
 
 
 @pytest.fixture(scope="module")

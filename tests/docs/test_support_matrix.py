@@ -1,12 +1,14 @@
 """The tables of the support matrix say what the record says, and no more."""
 
+import re
+
 import pytest
 
 from xtrain_docs import blocks, config, stale, verification
 from xtrain_docs.matrix.cases import REFUSED, WRONG
-from xtrain_docs.matrix.features import FEATURES, WRAPPERS
+from xtrain_docs.matrix.features import FEATURES, SCHEDULED, WRAPPERS
 from xtrain_docs.tables import support_matrix
-from xtrain_docs.tables.support_matrix import OURS, PLAIN, ROW, SYMBOL
+from xtrain_docs.tables.support_matrix import OURS, ROW, SHORT, SYMBOL
 
 
 @pytest.fixture
@@ -38,6 +40,18 @@ def cell(name, row, column):
     return line[list(found.header).index(column)]
 
 
+def pairs_of(name):
+    """What the table of pairs says of a feature: the count, then the exceptions."""
+    found = table("support_pairs")
+    (told,) = (told for title, told in found.rows if title == FEATURES[name].title)
+    return told.split("<br>")
+
+
+JOIN = [
+    f"refused: {FEATURES['interleaved'].title}",
+    f"no wrapper takes both: {FEATURES['offload'].title}; {FEATURES['meta'].title}",
+]
+ALONE = [FEATURES[name].title for name in SCHEDULED]
 ALL_ROWS = [f"{ROW}[{wrapper}-{name}]" for wrapper in WRAPPERS for name in FEATURES]
 
 
@@ -46,8 +60,8 @@ def test_what_no_test_has_run_is_untried(recorded):
     for name in ("support_features", "support_nesting", "support_backends"):
         assert {c for row in table(name).rows for c in row[1:]} == {"untried"}
     assert {row[2] for row in table("support_reasons").rows} == {"untried"}
-    cells = {c for row in table("support_pairs").rows for c in row[1:]}
-    assert cells == {"untried", "-", ""}
+    for title, told in table("support_pairs").rows:
+        assert re.fullmatch(r"0 of \d+<br>untried", told), title
 
 
 def test_a_test_that_passed_fills_its_own_cells_only(recorded):
@@ -56,8 +70,10 @@ def test_a_test_that_passed_fills_its_own_cells_only(recorded):
     assert cell("support_features", clip, "DDP") == "works"
     assert cell("support_features", clip, "FSDP") == "untried"
     assert cell("support_features", FEATURES["tied"].title, "DDP") == "untried"
-    column = str(PLAIN.index("clip") + 1)
-    assert cell("support_pairs", FEATURES["tied"].title, column) == "1"
+    count, *rest = pairs_of("tied")
+    assert count.startswith("0 of ")
+    others = [short for short in SHORT.values() if short != "DDP"]
+    assert f"untried under {', '.join(others)}: {clip}" in rest
 
 
 def test_every_declared_case_shows_as_declared_once_all_have_passed(recorded):
@@ -71,19 +87,20 @@ def test_every_declared_case_shows_as_declared_once_all_have_passed(recorded):
     assert refused == sum(len(case) == 2 for case in REFUSED)
     assert wrong == sum(len(case) == 2 for case in WRONG)
     assert works + refused + wrong == len(WRAPPERS) * len(FEATURES)
-    tied = str(PLAIN.index("tied") + 1)
-    assert cell("support_pairs", FEATURES["frozen"].title, tied) == "6"
-    accumulate = str(PLAIN.index("accumulate") + 1)
-    assert cell("support_pairs", FEATURES["join"].title, accumulate) == "1"
-    ahead = str(PLAIN.index("interleaved") + 1)
-    assert cell("support_pairs", FEATURES["join"].title, ahead) == "refused"
+    assert len(pairs_of("adamw")) == 1
+    count, *rest = pairs_of("join")
+    assert rest == JOIN
+    works, tried = map(int, count.split(" of "))
+    assert works == tried - 3
+    kept = f"refused under FSDP, FSDP kept: {FEATURES['pipeline'].title}"
+    assert pairs_of("tied")[1:] == [kept]
+    assert not {row[0] for row in table("support_pairs").rows} & set(ALONE)
 
 
 def test_what_is_declared_wrong_shows_as_wrong(recorded, monkeypatch):
     monkeypatch.setitem(WRONG, ("ddp", "accumulate", "join"), "for this test")
     recorded(ALL_ROWS)
-    accumulate = str(PLAIN.index("accumulate") + 1)
-    assert cell("support_pairs", FEATURES["join"].title, accumulate) == "wrong"
+    assert pairs_of("join")[1:] == [f"wrong: {FEATURES['accumulate'].title}", *JOIN]
 
 
 def test_cases_are_counted_where_they_ran(recorded):

@@ -73,6 +73,15 @@ def test_a_trace_is_read_back_while_nothing_changes(nothing_kept, monkeypatch):
     assert run("all_to_all_single", {"ranks": 2}) == first
 
 
+def test_a_trace_is_called_by_words_and_not_by_a_function():
+    data = two_ranks() | {"title": "one_exchange", "ranks": 2, "cells": 1}
+    with pytest.raises(ValueError, match="one_exchange"):
+        Trace(data)
+    named = Trace(data | {"title": "a toy all-reduce"})
+    assert named.caption("").startswith("A toy all-reduce on 2 ranks, recorded")
+    assert "Messages of a toy all-reduce, 2 ranks" in named.html()
+
+
 def test_the_element_carries_data_and_a_table_for_readers_without_scripts():
     data = two_ranks() | {
         "title": "toy", "kind": "all_reduce", "ranks": 2, "cells": 1, "additive": True,

@@ -59,7 +59,17 @@ def test_what_cannot_be_computed_stops_the_build(expression, why):
 def test_on_a_page_the_number_says_how_it_was_computed():
     out = render("It sends {{ 3 * MiB | bytes }}.")
     assert 'title="computed: 3 * MiB as bytes"' in out
+    assert '<span class="xt-value" tabindex="0" ' in out
     assert ">3 MiB</span>" in out
+
+
+def test_within_a_link_the_link_alone_takes_the_focus():
+    out = render(
+        "It sends {{ 1 }} or [{{ 2 }} of {{ [1, 2, 3][2] }}, [a] {{ 4 }}](x.md)."
+    )
+    assert out.count("tabindex") == 1
+    assert out.count("xt-value") == 4
+    assert "tabindex" not in out.partition("<a")[2]
 
 
 def test_in_math_and_headings_the_number_stands_bare():

@@ -384,3 +384,56 @@ def test_what_scrolls_sideways_is_reached_by_keyboard_once_it_is_near(browser):
         lambda: browser.run(f"return {reached}"),
         what="the last block of code to be measured and reached",
     )
+
+
+NUMBERS = "en/planning/memory-math/"
+TIPS = """
+return [...document.querySelectorAll('.md-tooltip2--active > *')].map((tip) => {
+  const { left, right } = tip.getBoundingClientRect();
+  return [tip.textContent, left >= 0 && right <= innerWidth];
+});
+"""
+MIDDLE = """
+const numbers = [...document.querySelectorAll('.xt-value[tabindex]')];
+const number = numbers.find((n) => n.closest(arguments[0]));
+number.scrollIntoView({ block: 'center', behavior: 'instant' });
+const { x, y, width, height } = number.getBoundingClientRect();
+return [number.title, x + width / 2, y + height / 2];
+"""
+
+
+def test_a_number_tells_the_keyboard_how_it_was_computed(browser):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(NUMBERS)
+    title, *_ = browser.run(MIDDLE, "p")
+    below = "return document.querySelector('main').getBoundingClientRect().height"
+    before = browser.run(below)
+    browser.run("document.querySelector('.xt-value').focus()")
+    wait(lambda: browser.run(TIPS) == [[title, True]], what="the tip")
+    assert title.startswith("computed: ")
+    assert browser.run(below) == before
+    press(browser, Keys.ESCAPE)
+    wait(lambda: browser.run(TIPS) == [], what="no tip")
+
+
+def tap(browser, x: float, y: float) -> None:
+    """A finger on the screen, and off again."""
+    for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
+        browser.driver.execute_cdp_cmd(
+            "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
+        )
+
+
+@pytest.mark.parametrize(
+    ("page", "where"), [(NUMBERS, "p"), ("en/lc1-communication/ring-or-tree/", "td")]
+)
+def test_a_tap_on_a_number_tells_how_it_was_computed(browser, page, where):
+    browser.screen(390, 844)
+    browser.open(page)
+    title, x, y = browser.run(MIDDLE, where)
+    tap(browser, x, y)
+    wait(lambda: browser.run(TIPS) == [[title, True]], what="the tip, in sight")
+    assert browser.run(WIDE) == []
+    tap(browser, 4, 200)
+    wait(lambda: browser.run(TIPS) == [], what="no tip")

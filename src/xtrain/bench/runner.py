@@ -17,6 +17,8 @@ the rounds go on until enough samples are kept, or the most rounds are done.
 
 import gc
 import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch.distributed as dist
 
@@ -79,14 +81,12 @@ def run_on_rank(race: Race, case: Case, settings: Settings) -> RankResult:
     if race.single:
         calls = dict.fromkeys(calls, 1)
     samples: dict[str, list[Sample]] = {name: [] for name in trials}
-    order = list(trials)
-    shuffle = random.Random(settings.seed).shuffle  # the same order on every rank
+    rounds = islice(orders(trials, settings.seed), settings.most_rounds)
     patience, limit = settings.patience, settings.other_load_limit
     gc.collect()
     gc.disable()
     try:
-        for _ in range(settings.most_rounds):
-            shuffle(order)
+        for order in rounds:
             for name in order:
                 sample = take_sample(case, trials[name], calls[name], clock)
                 samples[name].append(sample)
@@ -97,6 +97,15 @@ def run_on_rank(race: Race, case: Case, settings: Settings) -> RankResult:
     finally:
         gc.enable()
     return RankResult(samples, calls, checked.sent, checked.formula, checked.wire)
+
+
+def orders(contestants: Iterable[str], seed: int) -> Iterator[list[str]]:
+    """The contestants in the order of each round, which is the same on every rank."""
+    order = list(contestants)
+    shuffle = random.Random(seed).shuffle
+    while True:
+        shuffle(order)
+        yield list(order)
 
 
 def _kept(samples: list[Sample], limit: float) -> int:

@@ -41,6 +41,7 @@ def bar_chart(
     keys, rows = legend(names, width) if len(names) > 1 else ([], 0)
     top = 34 + 20 * rows
     groups = Groups(value, ends, left, width - left - RIGHT, float(top))
+    groups.marks = [reference[0]] if reference else []
     for group, inner in bars.items():
         groups.add(group, inner, names, also)
     bottom = groups.y - GAP + 4
@@ -65,6 +66,7 @@ class Groups:
         left, wide: where values begin, and how long the longest is.
         y: where the next group begins.
         told: the numbers, above every line, which their halo interrupts.
+        marks: values with a line of their own, which no number covers.
     """
 
     axis: Axis
@@ -74,6 +76,7 @@ class Groups:
     y: float
     boxes: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
 
     def length(self, value: float) -> float:
         """How long a bar is."""
@@ -100,7 +103,8 @@ class Groups:
             for at in strokes:
                 x = self.left + at
                 self.boxes.append(line(x, self.y, x, self.y + BAR, "xt-stroke"))
-            after = self.left + beside(size, strokes, 7.4 * len(words))
+            lines = [*strokes, *map(self.length, self.marks)]
+            after = self.left + beside(size, lines, 7.4 * len(words))
             self.told.append(text(after, self.y + 14.5, words, "xt-value-text"))
             self.y += BAR
         self.y += GAP
@@ -116,7 +120,7 @@ class Groups:
 
 
 def beside(size: float, strokes: Sequence[float], wide: float) -> float:
-    """Where a bar's number begins: behind the bar, and behind strokes in its way."""
+    """Where a bar's number begins: behind the bar, and behind lines in its way."""
     at = size + 8
     for stroke in sorted(strokes):
         if at - 6 < stroke < at + wide:

@@ -43,7 +43,9 @@ class Table:
         ]
 
 
+NO_BREAK = "\u00a0"
 CODE = re.compile(r"(`[^`]*`)")
+UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B(?:/s)?|bytes|ns|us|ms|s|%)(?![\w/]))")
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -51,8 +53,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cell(words: str) -> str:
-    """Escape bars, except in code, where Markdown takes them as they are."""
+    """Escape bars, except in code, where Markdown takes them as they are.
+
+    A number and its unit stay on one line.
+    """
     parts = CODE.split(str(words))
     return "".join(
-        part if part.startswith("`") else part.replace("|", "\\|") for part in parts
+        part if part.startswith("`") else UNIT.sub(NO_BREAK, part).replace("|", "\\|")
+        for part in parts
     )

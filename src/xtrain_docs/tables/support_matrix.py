@@ -35,6 +35,7 @@ SHORT = {
     "fsdp_kept": "FSDP kept",
 }
 PLAIN = [name for name, feature in FEATURES.items() if feature.axis != INNER]
+NONE = "no wrapper takes both"
 
 
 def backends_of(test: str) -> set[str]:
@@ -118,20 +119,44 @@ def by_feature(entry: tuple[tuple[str, str, str], list[str]]) -> int:
 
 @REGISTRY
 def support_pairs() -> Table:
-    """With how many wrappers each pair of features works, or what it does instead."""
+    """With how many of the others it is tried with each works, and with which not."""
     rows = []
-    for number, name in enumerate(PLAIN):
-        cells = [pair(name, other) for other in PLAIN[:number]]
-        cells += [""] * (len(PLAIN) - number)
-        rows.append([f"{number + 1} {FEATURES[name].title}", *cells])
-    numbers = [str(number + 1) for number in range(len(PLAIN))]
-    return Table(["", *numbers], rows, "l" + "c" * len(PLAIN))
+    for name in PLAIN:
+        others = [other for other in PLAIN if is_pair(name, other)]
+        if not others:
+            continue
+        outcomes = {other: outcome(name, other) for other in others}
+        works = list(outcomes.values()).count("works")
+        told = "<br>".join([f"{works} of {len(others)}", *exceptions(outcomes)])
+        rows.append([FEATURES[name].title, told])
+    return Table(["", "works with"], rows, "ll")
 
 
-def pair(name: str, other: str) -> str:
-    """The cell of two features."""
-    if not is_pair(name, other):
-        return "-"
-    kinds = [found((wrapper, other, name)).kind for wrapper in WRAPPERS]
-    worst = next((k for k in ("wrong", "untried", "refused") if k in kinds), "")
-    return str(kinds.count("works") or worst)
+def outcome(name: str, other: str) -> str:
+    """What comes of two features with the wrappers that take both of them alone."""
+    taken = [
+        wrapper
+        for wrapper in WRAPPERS
+        if verdict((wrapper, name)).kind == verdict((wrapper, other)).kind == "works"
+    ]
+    kinds = {wrapper: found((wrapper, name, other)).kind for wrapper in taken}
+    worst = next(
+        (k for k in ("wrong", "untried", "refused") if k in kinds.values()), ""
+    )
+    if not worst:
+        return "works" if taken else NONE
+    if all(kind == worst for kind in kinds.values()):
+        return worst
+    among = [SHORT[wrapper] for wrapper in taken if kinds[wrapper] == worst]
+    return f"{worst} under {', '.join(among)}"
+
+
+def exceptions(outcomes: dict[str, str]) -> list[str]:
+    """How it ends with features with which it does not work, and these features."""
+    if set(outcomes.values()) - {NONE} == {"untried"}:
+        return ["untried"]
+    same: dict[str, list[str]] = {}
+    for other, what in outcomes.items():
+        if what != "works":
+            same.setdefault(what, []).append(FEATURES[other].title)
+    return [f"{what}: {'; '.join(names)}" for what, names in same.items()]

@@ -2,7 +2,8 @@
 
     @REGISTRY
     def ring_all_reduce(ranks: int = 4) -> Trace:
-        return recorded("xtrain.comm.ring:ring_all_reduce", "all_reduce", ranks)
+        return recorded("a ring all-reduce", "xtrain.comm.ring:ring_all_reduce",
+                        "all_reduce", ranks)
 
 A page then says ```` ```trace ring_all_reduce ranks=4 ````. The function runs on real
 ranks with inputs from which every message can be read back: which cells it carried
@@ -12,6 +13,7 @@ checked against each other, so a picture cannot show what did not happen.
 
 import html
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +29,29 @@ class Trace:
 
     Attributes:
         data: title, kind, ranks, cells, additive, initial and steps; a step is its
-            messages (src, dst, cells, content, op) and the state after it.
+            messages (src, dst, cells, content, op) and the state after it. The title
+            is a noun with its article, such as "a ring all-reduce".
     """
 
     data: dict[str, Any]
     autoplay: bool = False
+
+    def __post_init__(self) -> None:
+        if re.search(r"\w_\w", self.data["title"]):
+            raise ValueError(
+                f"a trace is called {self.data['title']!r}: readers see this, so it "
+                "has to be words and no name of a function"
+            )
 
     def caption(self, words: str) -> str:
         """The author's caption, or one made from the run."""
         if words:
             return words
         data = self.data
+        title = data["title"]
         return (
-            f"`{data['title']}` on {data['ranks']} ranks, recorded from a real run: "
-            f"{len(data['steps'])} steps."
+            f"{title[:1].upper()}{title[1:]} on {data['ranks']} ranks, recorded from "
+            f"a real run: {len(data['steps'])} steps."
         )
 
     def html(self) -> str:
@@ -80,10 +91,13 @@ def _does(message: dict[str, Any]) -> str:
     ]
 
 
-def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
+def recorded(
+    title: str, reference: str, kind: str, ranks: int, **options: Any
+) -> Trace:
     """The trace of one function, recorded now or read back if nothing changed.
 
     Args:
+        title: what readers see, such as "a ring all-reduce".
         reference: `module:function`.
         kind: how it is called; see `xtrain.comm.collective_kinds`.
         options: cells, root, and keyword arguments of the function.
@@ -95,7 +109,7 @@ def recorded(reference: str, kind: str, ranks: int, **options: Any) -> Trace:
     data = kept.remembered(
         "traces", asked, now, lambda: again(asked), f"trace: {asked}"
     )
-    return Trace(data, autoplay)
+    return Trace({**data, "title": title}, autoplay)
 
 
 def again(asked: str) -> dict[str, Any]:

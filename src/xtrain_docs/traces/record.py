@@ -85,7 +85,6 @@ def record(
     befores = [before for _, before, _ in results]
     afters = [after for _, _, after in results]
     return {
-        "title": reference.partition(":")[2],
         "kind": kind,
         "ranks": ranks,
         "cells": cells,

@@ -91,7 +91,7 @@ def bubble_by_micro_batches(ranks: int = 8, most: int = 128) -> str:
         ("zb_h2", {}), ("dualpipe", {}),
     ):  # fmt: skip
         legal = [m for m in counts if name != "dualpipe" or m >= 2 * ranks]
-        series[name] = [
+        series[TITLES[name].partition(",")[0]] = [
             (m, 100 * played(name, ranks, m, **options).idle_fraction) for m in legal
         ]
     drawing = line_chart(

@@ -17,8 +17,8 @@ from ...values import percent, seconds
 from .figures import HEADING, TITLES
 
 Row = list[Any]
-PIXELS = 1.0
-"""For a millisecond."""
+PIXELS = 0.36
+"""For a millisecond: as wide as the page, so that all are drawn at one scale."""
 CLOSE = {4: 0.05, 8: 0.10}
 """How far from the simulated time a step of sleeping stages may be, by ranks."""
 

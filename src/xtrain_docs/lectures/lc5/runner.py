@@ -6,6 +6,7 @@ from ...figures import REGISTRY as FIGURES
 from ...svg import cell, document, fit, line, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
+from .figures import TITLES
 
 WIDTH, LANE, APART, TOP, CELL = 390, 84, 68, 30, 20
 """The drawing, a rank's column, between two columns, above them, a computation."""
@@ -82,7 +83,7 @@ def runner_executed(
         "Each rank's actions from top to bottom: forwards and backwards, and between "
         "the columns the messages, from a send to its receive."
     )
-    title = f"What {ranks} ranks executed in a step of {name}"
+    title = f"What {ranks} ranks executed in a step of {TITLES[name]}"
     return fit(document(WIDTH, high, parts, title, words), WIDTH)
 
 

@@ -11,6 +11,7 @@ from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, line, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
+from .figures import TITLES as NAMES
 
 PRESET, RANKS = "llama-3-8b", 4
 PLACEMENTS = (
@@ -45,7 +46,8 @@ def stages_of_a_model() -> str:
     words, ends = [], edges(costs())
     y = 0.0
     for schedule, title in PLACEMENTS:
-        parts.append(text(6, y + 14, f"{schedule}: {title}", "xt-label"))
+        name = NAMES[schedule].partition(",")[0]
+        parts.append(text(6, y + 14, f"{name}: {title}", "xt-label"))
         y += 22
         for rank, stages in enumerate(held(schedule)):
             parts.append(text(6, y + 13, f"rank {rank}", "xt-tick"))
@@ -53,7 +55,7 @@ def stages_of_a_model() -> str:
             for of in stages:
                 parts += stage_box(of, ends, y, rank)
             numbers = " and ".join(f"stage {of['stage']}" for of in stages)
-            words.append(f"{schedule}: rank {rank} holds {numbers}")
+            words.append(f"{name}: rank {rank} holds {numbers}")
             y += 22
         y += 8
     title = "Virtual stages of one model over four ranks"

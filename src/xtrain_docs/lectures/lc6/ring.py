@@ -32,7 +32,7 @@ def ring_attention_keys(ranks: int = 4) -> Trace:
     check_visits(held)
     content = [[[owner] for owner in owners] for owners in held]
     return trace(
-        "ring_attention, forward", held, content, False,
+        "ring attention, forward", held, content, False,
         f"Cell i are the keys and values of rank i. The queries of all {ranks} ranks "
         "need all of them, one after another.",
     )  # fmt: skip
@@ -49,7 +49,7 @@ def ring_attention_gradients(ranks: int = 4) -> Trace:
     if [row[-1] for row in content] != [list(range(r, ranks)) for r in range(ranks)]:
         raise EvidenceError(f"what came home is not everybody's: {content}")
     return trace(
-        "ring_attention, backward", held, content, True,
+        "ring attention, backward", held, content, True,
         "Cell i are the gradients of the keys and values of rank i. Each rank has "
         "computed its own part of its own.",
     )  # fmt: skip

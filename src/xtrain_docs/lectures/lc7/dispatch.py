@@ -61,7 +61,7 @@ def expert_dispatch() -> Trace:
     ]
     sent = [one["dispatch"] for one in found]
     return one_step(
-        "dispatch", sent, own, after, lambda rank, token: [token // 2], False,
+        "a dispatch", sent, own, after, lambda rank, token: [token // 2], False,
         "Cell i is token i. Each rank has two tokens, and the expert of its number.",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def expert_combine() -> Trace:
     ]
     sent = [one["combine"] for one in found]
     return one_step(
-        "combine", sent, before, after, lambda rank, token: [rank], True,
+        "a combine", sent, before, after, lambda rank, token: [rank], True,
         "Cell i is what an expert made of token i. Its colour is the expert's rank.",
     )  # fmt: skip
 

@@ -439,6 +439,11 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { link.textContent = link.dataset.words; link.removeAttribute("role"); }, 1800);
 });
 
+/* Escape puts the tip of a number away. */
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") document.activeElement?.closest(".xt-value")?.blur();
+});
+
 /* Source pages: light up the whole definition that the address points at. */
 function lightUp() {
   for (const lit of document.querySelectorAll(".xt-lit")) lit.classList.remove("xt-lit");
