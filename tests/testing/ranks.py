@@ -228,7 +228,8 @@ def use_a_mesh() -> float:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    device = torch.get_default_device().type
+    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("a", "b"))
     matrix = torch.arange(16.0).reshape(4, 4)
     split = distribute_tensor(matrix, mesh, [Shard(0), Shard(1)])
     whole = (split @ split).redistribute(mesh, [Replicate(), Replicate()])
