@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import check_call, rank_and_size, refuse, shape_of
+from xtrain.comm.checks import (
+    check_call,
+    message_device,
+    rank_and_size,
+    refuse,
+    shape_of,
+)
 from xtrain.comm.p2p import post_all
 from xtrain.comm.work import Work
 
@@ -115,13 +121,18 @@ def all_to_all_single_async(
 def exchange_split_sizes(
     input_split_sizes: list[int],
     group: ProcessGroup | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> list[int]:
-    """Tell every rank how many rows it will get from each: the `output_split_sizes`."""
+    """Tell every rank how many rows it will get from each: the `output_split_sizes`.
+
+    Args:
+        device: of the numbers that are sent; one that the backend serves unless given.
+    """
     _, size = rank_and_size(group)
     if len(input_split_sizes) != size:
         message = f"{input_split_sizes} needs {size} sizes"
         refuse("exchange_split_sizes", group, message)
+    device = message_device(group) if device is None else device
     counts = torch.tensor(input_split_sizes, dtype=torch.int64, device=device)
     arriving = torch.empty_like(counts)
     all_to_all_single_async(arriving, counts, group=group).wait()
