@@ -359,7 +359,11 @@ def made(change) -> None:
 @pytest.mark.parametrize(
     ("change", "words"), REFUSED, ids=[c.__name__ for c, _ in REFUSED]
 )
-def test_what_cannot_reduce_is_refused_on_every_rank(world, change, words):
+def test_what_cannot_reduce_is_refused_on_every_rank(
+    world, xtrain_worlds, change, words
+):
+    if change is torchs_fsdp and xtrain_worlds.device != "cpu":
+        pytest.skip("what torch's classes do is looked at on CPUs")
     expect_error(world(4), made, change, error=ValueError, match=words)
 
 

@@ -125,14 +125,15 @@ def exchange_split_sizes(
 ) -> list[int]:
     """Tell every rank how many rows it will get from each: the `output_split_sizes`.
 
-    `device` is where the sizes travel: None is one that the group's backend serves.
+    Args:
+        device: of the numbers that are sent; one that the backend serves unless given.
     """
     _, size = rank_and_size(group)
     if len(input_split_sizes) != size:
         message = f"{input_split_sizes} needs {size} sizes"
         refuse("exchange_split_sizes", group, message)
-    where = message_device(group) if device is None else device
-    counts = torch.tensor(input_split_sizes, dtype=torch.int64, device=where)
+    device = message_device(group) if device is None else device
+    counts = torch.tensor(input_split_sizes, dtype=torch.int64, device=device)
     arriving = torch.empty_like(counts)
     all_to_all_single_async(arriving, counts, group=group).wait()
     return arriving.tolist()
