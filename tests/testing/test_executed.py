@@ -35,6 +35,17 @@ def test_what_ranks_run_is_seen_with_its_place(world):
     assert seen.places == {RING: {(backend, 2), (backend, 3)}}
 
 
+def test_ranks_are_asked_only_for_what_none_of_them_has_run(world):
+    backend = world(2).backend
+    with executed.watching([RING, TREE]) as seen:
+        assert seen.missing(backend, 2).keys() == {RING, TREE}
+        world(2).run(ring_on_a_rank)
+        assert seen.missing(backend, 2).keys() == {TREE}
+        assert seen.missing(backend, 3).keys() == {RING, TREE}
+        world(2).run(ring_on_a_rank)
+    assert seen.places == {RING: {(backend, 2)}}
+
+
 def watchers() -> tuple[object, ...]:
     """What the interpreter reports calls to, on this rank and on its new threads."""
     if sys.version_info >= (3, 12):

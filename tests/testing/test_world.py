@@ -21,6 +21,11 @@ def test_results_come_in_rank_order_from_living_ranks(world, world_size):
     assert [total.tolist() for _, total in first] == [[expected]] * world_size
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+def test_ranks_run_under_the_batch_policy(world):
+    assert world(2).run(os.sched_getscheduler, 0) == [os.SCHED_BATCH] * 2
+
+
 def test_arguments_reach_every_rank(world):
     sums = world(3).run(ranks.add, torch.tensor([10]), 2)
     assert [total.item() for total in sums] == [10, 12, 14]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.whiteboard.fresh_interpreter import SECONDS, FreshInterpreter
 from xtrain.copying import whiteboard
 from xtrain.copying.forms import forms
 
@@ -20,23 +21,34 @@ FORMS = forms()
 NO_XTRAIN = 'raise ImportError("this machine has no xtrain")\n'
 
 
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory):
+    """Where xtrain cannot be imported, and torch has been."""
+    hidden = tmp_path_factory.mktemp("hidden")
+    (hidden / "xtrain.py").write_text(NO_XTRAIN)
+    fresh = FreshInterpreter(os.environ | {"PYTHONPATH": str(hidden)})
+    yield fresh
+    fresh.close()
+
+
 @pytest.fixture
-def alone(tmp_path: Path):
+def alone(tmp_path: Path, with_torch):
     """Runs a text as a file of its own where xtrain cannot be imported."""
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "xtrain.py").write_text(NO_XTRAIN)
     (tmp_path / "empty").mkdir()
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "hidden")}
 
     def run(name: str, text: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "empty" / name).write_text(text)
+        file = tmp_path / "empty" / name
+        file.write_text(text)
+        # What has not imported torch itself must not find that somebody has.
+        if sys.platform == "linux" and "\nimport torch\n" in text:
+            return with_torch.run(file, tmp_path)
         return subprocess.run(
             [sys.executable, name],
-            cwd=tmp_path / "empty",
-            env=environment,
+            cwd=file.parent,
+            env=with_torch.environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=SECONDS,
         )
 
     return run
@@ -73,8 +85,9 @@ def test_no_name_is_defined_twice_in_a_download(name):
     assert [name for name, times in names.items() if times > 1] == []
 
 
-def test_xtrain_is_out_of_reach_here(alone):
-    done = alone("probe.py", "import xtrain\n")
+@pytest.mark.parametrize("first", ["", "import sys\nimport torch\n"])
+def test_xtrain_is_out_of_reach_here(first, alone):
+    done = alone("probe.py", first + "import xtrain\n")
     assert done.returncode == 1
     assert "this machine has no xtrain" in done.stderr
 

@@ -14,7 +14,7 @@ import ast
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -23,14 +23,21 @@ from typing import Any
 from xtrain.testing.source import definition, locate
 
 Place = tuple[str, int]  # backend and number of ranks
+Code = tuple[str, str]  # file, and name at its top level
+Codes = dict[str, Code | None]  # symbols, each with the code that has to run
 
 
 @dataclass(slots=True)
 class Seen:
     """What has run so far; `places` has a key for every symbol that did."""
 
-    symbols: tuple[str, ...]
+    codes: Codes
     places: dict[str, set[Place]] = field(default_factory=dict)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """What is watched for."""
+        return tuple(self.codes)
 
     def here(self, symbol: str) -> None:
         """It ran in this process."""
@@ -40,6 +47,11 @@ class Seen:
         """They ran on a rank of a World of `size`."""
         for symbol in symbols:
             self.places.setdefault(symbol, set()).add((backend, size))
+
+    def missing(self, backend: str, size: int) -> Codes:
+        """What no rank of such a World has run yet."""
+        place, known = (backend, size), self.places
+        return {s: c for s, c in self.codes.items() if place not in known.get(s, ())}
 
 
 _now: list[Seen] = []
@@ -51,17 +63,21 @@ def current() -> Seen | None:
     return _now[-1] if _now else None
 
 
-@contextmanager
-def watching(symbols: Iterable[str]) -> Iterator[Seen]:
+def watching(symbols: Iterable[str]) -> AbstractContextManager[Seen]:
     """Notice which of `symbols` this process runs, until the block ends."""
-    seen = Seen(tuple(symbols))
-    wanted: dict[tuple[str, str], str] = {}
-    for symbol in seen.symbols:
-        target = code_of(symbol)
-        if target is None:
+    return watching_code({symbol: code_of(symbol) for symbol in symbols})
+
+
+@contextmanager
+def watching_code(codes: Codes) -> Iterator[Seen]:
+    """`watching`, by somebody who was told what the code of the symbols is."""
+    seen = Seen(codes)
+    wanted: dict[Code, str] = {}
+    for symbol, code in codes.items():
+        if code is None:
             seen.here(symbol)
         else:
-            wanted[target] = symbol
+            wanted[code] = symbol
     _now.append(seen)
     stop = _watch(wanted, seen) if wanted else lambda: None
     _stops.append(stop)
@@ -82,7 +98,7 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=4096)
-def code_of(symbol: str) -> tuple[str, str] | None:
+def code_of(symbol: str) -> Code | None:
     """File and name of the code to watch for; None where no function stands in it."""
     tree = ast.parse(definition(symbol))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -92,7 +108,7 @@ def code_of(symbol: str) -> tuple[str, str] | None:
     return str(path), name
 
 
-def _watch(wanted: dict[tuple[str, str], str], seen: Seen) -> Callable[[], None]:
+def _watch(wanted: dict[Code, str], seen: Seen) -> Callable[[], None]:
     """Have the interpreter report calls; returns what ends that."""
 
     def notice(code: CodeType) -> str | None:
@@ -102,7 +118,9 @@ def _watch(wanted: dict[tuple[str, str], str], seen: Seen) -> Callable[[], None]
             seen.here(symbol)
         return symbol
 
-    return _monitor(notice) if sys.version_info >= (3, 12) else _profile(notice, wanted)
+    if sys.version_info >= (3, 12):
+        return _monitor(notice)
+    return _profile(notice, lambda: seen.places.keys() >= seen.codes.keys())
 
 
 def _monitor(notice: Callable[[CodeType], str | None]) -> Callable[[], None]:
@@ -129,22 +147,25 @@ def _monitor(notice: Callable[[CodeType], str | None]) -> Callable[[], None]:
 
 
 def _profile(
-    notice: Callable[[CodeType], str | None], wanted: dict[tuple[str, str], str]
+    notice: Callable[[CodeType], object], all_seen: Callable[[], bool]
 ) -> Callable[[], None]:
     """Python 3.11: every call is looked at, until all symbols have been seen."""
     known: set[CodeType] = set()
-    left = set(wanted.values())
+    over = False
     before = sys.getprofile()
 
     def called(frame: FrameType, event: str, argument: Any) -> None:
-        if left and event == "call" and frame.f_code not in known:
+        nonlocal over
+        if event == "call" and not over and frame.f_code not in known:
             known.add(frame.f_code)
-            left.discard(notice(frame.f_code) or "")
-        if not left:  # also in a thread that lives longer than the watch
+            notice(frame.f_code)
+            over = all_seen()
+        if over:  # also in a thread that lives longer than the watch
             sys.setprofile(before)
 
     def stop() -> None:
-        left.clear()
+        nonlocal over
+        over = True
         if sys.getprofile() is called:
             sys.setprofile(before)
         threading.setprofile(before)

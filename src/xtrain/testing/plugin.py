@@ -6,6 +6,8 @@
 Load it with `pytest_plugins = ["xtrain.testing.plugin"]` in the top conftest.
 """
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -51,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Ranks are forked, and a fork of several OpenMP threads can hang.
     torch.set_num_threads(1)
+    _let_others_finish()
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     machine = this_machine()
@@ -60,6 +63,17 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.stash[_CHOICE], config.stash[_MACHINE] = choice, machine
     config.pluginmanager.register(Recorder(config, choice, machine), "xtrain recorder")
+
+
+def _let_others_finish() -> None:
+    """A thread that wakes, here and in all ranks, waits for the one that runs.
+
+    gloo's event thread spins while another thread of its rank holds a lock. On few
+    cores it would interrupt that thread and spin for the rest of its time slice.
+    """
+    if hasattr(os, "SCHED_BATCH"):  # Linux
+        with contextlib.suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -80,6 +94,7 @@ def xtrain_worlds(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     """All living ranks of this test process."""
     # Optimizers, DDP and DTensor import this at their first use, 0.8 s: once here,
     # before the first fork, rather than once per rank.
+    import torch._dynamo  # noqa: F401
 
     choice = request.config.stash[_CHOICE]
     worlds = Worlds(choice.backend, choice.device)

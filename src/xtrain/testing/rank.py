@@ -77,7 +77,7 @@ def join(spec: RankSpec) -> None:
 
 def answer(call: transport.Call, clean: Clean) -> Outcome:
     """Make one call and say how it went, and what it ran."""
-    with executed.watching(call.watched) as seen:
+    with executed.watching_code(call.watched) as seen:
         outcome = make(call, clean)
     return replace(outcome, executed=tuple(seen.places))
 

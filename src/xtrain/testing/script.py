@@ -16,7 +16,7 @@ import runpy
 import shlex
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class ScriptSpec:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     stdout: str
-    watched: tuple[str, ...] = ()
+    watched: executed.Codes = field(default_factory=dict)
 
 
 def read_command(path: str | os.PathLike[str]) -> Command:
@@ -86,7 +86,7 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
     command = read_command(path)
     size = command.ranks or 1
     seen = executed.current()
-    watched = seen.symbols if seen else ()
+    watched = seen.codes if seen else {}
     outputs = [SharedFile("stdout") for _ in range(size)]
     ranks: list[RankProcess] = []
     try:
@@ -133,7 +133,7 @@ def script_main(spec: ScriptSpec, jobs: Connection) -> None:
     torch.set_num_threads(1)
     sys.argv = [spec.path, *spec.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(spec.path)))
-    with executed.watching(spec.watched) as seen:
+    with executed.watching_code(spec.watched) as seen:
         try:
             runpy.run_path(spec.path, run_name="__main__")
             outcome = Outcome("returned")

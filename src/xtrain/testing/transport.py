@@ -12,12 +12,13 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from xtrain.testing import executed
+from xtrain.testing.executed import Codes
 
 
 class _Pickler(pickle.Pickler):
@@ -49,18 +50,21 @@ def dumps(value: Any) -> bytes:
 class Call:
     """A call that another process can make: where the function is, and the rest.
 
-    `watched` are symbols of which the answer tells whether the call ran them.
+    `watched` are symbols, with their code, of which the answer tells whether the call
+    ran them.
     """
 
     name: str
     module: str
     file: str
     pickled: bytes
-    watched: tuple[str, ...] = ()
+    watched: Codes = field(default_factory=dict)
 
 
-def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
-    """Pack `fn(*args)`.
+def dump_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], backend: str, size: int
+) -> Call:
+    """Pack `fn(*args)` for a World of `size` ranks on `backend`.
 
     Raises ValueError when `fn` cannot be found by name in another process.
     """
@@ -84,7 +88,7 @@ def dump_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
         module=module,
         file=os.path.abspath(file) if file else "",
         pickled=call,
-        watched=seen.symbols if seen else (),
+        watched=seen.missing(backend, size) if seen else {},
     )
 
 

@@ -62,7 +62,7 @@ class World:
         """
         if timeout == "default":
             timeout = SECONDS * max(1.0, self.size / (os.cpu_count() or 1))
-        call = dump_call(fn, args)
+        call = dump_call(fn, args, self.backend, self.size)
         if not self._pool.alive:
             self._pool.stop()
             self._pool.start()
