@@ -23,7 +23,7 @@ from tests.pipeline_parallel.pipelines import (
     worst_gradient,
 )  # fmt: skip
 from xtrain.comm import CommLedger
-from xtrain.pipeline_parallel import PipelineRunner, runner
+from xtrain.pipeline_parallel import PipelineRunner, queues
 from xtrain.pipeline_parallel.likes import HEADER
 from xtrain.pipeline_parallel.step import micro_batches
 
@@ -344,7 +344,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
         reference = copy.deepcopy(modules)
         inputs, targets = batch(9, seed=rank % 2)
         stages = own(modules, schedule, place)
-        with mock.patch.object(runner, "runs_in_order", return_value=separate):
+        with mock.patch.object(queues, "runs_in_order", return_value=separate):
             pipeline = PipelineRunner(stages, schedule, squares, group)
         assert (pipeline._messages._down is not pipeline._messages._up) == separate
         cut = micro_batches(inputs, 4), micro_batches(targets, 4)
@@ -359,7 +359,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
     return found
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.runner:group_of_its_own")
+@pytest.mark.verifies("xtrain.pipeline_parallel.queues:group_of_its_own")
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
     world, separate
@@ -367,3 +367,27 @@ def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
     for result in world(4).run(in_a_sub_group, separate):
         assert {n: v for n, v in result.items() if not v < 1e-12} == {}
         assert not any(map(math.isnan, result.values()))
+
+
+def bound_to_a_gpu(in_order: bool) -> str:
+    """A pipeline in a group that `device_id` has bound, as far as it says so."""
+    schedule = make("one_f_one_b", 2, 2)
+    stages = own([Layer() for _ in range(2)], schedule, dist.get_rank())
+    group = dist.new_group([0, 1])
+    group.bound_device_id = torch.device("cuda", 3)
+    with mock.patch.object(queues, "runs_in_order", return_value=in_order):
+        try:
+            PipelineRunner(stages, schedule, squares, group)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.queues:check_queues")
+def test_one_queue_for_all_messages_is_refused_on_every_rank(world):
+    if world(2).device != "cpu":
+        pytest.skip("pretends to be bound, on CPUs")
+    for refused in world(2).run(bound_to_a_gpu, True):
+        assert "bound to cuda:3 by device_id" in refused
+        assert "without device_id" in refused
+    assert world(2).run(bound_to_a_gpu, False) == ["", ""]

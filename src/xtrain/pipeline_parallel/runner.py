@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same
-from xtrain.comm.checks import group_or_world, rank_and_size
-from xtrain.comm.p2p import batches
+from xtrain.comm.checks import rank_and_size
 from xtrain.pipeline_parallel.agreement import (
     agree_on_stages,
     agree_to_begin,
@@ -42,6 +40,7 @@ from xtrain.pipeline_parallel.checks import (
     rows_of,
 )
 from xtrain.pipeline_parallel.messages import Messages
+from xtrain.pipeline_parallel.queues import check_queues, group_of_its_own
 from xtrain.pipeline_parallel.reductions import Reductions
 from xtrain.pipeline_parallel.set_aside import SetAside
 from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
@@ -74,7 +73,8 @@ class PipelineRunner:
 
     Raises:
         ValueError: on every rank: the stages are not those of the schedule, or ranks
-            have different schedules, or a wrapper cannot reduce as a pipeline needs.
+            have different schedules, or a wrapper cannot reduce as a pipeline needs, or
+            the group's messages can wait in a circle.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class PipelineRunner:
             check_schedule(schedule, size)
             or check_stages(own, schedule, self.rank, loss_fn)
             or check_wrappers(own, data_group)
+            or check_queues(group, device_of(own))
         )
         agree_on_stages(problem, named(schedule), group, data_group)
         self.stages = {stage.index: stage for stage in own}
@@ -108,7 +109,7 @@ class PipelineRunner:
         self._shared = SharedGradients(held_by_name(own, mirrored), group, sharded)
         self._reductions = Reductions(own, self._shared)
         device = device_of(own)
-        down = group_of_its_own(group) if runs_in_order(group, device) else None
+        down = group_of_its_own(group, device)
         full = with_messages(with_reductions(schedule))
         forwards = with_messages(forward_only(schedule))
         self._messages = Messages(full, group, device, down)
@@ -244,14 +245,3 @@ def device_of(stages: Sequence[PipelineStage]) -> torch.device:
         for tensor in (*stage.parameters(), *stage.buffers()):
             return tensor.device
     return torch.get_default_device()
-
-
-def runs_in_order(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Whether messages of two ranks, both ways, run one after the other: with NCCL."""
-    return batches(group_or_world(group), device)
-
-
-def group_of_its_own(group: ProcessGroup | None) -> ProcessGroup:
-    """The same ranks, with messages in an order of their own."""
-    ranks = dist.get_process_group_ranks(group_or_world(group))
-    return dist.new_group(ranks, use_local_synchronization=True)

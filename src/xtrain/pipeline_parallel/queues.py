@@ -1,0 +1,42 @@
+"""Which messages of a pipeline wait for one another: with NCCL, those of one queue.
+
+NCCL runs what one communicator gets in order. torch makes a communicator for each pair
+of ranks, at their first message. With `init_process_group(device_id=...)` it takes the
+group's own for all pairs: then a receive from one rank also holds up the sends to all
+others, and ranks can wait in a circle.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.checks import group_or_world
+from xtrain.comm.p2p import batches
+
+
+def runs_in_order(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Whether messages of two ranks, both ways, run one after the other: with NCCL."""
+    return batches(group_or_world(group), device)
+
+
+def group_of_its_own(
+    group: ProcessGroup | None, device: torch.device
+) -> ProcessGroup | None:
+    """The same ranks, for the messages one way; None where one group does for both."""
+    if not runs_in_order(group, device):
+        return None
+    ranks = dist.get_process_group_ranks(group_or_world(group))
+    return dist.new_group(ranks, use_local_synchronization=True)
+
+
+def check_queues(group: ProcessGroup | None, device: torch.device) -> str | None:
+    """Why a pipeline could wait for ever over this group; None if it could not."""
+    group = group_or_world(group)
+    bound = getattr(group, "bound_device_id", None)
+    if bound is None or group.size() == 1 or not runs_in_order(group, device):
+        return None
+    return (
+        f"the group is bound to {bound} by device_id, so {group.name()} runs the "
+        "messages to all ranks one after the other, and those of a pipeline can wait "
+        "in a circle: call init_process_group without device_id"
+    )
