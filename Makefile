@@ -24,10 +24,10 @@ SETUP = $(RUN_PYTHON) setup_env.py --venv $(VENV) $(KEEP) \
           $(if $(TORCH),--torch $(TORCH)) \
           $(if $(TORCH_ARGS),--torch-args="$(TORCH_ARGS)")
 
-# Test processes: half the cores, 2 to 8, because a test may start 8 ranks itself.
+# Test processes: half the cores, because a test may start 8 ranks itself, and two more,
+# because ranks also wait; 8 at most.
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-WORKERS = $(shell n=$$(( $(CORES) / 2 )); \
-            [ $$n -lt 2 ] && n=2; [ $$n -gt 8 ] && n=8; echo $$n)
+WORKERS = $(shell n=$$(( $(CORES) / 2 + 2 )); [ $$n -gt 8 ] && n=8; echo $$n)
 PYTEST = $(PY) -m pytest
 PORT = 8000
 
