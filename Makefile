@@ -1,12 +1,12 @@
 # make site    the pages, built from verified code and served on this machine
-# make test    the tests
+# make test    the tests, in minutes; make test-all runs all of them
 # make help    the other targets and the variables
 #
 # Every target makes .venv on its first run. Nothing outside this folder is changed.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test test-all browser verify verify-gpu record check lint format types wheel clean
+.PHONY: help env dev site build serve test test-all test-slow browser verify verify-gpu record mutants check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -33,15 +33,17 @@ PORT = 8000
 
 help:
 	@echo 'make site      build the pages from verified code and serve them here'
-	@echo 'make test      run the tests (ARGS="..." goes to pytest)'
+	@echo 'make test      every symbol on real ranks, and what is cheap (ARGS="..." goes to pytest)'
 	@echo
 	@echo 'make build     build the pages into build/site, do not serve'
 	@echo 'make serve     serve what is built'
 	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
-	@echo 'make test-all  the tests in their long forms, with newly drawn inputs'
+	@echo 'make test-all  all sizes, layouts and dtypes: what CI runs and pages count'
+	@echo 'make test-slow the tests in their long forms, with newly drawn inputs'
 	@echo 'make verify-gpu  run all lectures under NCCL on the GPUs here, record it'
 	@echo 'make record    keep what tests and build gave, to be committed with the code'
+	@echo 'make mutants   break FILES in small places: does a test notice?'
 	@echo 'make check     what CI checks: lint, types, tests, pages'
 	@echo 'make lint types format    ruff and mypy'
 	@echo 'make dev       also install linters, type checker and git hooks'
@@ -52,6 +54,7 @@ help:
 	@echo 'TORCH=2.12.1            another torch than the pinned one; it stays'
 	@echo 'TORCH_ARGS="..."        more arguments for pip install torch'
 	@echo 'ARGS="-k ring -x"       more arguments for pytest'
+	@echo 'FILES="src/xtrain/plan/*.py"  what make mutants breaks'
 	@echo 'WORKERS=$(WORKERS)               test processes side by side'
 	@echo 'PORT=$(PORT)               where make site serves'
 
@@ -93,14 +96,18 @@ serve: env
 	@$(PY) -m xtrain_docs.serve --port $(PORT)
 
 # tests/site looks at the built pages, so it has a target of its own.
+TESTS = $(PYTEST) -n $(WORKERS) $(if $(findstring tests/site,$(ARGS)),,--ignore=tests/site)
+
+# tests/tiers.py chooses; tests that ARGS names run whole.
 test: env
-	$(PYTEST) -n $(WORKERS) $(if $(findstring tests/site,$(ARGS)),,--ignore=tests/site) \
-	  $(ARGS)
+	$(TESTS) -p tests.tiers $(ARGS)
+
+test-all: env
+	$(TESTS) $(ARGS)
 
 # What takes long, too, and inputs that no other run has drawn: the scheduled workflow.
-test-all: env
-	$(PYTEST) -n $(WORKERS) --ignore=tests/site -m "slow or not slow" \
-	  --hypothesis-profile=explore $(ARGS)
+test-slow: env
+	$(TESTS) -m "slow or not slow" --hypothesis-profile=explore $(ARGS)
 
 browser: build
 	$(PYTEST) tests/site $(ARGS)
@@ -124,7 +131,12 @@ record: env
 	@$(PY) -m xtrain_docs.build
 	@$(PY) -m xtrain_docs.record
 
-check: dev lint types test
+# One change at a time, in a copy of this folder; a survivor is for a person to judge.
+FILES = src/xtrain/plan/*.py
+mutants: env
+	$(PY) -m tests.mutate --files $(FILES) $(ARGS)
+
+check: dev lint types test-all
 	@$(PY) -m xtrain_docs.build
 
 lint: dev

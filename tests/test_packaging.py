@@ -262,35 +262,34 @@ def test_the_citation_is_of_this_version() -> None:
 # --- README, CONTRIBUTING, Makefile -----------------------------------------------
 
 
-def test_the_readme_shows_a_snippet_and_its_transcript_as_they_are() -> None:
-    readme = (ROOT / "README.md").read_text()
-    snippet = ROOT / "snippets" / "lc1" / "ring_all_reduce.py"
-    for language, file in (("python", snippet), ("text", snippet.with_suffix(".out"))):
-        (shown,) = re.findall(rf"(?s)^```{language}\n(.*?)^```$", readme, re.MULTILINE)
-        assert shown == file.read_text(), f"copy {file.name} into README.md"
+def test_readme_and_contributing_are_a_screen_each() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        assert len((ROOT / name).read_text().splitlines()) <= 70, name
 
 
-def test_the_readme_names_the_pinned_torch_and_the_newest_tested() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_page_on_installing_names_the_pinned_torch_and_the_newest_tested() -> None:
+    text = (ROOT / "docs/en/install.md").read_text()
     flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     newest = flow["jobs"]["cpu"]["strategy"]["matrix"]["torch"][-1]
     assert f"`make test TORCH={newest}`" in text
     assert f"`TORCH={pinned_version('torch', '3.11.9')}`, the pinned one" in text
-    assert f"`{pyproject()['project']['name']}`" in text, "the name on an index"
+    for page in (text, (ROOT / "README.md").read_text()):
+        assert f"`{pyproject()['project']['name']}`" in page, "the name on an index"
 
 
 def make_targets() -> set[str]:
     makefile = (ROOT / "Makefile").read_text()
-    return set(re.findall(r"(?m)^([a-z]+):", makefile))
+    return set(re.findall(r"(?m)^([a-z-]+):", makefile))
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", ".ci/run", "Makefile"]
+    "document",
+    ["README.md", "CONTRIBUTING.md", "docs/en/install.md", ".ci/run", "Makefile"],
 )
 def test_every_make_target_that_is_named_exists(document: str) -> None:
     text = (ROOT / document).read_text()
     pattern = (
-        r"(?m)(?:`|^|'|#   ?|run: (?:>-\n +)?)make ((?:[a-z]+ ?)+)(?=[\s`'A-Z(]|$)"
+        r"(?m)(?:`|^|'|#   ?|run: (?:>-\n +)?)make ((?:[a-z-]+ ?)+)(?=[\s`'A-Z(]|$)"
     )
     named = {word for found in re.findall(pattern, text) for word in found.split()}
     commands = {"site", "test"} if document != ".ci/run" else {"test", "build"}
@@ -299,7 +298,9 @@ def test_every_make_target_that_is_named_exists(document: str) -> None:
         assert named <= make_targets()
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/en/install.md"]
+)
 def test_every_file_that_is_named_exists(document: str) -> None:
     text = (ROOT / document).read_text()
     named = re.findall(
@@ -313,7 +314,9 @@ def test_every_file_that_is_named_exists(document: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["site", "build", "serve", "test", "check", "wheel"])
+@pytest.mark.parametrize(
+    "target", ["site", "build", "serve", "test", "test-all", "check", "wheel"]
+)
 def test_make_can_plan_every_target(target: str) -> None:
     done = subprocess.run(
         ["make", "-n", target, "ARGS=-k ring", f"PYTHON={sys.executable}"],
@@ -324,9 +327,10 @@ def test_make_can_plan_every_target(target: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "setup_env.py" in done.stdout
-    if target in ("test", "check"):
+    if target in ("test", "test-all", "check"):
         words = " ".join(done.stdout.replace("\\\n", " ").split())
-        assert re.search(r"-m pytest -n \d+ --ignore=tests/site -k ring", words)
+        quick = "-p tests.tiers " if target == "test" else ""
+        assert re.search(rf"-m pytest -n \d+ --ignore=tests/site {quick}-k ring", words)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -395,7 +399,7 @@ def test_the_test_matrix_covers_what_is_supported() -> None:
 def test_what_takes_long_runs_on_a_schedule() -> None:
     flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     assert flow[True]["schedule"]  # YAML reads `on:` as true
-    assert "make test-all" in flow["jobs"]["all"]["steps"][-1]["run"]
+    assert "make test-slow" in flow["jobs"]["slow"]["steps"][-1]["run"]
     words = " ".join((ROOT / "Makefile").read_text().replace("\\\n", " ").split())
     assert '-m "slow or not slow" --hypothesis-profile=explore' in words
 

@@ -3,13 +3,17 @@
 A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> int`.
 It is imported only when it is asked for, so that `xtrain --help` needs no torch. To
 add one, write the module and put its line into `COMMANDS`.
+
+What a command cannot do it raises as a ValueError or an OSError: here that becomes one
+line on standard error and exit code 2. A reader who leaves early (`| head`) ends it.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import xtrain
 
@@ -20,6 +24,9 @@ class Command(NamedTuple):
     module: str
     help: str
 
+
+LONGEST = 200  # characters of a refusal
+NO_DEFAULT = (None, False, argparse.SUPPRESS)
 
 COMMANDS = {
     "doctor": Command("xtrain.doctor.command", "say what this machine can run"),
@@ -32,9 +39,33 @@ COMMANDS = {
 }
 
 
+class Defaults(argparse.HelpFormatter):
+    """Adds its default to the help of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.help and action.option_strings and action.default not in NO_DEFAULT:
+            return f"{action.help} (default: %(default)s)"
+        return action.help
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line, as the commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, refusal(self.prog, message) + "\n")
+
+
+def refusal(prog: str, problem: object) -> str:
+    """One line of at most `LONGEST` characters, whatever was typed."""
+    if isinstance(problem, OSError) and problem.filename is not None:
+        problem = f"{problem.strerror}: {problem.filename}"
+    line = " ".join(f"{prog}: {problem}".split())
+    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+
+
 def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the `chosen` one only."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="xtrain", description="Distributed training, from scratch and tested."
     )
     parser.add_argument(
@@ -43,7 +74,10 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(
-            name, help=command.help, description=_sentence(command.help)
+            name,
+            help=command.help,
+            description=_sentence(command.help),
+            formatter_class=Defaults,
         )
         if name == chosen:
             module = import_module(command.module)
@@ -65,10 +99,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 2
+    code = 0
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        print(end="", flush=True)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader has seen enough, as `| head` has
+        _drop_output()
+    except (ValueError, OSError) as problem:
+        try:
+            print(refusal(f"xtrain {arguments.command}", problem), file=sys.stderr)
+            print(end="", flush=True)
+        except OSError:  # what was printed has no place to go: a full disk
+            _drop_output()
+        return 2
+    return code
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere: at its end Python would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(text: str) -> str:

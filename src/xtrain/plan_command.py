@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import sys
 from typing import Any
 
+from xtrain.plan.checks import require_whole
 from xtrain.plan.config_json import load_shape
 from xtrain.plan.estimate import Assumptions, Estimate
 from xtrain.plan.hardware import ACCELERATORS, Accelerator
@@ -37,8 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes a parameter: " + ", ".join(sorted(RECIPES)))  # fmt: skip
     add("--dtypes", default="megatron-bf16", choices=sorted(DTYPES), metavar="NAME",
         help="of what travels: " + ", ".join(sorted(DTYPES)))  # fmt: skip
-    add("--gpus-per-node", type=int, default=8)
-    add("--efficiency", type=float, default=0.6, help="of the peak, in products")
+    add("--gpus-per-node", type=int, default=8, help="devices that NVLink joins")
+    add(
+        "--efficiency",
+        type=float,
+        default=0.6,
+        help="share of the peak that products reach",
+    )
     add("--memory", type=float, metavar="GIB", help="of a device; the vendor's figure")
     add("--reserve", type=float, default=4.0, metavar="GIB", help="to be left free")
     add("--top", type=int, default=10, help="layouts shown")
@@ -46,25 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and show; 1 if no layout fits, 2 for what cannot be asked."""
-    try:
-        shape = load_shape(arguments.model)
-        device = Accelerator.preset(arguments.gpu)
-        assumed = assumptions_of(arguments, device)
-        batch = arguments.batch or 8 * arguments.gpus
-        result = search(
-            shape,
-            device,
-            arguments.gpus,
-            arguments.sequence,
-            batch,
-            space=space_of(arguments),
-            assumptions=assumed,
-        )
-    except ValueError as error:
-        print(f"xtrain plan: {error}", file=sys.stderr)
-        return 2
-    shown = result.found[: max(arguments.top, 1)]
+    """Search and show; 1 if no layout fits."""
+    require_whole("top", arguments.top)
+    shape = load_shape(arguments.model)
+    device = Accelerator.preset(arguments.gpu)
+    assumed = assumptions_of(arguments, device)
+    batch = 8 * arguments.gpus if arguments.batch is None else arguments.batch
+    result = search(
+        shape,
+        device,
+        arguments.gpus,
+        arguments.sequence,
+        batch,
+        space=space_of(arguments),
+        assumptions=assumed,
+    )
+    shown = result.found[: arguments.top]
     if arguments.json:
         print(json.dumps(as_data(shape, arguments, batch, result, shown), indent=1))
     else:

@@ -3,6 +3,7 @@
 import argparse
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -32,11 +33,27 @@ def show(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
+    with console.capture() as captured:  # rich would exit where a reader leaves early
+        _print(console, shape, device, arguments, batch, assumed, result, shown)
+    print(captured.get(), end="")
+
+
+def _print(
+    console: Console,
+    shape: ModelShape,
+    device: Accelerator,
+    arguments: argparse.Namespace,
+    batch: int,
+    assumed: Assumptions,
+    result: SearchResult,
+    shown: list[Estimate],
+) -> None:
+    """All tables and lines."""
     capacity = assumed.capacity or device.memory
     tokens = batch * arguments.sequence
     console.print(
-        f"[bold]{arguments.model}[/bold]  {shape.parameters / 1e9:.2f} B parameters, "
-        f"{arguments.gpus} x {device.name} of {capacity / GIB:.1f} GiB\n"
+        f"[bold]{escape(arguments.model)}[/bold]  {shape.parameters / 1e9:.2f} B "
+        f"parameters, {arguments.gpus} x {device.name} of {capacity / GIB:.1f} GiB\n"
         f"{batch} sequences of {arguments.sequence} tokens a step "
         f"({tokens / 1e6:.2f} M tokens); bytes by recipe {assumed.recipe}\n"
     )

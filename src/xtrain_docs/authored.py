@@ -1,5 +1,6 @@
 """Pages that people write, and what they embed."""
 
+from functools import lru_cache
 from pathlib import Path
 
 from . import config, excerpts, fences, guards, symbols
@@ -10,7 +11,7 @@ def pages() -> list[Path]:
     return sorted(
         path
         for path in config.PAGES.rglob("*.md")
-        if "generated: true" not in path.read_text()[:400]
+        if "generated: true" not in _read(path)[:400]
     )
 
 
@@ -18,10 +19,26 @@ def references() -> dict[str, list[Path]]:
     """Everything that some page embeds, symbols and files, and the pages."""
     found: dict[str, list[Path]] = {}
     for page in pages():
-        for fence in fences.fences(page.read_text().splitlines()):
-            if parsed := excerpts.parse(fence.body):
-                found.setdefault(parsed[0], []).append(page)
+        for reference in _references(page, page.stat().st_mtime_ns):
+            found.setdefault(reference, []).append(page)
     return found
+
+
+def _read(path: Path) -> str:
+    return _text(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=512)
+def _text(path: Path, changed: int) -> str:
+    del changed  # part of the key: a changed file is read again
+    return path.read_text()
+
+
+@lru_cache(maxsize=512)
+def _references(page: Path, changed: int) -> tuple[str, ...]:
+    lines = _text(page, changed).splitlines()
+    parsed = (excerpts.parse(fence.body) for fence in fences.fences(lines))
+    return tuple(found[0] for found in parsed if found)
 
 
 def embedded() -> dict[str, list[Path]]:

@@ -150,14 +150,14 @@ class RawPreprocessor(Preprocessor):
     """
 
     def run(self, lines: list[str]) -> list[str]:
-        if RAW[0] not in lines:
-            return lines
-        start, end = lines.index(RAW[0]), lines.index(RAW[1])
-        text = "\n".join(lines[start + 1 : end])
-        names = re.findall(r' id="([^"]+)"', text)
-        anchors = ANCHORS + "".join(f'<i id="{name}">' for name in names)
-        stored = self.md.htmlStash.store(text)
-        return [*lines[:start], anchors, "", stored, "", *lines[end + 1 :]]
+        while RAW[0] in lines:
+            start, end = lines.index(RAW[0]), lines.index(RAW[1])
+            text = "\n".join(lines[start + 1 : end])
+            names = re.findall(r'<[^>]* id="([^"]+)"', text)
+            anchors = ANCHORS + "".join(f'<i id="{name}">' for name in names)
+            stored = self.md.htmlStash.store(text)
+            lines = [*lines[:start], anchors, "", stored, "", *lines[end + 1 :]]
+        return lines
 
 
 class AnchorsPreprocessor(Preprocessor):

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from xtrain.testing.closure import steady
+
 from . import config, inputs
 
 ROOT_PAGE = """<!doctype html>
@@ -91,7 +93,6 @@ def build(target: Path) -> None:
     (fresh / "index.html").write_text(ROOT_PAGE)
     shutil.copyfile(fresh / "en" / "404.html", fresh / "404.html")
     (fresh / ".nojekyll").touch()
-    publish.compress(fresh)
     old = target.with_name(target.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -118,7 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        build(target)
+        with steady():
+            build(target)
     except (MkDocsException, ValueError) as problem:
         print(f"\nsite not built: {problem}", file=sys.stderr)
         return 1

@@ -21,15 +21,9 @@ VERIFY_COMMAND = "make test"
 
 
 def source_url(path: str, first: int, last: int) -> str:
-    """The address of lines `first` to `last` of a source file.
-
-    Set XTRAIN_SOURCE_URL to a template with {path}, {first} and {last} to point at
-    a public repository; the default is the page of that file in this site.
-    """
-    template = os.environ.get("XTRAIN_SOURCE_URL")
-    if not template:
-        return f"/source/{path.removeprefix('src/')}.md#L{first}"
-    return template.format(path=path, first=first, last=last)
+    """Where the repository that XTRAIN_REPO_URL names shows lines of a file, or ""."""
+    repository = os.environ.get("XTRAIN_REPO_URL", "").rstrip("/")
+    return f"{repository}/blob/main/{path}#L{first}-L{last}" if repository else ""
 
 
 def draft() -> bool:

@@ -12,6 +12,7 @@ carries the verified line of the symbol it is named after.
 
 import base64
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ from markdown.preprocessors import Preprocessor
 from xtrain.copying import CopyError, standalone, whiteboard
 
 from . import config, fences, symbols, verification
-from .evidence_links import LINK, evidence_link
+from .blocks import RAW
+from .evidence_links import LINK, Place, evidence_place, opened_blocks
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
 from .symbols import SymbolError, resolve
+
+PASTED = 200
+"""Lines of a copy that a page carries; a longer one is had by its command."""
 
 
 def data_url(text: str) -> str:
@@ -62,18 +67,20 @@ def anchor(key: str) -> str:
 def symbol_block(reference: str, options: Options, language: str) -> list[str]:
     """The Markdown that stands for an embedded symbol."""
     symbol = resolve(reference)
-    where = f"{symbol.path}:{symbol.first}"
     lines, attributes = annotate(shown_lines(symbol, options), options, reference)
-    url = config.source_url(symbol.path, symbol.first, symbol.last)
-    bar = [f"[{where.removeprefix('src/')}]({url}){{ .xt-path }}"]
+    place = Place(symbol.path, symbol.first, symbol.last)
+    bar = [path_in_bar(f"{symbol.path}:{symbol.first}", place.url)]
     if not any(part.startswith("_") for part in symbol.dotted.split(".")):
         bar.append(f"[API][{symbol.entry}]{{ .xt-api }}")
     if "." not in symbol.name:
         name = f"{symbol.name}.py"
         text = standalone(reference, config.SOURCE)
-        label = f"copy library form, {len(text.splitlines())} lines"
-        link = f'{data_url(text)}){{ .xt-standalone download="{name}" }}'
-        bar.append(f"[{label}]({link}")
+        lines_of_copy = len(text.splitlines())
+        if lines_of_copy <= PASTED:
+            link = f'{data_url(text)}){{ .xt-standalone download="{name}" }}'
+            bar.append(f"[copy library form, {lines_of_copy} lines]({link}")
+        else:
+            bar.append(f"`xtrain copy {reference}`: {lines_of_copy:,} lines")
     return [
         "",
         " ".join(bar),
@@ -84,6 +91,13 @@ def symbol_block(reference: str, options: Options, language: str) -> list[str]:
         "```",
         *verified_line(symbol.key),
     ]
+
+
+def path_in_bar(path: str, url: str) -> str:
+    """Where the code below stands, as Markdown; a link when a repository is named."""
+    shown = path.removeprefix("src/")
+    link = f"[{shown}]({url})" if url else f"`{shown}`"
+    return f"{link}{{ .xt-path }}"
 
 
 def file_block(reference: str, options: Options, fence: fences.Fence) -> list[str]:
@@ -97,8 +111,7 @@ def file_block(reference: str, options: Options, fence: fences.Fence) -> list[st
     lines, attributes = annotate(text.splitlines(), options, reference)
     wrong = "wrong" in fence.classes or reference.startswith("snippets/wrong/")
     kind = " .xt-wrong" if wrong else ""
-    url = config.source_url(reference, 1, len(lines))
-    bar = f"[{reference.removeprefix('src/')}]({url}){{ .xt-path }}"
+    bar = path_in_bar(reference, Place(reference, 1, len(lines)).url)
     form = symbols.form_key(reference)
     if form:
         bar += f" [API][{form.replace(':', '.')}]{{ .xt-api }}"
@@ -170,14 +183,20 @@ class EmbedPreprocessor(Preprocessor):
 
 
 class LinkPreprocessor(Preprocessor):
-    """Turns links to tests and sources by name into links to their lines."""
+    """Links tests and sources by name with their code at the end of the page."""
 
     def run(self, lines: list[str]) -> list[str]:
-        return [LINK.sub(self._link, line) for line in lines]
+        named: dict[Place, None] = {}
+        lines = [LINK.sub(partial(self._link, named), line) for line in lines]
+        if not named:
+            return lines
+        return [*lines, "", RAW[0], *opened_blocks(named).split("\n"), RAW[1]]
 
-    def _link(self, match: re.Match) -> str:
+    def _link(self, named: dict[Place, None], match: re.Match) -> str:
         try:
-            return f"]({evidence_link(match['kind'], match['target'])})"
+            place = evidence_place(match["kind"], match["target"])
+            named[place] = None
+            return f"](#{place.id})"
         except (EmbedError, SymbolError):
             if config.draft():
                 return '](# "no such evidence")'

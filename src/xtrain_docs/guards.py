@@ -105,14 +105,10 @@ def _read(path: Path) -> _Page:
 
 @lru_cache(maxsize=4096)
 def _parsed(path: Path, stamp: int) -> _Page:
-    """Links and anchors of a page; of source pages, which are long, anchors only."""
+    """Links and anchors of a page."""
     del stamp  # part of the key: a changed file is read again
     page = _Page()
-    text = path.read_text()
-    if 'class="highlight xt-source"' in text:
-        page.anchors.update(re.findall(r' id="([^"]+)"', text))
-    else:
-        page.feed(text)
+    page.feed(path.read_text())
     return page
 
 

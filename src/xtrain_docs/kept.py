@@ -44,13 +44,6 @@ def stamp(roots: Iterable[Path]) -> str:
     return closure.stamp(roots, folders, closure.torch_minor())
 
 
-def module_file(name: str) -> Path:
-    """The source of one of our modules."""
-    base = config.SOURCE.joinpath(*name.split("."))
-    package = base / "__init__.py"
-    return package if package.is_file() else base.with_suffix(".py")
-
-
 def remembered(
     shelf: str, asked: str, now: str, run: Callable[[], Any], say: str = ""
 ) -> Any:

@@ -7,6 +7,8 @@ from .authored import embedded
 from .excerpts import EmbedError
 from .generated import write
 
+TABLE = ("| symbol | test | cases | where | ranks |", "| --- | --- | --: | --- | --- |")
+
 
 def write_ledger() -> int:
     """docs/en/verification/ledger.md: every symbol with its evidence."""
@@ -21,9 +23,10 @@ def write_ledger() -> int:
             by_module.setdefault(key.split(":")[0], []).append(summary)
     lines = _ledger_head(by_module)
     for module, summaries in by_module.items():
-        lines += [f"## `{module}`", ""]
+        lines += [f"## `{module}`", "", *TABLE]
         for summary in summaries:
-            lines += _ledger_entry(summary)
+            lines += _ledger_rows(summary)
+        lines.append("")
     write(config.PAGES / "verification" / "ledger.md", "\n".join([*lines, ""]))
     return sum(map(len, by_module.values()))
 
@@ -75,18 +78,17 @@ def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
     return [*head, ""]
 
 
-def _ledger_entry(summary: verification.Summary) -> list[str]:
+def _ledger_rows(summary: verification.Summary) -> list[str]:
+    """The rows of one symbol: what ran it, and where."""
     name = summary.symbol.split(":")[1]
     state = "verified" if summary.verified else "unverified"
     found = symbols.resolve(summary.symbol)
     place = f"{found.path}:{found.first}".removeprefix("src/")
     url = config.source_url(found.path, found.first, found.last)
-    lines = [
-        f"### `{name}` {{ #{embed.anchor(summary.symbol)} .xt-ledger-{state} }}",
-        "",
-        f"[{place}]({url}){{ .xt-path }}",
-        "",
-    ]
+    head = (
+        f"`{name}`{{ #{embed.anchor(summary.symbol)} .xt-ledger-{state} }}<br>"
+        f"{embed.path_in_bar(place, url)}"
+    )
     runs: dict[tuple[str, str], set[int]] = {}
     failed: set[tuple[str, str]] = set()
     cases: Counter[tuple[str, str]] = Counter()
@@ -102,16 +104,15 @@ def _ledger_entry(summary: verification.Summary) -> list[str]:
                     failed.add(run)
     if not runs:
         why = "the source has changed since" if summary.stale else "no test names it"
-        return [*lines, f"Not verified: {why}.", ""]
-    lines += ["| test | cases | where | ranks |", "| :--- | ---: | :--- | :--- |"]
+        return [f"| {head} | Not verified: {why}. | | | |"]
+    rows = []
     for run, sizes in sorted(runs.items()):
         name, place = run
         result = " **fails**" if run in failed else ""
         ranks = ", ".join(map(str, sorted(sizes))) or "none"
-        lines.append(
-            f"| {_test_link(name)}{result} | {cases[run]} | {place} | {ranks} |"
-        )
-    return [*lines, ""]
+        cells = f"{_test_link(name)}{result} | {cases[run]} | {place} | {ranks} |"
+        rows.append(f"| {'' if rows else head} | {cells}")
+    return rows
 
 
 def _places(test: dict, device: str) -> dict[str, set[int]]:
@@ -131,7 +132,7 @@ def _test_link(test: str) -> str:
     path, _, name = test.partition("::")
     name = name.split("::")[-1]
     try:
-        url = evidence_links.evidence_link("test", f"{path}::{name}")
+        url = evidence_links.evidence_place("test", f"{path}::{name}").url
     except EmbedError:
-        return f"`{test}`"
-    return f"[`{name}`]({url})"
+        url = ""
+    return f"[`{test}`]({url})" if url else f"`{test}`"

@@ -2,15 +2,16 @@
 
     python -m xtrain_docs.prebuild
 
-Generated pages lie under docs/en/source and docs/en/reference/*/ and are not
+Generated pages are the ledger and those under docs/en/reference; they are not
 committed. Files that would not change are left alone.
 """
+
+import shutil
 
 from . import blocks, config, fences, fonts, transcripts
 from .authored import pages, require_no_typed_code
 from .ledger_page import write_ledger
 from .reference_pages import write_reference
-from .source_pages import write_source_pages
 
 
 def record_traces() -> int:
@@ -37,8 +38,8 @@ def main() -> None:
         require_no_typed_code()
         transcripts.require_embedded()
         say("transcripts: as fresh runs print them")
+    shutil.rmtree(config.PAGES / "source", ignore_errors=True)  # earlier builds made it
     say(f"fonts: {fonts.write_fonts()} faces")
-    say(f"source pages: {write_source_pages()}")
     say(f"reference pages: {write_reference()}")
     say(f"ledger: {write_ledger()} symbols")
     say(f"traces: {record_traces()} recorded or still current")

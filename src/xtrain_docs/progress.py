@@ -17,7 +17,7 @@ class Progress(BasePlugin):
         """MkDocs calls this with every page before it is rendered."""
         self._read += 1
         name = page.file.src_uri
-        if not name.startswith(("source/", "reference/")):
+        if not name.startswith("reference/"):
             total = len(files.documentation_pages())
             print(f"page {self._read} of {total}: {name}", flush=True)
         return markdown

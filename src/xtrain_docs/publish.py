@@ -1,4 +1,4 @@
-"""Make a built site quick to load: few files, named by what is in them, compressed.
+"""Make a built site quick to load: few files, named by what is in them.
 
 - The style sheets of a page become one file, without chains of imports.
 - Our script and that style sheet carry a digest in their names, so that a browser may
@@ -6,13 +6,15 @@
 - The fonts that a page shows are asked for at once, not when the styles have been read.
 - Each block of code says how many lines it has, so that a browser lays it out only when
   it comes near the screen.
-- Text lies next to its gzip form, which `serve` (and nginx's gzip_static) sends.
+- What no page asks for goes (source maps, search in other languages), and so do
+  listings in the search index, blank space of templates and marks without a colour.
 """
 
-import gzip
 import hashlib
+import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
@@ -29,10 +31,15 @@ FONT = re.compile(
 )
 CODE = re.compile(r'(?<= highlight"><pre)(?=><span></span><code>(.*?)</code>)', re.S)
 COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
-COMPRESSED = (".css", ".html", ".js", ".json", ".mjs", ".py", ".svg", ".txt", ".wasm",
-              ".xml")  # fmt: skip
-SHORT = 512
-"""Files below this many bytes are not worth a second one."""
+INLINE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
+LONG = 50_000
+"""Inline styles above are those of notebooks: half a megabyte, the same in each."""
+INDENT = re.compile(r"\n\s+")
+KEPT = re.compile(r"(<(?:pre|textarea)\b.*?</(?:pre|textarea)>)", re.DOTALL)
+PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
+"""What the highlighter marks and no style colours: plain names and spaces."""
+LISTING = re.compile(r"<pre>.*?</pre>", re.DOTALL)
+MAPPED = re.compile(r"\n(?://|/\*)# sourceMappingURL=\S+(?: ?\*/)?\s*$")
 
 SHOWS: dict[tuple[str, str], Callable[[str], bool]] = {
     ("xt-text", "normal"): lambda page: True,
@@ -59,29 +66,38 @@ def publish(site: Path) -> None:
         text = styles.join(page, page.read_text())
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
-        page.write_text(CODE.sub(_lines, text))
+        page.write_text(_without_blanks(PLAIN.sub(r"\1", CODE.sub(_lines, text))))
     styles.remove_parts()
+    remove_unused(site)
+
+
+def _without_blanks(page: str) -> str:
+    """A page less the blank space that templates leave, but in its code."""
+    parts = KEPT.split(page)
+    return "".join(
+        part if i % 2 else INDENT.sub("\n", part) for i, part in enumerate(parts)
+    )
+
+
+def remove_unused(site: Path) -> None:
+    """Remove what the theme brings and no page asks for; listings in the search."""
+    shutil.rmtree(site / "assets/javascripts/lunr", ignore_errors=True)
+    for path in sorted((site / "assets").rglob("*.map")):
+        mapped = path.with_suffix("")
+        path.unlink()
+        if mapped.is_file():
+            mapped.write_text(MAPPED.sub("\n", mapped.read_text()))
+    index = site / "search/search_index.json"
+    if index.is_file():
+        found = json.loads(index.read_text())
+        for part in found["docs"]:
+            part["text"] = LISTING.sub("", part["text"])
+        index.write_text(json.dumps(found, separators=(",", ":"), ensure_ascii=False))
 
 
 def _lines(block: re.Match[str]) -> str:
     """How many lines a block of code has, as the style sheet reads it."""
     return f' style="--xt-lines: {len(block[1].splitlines())}"'
-
-
-def compress(site: Path) -> int:
-    """Write `name.gz` beside every file of text; returns how many.
-
-    The same text gives the same bytes, whenever it is done.
-    """
-    count = 0
-    for path in sorted(site.rglob("*")):
-        if path.suffix in COMPRESSED and path.is_file():
-            text = path.read_bytes()
-            small = gzip.compress(text, 9, mtime=0)
-            if len(text) >= SHORT and len(small) < len(text):
-                path.with_name(f"{path.name}.gz").write_bytes(small)
-                count += 1
-    return count
 
 
 class _Styles:
@@ -96,8 +112,17 @@ class _Styles:
         hrefs = [match["href"] for match in STYLES.finditer(text)]
         if not hrefs:
             return text
+        inline: list[str] = []
+
+        def share(match: re.Match) -> str:
+            if len(match[1]) < LONG:
+                return match[0]
+            inline.append(self._inline(match[1]))
+            return ""
+
+        text = INLINE.sub(share, text)
         base = "" if hrefs[0].startswith("/") else self._place(page.parent)
-        files = tuple(self._file(base, href) for href in hrefs)
+        files = (*(self._file(base, href) for href in hrefs), *inline)
         # A page may stand anywhere below the root (404.html): what leads to the first
         # sheet leads to the others.
         root = hrefs[0].removesuffix(files[0])
@@ -120,6 +145,12 @@ class _Styles:
             return words
 
         return STYLES.sub(put, text)
+
+    def _inline(self, style: str) -> str:
+        """A long style of a page as a sheet, so that pages share it."""
+        name = f"assets/inline.{_digest(style.encode())}.css"
+        (self.site / name).write_text(style)
+        return name
 
     def remove_parts(self) -> None:
         """Remove the sheets that have been joined, on every page or on none."""

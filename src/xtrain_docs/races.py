@@ -145,7 +145,23 @@ def race_dropped(name: str) -> int:
     )
 
 
+def outside(result: "Result") -> bool:
+    """Whether the ratio of medians lies outside the middle half of its own rounds."""
+    low, ratio, high = result.ratio_low, result.ratio, result.ratio_high
+    if low is None or ratio is None or high is None:
+        return False
+    return not low <= ratio <= high
+
+
+def race_outside(name: str, count: bool = True) -> int:
+    """Ratios outside their own middle half; or all of them, with count=False."""
+    results = [r for m in record(name).measurements for r in m.results]
+    compared = [r for r in results if r.ratio is not None]
+    return sum(map(outside, compared)) if count else len(compared)
+
+
 VALUES = (
+    race_outside,
     race_ratio,
     race_seconds,
     race_wire,

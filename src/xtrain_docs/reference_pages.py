@@ -1,8 +1,10 @@
-"""A page for each public module, from its docstrings: docs/en/reference/*/**."""
+"""A page for each room of xtrain, from its docstrings: docs/en/reference/*.md."""
 
 import ast
 
 from . import config, symbols
+from .blocks import RAW
+from .evidence_links import closed_block
 from .generated import prune, write
 
 
@@ -41,57 +43,73 @@ def _summary(module: str) -> str:
     return doc.split("\n\n")[0].replace("\n", " ").strip()
 
 
-def write_reference() -> int:
-    """docs/en/reference/<package>/<module>.md; returns how many."""
-    folder = config.PAGES / "reference"
-    kept = {folder / "index.md"}
-    index = [
-        "---",
-        "title: Reference",
-        "description: Every public name of xtrain, module by module.",
-        "generated: true",
-        "---",
-        "",
-        "# Reference",
-        "",
-        "Every public name, module by module, from the docstrings. The code of each "
-        "one is a click away.",
-        "",
-    ]
-    package = ""
+def rooms() -> dict[str, list[str]]:
+    """The public modules by room: a folder of src/xtrain, or `xtrain` for its files."""
+    found: dict[str, list[str]] = {}
     for module in modules():
         parts = module.split(".")
-        top = ".".join(parts[:2])
-        if top != package:
-            package = top
-            index += ["", f"## `{package}`", ""]
-        page = folder / parts[1] / f"{'.'.join(parts[2:]) or 'package'}.md"
-        kept.add(write(page, _reference_page(module)))
-        link = page.relative_to(folder).as_posix()
-        index.append(f"- [`{module}`]({link}): {_summary(module)}")
-    write(folder / "index.md", "\n".join([*index, ""]))
+        is_room = len(parts) > 1 and (config.SOURCE / "xtrain" / parts[1]).is_dir()
+        found.setdefault(parts[1] if is_room else "xtrain", []).append(module)
+    return found
+
+
+def write_reference() -> int:
+    """docs/en/reference/<room>.md; returns how many."""
+    folder = config.PAGES / "reference"
+    index = _head("Reference", "Every public name of xtrain, room by room.")
+    index += ["Every public name, from the docstrings, with its code.", ""]
+    kept = {folder / "index.md"}
+    for room, members in rooms().items():
+        kept.add(write(folder / f"{room}.md", _room_page(room, members)))
+        index += [f"## [`{_title(room)}`]({room}.md)", ""]
+        index += [f"- [`{m}`]({room}.md#{m}): {_summary(m)}" for m in members]
+        index.append("")
+    write(folder / "index.md", "\n".join(index))
     prune(folder, kept)
     return len(kept)
 
 
-def _reference_page(module: str) -> str:
-    path = symbols.module_path(module, config.SOURCE)
-    source = path.relative_to(config.SOURCE).as_posix()
-    return "\n".join(
-        [
-            "---",
-            f"title: {module}",
-            f"description: Reference of {module}, from its docstrings.",
-            "search: {boost: 0.6}",
-            "generated: true",
-            "---",
+def _title(room: str) -> str:
+    return room if room == "xtrain" else f"xtrain.{room}"
+
+
+def _head(title: str, description: str) -> list[str]:
+    return [
+        "---",
+        f"title: {title}",
+        f"description: {description}",
+        "search: {boost: 0.6}",
+        "generated: true",
+        "---",
+        "",
+        f"# {title}",
+        "",
+    ]
+
+
+def _room_page(room: str, members: list[str]) -> str:
+    title = _title(room)
+    lines = _head(title, f"Reference of {title}, from its docstrings, with its code.")
+    for module in members:
+        lines += [
+            f"## `{module}` {{ #{module} }}",
             "",
-            f"# `{module}`",
-            "",
-            f"[{source}](/source/{source}.md){{ .xt-path }}",
-            "{ .xt-bar .xt-alone }",
+            RAW[0],
+            *_file(module).split("\n"),
+            RAW[1],
             "",
             f"::: {module}",
+            "    options: {heading_level: 3}",
             "",
         ]
-    )
+    return "\n".join(lines)
+
+
+def _file(module: str) -> str:
+    """The file of a module in a closed block."""
+    path = symbols.module_path(module, config.SOURCE)
+    code = path.read_text().rstrip("\n")
+    lines = len(code.splitlines())
+    shown = path.relative_to(config.SOURCE).as_posix()
+    url = config.source_url(f"src/{shown}", 1, lines)
+    return closed_block(f"{shown}, {lines} lines", code, url)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from . import kept
+from . import kept, symbols
 
 ITEMSIZE = 4
 
@@ -25,7 +25,7 @@ def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> lis
     return kept.remembered(
         shelf(module),
         asked,
-        kept.stamp([kept.module_file(module)]),
+        kept.stamp([symbols.module_path(module)]),
         lambda: again(asked),
         f"run: {asked}",
     )

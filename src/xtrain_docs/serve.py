@@ -7,11 +7,12 @@ whether the port is free: `make site` asks before it builds.
 """
 
 import argparse
+import gzip
 import io
 import os
 import re
 import sys
-from functools import partial
+from functools import lru_cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,19 @@ from . import build, config
 
 DIGEST = re.compile(r"[.-][0-9a-f]{8}\.")
 """In the name of a file whose content never changes: another content, another name."""
+
+
+PACKED = {".css", ".html", ".js", ".json", ".mjs", ".py", ".svg", ".txt", ".wasm",
+          ".xml"}  # fmt: skip
+SHORT = 512
+"""Files below this many bytes travel as they are."""
+
+
+@lru_cache(maxsize=64)
+def packed(path: Path, changed: int) -> bytes:
+    """A file in its gzip form, kept while it stays as it is."""
+    del changed  # part of the key: a changed file is read again
+    return gzip.compress(path.read_bytes(), 6, mtime=0)
 
 
 def accepts_gzip(header: str | None) -> bool:
@@ -36,8 +50,8 @@ class Handler(SimpleHTTPRequestHandler):
     """Files of one folder, our page for what is missing, no line per request.
 
     What is outside (through a link, say) and folders without an index are missing. A
-    browser that takes gzip gets the `.gz` beside a file (`publish`). It may keep for
-    good what has a digest in its name, and asks before it uses anything else again.
+    browser that takes gzip gets text so. It may keep for good what has a digest in its
+    name, and asks before it uses anything else again.
     """
 
     protocol_version = "HTTP/1.1"  # one connection for many requests
@@ -63,9 +77,10 @@ class Handler(SimpleHTTPRequestHandler):
         if not os.path.isfile(path):
             self.send_error(404)
             return None
-        small = path.with_name(f"{path.name}.gz")
-        packed = os.path.isfile(small) and accepts_gzip(self.headers["Accept-Encoding"])
-        return self._answer(path, small if packed else path)
+        small = path.suffix in PACKED and path.stat().st_size >= SHORT
+        return self._answer(
+            path, small and accepts_gzip(self.headers["Accept-Encoding"])
+        )
 
     def _path(self) -> Path | None:
         """The file or folder that is asked for; None when it is not in the site."""
@@ -76,10 +91,15 @@ class Handler(SimpleHTTPRequestHandler):
             return None
         return path if inside else None
 
-    def _answer(self, path: Path, sent: Path) -> BinaryIO | None:
-        file = sent.open("rb")
+    def _answer(self, path: Path, pack: bool) -> io.BytesIO | BinaryIO | None:
+        file: io.BytesIO | BinaryIO = path.open("rb")
         status = os.fstat(file.fileno())
-        tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}-{sent.suffix[1:]}"'
+        size = status.st_size
+        if pack:
+            file.close()
+            small = packed(path, status.st_mtime_ns)
+            file, size = io.BytesIO(small), len(small)
+        tag = f'"{status.st_mtime_ns:x}-{size:x}-{"gz" if pack else "raw"}"'
         known = tag in (self.headers["If-None-Match"] or "")
         self.send_response(304 if known else 200)
         self.send_header("ETag", tag)
@@ -90,8 +110,8 @@ class Handler(SimpleHTTPRequestHandler):
             file.close()
         else:
             self.send_header("Content-Type", self.guess_type(path))
-            self.send_header("Content-Length", str(status.st_size))
-            if sent != path:
+            self.send_header("Content-Length", str(size))
+            if pack:
                 self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         return None if known else file

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-import griffe
-
 from . import config
 
 
@@ -51,20 +49,14 @@ def digest(lines: str) -> str:
     return hashlib.sha256(lines.rstrip("\n").encode()).hexdigest()
 
 
-def module_path(module: str, root: Path) -> Path:
+def module_path(module: str, root: Path | None = None) -> Path:
     """The file of a dotted module below `root`, or SymbolError."""
+    root = root or config.SOURCE
     base = root.joinpath(*module.split("."))
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.is_file():
             return path
     raise SymbolError(f"no module {module!r} below {root.name}/")
-
-
-@lru_cache(maxsize=256)
-def _load(module: str, root: Path, stamp: int) -> griffe.Module:
-    del stamp  # part of the cache key: a changed file is read again
-    path = module_path(module, root)
-    return griffe.visit(module, filepath=path, code=path.read_text())
 
 
 @lru_cache(maxsize=512)
@@ -78,21 +70,6 @@ def _tree(path: Path, stamp: int) -> ast.Module:
     return ast.parse(_text(path, stamp))
 
 
-def load_module(module: str, root: Path | None = None) -> griffe.Module:
-    """The module as griffe reads it; nothing is imported."""
-    root = root or config.SOURCE
-    return _load(module, root, module_path(module, root).stat().st_mtime_ns)
-
-
-def own_names(module: griffe.Module) -> list[str]:
-    """Names a module defines itself, in order."""
-    return [
-        name
-        for name, member in module.members.items()
-        if not member.is_alias and not member.is_module
-    ]
-
-
 def resolve(reference: str, root: Path | None = None) -> Symbol:
     """Find `package.module:name` or `package.module:Class.method`.
 
@@ -101,30 +78,14 @@ def resolve(reference: str, root: Path | None = None) -> Symbol:
             elsewhere (then the message says where it is defined).
     """
     root = root or config.SOURCE
-    module_name, colon, name = reference.partition(":")
-    if not colon or not name or not module_name:
+    module, colon, name = reference.partition(":")
+    if not colon or not name or not module:
         raise SymbolError(f"{reference!r} is not of the form package.module:name")
-    module = load_module(module_name, root)
-    found: griffe.Object | griffe.Alias = module
-    for part in name.split("."):
-        if part not in found.members:
-            known = own_names(module) if found is module else list(found.members)
-            raise SymbolError(
-                f"{reference}: {found.path} has no {part!r}; "
-                f"it has: {', '.join(known) or 'nothing'}"
-            )
-        found = found.members[part]
-        if found.is_alias:
-            home = found.target_path  # type: ignore[union-attr]
-            raise SymbolError(
-                f"{reference} is imported there, not defined: "
-                f"write {':'.join(home.rsplit('.', 1))!r}"
-            )
-    path = module_path(module_name, root)
-    first, last, docstring = _lines(path, name)
+    path = module_path(module, root)
+    first, last, docstring = _lines(reference, path)
     lines = _text(path, path.stat().st_mtime_ns).splitlines()
     return Symbol(
-        module_name,
+        module,
         name,
         path.relative_to(root.parent).as_posix(),
         first,
@@ -134,14 +95,16 @@ def resolve(reference: str, root: Path | None = None) -> Symbol:
     )
 
 
-def _lines(path: Path, name: str) -> tuple[int, int, tuple[int, int] | None]:
+def _lines(reference: str, path: Path) -> tuple[int, int, tuple[int, int] | None]:
+    where, _, name = reference.partition(":")
     body = _tree(path, path.stat().st_mtime_ns).body
     node: ast.stmt | None = None
     for part in name.split("."):
         node = next((n for n in body if part in _defined(n)), None)
         if node is None:
-            raise SymbolError(f"{name} is not a plain definition in {path}")
-        body = getattr(node, "body", [])
+            package = path.name == "__init__.py"
+            raise SymbolError(f"{reference}{_why(where, package, part, body)}")
+        where, body = f"{where}.{part}", getattr(node, "body", [])
     assert node is not None and node.end_lineno is not None
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(d.lineno for d in decorators)])
@@ -151,6 +114,21 @@ def _lines(path: Path, name: str) -> tuple[int, int, tuple[int, int] | None]:
         if ast.get_docstring(node) is not None and head.end_lineno:
             docstring = (head.lineno, head.end_lineno)
     return first, node.end_lineno, docstring
+
+
+def _why(where: str, package: bool, name: str, body: list[ast.stmt]) -> str:
+    """Why these statements do not define a name."""
+    parents = [*where.split("."), "it"] if package else where.split(".")
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    above = parents[: -node.level] if node.level else []
+                    home = ".".join([*above, *filter(None, [node.module])])
+                    there = f"{home}:{alias.name}"
+                    return f" is imported there, not defined: write {there!r}"
+    known = [own for node in body for own in _defined(node)]
+    return f": {where} has no {name!r}; it has: {', '.join(known) or 'nothing'}"
 
 
 def _defined(node: ast.stmt) -> list[str]:

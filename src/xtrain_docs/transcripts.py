@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from xtrain.testing.closure import steady
+
 from . import config, kept
 
 
@@ -142,7 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", type=Path)
     options = parser.parse_args(arguments)
     if options.embedded:
-        problems = check_embedded()
+        with steady():
+            problems = check_embedded()
         print("".join(f"{problem}\n\n" for problem in problems), end="")
         return 1 if problems else 0
     stale = 0

@@ -141,7 +141,7 @@ def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
         killed = ranks[1].kill()
         for survivor in (0, 2, 3):
             word = ranks[survivor].hear()
-            assert word[:2] == ("raised", "RuntimeError"), word
+            assert word[:2] == ("raised", "PeersLost"), word
             assert re.search(r"^rank 1 (died|is gone)", word[2]), word
             assert f"rank {survivor} waited in {PHASES[phase]}(" in word[2], word
             assert "test_faults.py:" in word[2], word

@@ -1,7 +1,10 @@
 """`xtrain bench`: lists, chooses, prints, writes."""
 
 import argparse
+import dataclasses
 import json
+import os
+import re
 
 import pytest
 
@@ -123,10 +126,10 @@ def test_a_run_that_was_cut_leaves_the_record_alone_and_is_resumed(
     words = ["bench", "lc1", "--sizes", "400,800", "--output", str(path)]
     run_measurement = command.run_measurement
 
-    def cut(world, race, size, settings):
+    def cut(world, race, size, settings, rough):
         if size == 800:
             raise KeyboardInterrupt
-        return run_measurement(world, race, size, settings)
+        return run_measurement(world, race, size, settings, rough)
 
     monkeypatch.setattr(command, "run_measurement", cut)
     assert cli.main(words) == 130
@@ -203,3 +206,19 @@ def test_a_record_of_another_machine_stands_beside_the_first(tmp_path):
         paths[-1].write_text("{}")
     assert [path.name for path in paths] == ["lc1.json", "lc1-2.json", "lc1-3.json"]
     assert record_files.new_output(tmp_path, "lc1", another=False).name == "lc1.json"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
+@pytest.mark.usefixtures("short_races")
+def test_a_quick_look_at_a_busy_machine_has_numbers_and_a_caveat(monkeypatch, capsys):
+    busy = dataclasses.replace(SHORT, other_load_limit=-1.0)  # all samples are above
+    monkeypatch.setattr(command, "QUICK", busy)
+    assert cli.main(["bench", "lc1", "--quick"]) == 0
+    header, _, *rows, caveat = capsys.readouterr().out.strip().splitlines()
+    assert "A test, 400 B" in header and len(rows) == 2
+    for row in rows:
+        assert re.search(r"\d (us|ms|s) +\d", row) and "0 of 2" in row
+    assert re.fullmatch(r"  rough: others used \d+% of the machine meanwhile", caveat)
+    monkeypatch.setattr(command, "QUICK", SHORT)
+    assert cli.main(["bench", "lc1", "--quick"]) == 0
+    assert "rough" not in capsys.readouterr().out

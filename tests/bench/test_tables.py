@@ -51,6 +51,15 @@ def test_results_show_ratio_spread_and_dropped_samples():
     assert rows[3] == ["", "lost", "", "not measured", "", "17 of 17"]
 
 
+def test_a_ratio_outside_its_own_middle_half_is_marked_and_counted():
+    assert values.evaluate('race_outside("lc1")') == "0"
+    away = dataclasses.replace(RESULT, ratio=0.99, ratio_low=1.0, ratio_high=1.03)
+    assert races.outside(away) and not races.outside(LOST)
+    assert tables._spread(away) == "1.00 to 1.03, ratio outside"
+    assert tables._spread(RESULT) == "1.20 to 1.30"
+    assert values.evaluate('race_outside("lc1", False)') == "2"
+
+
 def test_goals_are_met_missed_or_not_measured():
     verdicts = [row[-2:] for row in tables.race_goals().rows]
     assert verdicts == [

@@ -375,7 +375,15 @@ def test_no_bit_of_latest_can_be_wrong(tmp_path):
 def test_a_latest_of_before_there_were_checksums_is_still_read(tmp_path):
     for name in ("step-00000012", "step-100000000", "step-00000012-0123abcd"):
         (tmp_path / "latest").write_text(name)
-        assert latest(tmp_path) == tmp_path / name
+        (tmp_path / name).mkdir()
+        for text in (None, "", "[1]", '{"format": 2}', '{"format": 1}'):
+            if text is not None:
+                (tmp_path / name / "index.json").write_text(text)
+            if text == '{"format": 1}':
+                assert latest(tmp_path) == tmp_path / name
+            else:  # the rest of one with a checksum, not of that time
+                with pytest.raises(CheckpointError, match="latest is damaged"):
+                    latest(tmp_path)
     for text in (
         "",
         "step-1",

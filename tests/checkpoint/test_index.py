@@ -74,7 +74,7 @@ def everything_in(path):
 
 WRITTEN = (
     [list(range(6)), [1, 2], list(range(10, 16)), [7], list(range(4))],
-    {"w": {"exp_avg": (True, torch.float32), "step": (False, torch.float32)}},
+    {"w": {"exp_avg": (True, None), "step": (False, torch.float32)}},
     {"w", "b", ":cut:exp_avg:w", ":number:step:w", ":random:cpu:0", ":random:cpu:1"},
 )
 

@@ -127,11 +127,11 @@ def test_all_reduce_equals_one_process(world, size):
     world(size).run(all_reduce_cases)
 
 
-def gather_and_scatter_cases() -> None:
+def gather_and_scatter_cases(gather=gather, scatter=scatter, layouts=LAYOUTS) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    for case, (shape, layout) in enumerate(itertools.product(SHAPES, LAYOUTS)):
+    for case, (shape, layout) in enumerate(itertools.product(SHAPES, layouts)):
         dtype, root = DTYPES[case % len(DTYPES)], case % size
-        other_layout = LAYOUTS[case // 4 % 4]
+        other_layout = layouts[case // len(layouts) % len(layouts)]
         where = [{"group_%s": root}, {"%s": root}, {}][case % 3]
         root = root if where else 0
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.comm import axis_ranks, init_mesh, mesh_coordinates, ring_all_reduce
-from xtrain.comm.mesh import check_mesh
+from xtrain.comm.mesh import check_mesh, joined_group, timeout_of
+from xtrain.testing import expect_error
 
 MESHES = {
     1: [((1,), ("data",)), ((1, 1, 1), ("a", "b", "c"))],
@@ -131,3 +133,43 @@ def wrong_meshes() -> None:
 @pytest.mark.verifies("xtrain.comm.mesh:init_mesh", "xtrain.comm.mesh:check_mesh")
 def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(world):
     world(4).run(wrong_meshes)
+
+
+def timeouts() -> None:
+    """With a default group that waits 77 seconds."""
+    world = dist.group.WORLD._get_backend(torch.device("cpu"))
+    usual = timeout_of(None)
+    world._set_default_timeout(timedelta(seconds=77))
+    try:
+        for timeout in (None, timedelta(seconds=5)):
+            mesh = init_mesh((2, 2), ("data", "context"), timeout=timeout)
+            whole = init_mesh((4,), ("data",), timeout=timeout)
+            joined = joined_group(mesh, ("data", "context"))
+            limit = timeout or timedelta(seconds=77)
+            groups = [mesh["data"].get_group(), mesh["context"].get_group()]
+            for group in (*groups, whole.get_group()):
+                assert timeout_of(group) == limit
+            assert joined is joined_group(mesh, ("data", "context"))
+            assert dist.get_process_group_ranks(joined) == [0, 1, 2, 3]
+            assert timeout_of(joined) == limit
+            assert timeout_of(None) == timedelta(seconds=77)
+        half = init_mesh((2, 2, 1), ("pipeline", "data", "context"), timeout=timeout)
+        joined, first = joined_group(half, ("data", "context")), dist.get_rank() // 2
+        assert dist.get_process_group_ranks(joined) == [2 * first, 2 * first + 1]
+        assert timeout_of(joined) == timeout
+    finally:
+        world._set_default_timeout(usual)
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:init_mesh", "xtrain.comm.mesh:joined_group")
+def test_groups_of_a_mesh_have_the_timeout_given_or_that_of_the_default_group(world):
+    world(4).run(timeouts)
+
+
+def refused_timeout() -> None:
+    init_mesh((2,), ("data",), timeout=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:check_timeout")
+def test_a_timeout_that_is_no_time_is_refused(world):
+    expect_error(world(2), refused_timeout, match="timeout is a timedelta above 0")

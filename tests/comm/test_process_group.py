@@ -1,6 +1,7 @@
 """What lies below the collectives: process groups, sub-groups, and the store."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -265,3 +266,68 @@ def test_a_store_call_is_a_few_messages_to_one_process():
     both = relay.during(lambda: (store.set("key", "b"), store.check(["key"])))
     assert both.count("store") == 1
     assert server.get("key") == b"b"
+
+
+ENDS = """
+import gc, os, sys, time
+import torch
+import torch.distributed as dist
+import xtrain.comm
+
+class Wrapper:  # in a cycle, so that only the garbage collector frees it
+    def __init__(self, group):
+        self.group, self.itself = group, self
+
+def program(rank, end):
+    store = dist.FileStore(os.path.join(sys.argv[1], end), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    group = dist.new_group()
+    used = group if "wrapper" in end else dist.group.WORLD
+    dist.all_reduce(torch.ones(1), group=used)
+    from torch.distributed import nn  # as the first step of an optimizer does
+    dist.barrier()
+    if rank == 1:  # rank 0 has ended, or is about to
+        time.sleep(1.0)
+    work = dist.all_reduce(torch.ones(1), group=used, async_op=True)
+    work.get_future().then(lambda done: done.value())  # on a thread of gloo
+    if rank == 1:
+        work.wait()
+        os._exit(0)
+    if "wrapper" in end:
+        Wrapper(group)
+    del work, group, used
+    if "collected" in end:
+        gc.collect()
+    if "destroyed" in end:
+        dist.destroy_process_group()
+
+gc.disable()  # it collects where we say so
+codes = {}
+for end in sys.argv[2:]:
+    pids = []
+    for rank in range(2):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            program(rank, end)
+            sys.exit()
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes[end] = ended[0]
+print(codes)
+"""
+
+
+def test_a_program_that_destroys_its_groups_ends_in_good_order(tmp_path):
+    """gloo's thread comes to Python while the interpreter ends: that is an abort."""
+    good = ["destroyed", "wrapper, collected, destroyed"]
+    bad = ["left", "wrapper, destroyed"]
+    ran = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path), *good, *bad],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    codes = eval(ran.stdout)
+    assert [codes[end] for end in good] == [0, 0], ran.stderr
+    if sys.version_info < (3, 14):  # from then on such a thread hangs instead
+        assert [codes[end] for end in bad] == [-signal.SIGABRT] * 2, ran.stderr
+        assert "terminate called without an active exception" in ran.stderr

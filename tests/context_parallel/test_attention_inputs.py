@@ -149,6 +149,27 @@ def only_queries_are_trained() -> list[tuple[float, int, int]]:
     return found
 
 
+def one_is_trained() -> list[float]:
+    """Errors of the only gradient, with queries, keys or values trained alone."""
+    size = dist.get_world_size()
+    *whole, grad = qkv(2, 2, 4 * size)
+    _, *expected = dense(*whole, grad, causal=True)
+    found = []
+    for attention in ALL:
+        for place in range(3):
+            mine = [shard_sequence(t, 2) for t in whole]
+            mine[place].requires_grad_()
+            attention(*mine).backward(shard_sequence(grad, 2))
+            found.append(error_of([mine[place].grad], expected[place : place + 1]))
+    return found
+
+
+@pytest.mark.verifies(RING, GATHERED, ULYSSES)
+def test_one_of_queries_keys_and_values_may_be_trained_alone(world):
+    for found in world(2).run(one_is_trained):
+        assert len(found) == 9 and max(found) < 1e-12, "as LoRA trains values alone"
+
+
 @pytest.mark.verifies(RING, GATHERED)
 def test_keys_without_gradients_send_none_home(world):
     for ring, gathered in world(3).run(only_queries_are_trained):

@@ -85,6 +85,25 @@ def test_ranks_compute_the_pairs_that_the_formula_says(world, ranks):
         assert [critical_pairs(b, 4, 4) for b in BALANCES] == [58, 40, 34]
 
 
+def sent_with(window: int, balance: str) -> list[int]:
+    """Messages forward and backward of 4 tokens a rank."""
+    q, k, v, grad = parts(balance, 4)
+    found = []
+    with CommLedger() as ledger:
+        out = ring_attention(q, k.requires_grad_(), v, True, balance, window=window)
+        found.append(ledger.messages)
+        out.backward(grad)
+    return [*found, ledger.messages - found[0]]
+
+
+@pytest.mark.verifies(RING, VISITS)
+def test_a_window_shortens_the_ring_over_runs(world):
+    expected = {1: [0, 0], 2: [1, 3], 5: [1, 3], 6: [2, 5], 13: [3, 7], 99: [3, 7]}
+    for window, messages in expected.items():
+        assert world(4).run(sent_with, window, "none") == [messages] * 4, window
+    assert world(4).run(sent_with, 2, "zigzag") == [[3, 7]] * 4
+
+
 def sent(dtype: torch.dtype) -> list[tuple[int, int, int, int]]:
     """Bytes and messages, forward and backward."""
     q, k, v, grad = parts("none", 4, dtype, heads=2)

@@ -36,6 +36,18 @@ CALLS = {
     "an odd length in zigzag": ({"balance": "zigzag", "q": 3}, "pad it to"),
     "an unknown balance": ({"balance": "spiral"}, "spiral"),
     "fewer queries": ({"q": 3, "kv": 4}, "3 local queries and 4 keys"),
+    "fewer queries, balanced": (
+        {"causal": False, "balance": "zigzag", "q": 2, "kv": 4},
+        "2 local queries and 4 keys",
+    ),
+    "no queries": ({"given": (None, 1, 2)}, "q is NoneType, not a tensor"),
+    "a list of keys": ({"given": (0, [1.0], 2)}, "k is list, not a tensor"),
+    "too few dims": ({"given": (torch.zeros(4), 1, 2)}, r"q \[4\]"),
+    "heads of size 0": (
+        {"given": [torch.zeros(2, 6, 4, 0, dtype=torch.float64)] * 3},
+        "ZeroDivisionError",
+    ),
+    "a word for a scale": ({"scale": "large"}, "scale='large' is not a number"),
     "an integer": ({"dtype": torch.int64}, "floating"),
     "nothing": ({"q": 0}, "0 local queries"),
 }
@@ -58,7 +70,10 @@ def call(attention, changes: dict) -> torch.Tensor:
     keys, dtype = options.pop("kv", queries), options.pop("dtype", torch.float64)
     q, k, v, _ = (t.to(dtype) for t in qkv(6, 6, 4))
     q, k, v = q[:, :, :queries], k[:, :, :keys], v[:, :, :keys]
-    if trained and dtype.is_floating_point:
+    if "given" in options:  # a number is the tensor of that place
+        given = options.pop("given")
+        q, k, v = ((q, k, v)[g] if isinstance(g, int) else g for g in given)
+    elif trained and dtype.is_floating_point:
         q.requires_grad_()
     return attention(q, k, v, **options)
 
@@ -92,7 +107,7 @@ def test_a_wrong_call_is_refused_on_every_rank_before_any_message(
     if wrong_ranks == [1]:
         skip_unless_mistakes_are_told(xtrain_worlds)
     for found in world(2).run(told, ALL, CALLS, wrong_ranks):
-        assert len(found) == 3 * len(CALLS) - 2
+        assert len(found) == 3 * len(CALLS) - 3
         for name, case, error, messages in found:
             assert error and messages == 0, (name, case)
             assert name in error, (name, case, error)
@@ -135,9 +150,10 @@ def test_ulysses_needs_whole_heads(world):
         assert "4 heads on 3 ranks" in told_
 
 
-def cut_of(length: int, balance: str) -> str:
+def cut_of(length: int | None, balance: str) -> str:
     try:
-        shard_sequence(torch.zeros(1, length), 1, balance)
+        whole = torch.zeros(1) if length is None else torch.zeros(1, length)
+        shard_sequence(whole, 1, balance)
     except ValueError as error:
         return str(error)
     return ""
@@ -146,7 +162,7 @@ def cut_of(length: int, balance: str) -> str:
 @pytest.mark.parametrize(
     ("length", "balance", "message"),
     [(6, "none", "cut into 4 equal parts"), (12, "zigzag", "pad it to 16"),
-     (8, "round", "'round' is none of")],
+     (8, "round", "'round' is none of"), (None, "none", "dim=1 is not one of")],
 )  # fmt: skip
 @pytest.mark.verifies("xtrain.context_parallel.balance:check_balance")
 def test_a_sequence_that_cannot_be_cut_is_refused(world, length, balance, message):

@@ -16,6 +16,7 @@ from xtrain.context_parallel import (
 from xtrain.context_parallel.balance import positions_of
 from xtrain.context_parallel.block_attention import TILES
 from xtrain.context_parallel.sequence_mask import SequenceMask
+from xtrain.plan import pairs_by_step
 
 LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
 WINDOWS = (None, 1, 2, 7, 100)
@@ -143,7 +144,52 @@ def test_the_blocks_of_all_ranks_make_up_the_whole_mask(
                 expected = cut[:, rows, columns]
                 block = of.block(query_rank, key_rank)
                 assert (block is None) == (not expected.any())
+                if window in (None, 100) and kind in (None, "one"):  # hides nothing
+                    assert block is None or block.sees is None
                 assert torch.equal(drawn(block, local), expected)
+
+
+@pytest.mark.verifies("xtrain.plan.context_parallel:ring_steps")
+@pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")
+def test_a_ring_ends_at_the_last_rank_that_a_window_reaches():
+    for balance in ("none", "striped", "zigzag"):
+        for window in range(1, 40):
+            of = SequenceMask(4, 8, 8, True, balance, window)
+            seen = {
+                (query - key) % 4
+                for query in range(4)
+                for key in range(4)
+                if of.block(query, key) is not None
+            }
+            assert max(seen) < of.steps
+            assert balance != "none" or max(seen) == of.steps - 1
+    assert SequenceMask(4, 8, 8, True).steps == 4
+    assert SequenceMask(4, 8, 8, False).steps == 4
+
+
+@pytest.mark.verifies("xtrain.plan.context_parallel:pairs_by_step")
+def test_zigzag_over_packed_documents_is_not_balanced():
+    """The front half one document, each token behind it its own."""
+    ranks, local = 4, 8
+    whole = torch.arange(ranks * local).clamp_min(ranks * local // 2 - 1)
+    seen = visible(ranks * local, True, None, whole[None])[0, 0]
+    pairs = [
+        int(seen[positions_of(rank, ranks, local, "zigzag")].sum()) - local // 2
+        for rank in range(ranks)  # without the pairs of short documents with themselves
+    ]
+    assert pairs == [sum(row) for row in pairs_by_step("none", ranks, local // 2)]
+
+
+@pytest.mark.parametrize("window", [17, None])
+@pytest.mark.verifies("xtrain.context_parallel.mask:Visible")
+def test_what_is_far_apart_is_skipped_without_a_look_at_tiles(window, monkeypatch):
+    """Two documents a rank, and padding; without documents if there is a window."""
+    ids = torch.arange(64).view(4, 1, 16) // 8
+    ids[3] = -1
+    monkeypatch.setattr(mask, "tiles", None)
+    of = SequenceMask(4, 16, 16, True, "none", window, None if window else ids)
+    assert of.block(2, 0) is None and of.block(3, 1) is None
+    assert of.blocks == {(2, 0): None, (3, 1): None}
 
 
 @pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")

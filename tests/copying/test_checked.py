@@ -21,11 +21,14 @@ PAIRS = [
 @pytest.mark.parametrize(("exported", "bare"), PAIRS, ids=lambda kind: kind.__module__)
 def test_both_take_the_same_arguments_but_for_whose_collectives(exported, bare):
     assert issubclass(exported, bare)
+    reduction = [inspect.signature(k).parameters for k in (exported, bare)]
+    defaults = [each["gradient_reduction"].default for each in reduction]
+    assert defaults == [None, "average"]  # the exported one asks the model's mesh
     theirs, ours = (
         {
             name: (parameter.kind, parameter.default)
             for name, parameter in inspect.signature(kind).parameters.items()
-            if name not in ("collectives", "all_reduce")
+            if name not in ("collectives", "all_reduce", "gradient_reduction")
         }
         for kind in (exported, bare)
     )
@@ -41,4 +44,6 @@ def test_whoever_imports_an_algorithm_has_its_calls_checked():
         "print(sorted(CHECKS), COUNTERS == [Round])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "['collective', 'messages', 'peer', 'tensor'] True\n"
+    assert (
+        done.stdout == "['collective', 'messages', 'peer', 'tensor', 'values'] True\n"
+    )

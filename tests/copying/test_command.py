@@ -54,6 +54,8 @@ def test_a_class_is_found_by_the_name_of_a_form_and_the_other_way_round(capsys):
         (["ring_al_reduce", "--library"], "nearest: ring_all_reduce"),
         (["ZeroOptimiser"], "nearest: ZeroOptimizer"),
         (["qqqq"], "`xtrain copy --list` names everything"),
+        (["nope"], "'nope'; `xtrain copy --list` names everything"),
+        (["x" * 1000], "`xtrain copy --list` names everything"),
         (["xtrain.comm.ring:nothing"], "has no 'nothing'"),
         (["xtrain.comm.rung:ring_all_reduce"], "no module 'xtrain.comm.rung'"),
         ([], "copy what?"),
@@ -62,7 +64,7 @@ def test_a_class_is_found_by_the_name_of_a_form_and_the_other_way_round(capsys):
 def test_an_unknown_name_gets_the_nearest_ones_and_code_2(capsys, words, near):
     code, out, err = copy(capsys, *words)
     assert (code, out) == (2, "")
-    assert near in err
+    assert near in err and err.startswith("xtrain copy: ") and len(err) <= 201
 
 
 def test_a_file_is_written_and_replaced_only_when_told(capsys, tmp_path):
@@ -79,6 +81,22 @@ def test_a_file_is_written_and_replaced_only_when_told(capsys, tmp_path):
     assert copy(capsys, "ring_all_reduce", "-o", path, "--force")[0] == 0
     assert path.read_text() == whiteboard("ring_all_reduce")
     assert copy(capsys, "ring_all_reduce", "-o", tmp_path / "no" / "x.py")[0] == 2
+    dangling, elsewhere = tmp_path / "link.py", tmp_path / "elsewhere.py"
+    dangling.symlink_to(elsewhere)
+    assert copy(capsys, "ring_all_reduce", "-o", dangling)[0] == 2
+    assert not elsewhere.exists()
+
+
+def test_nothing_is_written_through_a_link_that_leads_nowhere(capsys, tmp_path):
+    link, aim = tmp_path / "link.py", tmp_path / "elsewhere.py"
+    link.symlink_to(aim)
+    for words, said in ([], "exists"), (["--force"], "is not a regular file"):
+        code, _, err = copy(capsys, "ring_all_reduce", "-o", link, *words)
+        assert code == 2 and said in err and len(err.splitlines()) == 1
+    assert not aim.exists() and link.is_symlink()
+    aim.write_text("mine")
+    assert copy(capsys, "ring_all_reduce", "-o", link, "--force")[0] == 0
+    assert aim.read_text() == whiteboard("ring_all_reduce")
 
 
 def test_the_list_has_every_name_with_the_lines_of_both_forms(capsys):

@@ -128,6 +128,7 @@ def buffers_and_state():
     model(torch.randn(6, 3))  # begins with rank 0's buffers
     keys = list(model.state_dict())
     model.load_state_dict(bare.state_dict())
+    model.load_state_dict({f"module.{n}": t for n, t in bare.state_dict().items()})
     return mean_after_forward, bare[1].num_batches_tracked.item(), keys
 
 

@@ -116,7 +116,7 @@ def toy(tmp_path, monkeypatch) -> Toy:
     monkeypatch.setattr(config, "BUILD", tmp_path / "build")
     monkeypatch.setattr(config, "RECORDS", (tmp_path / "build/verification",))
     monkeypatch.delenv("XTRAIN_DOCS_DRAFT", raising=False)
-    monkeypatch.delenv("XTRAIN_SOURCE_URL", raising=False)
+    monkeypatch.delenv("XTRAIN_REPO_URL", raising=False)
     verification._cache.clear()
     yield repository
     verification._cache.clear()

@@ -3,24 +3,26 @@
 import gzip
 import http.client
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import threading
 import urllib.error
 import urllib.request
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+from tests.docs.rendering import render
 from xtrain_docs import (
     authored,
     build,
     ledger_page,
     prebuild,
-    publish,
+    reference_pages,
     serve,
-    source_pages,
     transcripts,
     verification,
 )
@@ -49,7 +51,6 @@ def site(toy, monkeypatch):
     toy.write(
         "docs/en/verification/ledger.md", "# L\n\n<a id=verified-toy.ring._hidden>"
     )
-    toy.write("docs/en/source/toy/ring.py.md", "# S\n\n<a id=L25></a>")
     target = toy.root / "build/site"
 
     def make(text: str, strict: bool = True):
@@ -117,16 +118,42 @@ def test_the_address_is_that_of_the_root(monkeypatch, given, used):
 # --- prebuild -------------------------------------------------------------------------
 
 
-def test_source_pages_have_an_anchor_on_every_line_and_nothing_acts(toy, monkeypatch):
-    text = 'x = "$a$ {{ b }} [c](test:d)"\n\n```py\n"""`e`"""\n'
-    path = toy.write("src/toy/odd.py", text)
-    page = source_pages.source_page(path)
-    assert page.count('class="xt-line"') == 4
-    assert 'id="L4"' in page
-    body = page.split("</h1>")[-1].split("---\n", 2)[2]
-    assert "{{" not in body
-    assert "$a$" not in body
-    assert "```" not in body
+def test_each_room_has_one_reference_page_with_its_code(toy):
+    toy.write("src/xtrain/__init__.py", "")
+    toy.write("src/xtrain/cli.py", "def main():\n    return 0\n")
+    toy.write("src/xtrain/comm/__init__.py", "")
+    toy.write("src/xtrain/comm/ring.py", 'X = "$a$ {{ b }} [c](test:d) <i>"\n')
+    toy.write("src/xtrain/comm/tree.py", '"""A tree."""\n\nY = 1\n')
+    old = toy.write("docs/en/reference/comm/ring.md", "of an earlier build")
+    assert reference_pages.write_reference() == 3
+    folder = toy.root / "docs/en/reference"
+    made = {file.name for file in folder.rglob("*.md")}
+    assert made == {"index.md", "comm.md", "xtrain.md"}
+    assert not old.exists()
+    page = (folder / "comm.md").read_text()
+    for module in ("xtrain.comm.ring", "xtrain.comm.tree"):
+        assert f"{{ #{module} }}" in page
+        assert f"::: {module}\n" in page
+        assert f"](comm.md#{module})" in (folder / "index.md").read_text()
+    assert "A tree" in (folder / "index.md").read_text()
+    for acts in ("{{", "$a$", "[c]", "<i>"):
+        assert acts not in page.split("::: ")[0]
+    html = render(page.split("---\n", 2)[2])
+    plain = unescape(re.sub(r"<[^>]+>", "", html))
+    assert (toy.root / "src/xtrain/comm/ring.py").read_text() in plain
+
+
+def test_the_reference_links_a_repository_that_is_named(toy, monkeypatch):
+    toy.write("src/xtrain/__init__.py", "")
+    toy.write("src/xtrain/comm/__init__.py", "")
+    toy.write("src/xtrain/comm/ring.py", "X = 1\nY = 2\n")
+    page = toy.root / "docs/en/reference/comm.md"
+    reference_pages.write_reference()
+    assert "href" not in page.read_text()
+    monkeypatch.setenv("XTRAIN_REPO_URL", "https://example.org/x/")
+    reference_pages.write_reference()
+    file = "https://example.org/x/blob/main/src/xtrain/comm/ring.py#L1-L2"
+    assert f'href="{file}"' in page.read_text()
 
 
 def test_the_ledger_lists_tests_and_says_what_is_not_verified(toy):
@@ -136,8 +163,18 @@ def test_the_ledger_lists_tests_and_says_what_is_not_verified(toy):
     text = (toy.root / "docs/en/verification/ledger.md").read_text()
     assert "1 of 2 functions" in text
     assert "| 2 | gloo on cpu | 1, 4 |" in text
-    assert "test_ring.py.md#L2" in text
+    assert "| `tests/test_ring.py::test_ring` | 2 |" in text
     assert "Not verified: no test names it" in text
+
+
+def test_the_ledger_links_a_repository_that_is_named(toy, monkeypatch):
+    monkeypatch.setenv("XTRAIN_REPO_URL", "https://example.org/x")
+    toy.record("toy.ring:ring")
+    ledger_page.write_ledger()
+    text = (toy.root / "docs/en/verification/ledger.md").read_text()
+    place = "https://example.org/x/blob/main/"
+    assert f"[`tests/test_ring.py::test_ring`]({place}tests/test_ring.py#L2-L3)" in text
+    assert f"[toy/ring.py:9]({place}src/toy/ring.py#L9-L16)" in text
 
 
 def test_the_ledger_counts_what_ran_on_each_backend(toy):
@@ -146,9 +183,9 @@ def test_the_ledger_counts_what_ran_on_each_backend(toy):
     toy.record("toy.ring:ring", outcome="skipped", backend="xtrain-socket")
     ledger_page.write_ledger()
     text = (toy.root / "docs/en/verification/ledger.md").read_text()
-    rows = [line for line in text.splitlines() if "test_ring.py.md#L2" in line]
+    rows = [line for line in text.splitlines() if "test_ring.py::test_ring" in line]
     assert len(rows) == 2  # what was skipped proves nothing
-    assert rows[0].endswith(") | 2 | gloo on cpu | 1, 4 |")
+    assert rows[0].endswith("` | 2 | gloo on cpu | 1, 4 |")
     assert rows[1].endswith(" **fails** | 2 | xtrain-shm on cpu | 1, 4 |")
 
 
@@ -157,16 +194,6 @@ def test_an_empty_ledger_says_how_to_fill_it(toy):
     text = (toy.root / "docs/en/verification/ledger.md").read_text()
     assert "No test run is recorded" in text
     assert "make test" in text
-
-
-def test_generated_files_that_are_no_longer_made_go_away(toy, monkeypatch):
-    monkeypatch.setattr(source_pages, "SHOWN", ("src/toy",))
-    source_pages.write_source_pages()
-    gone = toy.root / "docs/en/source/toy/steps.py.md"
-    assert gone.is_file()
-    (toy.root / "src/toy/steps.py").unlink()
-    source_pages.write_source_pages()
-    assert not gone.exists()
 
 
 # --- serve ----------------------------------------------------------------------------
@@ -238,9 +265,8 @@ def ask(address, **headers):
 
 @pytest.fixture
 def packed(address, tmp_path):
-    """A page with its gzip form beside it; the address of the folder."""
+    """A page long enough to travel compressed; the address of its folder."""
     (tmp_path / "index.html").write_text("words " * 1000)
-    publish.compress(tmp_path)
     return address
 
 
@@ -270,9 +296,16 @@ def test_what_a_browser_has_is_not_sent_again(packed, tmp_path):
     assert (status, body) == (304, b"")
     assert headers["ETag"] == first["ETag"]
     (tmp_path / "index.html").write_text("others " * 1000)
-    publish.compress(tmp_path)
     assert ask(packed, **again)[0] == 200
     assert ask(packed, **{"If-None-Match": first["ETag"]})[0] == 200, "not packed"
+
+
+@pytest.mark.parametrize("name", ["short.html", "font.woff2"])
+def test_what_is_short_or_packed_already_travels_as_it_is(address, tmp_path, name):
+    (tmp_path / name).write_bytes(b"x" * (1000 if name[0] == "f" else 500))
+    _, headers, body = ask(f"{address}/{name}", **{"Accept-Encoding": "gzip"})
+    assert headers["Content-Encoding"] is None
+    assert body == (tmp_path / name).read_bytes()
 
 
 @pytest.mark.parametrize(

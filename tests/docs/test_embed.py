@@ -114,21 +114,20 @@ def test_nothing_is_imported(toy):
     assert "return" in render(page(reference="toy.bomb:f"))
 
 
-def test_the_bar_leads_to_source_and_reference(toy):
+def test_the_bar_says_where_the_code_is_and_leads_to_the_reference(toy):
     toy.record("toy.ring:ring")
     out = render(page())
     first = resolve("toy.ring:ring").first
-    assert f'href="/source/toy/ring.py.md#L{first}"' in out
-    assert f"toy/ring.py:{first}" in out
+    assert f'<code class="xt-path">toy/ring.py:{first}</code>' in out
     assert "toy.ring.ring" in out
 
 
-def test_the_source_address_is_a_template(toy, monkeypatch):
+def test_the_bar_links_the_repository_that_is_named(toy, monkeypatch):
     toy.record("toy.ring:ring")
-    monkeypatch.setenv(
-        "XTRAIN_SOURCE_URL", "https://example.org/{path}#L{first}-{last}"
+    monkeypatch.setenv("XTRAIN_REPO_URL", "https://example.org/x/")
+    assert 'href="https://example.org/x/blob/main/src/toy/ring.py#L9-L16"' in render(
+        page()
     )
-    assert "https://example.org/src/toy/ring.py#L9-16" in render(page())
 
 
 def test_a_private_name_has_no_reference_entry(toy):
@@ -153,6 +152,16 @@ def test_the_copy_holds_all_it_needs(toy):
     assert "import toy" not in code
     assert "from toy" not in code
     assert scope["ring"]([1.0, 2.0]) == 3.0
+
+
+def test_a_long_copy_is_had_by_its_command(toy, monkeypatch):
+    from xtrain_docs import embed
+
+    toy.record("toy.ring:ring")
+    monkeypatch.setattr(embed, "PASTED", 3)
+    out = render(page())
+    assert "base64" not in out
+    assert "<code>xtrain copy toy.ring:ring</code>: " in out
 
 
 # --- the verified line ---------------------------------------------------------------
@@ -253,7 +262,7 @@ def test_a_form_is_shown_whole_and_downloaded_with_its_self_check(
     out = render(page(reference=FORM_FILE))
     code = re.search(r"<code>(.*?)</code>", out, re.S)
     assert html.unescape(re.sub(r"<[^>]+>", "", code[1])).strip("\n") == FORM.strip()
-    assert 'href="/source/xtrain/whiteboard/comm/turn.py.md#L1"' in out
+    assert '<code class="xt-path">xtrain/whiteboard/comm/turn.py</code>' in out
     assert "[xtrain.whiteboard.comm.turn.turn]" in out  # resolved by autorefs
     assert "Verified by 1 test" in re.sub(r"<[^>]+>", "", out)
     assert 'download="turn.py"' in out
@@ -321,14 +330,43 @@ def test_a_missing_file_stops_the_build(toy, name):
         render(page(reference=name))
 
 
-def test_links_to_evidence_by_name(toy):
-    out = render(
-        "[t](test:tests/test_ring.py::test_ring) [s](src:toy.ring:ring) "
-        "[f](file:tests/test_ring.py)"
-    )
-    assert 'href="/source/tests/test_ring.py.md#L2"' in out
-    assert 'href="/source/toy/ring.py.md#L9"' in out
-    assert 'href="/source/tests/test_ring.py.md#L1"' in out
+NAMED = (
+    "[t](test:tests/test_ring.py::test_ring) [s](src:toy.ring:Wheel.turn) "
+    "[f](file:tests/odd.json) [again](test:tests/test_ring.py::test_ring)"
+)
+
+
+def opened(out: str) -> dict[str, str]:
+    """The code of each closed block of a page, by its id."""
+    found = re.findall(r'<details [^>]*id="([^"]+)".*?<code>(.*?)</code>', out, re.S)
+    plain = {name: re.sub(r"<[^>]+>", "", text) for name, text in found}
+    return {name: html.unescape(text).strip("\n") for name, text in plain.items()}
+
+
+def test_evidence_that_a_page_names_opens_in_the_page(toy):
+    test = '@mark(1)\ndef test_ring():\n    x = "$a$ {{ b }} [c](test:d) ```"'
+    toy.write("tests/test_ring.py", f"import os\n\n\n{test}\n\n\ndef other(): ...\n")
+    odd = toy.write("tests/odd.json", '{"a": "<b>"}\n')
+    out = render(NAMED)
+    ids = re.findall(r'<a href="#([^"]+)">', out)
+    code = opened(out)
+    assert len(code) == 3
+    assert ids[0] == ids[3]
+    assert code[ids[0]] == test
+    assert code[ids[1]] == resolve("toy.ring:Wheel.turn").source
+    assert code[ids[2]] == odd.read_text().strip()
+    assert "http" not in out
+
+
+def test_a_page_that_names_no_evidence_ends_with_its_words(toy):
+    assert "<details" not in render("[a](#b)\n\n# b")
+
+
+def test_opened_evidence_links_the_repository_that_is_named(toy, monkeypatch):
+    monkeypatch.setenv("XTRAIN_REPO_URL", "https://example.org/x")
+    out = render("[t](test:tests/test_ring.py::test_ring)")
+    assert 'href="https://example.org/x/blob/main/tests/test_ring.py#L2-L3"' in out
+    assert len(opened(out)) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.test_build import EMBED, MKDOCS
 from xtrain.testing import closure
-from xtrain_docs import build, config, inputs, prebuild, symbols
+from xtrain_docs import authored, build, config, inputs, prebuild, symbols
 
 PAGE = EMBED % "_hidden" + '\n```py\n--8<-- "snippets/a.py"\n```\n'
 
@@ -22,15 +22,13 @@ def built(toy, monkeypatch):
     monkeypatch.setattr(config, "SITE", toy.root / "build/site")
     toy.write("mkdocs.yml", MKDOCS % "true")
     toy.write("docs/en/index.md", PAGE)
-    toy.write("docs/en/source/toy/ring.py.md", "# S\n\n<a id=L25></a>")
-    toy.write("docs/en/source/snippets/a.py.md", "# S\n\n<a id=L1></a>")
     ledger = "# L\n\n<a id=verified-toy.ring._hidden>"
     toy.write("docs/en/verification/ledger.md", ledger)
     toy.write("snippets/a.py", "print(1)\n")
     toy.record("toy.ring:_hidden")
     # A build is a process of its own, which has read nothing yet.
-    for read in (closure._digest, closure._reached, symbols._load, symbols._text,
-                 symbols._tree):  # fmt: skip
+    for read in (closure._part, closure._reached, symbols._text,
+                 symbols._tree, authored._text):  # fmt: skip
         read.cache_clear()
     assert build.main([]) == 0
     return toy

@@ -5,7 +5,7 @@ import multiprocessing
 
 import pytest
 
-from xtrain_docs import config, kept, runs, traces, transcripts
+from xtrain_docs import config, kept, runs, symbols, traces, transcripts
 
 CODE = ("src/toy/__init__.py", "src/toy/ring.py", "src/toy/steps.py")
 
@@ -17,7 +17,7 @@ def ask(toy, monkeypatch):
     ran = []
 
     def ask_once(result="seen", asked="ring"):
-        now = kept.stamp([kept.module_file("toy.ring")])
+        now = kept.stamp([symbols.module_path("toy.ring")])
         return kept.remembered("toys", asked, now, lambda: ran.append(1) or result)
 
     ask_once.ran = ran
@@ -28,7 +28,7 @@ def test_a_result_is_kept_as_json(toy, ask):
     assert ask((1, {"a": None})) == ask("new") == [1, {"a": None}]
     assert ask("new", "another") == "new"
     assert len(ask.ran) == 2
-    now = kept.stamp([kept.module_file("toy.ring")])
+    now = kept.stamp([symbols.module_path("toy.ring")])
     assert kept.used == {"toys": {"ring": now, "another": now}}
 
 
@@ -56,7 +56,7 @@ def test_another_torch_runs_it_again(toy, ask, monkeypatch):
 
 def test_what_is_committed_comes_first_while_it_is_good(toy, ask):
     ask("local")
-    now = kept.stamp([kept.module_file("toy.ring")])
+    now = kept.stamp([symbols.module_path("toy.ring")])
     shelf = kept.committed() / "toys.json"
     kept.write(shelf, {"ring": {"stamp": now, "result": "committed"}})
     assert ask() == "committed"
@@ -151,6 +151,6 @@ def test_every_shelf_is_of_something_that_can_run_again():
     modules = {json.loads(asked)[0].partition(":")[0] for shelf, asked in COMMITTED
                if shelf != "traces"}  # fmt: skip
     for module in modules:
-        assert kept.module_file(module).is_file()
+        assert symbols.module_path(module).is_file()
     assert transcripts.embedded()
     assert config.ROOT in kept.committed().parents

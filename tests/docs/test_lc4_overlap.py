@@ -49,3 +49,12 @@ def test_the_table_compares_bytes_with_the_formula(on_ranks):
         ["1", "2"],
         ["2", "4"],
     ]
+
+
+def test_more_ranks_round_more_and_one_sum_in_fp32_stops_that():
+    each = [overlap.rounding_of_sums(n) for n in (1, 2, 4, 8, 16)]
+    once = [overlap.rounding_of_sums(n, each_hop=False) for n in (1, 2, 4, 8, 16)]
+    assert each == sorted(each) and each[-1] > 3 * each[0]
+    assert each[:2] == once[:2]
+    assert max(once) < 1.5 * once[0]
+    assert [row[0] for row in overlap.rounded_sums().rows] == ["1", "2", "4", "8", "16"]

@@ -2,10 +2,15 @@
 
 import pytest
 
-from xtrain.plan import ModelShape, activation_memory
+from xtrain.plan import (
+    ACCELERATORS,
+    ModelShape,
+    activation_memory,
+    nccl_hop_seconds,
+)
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc4 import interview, interview_calls, interview_memory
-from xtrain_docs.lectures.lc4.interview import layer_seconds
+from xtrain_docs.lectures.lc4.pays import layer_times
 
 LAYERS = (
     "xtrain.tensor_parallel.linear:ColumnParallelLinear",
@@ -56,12 +61,18 @@ def test_tokens_double_the_one_and_width_the_other(on_ranks):
 
 def test_a_layers_sums_and_matrices_take_the_seconds_of_the_formulas():
     shape = ModelShape.preset("llama-3-70b")
-    sums, work = layer_seconds(shape, 1024, 8, 1e-6, "nvlink4", 4e14)
+    work, sums = layer_times("llama-3-70b", 1024, 8, "nvlink4")
     moved = 2 * 7 / 8 * 1024 * 8192 * 2
-    assert sums == pytest.approx(4 * (14e-6 + moved / 450e9))
+    hop = nccl_hop_seconds(False)
+    assert sums == pytest.approx(4 * (14 * hop + moved / 450e9))
     matrices = 6 * (shape.layer_parameters - 2 * 8192)
-    attention = 3 * 4 * 8192 * 1024
-    assert work == pytest.approx((matrices + attention) * 1024 / 8 / 4e14)
+    attention = 3 * 4 * 8192 * 1025 / 2  # causal: half of the pairs
+    rate = ACCELERATORS["h100"].matmul
+    assert work == pytest.approx((matrices + attention) * 1024 / 8 / rate)
+    switch = interview.seconds_if_the_switch_adds("llama-3-70b", 1024)
+    assert switch == pytest.approx(4 * (2 * hop + 1024 * 8192 * 2 / 450e9))
+    shares = {row[0]: row[-1] for row in interview.seconds_of_tensor_parallelism().rows}
+    assert shares["NVLink 4, in a node"] and not shares["InfiniBand NDR"]
 
 
 def test_tables_without_runs_are_whole():

@@ -6,6 +6,7 @@ from xtrain.schedules import simulate
 from xtrain_docs.blocks import registry
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc5 import errata, interview, pair_order
+from xtrain_docs.lectures.lc5.tables import held_by
 
 REGISTRY = registry("table")
 
@@ -30,9 +31,12 @@ def test_equal_steps_and_unequal_memory():
         ["GPipe", "33", "9", "8"],
         ["1F1B", "33", "9", "4"],
     ]
-    assert [row[2:] for row in cells("idle_of_zero_bubble")] == [
-        ["9", "4"], ["3", "4"], ["0", "7"], ["21", "8"], ["7", "8"], ["0", "15"],
+    rows = cells("idle_of_zero_bubble")
+    assert [[*row[2:4], *row[5:]] for row in rows] == [
+        ["9", "45", "4", "4"], ["3", "39", "4", "4"], ["0", "39", "7", "7"],
+        ["21", "93", "8", "8"], ["7", "79", "8", "8"], ["0", "79", "15", "15"],
     ]  # fmt: skip
+    assert rows[4][4] == rows[5][4] == f"{79 / 72:.3f}"
 
 
 def test_idle_times_of_both_conventions():
@@ -115,3 +119,14 @@ def test_errors_of_gradients_by_divisor(on_ranks, monkeypatch):
                         tuple(row[0] for row in wrong))  # fmt: skip
     with pytest.raises(EvidenceError, match="its own rows"):
         interview.errors_by_divisor()
+
+
+def test_numbers_of_spoken_answers():
+    assert [held_by("one_f_one_b", 8, 24, rank) for rank in (0, 3, 7)] == [8, 5, 1]
+    assert [held_by("zb_h1", 8, 24, 7, until) for until in "BW"] == [1, 8]
+    assert [interview.versions_kept(8, 24, rank) for rank in (0, 7)] == [8, 1]
+    # attention, MLP and two exchanges of each micro-batch, one after the other or not
+    orders = ("pair", "two_forwards", "two_backwards")
+    units = interview.units_of_pair
+    assert [units(order, in_turn=True) for order in orders] == [8, 8, 8]
+    assert [units(order) for order in orders] == [4, 5, 5]

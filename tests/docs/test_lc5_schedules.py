@@ -57,8 +57,10 @@ def test_the_comparison_is_what_is_played():
         options = {} if chunks is None else {"chunks": chunks}
         timeline = simulate(SCHEDULES[name](ranks, m, **options))
         assert row[2] == f"{100 * timeline.idle_fraction:.1f} %"
-        assert float(row[3]) == max(timeline.peak_activations)
-        assert row[4] == str(timeline.parameter_copies)
+        assert row[3] == f"{timeline.makespan / timeline.work:.3f}"
+        assert float(row[4]) == max(timeline.peak_activations)
+        assert float(row[5]) == max(timeline.peak_until_weights)
+        assert row[6] == str(timeline.parameter_copies)
 
 
 @pytest.mark.parametrize("name", FORMS)

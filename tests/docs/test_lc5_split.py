@@ -32,6 +32,14 @@ def test_less_is_kept_after_b_and_nothing_after_w(on_ranks):
     assert forward > between > after == 0
 
 
+def test_with_fused_kernels_a_layer_keeps_as_much_until_w_as_until_b():
+    assert split.kept_until_w("llama-3-8b") == split.kept_until_b("llama-3-8b")
+    assert split.kept_until_w("llama-3-8b") == 139_264
+    for preset in ("llama-2-7b", "llama-3-70b"):
+        share = split.kept_until_w(preset) / split.kept_until_b(preset)
+        assert 0.95 < share <= 1
+
+
 @pytest.mark.verifies(SPLIT)
 def test_torchs_walk_computes_the_matmuls_of_functions_twice_and_ours_none(on_ranks):
     (plain, cut) = split.split_counts().rows

@@ -170,6 +170,15 @@ FORMS_ON = {
     "lc3-zero/stage-1-and-2": ["zero/zero_1", "zero/zero_2"],
     "lc3-zero/stage-3": ["zero/fully_sharded", "zero/fully_sharded_prefetch"],
     "lc3-zero/clipping": ["zero/clip_grad_norm"],
+    "lc4-tensor-parallel/overlap": [
+        "tensor_parallel/ring_all_gather_matmul",
+        "tensor_parallel/ring_matmul_reduce_scatter",
+    ],
+    "lc1-communication/gather-and-scatter": ["comm/gather", "comm/scatter"],
+    "lc5-pipeline-parallel/chimera": ["schedules/chimera"],
+    "lc5-pipeline-parallel/dualpipe-v": ["schedules/dualpipe_v"],
+    "lc5-pipeline-parallel/zb-v": ["schedules/zb_v"],
+    "lc5-pipeline-parallel/zero-bubble": ["schedules/zb_h1", "schedules/zb_h2"],
 }
 WITHOUT = {
     "against-torch": {"picture", "idea", "race"},

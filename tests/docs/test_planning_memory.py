@@ -31,7 +31,7 @@ VERIFIED = (
 BY_HAND = {  # name -> bytes of weights, gradients, optimizer of rank 0
     "one device": (4 * MODEL, 4 * MODEL, 8 * MODEL),
     "one device, bf16": (2 * MODEL, 2 * MODEL, 12 * MODEL),
-    "DDP, bf16": (2 * MODEL, 2 * MODEL + 2, 12 * MODEL),
+    "DDP, bf16": (2 * MODEL, 4 * MODEL + 4, 12 * MODEL),
     "ZeRO-1, bf16": (2 * 17496, 2 * MODEL, 12 * 4374),
     "ZeRO-2, bf16": (2 * 17496, 4 * 4374, 12 * 4374),
     "FSDP": tuple(n * (4 * 956 + 552) for n in (4, 4, 8)),

@@ -1,6 +1,6 @@
-"""Published pages load quickly: one style sheet, names with digests, gzip beside."""
+"""Published pages load quickly: one style sheet, names with digests, nothing idle."""
 
-import gzip
+import json
 
 import pytest
 
@@ -95,16 +95,58 @@ def test_a_missing_sheet_stops_the_build(site):
         publish.publish(site)
 
 
-def test_text_lies_beside_its_gzip_form_and_the_rest_does_not(tmp_path):
-    (tmp_path / "a.html").write_text("words " * 1000)
-    (tmp_path / "b.html").write_text("short")
-    (tmp_path / "c.woff2").write_bytes(b"x" * 1000)
-    assert publish.compress(tmp_path) == 1
-    packed = (tmp_path / "a.html.gz").read_bytes()
-    assert gzip.decompress(packed).decode() == "words " * 1000
-    (tmp_path / "a.html.gz").unlink()
-    publish.compress(tmp_path)
-    assert (tmp_path / "a.html.gz").read_bytes() == packed, "the same bytes each time"
+def test_what_no_page_asks_for_goes(site):
+    lunr, script = "assets/javascripts/lunr/tinyseg.js", "assets/javascripts/b.min.js"
+    for name in (lunr, f"{script}.map"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("{}")
+    (site / script).write_text("run()\n//# sourceMappingURL=b.min.js.map\n")
+    published(site)
+    assert not list(site.rglob("*.map"))
+    assert not (site / lunr).exists()
+    assert (site / script).read_text() == "run()\n"
+
+
+def test_long_styles_of_a_page_are_shared_by_pages(site):
+    style = f"<style>.own{{}}</style><style>.jp{{--long:{'x' * 60000}}}</style>"
+    for name in ("index.html", "a/b/index.html"):
+        root = "../../" if name[0] == "a" else ""
+        (site / name).write_text(PAGE.format(root=root, body=style))
+    pages = published(site)
+    sheets = {sheet.name: sheet.read_text() for sheet in site.glob("assets/*.css")}
+    (shared,) = [name for name, text in sheets.items() if ".jp{" in text]
+    assert sheets[shared].index("background") < sheets[shared].index(".jp{")
+    for name in ("index.html", "a/b/index.html"):
+        assert f'assets/{shared}"' in pages[name]
+        assert ".jp" not in pages[name]
+        assert "<style>.own{}</style>" in pages[name]
+    assert shared not in pages["404.html"]
+
+
+def test_marks_that_no_style_colours_go(site):
+    code = '<span class="n">x</span><span class="w"> </span><span class="k">if</span>'
+    (site / "index.html").write_text(PAGE.format(root="", body=code))
+    assert 'x <span class="k">if</span>' in published(site)["index.html"]
+
+
+def test_listings_are_not_searched(site):
+    words = {"docs": [{"location": "a/", "title": "A", "text": "b <pre>c\nd</pre> e"}]}
+    index = site / "search/search_index.json"
+    index.parent.mkdir()
+    index.write_text(json.dumps(words))
+    published(site)
+    assert json.loads(index.read_text())["docs"][0]["text"] == "b  e"
+
+
+def test_blank_lines_go_around_the_article_and_stay_in_it(site):
+    page = PAGE.format(root="", body="<pre>a\n\nb</pre>").replace(
+        "<body>", "\n \n<body>"
+    )
+    (site / "index.html").write_text(page)
+    page = published(site)["index.html"]
+    assert "<pre>a\n\nb</pre>" in page
+    assert "\n\n" not in page.replace("a\n\nb", "")
+    assert "</head>\n<body>" in page
 
 
 def test_a_block_of_code_says_how_many_lines_it_has(site):

@@ -32,7 +32,7 @@ def built(toy, monkeypatch):
 def build(toy, *asked):
     kept.used.clear()
     for name in asked:
-        now = kept.stamp([kept.module_file("toy.ring")])
+        now = kept.stamp([symbols.module_path("toy.ring")])
         kept.remembered("toys", name, now, lambda: "seen")
     kept.note_used()
 
@@ -172,9 +172,9 @@ def stamp_now(shelf: str, of: str) -> str:
     """The stamp of a snippet's output, or of what a module's functions gave."""
     if shelf == "transcripts":
         return transcripts.stamp(config.ROOT / of)
-    roots = [kept.module_file(of)]
+    roots = [symbols.module_path(of)]
     if shelf == "traces":
-        roots.insert(0, kept.module_file("xtrain_docs.traces.record"))
+        roots.insert(0, symbols.module_path("xtrain_docs.traces.record"))
     return kept.stamp(roots)
 
 

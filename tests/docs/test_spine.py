@@ -17,16 +17,11 @@ from xtrain.schedules import SCHEDULES
 from xtrain_docs import config
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc2 import runs_spine as lc2_runs
-from xtrain_docs.lectures.lc2 import spine as lc2
-from xtrain_docs.lectures.lc3 import spine as lc3
 from xtrain_docs.lectures.lc4 import runs_spine as lc4_runs
-from xtrain_docs.lectures.lc4 import spine as lc4
 from xtrain_docs.lectures.lc5 import runs_spine as lc5_runs
-from xtrain_docs.lectures.lc5 import spine as lc5
 from xtrain_docs.lectures.lc6 import runs_spine as lc6_runs
-from xtrain_docs.lectures.lc6 import spine as lc6
 from xtrain_docs.lectures.lc7 import runs_spine as lc7_runs
-from xtrain_docs.lectures.lc7 import spine as lc7
+from xtrain_docs.lectures.spine import curves
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (
@@ -91,20 +86,20 @@ def test_the_run_has_what_mistakes_need_to_show():
 @pytest.mark.verifies(*DATA_PARALLEL, MODEL)
 @pytest.mark.parametrize("ranks", compare.RANKS)
 def test_data_parallelism_reproduces_it(on_ranks, ranks):
-    assert [row.curve(ranks)["exact"] for row in lc2.rows()] == [True] * 3
+    assert [row.curve(ranks)["exact"] for row in curves.rows("lc2")] == [True] * 3
 
 
 @pytest.mark.verifies(*ZERO, MODEL)
 @pytest.mark.parametrize("ranks", compare.RANKS)
 def test_every_stage_of_zero_reproduces_it(on_ranks, ranks):
-    curves = [row.curve(ranks) for row in lc3.rows()]
-    assert [curve["exact"] for curve in curves] == [True, True, True, False]
+    found = [row.curve(ranks) for row in curves.rows("lc3")]
+    assert [curve["exact"] for curve in found] == [True, True, True, False]
 
 
 @pytest.mark.verifies(*TENSOR, *DATA_PARALLEL[1:], *ZERO, MODEL)
 @pytest.mark.parametrize("ranks", compare.RANKS)
 def test_tensor_ranks_reproduce_it_alone_and_beside_data_ranks(on_ranks, ranks):
-    rows = [row for row in lc4.rows() if ranks in row.ranks]
+    rows = [row for row in curves.rows("lc4") if ranks in row.ranks]
     assert len(rows) == {2: 2, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
 
@@ -112,7 +107,7 @@ def test_tensor_ranks_reproduce_it_alone_and_beside_data_ranks(on_ranks, ranks):
 @pytest.mark.verifies(*PIPELINE, *DATA_PARALLEL[1:], *ZERO, MODEL)
 @pytest.mark.parametrize("ranks", compare.RANKS)
 def test_stages_reproduce_it_alone_and_on_data_ranks(on_ranks, ranks):
-    rows = [row for row in lc5.rows() if ranks in row.ranks]
+    rows = [row for row in curves.rows("lc5") if ranks in row.ranks]
     assert len(rows) == {2: 2, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
 
@@ -120,7 +115,7 @@ def test_stages_reproduce_it_alone_and_on_data_ranks(on_ranks, ranks):
 @pytest.mark.verifies(*CONTEXT, MODEL)
 @pytest.mark.parametrize("ranks", compare.RANKS)
 def test_context_ranks_reproduce_it_alone_and_beside_others(on_ranks, ranks):
-    rows = [row for row in lc6.rows() if ranks in row.ranks]
+    rows = [row for row in curves.rows("lc6") if ranks in row.ranks]
     assert len(rows) == {2: 3, 4: 5}[ranks]
     assert all(row.curve(ranks)["exact"] for row in rows)
 
@@ -130,9 +125,9 @@ def test_context_ranks_reproduce_it_alone_and_beside_others(on_ranks, ranks):
 def test_experts_on_ranks_reproduce_one_process_alone_and_beside_others(
     on_ranks, ranks
 ):
-    layouts = [layout for _, layout, sizes in lc7.ROWS if ranks in sizes]
-    assert len(layouts) == {2: 1, 4: 4}[ranks]
-    assert all(lc7.curve_of(layout, ranks)["exact"] for layout in layouts)
+    rows = [row for row in curves.rows("lc7") if ranks in row.ranks]
+    assert len(rows) == {2: 1, 4: 4}[ranks]
+    assert all(row.curve(ranks)["exact"] for row in rows)
 
 
 def loads_of_experts() -> list[list[int]]:
@@ -155,7 +150,7 @@ def test_the_run_with_experts_has_what_mistakes_need_to_show(world, on_ranks):
         len({tuple(of) for of in step}) == 4 for step in zip(*loads, strict=True)
     )
     assert any(not any(step) for of_rank in loads for step in of_rank)
-    curve = lc7.one_process()
+    curve = curves.with_experts()
     assert {True, False} == {norm > training.MAX_NORM for norm in curve["norm"]}
     assert min(curve["loss"]) < curve["loss"][0] / 2
     assert reference.difference(curve, reference.reference(), "loss") > 1e-3
@@ -263,8 +258,8 @@ def labels_of_other_tokens(rank: int):
     cut = right.model.context
     sums = right.model.run
 
-    def run(tokens, positions=None):
-        logits = sums(tokens, positions)
+    def run(tokens, positions=None, mask=None):
+        logits = sums(tokens, positions, mask=mask)
         right.model.context = cut._replace(balance="none")  # for the labels
         return logits
 
@@ -346,7 +341,7 @@ def test_a_mistake_leaves_the_curve(world, broken):
 def test_a_mistake_with_experts_leaves_their_curve(world, on_ranks, broken):
     found = world(2).run(by_rank, broken)
     with pytest.raises(EvidenceError, match="by hand"):
-        compare.checked(found, lc7.one_process(), "by hand")
+        compare.checked(found, curves.with_experts(), "by hand")
 
 
 def by_rank(broken):

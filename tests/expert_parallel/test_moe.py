@@ -243,3 +243,19 @@ def test_autocast_casts_the_experts_and_not_the_router():
     assert x.grad.dtype == torch.float32
     assert {g.dtype for g in gradients(layer).values()} == {torch.float32}
     close(y.float(), layer(x), 3e-2)
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.verifies(LAYER)
+def test_a_mixture_of_copies_of_one_mlp_begins_as_it(renormalize):
+    made = reference.weights(EXPERTS, HIDDEN, INNER)
+    for name in ("gate", "up", "down"):
+        made[name][:] = made[name][0].clone()
+    layer = layer_of(Rules(2, renormalize=renormalize), made)
+    x = reference.tokens(TOKENS, HIDDEN)
+    mlp = layer.experts(x, torch.tensor([TOKENS] + [0] * (EXPERTS - 1)))
+    if renormalize:
+        close(layer(x), mlp)
+    else:  # with a router that knows nothing: 2 of 8 equal gates
+        layer.router.weight.data.zero_()
+        close(layer(x), mlp * 2 / EXPERTS)

@@ -19,6 +19,8 @@ LAYER = "xtrain.expert_parallel.gshard:GShardMoE"
 # What is called otherwise, and words that the error must have.
 CALLS = {
     "one token": ({"x": torch.zeros(HIDDEN)}, r"needs \[\.\.\., hidden size\]"),
+    "no tokens at all": ({"x": None}, "tokens: NoneType is not a tensor"),
+    "a list for a mask": ({"mask": [True] * 3}, "mask: list is not a tensor"),
     "another hidden size": (
         {"x": torch.zeros(3, 5, dtype=torch.float64)},
         r"\[3, 5\]: needs \[T, 6\]",
@@ -70,7 +72,7 @@ def call(changes: dict) -> torch.Tensor:
     layer = layer.to(dtype)
     x = changes.get("x", torch.ones(3, HIDDEN, dtype=dtype))
     frozen = changes.get("frozen")
-    if x.is_floating_point():
+    if x is not None and x.is_floating_point():
         x = x.clone().requires_grad_(frozen != "x")
     layer.experts.requires_grad_(frozen != "experts")
     device = torch.get_default_device().type

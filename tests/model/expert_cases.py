@@ -37,6 +37,7 @@ class Case(NamedTuple):
     sequence_parallel: bool = False
     kind: str = "mixtral"
     losses: bool = False
+    padded: bool = False
     changes: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -71,6 +72,15 @@ def batch(step: int, ranks: int):
     return tokens, labels
 
 
+def mask_of(labels):
+    """False for the end of some rows, and for the whole of one; their labels go."""
+    rows, length = labels.shape
+    kept = length - torch.arange(rows) * 3 % (length + 1)
+    mask = torch.arange(length) < kept[:, None]
+    labels[~mask] = -100
+    return mask.to(labels.device)
+
+
 def own_rows(model: XtrainModel, *whole: torch.Tensor):
     """Those of this rank."""
     if model.data is None:
@@ -93,7 +103,12 @@ class Twins:
     def gradients(self, step: int) -> None:
         """Loss and every gradient."""
         full = batch(step, self.case.ranks)
-        losses = self.whole(*full), self.cut(*own_rows(self.cut, *full))
+        whole, own = {}, {}
+        if self.case.padded:
+            whole["token_mask"] = mask_of(full[1])
+            own["token_mask"] = own_rows(self.cut, whole["token_mask"])[0]
+        rows = own_rows(self.cut, *full)
+        losses = self.whole(*full, **whole), self.cut(*rows, **own)
         for optimizer, loss in zip(self.optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss.backward()

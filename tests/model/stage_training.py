@@ -62,9 +62,11 @@ def no_loss(logits, labels):
 
 
 class StageTraining:
-    """This rank's stages and one optimizer of all of them."""
+    """This rank's stages and one optimizer of all of them, under a wrapper or bare."""
 
-    def __init__(self, layout, changes, dtype=torch.float64, lr=0.03, **options):
+    def __init__(
+        self, layout, changes, dtype=torch.float64, lr=0.03, wrapper="", **options
+    ):
         self.layout, self.mesh = layout, layout.mesh()
         self.schedule = layout.made()
         self.stages = XtrainModel.stages(
@@ -72,15 +74,17 @@ class StageTraining:
         )
         self.modules = [stage.module for stage in self.stages]
         last = next((m for m in self.modules if m.has_head), None)
+        if wrapper:
+            self.optimizer = wrapped(self.stages, wrapper, None, lr=lr)
+        else:
+            parameters = [p for module in self.modules for p in module.parameters()]
+            self.optimizer = torch.optim.AdamW(parameters, lr=lr)
         self.runner = PipelineRunner(
             self.stages,
             self.schedule,
             last.loss_fn if last else no_loss,
             self.mesh["pipeline"].get_group(),
             data_group=batch_group(self.mesh),
-        )
-        self.optimizer = torch.optim.AdamW(
-            [p for module in self.modules for p in module.parameters()], lr=lr
         )
 
     def train(self, first, last, max_norm=None):
@@ -111,6 +115,13 @@ class StageTraining:
         """Every parameter is its slice of the whole model's."""
         for module, name, parameter in self.named_parameters():
             close(parameter, module.placement(name).of(whole[name]), f"{what} {name}")
+
+    def check_wrapped(self, whole, what):
+        """Likewise of stages under FSDP, which puts their parameters together."""
+        for stage, module in zip(self.stages, self.modules, strict=True):
+            for name, weight in stage.module.full_state_dict().items():
+                right = module.placement(name).of(whole[name])
+                close(weight, right, f"{what} {name}")
 
     def accumulate(self, step):
         """All gradients of a step, and its loss."""

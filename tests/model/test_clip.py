@@ -1,11 +1,13 @@
 """The gradients' norm over tensor ranks: every part of the full model once."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.model.expert_cases import MIXTRAL
 from tests.model.mesh_training import (
     WRAPPERS,
     Layout,
@@ -126,12 +128,55 @@ def without_the_module():
         optimizer.clip_grad_norm_(LIMIT, model)
 
 
+def which_are_slices():
+    """Experts over ranks make slices, a tensor axis of one rank does not."""
+    for shape, axes, changes, rule in (
+        ((1, 2), ("expert_data", "expert"), MIXTRAL, "these parameters are slices"),
+        ((2, 1), ("data", "tensor"), KEYS, None),
+    ):
+        model = XtrainModel(config_of(**changes), init_mesh(shape, axes))
+        optimizer = ZeroOptimizer(model.parameters(), AdamW)
+        model.loss(*batch(0)).backward()
+        with pytest.raises(ValueError, match=rule) if rule else nullcontext():
+            optimizer.clip_grad_norm_(LIMIT)
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.wrapper_rules:check_not_slices",
+    "xtrain.comm.wrapper_rules:mark_as_slices",
+)
+def test_only_parameters_that_are_cut_are_slices(world):
+    world(2).run(which_are_slices)
+
+
 @pytest.mark.verifies(
     "xtrain.comm.wrapper_rules:check_not_slices",
     "xtrain.zero.checked_optimizer:ZeroOptimizer",
 )
 def test_zero_refuses_to_clip_slices_without_their_module(world):
     world(2).run(without_the_module)
+
+
+def by_the_model():
+    """ZeRO leaves it no gradients, FSDP shards: its norm would be another."""
+    for wrapper, owner in (
+        ("zero 1", r"ZeroOptimizer shards .* optimizer\.clip_grad_norm_\(max_norm, m"),
+        ("zero 2", r"ZeroOptimizer shards .* optimizer\.clip_grad_norm_\(max_norm, m"),
+        ("fsdp", r"FullyShardedDataParallel shards .* fsdp\.clip_grad_norm_"),
+    ):
+        run = MeshTraining(Layout(wrapper, 2, 1), KEYS)
+        run.accumulate(0)
+        with pytest.raises(ValueError, match=owner):
+            run.bare.clip_grad_norm_(LIMIT)
+        assert run.clip(LIMIT) > 2 * LIMIT
+
+
+@pytest.mark.verifies(
+    "xtrain.model.gradient_sums:check_not_sharded",
+    "xtrain.model.decoder:XtrainModel",
+)
+def test_a_model_refuses_to_clip_what_a_wrapper_shards(world):
+    world(2).run(by_the_model)
 
 
 def a_nan_on_one_rank(wrapper):

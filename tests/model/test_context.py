@@ -10,7 +10,7 @@ LOSS = "xtrain.model.loss:mean_cross_entropy"
 SUMS = (
     "xtrain.model.span:DecoderSpan",
     "xtrain.model.span_weights:SpanWeights",
-    "xtrain.model.gradient_sums:gradients_to_sum",
+    "xtrain.model.gradient_sums:sum_gradients",
 )
 ONE_KEY = (("num_key_value_heads", 1),)
 TIED = (("num_key_value_heads", 2), ("tie_word_embeddings", True))

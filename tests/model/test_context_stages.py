@@ -20,7 +20,7 @@ VERIFIED = (
     "xtrain.model.stages:clip_stages_grad_norm_",
     "xtrain.model.stage_gradients:of_zero",
     "xtrain.model.context:SequenceCut",
-    "xtrain.model.gradient_sums:gradients_to_sum",
+    "xtrain.model.gradient_sums:sum_gradients",
     "xtrain.pipeline_parallel.runner:PipelineRunner",
 )
 AXES = ("pipeline", "data", "context", "tensor")

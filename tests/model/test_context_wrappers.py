@@ -15,7 +15,7 @@ from xtrain.zero import AdamW, ZeroOptimizer
 MODEL = (
     "xtrain.model.decoder:XtrainModel",
     "xtrain.model.context:SequenceCut",
-    "xtrain.model.gradient_sums:gradients_to_sum",
+    "xtrain.model.gradient_sums:sum_gradients",
     "xtrain.model.loss:mean_cross_entropy",
 )
 WRAPPED = (

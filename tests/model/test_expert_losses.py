@@ -7,7 +7,7 @@ import torch
 
 from tests.model.configs import config_of
 from tests.model.test_decoder import batch, model_of
-from xtrain.expert_parallel import load_balancing_loss, router_z_loss
+from xtrain.expert_parallel import Routing, load_balancing_loss, router_z_loss
 from xtrain.model import XtrainModel
 from xtrain.model.auxiliary_losses import auxiliary_loss
 from xtrain.pipeline_parallel import checkpoint
@@ -18,23 +18,77 @@ UPDATE = "xtrain.model.balance:update_biases"
 
 
 @pytest.mark.verifies(AUX)
-def test_the_losses_are_those_of_all_layers_tokens_together():
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_load_balancing_loss_is_of_each_layer_or_of_all_tokens_together(pooled):
     """k times the load-balancing loss, which is 1 with equal loads."""
     tokens, labels = batch()
     plain = model_of("Mixtral")
     alone = plain(tokens, labels)
     routings = list(plain.routings().values())
     assert len(routings) == plain.config.num_hidden_layers == 2
-    probabilities = torch.cat([r.probabilities_TE for r in routings])
-    experts = torch.cat([r.experts_Tk for r in routings])
-    balance = 2 * load_balancing_loss(probabilities, experts)
+    probabilities = [r.probabilities_TE for r in routings]
+    experts = [r.experts_Tk for r in routings]
+    together = load_balancing_loss(torch.cat(probabilities), torch.cat(experts))
+    each = torch.stack(list(map(load_balancing_loss, probabilities, experts)))
+    assert not torch.isclose(together, each.mean(), rtol=0.01)
+    balance = 2 * (together if pooled else each.mean())
     z = router_z_loss(torch.cat([r.logits_TE for r in routings]))
     found = {}
     for name in ("router_aux_loss_coef", "router_z_loss_coef"):
-        model = model_of("Mixtral", **{name: 0.25})
+        changes = {name: 0.25, "router_aux_loss_pooled": pooled}
+        model = model_of("Mixtral", **changes)
         found[name] = (model(tokens, labels) - alone).item() / 0.25
     assert math.isclose(found["router_aux_loss_coef"], balance.item(), rel_tol=1e-10)
     assert math.isclose(found["router_z_loss_coef"], z.item(), rel_tol=1e-10)
+
+
+def collapsed(layer: int) -> Routing:
+    """Eight experts and 16 tokens, all of them to the one with the layer's number."""
+    logits = torch.full((16, 8), -100.0)
+    logits[:, layer] = 100.0
+    experts = torch.full((16, 1), layer)
+    kept = torch.ones(16, 1, dtype=torch.bool)
+    gates = torch.ones(16, 1)
+    return Routing(experts, gates, logits.softmax(-1), logits, kept)
+
+
+@pytest.mark.verifies(AUX)
+def test_layers_that_collapse_onto_different_experts_look_even_only_when_pooled():
+    routings = {layer: collapsed(layer) for layer in range(8)}
+    for pooled, expected in ((False, 8.0), (True, 1.0)):
+        config = config_of(
+            "gates as they are",
+            num_local_experts=8,
+            router_aux_loss_coef=1.0,
+            router_aux_loss_pooled=pooled,
+        )
+        assert math.isclose(float(auxiliary_loss(config, routings)), expected)
+
+
+PADDED = {"router_aux_loss_coef": 0.25, "router_z_loss_coef": 0.1}
+
+
+@pytest.mark.verifies(AUX, "xtrain.model.layer:DecoderLayer")
+@pytest.mark.parametrize("name", ["Mixtral", "DeepSeek"])
+def test_padding_changes_neither_loss_nor_gradients_nor_loads(name):
+    """Three more tokens on the right, of which the mask tells."""
+    tokens, labels = batch()
+    longer = [torch.nn.functional.pad(tokens, (0, 3), value=1)]
+    longer.append(torch.nn.functional.pad(labels, (0, 3), value=-100))
+    mask = torch.arange(longer[0].shape[1]).expand(len(tokens), -1) < tokens.shape[1]
+    right, masked, unmasked = (model_of(name, **PADDED) for _ in range(3))
+    losses = [right(tokens, labels), masked(*longer, token_mask=mask)]
+    unmasked_loss = unmasked(*longer)
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+    assert not torch.isclose(unmasked_loss, losses[0], rtol=1e-4), "padding counts"
+    for one, other in zip(right.parameters(), masked.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-9, atol=1e-12)
+    for layer, routing in right.routings().items():
+        found = masked.routings()[layer]
+        assert torch.equal(found.counts_E, routing.counts_E)
+        assert int(found.mask_T.sum()) == tokens.numel()
 
 
 @pytest.mark.verifies(AUX)

@@ -11,14 +11,19 @@ PLACES = ("xtrain.model.placement:placement_of", "xtrain.model.placement:batch_g
 LOSSES = "xtrain.model.auxiliary_losses:auxiliary_loss"
 BIASES = "xtrain.model.balance:update_biases"
 TIED = (("num_key_value_heads", 2), ("tie_word_embeddings", True))
+POOLED = (("router_aux_loss_pooled", True),)
 TWO_KEYS = (("num_key_value_heads", 2),)
 
 ALONE = {
     1: [Case(1, 1, losses=True), Case(1, 1, kind="deepseek")],
-    2: [Case(1, 2, losses=True), Case(1, 2, kind="deepseek"), Case(2, 1)],
+    2: [
+        Case(1, 2, losses=True, changes=POOLED),
+        Case(1, 2, kind="deepseek", padded=True),
+        Case(2, 1),
+    ],
     4: [
         Case(1, 4, changes=TIED),
-        Case(2, 2, losses=True),
+        Case(2, 2, losses=True, padded=True),
         Case(2, 2, kind="deepseek"),
     ],
     8: [Case(1, 8), Case(2, 4, kind="deepseek", losses=True)],
@@ -35,8 +40,16 @@ def test_on_expert_ranks_it_trains_as_one_device(world, size):
 BESIDE = [
     Case(1, 2, tensor=2, losses=True, changes=TWO_KEYS),
     Case(1, 2, tensor=2, sequence_parallel=True, kind="deepseek"),
-    Case(1, 1, tensor=4, sequence_parallel=True, losses=True, kind="deepseek"),
-    Case(1, 2, context=2, losses=True),
+    Case(
+        1,
+        1,
+        tensor=4,
+        sequence_parallel=True,
+        losses=True,
+        kind="deepseek",
+        padded=True,
+    ),
+    Case(1, 2, context=2, losses=True, padded=True),
     Case(1, 1, context=2, tensor=2, kind="deepseek"),
 ]
 

@@ -35,6 +35,7 @@ def trained(cases) -> None:
         assert bool(biases) == (kind == "deepseek")
         for module in run.modules:
             for name, buffer in module.named_buffers():
+                assert buffer.any(), "no bias has moved"
                 close(buffer, biases[name], f"{layout} {name}")
 
 
@@ -61,6 +62,45 @@ def test_with_expert_data_and_tensor_ranks_besides(world):
             ("deepseek", Layout("zb_h1", 2, tensor=2, expert=2), False),
         ],
     )
+
+
+def trained_wrapped(cases) -> None:
+    """Three clipped AdamW steps; each wrapper takes its ranks from the mesh."""
+    changes = KINDS["mixtral"]
+    whole, right = one_process(changes, 3, max_norm=LIMIT)
+    weights = {n: p.detach() for n, p in whole.named_parameters()}
+    for wrapper, layout in cases:
+        run = StageTraining(layout, changes, wrapper=wrapper)
+        found = run.train(0, 3, max_norm=LIMIT)
+        for step, (mine, theirs) in enumerate(zip(found, right, strict=True)):
+            both = torch.tensor(mine), torch.tensor(theirs)
+            close(*both, f"{wrapper} {layout} step {step}")
+        check = run.check_wrapped if wrapper == "fsdp" else run.check
+        check(weights, f"{wrapper} {layout}")
+
+
+@pytest.mark.verifies(STAGES, CLIP, "xtrain.pipeline_parallel.wrappers:check_reduction")
+def test_a_wrapper_over_expert_data_trains_stages_of_experts(world):
+    """Dense gradients are left to sum over "expert", after the step."""
+    wrappers = ("ddp", "zero 1", "zero 2", "fsdp")
+    cases = [
+        (wrapper, Layout(schedule, 2, 2, 1, 2, micro_batches=2))
+        for wrapper, schedule in zip(
+            wrappers, ("one_f_one_b", "zb_h1", "one_f_one_b", "zb_h1"), strict=True
+        )
+    ]
+    world(8).run(trained_wrapped, cases)
+
+
+@pytest.mark.verifies(STAGES, CLIP, "xtrain.pipeline_parallel.wrappers:check_reduction")
+def test_and_where_no_other_rank_holds_the_same_experts(world):
+    """A wrapper has nothing to sum, mirrored stages and split backwards included."""
+    cases = [
+        ("ddp", Layout("one_f_one_b", 2, expert=2)),
+        ("zero 1", Layout("dualpipe", 2, expert=2)),
+        ("zero 2", Layout("zb_h1", 2, expert=2)),
+    ]
+    world(4).run(trained_wrapped, cases)
 
 
 def saved_and_loaded(directory) -> None:

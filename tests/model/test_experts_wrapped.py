@@ -154,7 +154,7 @@ def refused() -> None:
         gradient_reduction="sum",
     )
     with pytest.raises(ValueError, match='it shards over "expert_data", '):
-        model.sync_gradients()
+        model.sync_gradients(skip=())
 
 
 @pytest.mark.verifies(MODEL, SUMS, "xtrain.model.checks:check_expert_axes")

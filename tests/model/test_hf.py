@@ -1,8 +1,11 @@
 """Checkpoints in Hugging Face's layout: into shards, out of them, what is refused."""
 
 import json
+import os
 import re
+import shutil
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -18,13 +21,22 @@ from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, hf_load, load_hf, save_hf
+from xtrain.model import (
+    XtrainModel,
+    hf_files,
+    hf_load,
+    load_hf,
+    load_hf_stages,
+    save_hf,
+)
 from xtrain.model.hf_config import config_from_hf, config_to_hf
+from xtrain.schedules import SCHEDULES
 from xtrain.zero import FullyShardedDataParallel
 
 LOAD = "xtrain.model.hf_load:load_hf"
 SAVE = "xtrain.model.hf_save:save_hf"
 CONFIG = "xtrain.model.hf_config:config_from_hf"
+SIX_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 
 def written(folder) -> dict[str, torch.Tensor]:
@@ -73,6 +85,7 @@ def round_trip(folder, sizes, axes, changes, dtype, most) -> None:
         ((3,), ("tensor",), {"num_key_value_heads": 1}, torch.float16, 10**9),
         ((4,), ("tensor",), {"num_key_value_heads": 2}, torch.float32, 3000),
         ((2, 2), ("data", "tensor"), {"rope_scaling": None}, torch.float64, 10**9),
+        ((3,), ("expert",), SIX_EXPERTS, torch.float32, 10**9),
     ],
 )
 def test_into_shards_and_back_every_bit_and_dtype_is_kept(
@@ -199,6 +212,7 @@ def damaged(folder):
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type='yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type llama3 without factor"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"attention_dropout": 0.1}, "attention_dropout=0.1"),
     ):
         (folder / "config.json").write_text(json.dumps(values | change))
         yield str(change), said
@@ -217,10 +231,10 @@ def damaged(folder):
     yield "file", "model.safetensors cannot be read"
     (folder / "model.safetensors.index.json").write_text("{}")
     yield "index", "has no weight_map"
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {name: "../secret.safetensors"}})
-    )
-    yield "path", "is no file of the directory"
+    for file in ("../secret.safetensors", 5):
+        index = json.dumps({"weight_map": {name: file}})
+        (folder / "model.safetensors.index.json").write_text(index)
+        yield f"path {file!r}", "is no file of the directory"
 
 
 def refuses(folder, said) -> None:
@@ -314,3 +328,131 @@ def test_the_file_says_what_libraries_look_for(tmp_path):
     values = json.loads((tmp_path / "config.json").read_text())
     assert values["architectures"] == ["LlamaForCausalLM"]
     assert values["torch_dtype"] == "bfloat16"
+
+
+HOSTILE = {
+    "layers": ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000 is above"),
+    "missing": ({"num_hidden_layers": 10**4}, "num_hidden_layers=10000, .* 21 tens"),
+    "size": (
+        {"hidden_size": 2**63},
+        "hidden_size=9223372036854775808 is above",
+    ),
+    "digits": ({"vocab_size": 10**400}, "config.json: vocab_size=1000000.* is above"),
+    "product": (
+        {
+            "vocab_size": 2**31 - 1,
+            "intermediate_size": 2**31 - 1,
+            "head_dim": 2**31 - 2,
+        },
+        "config.json: sizes that no tensor has|do not fit",
+    ),
+    "text": ({"hidden_size": "7"}, "config.json: hidden_size='7' is not an int"),
+    "null": ({"rope_theta": None}, "config.json: rope_theta=None is not a finite"),
+    "no float": ({"rope_theta": 10**400}, "rope_theta=1|rope_theta is above 1.8e"),
+    "eps": ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' is not a finite number"),
+    "model": ({"model_type": []}, r"config.json: model_type=\[\]"),
+    "window": ({"sliding_window": 4096}, "config.json: sliding_window=4096"),
+    "partial": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    "partial, new": (
+        {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}},
+        "partial_rotary_factor=0.5",
+    ),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config={"),
+    "both ways": ({"is_causal": False}, "is_causal=False, which this model has not"),
+    "key heads": ({"num_key_value_heads": 5}, "num_key_value_heads=5"),
+    "tied": ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no' is not a bool"),
+}
+
+
+def refuses_all(folder) -> None:
+    mesh = init_mesh((2,), ("tensor",))
+    for number, (_, said) in enumerate(HOSTILE.values()):
+        with pytest.raises(CheckpointError, match=said) as caught:
+            load_hf(folder / str(number), mesh)
+        assert len(str(caught.value).replace(str(folder), "")) <= 200
+
+
+@pytest.mark.verifies(LOAD, CONFIG, "xtrain.model.hf_shapes:check_counts")
+def test_a_config_that_no_model_can_have_is_refused_at_once_by_its_field(
+    world, tmp_path
+):
+    save_hf(XtrainModel(config_of()), tmp_path / "good")
+    values = json.loads((tmp_path / "good" / "config.json").read_text())
+    for number, (change, said) in enumerate(HOSTILE.values()):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "good", folder)
+        (folder / "config.json").write_text(json.dumps(values | change))
+        began = time.monotonic()
+        with pytest.raises(CheckpointError, match=said):
+            load_hf(folder)
+        assert time.monotonic() - began < 5
+    world(2).run(refuses_all, tmp_path)
+
+
+@pytest.mark.verifies("xtrain.model.hf_files:read_json", LOAD)
+def test_what_is_no_file_is_neither_waited_at_nor_read(tmp_path):
+    save_hf(XtrainModel(config_of()), tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        good = (tmp_path / name).read_bytes()
+        for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")):
+            (tmp_path / name).unlink()
+            make(tmp_path / name)
+            with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+                load_hf(tmp_path)
+            if (name == "config.json" and make is os.mkdir) or make is os.mkdir:
+                (tmp_path / name).rmdir()
+            else:
+                (tmp_path / name).unlink()
+            (tmp_path / name).write_bytes(good)
+    deep = "[" * 10**5 + "]" * 10**5
+    (tmp_path / "config.json").write_text(f'{{"model_type": {deep}}}')
+    with pytest.raises(CheckpointError, match="config.json cannot be read: nested too"):
+        load_hf(tmp_path)
+    with mock.patch.object(hf_files, "MOST_BYTES", 100):
+        (tmp_path / "config.json").write_text("{" + " " * 100 + "}")
+        with pytest.raises(CheckpointError, match="it has more than 100 bytes"):
+            load_hf(tmp_path)
+
+
+@pytest.mark.verifies(CONFIG)
+def test_what_a_file_does_not_have_is_as_in_transformers():
+    values = config_to_hf(config_of(), "float32")
+    for missing in ("num_key_value_heads", "head_dim"):
+        values[missing] = None
+    values |= {"hidden_size": 14, "num_attention_heads": 7}
+    found = config_from_hf(values)
+    assert (found.num_key_value_heads, found.head_dim) == (7, 2)
+    for kind, eps, theta in (("llama", 1e-6, 1e4), ("mixtral", 1e-5, 1e6)):
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+        few = values | experts | {"model_type": kind, "rope_scaling": None}
+        for name in ("rms_norm_eps", "rope_theta", "mlp_bias"):
+            few.pop(name, None)
+        found = config_from_hf(few)
+        assert (found.rms_norm_eps, found.rope_theta) == (eps, theta)
+
+
+KEPT = {"bos_token_id": 1, "eos_token_id": [2, 3], "max_position_embeddings": 4096}
+GENERATION = {"temperature": 0.6, "eos_token_id": [2, 3]}
+
+
+def carries(folder) -> None:
+    save_hf(load_hf(folder / "in", init_mesh((2,), ("tensor",))), folder / "cut")
+    mesh, schedule = init_mesh((2,), ("pipeline",)), SCHEDULES["gpipe"](2, 2)
+    save_hf(load_hf_stages(folder / "in", mesh, schedule), folder / "stages")
+
+
+@pytest.mark.verifies(LOAD, SAVE)
+def test_ids_length_and_generation_config_are_carried_through(world, tmp_path):
+    save_hf(XtrainModel(config_of()), tmp_path / "in")
+    assert not (tmp_path / "in" / "generation_config.json").exists()
+    values = json.loads((tmp_path / "in" / "config.json").read_text())
+    assert not KEPT.keys() & values.keys()
+    (tmp_path / "in" / "config.json").write_text(json.dumps(values | KEPT))
+    (tmp_path / "in" / "generation_config.json").write_text(json.dumps(GENERATION))
+    save_hf(load_hf(tmp_path / "in"), tmp_path / "whole")
+    world(2).run(carries, tmp_path)
+    for name in ("whole", "cut", "stages"):
+        found = json.loads((tmp_path / name / "config.json").read_text())
+        assert found == values | KEPT
+        text = (tmp_path / name / "generation_config.json").read_text()
+        assert json.loads(text) == GENERATION

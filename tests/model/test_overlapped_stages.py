@@ -177,6 +177,7 @@ def kinds_of_stages() -> list[str]:
     for name, sizes, axes in (
         ("one_f_one_b", (2, 2), ("pipeline", "expert")),
         ("dualpipe", (2, 2), ("pipeline", "tensor")),
+        ("dualpipe", (2, 2), ("pipeline", "data")),
     ):
         mesh = init_mesh(sizes, axes)
         made = XtrainModel.stages(config, mesh, SCHEDULES[name](2, 4))

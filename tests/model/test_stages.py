@@ -197,7 +197,9 @@ def costs_of_head(config):
 
 
 @pytest.mark.verifies(
-    "xtrain.model.stages:part_costs", "xtrain.model.stages:stage_spans"
+    "xtrain.model.stages:part_costs",
+    "xtrain.model.stages:stage_spans",
+    "xtrain.model.stages:make_modules",
 )
 def test_stages_cost_the_same_flops_and_the_head_counts_as_layers():
     config = config_of(num_hidden_layers=8, vocab_size=500, hidden_size=20)
@@ -213,6 +215,11 @@ def test_stages_cost_the_same_flops_and_the_head_counts_as_layers():
     assert [len(span) for span in spans] == [3, 3, 3, 1]  # the embedding is free
     # A longer sequence makes layers dearer, so that one more goes to the head's stage.
     assert len(stage_spans(config, 2, 4096)[-1]) > len(stage_spans(config, 2)[-1])
+    schedule = SCHEDULES["interleaved"](1, 2, 2)
+    for sequence in (1, 4096):
+        made = XtrainModel.stages(config, None, schedule, sequence=sequence)
+        held = [stage.module.span for stage in made]
+        assert held == stage_spans(config, 2, sequence)
 
 
 def too_many():

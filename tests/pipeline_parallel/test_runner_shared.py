@@ -21,6 +21,7 @@ from tests.pipeline_parallel.pipelines import (
     worst_gradient,
 )  # fmt: skip
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
+from xtrain.pipeline_parallel.shared import fingerprint
 from xtrain.pipeline_parallel.step import micro_batches
 from xtrain.testing import expect_error
 
@@ -167,6 +168,9 @@ def test_copies_that_begin_with_other_numbers_are_refused_on_every_rank(world):
     match = "must begin with the same numbers"
     for tied in (True, False):
         expect_error(world(2), begin_apart, tied, match=match)
+    numbers = torch.arange(6.0).view(2, 3)
+    assert fingerprint(numbers) == fingerprint(numbers.clone())
+    assert fingerprint(numbers) != fingerprint(numbers.flip(0))  # the same, permuted
 
 
 # ----------------------------------------------------------------- overlapped pairs

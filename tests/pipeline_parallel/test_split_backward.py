@@ -30,6 +30,7 @@ from tests.pipeline_parallel.split_stages import (
 )
 from xtrain.pipeline_parallel import checkpoint as our_checkpoint
 from xtrain.pipeline_parallel import split_backward
+from xtrain.pipeline_parallel.deferred_gradients import suspended
 from xtrain.whiteboard.pipeline_parallel.split_backward import (
     split_backward as on_a_page,
 )
@@ -291,6 +292,22 @@ def test_a_forward_that_a_checkpoint_repeats_leaves_its_gradients_too(kind, reco
         x.grad = None
     split_in_order(stage_of, batches, "F0 F1 B0 B1 W1 W0")
     same(gradients_of(stage, batches), expected)
+
+
+@pytest.mark.verifies(f"{DEFERRED}:suspended")
+def test_a_backward_within_a_forward_leaves_nothing_and_the_rest_waits():
+    before, within, after = (filled(nn.Linear(SIZE, SIZE)) for _ in range(3))
+    x, z = inputs(2, True, 2, 5)
+    with split_backward() as split:
+        y = before(x)
+        with suspended():
+            within(z).sum().backward()  # left to wait, it would be refused here
+        y = after(y)
+    assert within.weight.grad is not None
+    split.backward_input(y, torch.ones_like(y))
+    assert before.weight.grad is None and after.weight.grad is None
+    split.backward_weight()
+    assert before.weight.grad is not None and after.weight.grad is not None
 
 
 def test_several_outputs_and_edges_of_the_graph():

@@ -457,3 +457,20 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=said):
             memory_per_device(LLAMA, FOLKLORE, 4096, **options)
+
+
+@pytest.mark.verifies(MEMORY)
+@pytest.mark.parametrize(
+    ("recipe", "reduced", "weight"),
+    [("zero16", 2, 2), ("megatron18", 4, 2), ("fp32_accum20", 2, 2), ("fp32", 4, 4)],
+)
+def test_gathered_gradients_have_the_dtype_that_backward_writes(
+    recipe, reduced, weight
+):
+    """A block's gradients as autograd leaves them; two blocks of weights beside."""
+    shape = ModelShape.preset("llama-3-8b")
+    block = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    for zero, weights in ((2, 0), (3, 2)):
+        layout = Layout(data=8, zero=zero)
+        found = memory_per_device(shape, layout, 512, recipe=recipe)
+        assert found.gathered == block * (reduced + weights * weight)

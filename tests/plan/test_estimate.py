@@ -23,7 +23,9 @@ from xtrain.plan import (
     pipeline_idle,
     traffic_per_step,
 )
-from xtrain.schedules import one_f_one_b, simulate, zb_h1, zb_h2
+from xtrain.plan.pass_seconds import Pass
+from xtrain.plan.transfer import Transfer
+from xtrain.schedules import SCHEDULES, one_f_one_b, simulate, zb_h1, zb_h2
 
 ESTIMATE = "xtrain.plan.estimate:estimate"
 ESTIMATOR = "xtrain.plan.estimate:Estimator"
@@ -252,3 +254,96 @@ def test_stages_2_and_3_with_a_pipeline_behind_a_flag():
     layout = Layout(pipeline=2, data=2, zero=3)
     found = estimate(LLAMA, layout, "h100", 64, sharded_pipeline=True)
     assert found.seconds > 0
+
+
+# ---------------------------------------------------- single terms, by hand
+
+EXACT = Assumptions(link_efficiency=1.0, dtypes="zero16")
+
+
+@pytest.mark.verifies("xtrain.plan.links:Links")
+@pytest.mark.parametrize(
+    ("sizes", "axis", "ranks", "stride_times_ranks", "rate"),
+    [
+        ({"tensor": 2, "context": 4}, "context", 4, 8, 450e9),
+        ({"tensor": 4, "context": 4}, "context", 4, 16, 100e9),  # 8 / 4 adapters
+        ({"tensor": 2, "data": 4}, "data", 4, 8, 450e9),
+        ({"tensor": 2, "data": 8, "expert": 4}, "expert", 4, 8, 450e9),
+        ({"tensor": 2, "data": 8, "expert": 4}, "expert_data", 2, 16, 50e9),
+        ({"context": 2, "data": 8, "expert": 2}, "expert_data", 4, 16, 100e9),
+        ({"data": 8, "expert": 2}, "expert_data", 4, 8, 450e9),
+    ],
+)
+def test_ranks_of_an_axis_stand_as_far_apart_as_the_axes_inside_of_it(
+    sizes, axis, ranks, stride_times_ranks, rate
+):
+    """2 (n - 1) messages and 2 (n - 1)/n of the bytes, on NVLink or on adapters."""
+    links = Estimator(LLAMA, "h100", 2048, EXACT).links
+    transfer = Transfer(axis, "gradients", "ring_all_reduce", 10**9, ranks)
+    alpha = nccl_hop_seconds(stride_times_ranks > 8)
+    expected = 2 * (ranks - 1) * (alpha + 1e9 / ranks / rate)
+    assert links.seconds(Layout(**sizes), transfer) == pytest.approx(expected)
+
+
+@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.parametrize(("zero", "gathers"), [(2, (1, 0)), (3, (4, 4))])
+def test_every_micro_batch_hides_a_collective_of_its_own(zero, gathers):
+    """4 micro-batches on 16 ranks: 15/16 of 2 bytes a weight through 8 adapters."""
+    estimator = Estimator(LLAMA, "h100", 256, EXACT)
+    layout = Layout(data=16, zero=zero, micro_batches=4)
+    once = 15 * nccl_hop_seconds(True) + 15 / 16 * 2 * LLAMA.parameters / 400e9
+    one = Pass(0.01, 0.012, 0.008, 0.0, 0.0, 0.0)
+    forward, backward = (times * once for times in gathers)
+    expected = forward - gathers[0] * 0.01  # the window of each gather is a forward
+    expected += backward + 4 * once - 4 * 0.02  # and of each scatter a backward
+    assert estimator.data_seconds(layout, one) == pytest.approx(expected)
+    long = Pass(once, once, once, 0.0, 0.0, 0.0)
+    assert estimator.data_seconds(layout, long) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_the_optimizer_reads_and_writes_its_share_once(zero):
+    """4 + 8 bytes of fp32 state both ways, 4 of gradients in, 2 of weights out."""
+    layout = Layout(data=8, zero=zero)
+    found = Estimator(LLAMA, "h100", 256).optimizer_seconds(layout)
+    share = LLAMA.parameters / (8 if zero else 1)
+    assert found == pytest.approx(share * (2 * 12 + 4 + 2) / 3.35e12)
+
+
+@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("one_f_one_b", 1), ("interleaved", 2), ("zb_v", 2), ("dualpipe", 1),
+     ("dualpipe_v", 2)],
+)  # fmt: skip
+def test_the_bubble_is_the_simulated_idle_time_of_parts_of_a_rank(name, chunks):
+    """A rank's pass takes 6: with two stages on a rank each of them takes half."""
+    layout = Layout(pipeline=4, micro_batches=8, schedule=name, chunks=chunks)
+    parts = Estimator(LLAMA, "h100", 256).seconds(layout, Pass(2, 2, 2, 0, 0, 0))
+    schedule = SCHEDULES[name](4, 8)
+    part = 2.0 if name == "one_f_one_b" else 1.0
+    played = simulate(schedule, part, part, part)
+    assert played.work == (24 if name == "dualpipe" else 48)  # 4 + 4 each way, or 8
+    assert parts["bubble"] == pytest.approx(max(played.idle))
+    assert parts["compute"] == pytest.approx(played.work)
+
+
+@pytest.mark.verifies(ESTIMATE, ESTIMATOR)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"efficiency": 1.0001}, "efficiency=1.0001 is above 1"),
+        ({"link_efficiency": 3}, "link_efficiency=3 is above 1"),
+        ({"efficiency": float("nan")}, "efficiency=nan"),
+        ({"capacity": 0}, "capacity=0 is not"),
+        ({"capacity": float("inf")}, "capacity=inf"),
+        ({"reserve": -1}, "reserve=-9.31323e-10 GiB is not from 0"),
+        ({"reserve": float("nan")}, "reserve=nan"),
+        ({"reserve": 80e9}, "is not from 0 to below the device's 74.5"),
+    ],
+)
+def test_assumptions_that_no_machine_meets(options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        estimate(LLAMA, Layout(), "h100", 64, **options)
+    estimate(LLAMA, Layout(), "h100", 64, efficiency=1, link_efficiency=1, reserve=0)

@@ -56,6 +56,8 @@ def test_the_layout_of_the_example_is_legal():
                     num_key_value_heads=4), {"tensor": 6}, "key-heads"),
         (LLAMA, {"tensor": 8, "sequence_parallel": True, "sequence": 4100},
          "sequence-parallel"),
+        (LLAMA, {"tensor": 8, "context": 2, "sequence_parallel": True,
+                 "sequence": 4104}, "sequence-parallel"),
         (LLAMA, {"context": 8, "sequence": 4104}, "sequence"),
         (LLAMA, {"tensor": 8, "context": 16, "context_way": "ulysses"},
          "ulysses-heads"),

@@ -18,6 +18,7 @@ from xtrain.schedules import (
     zb_h2,
     zb_v,
 )
+from xtrain_docs.lectures.lc5.errata import beyond_work
 
 SIZES = [(2, 2), (2, 5), (3, 4), (4, 8), (8, 24), (5, 11)]
 TIMES = [(1, 1, 1), (2, 3, 1.5), (18.522, 18.086, 9.337)]
@@ -109,9 +110,33 @@ def test_zero_bubble_fills_the_idle_time_with_weight_gradients(ranks, m, times):
     work = m * sum(times)
     assert cost(first) - work == pytest.approx((ranks - 1) * (f + b - w))
     assert first.peak_activations == tuple(ranks - rank for rank in range(ranks))
+    assert first.peak_until_weights == (ranks,) * ranks
     assert cost(second) - work == pytest.approx((ranks - 1) * (f + b - 2 * w))
     peaks = tuple(2 * (ranks - rank) - 1 for rank in range(ranks))
     assert second.peak_activations == peaks
+    assert second.peak_until_weights == (2 * ranks - 1,) * ranks
+
+
+@pytest.mark.parametrize("times", [*TIMES, (1, 2, 1.5), (2, 1, 1.5), (0.5, 2, 2.5)])
+@pytest.mark.parametrize(("ranks", "m"), [(2, 4), (3, 6), (8, 24)])
+def test_zb_h1_shortens_every_step_and_zb_h2_further_only_where_b_exceeds_w(
+    ranks, m, times
+):
+    f, b, w = times
+    one, first, second = (
+        played(make(ranks, m), times) for make in (one_f_one_b, zb_h1, zb_h2)
+    )
+    for timeline in (one, first, second):
+        longer = timeline.makespan - m * sum(times)
+        name = timeline.schedule.name
+        assert longer == pytest.approx(beyond_work(name, ranks, f, b, w))
+    waits = (ranks - 1) * max(f + b - 2 * w, b - f, 0)
+    assert max(second.idle) == pytest.approx(waits, abs=1e-9)
+    if w <= min(f, b):
+        gain = one.makespan - first.makespan
+        assert gain == pytest.approx(2 * (ranks - 1) * w)
+    if f == b == w:
+        assert second.makespan == first.makespan
 
 
 TABLE_5 = [  # of the zero bubble paper: ranks, m, F, B, W, p2p, and the bubble rates

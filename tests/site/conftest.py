@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,10 @@ class Browser:
         self.requests()
         self.driver.get("about:blank")
         self.driver.get(f"{self.root}/{page}")
+        end = time.monotonic() + 30  # the driver may come back while the page loads
+        while self.run("return document.readyState") != "complete":
+            assert time.monotonic() < end, f"{page} still loads"
+            time.sleep(0.02)
 
     def run(self, script: str, *arguments: object) -> object:
         """The value of a script in the page."""

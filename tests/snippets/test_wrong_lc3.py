@@ -12,6 +12,7 @@ from snippets.wrong.lc3 import (
     skips_alone,
     stale_weights,
     state_in_a_local,
+    sums_in_bf16,
     tail_left_out,
     view_of_the_whole,
     zero_by_multiplying,
@@ -94,6 +95,28 @@ def make_unlinked(parameters):
 def test_masters_that_are_not_linked():
     assert weights_follow_masters(make_linked)
     assert not weights_follow_masters(make_unlinked)
+
+
+def is_the_sum_of(accumulate, micro_batches) -> bool:
+    """Against float64; what is rounded once is off by 1/256 at most."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1, bias=False).bfloat16()
+    batches = [torch.rand(1, 3).bfloat16() for _ in range(micro_batches)]
+    total = torch.stack(batches).double().sum(0)
+    return torch.allclose(accumulate(layer, batches).double(), total, rtol=2**-8)
+
+
+def accumulate_for_masters(layer, batches):
+    zero.MixedPrecisionOptimizer(layer.parameters(), torch.optim.SGD, lr=0.5)
+    return sums_in_bf16.accumulate(layer, batches)
+
+
+@pytest.mark.verifies("xtrain.comm.main_grad:unround")
+def test_sums_in_bf16_stop_growing():
+    assert is_the_sum_of(accumulate_for_masters, 1000)
+    assert not is_the_sum_of(sums_in_bf16.accumulate, 1000)
+    # two are rounded once
+    assert is_the_sum_of(sums_in_bf16.accumulate, 2)
 
 
 # ---------------------------------------------------------------------- the loss scale

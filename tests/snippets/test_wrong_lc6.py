@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from snippets.wrong.lc6 import (
     angles_in_16_bits,
     dtypes,
+    if_no_grad,
     local_positions,
     loss_scale,
     masked_block,
@@ -211,6 +212,17 @@ def test_a_row_without_keys_gives_no_nan_to_the_weights():
         padding_changes_nothing(partial(by_online_softmax, softmax))
     with pytest.raises(AssertionError):
         padding_changes_nothing(masked_row.attention)
+
+
+def remembers_nothing(step, trained: bool = True) -> None:
+    assert if_no_grad.kept(step, 8, trained) == [0] * 8
+
+
+def test_decoding_without_gradients_remembers_nothing():
+    remembers_nothing(if_no_grad.decoded_right)
+    with pytest.raises(AssertionError):
+        remembers_nothing(if_no_grad.decoded)
+    remembers_nothing(if_no_grad.decoded, trained=False)  # what hides it
 
 
 # ---------------------------------------------------------------------------- the ring

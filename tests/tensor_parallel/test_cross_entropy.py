@@ -145,6 +145,8 @@ def refusals() -> None:
     logits, labels = torch.ones(3, 4), torch.zeros(3, dtype=torch.long)
     cases: dict[str, tuple] = {
         "do not fit logits": (logits, labels[:2]),
+        "labels NoneType do not fit": (logits, None),
+        "fit logits list": ([[1.0]], labels),
         "not floating-point": (logits.long(), labels),
         "reduction='avg'": (logits, labels, -100, 0.0, 0.0, "avg"),
         "label_smoothing=2": (logits, labels, -100, 2.0),

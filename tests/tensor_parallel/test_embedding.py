@@ -84,6 +84,8 @@ def refusals() -> None:
                 layer(torch.tensor([[0, 6, -1]]))
         with pytest.raises(ValueError, match="not int64 or int32"):
             layer(torch.ones(2))
+        with pytest.raises(ValueError, match="ids are NoneType, not int64"):
+            layer(None)
     with pytest.raises(ValueError, match="num_embeddings: 7 cannot be cut evenly"):
         VocabParallelEmbedding(7, 4)
     with pytest.raises(ValueError, match="embedding_dim: 5 cannot be cut evenly"):

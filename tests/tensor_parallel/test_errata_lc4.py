@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.tensor_parallel.dense import close, random_of
 from xtrain.comm.autograd import all_gather_split
 from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.plan import Accelerator, Link, ModelShape, collective_time
+from xtrain.plan import Link
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -25,6 +25,7 @@ from xtrain.tensor_parallel import (
 from xtrain.tensor_parallel.attention import key_replicas, replica_ranks
 from xtrain.tensor_parallel.functions import column_linear
 from xtrain_docs.lectures.lc4 import runs_errata
+from xtrain_docs.lectures.lc4.pays import layer_times
 from xtrain_docs.lectures.lc4.runs_errata import BATCH, HIDDEN, SEQUENCE
 
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
@@ -211,13 +212,8 @@ def test_the_only_sum_of_attention_is_that_of_its_output_projection(world, size)
 
 def sums_over_matrices(ranks: int, link: str, tokens: int = 4096) -> float:
     """Seconds of a layer's four all-reduces over those of its matrices."""
-    shape = ModelShape.preset("llama-3-70b")
-    size = tokens * shape.hidden_size * 2
-    sums = 4 * collective_time(
-        "ring_all_reduce", size, ranks, 5e-6, Link.preset(link).beta
-    )
-    flops = 6 * (shape.layer_parameters - 2 * shape.hidden_size) * tokens / ranks
-    return sums / (flops / (0.4 * Accelerator.preset("h100").flops))
+    work, sums = layer_times("llama-3-70b", tokens, ranks, link)
+    return sums / work
 
 
 def test_across_nodes_the_sums_take_longer_than_the_matrices():

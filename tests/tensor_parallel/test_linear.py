@@ -192,6 +192,18 @@ def refusals() -> None:
     with pytest.raises(ValueError, match="neither a weight"):
         ColumnParallelLinear.from_full(nn.Tanh())
     column = ColumnParallelLinear(4, 2 * size)
+    for sequence_parallel in (False, True):
+        layer = ColumnParallelLinear(4, 6, sequence_parallel=sequence_parallel)
+        with CommLedger() as ledger:
+            with pytest.raises(
+                ValueError, match=r"input NoneType, expected \[..., 4\]"
+            ):
+                layer(None)
+            with pytest.raises(
+                ValueError, match=r"float64 and the weight torch.float32"
+            ):
+                layer(torch.ones(2, 3, 4, dtype=torch.float64))
+        assert not ledger.events, "nothing was gathered before"
     with pytest.raises(ValueError, match=r"input \[3, 5\], expected \[..., 4\]"):
         column(torch.ones(3, 5))
     row = RowParallelLinear(4, 6)

@@ -83,3 +83,14 @@ def test_what_else_is_given_is_part_of_the_stamp(tree):
     root, folders = tree / "tests/test_a.py", (tree / "src", tree)
     stamps = {closure.stamp([root], folders, minor) for minor in ("2.13", "2.14")}
     assert len(stamps) == 2
+
+
+def test_within_a_steady_pass_each_file_is_looked_at_once(tree):
+    folders = (tree / "src", tree)
+    root = tree / "tests/test_a.py"
+    before = closure.stamp([root], folders)
+    with closure.steady():
+        assert closure.stamp([root], folders) == before
+        root.write_text(root.read_text() + "# edited\n")
+        assert closure.stamp([root], folders) == before
+    assert closure.stamp([root], folders) != before

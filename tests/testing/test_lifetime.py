@@ -63,6 +63,7 @@ def start(scratch: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "TMPDIR": str(scratch / "temporary"),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "compiler"),  # torch's, it stays
         "XTRAIN_TOUCH": str(scratch / "touched"),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
     }
@@ -90,7 +91,7 @@ def assert_nothing_left(process: subprocess.Popen[str], scratch: Path) -> None:
 
 def test_a_program_that_never_closes_its_world(scratch):
     process = start(scratch, "-c", PROGRAM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert (process.returncode, output) == (0, "")
     assert_nothing_left(process, scratch)
 
@@ -115,7 +116,7 @@ def test_a_program_killed_in_the_middle_of_a_run(scratch):
     wait_for_ranks(scratch)
     assert len(session(process.pid)) == 4
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert_nothing_left(process, scratch)
 
 
@@ -124,7 +125,7 @@ def test_ctrl_c_during_a_test(scratch):
     wait_for_ranks(scratch)
     # The terminal sends Ctrl-C to every process of the group, ranks included.
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "Traceback" not in output  # no rank cries
     assert_nothing_left(process, scratch)
@@ -133,7 +134,7 @@ def test_ctrl_c_during_a_test(scratch):
 def test_a_killed_xdist_worker_takes_its_ranks_along(scratch):
     """And the others' results reach the one verification record."""
     process = start(scratch, "-m", "pytest", "-n2", "-k", "dies or fine")
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert "1 failed, 3 passed" in output, output
     assert "crashed while running" in output
     wait_until(lambda: session(process.pid) == [])
@@ -148,5 +149,5 @@ def test_ranks_of_a_program_ended_by_sigterm(scratch):
     process = start(scratch, "-c", PROGRAM, str(scratch / "touched"))
     wait_for_ranks(scratch)
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert_nothing_left(process, scratch)

@@ -19,7 +19,11 @@ from tests.comm.reference import (
     check_all_reduce_extras,
 )
 from tests.comm.test_all_to_all import TABLES, even_and_one_sided, single_cases
-from tests.comm.test_collectives import broadcast_cases, reduce_cases
+from tests.comm.test_collectives import (
+    broadcast_cases,
+    gather_and_scatter_cases,
+    reduce_cases,
+)
 from tests.comm.test_hierarchical import MESHES, all_cases
 from tests.comm.test_hierarchical import groups as node_groups
 from tests.comm.test_p2p import exchanges
@@ -86,6 +90,16 @@ def reduce(tensor, dst, op):
     form("reduce")(tensor, dst)
     if dist.get_rank() == dst:
         divide(tensor, op, None)
+
+
+def gather(tensor, gather_list, dst=0, group_dst=None):
+    return form("gather")(tensor, gather_list, dst if group_dst is None else group_dst)
+
+
+def scatter(tensor, scatter_list, src=0, group_src=None):
+    return form("scatter")(
+        tensor, scatter_list, src if group_src is None else group_src
+    )
 
 
 def reduce_scatter(output, input, op=ReduceOp.SUM):
@@ -178,6 +192,14 @@ def test_reduce_equals_one_process_and_leaves_the_others_alone(world, size):
     world(size).run(reduce_cases, reduce, SUMS, FLAT)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.verifies(
+    "xtrain.whiteboard.comm.gather:gather", "xtrain.whiteboard.comm.scatter:scatter"
+)
+def test_gather_and_scatter_equal_torch(world, size):
+    world(size).run(gather_and_scatter_cases, gather, scatter, FLAT)
+
+
 def ring_halves() -> None:
     gather, reduce_all = form("ring_all_gather"), form("ring_all_reduce")
     reduce_scatter_cases(reduce_scatter, ops=SUMS, layouts=FLAT)
@@ -229,6 +251,11 @@ def every_form(group, members, me) -> None:
         mine, inputs = mine_and_all(members)
         form("reduce")(mine, member, group)
         assert torch.equal(mine, sum(inputs) if me == root else inputs[me])
+        pieces = [torch.empty_like(t) for t in inputs] if me == root else None
+        form("gather")(inputs[me], pieces, member, group)
+        assert all(map(torch.equal, pieces or inputs, inputs))
+        form("scatter")(mine.zero_(), inputs if me == root else None, member, group)
+        assert torch.equal(mine, inputs[me])
 
     mine, inputs = mine_and_all(members)
     landing = torch.empty_like(mine)
@@ -266,8 +293,10 @@ def every_form(group, members, me) -> None:
     "xtrain.whiteboard.comm.all_to_all_single:all_to_all_single",
     "xtrain.whiteboard.comm.broadcast:broadcast",
     "xtrain.whiteboard.comm.exchange:exchange",
+    "xtrain.whiteboard.comm.gather:gather",
     "xtrain.whiteboard.comm.hierarchical_all_reduce:hierarchical_all_reduce",
     "xtrain.whiteboard.comm.reduce:reduce",
+    "xtrain.whiteboard.comm.scatter:scatter",
     "xtrain.whiteboard.comm.ring_all_gather:ring_all_gather",
     "xtrain.whiteboard.comm.ring_reduce_scatter:ring_reduce_scatter",
 )
@@ -302,7 +331,11 @@ def prepared(name: str, numel: int, dtype) -> Callable[[], None]:
     rank, size = dist.get_rank(), dist.get_world_size()
     full = torch.ones(numel, dtype=dtype)
     part = full[: numel // size].clone()
+    listed = list(full.tensor_split(size)) if rank == size - 1 else None
+    mine = full.tensor_split(size)[rank].clone()
     arguments = {
+        "gather": (mine, listed, size - 1),
+        "scatter": (mine, listed, size - 1),
         "exchange": (full, (rank + 1) % size, full.clone(), (rank - 1) % size),
         "broadcast": (full, size - 1),
         "reduce": (full, size - 1),
@@ -354,6 +387,14 @@ SENDS: dict[str, tuple[str, Callable[[int, int], tuple[float, float, int]]]] = {
     "reduce": (
         "one tensor from each rank but the root, in ceil(log2 N) steps",
         lambda n, m: ((n - 1) * m, m, log2(n)),
+    ),
+    "gather": (
+        "one tensor from each rank but the root, which receives N-1 at once",
+        lambda n, m: ((n - 1) / n * m, m / n, 1),
+    ),
+    "scatter": (
+        "N-1 tensors from the root, at once; the other ranks none",
+        lambda n, m: ((n - 1) / n * m, (n - 1) / n * m, 1),
     ),
     "ring_all_reduce": (
         "2(N-1)/N of the tensor in 2(N-1) messages",
@@ -420,9 +461,9 @@ def test_the_headers_formula_is_what_is_sent(world, name):
             assert len(message_rounds(events)) == steps
 
 
-UNEVEN = ("broadcast", "reduce", *ALL_REDUCES[:4])
+UNEVEN = ("broadcast", "reduce", "gather", "scatter", *ALL_REDUCES[:4])
 OPTIONS = {"hierarchical_all_reduce": lambda size: {"local_ranks": 2}} | dict.fromkeys(
-    ("broadcast", "reduce"), lambda size: {"root": size - 1}
+    ("broadcast", "reduce", "gather", "scatter"), lambda size: {"root": size - 1}
 )
 
 

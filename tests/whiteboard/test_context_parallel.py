@@ -362,10 +362,10 @@ def order_of_events() -> tuple[list[str], list[str]]:
 @pytest.mark.verifies(RING, RING_BACK)
 def test_the_next_keys_are_on_their_way_while_a_block_is_computed(world):
     step = ["begin", "compute", "wait"]
-    # dK and dV of the step before arrive under the block, and then leave again.
+    # dK and dV of the step before arrive under the whole block, and then leave again.
     first = ["begin", "compute", "begin", "wait"]
-    middle = ["begin", "compute", "wait", "compute", "begin", "wait"]
-    last = ["compute", "wait", "compute", "begin", "wait"]
+    middle = ["begin", "compute", "wait", "begin", "wait"]
+    last = ["compute", "wait", "begin", "wait"]
     for forward, backward in world(4).run(order_of_events):
         assert forward == [*step, *step, *step, "compute"]
         assert backward == [*first, *middle, *middle, *last]

@@ -198,9 +198,9 @@ class Noted:
         self.asked.append([("send", group_dst)])
         return dist.isend(tensor, group=group, group_dst=group_dst)
 
-    def P2POp(self, op, tensor, peer, group=None):
+    def P2POp(self, op, tensor, group=None, group_peer=None):
         op = dist.isend if op == self.isend else op
-        return dist.P2POp(op, tensor, peer, group)
+        return dist.P2POp(op, tensor, group=group, group_peer=group_peer)
 
     def batch_isend_irecv(self, calls):
         kinds = {dist.isend: "send", dist.irecv: "recv"}

@@ -34,6 +34,12 @@ from xtrain.whiteboard.tensor_parallel import vocab_parallel_embedding as table_
 from xtrain.whiteboard.tensor_parallel.column_parallel_linear import (
     ColumnParallelLinear,
 )
+from xtrain.whiteboard.tensor_parallel.ring_all_gather_matmul import (
+    ring_all_gather_matmul,
+)
+from xtrain.whiteboard.tensor_parallel.ring_matmul_reduce_scatter import (
+    ring_matmul_reduce_scatter,
+)
 from xtrain.whiteboard.tensor_parallel.rotary_embedding import rotary_embedding
 from xtrain.whiteboard.tensor_parallel.row_parallel_linear import RowParallelLinear
 from xtrain.whiteboard.tensor_parallel.sequence_parallel_region import (
@@ -66,6 +72,13 @@ HEADS = (
 )
 REGION = (
     "xtrain.whiteboard.tensor_parallel.sequence_parallel_region:SequenceParallelRegion"
+)
+GATHER_MATMUL = (
+    "xtrain.whiteboard.tensor_parallel.ring_all_gather_matmul:ring_all_gather_matmul"
+)
+MATMUL_SCATTER = (
+    "xtrain.whiteboard.tensor_parallel.ring_matmul_reduce_scatter"
+    ":ring_matmul_reduce_scatter"
 )
 ROTARY = "xtrain.whiteboard.tensor_parallel.rotary_embedding:rotary_embedding"
 
@@ -154,6 +167,56 @@ def row_case(group, size, dtype) -> None:
 @pytest.mark.verifies(ROW)
 def test_a_row_layer_adds_up_to_the_whole_layer(world):
     world(4).run(on_every_group, row_case)
+
+
+def ring_case(group, size, dtype) -> None:
+    for shape, dim in (((size,), 0), ((3, 2 * size), 1), ((size, 3), 0)):
+        x = random_of(3, *shape, 2 * size, dtype=dtype)
+        weights = [random_of(n, 3 * size, 2 * size, dtype=dtype) for n in (4, 5)]
+        whole = [F.linear(x.double(), weight.double()) for weight in weights]
+        rows = [mine(weight, 0, group) for weight in weights]
+        found = ring_all_gather_matmul(mine(x, dim, group), rows, dim, group)
+        for y, expected in zip(found, whole, strict=True):
+            near(y, mine(expected, -1, group), dtype, "gathered")
+        columns, features = mine(weights[0], 1, group), mine(x, -1, group)
+        y = ring_matmul_reduce_scatter(features, columns, dim, group)
+        near(y, mine(whole[0], dim, group), dtype, "scattered")
+
+
+@pytest.mark.verifies(GATHER_MATMUL, MATMUL_SCATTER)
+def test_ring_matmuls_are_those_of_one_device(world):
+    world(4).run(on_every_group, ring_case)
+
+
+def ring_traffic() -> list[tuple[str, int, list[int]]]:
+    """By form: bytes of the whole, and of each message that this rank sends."""
+    size = dist.get_world_size()
+    x, rows = torch.ones(2, 3, 8), [torch.ones(4, 8), torch.ones(5, 8)]
+    wide, columns = torch.ones(2, 3 * size, 4), torch.ones(6, 4)
+    found = []
+    for name, call, nbytes in (
+        ("ring_all_gather_matmul",
+         lambda: ring_all_gather_matmul(x, rows, 1), size * x.nbytes),
+        ("ring_matmul_reduce_scatter",
+         lambda: ring_matmul_reduce_scatter(wide, columns, 1), 2 * 3 * size * 6 * 4),
+    ):  # fmt: skip
+        with CommLedger() as ledger:
+            call()
+        sent = [event for event in ledger.events if event.kind == "send"]
+        assert {event.peer for event in sent} <= {(dist.get_rank() + 1) % size}
+        found.append((name, nbytes, [event.payload for event in sent]))
+    return found
+
+
+@pytest.mark.verifies(GATHER_MATMUL, MATMUL_SCATTER)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ring_matmuls_send_what_the_headers_say(world, size):
+    for found in world(size).run(ring_traffic):
+        for name, nbytes, sent in found:
+            words = header(forms()[name].read_text())["Sends"]
+            assert words.startswith("(N-1)/N of the whole ")
+            assert "in N-1 messages" in words
+            assert sent == [nbytes // size] * (size - 1), name
 
 
 # --- vocabulary -----------------------------------------------------------------------

@@ -137,14 +137,15 @@ def test_the_scale_halves_at_an_overflow_and_doubles_after_good_steps():
     optimizer = MixedPrecision([parameter], AdamW, 8.0, lr=0.1)
     optimizer.growth_interval = 3
     scales = []
-    for good in (True, True, True, False, True, True, False, True, True, True):
+    good_steps = 3 * [True] + [False] + 2 * [True] + [False] + 6 * [True]
+    for good in good_steps:
         before = parameter.detach().clone()
         parameter.grad = torch.ones_like(parameter)
         parameter.grad[1] = 1.0 if good else float("nan")
         assert optimizer.step() is good
         assert torch.equal(parameter, before) is not good
         scales.append(optimizer.scale)
-    assert scales == [8, 8, 16, 8, 8, 8, 4, 4, 4, 8]
+    assert scales == [8, 8, 16, 8, 8, 8, 4, 4, 4, 8, 8, 8, 16]  # again and again
     optimizer.zero_grad()
     optimizer.backward((parameter * parameter).sum())  # the NaN is forgotten
     assert optimizer.step() is True

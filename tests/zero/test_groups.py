@@ -140,4 +140,4 @@ def test_different_models_are_told_where_they_are(world):
         if number == 0:
             assert said is None
         else:
-            assert "ranks 0 and 2 have different parameters" in said
+            assert "ranks 1 and 4 have different parameters" in said

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -664,25 +666,200 @@ class Reentrant(nn.Module):
         return x
 
 
-def reentrant(blocks):
+class HalfComputedAgain(nn.Module):
+    """A block that computes some of itself again in backward, as transformers does."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.out, self.reentrant = nn.Linear(4, 4), reentrant
+
+    def forward(self, x):
+        again = partial(checkpoint, use_reentrant=self.reentrant)
+        x = x + self.out(again(self.inner, x))
+        return again(lambda x: x + again(self.inner[0], x)[:, :4], x)
+
+
+class Blocks(nn.Module):
+    """Such blocks, all but the first of them computed again as a whole, too."""
+
+    def __init__(self, reentrant, outer):
+        super().__init__()
+        self.first, self.outer = nn.Linear(3, 4), outer
+        self.layers = nn.ModuleList([HalfComputedAgain(reentrant) for _ in range(3)])
+
+    def forward(self, x):
+        x = self.layers[0](self.first(x))
+        for layer in self.layers[1:]:
+            if self.outer is None:
+                x = layer(x)
+            else:
+                x = checkpoint(layer, x, use_reentrant=self.outer)
+        return x
+
+
+def recomputed(make, options, micro_batches):
+    """Gradients of micro-batches, all but one in `no_sync`, against the bare ones'."""
     torch.manual_seed(0)
-    bare = Reentrant(blocks)
-    model = FullyShardedDataParallel(copy.deepcopy(bare))
-    for module in (model, bare):
-        module(torch.ones(2, 3)).sum().backward()
-    whole = torch.cat([bare.first.weight.grad.flatten(), bare.first.bias.grad])
-    mine = torch.cat([p.grad for p in model.units[0].flat_groups[0].local_shards])
-    half = len(whole) // 2
-    expected = whole[half:] if dist.get_rank() else whole[:half]
-    torch.testing.assert_close(mine, expected)
+    bare = make().double()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = FullyShardedDataParallel(copy.deepcopy(bare), **options)
+    data = torch.randn(size, micro_batches, 5, 3, dtype=torch.float64)
+    for number in range(micro_batches):
+        last = number == micro_batches - 1
+        with nullcontext() if last else model.no_sync():
+            model(data[rank, number]).square().sum().backward()
+        for of_rank in data:
+            (bare(of_rank[number]).square().sum() / size).backward()
+    assert not any(unit.flat_groups[0].is_full for unit in model.units)
+    compare_gradients(model, bare)
+
+
+def compare_gradients(model, bare):
+    """This rank's pieces against those of the bare module's whole gradients."""
+    named = bare if isinstance(bare, dict) else dict(bare.named_parameters())
+    for group in (group for unit in model.units for group in unit.flat_groups):
+        for name, piece, slot in zip(
+            group.names, group.local_shards, group.layout.slots, strict=True
+        ):
+            start, stop = group.layout.piece_bounds(slot, group.rank)
+            whole = named[name].grad
+            if whole is None:
+                assert piece.grad is None, name
+                continue
+            whole = whole.flatten()[start:stop]
+            torch.testing.assert_close(piece.grad, whole, msg=name)
+
+
+def all_recomputed():
+    for blocks in (True, False):
+        recomputed(partial(Reentrant, blocks), {}, 1)
+    for reentrant in (True, False):
+        for outer in (True, False, None):
+            for reshard in (True, False):
+                make = partial(Blocks, reentrant, outer)
+                options = {"reshard_after_forward": reshard}
+                recomputed(make, options, 1 + 2 * (reshard is (outer is None)))
 
 
 @pytest.mark.verifies("xtrain.zero.fsdp_schedule:UnitSchedule")
-def test_reentrant_checkpoints_of_blocks_are_refused_by_name(world):
-    expect_error(
-        world(2), reentrant, True, error=RuntimeError, match="use_reentrant=False"
-    )
-    world(2).run(reentrant, False)  # of what is whole throughout they are right
+def test_blocks_and_parts_of_them_are_computed_again_in_backward(world):
+    """Reentrant or not, one in another, in any number of micro-batches."""
+    world(2).run(all_recomputed)
+
+
+def of_transformers():
+    """Three AdamW steps of both models of `transformers`, all data on every rank."""
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    llama = transformers.LlamaConfig(hidden_size=8, intermediate_size=12, **small)
+    gpt2 = transformers.GPT2Config(
+        n_embd=8, vocab_size=24, n_layer=2, n_head=2, attn_pdrop=0, resid_pdrop=0,
+        embd_pdrop=0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    kinds = transformers.LlamaForCausalLM, transformers.GPT2LMHeadModel
+    for kind, config in zip(kinds, (llama, gpt2), strict=True):
+        for reentrant in (True, False):
+            torch.manual_seed(0)
+            bare = kind(config).double().train()
+            copied = copy.deepcopy(bare)
+            options = {"use_reentrant": reentrant}
+            copied.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+            model = FullyShardedDataParallel(copied)
+            steps = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, bare)]
+            for step in range(3):
+                tokens = batch_of(0, step, 0) % 24
+                for module, optimizer in zip((model, bare), steps, strict=True):
+                    optimizer.zero_grad()
+                    module(input_ids=tokens, labels=tokens).loss.backward()
+                compare_gradients(model, bare)
+                for optimizer in steps:
+                    optimizer.step()
+
+
+@pytest.mark.verifies("xtrain.zero.fsdp_schedule:UnitSchedule")
+def test_models_of_transformers_with_gradient_checkpointing_train_alike(world):
+    pytest.importorskip("transformers")
+    world(2).run(of_transformers)
+
+
+class OneIdle(nn.Module):
+    """Of two layers one takes no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def relied_on():
+    rank, rate, decay = dist.get_rank(), 0.1, 0.5
+    torch.manual_seed(0)
+    bare = OneIdle().double()
+    copied = copy.deepcopy(bare)
+    early = torch.optim.AdamW(copied.parameters(), lr=rate, weight_decay=decay)
+    model = FullyShardedDataParallel(copied)
+    right = torch.optim.AdamW(bare.used.parameters(), lr=rate, weight_decay=decay)
+    assert model.full_shapes() == {n: p.shape for n, p in bare.named_parameters()}
+    assert {p.ndim for p in model.parameters()} == {1}
+    start = model.full_state_dict()
+    for module, optimizer in ((model, early), (bare, right)):
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+    found = model.full_state_dict()
+    for name, weight in bare.state_dict().items():
+        shrunk = (1 - rate * decay) ** 3 if name.startswith("idle") else 1
+        torch.testing.assert_close(found[name], weight * shrunk, msg=name)
+    model.load_full_state_dict(start)
+    for name, weight in model.full_state_dict().items():
+        assert torch.equal(weight, start[name]), name
+    wrong = {**start, "idle.bias": torch.ones(2)} if rank else start
+    with pytest.raises(ValueError, match=r"rank 1: idle.bias is \[2\] in state, and"):
+        model.load_full_state_dict(wrong)
+    missing = {name: weight for name, weight in found.items() if name != "idle.bias"}
+    with pytest.raises(ValueError, match=r"1 names differ; idle.bias is missing"):
+        model.load_full_state_dict(missing)
+    for name, weight in model.full_state_dict().items():
+        assert torch.equal(weight, start[name]), name  # a refusal changes nothing
+
+
+@pytest.mark.verifies(
+    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.flat_param_group:become_shard",
+    "xtrain.zero.fsdp_checkpoint:load_state",
+)
+def test_what_programs_around_it_rely_on(world):
+    """An optimizer made before, whole shapes and tensors, decay of what is idle."""
+    world(2).run(relied_on)
+
+
+def compiled(kind):
+    torch.manual_seed(0)
+    bare = Blocks(False, None).double()
+    copied = copy.deepcopy(bare)
+    compile_it = partial(torch.compile, backend="eager")
+    if kind == "blocks":
+        for layer in copied.layers:
+            layer.compile(backend="eager")
+    if kind == "inside":
+        copied = compile_it(copied)
+    model = FullyShardedDataParallel(copied)
+    called = compile_it(model) if kind == "around" else model
+    x = torch.ones(2, 3, dtype=torch.float64)
+    for module in (called, bare):
+        module(x).square().sum().backward()
+    named = {f"_orig_mod.{n}": p for n, p in bare.named_parameters()}
+    compare_gradients(model, bare if kind != "inside" else named)
+
+
+@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+def test_torch_compile_around_it_and_inside_it(world):
+    for kind in ("around", "blocks", "inside"):
+        world(2).run(compiled, kind)
 
 
 def own_pieces():

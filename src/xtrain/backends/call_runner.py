@@ -32,6 +32,7 @@ from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progres
 from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record
+from xtrain.comm.lost import PeersLost
 
 SMALL = 16  # elements; see `kept`
 
@@ -160,7 +161,9 @@ class CallRunner:
     def check_ready(self, name: str, tensors: Sequence[Tensor]) -> None:
         """RuntimeError when this group has ended, ValueError for a foreign tensor."""
         if self.monitor.broken is not None:
-            raise RuntimeError(f"{name}: this group is broken: {self.monitor.broken}")
+            broken = self.monitor.broken
+            text = f"{name}: this group is broken: {broken}"
+            raise PeersLost(text, getattr(broken, "ranks", ()))
         if self.closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
         for tensor in tensors:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.util import Finalize
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -138,6 +138,11 @@ class Group(dist.ProcessGroup):
         self._monitor.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    @property
+    def options(self) -> SimpleNamespace:
+        """What torch's own backends tell about themselves here: the timeout."""
+        return SimpleNamespace(_timeout=timedelta(seconds=self._monitor.seconds))
 
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""

@@ -1,11 +1,12 @@
 """When a wait is in vain, and why: a peer died, left, or does not come in time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xtrain.backends.liveness import Peers
 from xtrain.backends.operation import Operation
+from xtrain.comm.lost import PeersLost
 
 
 class PeerMonitor:
@@ -49,12 +50,15 @@ class PeerMonitor:
                 or now > self._first_seen_dead + self._transport.DEATH_GRACE_SECONDS
             ):
                 how = "died" if died else "is gone (its connection ended)"
-                self._break(f"{self._names_of(died or lost)} {how} while {me}")
+                gone = died or lost
+                self._break(f"{self._names_of(gone)} {how} while {me}", gone)
         needed = missing if operation.peers is None else operation.peers
         gone = left & {*needed}
         # Of several possible senders one is enough.
         if gone and (operation.peers is None or gone == {*needed}):
-            self._break(f"{self._names_of(sorted(gone))} left the group while {me}")
+            self._break(
+                f"{self._names_of(sorted(gone))} left the group while {me}", gone
+            )
         if operation.waited() > (operation.own_timeout() or self.seconds):
             where = "not there" if operation.peers is None else "nothing came from"
             if not needed:
@@ -67,17 +71,16 @@ class PeerMonitor:
                 f"{where}: {', '.join(states)}"
             )
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, gone: Iterable[int] = ()) -> None:
         """End the group; whoever is stopped is named, it may be the cause."""
         stopped = [
-            r
-            for r in self._transport.others
-            if self._peers.state(r) == "stopped"
-            and f"{self._names_of([r])} (stopped)" not in why
+            r for r in self._transport.others if self._peers.state(r) == "stopped"
         ]
-        if stopped:
-            why += f"; stopped: {self._names_of(stopped)}"
-        self.broken = RuntimeError(why)
+        untold = [r for r in stopped if f"{self._names_of([r])} (stopped)" not in why]
+        if untold:
+            why += f"; stopped: {self._names_of(untold)}"
+        ranks = sorted(gone) or stopped
+        self.broken = PeersLost(why, [self._global_rank(rank) for rank in ranks])
         raise self.broken
 
     def _names_of(self, ranks: Sequence[int]) -> str:

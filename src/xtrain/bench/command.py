@@ -15,6 +15,7 @@ from xtrain.bench.race_sets import choose, list_lines, load, names
 from xtrain.bench.record_files import finished, new_output, partial
 from xtrain.bench.runner import run_measurement
 from xtrain.bench.settings import QUICK, Settings
+from xtrain.plan.checks import require_positive
 from xtrain.testing import World
 
 __all__ = ["add_arguments", "run"]
@@ -26,20 +27,17 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(list_lines()))
         return 0
     if arguments.name not in names():
-        given = f"no races {arguments.name!r}" if arguments.name else "which races?"
-        print(f"{given} There are: {', '.join(names())}", file=sys.stderr)
-        return 2
+        given = "which races?"
+        if arguments.name:
+            given = f"no races {arguments.name[:40]!r};"
+        raise ValueError(f"{given} there are: {', '.join(names())}")
     module = load(arguments.name)
-    try:
-        chosen = choose(module.RACES, arguments.race, arguments.ranks, arguments.sizes)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    chosen = choose(module.RACES, arguments.race, arguments.ranks, arguments.sizes)
     settings, output = _settings(arguments), _output(arguments)
     made = _new_record(arguments, module.TITLE, settings, with_facts=output is not None)
     try:
         done = finished(made, output) if arguments.resume else []
-        for measurement in run_races(chosen, settings, done):
+        for measurement in run_races(chosen, settings, done, arguments.quick):
             made.measurements.append(measurement)
             if output is not None:
                 record.write(made, partial(output))
@@ -47,9 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         # The ranks' own words; the error of the World adds every rank's traceback.
         print(f"not timed: {error.__cause__ or error}", file=sys.stderr)
         return 1
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
     if output is not None:
         partial(output).replace(output)
         print(f"written: {output}")
@@ -59,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _output(arguments: argparse.Namespace) -> Path | None:
     """Where the record goes; None for a part of a run that names no file."""
     is_part = arguments.quick or arguments.race or arguments.ranks or arguments.sizes
+    if arguments.output is not None and arguments.output.is_dir():
+        raise ValueError(f"--output {arguments.output} is a folder: name a file in it")
     if arguments.output is not None or is_part:
         return arguments.output
     folder = checkout() / "docs" / "data" / "bench"
@@ -85,11 +82,15 @@ def _new_record(
 
 
 def run_races(
-    chosen: Sequence[Race], settings: Settings, done: Sequence[record.Measurement] = ()
+    chosen: Sequence[Race],
+    settings: Settings,
+    done: Sequence[record.Measurement] = (),
+    rough: bool = False,
 ) -> Iterator[record.Measurement]:
     """Run every race at every size and world size, printing each when it is done.
 
-    Measurements that are in `done` are not run again.
+    Measurements that are in `done` are not run again. A `rough` look has numbers on a
+    busy machine, too, and a line that tells how busy.
     """
     known = {
         (measurement.race, measurement.size, measurement.ranks): measurement
@@ -104,8 +105,12 @@ def run_races(
                 for size in race.sizes:
                     measurement = known.get((race.name, size, ranks))
                     if measurement is None:
-                        measurement = run_measurement(world, race, size, settings)
+                        measurement = run_measurement(
+                            world, race, size, settings, rough
+                        )
                         lines = report.measurement_lines(measurement)
+                        if rough:
+                            lines += report.caveat_lines(measurement, settings)
                         print("\n".join(lines), end="\n\n", flush=True)
                     yield measurement
 
@@ -118,6 +123,9 @@ def checkout() -> Path:
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     settings = QUICK if arguments.quick else Settings()
+    for name in ("rounds", "other_load_limit"):
+        if getattr(arguments, name) is not None:
+            require_positive(f"--{name.replace('_', '-')}", getattr(arguments, name))
     if arguments.rounds is not None:
         settings = dataclasses.replace(
             settings, rounds=arguments.rounds, most_rounds=3 * arguments.rounds

@@ -4,6 +4,9 @@ import argparse
 import re
 from pathlib import Path
 
+from xtrain.bench.settings import QUICK, Settings
+
+MOST_RANKS, MOST_BYTES = 64, 2**36
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -21,24 +24,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ranks",
-        type=_counts,
+        type=numbers,
         metavar="N,N",
         help="numbers of ranks instead of the race's own",
     )
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=sizes,
         metavar="S,S",
         help="sizes instead of the race's own, such as 4KiB,16MiB",
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="samples wanted of each contestant"
+        "--rounds",
+        type=int,
+        metavar="N",
+        help=f"samples wanted of each contestant (default: {Settings().rounds}, with "
+        f"--quick {QUICK.rounds})",
     )
     parser.add_argument(
         "--other-load-limit",
         type=float,
         metavar="SHARE",
-        help="drop samples during which others used more of the machine than this",
+        help="drop samples during which others used more of the machine than this "
+        f"(default: {Settings().other_load_limit:g}, with --quick "
+        f"{QUICK.other_load_limit:g} while some are left)",
     )
     parser.add_argument(
         "--output",
@@ -61,12 +70,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _counts(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def numbers(text: str) -> list[int]:
+    """`2,4`: numbers of ranks, 64 at most, as each is a process."""
+    found = [int(part) for part in text.split(",")]
+    if not all(1 <= ranks <= MOST_RANKS for ranks in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: numbers of ranks are from 1 to {MOST_RANKS}"
+        )
+    return found
 
 
-def _sizes(text: str) -> list[int]:
-    return [parse_size(part) for part in text.split(",")]
+def sizes(text: str) -> list[int]:
+    """`4KiB,16MiB` in bytes."""
+    found = [parse_size(part) for part in text.split(",")]
+    if not all(1 <= size <= MOST_BYTES for size in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes are from 1 B to 64 GiB")
+    return found
 
 
 def parse_size(text: str) -> int:

@@ -1,6 +1,7 @@
 """Measurements as a text table for the terminal."""
 
 from xtrain.bench.record import Measurement, Result
+from xtrain.bench.settings import Settings
 
 
 def measurement_lines(measurement: Measurement) -> list[str]:
@@ -24,6 +25,14 @@ def measurement_lines(measurement: Measurement) -> list[str]:
         ]
         lines.append("  " + "  ".join(cells).rstrip())
     return lines
+
+
+def caveat_lines(measurement: Measurement, settings: Settings) -> list[str]:
+    """How far to trust a quick look where others used much of the machine."""
+    load = measurement.other_load
+    if load is None or load <= settings.other_load_limit:
+        return []
+    return [f"  rough: others used {load:.0%} of the machine meanwhile"]
 
 
 def _row(result: Result, measurement: Measurement) -> list[str]:

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Store
 
+from xtrain.comm.mesh import timeout_of
+
 NAME = "slow-gloo"
 
 
@@ -149,7 +151,7 @@ def slow_network(
         )
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, SlowNetwork, devices=["cpu"])
-    group = dist.new_group(ranks, backend=NAME)
+    group = dist.new_group(ranks, timeout=timeout_of(None), backend=NAME)
     if isinstance(group, SlowNetwork):
         group.latency, group.bandwidth, group.sleep = latency, bandwidth, sleep
     return group  # type: ignore[return-value]

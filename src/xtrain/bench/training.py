@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from xtrain import backends
 from xtrain.bench.race import Case, Trial
+from xtrain.comm.mesh import timeout_of
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.plan import Traffic
 
@@ -55,7 +56,7 @@ def group_on(backend: str) -> ProcessGroup:
     if backend == "gloo":
         return world
     backends.register()
-    return dist.new_group(backend=backend)
+    return dist.new_group(timeout=timeout_of(None), backend=backend)
 
 
 def training_trial(

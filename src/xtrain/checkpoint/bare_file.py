@@ -1,5 +1,6 @@
 """Read a bare model's safetensors file, as any library writes it, into shards."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from xtrain.checkpoint.boxes import Box
 from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.index import compare
+from xtrain.checkpoint.locks import open_file
 from xtrain.checkpoint.pieces import About, Shard
 
 Wanted = list[tuple[Shard, set[str]]]  # each with all names the file may have it under
@@ -40,6 +42,7 @@ def check_safetensors(path: str | Path, wanted: Wanted) -> None:
 @contextmanager
 def opened_safetensors(path: str | Path) -> Iterator[Any]:
     try:
+        os.close(open_file(Path(path)))  # a pipe would be waited at
         with safe_open(path, framework="pt") as opened:
             yield opened
     except CheckpointError:

@@ -21,7 +21,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -32,8 +31,12 @@ from xtrain.checkpoint.folder import discard, prepare, publish
 from xtrain.checkpoint.index import crc, make_index
 from xtrain.checkpoint.pieces import Piece
 from xtrain.checkpoint.structure import key_of
-from xtrain.comm.agreement import raising_everywhere, value_of_rank_0
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.agreement import (
+    place_in,
+    raising_everywhere,
+    value_of_rank_0,
+    values_of_all,
+)
 
 
 def save_pieces(
@@ -48,7 +51,7 @@ def save_pieces(
     Together the ranks' pieces must cover every tensor. `directory` is rank 0's, and
     `extra`, any JSON value, too. A failure on one rank raises on all.
     """
-    rank, size = rank_and_size(group)
+    rank, _ = place_in(group)
     check_step(step, group)
     failed = f"step {step} was not saved in {directory}: "
     partial = final = None
@@ -63,8 +66,7 @@ def save_pieces(
         with raising_everywhere(CheckpointError, group=group, what=failed):
             path = folder / f"rank-{rank:05d}.safetensors"
             manifest = write_file(path, pieces, is_first)
-        manifests: list[Any] = [None] * size
-        dist.all_gather_object(manifests, manifest, group=group)
+        manifests = values_of_all(manifest, group)
         with raising_everywhere(CheckpointError, group=group, what=failed):
             if partial is not None:
                 final = publish(partial, make_index(step, extra, manifests))
@@ -82,10 +84,8 @@ def first_copies(
     boxes: list[tuple[str, Box]], group: ProcessGroup | None
 ) -> list[bool]:
     """For each of this rank's boxes whether no rank before it has the same one."""
-    rank, size = rank_and_size(group)
-    everywhere: list[Any] = [None] * size
-    dist.all_gather_object(everywhere, boxes, group=group)
-    seen = {box for others in everywhere[:rank] for box in others}
+    before = values_of_all(boxes, group)[: place_in(group)[0]]
+    seen = {box for others in before for box in others}
     first = []
     for box in boxes:
         first.append(box not in seen)
@@ -95,8 +95,7 @@ def first_copies(
 
 def check_step(step: int, group: ProcessGroup | None) -> None:
     """ValueError on every rank unless all save the same step, 0 or more."""
-    steps: list[Any] = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(steps, step, group=group)
+    steps = values_of_all(step, group)
     for rank, other in enumerate(steps):
         number = isinstance(other, int) and not isinstance(other, bool)
         if not number or other < 0 or other != steps[0]:

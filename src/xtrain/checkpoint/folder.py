@@ -154,11 +154,21 @@ def latest(directory: str | Path) -> Path | None:
     found = POINTER.fullmatch(text)
     if found and int(found[1], 16) == zlib.crc32(found[2].encode()):
         return Path(directory) / found[2]
-    if old := OLD_POINTER.fullmatch(text):
+    if (old := OLD_POINTER.fullmatch(text)) and is_old(Path(directory) / old[1]):
         return Path(directory) / old[1]
     raise CheckpointError(
         f"{pointer} is damaged: load one of {directory}/step-* by its own path"
     )
+
+
+def is_old(path: Path) -> bool:
+    """Whether a checkpoint is of format 1, when `latest` had no checksum."""
+    try:
+        with open(open_file(path / INDEX), "rb") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("format") == 1
 
 
 def pointer_to(name: str) -> str:

@@ -3,16 +3,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from xtrain.checkpoint.errors import CheckpointError, CheckpointReplaced
 from xtrain.checkpoint.pieces import About, Shard
 from xtrain.checkpoint.reader import CheckpointReader, open_newest, open_same
-from xtrain.comm.agreement import raising_everywhere, value_of_rank_0
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.agreement import (
+    place_in,
+    raising_everywhere,
+    value_of_rank_0,
+    values_of_all,
+)
 
 
 def wanted_anywhere(
@@ -29,8 +31,7 @@ def wanted_anywhere(
             shard.check()
             if mine.setdefault(shard.name, shard.about) != shard.about:
                 raise ValueError(f"two shards of different tensors {shard.name}")
-    everywhere: list[Any] = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(everywhere, mine, group=group)
+    everywhere = values_of_all(mine, group)
     wanted: dict[str, tuple[int, About]] = {}
     for rank, theirs in enumerate(everywhere):
         for name, about in theirs.items():
@@ -53,7 +54,7 @@ def open_everywhere(
     reader = name = None
     try:
         with raising_everywhere(*failures, group=group):
-            if rank_and_size(group)[0] == 0:
+            if place_in(group)[0] == 0:
                 reader, name = open_newest(path)  # kept open, so it stays there
         name = value_of_rank_0(name, group)
         with raising_everywhere(*failures, group=group):
@@ -67,9 +68,7 @@ def open_everywhere(
 
 def check_same_checkpoint(reader: CheckpointReader, group: ProcessGroup | None) -> None:
     """CheckpointError on every rank unless all have opened the same one."""
-    mine = (str(reader.path), reader.checksum)
-    theirs: list = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(theirs, mine, group=group)
+    theirs = values_of_all((str(reader.path), reader.checksum), group)
     for rank, (path, checksum) in enumerate(theirs):
         if checksum != theirs[0][1]:
             raise CheckpointError(

@@ -25,7 +25,7 @@ class StateSpec(NamedTuple):
     """What a checkpoint has of one state of one parameter."""
 
     sharded: bool  # as the parameter is; otherwise one number
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # None: that of its parameter, there and so here
 
 
 Saved = dict[str, dict[str, StateSpec]]  # parameter's name -> name of the state
@@ -90,11 +90,14 @@ def saved_state(reader: CheckpointReader) -> Saved:
         shape, dtype = reader.about(label)
         sharded, name = found["kind"] == "cut", found["name"]
         fits = shape == ()  # a number, perhaps of a parameter without elements
+        alike = False
         if sharded:
             fits = name in reader.tensors and shape == reader.about(name).shape
         if not fits:
             raise CheckpointError(f"{reader.path} is damaged: {label} fits no tensor")
-        saved.setdefault(name, {})[found["key"]] = StateSpec(sharded, dtype)
+        alike = sharded and dtype == reader.about(name).dtype
+        spec = StateSpec(sharded, None if alike else dtype)
+        saved.setdefault(name, {})[found["key"]] = spec
     return saved
 
 
@@ -118,6 +121,11 @@ def wants_numbers_on_device(optimizer: Optimizer) -> bool:
 
 
 NUMBERS_ON_DEVICE = ("fused", "capturable")
+
+
+def kind_of(optimizer: Optimizer | None) -> str | None:
+    """What an optimizer is called."""
+    return None if optimizer is None else type(optimizer).__name__
 
 
 def group_options(optimizer: Optimizer | None) -> list[dict[str, Any]] | None:
@@ -154,12 +162,33 @@ def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
     for group, options in zip(optimizer.param_groups, saved, strict=True):
         if not isinstance(options, dict) or "params" in options:
             raise CheckpointError(f"{reader.path} is damaged: its groups' options")
+        kind, other = kind_of(optimizer), extra.get("optimizer", kind_of(optimizer))
+        differing = sorted(options.keys() ^ (group.keys() - {"params"}))
+        if kind != other and differing:
+            raise CheckpointError(
+                f"{reader.path} is of optimizer {other!r}, which does not fit {kind}: "
+                f"one has no {differing[0]}"
+            )
         for key, value in options.items():
-            number = isinstance(value, int | float)
-            if isinstance(group.get(key), Tensor) and not number:
+            here = group.get(key)
+            if not is_like(value, here):
+                wanted = "a tensor" if isinstance(here, Tensor) else repr(here)
                 raise CheckpointError(
-                    f"{reader.path} has {key}={value!r}, the optimizer a tensor"
+                    f"{reader.path} has {key}={value!r}, the optimizer {wanted}"
                 )
+
+
+def is_like(value: object, here: object) -> bool:
+    """Whether a group may have this value in place of the one it has."""
+    if isinstance(here, tuple | list):
+        if not isinstance(value, list) or len(value) != len(here):
+            return False
+        return all(is_like(v, h) for v, h in zip(value, here, strict=True))
+    if isinstance(here, bool) or here is None:  # may be left open
+        return isinstance(value, bool | int | float | None)
+    if isinstance(here, int | float | Tensor):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return True
 
 
 def load_groups(optimizer: Optimizer, reader: CheckpointReader) -> None:

@@ -8,7 +8,8 @@
     save_checkpoint("run", step, shards, optimizer, {"epoch": 3})
     step, extra = load_checkpoint("run", shards, optimizer)
 
-Every rank of the group calls them with what it holds. State of the optimizer is found
+Every rank of the group calls them with what it holds; a process alone needs no group.
+State of the optimizer is found
 by a shard's tensor: what has its shape is cut as it is cut, and the rest are numbers
 (the step). Ranks that hold the same part of a tensor must hold the same values, and one
 of them writes it. Loading, each rank asks for what it holds then.
@@ -35,6 +36,7 @@ from xtrain.checkpoint.optimizer_state import (
     check_groups,
     empty_state,
     group_options,
+    kind_of,
     load_groups,
     saved_pieces,
     saved_state,
@@ -48,8 +50,7 @@ from xtrain.checkpoint.random_state import (
     read_random_states,
     set_random_states,
 )
-from xtrain.comm.agreement import raising_everywhere
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.agreement import place_in, raising_everywhere
 
 
 def save_checkpoint(
@@ -80,6 +81,8 @@ def load_checkpoint(
 
     `path` is a checkpoint or a run, whose newest is loaded. The ranks together must
     want every tensor of the checkpoint and no other; how each is cut does not matter.
+    Values are converted to the dtype of the shards here, and so is the optimizer's
+    state that had its parameter's dtype.
     CheckpointError on every rank if anything is wrong on one, and then nothing has
     changed; CheckpointReplaced if it vanished meanwhile and another load may work.
     """
@@ -119,7 +122,7 @@ def save_state(
     group: ProcessGroup | None,
 ) -> Path:
     """`save_checkpoint`, with the state of each shard's tensor given."""
-    rank, size = rank_and_size(group)
+    rank, size = place_in(group)
     with raising_everywhere(ValueError, group=group):
         for shard in shards:
             shard.check()
@@ -127,6 +130,7 @@ def save_state(
         pieces += state_pieces(shards, states)
         pieces += random_pieces(rank, random_states())
         about = {"user": extra, "ranks": size, "groups": group_options(optimizer)}
+        about["optimizer"] = kind_of(optimizer)
     return save_pieces(directory, step, pieces, about, group)
 
 
@@ -144,7 +148,7 @@ def load_state(
     every piece of every file, and agree, before the first one is put in its place. So a
     load reads the checkpoint twice.
     """
-    rank, size = rank_and_size(group)
+    rank, size = place_in(group)
     failures = CheckpointReplaced, CheckpointError
     wanted = wanted_anywhere(shards, group)
     with open_everywhere(path, group) as reader:

@@ -1,5 +1,9 @@
 """lc1: the collectives of torch.distributed, written from send and receive."""
 
+# Its default arguments are the default group of the moment. Imported later, as by the
+# first step of an optimizer, it holds that group, and destroying does not end it.
+import torch.distributed.nn.functional  # noqa: F401
+
 from xtrain.comm.all_to_all import (
     all_to_all,
     all_to_all_async,

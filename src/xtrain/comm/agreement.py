@@ -9,8 +9,9 @@ an error on every rank of both. Wrappers ask `check_same` when they are built;
 `raise_everywhere` and `raising_everywhere` serve what may fail on one rank later.
 """
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.checks import group_or_world, rank_and_size
 
 Named = Iterable[tuple[str, Tensor]]
+
+LIMIT = 200
+"""Characters of a message on any number of ranks, or of each of its lines."""
+MOST_RUNS = 6  # of ranks that are named
+FOLDERS = re.compile(r"/\S*/")
+WITH_RANKS = re.compile(r"ranks? \d[-\d, ]*( and \d+ more)?: ")
 
 
 def check_same(
@@ -44,16 +51,19 @@ def check_same(
     dist.all_gather_object(theirs, mine, group=group)
     problems = [problem for problem, _, _ in theirs]
     if any(problems):
-        raise ValueError(with_ranks(problems))
+        raise ValueError(with_ranks(problems, global_ranks(group)))
+    names = global_ranks(group)
     for rank, (_, *both) in enumerate(theirs):
         for first, other, kind in zip(theirs[0][1:], both, ("", what), strict=True):
             differing = [n for n in {**first, **other} if first.get(n) != other.get(n)]
             if differing:
                 name = differing[0]
-                raise ValueError(
-                    f"ranks 0 and {rank} have different {kind or name}: {name} is "
-                    f"{first.get(name, 'missing')} and {other.get(name, 'missing')}"
+                text = (
+                    f"ranks {names[0]} and {names[rank]} have different "
+                    f"{kind or name}: {name} is {first.get(name, 'missing')} and "
+                    f"{other.get(name, 'missing')}"
                 )
+                raise ValueError(shortened(text))
 
 
 def raise_everywhere(
@@ -64,7 +74,7 @@ def raise_everywhere(
     problems: list = [None] * rank_and_size(group)[1]
     dist.all_gather_object(problems, problem, group=group)
     if any(problems):
-        raise error(with_ranks(problems))
+        raise error(with_ranks(problems, global_ranks(group)))
 
 
 @contextmanager
@@ -85,30 +95,115 @@ def raising_everywhere(
         fits = [n for n, known in enumerate(errors) if isinstance(error, known)]
         kind, cause = (fits or [len(errors) - 1])[0], error
         expected = isinstance(error, (*errors, OSError))
-        problem = str(error) if expected else f"{type(error).__name__}: {error}"
-    found: list = [None] * rank_and_size(group)[1]
-    dist.all_gather_object(found, (kind, problem), group=group)
+        problem = text_of(error)
+        problem = problem if expected else f"{type(error).__name__}: {problem}"
+    found = values_of_all((kind, problem), group)
     kind = max(kind for kind, _ in found)
     if kind >= 0:
-        raise errors[kind](what + with_ranks([p for _, p in found])) from cause
+        text = with_ranks([p for _, p in found], global_ranks(group))
+        raise errors[kind](what + text) from cause
 
 
-def with_ranks(problems: list[str | None]) -> str:
-    """Each problem once, after the ranks that have it unless all have the same."""
-    ranks: dict[str, list[int]] = {}
-    for rank, problem in enumerate(problems):
+def with_ranks(
+    problems: Sequence[str | None], ranks: Sequence[int] | None = None
+) -> str:
+    """Each problem once, after the ranks that have it unless all have the same.
+
+    A problem that begins with ranks stands as it is: they have been named within
+    another group. Of many problems the first are told, and how many more there are.
+
+    Args:
+        ranks: how they are named: their global ranks.
+    """
+    found: dict[str, list[int]] = {}
+    for rank, problem in zip(ranks or range(len(problems)), problems, strict=True):
         if problem is not None:
-            ranks.setdefault(problem, []).append(rank)
-    if list(map(len, ranks.values())) == [len(problems)]:
-        return next(iter(ranks))
-    return "; ".join(
-        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {problem}"
-        for problem, who in ranks.items()
-    )
+            found.setdefault(problem, []).append(rank)
+    if list(map(len, found.values())) == [len(problems)]:
+        return shortened(next(iter(found)))
+    told = [
+        problem if WITH_RANKS.match(problem) else f"{named_ranks(who)}: {problem}"
+        for problem, who in found.items()
+    ]
+    text, room = told[0], LIMIT - len("; 1000000 more")
+    for n, problem in enumerate(told[1:], 1):
+        if len(f"{text}; {problem}") > room:
+            return f"{shortened(text, room)}; {len(told) - n} more"
+        text += f"; {problem}"
+    return shortened(text)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0, 2", "ranks 0-3, 8": three in a row are a range."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+        for run in runs
+    ]
+    more = sum(map(len, runs[MOST_RUNS:]))
+    several = "s" * (len(ranks) > 1)
+    and_more = f" and {more} more" if more else ""
+    return f"rank{several} {', '.join(parts[:MOST_RUNS])}{and_more}"
+
+
+def shortened(text: str, limit: int = LIMIT) -> str:
+    """Its beginning and its end, where the rule stands, if it is longer than that.
+
+    Of several lines, a list of tensors, each one is. A path's folders do not count.
+    """
+    if "\n" in text:
+        return "\n".join(shortened(line, limit) for line in text.split("\n"))
+    limit += sum(map(len, FOLDERS.findall(text)))
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail - 5].rstrip()} ... {text[-tail:].lstrip()}"
+
+
+def global_ranks(group: ProcessGroup | None) -> list[int]:
+    """The ranks of a group, as all groups know them."""
+    if is_alone(group):
+        return [0]
+    return dist.get_process_group_ranks(group_or_world(group))
+
+
+def text_of(error: BaseException) -> str:
+    """What an error prints as, also if that fails."""
+    try:
+        return str(error)
+    except Exception as broken:  # others must hear of it all the same
+        return f"an error whose text raises {type(broken).__name__}"
+
+
+def is_alone(group: ProcessGroup | None) -> bool:
+    """Whether this is a process that has no group, and was started without others."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    return group is None and not dist.is_initialized() and started == 1
+
+
+def place_in(group: ProcessGroup | None) -> tuple[int, int]:
+    """`rank_and_size`; of a process that is alone, 0 and 1."""
+    return (0, 1) if is_alone(group) else rank_and_size(group)
+
+
+def values_of_all(value: Any, group: ProcessGroup | None) -> list[Any]:
+    """Every rank's value, any Python object, on every rank."""
+    if is_alone(group):
+        return [value]
+    values: list[Any] = [None] * rank_and_size(group)[1]
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def value_of_rank_0(value: Any, group: ProcessGroup | None) -> Any:
     """Rank 0's value, any Python object, on every rank."""
+    if is_alone(group):
+        return value
     values = [value]
     dist.broadcast_object_list(values, group=group, group_src=0)
     return values[0]
@@ -128,10 +223,15 @@ def as_text(value: object) -> str:
 
 
 def problem_of(*checks: Callable[[], None]) -> str | None:
-    """What the first check that fails says, for `check_same` to tell all ranks."""
+    """What the first check that fails says, for `check_same` to tell all ranks.
+
+    Any error counts: a rank that raised alone would leave the others waiting.
+    """
     for check in checks:
         try:
             check()
         except ValueError as error:
             return str(error)
+        except Exception as error:  # whatever it is, the others must hear of it
+            return f"{type(error).__name__}: {error}"
     return None

@@ -6,7 +6,10 @@ from torch import Tensor
 
 def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype if it is on for their device, but float64 as it
-    is. A function of ours that stands for torch's casts its inputs as torch's would."""
+    is. A function of ours that stands for torch's casts its inputs as torch's would.
+    What is not a tensor stays as it is, for the check that comes next to refuse."""
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        return tensors
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors

@@ -52,6 +52,23 @@ def identity_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return _IdentityAllReduce.apply(x, group)
 
 
+def identity_all_reduce_wide(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """f for a small weight: 16-bit gradients travel and add up in at least fp32."""
+    return _IdentityAllReduceWide.apply(x, group)
+
+
+class _IdentityAllReduceWide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        return all_reduce_identity(grad.to(wide), ctx.group).to(grad.dtype), None
+
+
 def all_reduce_identity(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """g: the sum of all ranks' `x`; backward hands the gradient on as it is.
 

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import message_device
+from xtrain.comm.rounds import paused
 
 
 def check_calls(
@@ -46,6 +47,20 @@ def check_calls(
         problem = verdict(name, group, said, problem)
     if problem is not None:
         raise ValueError(with_name(name, problem))
+
+
+def check_same_on(
+    what: str,
+    groups: Sequence[ProcessGroup | None],
+    said: Mapping[str, object],
+    problem: str | None = None,
+) -> None:
+    """The same in words at once, on any device; no ledger counts it."""
+    with paused():
+        for group in groups:
+            problem = verdict(what, group, said, problem)
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def with_name(name: str, problem: str) -> str:

@@ -9,13 +9,19 @@ is on, at the price of one small exchange:
 """
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from xtrain.comm.agreement import describe
+from xtrain.comm.call_agreement import check_same_on
 from xtrain.comm.checks import CHECKS, group_or_world
 from xtrain.comm.local_checks import (
     LOCAL_CHECKS,
@@ -32,19 +38,42 @@ from xtrain.comm.rounds import paused
 @contextmanager
 def debug_checks(enabled: bool = True) -> Iterator[None]:
     """Compare every call of an `xtrain.comm` collective across ranks before it runs."""
-    before = CHECKS["collective"]
-    CHECKS["collective"] = compare_across_ranks if enabled else check_collective
+    before = CHECKS["collective"] is compare_across_ranks
+    _switch(enabled)
     try:
         yield
     finally:
-        CHECKS["collective"] = before
+        _switch(before)
+
+
+def _switch(on: bool) -> None:
+    CHECKS["collective"] = compare_across_ranks if on else check_collective
+    CHECKS["values"] = compare_values if on else _nothing
 
 
 def install_checks() -> None:
     """Have all calls checked by this rank's rules, or as XTRAIN_DEBUG says."""
     CHECKS.update(LOCAL_CHECKS)
-    if os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"):
-        CHECKS["collective"] = compare_across_ranks
+    _switch(os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"))
+
+
+def _nothing(*_: Any) -> None:
+    """What costs an exchange is not asked."""
+
+
+def compare_values(
+    what: str, groups: Sequence[ProcessGroup], tensors: Mapping[str, Tensor | None]
+) -> None:
+    """ValueError on every rank of these axes unless all have the same elements."""
+    check_same_on(what, groups, {n: contents(t) for n, t in tensors.items()})
+
+
+def contents(tensor: Tensor | None) -> str:
+    """Words that differ if the elements do."""
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{describe(tensor)}, checksum {zlib.crc32(flat.numpy().data):08x}"
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.checks import are_contiguous, check_call, holds_all
+from xtrain.comm.lost import naming_peers
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.work import Work
@@ -48,6 +49,7 @@ def direct_all_gather(
         group,
         TAG,
     )
+    works = naming_peers(works, "direct_all_gather", others * 2, group)
     chunks[rank].copy_(mine)  # while the messages travel
     return Work(works, keep=(output, input))
 
@@ -80,6 +82,7 @@ def direct_reduce_scatter(
         group,
         TAG,
     )
+    works = naming_peers(works, "direct_reduce_scatter", others * 2, group)
 
     def add_up() -> None:
         versions[rank] = chunks[rank]

@@ -13,22 +13,92 @@ collective still gets its group: `ring_all_reduce(x, group=mesh["tensor"].get_gr
 """
 
 import math
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from xtrain.comm.checks import group_or_world, message_device
+
+REPLICA_AXES = ("data", "expert_data")
+"""Axes whose ranks hold the same parameters and bring other batches."""
+BATCH_AXES = (*REPLICA_AXES, "expert")
+"""Axes whose ranks bring other batches; those of "expert" hold different experts."""
 
 
 def init_mesh(
-    shape: tuple[int, ...], axes: tuple[str, ...], device_type: str = "cpu"
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    device_type: str = "cpu",
+    *,
+    timeout: timedelta | None = None,
 ) -> DeviceMesh:
     """Build torch's DeviceMesh over the whole world; every rank must call it.
 
     Args:
         shape: size of each axis, outermost first; the product is the world size.
         axes: one name per axis.
+        timeout: of each call in the mesh's groups; that of the default group if None.
     """
-    check_mesh(shape, axes, dist.get_world_size())
-    return init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(axes))
+    world = dist.get_world_size()
+    check_mesh(shape, axes, world)
+    check_timeout(timeout)
+    if device_type != "cpu":
+        init_device_mesh(device_type, (world,))  # chooses this rank's GPU
+    ranks = torch.arange(world).view(shape)
+    groups = []
+    for axis, size in enumerate(shape):
+        if size == world and timeout is None:
+            groups.append(group_or_world(None))
+            continue
+        own = None
+        for members in ranks.movedim(axis, -1).reshape(-1, size).tolist():
+            made = dist.new_group(  # torch's own meshes take torch's default timeout
+                members,
+                timeout=timeout or timeout_of(None),
+                group_desc=f"mesh_{axes[axis]}",
+            )
+            own = made if dist.get_rank() in members else own
+        groups.append(group_or_world(own))
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(axes))
+
+
+def timeout_of(group: ProcessGroup | None) -> timedelta | None:
+    """How long a call in this group waits; None if its backend does not tell."""
+    group = group_or_world(group)
+    options = getattr(group._get_backend(message_device(group)), "options", None)
+    return getattr(options, "_timeout", None)
+
+
+def joined_group(mesh: DeviceMesh, axes: tuple[str, ...]) -> ProcessGroup:
+    """The ranks of several axes, with the timeout of the first; every rank calls it.
+
+    Made once for a mesh, which keeps its name.
+    """
+    known: dict[tuple[str, ...], Any] = mesh.__dict__.setdefault("_joined_groups", {})
+    if axes not in known:
+        timeout = timeout_of(mesh[axes[0]].get_group())
+        ranks = mesh[axes].mesh.flatten().tolist()
+        group = dist.new_group(
+            ranks,
+            timeout=timeout,
+            use_local_synchronization=True,  # each rank knows those of its own
+            group_desc=f"mesh_{'_'.join(axes)}",
+        )
+        known[axes] = group_or_world(group).group_name
+    return dist.distributed_c10d._resolve_process_group(known[axes])
+
+
+def check_timeout(timeout: timedelta | None) -> None:
+    """ValueError unless it is a time above 0, or None."""
+    if timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0)):
+        return
+    raise ValueError(f"timeout is a timedelta above 0, or None, got {timeout!r}")
 
 
 def check_mesh(shape: tuple[int, ...], axes: tuple[str, ...], world_size: int) -> None:
@@ -63,3 +133,66 @@ def axis_ranks(rank: int, shape: tuple[int, ...], axis: int) -> list[int]:
     stride = math.prod(shape[axis + 1 :])
     first = rank - mesh_coordinates(rank, shape)[axis] * stride
     return [first + step * stride for step in range(shape[axis])]
+
+
+def set_mesh(module: nn.Module, mesh: DeviceMesh | None) -> None:
+    """Tell wrappers on which mesh a module's parameters are, see `mesh_of`."""
+    for part in (module, *module.parameters()):
+        part._xtrain_mesh = mesh  # type: ignore[assignment, attr-defined]
+
+
+def mesh_of(held: nn.Module | Iterable[Tensor]) -> DeviceMesh | None:
+    """The mesh of a module, or of parameters; None if it was told of none.
+
+    An optimizer gets parameters alone, so each of them knows its mesh too. ValueError
+    for parts of several meshes.
+    """
+    parts: list[nn.Module | Tensor]
+    if isinstance(held, nn.Module):
+        parts = [*held.modules(), *held.parameters()]
+    else:
+        parts = list(held)
+    meshes = [getattr(part, "_xtrain_mesh", None) for part in parts]
+    found = {id(mesh): mesh for mesh in meshes if mesh is not None}
+    if len(found) > 1:
+        raise ValueError(f"parameters of {len(found)} meshes: a wrapper has one mesh")
+    return next(iter(found.values()), None)
+
+
+def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
+    """The ranks of this one's axis; None for an axis that the mesh does not have."""
+    if mesh is None or axis not in (mesh.mesh_dim_names or ()):
+        return None
+    return mesh[axis].get_group()
+
+
+def replica_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
+    """The ranks that hold the same parameters, experts included, for other batches."""
+    groups = [axis_group(mesh, axis) for axis in REPLICA_AXES]
+    present = [group for group in groups if group is not None]
+    return max(present, key=ProcessGroup.size, default=None)
+
+
+def axes_of_ranks(mesh: DeviceMesh, ranks: list[int]) -> tuple[str, ...] | None:
+    """The axes above 1 along which these global ranks lie; None unless they fill them.
+
+    One rank alone lies along none.
+    """
+    places = [(mesh.mesh == rank).nonzero().tolist() for rank in ranks]
+    if not all(places):
+        return None
+    names = mesh.mesh_dim_names or ()
+    axes = [n for n in range(mesh.ndim) if len({place[0][n] for place in places}) > 1]
+    whole = math.prod(mesh.size(n) for n in axes)
+    return tuple(names[n] for n in axes) if len(ranks) == whole else None
+
+
+def sizes_of(mesh: DeviceMesh) -> dict[str, int]:
+    """The sizes of a mesh by axis, for messages."""
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    return dict(zip(names, mesh.shape, strict=True))
+
+
+def shorten(ranks: list[int]) -> str:
+    """A list of ranks for messages: the first of many."""
+    return str(ranks) if len(ranks) < 5 else f"{str(ranks[:4])[:-1]}, ...]"

@@ -1,8 +1,7 @@
 """What a call returns that is still under way: wait for its messages, then finish."""
 
 from collections.abc import Callable, Iterable
-
-import torch.distributed as dist
+from typing import Any
 
 
 class Work:
@@ -19,7 +18,7 @@ class Work:
 
     def __init__(
         self,
-        works: "Iterable[dist.Work | Work]" = (),
+        works: Iterable[Any] = (),
         finish: Callable[[], object] | None = None,
         keep: object = None,
     ):

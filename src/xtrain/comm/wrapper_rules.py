@@ -43,13 +43,19 @@ Pieces = Callable[[], Mapping[nn.Parameter, Tensor]]
 
 
 def claim(
-    parameters: Iterable[Tensor], owner: str, pieces: Pieces | None = None
+    parameters: Iterable[Tensor],
+    owner: str,
+    pieces: Pieces | None = None,
+    axes: tuple[str, ...] = (),
 ) -> None:
     """Remember who reduces the gradients of these parameters, for `check_bare`.
 
     Args:
         pieces: where they are afterwards, unless in the parameters themselves.
+        axes: of the parameters' mesh, over which they are summed.
     """
+    parameters = list(parameters)
+    mark_as_summed(parameters, axes)
     for parameter in parameters:
         parameter._gradients_reduced_by = owner  # type: ignore[attr-defined]
         parameter._gradient_pieces = pieces  # type: ignore[attr-defined]
@@ -58,6 +64,27 @@ def claim(
 def owner_of(parameter: Tensor) -> str | None:
     """Who reduces the gradient of a parameter, by the name of `claim`."""
     return getattr(parameter, "_gradients_reduced_by", None)
+
+
+def mark_as_summed(parameters: Iterable[Tensor], axes: tuple[str, ...]) -> None:
+    """Remember over which axes of their mesh these gradients are summed."""
+    for parameter in parameters:
+        parameter._gradients_summed_over = axes  # type: ignore[attr-defined]
+
+
+def summed_over(parameter: Tensor) -> tuple[str, ...]:
+    """The mesh axes over which a wrapper of ours sums the gradient of a parameter."""
+    return getattr(parameter, "_gradients_summed_over", ())
+
+
+def check_counted(parameters: Iterable[Tensor]) -> None:
+    """ValueError for shards over "context", which a norm of the model leaves out."""
+    for parameter in parameters:
+        if "context" in summed_over(parameter):
+            raise ValueError(
+                f"{owner_of(parameter)} shards over context ranks, of which the first "
+                "counts in the norm of a model: wrap over data alone to clip"
+            )
 
 
 def pieces_of(parameters: Iterable[Tensor]) -> dict[nn.Parameter, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import all_gather_split, split_all_gather
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.checks import rank_and_size, shape_of
 from xtrain.context_parallel.mask import Sees
 
 BALANCES = ("none", "striped", "zigzag")
@@ -108,7 +108,7 @@ def shard_sequence(
         ValueError: the sequence cannot be cut so.
     """
     rank, size = rank_and_size(group)
-    check_balance(balance, x.shape[dim], size)
+    check_balance(balance, length_of(x, dim), size)
     order = _order(x.shape[dim], balance, size).to(x.device)
     if not x.requires_grad:
         length = x.shape[dim] // size
@@ -124,7 +124,7 @@ def unshard_sequence(
     Backward keeps this rank's part of a gradient that is the same on every rank.
     """
     _, size = rank_and_size(group)
-    length = x.shape[dim] * size
+    length = length_of(x, dim) * size
     check_balance(balance, length, size)
     whole = all_gather_split(x, dim, group)
     return whole.index_select(dim, _order(length, balance, size).argsort().to(x.device))
@@ -141,6 +141,14 @@ def check_balance(balance: str, length: int, size: int) -> None:
             f"a sequence of {length} cannot be cut into {parts} equal parts for "
             f"balance={balance!r} on {size} ranks: pad it to {nearest + parts}"
         )
+
+
+def length_of(x: Tensor, dim: int) -> int:
+    """How long `dim` is; ValueError unless `x` is a tensor that has it."""
+    dims = range(-x.dim(), x.dim()) if isinstance(x, Tensor) else ()
+    if dim not in dims:
+        raise ValueError(f"dim={dim!r} is not one of a tensor {shape_of(x)}")
+    return x.shape[dim]
 
 
 def _order(length: int, balance: str, size: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import describe
+from xtrain.comm.agreement import describe, problem_of
 from xtrain.comm.call_agreement import check_calls
 from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.context_parallel.balance import check_balance
@@ -38,16 +38,14 @@ def check_attention(
         rules: what else must hold for this rank's call.
     """
     sizes = [rank_and_size(group)[1] for group in groups]
-    problem = None
-    try:
-        check_tensors(q, k, v)
-        check_lengths(q, k, causal, balance, sizes)
-        check_hidden(q, k, causal, window, documents)
-        for holds, message in rules:
-            if not holds:
-                raise ValueError(message)
-    except ValueError as error:
-        problem = f"{name}: {error}"
+    problem = problem_of(
+        lambda: check_tensors(q, k, v, scale),
+        lambda: check_lengths(q, k, causal, balance, sizes),
+        lambda: check_hidden(q, k, causal, window, documents),
+    )
+    broken = [message for holds, message in rules if not holds]
+    if problem is None and broken:
+        problem = broken[0]
     trained = torch.is_grad_enabled()
     tensors = {"q": q, "k": k, "v": v, "documents": documents}
     said: dict[str, Any] = {
@@ -55,11 +53,16 @@ def check_attention(
         for key, t in tensors.items()
     }
     said |= {"causal": causal, "balance": balance, "scale": scale, "window": window}
-    check_calls(name, groups, said, problem)
+    check_calls(name, groups, said, None if problem is None else f"{name}: {problem}")
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
     """ValueError unless these can be queries, keys and values."""
+    for name, tensor in {"q": q, "k": k, "v": v}.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is {type(tensor).__name__}, not a tensor")
+    if not isinstance(scale, int | float | None):
+        raise ValueError(f"scale={scale!r} is not a number")
     checked_scale(q, k, v, None)
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(

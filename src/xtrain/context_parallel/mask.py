@@ -65,6 +65,14 @@ class Tokens(NamedTuple):
         least, most = self.documents.aminmax()
         return int(least) if least == most and least >= 0 else None
 
+    def range_of_documents(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest id of each sequence, padding left out, [B]."""
+        ids = self.documents
+        if ids is None:
+            return torch.zeros(1), torch.zeros(1)
+        none = torch.iinfo(ids.dtype).max
+        return ids.masked_fill(ids < 0, none).amin(1), ids.amax(1)
+
 
 class Visible:
     """A `Sees` by positions and documents."""
@@ -92,8 +100,19 @@ class Visible:
         document = self.queries.one_document()
         return reaches and document is not None and document == self.keys.one_document()
 
+    def far_apart(self) -> bool:
+        """Whether the ends of both tell already that no query sees any key."""
+        first, last = self.queries.positions.min(), self.keys.positions.max()
+        if self.window is not None and bool(first - last >= self.window):
+            return True
+        least, most = self.queries.range_of_documents()
+        from_, to = self.keys.range_of_documents()
+        return bool(((most < from_) | (to < least)).all())
+
     def hides_everything(self) -> bool:
         """Whether no query sees any key; ends at the first tile with one that does."""
+        if self.far_apart():
+            return True
         every_tile = (
             self(rows, columns)
             for rows in tiles(len(self.queries.positions))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.agreement import problem_of
 from xtrain.comm.call_agreement import check_calls
 from xtrain.comm.checks import run_checks
 from xtrain.context_parallel.rotation import Ring
@@ -121,9 +122,21 @@ def check_online_softmax(
     name: str, scores: Tensor, values: Tensor, group: ProcessGroup | None
 ) -> None:
     """ValueError on every rank unless all have the same rows and features."""
-    problem = None
-    if scores.shape[-1] != values.shape[-2]:
-        problem = f"{name}: {scores.shape[-1]} scores a row, {values.shape[-2]} values"
-    same = {"rows": list(scores.shape[:-1]), "features": values.shape[-1]}
-    same |= {"scores' dtype": scores.dtype, "values' dtype": values.dtype}
-    check_calls(name, (group,), same, problem)
+    problem = problem_of(lambda: check_scores(scores, values))
+    same: dict[str, object] = {}
+    if problem is None:
+        same |= {"rows": list(scores.shape[:-1]), "features": values.shape[-1]}
+        same |= {"scores' dtype": scores.dtype, "values' dtype": values.dtype}
+    check_calls(name, (group,), same, None if problem is None else f"{name}: {problem}")
+
+
+def check_scores(scores: Tensor, values: Tensor) -> None:
+    """ValueError unless these are scores and the values that belong to them."""
+    for name, tensor in {"scores": scores, "values": values}.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} are {type(tensor).__name__}, not a tensor")
+    if not scores.dim() or values.dim() < 2 or scores.shape[-1] != values.shape[-2]:
+        raise ValueError(
+            f"scores {list(scores.shape)} and values {list(values.shape)} are not "
+            "[..., keys] and [..., keys, features]"
+        )

@@ -10,6 +10,7 @@ dK and dV: every rank adds its part and passes them on, and the last hop brings 
 home, so they take N. They are added up in at least fp32.
 
 Forward sends (N-1)/N of K and V per rank, backward that again and all of dK and dV.
+With runs of the sequence and a window, the ring ends at the last rank that it reaches.
 A rank keeps its own q, k, v, out and lse: 1/N of each.
 
 Sources: Liu et al., Ring Attention with Blockwise Transformers, 2023; the backward of a
@@ -104,7 +105,7 @@ class _RingAttention(torch.autograd.Function):
     ) -> Tensor:
         ring = Ring(group)
         running = RunningAttention(attention, q, scale)
-        for owner, kv in ring.visits(torch.stack([k, v])):
+        for owner, kv in ring.visits(torch.stack([k, v]), mask.steps):
             running.add(mask.block(ring.rank, owner), kv)
         out, lse = running.result()
         ctx.mask, ctx.group, ctx.attention, ctx.scale = mask, group, attention, scale
@@ -117,18 +118,20 @@ class _RingAttention(torch.autograd.Function):
         ring = Ring(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
-        dkv, travels, kept = None, None, None
-        for owner, kv in ring.visits(torch.stack([k, v])):
+        dkv, travels, kept, steps = None, None, None, ctx.mask.steps
+        visits = ring.visits(torch.stack([k, v]), steps)
+        for step, (owner, kv) in enumerate(visits, 1):
             block = ctx.mask.block(ring.rank, owner)
             part = gradients.of_block(block, kv)
             if not any(ctx.needs_input_grad[5:]):
                 continue
             if travels is not None:  # what ranks before us have added up for these keys
                 dkv, kept = travels.wait(), travels
-            travels = ring.rotate(add_up(dkv, part, block, kv))
+            by = 1 if step < steps else 1 - steps  # the last hop leads home
+            travels = ring.rotate(add_up(dkv, part, block, kv), by)
         dq = gradients.dq.to(q.dtype)
         if travels is None:
             return None, None, None, None, dq, None, None
-        dk, dv = travels.wait().to(k.dtype)  # the last hop has brought our own home
+        dk, dv = travels.wait().to(k.dtype)  # the sums of this rank's own keys
         del kept
         return None, None, None, None, dq, dk, dv

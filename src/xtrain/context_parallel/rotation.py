@@ -44,20 +44,23 @@ class Ring:
         self.group = group
         self.rank, self.size = rank_and_size(group)
 
-    def rotate(self, x: Tensor) -> Rotation:
-        """Begin to send `x` to the next rank; it must stay as it is until the wait."""
-        if self.size == 1:
+    def rotate(self, x: Tensor, by: int = 1) -> Rotation:
+        """Begin to send `x` `by` ranks on; it must stay as it is until the wait."""
+        if by % self.size == 0:
             return Rotation(x, x, [])
         arriving = torch.empty_like(x)
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        after, before = (self.rank + by) % self.size, (self.rank - by) % self.size
         works = post_all([(x, after)], [(arriving, before)], self.group)
         return Rotation(x, arriving, works)
 
-    def visits(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Each rank and its `x` in turn; while one is used, the next travels."""
-        kept = None
-        for step in range(self.size):
-            travels = self.rotate(x) if step < self.size - 1 else None
+    def visits(
+        self, x: Tensor, steps: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Each rank and its `x` in turn, or those of `steps` ranks, from this one
+        backwards; while one is used, the next travels."""
+        kept, steps = None, steps or self.size
+        for step in range(steps):
+            travels = self.rotate(x) if step < steps - 1 else None
             yield (self.rank - step) % self.size, x
             if travels is not None:
                 x, kept = travels.wait(), travels

@@ -13,6 +13,7 @@ from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH
 from xtrain.context_parallel.balance import Block, block_of, positions_of
 from xtrain.context_parallel.mask import Tokens, Visible
+from xtrain.plan.context_parallel import ring_steps
 
 
 class SequenceMask:
@@ -37,9 +38,23 @@ class SequenceMask:
         self.size, self.queries, self.keys = size, queries, keys
         self.causal, self.balance = causal, balance
         self.window, self.documents = window, documents
+        self.blocks: dict[tuple[int, int], Block | None] = {}
+
+    @property
+    def steps(self) -> int:
+        """From how many ranks, itself included, a rank needs keys."""
+        runs = self.causal and self.balance == "none"
+        return ring_steps(self.keys, self.size, self.window if runs else None)
 
     def block(self, query_rank: int, key_rank: int) -> Block | None:
         """What the queries of one rank see of another's keys; None for nothing."""
+        ranks = query_rank, key_rank
+        if ranks not in self.blocks:  # backward asks again
+            self.blocks[ranks] = self.make_block(*ranks)
+        return self.blocks[ranks]
+
+    def make_block(self, query_rank: int, key_rank: int) -> Block | None:
+        """The same, from positions and documents."""
         if self.causal:
             block = block_of(self.balance, query_rank, key_rank, self.keys, True)
         else:  # as many queries as keys, or another number

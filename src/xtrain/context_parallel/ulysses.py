@@ -77,8 +77,10 @@ def documents_of_row(documents: Tensor, group: ProcessGroup | None) -> Tensor:
 def heads_divide(q: Tensor, group: ProcessGroup | None) -> Rule:
     """A rule: each rank gets whole heads."""
     _, size = rank_and_size(group)
-    return q.shape[1] % size == 0, (
-        f"{q.shape[1]} heads on {size} ranks: each needs the same number of whole heads"
+    shaped = isinstance(q, Tensor) and q.dim() == 4  # or else it is refused for that
+    heads = q.shape[1] if shaped else 0
+    return heads % size == 0, (
+        f"{heads} heads on {size} ranks: each needs the same number of whole heads"
     )
 
 

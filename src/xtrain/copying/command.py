@@ -30,28 +30,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or write one copy; 2 for a name that does not exist or a file that does."""
+    """Print or write one copy."""
     if arguments.list:
         print(listing())
         return 0
-    try:
-        if arguments.name is None:
-            raise CopyError("copy what? `xtrain copy --list` names everything")
-        kind, text = find(arguments.name, arguments.library)
-        path = arguments.output
-        if path is None:
-            print(text, end="")
-        else:
-            if path.exists() and not arguments.force:
-                raise CopyError(f"{path} exists: pass --force to replace it")
-            path.write_text(text, encoding="utf-8")
-    except (CopyError, OSError) as problem:
-        print(f"xtrain copy: {problem}", file=sys.stderr)
-        return 2
+    if arguments.name is None:
+        raise CopyError("copy what? `xtrain copy --list` names everything")
+    kind, text = find(arguments.name, arguments.library)
+    path = arguments.output
+    if path is None:
+        print(text, end="")
+    else:
+        write(path, text, arguments.force)
     where = "" if path is None else f" -> {path}"
     lines = len(text.splitlines())
     print(f"{kind}: {lines} lines{where}", file=sys.stderr)
     return 0
+
+
+def write(path: Path, text: str, force: bool) -> None:
+    """Into a new file, or with `force` over a file that is there.
+
+    A link that leads nowhere is refused, too: what it names is not what was typed.
+    """
+    there = path.exists() or path.is_symlink()
+    if there and not force:
+        raise CopyError(f"{path} exists: pass --force to replace it")
+    if there and not path.is_file():
+        raise CopyError(f"{path} is not a regular file")
+    with path.open("w" if there else "x", encoding="utf-8") as file:
+        file.write(text)
 
 
 def find(name: str, from_library: bool = False) -> tuple[str, str]:
@@ -67,11 +75,11 @@ def find(name: str, from_library: bool = False) -> tuple[str, str]:
         only = "" if form else ", no whiteboard form has that name"
         return f"library form {known[public]}{only}", standalone(known[public])
     every = [*known, *([] if from_library else drawn)]
-    close = get_close_matches(name, dict.fromkeys(every), n=3, cutoff=0.5)
+    close = get_close_matches(name, dict.fromkeys(every), n=3, cutoff=0.7)
     nearest = f"nearest: {', '.join(close)}"
     what = "library form" if from_library else "algorithm"
     raise CopyError(
-        f"there is no {what} {name!r}; "
+        f"there is no {what} {name[:40]!r}; "
         + (nearest if close else "`xtrain copy --list` names everything")
     )
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FIELDS = ("Computes", "Sends", "Leaves out")
+MOST_LINES = 60
+"""Of code, as `lines_of_code` counts, in a whiteboard form."""
 
 
 def forms(package: Path = PACKAGE) -> dict[str, Path]:
@@ -29,6 +31,16 @@ def header(text: str) -> dict[str, str]:
     lines = (ast.get_docstring(ast.parse(text)) or "").splitlines()
     pairs = [line.partition(":") for line in lines]
     return {word: rest.strip() for word, _, rest in pairs if word in FIELDS}
+
+
+def lines_of_code(text: str) -> int:
+    """Lines of a form without its header, its imports and blank lines."""
+    tree, kinds = ast.parse(text), (ast.Import, ast.ImportFrom)
+    docstring = tree.body[: ast.get_docstring(tree) is not None]
+    aside = [*docstring, *(node for node in tree.body if isinstance(node, kinds))]
+    left_out = {n for a in aside for n in range(a.lineno, (a.end_lineno or 0) + 1)}
+    lines = enumerate(text.splitlines(), start=1)
+    return sum(bool(line.strip()) and n not in left_out for n, line in lines)
 
 
 def whiteboard(name: str, package: Path = PACKAGE) -> str:

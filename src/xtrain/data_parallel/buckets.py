@@ -13,6 +13,8 @@ from collections import defaultdict
 import torch
 from torch import nn
 
+from xtrain.comm.main_grad import gradient_dtype, set_gradient
+
 FIRST_BUCKET_BYTES = 1 << 20  # a small one first: sending begins sooner
 
 
@@ -27,7 +29,10 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], spare: int = 0):
         self.parameters = parameters
         sizes = [p.numel() for p in parameters]
-        self.flat = parameters[0].detach().new_zeros(sum(sizes) + spare)
+        first = parameters[0]
+        self.flat = torch.zeros(
+            sum(sizes) + spare, dtype=gradient_dtype(first), device=first.device
+        )
         pieces = self.flat[: sum(sizes)].split(sizes)
         self.views = {
             p: piece.view(p.shape) for p, piece in zip(parameters, pieces, strict=True)
@@ -40,9 +45,12 @@ class Bucket:
         view, grad = self.views[parameter], parameter.grad
         if grad is None:
             view.zero_()
-        else:  # one pass over memory; dividing the sum later would be a second one
+        elif grad.dtype == view.dtype:
+            # one pass over memory; dividing the sum later would be a second one
             torch.div(grad, divisor, out=view)
             parameter.grad = view
+        else:  # torch.div would round the quotient to 16 bits
+            set_gradient(parameter, view.copy_(grad).div_(divisor))
         self.waiting.discard(parameter)
 
 
@@ -54,9 +62,10 @@ def make_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[Bucket]
     groups: dict[object, list[list[nn.Parameter]]] = defaultdict(lambda: [[]])
     order: list[list[nn.Parameter]] = []
     for parameter in reversed(parameters):
-        lists = groups[parameter.dtype, parameter.device]
+        dtype = gradient_dtype(parameter)
+        lists = groups[parameter.dtype, dtype, parameter.device]
         limit = FIRST_BUCKET_BYTES if lists[-1] is lists[0] else cap_bytes
-        together = sum(p.nbytes for p in (*lists[-1], parameter))
+        together = dtype.itemsize * sum(p.numel() for p in (*lists[-1], parameter))
         if lists[-1] and together > min(limit, cap_bytes):
             lists.append([])
         if not lists[-1]:

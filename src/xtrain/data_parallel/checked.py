@@ -8,7 +8,9 @@ was given others would train on and be wrong, or wait for ever, so here a wrong 
 is an error on every rank before anything is sent.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +18,13 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.collective_choice import TORCH, Collectives
+from xtrain.comm.wrapper_mesh import ranks_to_reduce
 from xtrain.comm.wrapper_rules import (
     check_filled,
     check_options,
     check_unwrapped,
     claim,
+    mark_as_summed,
 )
 from xtrain.data_parallel.ddp import DistributedDataParallel as BareDataParallel
 from xtrain.data_parallel.ddp import broadcast_all
@@ -40,23 +44,28 @@ class NaiveDataParallel(BareNaiveDataParallel):
         self,
         module: nn.Module,
         process_group: ProcessGroup | None = None,
-        gradient_reduction: str = "average",
+        gradient_reduction: str | None = None,
     ):
+        over = ranks_to_reduce(module, process_group, gradient_reduction)
+        process_group, gradient_reduction = over.group, over.reduction
         problem = problem_of(
-            lambda: check_options(gradient_reduction),
+            over.check,
+            lambda: check_options(over.reduction),
             lambda: check_unwrapped(module, "NaiveDataParallel"),
             lambda: check_filled(named_tensors(module)),
         )
         options = {"gradient_reduction": gradient_reduction}
         check_same_model(module, process_group, options, problem)
         super().__init__(module, process_group, gradient_reduction)
+        mark_as_summed(module.parameters(), over.axes)
 
 
 class DistributedDataParallel(BareDataParallel):
     """`ddp.DistributedDataParallel`, wrong arguments refused on every rank, and `join`.
 
     The arguments are those of the algorithm, in `xtrain.data_parallel.ddp`, but for the
-    last one, `collectives`: torch's all-reduce (TORCH) or one of lc1 (RING, DIRECT).
+    `collectives`: torch's all-reduce (TORCH) or one of lc1 (RING, DIRECT). A model on
+    a mesh knows its `process_group` and "sum": leave them out.
     """
 
     def __init__(
@@ -66,11 +75,15 @@ class DistributedDataParallel(BareDataParallel):
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
-        gradient_reduction: str = "average",
+        gradient_reduction: str | None = None,
         collectives: Collectives = TORCH,
+        fp32_gradients: bool | None = None,
     ):
+        over = ranks_to_reduce(module, process_group, gradient_reduction)
+        process_group, gradient_reduction = over.group, over.reduction
         problem = problem_of(
-            lambda: check_options(gradient_reduction, bucket_cap_mb),
+            over.check,
+            lambda: check_options(over.reduction, bucket_cap_mb),
             lambda: check_unwrapped(module, "DistributedDataParallel"),
             lambda: check_filled(named_tensors(module)),
             lambda: check_trainable(module),
@@ -81,6 +94,7 @@ class DistributedDataParallel(BareDataParallel):
             "find_unused_parameters": find_unused_parameters,
             "gradient_reduction": gradient_reduction,
             "collectives": collectives.name,
+            "fp32_gradients": fp32_gradients,
         }
         check_same_model(module, process_group, options, problem)
         super().__init__(
@@ -91,10 +105,20 @@ class DistributedDataParallel(BareDataParallel):
             find_unused_parameters,
             gradient_reduction,
             collectives.all_reduce,
+            fp32_gradients,
         )
         trainable = [p for p in module.parameters() if p.requires_grad]
-        claim(trainable, "DistributedDataParallel")
+        claim(trainable, "DistributedDataParallel", axes=over.axes)
         self._join_state: JoinState | None = None  # inside join()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Load what `state_dict` gave here, or torch's wrapper, with "module."."""
+        own = self.module.state_dict().keys()
+        if not any(name in own for name in state_dict):
+            state_dict = {n.removeprefix("module."): t for n, t in state_dict.items()}
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def join(
         self, divide_by_initial_world_size: bool = True

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.backward import Reducer, Reduction, weakly
+from xtrain.comm.main_grad import accumulate_in_fp32, leave_gradient, unround
 from xtrain.data_parallel.buckets import Bucket, make_buckets
 
 
@@ -42,6 +43,8 @@ class DistributedDataParallel(nn.Module):
             Without it such a step raises on every rank.
         gradient_reduction: "average" (as torch does) or "sum".
         all_reduce: issues one, in place; torch's or one of ours, as `collectives`.
+        fp32_gradients: add up the gradients of 16-bit parameters in fp32, here and over
+            the ranks; see `xtrain.comm.main_grad`. On unless False.
 
     Each rank sends 2(N-1)/N of the gradients a step. `state_dict` is the bare module's.
     """
@@ -55,6 +58,7 @@ class DistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,
         gradient_reduction: str = "average",
         all_reduce: Callable[..., Any] = partial(dist.all_reduce, async_op=True),
+        fp32_gradients: bool | None = None,
     ):
         super().__init__()
         self.module, self.process_group = module, process_group
@@ -68,6 +72,7 @@ class DistributedDataParallel(nn.Module):
         self._names = {p: name for name, p in module.named_parameters()}
         broadcast_all([*module.parameters(), *module.buffers()], process_group)
 
+        accumulate_in_fp32(trainable, fp32_gradients)
         self._reducer = Reducer(self._all_reduce, at_end=self._end_of_backward)
         self._reducer.buckets = make_buckets(trainable, int(bucket_cap_mb * 2**20))
         self._bucket_of = {p: b for b in self._reducer.buckets for p in b.parameters}
@@ -124,9 +129,9 @@ class DistributedDataParallel(nn.Module):
     def _undo_previous_sum(self, parameter: nn.Parameter, *_: Tensor) -> None:
         # What stays in `grad` for another step comes back from every active rank: a sum
         # N times; inside join an average fewer than N times.
-        if parameter in self._reduced and parameter.grad is not None:
+        if parameter in self._reduced and (grad := unround(parameter)) is not None:
             if self._active != self._divisor:
-                parameter.grad.div_(self._active / self._divisor)
+                grad.div_(self._active / self._divisor)
             self._reduced.discard(parameter)
 
     def _gradient_ready(self, parameter: nn.Parameter) -> None:
@@ -163,9 +168,9 @@ class DistributedDataParallel(nn.Module):
         used: Iterable[nn.Parameter] = self._bucket_of
         if anywhere_unused:
             used = self._used_anywhere(list(used) if shadow else unused)
-        for parameter in used:
-            parameter.grad = self._bucket_of[parameter].views[parameter]
-            self._reduced.add(parameter)
+        for parameter in {*used, *(p for p in self._bucket_of if p.grad is not None)}:
+            leave_gradient(parameter, self._bucket_of[parameter].views[parameter])
+        self._reduced.update(used)
 
     def _used_anywhere(self, unused: list[nn.Parameter]) -> list[nn.Parameter]:
         missing = set(unused)  # tensors compare element by element, sets by identity

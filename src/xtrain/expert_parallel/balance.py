@@ -5,8 +5,8 @@
     z-loss                mean of logsumexp(logits)^2
     balance bias          b_i += rate * sign(mean load - load of i), after each step
 
-With equal loads the first is 1 for any number of tokens, and with one expert that gets
-everything it is E. f counts integers, so its gradient is none; that of P pushes the
+With equal loads the first is 1 for any number of tokens, and with k experts that get
+everything it is E / k. f counts integers, so its gradient is none; that of P pushes the
 probability of busy experts down. The bias enters the choice of experts only, never the
 gates, and adds no gradient of its own to the model's.
 

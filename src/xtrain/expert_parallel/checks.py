@@ -25,8 +25,10 @@ def check_experts_call(
         "hidden size": layer.experts.hidden_size,
         "experts": router.num_experts,
         "top_k": router.top_k,
-        "dtype": str(computed_in(x)),
-        "gradient of tokens": torch.is_grad_enabled() and x.requires_grad,
+        "dtype": "none" if problem else str(computed_in(x)),
+        "gradient of tokens": torch.is_grad_enabled()
+        and not problem
+        and x.requires_grad,
         "gradient of experts": torch.is_grad_enabled()
         and any(weight.requires_grad for weight in layer.experts.parameters()),
     }
@@ -35,6 +37,9 @@ def check_experts_call(
 
 def check_batch(x: Tensor, mask: Tensor | None, layer: MoE) -> None:
     """ValueError unless these tokens and this mask fit the layer."""
+    for what, given in {"tokens": x, "mask": mask}.items():
+        if not isinstance(given, Tensor) and (given is not None or what == "tokens"):
+            raise ValueError(f"{what}: {type(given).__name__} is not a tensor")
     if x.dim() < 2:
         raise ValueError(f"tokens of shape {list(x.shape)}: needs [..., hidden size]")
     if mask is not None and mask.shape != x.shape[:-1]:

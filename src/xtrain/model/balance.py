@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xtrain.comm.mesh import axis_group
 from xtrain.expert_parallel import MoE, Routing
 from xtrain.model.config import XtrainConfig
-from xtrain.model.placement import GRADIENT_AXES, axis_group, axis_size
+from xtrain.model.placement import GRADIENT_AXES, axis_size
 from xtrain.zero.fsdp_schedule import in_backward
 
 

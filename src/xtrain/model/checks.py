@@ -1,5 +1,7 @@
 """What a model refuses, before anything is computed or sent."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -60,9 +62,17 @@ def check_expert_axes(sizes: dict[str, int], config: XtrainConfig) -> None:
 
 
 def check_inputs(
-    tokens: Tensor, labels: Tensor | None, positions: Tensor | None
+    tokens: Tensor,
+    labels: Tensor | None,
+    positions: Tensor | None,
+    token_mask: Tensor | None = None,
 ) -> None:
     """ValueError unless the shapes and dtypes of a call fit each other."""
+    given = {"tokens": tokens, "labels": labels, "positions": positions}
+    for name, value in (given | {"token_mask": token_mask}).items():
+        missing = value is None and name != "tokens"
+        if not missing and not isinstance(value, Tensor):
+            raise ValueError(f"{name} is a {type(value).__name__}, not a tensor")
     if tokens.dim() != 2 or not _whole(tokens):
         raise ValueError(
             f"tokens {_described(tokens)} are not integers [batch, sequence]"
@@ -70,6 +80,14 @@ def check_inputs(
     if labels is not None and not (labels.shape == tokens.shape and _whole(labels)):
         raise ValueError(
             f"labels {_described(labels)} are not integers of the tokens' shape "
+            f"{list(tokens.shape)}"
+        )
+    masks = token_mask is None or (
+        token_mask.shape == tokens.shape and token_mask.dtype == torch.bool
+    )
+    if not masks:
+        raise ValueError(
+            f"token_mask {_described(token_mask)} is not bool of the tokens' shape "
             f"{list(tokens.shape)}"
         )
     shapes = (tokens.shape, tokens.shape[1:])
@@ -84,5 +102,5 @@ def _whole(ids: Tensor) -> bool:
     return ids.dtype in (torch.int64, torch.int32)
 
 
-def _described(tensor: Tensor) -> str:
+def _described(tensor: Any) -> str:
     return f"of shape {list(tensor.shape)} and {tensor.dtype}"

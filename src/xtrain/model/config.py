@@ -30,6 +30,8 @@ class XtrainConfig(ModelShape):
         balance_bias: the routers keep a bias, which `update_balance_biases` changes
             after a step, so that experts get equally many tokens.
         router_aux_loss_coef: how much of the load-balancing loss is added to the loss.
+        router_aux_loss_pooled: that loss is of the tokens of all layers together, as
+            transformers has it; otherwise it is the mean of the layers' own losses.
         router_z_loss_coef: how much of the routers' z-loss.
     """
 
@@ -45,6 +47,7 @@ class XtrainConfig(ModelShape):
     topk_group: int = 1
     balance_bias: bool = False
     router_aux_loss_coef: float = 0.0
+    router_aux_loss_pooled: bool = False
     router_z_loss_coef: float = 0.0
 
     def __post_init__(self) -> None:
@@ -73,7 +76,7 @@ class XtrainConfig(ModelShape):
                         "num_local_experts=0"
                     )
             return
-        for name in ("norm_topk_prob", "balance_bias"):
+        for name in ("norm_topk_prob", "balance_bias", "router_aux_loss_pooled"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} is not a bool")
         for name in ("router_aux_loss_coef", "router_z_loss_coef"):
@@ -95,6 +98,7 @@ ROUTER = {
     "topk_group",
     "balance_bias",
     "router_aux_loss_coef",
+    "router_aux_loss_pooled",
     "router_z_loss_coef",
 }
 """Fields that say something of routers alone."""

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autograd import check_divides
+from xtrain.comm.mesh import axis_group
 from xtrain.context_parallel import (
     all_gather_attention,
     ring_attention,
@@ -27,7 +28,7 @@ from xtrain.context_parallel import (
 )
 from xtrain.context_parallel.balance import BALANCES, check_balance
 from xtrain.model.config import XtrainConfig
-from xtrain.model.placement import axis_group, axis_size
+from xtrain.model.placement import axis_size
 
 ATTENTIONS = ("ring", "all_gather", "ulysses")
 

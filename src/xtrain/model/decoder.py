@@ -26,16 +26,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_gather_split
+from xtrain.comm.rounds import paused
 from xtrain.model.auxiliary_losses import auxiliary_loss
 from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
-from xtrain.model.loss import count_labels, mean_cross_entropy
+from xtrain.model.gradient_sums import check_not_sharded
+from xtrain.model.loss import count_labels, mean_cross_entropy, sum_unless
 from xtrain.model.placement import axis_size, is_first
+from xtrain.model.same_model import check_same_config
 from xtrain.model.span import DecoderSpan
 from xtrain.model.stages import as_stages, make_modules
 from xtrain.pipeline_parallel import PipelineStage
@@ -62,7 +66,8 @@ class XtrainModel(DecoderSpan):
             "zigzag" unless given, but "none" with ulysses.
 
     Raises:
-        ValueError: the mesh or a size does not fit, named; before any communication.
+        ValueError: on every rank of the mesh: the mesh or a size does not fit, or ranks
+            have different configs or options.
     """
 
     def __init__(
@@ -77,17 +82,21 @@ class XtrainModel(DecoderSpan):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        check_mesh(mesh, config)
+        given: dict[str, Any] = {
+            "attention": attention,
+            "sequence_parallel": sequence_parallel,
+            "context_attention": context_attention,
+            "context_balance": context_balance,
+            "dtype": dtype,
+        }
+        problem = problem_of(lambda: check_mesh(mesh, config))
+        check_same_config(config, mesh, given, problem)
         super().__init__(
             config,
             mesh,
             range(config.num_hidden_layers + 2),
-            attention=attention,
-            sequence_parallel=sequence_parallel,
-            context_attention=context_attention,
-            context_balance=context_balance,
             device=device,
-            dtype=dtype,
+            **given,
         )
 
     @staticmethod
@@ -124,6 +133,7 @@ class XtrainModel(DecoderSpan):
         labels: Tensor | None = None,
         positions: Tensor | None = None,
         *,
+        token_mask: Tensor | None = None,
         gather_logits: bool = False,
     ) -> Tensor:
         """Logits [B, S, V], or the mean loss over labels other than -100.
@@ -139,19 +149,26 @@ class XtrainModel(DecoderSpan):
             tokens: ids, [B, S].
             labels: [B, S], each the token that should follow; the caller shifts them.
             positions: [S] or [B, S]; 0, 1, 2, ... unless given.
+            token_mask: [B, S], bool, False for padding: routers send it to no expert,
+                and neither loads nor auxiliary losses count it. Attention sees it, as
+                no token before it does; its labels are to be -100.
             gather_logits: return the whole vocabulary's for all tokens, in their order,
                 on every rank.
 
         Raises:
-            ValueError: what is given does not fit; before anything is computed. With
-                labels it is raised on every rank that shares the loss.
+            ValueError: what is given does not fit; before anything is computed, on
+                every rank that takes part in the call.
         """
-        problem = problem_of(lambda: self.check_call(tokens, labels, positions))
+        batch = tokens, labels, positions, token_mask
+        problem = problem_of(lambda: self.check_call(*batch))
+        self.check_same_batch(*batch)
         if labels is not None:
-            count = count_labels(labels, self.data, problem)
-        elif problem is not None:
-            raise ValueError(problem)
-        logits_BSV, cut = self.run(tokens, positions), self.context
+            count = count_labels(labels, self.data, problem, self.everyone)
+        else:
+            with paused():
+                sum_unless(problem, None, self._called_together())
+        logits_BSV = self.run(tokens, positions, mask=token_mask)
+        cut = self.context
         if labels is not None:
             labels = labels if cut is None else cut.shard(labels)
             ranks = self.tensor, self.data, count, cut and cut.group
@@ -164,14 +181,21 @@ class XtrainModel(DecoderSpan):
             logits_BSV = cut.unshard(logits_BSV)
         return logits_BSV
 
+    def _called_together(self) -> list[ProcessGroup]:
+        """The axes whose ranks all take part in a call, with labels or without."""
+        groups = self.tensor, self.expert, self.context and self.context.group
+        return [group for group in groups if group is not None and group.size() > 1]
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to a norm of at most `max_norm`; what it was before.
 
         After `sync_gradients`, on every rank. The norm is that of the full model: each
         slice counts once, and what several ranks hold counts once.
 
-        Inside ZeRO or FSDP, which shard the gradients, call theirs.
+        Raises:
+            ValueError: inside ZeRO or FSDP, which shard the gradients: call theirs.
         """
+        check_not_sharded(self.parameters())
         held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
         gradients = [gradient for _, gradient in held]
         if axis_size(self.mesh, "expert") > 1:

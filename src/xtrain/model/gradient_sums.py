@@ -9,24 +9,69 @@ from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from xtrain.comm.wrapper_rules import owner_of, pieces_of
-from xtrain.model.placement import REPLICA_AXES
+from xtrain.comm.collective_choice import TORCH
+from xtrain.comm.main_grad import LOW, leave_gradient, unround
+from xtrain.comm.mesh import REPLICA_AXES
+from xtrain.comm.wrapper_rules import owner_of, pieces_of, summed_over
 
-SHARDS = ("ZeroOptimizer", "FullyShardedDataParallel")
+SHARDS = {
+    "ZeroOptimizer": "optimizer.clip_grad_norm_(max_norm, model)",
+    "FullyShardedDataParallel": "fsdp.clip_grad_norm_(max_norm)",
+}
+"""Wrappers that shard gradients, and how each of them clips."""
 
 
-def gradients_to_sum(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """Of each trained parameter, in order; zeros where it has none."""
+@torch.no_grad()
+def sum_gradients(
+    parameters: Iterable[nn.Parameter], group: ProcessGroup | None
+) -> None:
+    """Of each trained parameter, in order; zeros where it has none.
+
+    What has 16 bits travels and adds up in fp32.
+    """
     trained = [p for p in parameters if p.requires_grad]
-    kept = pieces_of(trained)
-    found = []
+    kept, works = pieces_of(trained), []
     for parameter in trained:
-        gradient = kept.get(parameter, parameter.grad)
+        gradient = kept[parameter] if parameter in kept else unround(parameter)
         if gradient is None:
             gradient = parameter.grad = torch.zeros_like(parameter)
-        found.append(gradient)
-    return [gradient for gradient in found if gradient.numel()]
+        total = gradient.float() if gradient.dtype in LOW else gradient
+        if gradient.numel():
+            work = TORCH.all_reduce(total, group=group)
+            works.append((parameter, gradient, total, work))
+    for parameter, gradient, total, work in works:
+        work.wait()
+        if parameter not in kept:
+            leave_gradient(parameter, total)
+        elif total is not gradient:
+            gradient.copy_(total)
+
+
+def check_skips(
+    parameters: Iterable[Tensor], axes: Collection[str], skip: Collection[str] | None
+) -> None:
+    """ValueError unless the `skip` of `sync_gradients` is what wrappers have summed.
+
+    What sums without telling, as torch's own wrappers do, is the caller's to know.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    summed = {axis: owner_of(p) for p in trained for axis in summed_over(p)}
+    skipped = summed if skip is None else skip
+    for axis in axes:
+        check_skip(trained, axis, skipped)
+    owners = [*filter(None, [*summed.values(), *map(owner_of, trained)])]
+    if skip is None or not (summed or owners):
+        return
+    for axis in axes:
+        if (axis in skip) != (axis in summed):
+            does = "sums" if axis in summed else "does not sum"
+            owner = summed.get(axis) or (owners or ["NaiveDataParallel"])[0]
+            raise ValueError(
+                f"sync_gradients(skip={tuple(skip)!r}), but {owner} {does} over "
+                f"{axis!r}: leave skip out, and the wrapper's axes are skipped"
+            )
 
 
 def check_skip(parameters: Iterable[Tensor], axis: str, skip: Collection[str]) -> None:
@@ -52,3 +97,15 @@ def check_skip(parameters: Iterable[Tensor], axis: str, skip: Collection[str]) -
             "whose ranks hold different experts; give it process_group="
             'mesh["expert_data"].get_group()'
         )
+
+
+def check_not_sharded(parameters: Iterable[Tensor]) -> None:
+    """ValueError for gradients of which a wrapper leaves a shard, to be clipped there.
+
+    The norm of the parameters' own gradients would be that of shards, or of nothing.
+    """
+    for owner in map(owner_of, parameters):
+        if owner in SHARDS:
+            raise ValueError(
+                f"{owner} shards the gradients of this model: call {SHARDS[owner]}"
+            )

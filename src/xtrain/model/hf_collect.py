@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.checkpoint.placement import Placement
+from xtrain.comm.mesh import REPLICA_AXES, axis_group
 from xtrain.model.hf_names import hf_sources
-from xtrain.model.placement import REPLICA_AXES, axis_group, is_first
+from xtrain.model.placement import is_first
 from xtrain.model.span import DecoderSpan
 
 

@@ -5,13 +5,17 @@ Rotary positions are spelled in two ways: older files have `rope_theta` and
 written, which old and new libraries read.
 
 A Mixtral adds its load-balancing loss only where `output_router_logits` says so; where
-it does not, the coefficient is read as 0. That of the z-loss has no place in the file.
+it does not, the coefficient is read as 0. It is that of all layers' tokens together,
+unless an entry of ours, `router_aux_loss_pooled`, has another value. The coefficient of
+the z-loss has no place in the file.
 """
 
 import dataclasses
+import sys
 from typing import Any
 
 from xtrain.model.config import XtrainConfig
+from xtrain.plan.checks import require_positive, require_whole
 from xtrain.tensor_parallel.rope import RopeScaling
 
 SAME_NAMES = (
@@ -22,7 +26,12 @@ SAME_NAMES = (
     "num_attention_heads",
 )
 FIXED: dict[str, dict[str, Any]] = {
-    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "llama": {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+    },
     "mixtral": {
         "hidden_act": "silu",
         "sliding_window": None,
@@ -31,10 +40,24 @@ FIXED: dict[str, dict[str, Any]] = {
     },
 }
 """What the decoder is, whatever the config says: other values are refused."""
+ABSENT: dict[str, tuple[Any, ...]] = {
+    "sliding_window": (None,),
+    "partial_rotary_factor": (None, 1.0),
+    "is_causal": (None, True),
+    "quantization_config": (None,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+}
+"""What may be in a file and would change what is computed, with its values that do not.
+Biases and norms besides ours come as tensors, which are refused as left over."""
+CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+"""What nothing here reads, and `save_hf` writes as `load_hf` has found it."""
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
 DEFAULTS = {"llama": (1e-6, 10_000.0), "mixtral": (1e-5, 1_000_000.0)}
 """Of rms_norm_eps and rope_theta, where a file does not say them."""
 EXPERT_NAMES = ("num_local_experts", "num_experts_per_tok")
+MOST = 2**31 - 1
+"""Of any size."""
 
 
 def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
@@ -44,29 +67,36 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
         ValueError: an entry is missing, or the model is one that this decoder is not.
     """
     kind = values.get("model_type", "llama")
-    if kind not in FIXED:
+    if not isinstance(kind, str) or kind not in FIXED:
         raise ValueError(
             f"model_type={kind!r}, but this model has {' or '.join(FIXED)}"
         )
     for name, needed in FIXED[kind].items():
         if values.get(name, needed) != needed:
             raise ValueError(f"{name}={values[name]!r}, but this model has {needed!r}")
+    for name, allowed in ABSENT.items():
+        if values.get(name) not in allowed:
+            raise ValueError(f"{name}={values[name]!r}, which this model has not")
     names = SAME_NAMES if kind == "llama" else (*SAME_NAMES, *EXPERT_NAMES)
     missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"config.json has no {', '.join(missing)}")
-    heads = values["num_attention_heads"]
+    for name in (*names, "num_key_value_heads", "head_dim"):
+        if values.get(name) is not None or name in names:
+            _check_size(name, values[name])
     eps, default_theta = DEFAULTS[kind]
     theta, scaling = _rope(values, default_theta)
     given = {} if values.get("head_dim") is None else {"head_dim": values["head_dim"]}
     return XtrainConfig(
         **{name: values[name] for name in names},
         **_auxiliary(values, kind),
-        num_key_value_heads=values.get("num_key_value_heads") or heads,
+        num_key_value_heads=values.get("num_key_value_heads"),  # type: ignore[arg-type]
         **given,
         tie_word_embeddings=values.get("tie_word_embeddings", False),
-        rms_norm_eps=values.get("rms_norm_eps", eps),
-        initializer_range=values.get("initializer_range", 0.02),
+        rms_norm_eps=_number("rms_norm_eps", values.get("rms_norm_eps", eps)),
+        initializer_range=_number(
+            "initializer_range", values.get("initializer_range", 0.02)
+        ),
         rope_theta=theta,
         rope_scaling=scaling,
     )
@@ -81,6 +111,7 @@ def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
         experts = {name: getattr(config, name) for name in EXPERT_NAMES}
         experts["router_aux_loss_coef"] = config.router_aux_loss_coef
         experts["output_router_logits"] = config.router_aux_loss_coef > 0
+        experts["router_aux_loss_pooled"] = config.router_aux_loss_pooled
     return {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -123,9 +154,30 @@ def check_architecture(config: XtrainConfig) -> None:
 
 def _auxiliary(values: dict[str, Any], kind: str) -> dict[str, Any]:
     """The coefficient of the load-balancing loss, if it is added."""
-    if kind == "llama" or not values.get("output_router_logits", False):
+    added = values.get("output_router_logits", False)
+    if not isinstance(added, bool):
+        raise ValueError(f"output_router_logits={added!r} is not a bool")
+    if kind == "llama":
         return {}
-    return {"router_aux_loss_coef": values.get("router_aux_loss_coef", 0.001)}
+    found = {"router_aux_loss_pooled": values.get("router_aux_loss_pooled", True)}
+    if added:
+        found["router_aux_loss_coef"] = values.get("router_aux_loss_coef", 0.001)
+    return found
+
+
+def _check_size(name: str, value: object) -> None:
+    """ValueError unless this can be the size of a tensor."""
+    require_whole(name, value)
+    if value > MOST:  # type: ignore[operator]
+        raise ValueError(f"{name} is above {MOST}")
+
+
+def _number(name: str, value: Any) -> float:
+    """A finite number above 0, as a float."""
+    require_positive(name, value)
+    if value > sys.float_info.max:
+        raise ValueError(f"{name} is above {sys.float_info.max:.3g}")
+    return float(value)
 
 
 def _rope(
@@ -135,14 +187,21 @@ def _rope(
     found = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(found, dict):
         raise ValueError(f"rotary parameters {found!r} are no table")
+    for name in found.keys() & ABSENT.keys():
+        if found[name] not in ABSENT[name]:
+            raise ValueError(f"{name}={found[name]!r}, which this model has not")
     theta = found.get("rope_theta", values.get("rope_theta", default_theta))
+    theta = _number("rope_theta", theta)
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":
-        return float(theta), None
+        return theta, None
     if kind != "llama3":
         raise ValueError(f"rope_type={kind!r} is neither 'default' nor 'llama3'")
     names = [field.name for field in dataclasses.fields(RopeScaling)]
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"rope_type llama3 without {', '.join(missing)}")
-    return float(theta), RopeScaling(**{name: found[name] for name in names})
+    *numbers, length = names
+    _check_size(length, found[length])
+    scaling: dict[str, Any] = {name: _number(name, found[name]) for name in numbers}
+    return theta, RopeScaling(**scaling, **{length: found[length]})

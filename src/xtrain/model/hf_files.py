@@ -10,15 +10,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint import About, CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
+from xtrain.checkpoint.locks import open_file
 from xtrain.comm.agreement import raising_everywhere
 
+Files = dict[Path, set[str]]
+MOST_BYTES = 2**28
+"""Of a JSON file: an index of a million tensors has 100 MB."""
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
-def files_of(directory: Path) -> dict[Path, set[str]]:
+def files_of(directory: Path) -> Files:
     """Each file of a checkpoint with the names of its tensors that count."""
     if (directory / INDEX).exists():
-        files: dict[Path, set[str]] = {}
+        files: Files = {}
         weight_map = read_json(directory / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{directory / INDEX} has no weight_map")
@@ -51,10 +56,25 @@ def as_checkpoint_error() -> Iterator[None]:
         raise CheckpointError(str(error)) from error
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """A ValueError inside becomes a CheckpointError that begins with the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
 def read_json(path: Path) -> dict:
     """The object in a file; CheckpointError if there is none."""
     try:
-        found = json.loads(path.read_text())
+        with open(open_file(path), "rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        found = json.loads(text)
+    except RecursionError:
+        raise CheckpointError(f"{path} cannot be read: nested too deeply") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):

@@ -19,12 +19,21 @@ from xtrain.checkpoint import About, CheckpointError
 from xtrain.checkpoint.bare_file import about, opened_safetensors, read_box
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
-from xtrain.model.hf_config import config_from_hf
-from xtrain.model.hf_files import everywhere, files_of, only_dtype, read_json
+from xtrain.model.hf_config import CARRIED, config_from_hf
+from xtrain.model.hf_files import (
+    CONFIG,
+    GENERATION,
+    Files,
+    everywhere,
+    files_of,
+    named,
+    only_dtype,
+    read_json,
+)
 from xtrain.model.hf_names import hf_sources, tensors_of
-from xtrain.model.hf_shapes import whole_shapes
+from xtrain.model.hf_shapes import check_counts, whole_shapes
 from xtrain.model.placement import check_whole_world
-from xtrain.model.span import DecoderSpan
+from xtrain.model.span import Carried, DecoderSpan
 from xtrain.model.stages import as_stages, check_ranks, make_modules
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import Schedule
@@ -50,9 +59,10 @@ def load_hf(
     """
     check_whole_world(mesh)
     with everywhere(mesh):
-        config = _read_config(directory)
-        model = XtrainModel(config, mesh, device="meta", **options)
-        _load([model], config, Path(directory), dtype)
+        config, files, kind, carried = _look(Path(directory), dtype)
+    with everywhere(mesh):
+        model = XtrainModel(config, mesh, device="meta", dtype=kind, **options)
+        _load([model], files, carried)
     return model
 
 
@@ -77,27 +87,36 @@ def load_hf_stages(
     check_whole_world(mesh)
     check_ranks(mesh, schedule)
     with everywhere(mesh):
-        config = _read_config(directory)
-        modules = make_modules(config, mesh, schedule, device="meta", **options)
-        _load(list(modules.values()), config, Path(directory), dtype)
+        config, files, kind, carried = _look(Path(directory), dtype)
+    with everywhere(mesh):
+        options |= {"device": "meta", "dtype": kind}
+        modules = make_modules(config, mesh, schedule, **options)
+        _load(list(modules.values()), files, carried)
     return as_stages(modules, schedule.stages)
 
 
-def _read_config(directory: str | Path) -> XtrainConfig:
-    return config_from_hf(read_json(Path(directory) / "config.json"))
-
-
-def _load(
-    modules: Sequence[DecoderSpan],
-    config: XtrainConfig,
-    directory: Path,
-    dtype: torch.dtype | None,
-) -> None:
-    """Give modules on the meta device memory, and what the files have for them."""
+def _look(
+    directory: Path, dtype: torch.dtype | None
+) -> tuple[XtrainConfig, Files, torch.dtype, Carried]:
+    """The config, the files and the dtype, before anything is made of them; and what is
+    not ours."""
+    path = directory / CONFIG
+    values = read_json(path)
+    with named(path):
+        config = config_from_hf(values)
     files = files_of(directory)
     there = _check_names(config, files)
+    carried = {path.name: {n: values[n] for n in CARRIED if n in values}}
+    generation = directory / GENERATION
+    if generation.exists():
+        carried[GENERATION] = read_json(generation)
+    return config, files, dtype or only_dtype(there), carried
+
+
+def _load(modules: Sequence[DecoderSpan], files: Files, carried: Carried) -> None:
+    """Give modules on the meta device memory, and what the files have for them."""
     for module in modules:
-        module.to(dtype or only_dtype(there))
+        module.carried = carried
         module.to_empty(device=torch.get_default_device())
         for path, names in files.items():
             _fill(module, path, names)
@@ -113,9 +132,11 @@ def _fill(module: DecoderSpan, path: Path, names: set[str]) -> None:
                         data.copy_(read_box(opened, stored, box))
 
 
-def _check_names(config: XtrainConfig, files: dict[Path, set[str]]) -> dict[str, About]:
+def _check_names(config: XtrainConfig, files: Files) -> dict[str, About]:
     """What the files have; CheckpointError unless it is the whole model's tensors."""
-    sources = hf_sources(whole_shapes(config))
+    check_counts(config, sum(map(len, files.values())))
+    with named(Path(CONFIG)):
+        sources = hf_sources(whole_shapes(config))
     needed = {name: source.shape for name, source in sources.items()}
     there: dict[str, About] = {}
     for path, names in files.items():
@@ -136,7 +157,8 @@ def _check_names(config: XtrainConfig, files: dict[Path, set[str]]) -> dict[str,
         if name in there and there[name].shape != shape
     ]
     if problems:
-        raise CheckpointError("tensors do not fit: " + "; ".join(problems[:5]))
+        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise CheckpointError(f"tensors do not fit: {problems[0]}{more}")
     whole = [n for n, a in there.items() if not a.dtype.is_floating_point]
     if whole:
         raise CheckpointError(f"{whole[0]} is {there[whole[0]].dtype}, not floating")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.hf_collect import Collector
 from xtrain.model.hf_config import check_architecture, config_to_hf
-from xtrain.model.hf_files import FILE, INDEX, everywhere, write_json
+from xtrain.model.hf_files import CONFIG, FILE, INDEX, everywhere, write_json
 from xtrain.model.hf_shapes import check_own_shapes, whole_shapes
 from xtrain.model.placement import check_whole_world
 from xtrain.model.stages import stage_modules
@@ -28,7 +28,9 @@ def save_hf(
 ) -> None:
     """Write a checkpoint as `transformers` does; every rank of the mesh calls this.
 
-    The dtype is kept; a tied head is left out. The directory is made.
+    The dtype is kept; a tied head is left out. What `load_hf` has found and this model
+    does not read (ids of tokens, the longest sequence, `generation_config.json`) is
+    written again. The directory is made.
 
     Args:
         model: or this rank's stages of one; the files are the same.
@@ -60,7 +62,10 @@ def save_hf(
     with everywhere(mesh):
         if collector.writes:
             dtype = str(collector.dtype).removeprefix("torch.")
-            write_json(directory / "config.json", config_to_hf(config, dtype))
+            carried = modules[0].carried
+            for name in {CONFIG, *carried}:
+                own = config_to_hf(config, dtype) if name == CONFIG else {}
+                write_json(directory / name, carried.get(name, {}) | own)
             if len(groups) > 1:
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
                 write_json(directory / INDEX, index)

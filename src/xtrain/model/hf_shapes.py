@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from xtrain.checkpoint import CheckpointError
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.span import DecoderSpan
@@ -11,8 +12,23 @@ from xtrain.model.span import DecoderSpan
 
 def whole_shapes(config: XtrainConfig) -> dict[str, torch.Size]:
     """Every parameter of the whole model, in order, with its shape."""
-    whole = XtrainModel(config, device="meta")
+    try:
+        whole = XtrainModel(config, device="meta")
+    except (RuntimeError, TypeError) as error:  # of sizes whose product is too large
+        raise ValueError(f"sizes that no tensor has: {error}") from None
     return {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+
+def check_counts(config: XtrainConfig, tensors: int) -> None:
+    """CheckpointError if files have too few tensors for the layers and experts of a
+    config: seen at once, where to list what is missing takes as long as they are many.
+    """
+    layers, experts = config.num_hidden_layers, config.num_local_experts
+    if layers * max(1, experts) > tensors:
+        raise CheckpointError(
+            f"config.json has num_hidden_layers={layers}, num_local_experts={experts}, "
+            f"but the files have {tensors} tensors"
+        )
 
 
 def check_own_shapes(

@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, H hidden.
 
 from torch import Tensor, nn
 
-from xtrain.expert_parallel import GShardMoE
+from xtrain.expert_parallel import GShardMoE, MoE
 from xtrain.expert_parallel.events import Event
 from xtrain.model.parts import WholeParts
 
@@ -30,10 +30,15 @@ class DecoderLayer(nn.Module):
         self.self_attn = parts.attention()
         self.post_attention_layernorm = parts.norm()
         self.mlp = parts.mlp(number)
+        self.routes = isinstance(self.mlp, MoE)
 
-    def forward(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self, x_BSH: Tensor, positions: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """`mask` [B, S] is False for padding, which routers leave out."""
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)
-        return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
+        given = (mask,) if self.routes and mask is not None else ()
+        return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH), *given)
 
 
 class OverlappedDecoderLayer(DecoderLayer):

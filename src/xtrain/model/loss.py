@@ -3,21 +3,30 @@
 Shapes: B batch, S sequence, V vocabulary.
 """
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from math import prod
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import raise_everywhere
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.comm.call_agreement import check_same_on
+from xtrain.comm.checks import group_or_world, message_device
+from xtrain.comm.rounds import paused
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
 
 IGNORED = -100
 
 
 def count_labels(
-    labels: Tensor, data: ProcessGroup | None = None, problem: str | None = None
+    labels: Tensor,
+    data: ProcessGroup | None = None,
+    problem: str | None = None,
+    mesh: Sequence[ProcessGroup] = (),
 ) -> Tensor:
     """How many labels are not -100, over all data ranks.
 
@@ -26,21 +35,46 @@ def count_labels(
 
     Args:
         problem: what is wrong on this rank.
+        mesh: groups that reach all ranks of the mesh, if there are more than the data
+            ranks. Those beside a data rank have the same labels.
 
     Raises:
-        ValueError: on every data rank if one has a problem.
+        ValueError: on every rank of the mesh if one has a problem.
     """
-    count = (labels != IGNORED).sum()
-    if data is None:
+    groups = mesh or ([] if data is None else [data])
+    count = None if problem is not None else (labels != IGNORED).sum()
+    total = sum_unless(problem, count, groups, data)
+    return total // prod(group.size() for group in groups if group is not data)
+
+
+def sum_unless(
+    problem: str | None,
+    number: Tensor | None,
+    groups: Sequence[ProcessGroup],
+    data: ProcessGroup | None = None,
+) -> Tensor:
+    """A number's sum over these axes; ValueError on all ranks if one has a problem.
+
+    Args:
+        number: not needed of a rank with a problem.
+        data: whose sum is wanted; that of the others is a check, in no ledger.
+    """
+    if not groups:
         if problem is not None:
             raise ValueError(problem)
-        return count
-    both = torch.stack([count, count.new_tensor(int(problem is not None))])
-    dist.all_reduce(both, group=data)
+        return torch.tensor(0) if number is None else number
+    if number is None:
+        number = torch.tensor(0, device=message_device(groups[0]))
+    both = torch.stack([number, number.new_tensor(int(problem is not None))])
+    for group in groups:
+        with nullcontext() if group is data else paused():
+            dist.all_reduce(both, group=group)
     if both.device.type != "cpu":
         torch._assert_async(both[1] == 0)
     elif both[1] > 0:
-        raise_everywhere(ValueError, problem, data)
+        if prod(group.size() for group in groups) == dist.get_world_size():
+            groups = [group_or_world(None)]  # one exchange names all wrong ranks
+        check_same_on("batches", groups, {}, problem)
     return both[0]
 
 

@@ -25,6 +25,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint.placement import Placement
+from xtrain.comm.mesh import BATCH_AXES, REPLICA_AXES, axis_group, joined_group
 from xtrain.model.config import XtrainConfig
 from xtrain.tensor_parallel.attention import key_replicas
 
@@ -33,8 +34,6 @@ KEYS = {"k_proj", "v_proj"}
 COLUMNS = {"o_proj", "down_proj"}
 EXPERT_DIMS = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
 """The inner size of stacked experts; dim 0 counts experts."""
-REPLICA_AXES = ("data", "expert_data")
-"""Mesh axes whose ranks hold the same and bring other batches; wrappers go here."""
 GRADIENT_AXES = (*REPLICA_AXES, "context", "expert")
 """Mesh axes over which gradients are summed after backward."""
 
@@ -81,13 +80,6 @@ def tensor_placement(
     return Placement(is_first=rank == 0)
 
 
-def axis_group(mesh: DeviceMesh | None, axis: str) -> ProcessGroup | None:
-    """The ranks of this one's axis; None for an axis that the mesh does not have."""
-    if mesh is None or axis not in (mesh.mesh_dim_names or ()):
-        return None
-    return mesh[axis].get_group()
-
-
 def axis_size(mesh: DeviceMesh | None, axis: str) -> int:
     """1 for an axis that the mesh does not have."""
     group = axis_group(mesh, axis)
@@ -100,18 +92,22 @@ def batch_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
     None on a mesh that has none of them. Every rank of the mesh calls it.
     """
     names = () if mesh is None else mesh.mesh_dim_names or ()
-    axes = [axis for axis in (*REPLICA_AXES, "expert") if axis in names]
+    axes = [axis for axis in BATCH_AXES if axis in names]
     above = [axis for axis in axes if axis_size(mesh, axis) > 1]
     if mesh is None or len(above) < 2:
         return axis_group(mesh, (above or axes or ["data"])[0])
-    return mesh[tuple(above)]._flatten().get_group()
+    return joined_group(mesh, tuple(above))
 
 
-def replica_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
-    """The ranks that hold the same parameters, experts included, for other batches."""
-    groups = [axis_group(mesh, axis) for axis in REPLICA_AXES]
-    present = [group for group in groups if group is not None]
-    return max(present, key=ProcessGroup.size, default=None)
+def groups_to_all(mesh: DeviceMesh | None) -> list[ProcessGroup]:
+    """Groups through which all ranks of the mesh hear of each other; data ranks first.
+
+    They have the timeout of the mesh. Every rank of the mesh calls it.
+    """
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    others = (axis_group(mesh, axis) for axis in names if axis not in BATCH_AXES)
+    groups = [batch_group(mesh), *others]
+    return [group for group in groups if group is not None and group.size() > 1]
 
 
 def is_first(group: ProcessGroup | None) -> bool:

@@ -11,7 +11,9 @@ Parameters have the names of the whole model: see `span_weights`.
 Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autograd import check_divides
+from xtrain.comm.checks import run_checks
+from xtrain.comm.mesh import axis_group, replica_group
 from xtrain.expert_parallel import MoE, Routing
 from xtrain.model.balance import CopyCounts
 from xtrain.model.checks import check_inputs
@@ -29,14 +33,16 @@ from xtrain.model.layer import make_layer
 from xtrain.model.loss import IGNORED
 from xtrain.model.parts import CutParts, WholeParts
 from xtrain.model.placement import (
-    axis_group,
     axis_size,
     batch_group,
+    groups_to_all,
     mesh_group,
-    replica_group,
 )
 from xtrain.model.span_weights import SpanWeights
 from xtrain.tensor_parallel.shards import check_ids
+
+Carried = Mapping[str, dict[str, Any]]
+"""Entries of a checkpoint's files that nothing here reads, by the file's name."""
 
 
 class DecoderSpan(SpanWeights):
@@ -46,6 +52,8 @@ class DecoderSpan(SpanWeights):
         span: their numbers, as above.
         is_copy: another rank holds the same span and counts for both.
     """
+
+    carried: Carried = MappingProxyType({})
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class DecoderSpan(SpanWeights):
             axis_group(mesh, axis) for axis in ("tensor", "expert")
         )
         self.data, self.replicas = batch_group(mesh), replica_group(mesh)
+        self.everyone = groups_to_all(mesh)
         self.context = sequence_cut(
             config, mesh, attention, context_attention, context_balance
         )
@@ -101,31 +110,35 @@ class DecoderSpan(SpanWeights):
         self,
         x: Tensor,
         positions: Tensor | None = None,
-        through: Callable[[Tensor, Tensor], Tensor] | None = None,
+        through: Callable[..., Tensor] | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Tokens [B, S] or activations [B, S / c, H] through these parts, to
         activations or logits [B, S / c, V / t]; with sequence_parallel activations are
-        [B, S / c / t, H]. Tokens and positions are those of whole sequences.
+        [B, S / c / t, H]. Tokens, positions and mask are those of whole sequences.
 
         Args:
             through: what runs the layers, if not one after the other.
+            mask: [B, S], False for padding.
         """
         if positions is None:
             positions = torch.arange(self.whole_length(x), device=x.device)
         if self.context is not None:
             positions = self.context.shard(positions, -1)
             x = self.context.shard(x) if self.has_embedding else x
+            mask = None if mask is None else self.context.shard(mask)
         if self.has_embedding:
             x = self.embed_tokens(x)
-        x = (through or self.through_layers)(x, positions)
+        more = () if mask is None else (mask,)
+        x = (through or self.through_layers)(x, positions, *more)
         if self.config.balance_bias:
             self.copies.count(self.routings())
         return self.lm_head(self.norm(x)) if self.has_head else x
 
-    def through_layers(self, x: Tensor, positions: Tensor) -> Tensor:
+    def through_layers(self, x: Tensor, positions: Tensor, *mask: Tensor) -> Tensor:
         """One layer after the other."""
         for layer in self.layers:
-            x = layer(x, positions)
+            x = layer(x, positions, *mask)
         return x
 
     def routings(self) -> dict[int, Routing]:
@@ -151,9 +164,10 @@ class DecoderSpan(SpanWeights):
         tokens: Tensor,
         labels: Tensor | None = None,
         positions: Tensor | None = None,
+        token_mask: Tensor | None = None,
     ) -> None:
         """ValueError unless this rank's batch fits the model."""
-        check_inputs(tokens, labels, positions)
+        check_inputs(tokens, labels, positions, token_mask)
         cuts = axis_size(self.mesh, "tensor") if self.sequence_parallel else 1
         if self.context is not None:
             self.context.check_sequence(tokens.shape[1], cuts)
@@ -162,6 +176,15 @@ class DecoderSpan(SpanWeights):
         check_ids(tokens, self.config.vocab_size)
         if labels is not None:
             check_ids(labels, self.config.vocab_size, IGNORED)
+
+    def check_same_batch(self, *batch: Tensor | None) -> None:
+        """Under `debug_checks`: ValueError unless tensor and context ranks, which
+        bring the same batch, have the same elements."""
+        groups = [self.tensor, self.context and self.context.group]
+        axes = [group for group in groups if group is not None]
+        names = "tokens", "labels", "positions", "token_mask"
+        given = dict(zip(names, batch, strict=False))
+        run_checks("values", "batches", axes, given)
 
     def all_ranks(self) -> ProcessGroup | None:
         """The group of all ranks of the mesh: they save, load and clip together."""

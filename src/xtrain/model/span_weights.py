@@ -18,16 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from xtrain.checkpoint import Shard
 from xtrain.checkpoint.pieces import whole
 from xtrain.checkpoint.placement import Placement
-from xtrain.comm.collective_choice import TORCH
-from xtrain.comm.wrapper_rules import mark_as_slices
+from xtrain.comm.mesh import axis_group, set_mesh
+from xtrain.comm.wrapper_rules import mark_as_slices, summed_over
 from xtrain.expert_parallel import TopKRouter
 from xtrain.model.config import XtrainConfig
 from xtrain.model.context import SequenceCut
-from xtrain.model.gradient_sums import check_skip, gradients_to_sum
+from xtrain.model.gradient_sums import check_skips, sum_gradients
 from xtrain.model.initialize import full_weight
 from xtrain.model.placement import (
     GRADIENT_AXES,
-    axis_group,
     axis_size,
     is_summed_over,
     placement_of,
@@ -55,29 +54,26 @@ class SpanWeights(nn.Module):
     lm_head: nn.Module
 
     @torch.no_grad()
-    def sync_gradients(self, skip: Collection[str] = ()) -> None:
-        """Sum every gradient over the mesh axes that its backward did not sum over.
+    def sync_gradients(self, skip: Collection[str] | None = None) -> None:
+        """Sum every gradient over the mesh axes that nothing has summed it over.
 
         Every rank calls it after backward, with the same `skip`. A trained parameter
         without a gradient here takes part with zeros, as it may have one elsewhere.
 
         Args:
-            skip: axes over which a wrapper (DDP, ZeRO, FSDP) has summed already.
+            skip: axes over which gradients are summed already; unless given, those
+                over which a wrapper of xtrain (DDP, ZeRO, FSDP) sums.
         """
         axes = [axis for axis in GRADIENT_AXES if axis_size(self.mesh, axis) > 1]
+        check_skips(self.parameters(), axes, skip)
         for axis in axes:
-            check_skip(self.parameters(), axis, skip)
-        for axis in axes:
-            if axis not in skip:
-                group = axis_group(self.mesh, axis)
-                gradients = gradients_to_sum(
-                    parameter
-                    for name, parameter in self.named_parameters()
-                    if is_summed_over(name, axis)
-                )
-                works = [TORCH.all_reduce(g, group=group) for g in gradients]
-                for work in works:
-                    work.wait()
+            summed = (
+                parameter
+                for name, parameter in self.named_parameters()
+                if is_summed_over(name, axis)
+                and axis not in (summed_over(parameter) if skip is None else skip)
+            )
+            sum_gradients(summed, axis_group(self.mesh, axis))
 
     def shards(self) -> list[Shard]:
         """What this rank holds, for `save_checkpoint` and `load_checkpoint`.
@@ -139,3 +135,4 @@ class SpanWeights(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         if any(axis_size(self.mesh, axis) > 1 for axis in ("tensor", "expert")):
             mark_as_slices(self.parameters())
+        set_mesh(self, self.mesh)

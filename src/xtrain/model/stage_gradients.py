@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from xtrain.checkpoint.placement import placement_in
+from xtrain.comm.wrapper_rules import check_counted
 from xtrain.data_parallel.ddp import DistributedDataParallel
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.zero.fsdp import FullyShardedDataParallel
@@ -40,10 +41,14 @@ def gradients_of(stages: Sequence[PipelineStage]) -> list[Held]:
     optimizers = [s.reduction for s in stages if isinstance(s.reduction, ZeroOptimizer)]
     for optimizer in dict.fromkeys(optimizers):
         found += of_zero(optimizer, places)
+    for optimizer in dict.fromkeys(optimizers):
+        check_counted(p for b in optimizer.buckets for p in b.parameters)
     for stage in stages:
         is_shard = isinstance(stage.module, FullyShardedDataParallel)
         replicas = getattr(unwrapped(stage), "replicas", None)
         counts = is_shard or replicas is None or replicas.rank() == 0
+        if is_shard:
+            check_counted(stage.parameters())
         for parameter in stage.parameters():
             if parameter.grad is not None:  # ZeRO has taken it away
                 found.append((parameter.grad, counts and places[parameter]))

@@ -15,13 +15,16 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.comm.mesh import axis_group
 from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
 from xtrain.model.config import XtrainConfig
 from xtrain.model.loss import IGNORED, sum_cross_entropy
 from xtrain.model.overlapped_layers import Pieces, forward_over, layers_before
-from xtrain.model.placement import axis_group, axis_size
+from xtrain.model.placement import axis_size
+from xtrain.model.same_model import check_same_config
 from xtrain.model.span import DecoderSpan
 from xtrain.model.span_weights import TIED
 from xtrain.model.stage_gradients import gradients_of, unwrapped
@@ -59,6 +62,7 @@ class DecoderStage(DecoderSpan):
         """`run`, of what a stage may be called with."""
         if self.has_embedding:
             self.check_call(x, positions=positions)
+            self.check_same_batch(x, None, positions)
         else:
             check_features(f"decoder parts {self.span}", x, self.config.hidden_size)
         return self.run(x, positions, through)
@@ -83,6 +87,7 @@ class DecoderStage(DecoderSpan):
                 "is one label for each token"
             )
         check_ids(labels, self.config.vocab_size, IGNORED)
+        self.check_same_batch(None, labels)
         count = (labels != IGNORED).sum()
         if self.context is None:
             return sum_cross_entropy(logits, labels, self.tensor), count
@@ -182,7 +187,9 @@ def make_modules(
     **options: Any,
 ) -> dict[int, DecoderStage]:
     """What this rank's stages hold, by the stage's number; nothing else is made."""
-    check_pipeline(config, mesh, schedule)
+    cut = {"schedule": schedule.name, "stages": schedule.stages, "sequence": sequence}
+    problem = problem_of(lambda: check_pipeline(config, mesh, schedule))
+    check_same_config(config, mesh, cut | options, problem)
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
     spans = stage_spans(config, schedule.stages, sequence)

@@ -152,7 +152,7 @@ def raise_together(
             _raise(error)
     else:
         with (
-            raising_everywhere(*errors, group=data_group, what="data "),
+            raising_everywhere(*errors, group=data_group),
             raising_everywhere(*errors, group=group),
         ):
             _raise(error)

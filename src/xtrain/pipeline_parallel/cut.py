@@ -2,11 +2,12 @@
 
     costs   0  6  6  6  6  9       embedding, four layers, head; in three parts
 
-    cut     |0  6  6|6  6|9|       12, 12, 9: the most expensive part sets the pace
+    cut     |0  6  6|6  6|9|       12, 12, 9: the most expensive set the pace
 
-In every steady state of a pipeline all stages wait for the slowest one. So the first
-aim is that the most expensive part costs as little as possible, and of all such cuts
-the most even one is taken.
+In every steady state of a pipeline all ranks wait for the slowest one, which is that of
+the slowest stage if each rank has one. So the first aim is that the most expensive part
+costs as little as possible, and of all such cuts the most even one is taken. With two
+stages a rank, the sum over both counts, which this cut does not look at.
 """
 
 from bisect import bisect_left

@@ -127,7 +127,7 @@ def suspended() -> Iterator[None]:
     A checkpoint in it computes its own forward again, which is not this one.
     """
     mode = current()
-    if mode is None or mode.deferring:
+    if mode is None:
         yield
         return
     before, mode.suspended = mode.suspended, True

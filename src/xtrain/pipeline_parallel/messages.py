@@ -63,7 +63,8 @@ class Messages:
     ):
         up = group_or_world(group)
         self.schedule, self.device = schedule, device
-        self.rank, self._up, self._down = up.rank(), up, down or up
+        self.rank, self.group = up.rank(), up
+        self._up, self._down = up, down or up
         self._arrived = [
             sends_that_arrived(schedule, self.rank, peer)
             for peer in range(schedule.ranks)

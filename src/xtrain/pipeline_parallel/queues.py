@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
+from xtrain.comm.mesh import timeout_of
 from xtrain.comm.p2p import batches
 
 
@@ -26,7 +27,8 @@ def group_of_its_own(
     if not runs_in_order(group, device):
         return None
     ranks = dist.get_process_group_ranks(group_or_world(group))
-    return dist.new_group(ranks, use_local_synchronization=True)
+    limit = timeout_of(group)
+    return dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
 
 
 def check_queues(group: ProcessGroup | None, device: torch.device) -> str | None:

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.main_grad import accumulate_in_fp32
 from xtrain.pipeline_parallel.agreement import (
     agree_on_stages,
     agree_to_begin,
@@ -39,6 +40,7 @@ from xtrain.pipeline_parallel.checks import (
     needs_stage,
     rows_of,
 )
+from xtrain.pipeline_parallel.lost import forget
 from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.queues import check_queues, group_of_its_own
 from xtrain.pipeline_parallel.reductions import Reductions
@@ -70,6 +72,8 @@ class PipelineRunner:
             loss and the count are those of all of them. Gradients are summed by what
             the stages are wrapped in, with `gradient_reduction="sum"`, after the last
             gradient of each stage; or by the caller, after `step`.
+        fp32_gradients: add up the gradients of 16-bit parameters in fp32, see
+            `xtrain.comm.main_grad`. On unless False, or a wrapper was told False.
 
     Raises:
         ValueError: on every rank: the stages are not those of the schedule, or ranks
@@ -85,10 +89,12 @@ class PipelineRunner:
         group: ProcessGroup | None = None,
         *,
         data_group: ProcessGroup | None = None,
+        fp32_gradients: bool | None = None,
     ):
         several = isinstance(stages, list | tuple | nn.ModuleList)
         own: list[PipelineStage] = list(stages) if several else [stages]  # type: ignore
         self.rank, size = rank_and_size(group)
+        forget()  # what this rank wrote about an earlier pipeline
         given = {"data_group": data_group is not None}
         check_same("stages", [], group, given, check_data_group(data_group))
         problem = (
@@ -102,6 +108,7 @@ class PipelineRunner:
         self.schedule, self.loss_fn = schedule, loss_fn
         self.group, self.data_group = group, data_group
         self.parameters = list(dict.fromkeys(p for s in own for p in s.parameters()))
+        accumulate_in_fp32(self.parameters, fp32_gradients)
         mirrored = schedule.placement == "mirror"
         sharded = {
             p for s in own if reduces_shards(s.reduction) for p in s.parameters()
@@ -118,6 +125,7 @@ class PipelineRunner:
         self._forwards = Messages(forwards, group, device, down)
         self._signatures: dict[Messages, object] = {}
         last = schedule.stages - 1
+        self._failed = False
         self._needs_inputs = needs_stage(schedule, 0, self.rank)
         self._needs_targets = needs_stage(schedule, last, self.rank)
         self._splits = {
@@ -223,7 +231,11 @@ class PipelineRunner:
             )
         except (ValueError, RuntimeError):  # on every rank
             self._signatures.clear()  # what was agreed need not be what was sent
+            self._failed = self._failed or step.failure is not None
             raise
+        if self._failed:
+            self._failed = False
+            forget()  # it works again
         return total, count.clamp(min=1)
 
     def _shapes(self, inputs: Batch) -> object:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.main_grad import gradient_dtype, set_gradient, unround
 from xtrain.pipeline_parallel.lost import exchange_all
 from xtrain.pipeline_parallel.stage import PipelineStage
 
@@ -58,7 +59,8 @@ class SharedGradients:
         self.sharded = set(sharded)
         mine = {
             name: [
-                f"{list(p.shape)} {p.dtype}{' of ZeRO' * (p in self.sharded)}"
+                f"{list(p.shape)} {p.dtype}{in_fp32(p)}"
+                f"{' of ZeRO' * (p in self.sharded)}"
                 for p in parameters
             ]
             for name, parameters in held.items()
@@ -137,8 +139,10 @@ class SharedGradients:
                 continue
             total = torch.stack([part for part, _ in in_one_order]).sum(0)
             for parameter in self.held[name]:
+                unround(parameter)
                 if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
+                    set_gradient(parameter, torch.empty_like(total))
+                assert parameter.grad is not None
                 parameter.grad.copy_(total)
 
 
@@ -148,11 +152,16 @@ def fingerprint(parameter: Tensor) -> float:
     return (flat * torch.arange(1, len(flat) + 1, device=flat.device)).sum().item()
 
 
+def in_fp32(parameter: Tensor) -> str:
+    dtype = gradient_dtype(parameter)
+    return "" if dtype == parameter.dtype else f" with gradients of {dtype}"
+
+
 def own_sum(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
     """The sum of this rank's gradients of one shared parameter, and whether any is."""
-    first = parameters[0]
-    total = torch.zeros_like(first, memory_format=torch.contiguous_format)
-    found = [p.grad for p in parameters if p.grad is not None]
+    first, dtype = parameters[0], gradient_dtype(parameters[0])
+    total = torch.zeros(first.shape, dtype=dtype, device=first.device)
+    found = [g for p in parameters if (g := unround(p)) is not None]
     for gradient in found:
         total += gradient
     return total, torch.tensor(bool(found), device=first.device)

@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xtrain.comm.agreement import text_of
+from xtrain.comm.lost import is_of_transport, is_timeout
 from xtrain.pipeline_parallel.agreement import NothingArrived, NotReduced
 from xtrain.pipeline_parallel.likes import as_words, check_sendable, likes_of
-from xtrain.pipeline_parallel.lost import RankLost
+from xtrain.pipeline_parallel.lost import (
+    RankLost,
+    naming_lost_ranks,
+    tell_failure,
+)
 from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.micro_batch import MicroBatch, as_tuple, received
 from xtrain.pipeline_parallel.stage import PipelineStage
@@ -57,6 +63,7 @@ class Step:
         self.outputs: dict[int, Any] = {}
         self.total: Tensor | float = 0.0
         self.count: Tensor | int = 0
+        self._counts: list[Tensor | int] = []
         self.peak = 0
         self.failure: Exception | None = None
         self.executed: list[Action] = []
@@ -89,6 +96,7 @@ class Step:
             self.executed.append(action)
             self.times.append((begin, time.perf_counter()))
         self.messages.finish()
+        self._check_counts()
 
     def _take(self, action: Action, tensors: tuple[Tensor, ...]) -> None:
         key = action.kind[-1], action.stage, action.micro_batch
@@ -103,7 +111,8 @@ class Step:
         except RankLost:
             raise
         except (ValueError, RuntimeError) as error:
-            self.failure = self.failure or NotReduced(str(error))
+            self._end_if_lost(error, "the sum of gradients", NotReduced)
+            self.failure = self.failure or NotReduced(text_of(error))
 
     def _try(self, action: Action) -> None:
         """Do it; the first error of this rank is its `failure`."""
@@ -118,10 +127,22 @@ class Step:
             kind = ValueError if isinstance(error, ValueError) else RuntimeError
             if action.kind == REDUCE:
                 kind = NotReduced
+            self._end_if_lost(error, action, kind)
             name = "" if kind is type(error) else f"{type(error).__name__}: "
             if self.failure is None:
-                self.failure = kind(f"{action}, stage {action.stage}: {name}{error}")
+                text = f"{action}, stage {action.stage}: {name}{text_of(error)}"
+                tell_failure(text)  # to those that wait for this rank in its stage
+                self.failure = kind(text)
                 self.failure.__cause__ = error
+
+    def _end_if_lost(self, error: Exception, at: object, kind: type[Exception]) -> None:
+        """RankLost if a stage lost a rank: its groups are of no more use.
+
+        A rank that ended while gradients were summed is named at the end of the step.
+        """
+        if is_of_transport(error) and (is_timeout(error) or kind is not NotReduced):
+            with naming_lost_ranks(None, self.messages.group, at):
+                raise error
 
     def _compute(self, action: Action) -> None:
         if action.under is not None:
@@ -187,16 +208,20 @@ class Step:
         if self.loss_fn is None:
             self.outputs[i] = output
             return output
-        total, count = self.loss_fn(output, self._targets.pop(i))
-        for name, value in (("sum", total), ("count", count)):
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise ValueError(
-                    f"loss_fn returned a {name} of shape {list(value.shape)}, but the "
-                    "sum and the count of a micro-batch are one number each"
-                )
+        total, count = checked_loss(self.loss_fn(output, self._targets.pop(i)), output)
+        self._counts.append(count)
         self.total = self.total + total.detach().double()
         self.count = self.count + count
         return total
+
+    def _check_counts(self) -> None:
+        """At the end: to read a count waits for the device that has it."""
+        wrong = [c for c in map(float, self._counts) if not 0 <= c < torch.inf]
+        if wrong and self.failure is None:
+            self.failure = ValueError(
+                f"stage {self.schedule.stages - 1}: loss_fn returned a count of "
+                f"{wrong[0]:g}: that of a micro-batch is a number from 0 up"
+            )
 
     def _begin_backward(self, action: Action) -> MicroBatch:
         _, stage, i, _ = action
@@ -242,3 +267,31 @@ def micro_batches(batch: Tensor | Sequence[Tensor] | None, count: int) -> list[A
     if isinstance(batch, Tensor):
         return list(torch.tensor_split(batch, count))
     return list(zip(*(torch.tensor_split(t, count) for t in batch), strict=True))
+
+
+def checked_loss(returned: Any, output: Any) -> tuple[Tensor, Any]:
+    """What loss_fn returned; ValueError if no backward can begin there."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        kind = type(returned).__name__
+        raise ValueError(f"loss_fn returned {kind}, but needs to return (sum, count)")
+    total, count = returned
+    for name, value in (("sum", total), ("count", count)):
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"loss_fn returned a {name} of shape {list(value.shape)}, but the "
+                "sum and the count of a micro-batch are one number each"
+            )
+    if not isinstance(total, Tensor) or not isinstance(count, Tensor | int | float):
+        kinds = f"({type(total).__name__}, {type(count).__name__})"
+        raise ValueError(
+            f"loss_fn returned {kinds}: the sum is a tensor, the count a number"
+        )
+    outputs = output if isinstance(output, tuple | list) else (output,)
+    trains = any(getattr(tensor, "requires_grad", False) for tensor in outputs)
+    trains = trains and torch.is_grad_enabled()
+    if trains and not total.requires_grad and float(count) != 0:
+        raise ValueError(
+            "loss_fn returned a sum that is detached from the output: its gradient "
+            "would be 0 everywhere"
+        )
+    return total, count

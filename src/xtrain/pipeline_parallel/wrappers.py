@@ -3,6 +3,10 @@
     stage.module = DistributedDataParallel(stage.module, ...)    or FSDP
     stage.reduction = ZeroOptimizer(...)                         of one stage or several
 
+A module that knows its mesh needs a data group of all ranks that bring other batches.
+Its wrapper may be over fewer of them, as experts differ on the ranks of one axis: then
+the caller sums over the others after the step, by `sync_gradients`.
+
 The runner runs every backward inside `no_sync()`, and calls `reduce_gradients()` when a
 stage has its last gradient. What has not both of them would reduce the gradients of
 every micro-batch, or of none. The runner divides by the count of the whole batch of all
@@ -19,6 +23,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
+from xtrain.comm.mesh import BATCH_AXES, axes_of_ranks, mesh_of, shorten, sizes_of
 from xtrain.pipeline_parallel.stage import PipelineStage
 
 SIGNS = ("no_sync", "set_requires_gradient_sync", "reduce_gradients")
@@ -31,7 +36,8 @@ def check_wrappers(
     """What is wrong with how this rank's stages are reduced; None if nothing is."""
     for stage in stages:
         problem = (
-            check_reduction(stage.reduction, data_group)
+            check_on_mesh(stage, data_group)
+            or check_reduction(stage, data_group)
             or check_inside(stage)
             or check_shared(stage)
         )
@@ -40,24 +46,47 @@ def check_wrappers(
     return None
 
 
-def check_reduction(reduction: Any, data_group: ProcessGroup | None) -> str | None:
+def check_on_mesh(stage: PipelineStage, data_group: ProcessGroup | None) -> str | None:
+    """Whether all ranks that bring batches, by the mesh, are in the data group."""
+    try:
+        mesh = mesh_of(stage.module)
+    except ValueError as error:
+        return str(error)
+    if mesh is None:
+        return None
+    needed = [axis for axis in BATCH_AXES if sizes_of(mesh).get(axis, 1) > 1]
+    ranks = ranks_of(data_group)
+    along = axes_of_ranks(mesh, ranks)
+    if along is not None and set(along) == set(needed):
+        return None
+    given = "no data_group" if data_group is None else f"data_group {shorten(ranks)}"
+    return (
+        f"{given}, but on this mesh ranks of {', '.join(needed) or 'no axis'} bring "
+        "other batches, and loss and count are of all: data_group=batch_group(mesh)"
+    )
+
+
+def check_reduction(
+    stage: PipelineStage, data_group: ProcessGroup | None
+) -> str | None:
     """Whether it can reduce when the runner asks, and over which ranks it sums."""
+    reduction = stage.reduction
     if reduction is None:
         return None
     name = type(reduction).__name__
     for method in ("no_sync", "reduce_gradients"):
         if not hasattr(reduction, method):
             return (
-                f"{name} has no {method}(), so it cannot wait for the last backward of "
-                "a step: use DistributedDataParallel, FullyShardedDataParallel or "
+                f"{name} has no {method}(), which the runner needs to reduce once a "
+                "step: use DistributedDataParallel, FullyShardedDataParallel or "
                 "ZeroOptimizer of xtrain"
             )
     if not hasattr(reduction, "process_group"):
         return None  # not one of ours: whoever wrote it knows
     over = dist.get_process_group_ranks(group_or_world(reduction.process_group))
-    data = [dist.get_rank()]
-    if data_group is not None:
-        data = dist.get_process_group_ranks(data_group)
+    data = ranks_of(data_group)
+    if mesh_of(stage.module) is not None:
+        return None  # it was asked when it was made, and the data group above
     if over != data:
         given = "no data_group" if data_group is None else f"data_group {data}"
         return (
@@ -71,6 +100,13 @@ def check_reduction(reduction: Any, data_group: ProcessGroup | None) -> str | No
             'count of all data ranks already, so it must be "sum"'
         )
     return None
+
+
+def ranks_of(data_group: ProcessGroup | None) -> list[int]:
+    """The global ranks of a data group; without one this rank alone."""
+    if data_group is None:
+        return [dist.get_rank()]
+    return dist.get_process_group_ranks(data_group)
 
 
 def check_inside(stage: PipelineStage) -> str | None:

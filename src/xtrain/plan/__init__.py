@@ -32,6 +32,7 @@ from xtrain.plan.context_parallel import (
     ideal_pairs,
     pairs_by_step,
     pairs_of_block,
+    ring_steps,
 )
 from xtrain.plan.cost import Cost, collective_cost
 from xtrain.plan.decoder_activations import (
@@ -195,6 +196,7 @@ __all__ = [
     "idle_fraction",
     "pipeline_delay",
     "pipeline_positions",
+    "ring_steps",
     "search",
     "sent_by_axis",
     "shape_of_config",

@@ -2,15 +2,35 @@
 
 import math
 
+LARGEST = 2**63 - 1  # above it a product of sizes is no longer a float
+
 
 def require_positive(name: str, value: object) -> None:
     """ValueError unless `value` is a finite number above zero."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:  # type: ignore[operator]
-        raise ValueError(f"{name}={value!r} is not a finite number above 0")
+        raise ValueError(f"{name}={shown(value)} is not a finite number above 0")
 
 
 def require_whole(name: str, value: object, least: int = 1) -> None:
     """ValueError unless `value` is an int, and not below `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} is not an int of at least {least}")
+        raise ValueError(f"{name}={shown(value)} is not an int of at least {least}")
+    if value > LARGEST:
+        raise ValueError(f"{name}={shown(value)} is above 2^63 - 1, the largest size")
+
+
+def require_share(name: str, value: object) -> None:
+    """ValueError unless `value` is above 0 and at most 1."""
+    require_positive(name, value)
+    if value > 1:  # type: ignore[operator]
+        raise ValueError(f"{name}={value!r} is above 1: it is a share of the peak")
+
+
+def shown(value: object, most: int = 40) -> str:
+    """As it would be typed, in at most so many characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        text = "an int of thousands of digits"
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from xtrain.plan.checks import require_whole, shown
 from xtrain.plan.published import GPTShape, LatentShape
 from xtrain.plan.shapes import ModelShape
 
@@ -59,6 +60,7 @@ ENTRIES = {"llama": LLAMA, "mistral": LLAMA, "mixtral": MIXTRAL,
 """Our field, and the entry of the file, by model type."""
 OPTIONAL = ("num_key_value_heads", "head_dim", "tie_word_embeddings")
 REFUSED = ("attention_bias", "mlp_bias")
+MOST_BYTES = 2**22
 
 
 def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
@@ -69,18 +71,22 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
             not have, or an entry that is missing.
     """
     kind = values.get("model_type")
-    if kind not in ENTRIES:
-        raise ValueError(f"model_type={kind!r}: sizes are read of {', '.join(ENTRIES)}")
+    if not isinstance(kind, str) or kind not in ENTRIES:
+        known = ", ".join(ENTRIES)
+        raise ValueError(f"model_type={shown(kind)}: sizes are read of {known}")
     for name in REFUSED:
         if values.get(name):
-            raise ValueError(f"{name}={values[name]!r}: biases are not counted here")
+            raise ValueError(f"{name}={shown(values[name])}: biases are not counted")
     entries = ENTRIES[kind]
     missing = [entry for entry in entries.values() if values.get(entry) is None]
     if missing:
         raise ValueError(f"a config.json of {kind} without {', '.join(missing)}")
     sizes = {field: values[entry] for field, entry in entries.items()}
+    for field, entry in entries.items():
+        require_whole(entry, sizes[field], least=0)  # each shape has its own least
     if kind == "gpt2":
-        inner = values.get("n_inner") or 4 * sizes["hidden_size"]
+        inner = values.get("n_inner")
+        inner = 4 * sizes["hidden_size"] if inner is None else inner
         tied = values.get("tie_word_embeddings", True)
         return GPTShape(**sizes, intermediate_size=inner, tie_word_embeddings=tied)
     for name in OPTIONAL:
@@ -97,12 +103,20 @@ def load_shape(name: str) -> ModelShape:
     path = Path(name)
     if path.is_dir():
         path /= "config.json"
-    if not path.is_file():
+    elif not path.exists():
         return ModelShape.preset(name)
+    if not path.exists():
+        raise ValueError(f"there is no {shown(str(path), 120)}")
+    if not path.is_file():  # a pipe or a device would never end
+        raise ValueError(f"{shown(str(path), 120)} is not a regular file")
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{shown(str(path), 120)} is longer than {MOST_BYTES} bytes")
     try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{shown(str(path), 120)} is no JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} has no entries")
+        raise ValueError(f"{shown(str(path), 120)} has no entries")
     return shape_of_config(values)

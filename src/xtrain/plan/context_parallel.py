@@ -72,6 +72,18 @@ def context_bytes(
     return forward, forward + hops * keys * max(itemsize, FP32)
 
 
+def ring_steps(tokens: int, ranks: int, window: int | None = None) -> int:
+    """From how many ranks, itself included, a rank needs keys; hops are one fewer.
+
+    Args:
+        tokens: of one rank, which holds a run of the sequence.
+        window: a token sees itself and the `window - 1` before it; None for all.
+    """
+    if window is None:
+        return ranks
+    return min(ranks, 1 + math.ceil((window - 1) / tokens))
+
+
 def pairs_of_block(balance: str, query_rank: int, key_rank: int, tokens: int) -> int:
     """Pairs that a rank computes under a causal mask with the keys of one rank."""
     check_split(balance, tokens)

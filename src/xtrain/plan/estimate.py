@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from xtrain.plan.bubble import pipeline_delay, pipeline_idle
-from xtrain.plan.checks import require_positive, require_whole
+from xtrain.plan.checks import require_positive, require_share, require_whole
 from xtrain.plan.device import DeviceParameters, device_parameters
 from xtrain.plan.device_memory import (
     DeviceMemory,
@@ -41,6 +41,8 @@ from xtrain.plan.shapes import ModelShape
 from xtrain.plan.step_traffic import data_transfers, message_size
 from xtrain.plan.throughput import hardware_flops, model_flops
 from xtrain.plan.transfer import dtypes_of
+
+GIB = 2**30
 
 
 class Assumptions(NamedTuple):
@@ -116,14 +118,22 @@ class Estimator:
     ) -> None:
         require_whole("sequence", sequence)
         require_whole("gpus_per_node", assumptions.gpus_per_node)
-        require_positive("efficiency", assumptions.efficiency)
-        require_positive("link_efficiency", assumptions.link_efficiency)
+        require_share("efficiency", assumptions.efficiency)
+        require_share("link_efficiency", assumptions.link_efficiency)
         if isinstance(accelerator, str):
             accelerator = Accelerator.preset(accelerator)
         self.shape, self.device, self.sequence = shape, accelerator, sequence
         self.assumptions = assumptions
         self.rate = accelerator.flops * assumptions.efficiency
-        self.capacity = assumptions.capacity or accelerator.memory
+        self.capacity = accelerator.memory
+        if assumptions.capacity is not None:
+            require_positive("capacity", assumptions.capacity)
+            self.capacity = assumptions.capacity
+        if not 0 <= assumptions.reserve < self.capacity:
+            raise ValueError(
+                f"reserve={assumptions.reserve / GIB:g} GiB is not from 0 to below the "
+                f"device's {self.capacity / GIB:g} GiB"
+            )
         self.dtypes = dtypes_of(assumptions.dtypes)
         self.recipe = recipe_of(assumptions.recipe)
         self.links = Links(

@@ -11,6 +11,7 @@ came from a third-party table and still wait for a look at the vendor's datashee
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TypeVar
 
 GB = 1e9
@@ -93,8 +94,14 @@ def _look_up(table: dict[str, Preset], name: str, kind: str) -> Preset:
     try:
         return table[name.lower()]
     except KeyError:
-        known = ", ".join(sorted(table))
-        raise ValueError(f"unknown {kind} {name!r}; known: {known}") from None
+        asked = name.lower()[:40]
+        near = [k for k in table if asked.startswith(k) or k.startswith(asked)]
+        near = near or get_close_matches(asked, table)
+        known = f"known: {', '.join(sorted(table))}"
+        known = known if len(known) <= 120 else known[:117] + "..."
+        if near:  # the whole list is longer than a message should be
+            known = f"did you mean {', '.join(near)}?"
+        raise ValueError(f"unknown {kind} {asked!r}; {known}") from None
 
 
 def _by_name(*presets: Preset) -> dict[str, Preset]:

@@ -12,18 +12,20 @@ those that are tight in memory stand behind those that fit.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 from xtrain.plan.activations import RECOMPUTE
 from xtrain.plan.checks import require_whole
-from xtrain.plan.estimate import Assumptions, Estimate, Estimator
+from xtrain.plan.estimate import GIB, Assumptions, Estimate, Estimator
 from xtrain.plan.hardware import Accelerator
 from xtrain.plan.layout import SCHEDULE_NAMES, Layout
 from xtrain.plan.layout_rules import broken_rules
 from xtrain.plan.shapes import ModelShape
 
 MEMORY = "memory"
-GIB = 2**30
+MOST_GPUS, MOST_LAYOUTS = 1_000_000, 200_000
+"""A search in Python takes a fifth of a millisecond for a layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +99,11 @@ def candidates(
     What breaks a rule is among them, except sizes that cannot be written down: axes
     whose product is not `gpus`, and batches that do not divide.
     """
-    sizes = divisors(gpus)
-    axes = product(space.tensor or sizes, space.pipeline or sizes,
-                   space.context or sizes)  # fmt: skip
-    for tensor, pipeline, context in axes:
-        data, rest = divmod(gpus, tensor * pipeline * context)
-        if rest or not data:
-            continue
-        experts = space.expert or (divisors(data) if shape.num_local_experts else (1,))
-        schedules = space.schedules if pipeline > 1 else (("one_f_one_b", 1),)
-        ways = product(
-            experts, space.zero, space.recompute, space.micro_batch, schedules
-        )
-        for expert, zero, recompute, micro_batch, (schedule, chunks) in ways:
+    for data, tensor, pipeline, context in splits(gpus, space):
+        choices = choices_of(shape, data, pipeline, space)
+        for expert, zero, recompute, micro_batch, (schedule, chunks) in product(
+            *choices
+        ):
             micro_batches, rest = divmod(batch, data * micro_batch)
             if rest or not micro_batches or (zero and data == 1):
                 continue
@@ -127,6 +121,42 @@ def candidates(
                 chunks=chunks,
                 recompute=recompute,
                 **fixed,
+            )
+
+
+def splits(gpus: int, space: SearchSpace) -> Iterator[tuple[int, int, int, int]]:
+    """(data, tensor, pipeline, context) of every way to write `gpus` as a product."""
+    sizes = divisors(gpus)
+    for tensor in space.tensor or sizes:
+        for pipeline in space.pipeline or sizes:
+            if gpus % (tensor * pipeline):
+                continue
+            for context in space.context or sizes:
+                data, rest = divmod(gpus, tensor * pipeline * context)
+                if not rest:
+                    yield data, tensor, pipeline, context
+
+
+def choices_of(
+    shape: ModelShape, data: int, pipeline: int, space: SearchSpace
+) -> tuple[Sequence[Any], ...]:
+    """Expert ranks, ZeRO stages, recomputation, micro-batches and schedules to try."""
+    experts = space.expert or (divisors(data) if shape.num_local_experts else (1,))
+    schedules = space.schedules if pipeline > 1 else (("one_f_one_b", 1),)
+    return experts, space.zero, space.recompute, space.micro_batch, schedules
+
+
+def check_count(shape: ModelShape, gpus: int, space: SearchSpace) -> None:
+    """ValueError for a search that would take minutes."""
+    if gpus > MOST_GPUS:
+        raise ValueError(f"gpus={gpus} is above {MOST_GPUS}")
+    count = 0
+    for data, _, pipeline, _ in splits(gpus, space):
+        count += prod(map(len, choices_of(shape, data, pipeline, space)))
+        if count > MOST_LAYOUTS:
+            raise ValueError(
+                f"gpus={gpus} have more than {MOST_LAYOUTS} layouts: fix the size of "
+                f"an axis (tensor, pipeline, context, expert)"
             )
 
 
@@ -154,6 +184,7 @@ def search(
     """
     for name, size in (("gpus", gpus), ("sequence", sequence), ("batch", batch)):
         require_whole(name, size)
+    check_count(shape, gpus, space)
     estimator = Estimator(shape, accelerator, sequence, assumptions)
     found: list[Estimate] = []
     counts: dict[str, list[Any]] = {}

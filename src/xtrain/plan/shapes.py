@@ -22,7 +22,7 @@ appendix B (FLOPs).
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from xtrain.plan.checks import require_whole
+from xtrain.plan.checks import require_whole, shown
 from xtrain.plan.expert_sizes import ExpertSizes
 
 
@@ -54,6 +54,11 @@ class ModelShape(ExpertSizes):
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         for name in SIZES:
             require_whole(name, getattr(self, name))
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers={self.num_hidden_layers} is above {MOST_LAYERS}: "
+                f"layers are counted one by one"
+            )
         hidden, queries = self.hidden_size, self.num_attention_heads
         if given["head_dim"] is None:
             if hidden % queries:
@@ -184,12 +189,13 @@ class ModelShape(ExpertSizes):
         if name in others:
             return others[name]  # type: ignore[return-value]
         if name not in PRESETS:
-            known = [*PRESETS, *others]
-            raise ValueError(f"preset {name!r}: there are {sorted(known)}")
+            known = sorted([*PRESETS, *others])
+            raise ValueError(f"preset {shown(name)}: there are {known}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
         return cls(**sizes, **EXPERTS.get(name, {}))
 
 
+MOST_LAYERS = 10_000
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "num_key_value_heads")  # fmt: skip
 

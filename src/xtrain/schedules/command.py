@@ -3,6 +3,8 @@
 import argparse
 import difflib
 import json
+import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from xtrain.schedules import SCHEDULES, simulate, validate
 from xtrain.schedules.draw import render_svg, render_text
 from xtrain.schedules.simulate import Timeline
 
+MOST_CELLS, MOST_RATIO = 100_000, 1000
 TIMES = {
     "forward": 1.0,
     "backward_input": 1.0,
@@ -23,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words after `xtrain schedule`."""
     parser.add_argument("name", metavar="NAME", help=", ".join(SCHEDULES))
     parser.add_argument("--stages", type=int, default=4, help="ranks of the pipeline")
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--micro-batches", type=int, default=8, help="of a step")
     parser.add_argument("--chunks", type=int, help="parts a rank, of `interleaved`")
     for name, default in TIMES.items():
-        words = f"time of one stage, {default:g} by default"
+        words = "time of one stage"
         if name == "all_to_all":
             words = "what experts' exchange adds to a forward, and to a backward"
         elif name == "p2p":
@@ -34,24 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=float, default=default, help=words
         )
-    parser.add_argument("--overlapped", type=float, help="time of an overlapped pair")
+    parser.add_argument(
+        "--overlapped",
+        type=float,
+        help="time of an overlapped pair; the sum of its parts unless given",
+    )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it into a file")
     parser.add_argument("--json", action="store_true", help="every action with times")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make, check, time and show a schedule; 2 for sizes that cannot be."""
-    try:
-        timeline = _timeline(arguments)
-    except ValueError as error:
-        print(f"xtrain schedule: {error}", file=sys.stderr)
-        return 2
+    """Make, check, time and show a schedule."""
+    timeline = _timeline(arguments)
     if arguments.svg:
         arguments.svg.write_text(render_svg(timeline))
     if arguments.json:
         print(json.dumps(as_data(timeline)))
         return 0
-    print(render_text(timeline))
+    print(fitted(render_text(timeline)))
     print()
     for name, value in figures(timeline).items():
         print(f"{name:<38} {value}")
@@ -60,18 +63,60 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def fitted(text: str) -> str:
+    """The drawing as it is, or for a narrower terminal in pieces one below the other.
+
+    Pieces end between two actions of every rank, if there is such a place.
+    """
+    rows, name = text.split("\n"), len("rank 0   ")
+    width = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or max(map(len, rows)) <= width:
+        return text
+    room, end = max(width - name, 20), max(map(len, rows))
+    pieces, start = [], name
+    while start < end:
+        stop = start + room
+        whole = (at for at in range(stop, start, -1) if _is_between(rows, at))
+        stop = end if stop >= end else next(whole, stop)
+        pieces.append("\n".join(f"{row[:name]}{row[start:stop]}" for row in rows))
+        start = stop
+    return "\n\n".join(pieces)
+
+
+def _is_between(rows: list[str], at: int) -> bool:
+    """Whether no row has an action on both sides of this column."""
+    return all(row[at - 1 : at] in ("", " ", ".") for row in rows)
+
+
+def _check_size(arguments: argparse.Namespace) -> None:
+    """ValueError for what could be neither made nor read."""
+    count = arguments.stages * arguments.micro_batches * max(arguments.chunks or 1, 1)
+    if count > MOST_CELLS:
+        raise ValueError(f"stages x micro-batches x chunks are above {MOST_CELLS}")
+    times = [getattr(arguments, time) for time in (*TIMES, "overlapped")]
+    spent = [time for time in times if time]
+    if not any(times[:3]):
+        raise ValueError("forward and backward take no time: one of them is above 0")
+    if not max(spent) <= MOST_RATIO * min(map(abs, spent)) < math.inf:
+        raise ValueError(
+            f"times from {min(spent):g} to {max(spent):g}: the longest is at most "
+            f"{MOST_RATIO} times the shortest"
+        )
+
+
 def _timeline(arguments: argparse.Namespace) -> Timeline:
     name = arguments.name.replace("-", "_").lower()
     if name not in SCHEDULES:
         near = difflib.get_close_matches(name, SCHEDULES, 3, 0.4) or list(SCHEDULES)
         raise ValueError(
-            f"no schedule {arguments.name!r}; did you mean {', '.join(near)}?"
+            f"no schedule {arguments.name[:40]!r}; did you mean {', '.join(near)}?"
         )
     options = {}
     if arguments.chunks is not None:
         if name != "interleaved":
             raise ValueError(f"--chunks belongs to interleaved, not to {name}")
         options["chunks"] = arguments.chunks
+    _check_size(arguments)
     schedule = SCHEDULES[name](arguments.stages, arguments.micro_batches, **options)
     validate(schedule)
     times = {time: getattr(arguments, time) for time in TIMES}

@@ -6,8 +6,8 @@ goes v times around the ranks. Forwards go in rounds: p micro-batches through ch
 the same p through chunk 1, ..., then the next p; backwards likewise, from the last
 chunk. Warm-up of rank r is 2(p - 1 - r) + (v - 1)p forwards.
 
-Idle: (p - 1)(F + B) / v, where F and B are of a whole rank; v times as many messages.
-m is a multiple of p.
+Idle: (p - 1)(F + B) / v, where F and B are of a whole rank; (pv - 1)/(p - 1) times as
+many messages as 1F1B. m is a multiple of p.
 
 Source: Narayanan et al., SC 2021, section 2.2.
 """

@@ -69,8 +69,19 @@ class Timeline:
         A virtual stage's micro-batch counts 1 / chunks. An overlapped pair counts its
         forward's before its backward frees one.
         """
+        return self._peaks("B", "BW")
+
+    @property
+    def peak_until_weights(self) -> tuple[float, ...]:
+        """Per rank: the same, but a micro-batch counts until its W.
+
+        So far a rank keeps what its layers' weight gradients are computed from.
+        """
+        return self._peaks("W", "BW")
+
+    def _peaks(self, *ends: str) -> tuple[float, ...]:
         chunks = self.schedule.chunks
-        return tuple(_peak(actions) / chunks for actions in self.schedule.actions)
+        return tuple(_peak(actions, ends) / chunks for actions in self.schedule.actions)
 
     @property
     def parameter_copies(self) -> int:
@@ -104,7 +115,10 @@ def simulate(
             the actions they wait for are named).
     """
     times = {"F": forward, "B": backward_input, "W": backward_weight}
-    for name, time in (times | {"p2p": p2p, "all_to_all": all_to_all}).items():
+    others = {"p2p": p2p, "all_to_all": all_to_all}
+    if overlapped is not None:
+        others["an overlapped pair"] = overlapped
+    for name, time in (times | others).items():
         if not time >= 0:
             raise ValueError(
                 f"simulate: the time of {name} is {time}, but is never < 0"
@@ -224,14 +238,14 @@ class _Player:
             ready.append(rank)
 
 
-def _peak(actions: Sequence[Action]) -> int:
-    """Most forwards without their backward, over the actions of a rank."""
+def _peak(actions: Sequence[Action], ends: tuple[str, ...]) -> int:
+    """Most forwards without what ends them, over the actions of a rank."""
     alive = peak = 0
     for kind, _, _, under in actions:
         if kind == "F":
             alive += 1
             peak = max(peak, alive)
             alive -= under is not None
-        elif kind in ("B", "BW"):
+        elif kind in ends:
             alive -= 1
     return peak

@@ -4,11 +4,13 @@ Backward is two computations. B, the gradient of a stage's input, is what the ra
 before waits for. W, the gradients of its weights, nobody waits for. 1F1B does both at
 once; here W is put off to where the rank would wait otherwise.
 
-                idle per rank          activations of rank r, most at a time
-    1F1B        (p - 1)(F + B + W)     p - r
-    ZB-H1       (p - 1)(F + B - W)     p - r      as much memory as 1F1B at its worst
-    ZB-H2       (p - 1)(F + B - 2W)    2(p - r) - 1   no bubble at all if F = B = W
-    ZB-V        0 if F = B = W         p, with two stages a rank, down the ranks and up
+                idle per rank          activations of rank r, until B      until W
+    1F1B        (p - 1)(F + B + W)     p - r                               p - r
+    ZB-H1       (p - 1)(F + B - W)     p - r                               p
+    ZB-H2       (p - 1)(F + B - 2W)    2(p - r) - 1                        2p - 1
+    ZB-V        0 if F = B = W         p, two stages a rank, down and up   p
+
+A negative form is none: ZB-H2 never waits if B <= F and F + B <= 2W.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, and Pipeline Parallelism
 with Controllable Memory, NeurIPS 2024 (ZB-V).
@@ -21,7 +23,7 @@ from xtrain.schedules.checks import check_sizes
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
-    """1F1B's order and memory, with W put off by as many micro-batches as the rank."""
+    """1F1B's order, with W put off by as many micro-batches as the rank's number."""
     check_sizes("zb_h1", ranks, micro_batches)
     actions = tuple(
         _handmade(rank, micro_batches, ranks - rank, rank) for rank in range(ranks)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.checks import rank_and_size, shape_of
 from xtrain.tensor_parallel.shards import check_ids
 
 
@@ -53,9 +53,10 @@ def vocab_parallel_cross_entropy(
             is out of its range.
     """
     size = rank_and_size(group)[1]
-    if logits.dim() < 2 or labels.shape != logits.shape[:-1]:
+    both = isinstance(logits, Tensor) and isinstance(labels, Tensor)
+    if not both or logits.dim() < 2 or labels.shape != logits.shape[:-1]:
         raise ValueError(
-            f"labels {list(labels.shape)} do not fit logits {list(logits.shape)}: "
+            f"labels {shape_of(labels)} do not fit logits {shape_of(logits)}: "
             "they have one label for each row of logits"
         )
     if not logits.is_floating_point():

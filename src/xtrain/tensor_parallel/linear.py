@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import (
     all_gather_split,
-    identity_all_reduce,
+    identity_all_reduce_wide,
     split_all_gather,
 )
 from xtrain.tensor_parallel.functions import Overlap, column_linear, row_linear
@@ -187,7 +187,7 @@ class RowParallelLinear(CutLinear):
             return y
         if self.sequence_dim is None:
             return y + self.bias.to(y.dtype)
-        return y + identity_all_reduce(self.bias, self.group).to(y.dtype)
+        return y + identity_all_reduce_wide(self.bias, self.group).to(y.dtype)
 
 
 def check_overlap(overlap: Overlap, sequence_parallel: bool) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.autograd import identity_all_reduce
+from xtrain.comm.autograd import identity_all_reduce_wide
 from xtrain.tensor_parallel.shards import check_features, placed_as
 
 
@@ -62,5 +62,5 @@ class ParallelRMSNorm(nn.Module):
         check_features("ParallelRMSNorm", x, self.hidden_size)
         weight: Tensor = self.weight
         if self.sequence_parallel:
-            weight = identity_all_reduce(weight, self.group)
+            weight = identity_all_reduce_wide(weight, self.group)
         return F.rms_norm(x, (self.hidden_size,), weight, self.eps)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import check_divides
-from xtrain.comm.checks import rank_and_size
+from xtrain.comm.checks import rank_and_size, shape_of
 
 
 def cut(full: Tensor, dim: int, index: int, count: int) -> Tensor:
@@ -77,9 +77,9 @@ def placed_as(weight: Tensor) -> dict[str, Any]:
 
 def check_features(layer: str, x: Tensor, features: int) -> None:
     """ValueError unless the last dim of `x` has this many features."""
-    if x.dim() < 2 or x.shape[-1] != features:
+    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[-1] != features:
         raise ValueError(
-            f"{layer}: input {list(x.shape)}, expected [..., {features}] with at least "
+            f"{layer}: input {shape_of(x)}, expected [..., {features}] with at least "
             "one dim before the features"
         )
 
@@ -89,8 +89,9 @@ def check_ids(ids: Tensor, vocabulary: int, ignored: int | None = None) -> None:
 
     On a GPU that is asserted there, because to look would make the CPU wait for it.
     """
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"ids are {ids.dtype}, not int64 or int32")
+    kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+    if kind not in (torch.int64, torch.int32):
+        raise ValueError(f"ids are {kind}, not int64 or int32")
     inside = (ids >= 0) & (ids < vocabulary)
     if ignored is not None:
         inside |= ids == ignored

@@ -14,12 +14,28 @@ Standard library only, and nothing is imported to find out.
 
 import ast
 import hashlib
+import os
+import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
 Folders = tuple[Path, ...]
+_seen: ContextVar[dict[Path, int | None] | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Look at each file once within: for a pass over many outcomes."""
+    known = _seen.get()
+    token = _seen.set({} if known is None else known)
+    try:
+        yield
+    finally:
+        _seen.reset(token)
 
 
 def closure(roots: Iterable[Path], folders: Folders) -> list[Path]:
@@ -33,9 +49,9 @@ def closure(roots: Iterable[Path], folders: Folders) -> list[Path]:
     waiting = [Path(root) for root in roots]
     while waiting:
         file = waiting.pop()
-        if file not in found and file.is_file():
+        if file not in found and (changed := _changed(file)) is not None:
             found.add(file)
-            waiting += _reached(file, file.stat().st_mtime_ns, folders)
+            waiting += _reached(file, changed, folders)
     return sorted(found)
 
 
@@ -46,8 +62,7 @@ def stamp(roots: Iterable[Path], folders: Folders, *more: str) -> str:
     """
     total = hashlib.sha256("\0".join(more).encode())
     for file in closure(roots, folders):
-        total.update(f"\0{_name(file, folders)}\0".encode())
-        total.update(_digest(file, file.stat().st_mtime_ns))
+        total.update(_part(file, _changed(file) or 0, folders))
     return total.hexdigest()[:16]
 
 
@@ -62,7 +77,7 @@ def imports(file: Path, package: str) -> Iterator[str]:
     `from a import b` yields a.b as well: b may be a module. Relative imports are
     resolved against `package`, the file's own.
     """
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -73,25 +88,60 @@ def imports(file: Path, package: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+def _changed(file: Path) -> int | None:
+    """When a file last changed; None where there is none."""
+    seen = _seen.get()
+    if seen is not None and file in seen:
+        return seen[file]
+    try:
+        status = os.stat(file)
+        found = status.st_mtime_ns if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        found = None
+    if seen is not None:
+        seen[file] = found
+    return found
+
+
 @lru_cache(maxsize=4096)
 def _reached(file: Path, changed: int, folders: Folders) -> tuple[Path, ...]:
     """The files that one file's imports lead to; `changed` makes an edit a new key."""
     del changed
     found = dict.fromkeys(_packages_above(file, folders))
     for name in imports(file, _package(file, folders)):
-        parts = name.split(".")
-        for folder in folders:
-            # Importing a.b.c runs a/__init__.py and a/b/__init__.py first.
-            for depth in range(1, len(parts) + 1):
-                base = folder.joinpath(*parts[:depth])
-                found |= dict.fromkeys([base / "__init__.py", base.with_suffix(".py")])
-    return tuple(path for path in found if path.is_file())
+        found |= dict.fromkeys(_candidates(name, folders))
+    return tuple(path for path in found if _changed(path) is not None)
+
+
+@lru_cache(maxsize=16384)
+def _candidates(name: str, folders: Folders) -> tuple[Path, ...]:
+    """Where the files may lie that importing a.b.c runs: a's and a.b's come first."""
+    parts = name.split(".")
+    bases = (
+        folder.joinpath(*parts[:depth])
+        for folder in folders
+        for depth in range(1, len(parts) + 1)
+    )
+    pairs = ((base / "__init__.py", base.with_suffix(".py")) for base in bases)
+    return tuple(path for pair in pairs for path in pair)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every statement of a file; an import is one, and expressions are most of it."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, block, ())
 
 
 @lru_cache(maxsize=4096)
-def _digest(file: Path, changed: int) -> bytes:
+def _part(file: Path, changed: int, folders: Folders) -> bytes:
+    """What a file adds to a stamp: its name and a digest of its content."""
     del changed  # part of the key, as above
-    return hashlib.sha256(file.read_bytes()).digest()
+    name = f"\0{_name(file, folders)}\0".encode()
+    return name + hashlib.sha256(file.read_bytes()).digest()
 
 
 def _package(file: Path, folders: Folders) -> str:

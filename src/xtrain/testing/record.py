@@ -31,7 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from xtrain.testing.closure import stamp
+from xtrain.testing.closure import stamp, steady
 from xtrain.testing.executed import Place
 from xtrain.testing.marks import Marked, marked_tests
 from xtrain.testing.source import digest, locate
@@ -114,14 +114,15 @@ def current(record: Record, root: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of a record that hold for the code as it stands, by symbol."""
     stamp_now = cache(_stamp)  # the many tests of a file reach the same files
     found = {}
-    for symbol, entry in record.get("symbols", {}).items():
-        if entry["digest"] == _digest(symbol):
-            module = locate(symbol)[0]
-            found[symbol] = [
-                test
-                for test in entry["tests"]
-                if test["stamp"] == stamp_now(_file(test["id"]), module, root)
-            ]
+    with steady():
+        for symbol, entry in record.get("symbols", {}).items():
+            if entry["digest"] == _digest(symbol):
+                module = locate(symbol)[0]
+                found[symbol] = [
+                    test
+                    for test in entry["tests"]
+                    if test["stamp"] == stamp_now(_file(test["id"]), module, root)
+                ]
     return found
 
 

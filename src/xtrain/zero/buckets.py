@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.main_grad import accumulate_in_fp32, gradient_dtype
 from xtrain.zero.flat import FlatLayout
 
 BUCKET_CAP_MB = 8.0  # small enough that the C library keeps a bucket's memory at hand
@@ -57,7 +58,8 @@ class ShardedBucket:
     def take(self, parameter: nn.Parameter) -> None:
         """Move a parameter's gradient into the flat gradient."""
         if self.full_grad is None:
-            self.full_grad = torch.empty_like(self.flat)
+            dtype = gradient_dtype(parameter)
+            self.full_grad = torch.empty_like(self.flat, dtype=dtype)
             self.full_grad[self.layout.numel :].zero_()
         slot = self._slot_of[parameter]
         view = self.full_grad[slot.start : slot.stop].view(slot.shape)
@@ -75,6 +77,7 @@ def make_sharded_buckets(
     master_weights: bool,
     offload: bool,
     process_group: ProcessGroup | None,
+    fp32_gradients: bool | None = None,
 ) -> list[ShardedBucket]:
     """The trainable parameters of an optimizer's group; all become rank 0's values."""
     rank, size = rank_and_size(process_group)
@@ -82,6 +85,7 @@ def make_sharded_buckets(
         if not parameter.requires_grad:
             dist.broadcast(parameter.detach(), group=process_group, group_src=0)
     trainable = [p for p in group["params"] if p.requires_grad]
+    accumulate_in_fp32(trainable, fp32_gradients)
     device = torch.device("cpu") if offload else None
     buckets = []
     for members in split_parameters(trainable, cap_bytes):
@@ -90,6 +94,7 @@ def make_sharded_buckets(
         bucket = ShardedBucket(members, rank, size, dtype, device)
         dist.broadcast(bucket.flat, group=process_group, group_src=0)
         bucket.master.data.copy_(bucket.shard)
+        accumulate_in_fp32([bucket.master], fp32_gradients)
         buckets.append(bucket)
     return buckets
 

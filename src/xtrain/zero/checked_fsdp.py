@@ -8,24 +8,37 @@ An algorithm trusts its arguments, so that it can be read and copied alone. Here
 argument of one rank is an error on every rank, before anything is sent.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint.pieces import persistent_buffers
 from xtrain.checkpoint.placement import all_ranks_of, placement_in
-from xtrain.comm.agreement import as_text, check_same, problem_of
+from xtrain.comm.agreement import as_text, check_same, problem_of, raise_everywhere
 from xtrain.comm.checks import message_device
 from xtrain.comm.collective_choice import Collectives, default_collectives
-from xtrain.comm.wrapper_rules import check_options, check_unwrapped, claim
+from xtrain.comm.wrapper_mesh import ranks_to_reduce
+from xtrain.comm.wrapper_rules import (
+    check_counted,
+    check_options,
+    check_unwrapped,
+    claim,
+)
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
 from xtrain.zero.fsdp import FullyShardedDataParallel as BareFullyShardedDataParallel
-from xtrain.zero.fsdp_checkpoint import load_full_units, load_units, save_units
+from xtrain.zero.fsdp_checkpoint import (
+    check_state,
+    load_full_units,
+    load_state,
+    load_units,
+    save_units,
+)
 from xtrain.zero.fsdp_unit import gather_parameters
 from xtrain.zero.fsdp_wrap import find_blocks
 from xtrain.zero.grad_scaler import shard_gradient
@@ -41,7 +54,8 @@ class ScalableFlatParamGroup(FlatParamGroup):
 class FullyShardedDataParallel(BareFullyShardedDataParallel):
     """`fsdp.FullyShardedDataParallel`, wrong arguments refused everywhere; checkpoints.
 
-    The arguments are those of the algorithm, in `xtrain.zero.fsdp`. A module that was
+    The arguments are those of the algorithm, in `xtrain.zero.fsdp`. A model on a mesh
+    knows its `process_group` and "sum": leave them out. A module that was
     built on torch's meta device takes no memory: its shards begin as zeros, to be
     filled by `load_full` or `load_sharded`.
     """
@@ -55,12 +69,16 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
         compute_dtype: torch.dtype | None = None,
         reshard_after_forward: bool = True,
         blocks: Iterable[type[nn.Module] | str] | None = None,
-        gradient_reduction: str = "average",
+        gradient_reduction: str | None = None,
         collectives: Collectives | None = None,
+        fp32_gradients: bool | None = None,
     ):
         blocks = None if blocks is None else list(blocks)
+        over = ranks_to_reduce(module, process_group, gradient_reduction)
+        process_group, gradient_reduction = over.group, over.reduction
         problem = problem_of(
-            lambda: check_options(gradient_reduction),
+            over.check,
+            lambda: check_options(over.reduction),
             lambda: check_compute_dtype(compute_dtype),
             lambda: check_unwrapped(module, "FullyShardedDataParallel"),
             lambda: check_blocks(module, blocks),
@@ -73,6 +91,7 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
             "blocks": blocks and sorted(map(as_text, blocks)),
             "gradient_reduction": gradient_reduction,
             "collectives": collectives and collectives.name,
+            "fp32_gradients": fp32_gradients,
         }
         check_same("parameters", named, process_group, options, problem)
         first = next(module.parameters())
@@ -85,8 +104,9 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
             blocks,
             gradient_reduction,
             collectives or default_collectives(process_group, device),
+            fp32_gradients,
         )
-        claim(self.parameters(), "FullyShardedDataParallel")
+        claim(self.parameters(), "FullyShardedDataParallel", axes=over.axes)
         aliases: dict[nn.Parameter, set[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             aliases.setdefault(parameter, set()).add(name)
@@ -97,6 +117,7 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
 
         Of a module that is cut over other ranks too, theirs are among them.
         """
+        check_counted(self.parameters())
         held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
         return clip_sharded_grad_norm_(
             [gradient for _, gradient in held],
@@ -128,6 +149,31 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
             prefix = names[module]
             state[f"{prefix}.{name}" if prefix else name] = tensor
         return state
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's pieces of whole tensors: the inverse of `full_state_dict`.
+
+        Every rank calls it with the same. ValueError on every rank, and nothing has
+        changed, unless names and shapes are those of the bare module.
+        """
+        buffers = persistent_buffers(self.module)
+        problem = problem_of(
+            lambda: check_state(state, self.full_shapes(), buffers, self._aliases)
+        )
+        raise_everywhere(ValueError, problem, self.process_group)
+        load_state(state, self.units, buffers)
+
+    def full_shapes(self) -> dict[str, Size]:
+        """The whole shape of every parameter, by name: pieces are flat.
+
+        Use it where an optimizer's groups depend on the number of dimensions.
+        """
+        groups = [group for unit in self.units for group in unit.flat_groups]
+        return {
+            name: slot.shape
+            for group in groups
+            for name, slot in zip(group.names, group.layout.slots, strict=True)
+        }
 
     def save_sharded(
         self,

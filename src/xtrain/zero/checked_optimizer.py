@@ -18,7 +18,13 @@ from torch.optim import Optimizer
 from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.comm.agreement import problem_of, raise_everywhere
 from xtrain.comm.collective_choice import Collectives, default_collectives
-from xtrain.comm.wrapper_rules import check_not_slices, check_options, claim
+from xtrain.comm.wrapper_mesh import ranks_to_reduce
+from xtrain.comm.wrapper_rules import (
+    check_counted,
+    check_not_slices,
+    check_options,
+    claim,
+)
 from xtrain.zero.buckets import BUCKET_CAP_MB, ShardedBucket, as_groups
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.optimizer import ZeroOptimizer as BareZeroOptimizer
@@ -39,7 +45,8 @@ from xtrain.zero.optimizer_checks import (
 class ZeroOptimizer(BareZeroOptimizer):
     """`optimizer.ZeroOptimizer`, wrong arguments refused on every rank; checkpoints.
 
-    The arguments are those of the algorithm, in `xtrain.zero.optimizer`.
+    The arguments are those of the algorithm, in `xtrain.zero.optimizer`. Parameters of
+    a model on a mesh know its `process_group` and "sum": leave them out.
     """
 
     def __init__(
@@ -51,15 +58,21 @@ class ZeroOptimizer(BareZeroOptimizer):
         bucket_cap_mb: float = BUCKET_CAP_MB,
         master_weights: bool = True,
         offload: bool = False,
-        gradient_reduction: str = "average",
+        gradient_reduction: str | None = None,
         collectives: Collectives | None = None,
+        fp32_gradients: bool | None = None,
         **defaults: Any,
     ):
         groups: list[dict[str, Any]] = []
-        problem = problem_of(
+        wrong = problem_of(lambda: groups.extend(as_groups(params)))
+        held = [p for group in groups for p in group["params"]]
+        over = ranks_to_reduce(held, process_group, gradient_reduction)
+        process_group, gradient_reduction = over.group, over.reduction
+        self._axes = over.axes
+        problem = wrong or problem_of(
             lambda: check_stage(stage),
-            lambda: check_options(gradient_reduction, bucket_cap_mb),
-            lambda: groups.extend(as_groups(params)),
+            over.check,
+            lambda: check_options(over.reduction, bucket_cap_mb),
             lambda: check_parameters(groups),
             lambda: check_trainable(groups),
         )
@@ -71,6 +84,7 @@ class ZeroOptimizer(BareZeroOptimizer):
             "offload": offload,
             "gradient_reduction": gradient_reduction,
             "collectives": collectives and collectives.name,
+            "fp32_gradients": fp32_gradients,
             **defaults,
         }
         check_same_groups(groups, options, problem, process_group)
@@ -86,6 +100,7 @@ class ZeroOptimizer(BareZeroOptimizer):
             offload,
             gradient_reduction,
             collectives or suited,
+            fp32_gradients,
             **defaults,
         )
 
@@ -96,6 +111,9 @@ class ZeroOptimizer(BareZeroOptimizer):
             problem = problem_of(
                 lambda: groups.extend(as_groups([param_group])),
                 lambda: check_parameters(groups, known),
+                lambda: ranks_to_reduce(
+                    groups[0]["params"], self.process_group, self.gradient_reduction
+                ).check(),
             )
             check_same_groups(groups, {}, problem, self.process_group)
             param_group = groups[0]
@@ -103,7 +121,7 @@ class ZeroOptimizer(BareZeroOptimizer):
 
     def _take_over(self, buckets: list[ShardedBucket]) -> None:
         parameters = [p for b in buckets for p in b.parameters]
-        claim(parameters, "ZeroOptimizer", self.gradient_pieces)
+        claim(parameters, "ZeroOptimizer", self.gradient_pieces, self._axes)
         super()._take_over(buckets)
 
     def clip_grad_norm_(
@@ -118,6 +136,7 @@ class ZeroOptimizer(BareZeroOptimizer):
         if module is None:
             check_not_slices(p for b in self.buckets for p in b.parameters)
             return super().clip_grad_norm_(max_norm)
+        check_counted(p for b in self.buckets for p in b.parameters)
         self.reduce_gradients()
         shards = shards_of(self.buckets, module, self.rank, gradients=True)
         gradients = [shard for of_bucket in shards.values() for shard in of_bucket]

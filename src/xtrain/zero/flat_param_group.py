@@ -20,6 +20,12 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.backward import Reduction
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives
+from xtrain.comm.main_grad import (
+    LOW,
+    accumulate_in_fp32,
+    add_to_gradient,
+    gradient_dtype,
+)
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 
@@ -35,6 +41,8 @@ class FlatParamGroup:
         names: their names in the whole model.
         compute_dtype: of the gathered weights; the shard's own unless given.
         average: divide summed gradients by the number of ranks.
+        fp32_gradients: reduce in fp32. None: yes if the shards have 16 bits; False: in
+            what backward computes them in.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class FlatParamGroup:
         compute_dtype: torch.dtype | None,
         collectives: Collectives,
         average: bool,
+        fp32_gradients: bool | None = None,
     ):
         originals = list(parameters)
         first = originals[0]
@@ -59,10 +68,8 @@ class FlatParamGroup:
         device = message_device(group) if first.is_meta else first.device
         self.collectives = collectives
         self.shard = self._make_shard(originals, device)
-        self.local_shards = [
-            nn.Parameter(piece, requires_grad=self.trainable)
-            for piece in self.layout.pieces(self.shard, self.rank)
-        ]
+        pieces = self.layout.pieces(self.shard, self.rank)
+        self.local_shards = list(map(become_shard, originals, pieces))
         for local, owners in zip(self.local_shards, self.owners, strict=True):
             for module, name in owners:
                 module._parameters[name] = local
@@ -70,6 +77,11 @@ class FlatParamGroup:
         self.full = torch.empty(
             self.layout.padded_numel, dtype=self.compute_dtype, device=device
         )
+        accumulate_in_fp32(self.local_shards, fp32_gradients)
+        in_fp32 = self.shard.dtype in LOW and fp32_gradients is not False
+        self.reduce_dtype = self.compute_dtype
+        if in_fp32 or (fp32_gradients and self.compute_dtype in LOW):
+            self.reduce_dtype = torch.float32
         self._nbytes = self.full.untyped_storage().nbytes()
         self.full.untyped_storage().resize_(0)
         self._gathering: Work | None = None
@@ -162,7 +174,7 @@ class FlatParamGroup:
     def start_reduce(self) -> Reduction:
         """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
         assert self.full_grad is not None
-        flat, self.full_grad = self.full_grad.to(self.compute_dtype), None
+        flat, self.full_grad = self.full_grad.to(self.reduce_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         finish = partial(self.add_reduced_gradients, reduced)
@@ -174,15 +186,20 @@ class FlatParamGroup:
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""
-        reduced = reduced.to(self.shard.dtype)
+        reduced = reduced.to(gradient_dtype(self.local_shards[0]))
         if self._average:
             reduced.div_(self.size)
         parts = self.layout.pieces(reduced, self.rank)
         for local, part in zip(self.local_shards, parts, strict=True):
-            if local.grad is None:
-                local.grad = self.as_gradient(part)
-            else:
-                local.grad.add_(part)
+            add_to_gradient(local, part, self.as_gradient)
+
+
+def become_shard(original: nn.Parameter, piece: Tensor) -> nn.Parameter:
+    """The parameter itself, with its local piece: who holds it already trains that."""
+    if original.is_meta:
+        return nn.Parameter(piece, requires_grad=original.requires_grad)
+    original.data, original.grad = piece, None
+    return original
 
 
 class Unshard(torch.autograd.Function):

@@ -43,8 +43,9 @@ class FullyShardedDataParallel(nn.Module):
     Build the optimizer over `parameters()` afterwards: they are the local pieces, views
     of flat shards, some of them empty. Names stay those of the bare module.
 
-    Activation checkpointing works around whole units, with `use_reentrant=False`. A
-    unit gives a tensor, or tensors in lists, tuples, dictionaries and dataclasses.
+    Activation checkpointing works around units and inside them; with
+    `use_reentrant=True` a unit is gathered once more. A unit gives a tensor, or tensors
+    in lists, tuples, dictionaries and dataclasses.
 
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are
@@ -58,6 +59,9 @@ class FullyShardedDataParallel(nn.Module):
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; that of
             `xtrain.zero` takes what suits the backend unless given.
+        fp32_gradients: add up 16-bit gradients in fp32, here and over the ranks; see
+            `xtrain.comm.main_grad`. None: where the parameters have 16 bits; True: also
+            where `compute_dtype` alone has.
 
     All ranks must give the same.
     """
@@ -73,6 +77,7 @@ class FullyShardedDataParallel(nn.Module):
         blocks: Iterable[type[nn.Module] | str] | None = None,
         gradient_reduction: str = "average",
         collectives: Collectives = TORCH,
+        fp32_gradients: bool | None = None,
     ):
         super().__init__()
         chosen = find_blocks(module, blocks)
@@ -86,12 +91,14 @@ class FullyShardedDataParallel(nn.Module):
             compute_dtype=compute_dtype,
             collectives=collectives,
             average=gradient_reduction == "average",
+            fp32_gradients=fp32_gradients,
         )
         self.units = make_units(module, chosen, make_group)
         for buffer in module.buffers():
             dist.broadcast(buffer.detach(), group=process_group, group_src=0)
         self._schedule = UnitSchedule(self.units, reshard_after_forward)
 
+    @torch._disable_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._schedule.begin_forward()
         if self.compute_dtype is not None:

@@ -1,9 +1,11 @@
 """Checkpoints of ZeRO 3: what the units hold, as flat shards of named parameters."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Size, Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -67,6 +69,41 @@ def load_full_units(
         check_safetensors(path, wanted)
     with raising_everywhere(CheckpointError, group=everyone):
         read_safetensors(path, wanted)
+
+
+def check_state(
+    state: Mapping[str, Tensor],
+    shapes: Mapping[str, Size],
+    buffers: Mapping[str, Tensor],
+    aliases: Mapping[str, set[str]],
+) -> None:
+    """ValueError unless whole tensors have the names and shapes of a module's state."""
+    known = {a: shape for name, shape in shapes.items() for a in aliases[name]}
+    known |= {name: buffer.shape for name, buffer in buffers.items()}
+    if differing := sorted(known.keys() ^ state.keys()):
+        name = differing[0]
+        where = "missing" if name in known else "unknown"
+        raise ValueError(f"{len(differing)} names differ; {name} is {where} in state")
+    for name, shape in known.items():
+        if state[name].shape != shape:
+            raise ValueError(
+                f"{name} is {list(state[name].shape)} in state, and {list(shape)} here"
+            )
+
+
+@torch.no_grad()
+def load_state(
+    state: Mapping[str, Tensor], units: list[FSDPUnit], buffers: Mapping[str, Tensor]
+) -> None:
+    """Copy this rank's pieces of whole tensors, and buffers."""
+    for group in (group for unit in units for group in unit.flat_groups):
+        for piece, slot, name in zip(
+            group.local_shards, group.layout.slots, group.names, strict=True
+        ):
+            start, stop = group.layout.piece_bounds(slot, group.rank)
+            piece.copy_(state[name].reshape(-1)[start:stop])
+    for name, buffer in buffers.items():
+        buffer.copy_(state[name])
 
 
 def shards_of(units: list[FSDPUnit], module: nn.Module) -> list[Shard]:

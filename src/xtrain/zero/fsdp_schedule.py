@@ -85,6 +85,7 @@ class UnitSchedule:
         self._keep_weights = False
         self._free_all()
 
+    @torch._disable_dynamo  # the hooks of a unit that is compiled
     def _before_forward(self, unit: FSDPUnit, inputs: Any) -> None:
         unit.wait_for_unshard()
         if in_backward():  # activation checkpointing computes the unit once more
@@ -100,18 +101,17 @@ class UnitSchedule:
         if following < len(order) and order[following - 1] is unit:
             order[following].unshard()
 
+    @torch._disable_dynamo
     def _after_forward(self, unit: FSDPUnit, output: Any) -> None:
         unit.use_shards()
-        if in_backward():
-            for tensor in tensors_of(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(refuse_reentrant)
-            if not unit.active_backwards:  # its own comes later, and gathers again
-                self._free(unit)
-            return
-        if self.reshard_after_forward or not torch.is_grad_enabled():
-            self._free(unit)
         call = unit.call
+        if in_backward():
+            if unit.active_backwards:
+                self._use_in_backward(unit, call)
+            else:  # its own comes later, and gathers again
+                self._free(unit)
+        elif self.reshard_after_forward or not torch.is_grad_enabled():
+            self._free(unit)
         if torch.is_grad_enabled() and call is not None:
             for tensor in tensors_of(output):
                 if tensor.requires_grad:
@@ -139,8 +139,24 @@ class UnitSchedule:
         self._enter_backward()
         unit.wait_for_unshard()
         unit.enter_backward(call)
+        self._use_in_backward(unit, call)
         if call.previous is not None:
             call.previous.unshard()
+
+    def _use_in_backward(self, unit: FSDPUnit, call: UnitCall | None) -> None:
+        """Checkpoints inside the unit compute with its weights once more."""
+        with torch.enable_grad():
+            unit.use_full_parameters(self._gradients_of_part, call)
+
+    def _gradients_of_part(
+        self,
+        unit: FSDPUnit,
+        call: UnitCall | None,
+        group: FlatParamGroup,
+        gradients: FullGradients,
+    ) -> None:
+        """Those of a reentrant checkpoint inside a unit, whose others come later."""
+        group.add_full_gradients(gradients)
 
     def _enter_backward(self) -> None:
         if self.reducer.enter_backward():
@@ -182,18 +198,8 @@ class UnitSchedule:
         for unit in self.units:
             unit.active_backwards.clear()
             self._free(unit)
-        if not self._keeps(self.root):
-            self.root.use_shards()
-
-
-def refuse_reentrant(_: Any) -> None:
-    """A hook on what was computed once more: only reentrant checkpoints have backwards
-    of that, and the forward that they repeat kept no graph to follow."""
-    raise RuntimeError(
-        "a fully sharded model cannot see backwards of activation checkpoints with "
-        "use_reentrant=True, and its weights are freed by then: call "
-        "checkpoint(..., use_reentrant=False)"
-    )
+            if unit is not self.root or not self._keeps(unit):
+                unit.use_shards()
 
 
 def in_backward() -> bool:

@@ -53,9 +53,13 @@ class FSDPUnit:
         for group in self.flat_groups:
             group.reshard()
 
-    def use_full_parameters(self, on_gradients: OnGradients) -> None:
+    def use_full_parameters(
+        self, on_gradients: OnGradients, call: UnitCall | None = None
+    ) -> None:
+        """Compute with whole weights; in forward they are of the latest call."""
+        call = call or self.call
         for group in self.flat_groups:
-            group.use_full_parameters(partial(on_gradients, self, self.call, group))
+            group.use_full_parameters(partial(on_gradients, self, call, group))
         self.uses_full_parameters = True
 
     def use_shards(self) -> None:
@@ -72,6 +76,8 @@ class FSDPUnit:
     ) -> None:
         """A call needs a group no more; free what none needs, unless told to `keep`."""
         self.active_backwards.discard((call, group))
+        if not self.active_backwards:
+            self.use_shards()
         if keep:
             return
         if not any(other is group for _, other in self.active_backwards):

@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.comm.checks import message_device
+from xtrain.comm.main_grad import read_in_fp32
 from xtrain.comm.uneven import has_uneven_calls
 
 
@@ -131,6 +132,7 @@ class MixedPrecisionOptimizer:
                 self.pairs.append((parameter, master))
                 masters.append(master)
             master_groups.append({**group, "params": masters})
+        read_in_fp32(p for p, master in self.pairs if master is not p)
         self.optimizer = optimizer_class(master_groups, **defaults)
 
     @property
@@ -144,12 +146,15 @@ class MixedPrecisionOptimizer:
     def step(self) -> bool:
         """Update the masters, then the model; False when an overflow skipped it.
 
-        The masters' gradients live in here only: 4 bytes per parameter for a moment.
+        Gradients of several backwards are in fp32 already. Those of one have 16 bits:
+        their copies live in here only, 4 bytes per parameter for a moment.
         """
         copies = [(p, master) for p, master in self.pairs if master is not p]
         for parameter, master in copies:
             grad = parameter.grad
-            master.grad = None if grad is None else grad.float()
+            # unscale writes to it
+            copy = self.scaler is not None
+            master.grad = grad if grad is None else grad.to(master.dtype, copy=copy)
         finite = True
         if self.scaler is not None:
             gradients = [m.grad for _, m in self.pairs if m.grad is not None]

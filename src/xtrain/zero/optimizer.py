@@ -70,6 +70,8 @@ class ZeroOptimizer(Optimizer):
         gradient_reduction: "average" (as torch does) or "sum".
         collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; that of
             `xtrain.zero` takes what suits the backend unless given.
+        fp32_gradients: add up the gradients of 16-bit parameters in fp32, here and over
+            the ranks; see `xtrain.comm.main_grad`. On unless False.
 
     All ranks must give the same, `defaults` and options of groups included.
     """
@@ -85,6 +87,7 @@ class ZeroOptimizer(Optimizer):
         offload: bool = False,
         gradient_reduction: str = "average",
         collectives: Collectives = TORCH,
+        fp32_gradients: bool | None = None,
         **defaults: Any,
     ):
         self._is_built = False
@@ -98,6 +101,7 @@ class ZeroOptimizer(Optimizer):
             master_weights=master_weights,
             offload=offload,
             process_group=process_group,
+            fp32_gradients=fp32_gradients,
         )
         self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
         made = [self._make_buckets(group) for group in groups]

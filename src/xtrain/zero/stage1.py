@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.backward import Reducer, Reduction
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
+from xtrain.comm.main_grad import add_to_gradient, gradient_dtype
 from xtrain.zero.buckets import ShardedBucket
 
 
@@ -82,10 +83,10 @@ class ReduceAtStep:
         """Begin to reduce a bucket; what has no gradient counts as zero."""
         for parameter in list(bucket.waiting):
             bucket.take(parameter)
-        shard = torch.empty_like(bucket.shard)
-        work = self._collectives.reduce_scatter(
-            shard, bucket.full_grad, group=self.group
-        )
+        full_grad = bucket.full_grad
+        assert full_grad is not None
+        shard = torch.empty_like(bucket.shard, dtype=full_grad.dtype)
+        work = self._collectives.reduce_scatter(shard, full_grad, group=self.group)
         return Reduction(work, partial(take_shard, bucket, shard, self._divisor))
 
 
@@ -94,10 +95,7 @@ def take_shard(bucket: ShardedBucket, shard: Tensor, divisor: int) -> None:
     """Free the full gradients, and add the reduced shard to the master's gradient."""
     master = bucket.master
     bucket.full_grad = None
-    reduced = shard.to(dtype=master.dtype, device=master.device)
+    reduced = shard.to(dtype=gradient_dtype(master), device=master.device)
     if divisor > 1:
         reduced.div_(divisor)
-    if master.grad is None:
-        master.grad = reduced
-    else:
-        master.grad.add_(reduced)
+    add_to_gradient(master, reduced)

@@ -86,7 +86,6 @@ REFUSED: dict[Case, str] = {
         },
     ),
     ("zero2", "around_torch"): "parameters have a whole gradient again",
-    **of_each(FSDP, {"reentrant": "call checkpoint(..., use_reentrant=False)"}),
     ("ddp", "interleaved", "join"): "a second forward before the backward of the first",
 }
 """What raises on every rank, and words of its error."""

@@ -4,6 +4,6 @@
     reference.py   the curve of one process, kept in docs/data/spine/reference.json
     compare.py     curves of a lecture's wrappers beside it: a figure and a table
 
-A lecture adds its wrappers in lectures/lcN/runs_spine.py, and says in
-lectures/lcN/spine.py which of them a page shows.
+A lecture adds its wrappers in lectures/lcN/runs_spine.py; lectures/spine/curves.py
+lists which of them a page shows.
 """

@@ -24,17 +24,19 @@ class Row:
         name: as figure and table call it.
         function, argument: what runs on every rank and gives a curve.
         ranks: world sizes on which it can run.
+        right: gives the curve of one process that it has to reproduce.
     """
 
     name: str
     function: Callable[[str], Curve]
     argument: str
     ranks: tuple[int, ...] = RANKS
+    right: Callable[[], Curve] = reference
 
     def curve(self, ranks: int) -> Curve:
         """Its curve on so many ranks, held against the reference."""
         found = runs.remembered(self.function, ranks, self.argument)
-        return checked(found, reference(), f"{self.name}, {ranks} ranks")
+        return checked(found, self.right(), f"{self.name}, {ranks} ranks")
 
 
 def checked(found: Sequence[Curve], right: Curve, name: str) -> Curve:
@@ -54,7 +56,7 @@ def checked(found: Sequence[Curve], right: Curve, name: str) -> Curve:
 
 def table_of(rows: Sequence[Row]) -> Table:
     """The largest difference of a step's loss, by wrapper and world size."""
-    right = reference()
+    right = rows[0].right()
     cells = []
     for row in rows:
         curves = {ranks: row.curve(ranks) for ranks in row.ranks}
@@ -78,7 +80,7 @@ def power(number: float) -> str:
 
 def figure_of(rows: Sequence[Row], ranks: int) -> str:
     """The reference as a line; of each wrapper every n-th step as a mark on it."""
-    right: list[float] = reference()["loss"]
+    right: list[float] = rows[0].right()["loss"]
     curves = {row.name: row.curve(ranks)["loss"] for row in rows}
     return chart(right, curves, f"Loss of each step, one process and {ranks} ranks")
 

@@ -54,7 +54,8 @@ def _spread(result: "Result") -> str:
     low, high = result.ratio_low, result.ratio_high
     if low is None or high is None:
         return ""
-    return f"{low:.2f} to {high:.2f}"
+    outside = races.outside(result)
+    return f"{low:.2f} to {high:.2f}" + ", ratio outside" * outside
 
 
 def _times(ratio: float) -> str:

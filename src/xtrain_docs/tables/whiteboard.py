@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xtrain.copying import whiteboard
-from xtrain.copying.forms import forms, header
+from xtrain.copying.forms import forms, header, lines_of_code
 
 from .. import authored, config
 from ..embed import data_url
@@ -33,10 +33,12 @@ def whiteboard_forms(folder: str) -> Table:
     for name, file in all_forms().items():
         if file.parent.name == folder:
             text = file.read_text(encoding="utf-8")
-            said, lines = header(text), len(text.splitlines())
+            said, lines = header(text), lines_of_code(text)
             link = f"[`{name}`](#{name})"
             rows.append((link, str(lines), said["Sends"], said["Leaves out"]))
-    return Table(("form", "lines", "what it sends", "what it leaves out"), rows, "lrll")
+    return Table(
+        ("form", "lines of code", "what it sends", "what it leaves out"), rows, "lrll"
+    )
 
 
 @dataclass(frozen=True)

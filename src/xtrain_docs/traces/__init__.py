@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .. import kept
+from .. import kept, symbols
 from ..blocks import Registry
 
 REGISTRY = Registry("trace")
@@ -104,8 +104,8 @@ def recorded(
     """
     autoplay = bool(options.pop("autoplay", False))
     asked = json.dumps([reference, kind, ranks, options], sort_keys=True)
-    recorder = kept.module_file("xtrain_docs.traces.record")
-    now = kept.stamp([recorder, kept.module_file(reference.partition(":")[0])])
+    recorder = symbols.module_path("xtrain_docs.traces.record")
+    now = kept.stamp([recorder, symbols.module_path(reference.partition(":")[0])])
     data = kept.remembered(
         "traces", asked, now, lambda: again(asked), f"trace: {asked}"
     )

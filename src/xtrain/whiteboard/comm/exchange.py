@@ -17,7 +17,7 @@ def exchange(
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Send one tensor while another one arrives; returns when both are done."""
-    if dst == dist.get_rank():  # nobody sends to itself: a message needs two ranks
+    if dst == dist.get_rank():  # a message needs two ranks
         recv.detach().copy_(send)
         return
     # Both are posted before either is waited for. With a blocking send first, two ranks

@@ -25,10 +25,8 @@ def flash_attention_forward(
     out, lse = torch.empty_like(q), torch.empty_like(q[..., :1])
     for i in range(0, q.shape[-2], TILE):
         q_tile = q[..., i : i + TILE, :]
-        state, seen = (
-            torch.zeros_like(q_tile),
-            torch.full_like(q_tile[..., :1], -torch.inf),
-        )
+        state = torch.zeros_like(q_tile)
+        seen = torch.full_like(q_tile[..., :1], -torch.inf)  # lse of the keys so far
         for j in range(0, k.shape[-2], TILE):
             if causal and j >= i + TILE:
                 break  # these keys come after every query of the tile

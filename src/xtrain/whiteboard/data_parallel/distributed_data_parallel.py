@@ -2,7 +2,7 @@
 
 Computes:   the average of every gradient over the ranks, ready when backward returns.
 Sends:      2(N-1)/N of the gradients a step, in one all-reduce a bucket.
-Leaves out: no_sync, mixed dtypes, changing buffers, a failed backward, checks.
+Leaves out: no_sync, mixed dtypes, fp32 sums of 16-bit gradients, buffers, checks.
 """
 
 from typing import Any
@@ -28,31 +28,35 @@ class DistributedDataParallel(nn.Module):
             if sum(q.nbytes for q in [*buckets[-1], p]) > bucket_cap_mb * 2**20:
                 buckets.append([])
             buckets[-1].append(p)  # from the last layer to the first, as backward goes
-            p.register_post_accumulate_grad_hook(self._launch)
+            p.register_post_accumulate_grad_hook(self._gradient_is_ready)
         self.buckets = [bucket for bucket in buckets if bucket]
-        self.complete: set[Tensor] = set()  # what has its gradient in this backward
-        self.works: list[Any] = []  # the all-reduces of the first buckets
+        self.ready: set[Tensor] = set()  # what has its gradient in this backward
+        self.works: list[Any] = []  # of the buckets that have left, the first ones
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def _launch(self, parameter: Any, at_end: bool = False) -> None:
-        if not self.complete:  # the first one asks for a call at the end of backward
+    def _gradient_is_ready(self, parameter: Tensor) -> None:
+        if not self.ready:  # the first one asks for a call at the end of backward
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self.complete.add(parameter)
+        self.ready.add(parameter)
         for bucket in self.buckets[len(self.works) :]:  # in the same order on all ranks
-            if not at_end and not self.complete.issuperset(bucket):
-                return
-            for p in bucket:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            grads: list[Any] = [p.grad for p in bucket]
-            flat = nn.utils.parameters_to_vector(grads) / self.size
-            work = dist.all_reduce(flat, group=self.group, async_op=True)
-            self.works.append((work, flat, grads))
+            if not self.ready.issuperset(bucket):
+                break
+            self._launch(bucket)
+
+    def _launch(self, bucket: list[Tensor]) -> None:
+        for p in bucket:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        grads: list[Any] = [p.grad for p in bucket]
+        flat = nn.utils.parameters_to_vector(grads) / self.size
+        work = dist.all_reduce(flat, group=self.group, async_op=True)
+        self.works.append((work, flat, grads))
 
     def _finish(self) -> None:
-        self._launch(None, at_end=True)  # buckets of which a part got no gradient
+        for bucket in self.buckets[len(self.works) :]:  # a part of it got no gradient
+            self._launch(bucket)
         for work, flat, grads in self.works:
             work.wait()
-            nn.utils.vector_to_parameters(flat, grads)
-        self.complete, self.works = set(), []
+            nn.utils.vector_to_parameters(flat, grads)  # now they are views of flat
+        self.ready, self.works = set(), []

@@ -4,7 +4,7 @@
 
 Computes:   the average of every gradient over the ranks, between backward and step.
 Sends:      2(N-1)/N of the gradients a step, in one all-reduce a parameter.
-Leaves out: buckets, overlap with backward, buffers that change after the start, checks.
+Leaves out: buckets, overlap, fp32 sums of 16-bit gradients, changing buffers, checks.
 """
 
 from typing import Any

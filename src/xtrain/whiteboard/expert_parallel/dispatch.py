@@ -22,15 +22,15 @@ def dispatch(
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """Rank r has the experts from r E/N on; no rows is a number of rows, too."""
     ranks = dist.get_world_size(group)
-    order = experts_Tk.flatten().argsort(stable=True)  # copy n is of token n // k
+    order = experts_Tk.flatten().argsort(stable=True)  # by expert, and so by rank
+    token_N = order // experts_Tk.shape[1]  # copy n is of token n // k
     leaving = torch.bincount(experts_Tk.flatten(), minlength=num_experts)
     arriving = torch.empty_like(leaving)  # from rank 0 for my experts, from rank 1, ...
     dist.all_to_all_single(arriving, leaving, group=group)
     sent, received = (c.view(ranks, -1).sum(1).tolist() for c in (leaving, arriving))
 
     rows = x_TH.new_empty(sum(received), x_TH.shape[1])
-    copies = x_TH[order // experts_Tk.shape[1]]
-    dist.all_to_all_single(rows, copies, received, sent, group=group)
+    dist.all_to_all_single(rows, x_TH[token_N], received, sent, group=group)
 
     of_expert = torch.arange(num_experts // ranks, device=x_TH.device).repeat(ranks)
     place = of_expert.repeat_interleave(arriving).argsort(stable=True)

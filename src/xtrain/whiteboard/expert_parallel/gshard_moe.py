@@ -30,31 +30,40 @@ class GShardMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         E, L, k = len(self.router), len(self.gate_proj), self.top_k
         x_TH, wide = x.flatten(0, -2), torch.promote_types(x.dtype, torch.float32)
-        logits, experts = F.linear(x_TH.to(wide), self.router.to(wide)).topk(k)
-        gates = logits.softmax(-1).to(x.dtype).unsqueeze(-1)  # of the k: they sum to 1
-        order = experts.flatten().argsort(stable=True)  # copy n is of token n // k
-        leaving = torch.bincount(experts.flatten(), minlength=E)
-        arriving = torch.empty_like(leaving)  # from rank 0 to my L experts, from 1, ...
-        dist.all_to_all_single(arriving, leaving, group=self.group)
-        sent, got = (c.view(-1, L).sum(1).tolist() for c in (leaving, arriving))
-        rows = _AllToAll.apply(x_TH[order // k], sent, got, self.group)
-        done = []
+        logits_TE = F.linear(x_TH.to(wide), self.router.to(wide))
+        chosen_Tk, experts_Tk = logits_TE.topk(k)
+        gates_Tk = chosen_Tk.softmax(-1).to(x.dtype)  # of the k alone: they sum to 1
+
+        order_N = experts_Tk.flatten().argsort(stable=True)  # by expert, so by rank
+        token_N = order_N // k  # copy n is of token n // k
+        leaving_E = torch.bincount(experts_Tk.flatten(), minlength=E)
+        arriving = torch.empty_like(
+            leaving_E
+        )  # from rank 0 to my L experts, from 1, ...
+        dist.all_to_all_single(arriving, leaving_E, group=self.group)
+        sent = leaving_E.view(-1, L).sum(1).tolist()  # rows to each rank
+        received = arriving.view(-1, L).sum(1).tolist()
+        rows = _AllToAll.apply(x_TH[token_N], sent, received, self.group)
+
+        outputs = []
         for n, part in enumerate(rows.split(arriving.tolist())):
-            i = n % L
+            i = n % L  # my experts again and again, once for each sender
             inner = F.silu(part @ self.gate_proj[i].mT) * (part @ self.up_proj[i].mT)
-            done.append(inner @ self.down_proj[i].mT)
-        y = _AllToAll.apply(torch.cat(done), got, sent, self.group)[order.argsort()]
-        return (y.unflatten(0, experts.shape) * gates).sum(1).view_as(x)
+            outputs.append(inner @ self.down_proj[i].mT)
+
+        home_N = _AllToAll.apply(torch.cat(outputs), received, sent, self.group)
+        copies_TkH = home_N[order_N.argsort()].unflatten(0, experts_Tk.shape)
+        return (copies_TkH * gates_Tk.unsqueeze(-1)).sum(1).view_as(x)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: Any, got: Any, group: Any) -> Tensor:
-        ctx.dual = got, sent, group
-        came = rows.new_empty(sum(got), rows.shape[1])
-        dist.all_to_all_single(came, rows.contiguous(), got, sent, group=group)
+    def forward(ctx: Any, rows: Tensor, sent: Any, received: Any, group: Any) -> Tensor:
+        ctx.way_back = received, sent, group
+        came = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(came, rows.contiguous(), received, sent, group=group)
         return came
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _AllToAll.apply(grad, *ctx.dual), None, None, None
+        return _AllToAll.apply(grad, *ctx.way_back), None, None, None

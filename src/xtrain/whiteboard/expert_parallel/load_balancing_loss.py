@@ -3,7 +3,7 @@
     f_i    the part of all token copies that goes to expert i      no gradient
     P_i    the mean probability of expert i                        the gradient's way
 
-Computes:   a loss that is 1 if all experts get as many copies, and E at collapse.
+Computes:   a loss that is 1 if all experts get as many copies, and E / k at collapse.
 Sends:      nothing: a rank's own tokens, of which padded ones do not count.
 Leaves out: sums over the tokens of all ranks, its coefficient, checks.
 """

@@ -17,7 +17,7 @@ def moe_backward(grad_TH: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor, ..
     """What `moe_forward` saved; what is inside an expert is computed again."""
     x_TH, router_EH, gate_EFH, up_EFH, down_EHF, scores_TE, experts_Tk, gates_Tk = saved
     order_N = experts_Tk.flatten().argsort(stable=True)
-    token_N = order_N // experts_Tk.shape[1]
+    token_N = order_N // experts_Tk.shape[1]  # copy n is of token n // k
     counts = torch.bincount(experts_Tk.flatten(), minlength=len(gate_EFH)).tolist()
     gates_N1 = gates_Tk.flatten()[order_N, None].to(x_TH.dtype)
     sorted_N = x_TH[token_N], grad_TH[token_N], gates_N1

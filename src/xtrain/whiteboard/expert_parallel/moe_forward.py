@@ -27,9 +27,10 @@ def moe_forward(
     values_Tk, experts_Tk = scores_TE.topk(top_k)
     gates_Tk = values_Tk / values_Tk.sum(-1, keepdim=True)
 
-    order_N = experts_Tk.flatten().argsort(stable=True)  # copy n is of token n // k
+    order_N = experts_Tk.flatten().argsort(stable=True)  # copies, expert by expert
+    token_N = order_N // top_k  # copy n is of token n // k
     counts_E = torch.bincount(experts_Tk.flatten(), minlength=len(gate_EFH))
-    x_NH = x_TH[order_N // top_k]
+    x_NH = x_TH[token_N]
     rows, outputs = x_NH.split(counts_E.tolist()), []
     for x, gate, up, down in zip(rows, gate_EFH, up_EFH, down_EHF, strict=True):
         inner = F.silu(F.linear(x, gate)) * F.linear(x, up)

@@ -5,7 +5,7 @@
 
 Computes:   the mean loss of the batch, on every rank; `.grad` of this rank's stage.
 Sends:      m outputs to the next rank, m gradients to the one before, 16 bytes to all.
-Leaves out: recomputation, uneven micro-batches, tuples, strides, earlier gradients.
+Leaves out: recompute, uneven micro-batches, tuples, fp32 sums of 16-bit gradients.
 """
 
 from typing import Any

@@ -1,8 +1,12 @@
 """A training step by 1F1B: forward i, then backward i - (p - 1 - rank).
 
+    rank 0  F0 F1 | F2 B0 F3 B1 | B2 B3       warm-up | steady state | cool-down
+    rank 1  F0 | F1 B0 F2 B1 F3 B2 | B3
+    rank 2  F0 B0 F1 B1 F2 B2 F3 B3           the last rank has only steady state
+
 Computes:   the mean loss of the batch, on every rank; `.grad` of this rank's stage.
 Sends:      m outputs to the next rank, m gradients to the one before, 16 bytes to all.
-Leaves out: overlap, uneven micro-batches, tuples, strides, earlier gradients, checks.
+Leaves out: overlap, uneven micro-batches, tuples, fp32 sums of 16-bit gradients.
 """
 
 from collections import deque
@@ -23,37 +27,52 @@ def one_f_one_b_step(
     group: Any = None,
 ) -> Tensor:
     """The rank in the group is the stage; the caller zeroes gradients and steps."""
-    rank, ranks = dist.get_rank(group), dist.get_process_group_ranks(group)
-    last = len(ranks) - 1
+    rank, last = dist.get_rank(group), dist.get_world_size(group) - 1
+    totals = torch.zeros(2, dtype=torch.float64, device=activation.device)
+    waiting = deque[Any]()  # (x, y) between F and B, never more than p - rank of them
 
-    def swap(peer: int, sent: Any, receive: bool) -> Any:
-        came = torch.empty_like(activation) if receive and 0 <= peer <= last else None
-        both = ((dist.isend, sent), (dist.irecv, came))  # at once: neither waits alone
-        p2p = [dist.P2POp(f, t, ranks[peer], group) for f, t in both if t is not None]
-        for work in dist.batch_isend_irecv(p2p) if p2p else []:
+    def forward(i: int, x: Any) -> Tensor:
+        x = inputs.chunk(micro_batches)[i] if rank == 0 else x.requires_grad_()
+        y = stage(x)
+        if rank == last:
+            y, count = loss_fn(y, targets.chunk(micro_batches)[i])
+            totals[0] += y.detach()
+            totals[1] += count
+        waiting.append((x, y))
+        return y.detach()
+
+    def backward(dy: Any) -> Any:
+        x, y = waiting.popleft()
+        y.backward(dy)  # adds up in .grad
+        return x.grad
+
+    def swap(peer: int, sent: Any = None, receive: bool = False) -> Any:
+        """Both at once: two neighbours that send first would wait for each other."""
+        if not 0 <= peer <= last:
+            return None  # the first rank has no rank before it, the last none after it
+        came, calls = torch.empty_like(activation), []
+        if sent is not None:
+            calls.append(dist.P2POp(dist.isend, sent, group=group, group_peer=peer))
+        if receive:
+            calls.append(dist.P2POp(dist.irecv, came, group=group, group_peer=peer))
+        for work in dist.batch_isend_irecv(calls):
             work.wait()
         return came
 
-    totals = torch.zeros(2, dtype=torch.float64, device=activation.device)
-    warm_up, waiting = last - rank, deque[Any]()  # never more than p - rank wait
-    x = swap(rank - 1, None, receive=True)
-    for i in range(micro_batches + warm_up):
-        out = dx = None
-        if i < micro_batches:
-            x = inputs.chunk(micro_batches)[i] if rank == 0 else x.requires_grad_()
-            y = stage(x)
-            out = y.detach() if rank < last else None
-            if rank == last:
-                y, count = loss_fn(y, targets.chunk(micro_batches)[i])
-                totals[0] += y.detach()
-                totals[1] += count
-            waiting.append((x, y))
-        dy = swap(rank + 1, out, receive=i >= warm_up)
-        if i >= warm_up:
-            x, y = waiting.popleft()
-            y.backward(dy)  # adds up in .grad
-            dx = x.grad
-        x = swap(rank - 1, dx, receive=i + 1 < micro_batches)
+    warm_up = min(last - rank, micro_batches)
+    for i in range(warm_up):
+        y = forward(i, swap(rank - 1, receive=True))
+        swap(rank + 1, sent=y)
+
+    x = swap(rank - 1, receive=True) if warm_up < micro_batches else None
+    for i in range(warm_up, micro_batches):  # steady state: one forward, one backward
+        dy = swap(rank + 1, sent=forward(i, x), receive=True)
+        x = swap(rank - 1, sent=backward(dy), receive=i + 1 < micro_batches)
+
+    for _ in range(warm_up):  # cool-down
+        dy = swap(rank + 1, receive=True)
+        swap(rank - 1, sent=backward(dy))
+
     dist.broadcast(totals, group=group, group_src=last)  # sum and count of the batch
     for grad in [p.grad for p in stage.parameters() if p.grad is not None]:
         grad /= totals[1]

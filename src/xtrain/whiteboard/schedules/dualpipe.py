@@ -7,47 +7,67 @@ Sends:      activations and gradients to both neighbours, each stage being there
 Leaves out: checks: ranks even, m even and at least twice the ranks.
 """
 
+from itertools import count
+
 
 def dualpipe(ranks: int, micro_batches: int) -> list[list[str]]:
     """Idle (p/2 - 1)(F&B + BW - 3W); p + 1 activations, two copies of the weights."""
     return [_of_rank(rank, ranks, micro_batches // 2) for rank in range(ranks)]
 
 
+class _Direction:
+    """The micro-batches that pass this rank one way, through one of its stages."""
+
+    def __init__(self, stage: int, first: int):
+        self.stage, self.forwards, self.backwards = stage, count(first), count(first)
+
+    def forward(self) -> str:
+        return f"{self.stage}F{next(self.forwards)}"
+
+    def backward(self, kind: str = "BW") -> str:
+        return f"{self.stage}{kind}{next(self.backwards)}"
+
+
+def _pair(one: _Direction, other: _Direction) -> str:
+    return f"{one.forward()}&{other.backward('B')}"  # each hides the other's messages
+
+
 def _of_rank(rank: int, ranks: int, half: int) -> list[str]:
-    depth = min(rank, ranks - 1 - rank)
-    inner = ranks // 2 - depth - 1  # ranks from here to the middle
-    stages, firsts = [rank, ranks - 1 - rank], [0, half]
-    if rank >= ranks // 2:  # phase 0 enters at the nearer end
-        stages, firsts = stages[::-1], firsts[::-1]
-    forwards, backwards = list(firsts), list(firsts)
-    order: list[str] = []
-    put_off: list[str] = []
+    mirror = ranks - 1 - rank
+    near, far = _Direction(rank, 0), _Direction(mirror, half)
+    if rank > mirror:
+        near, far = far, near  # near is the direction that enters at the nearer end
+    depth = min(rank, mirror)  # ranks from here to that end
+    inner = ranks // 2 - 1 - depth  # ranks from here to the middle
+    order, waiting = list[str](), list[str]()  # what is done; W that are put off
 
-    def next_of(kind: str, phase: int, counts: list[int]) -> str:
-        counts[phase] += 1
-        return f"{stages[phase]}{kind}{counts[phase] - 1}"
+    def backward_input(direction: _Direction) -> None:
+        order.append(direction.backward("B"))
+        waiting.append(order[-1].replace("B", "W"))
 
-    def step(word: str) -> None:
-        if word == "W":
-            order.append(put_off.pop(0))
-        elif word[0] == "F":
-            order.append(next_of("F", int(word[1]), forwards))
-        elif word[0] == "&":  # forward of one phase, full backward of the other
-            forward = next_of("F", int(word[1]), forwards)
-            order.append(f"{forward}&{next_of('B', 1 - int(word[1]), backwards)}")
+    for _ in range(2 * inner):  # 1. forwards from the nearer end
+        order.append(near.forward())
+    for _ in range(depth + 1):  # 2. forwards of both directions
+        order += [near.forward(), far.forward()]
+    for _ in range(inner):  # 3. B, for which the rank before waits; then W, then F
+        backward_input(far)
+        order += [waiting.pop(0), far.forward()]
+    if inner == 0:  # in the middle: the first output leaves sooner
+        order += [near.forward(), far.backward(), _pair(far, near)]
+    else:
+        order += [_pair(near, far), _pair(far, near)]
+    for _ in range(half - ranks + depth):  # 4. pairs, most of the time
+        order += [_pair(near, far), _pair(far, near)]
+    for _ in range(inner):  # 5. no forwards of near are left
+        order += [far.backward(), _pair(far, near)]
+    for i in range(2 * (depth + 1)):  # 6. backwards of both; from half on, B only
+        direction = near if i % 2 else far
+        if i <= depth:
+            order.append(direction.backward())
         else:
-            order.append(next_of(word[:-1], int(word[-1]), backwards))
-            if word[:-1] == "B":
-                put_off.append(order[-1].replace("B", "W"))
-
-    main = half - ranks + depth + 1
-    middle = ["F0", "BW1", "&1"] if inner == 0 else ["&0", "&1"]
-    last = [f"BW{i}" for _ in range(depth + 1) for i in (1, 0)]
-    last[depth + 1 :] = [word.replace("BW", "B") for word in last[depth + 1 :]]
-    for word in (
-        ["F0"] * 2 * inner + ["F0", "F1"] * (depth + 1) + ["B1", "W", "F1"] * inner
-        + middle + ["&0", "&1"] * (main - 1) + ["BW1", "&1"] * inner + last
-        + ["W", "B0"] * inner + ["W"] * (depth + 1)
-    ):  # fmt: skip
-        step(word)
+            backward_input(direction)
+    for _ in range(inner):  # 7. a W while the next gradient is on its way
+        order.append(waiting.pop(0))
+        backward_input(near)
+    order += waiting  # 8. what was put off
     return order

@@ -4,7 +4,8 @@
     rank 1     F0 F1 F2 B0 B1 B2
 
 Computes:   for each rank the order of its forwards (F) and backwards (BW).
-Sends:      a stage's output to the next rank, the gradient of its input to the last.
+Sends:      a stage's output to the next rank, the gradient of its input to the
+            previous rank.
 Leaves out: recomputation, which GPipe needs: all m micro-batches wait at once.
 """
 

@@ -5,7 +5,7 @@
 
 Computes:   for each rank the order of F, B (gradient of the input) and W.
 Sends:      what 1F1B sends; B is ready sooner than the whole backward was.
-Leaves out: ZB-H2, which begins more forwards and has no bubble at all.
+Leaves out: ZB-H2, which begins more forwards and never waits if F = B = W.
 """
 
 

@@ -4,7 +4,7 @@
 
 Computes:   this rank's slice of `x + block(norm(x))`; backward, of dX; all of d(norm).
 Sends:      2(N-1)/N of the whole x forward; backward too, and of the norm's weights.
-Leaves out: dropout, gathering once more in backward to save memory, uneven sequences.
+Leaves out: dropout, a bias of the row layer, gathering again in backward, uneven sizes.
 """
 
 from typing import Any
@@ -19,7 +19,11 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 
 class SequenceParallelRegion(nn.Module):
-    """The block, column and row layers without f and g, returns a part of a sum."""
+    """The block, column and row layers without f and g, returns a part of a sum.
+
+    A bias of its row layer would be added N times, once on every rank: keep it out of
+    the block, add it to this rank's slice, and sum its gradient as the norm's.
+    """
 
     def __init__(self, norm: nn.Module, block: nn.Module, group: Any = None):
         super().__init__()
@@ -34,25 +38,37 @@ class SequenceParallelRegion(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S / N, H] in and out."""
-        whole = _Sequence.apply(self.norm(x), True, self.group)
-        return x + _Sequence.apply(self.block(whole), False, self.group)
+        whole = _AllGather.apply(self.norm(x), self.group)
+        part = self.block(whole)  # of the sum over the ranks, for the whole sequence
+        return x + _ReduceScatter.apply(part, self.group)
 
 
-class _Sequence(torch.autograd.Function):
-    """All-gather the slices, or reduce-scatter: each is the other's backward."""
+class _AllGather(torch.autograd.Function):
+    """The slices become the whole sequence; backward, parts of dX are summed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gather: bool, group: Any) -> Tensor:
-        ctx.dual, size = (not gather, group), dist.get_world_size(group)
-        if gather:
-            slices = x.new_empty(size * len(x), *x.shape[1:])
-            _all_gather(slices, x.contiguous(), group=group)
-            return torch.cat(slices.chunk(size), dim=1)
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group, size = group, dist.get_world_size(group)
+        slices = x.new_empty(size * len(x), *x.shape[1:])  # one after the other
+        _all_gather(slices, x.contiguous(), group=group)
+        return torch.cat(slices.chunk(size), dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _ReduceScatter.apply(grad, ctx.group), None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    """This rank's slice of the sum; backward, all ranks' slices of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group, size = group, dist.get_world_size(group)
         slices = torch.cat(x.chunk(size, dim=1))
         mine = torch.empty_like(slices[: len(x)])
         _reduce_scatter(mine, slices, group=group)
         return mine
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Sequence.apply(grad, *ctx.dual), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _AllGather.apply(grad, ctx.group), None

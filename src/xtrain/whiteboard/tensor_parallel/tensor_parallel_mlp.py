@@ -31,23 +31,35 @@ class TensorParallelMLP(nn.Module):
         return nn.Parameter(parts[dist.get_rank(self.group)].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _Sum.apply(x, False, self.group)  # f, once: gate and up share the sum of dX
+        x = _IdentityAllReduce.apply(x, self.group)  # f, once: gate and up share it
         inner = F.silu(F.linear(x, self.gate_proj)) * F.linear(x, self.up_proj)
-        return _Sum.apply(F.linear(inner, self.down_proj), True, self.group)  # g
+        y = F.linear(inner, self.down_proj)  # a part of each y
+        return _AllReduceIdentity.apply(y, self.group)  # g
 
 
-class _Sum(torch.autograd.Function):
-    """g sums forward, f sums backward: each does what the other's backward does."""
+class _IdentityAllReduce(torch.autograd.Function):
+    """f: each rank has used x for other inner features, so each has a part of dX."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, now: bool, group: Any) -> Tensor:
-        ctx.dual = not now, group
-        if not now:
-            return x.view_as(x)
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _AllReduceIdentity.apply(grad, ctx.group), None
+
+
+class _AllReduceIdentity(torch.autograd.Function):
+    """g: y is the sum, and every part of a sum has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Sum.apply(grad, *ctx.dual), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _IdentityAllReduce.apply(grad, ctx.group), None

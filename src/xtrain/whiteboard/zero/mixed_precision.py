@@ -49,10 +49,15 @@ class MixedPrecision:
             p.copy_(master)  # as it was, after an overflow
             master.grad = None  # 4 bytes a parameter, in here only
         if self.scaled:
-            self.good_steps = self.good_steps + 1 if finite else 0
-            grow = finite and self.good_steps % self.growth_interval == 0
-            self.scale *= 2.0 if grow else 1.0 if finite else 0.5
+            self._update_scale(finite)
         return finite
+
+    def _update_scale(self, finite: bool) -> None:
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.scale *= 0.5
+        elif self.good_steps % self.growth_interval == 0:  # again and again
+            self.scale *= 2.0
 
     def zero_grad(self) -> None:
         for p in self.params:

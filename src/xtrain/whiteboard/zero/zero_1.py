@@ -2,7 +2,7 @@
 
 Computes:   the step of an element-wise optimizer, on the average of the gradients.
 Sends:      2(N-1)/N of the parameters a step: what an all-reduce sends, in two halves.
-Leaves out: overlap, parameter groups, mixed dtypes, copying frozen weights, checks.
+Leaves out: overlap, parameter groups, frozen weights, fp32 sums of 16 bits, checks.
 """
 
 from typing import Any
@@ -30,9 +30,8 @@ class Zero1:
         self.size = dist.get_world_size(process_group)
         self.flat = self._flatten([p.detach() for p in self.params])
         dist.broadcast(self.flat, group=process_group, group_src=0)  # begin as rank 0
-        nn.utils.vector_to_parameters(
-            self.flat, self.params
-        )  # now they are views of it
+        # From here on the parameters are views of the flat tensor.
+        nn.utils.vector_to_parameters(self.flat, self.params)
         self.shard = nn.Parameter(self.flat.chunk(self.size)[dist.get_rank(self.group)])
         self.optimizer = optimizer_class([self.shard], **defaults)
 

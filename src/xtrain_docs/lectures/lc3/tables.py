@@ -14,7 +14,7 @@ def recipe_of(stage: int, bf16: bool) -> str | Recipe:
     """What our code keeps per parameter in a stage, when backward has ended."""
     if not bf16 or stage == 3:
         return "fp32"  # stage 3 has float32 shards and nothing else
-    if stage == 2:  # the gradient shard is added up in float32
+    if stage in (0, 2):  # reduced in float32, and the shard is added up in it
         return "megatron18"
     return "zero16"
 

@@ -1,17 +1,11 @@
 """Tables of the errata and the questions of lc4: seconds, from the formulas."""
 
-from xtrain.plan import (
-    Accelerator,
-    Link,
-    ModelShape,
-    collective_time,
-    collective_traffic,
-)
+from xtrain.plan import Link, ModelShape, collective_traffic, nccl_hop_seconds
 
 from ...tables import REGISTRY, Table
-from ...values import bytes_, percent, seconds
+from ...values import bytes_, percent, seconds, value
+from .pays import layer_times
 
-us = 1e-6
 LINKS = (
     ("NVLink 4, in a node", 2, "nvlink4"),
     ("NVLink 4, in a node", 8, "nvlink4"),
@@ -20,31 +14,30 @@ LINKS = (
 )
 
 
-def layer_seconds(
-    shape: ModelShape, tokens: int, ranks: int, alpha: float, link: str, rate: float
-) -> tuple[float, float]:
-    """Four all-reduces of a layer in 16 bits; and its matrices at `rate` FLOP/s."""
-    size = tokens * shape.hidden_size * 2
-    sums = 4 * collective_time(
-        "ring_all_reduce", size, ranks, alpha, Link.preset(link).beta
-    )
-    flops = shape.flops_per_token(tokens) - 6 * shape.vocab_size * shape.hidden_size
-    return sums, flops / shape.num_hidden_layers * tokens / ranks / rate
+@value
+def seconds_if_the_switch_adds(model: str, tokens: int) -> float:
+    """Four sums of a layer in 16 bits over NVLink: each element is sent once (NVLS)."""
+    size = tokens * ModelShape.preset(model).hidden_size * 2
+    return 4 * (2 * nccl_hop_seconds(False) + size * Link.preset("nvlink4").beta)
 
 
 @REGISTRY
 def seconds_of_tensor_parallelism(
-    model: str = "llama-3-70b", tokens: int = 4096, alpha_us: float = 5
+    model: str = "llama-3-70b", tokens: int = 4096
 ) -> Table:
     """A layer's sums against its computation, by link and number of ranks."""
-    shape, rate = ModelShape.preset(model), 0.4 * Accelerator.preset("h100").flops
     rows = []
     for words, ranks, link in LINKS:
-        sums, work = layer_seconds(shape, tokens, ranks, alpha_us * us, link, rate)
+        work, sums = layer_times(model, tokens, ranks, link)
+        switch = ""
+        if link == "nvlink4":
+            adds = seconds_if_the_switch_adds(model, tokens)
+            switch = percent(adds / (adds + work))
         rows.append([words, str(ranks), seconds(sums), seconds(work),
-                     percent(sums / (sums + work))])  # fmt: skip
-    header = ["link", "ranks", "sums", "matrices", "sums' share"]
-    return Table(header, rows, "lrrrr")
+                     percent(sums / (sums + work)), switch])  # fmt: skip
+    header = ["link", "ranks", "sums", "matrices", "sums' share",
+              "if the switch adds"]  # fmt: skip
+    return Table(header, rows, "lrrrrr")
 
 
 @REGISTRY

@@ -127,6 +127,43 @@ def inside(
     ]
 
 
+def rounding_of_sums(ranks: int, inner: int = 8192, each_hop: bool = True) -> float:
+    """Relative error (RMS) of a product whose inner dim is cut and summed in bf16.
+
+    Args:
+        each_hop: the sum is rounded on every rank it passes; else once, at the end.
+    """
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    x_TI = torch.randn(64, inner, generator=draw).bfloat16().double()
+    w_IO = torch.randn(inner, 64, generator=draw).bfloat16().double()
+    parts = [
+        (x @ w).bfloat16()
+        for x, w in zip(x_TI.chunk(ranks, 1), w_IO.chunk(ranks, 0), strict=True)
+    ]
+    total = parts[0].double()
+    for part in parts[1:]:
+        total = total + part.double()
+        if each_hop:
+            total = total.bfloat16().double()
+    exact = x_TI @ w_IO
+    error = total.bfloat16().double() - exact
+    return float(error.square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+@TABLES
+def rounded_sums(ranks: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Table:
+    """Errors of 16-bit sums of partial results, by the number of ranks."""
+    rows = [
+        [str(n), f"{100 * rounding_of_sums(n):.2f} %",
+         f"{100 * rounding_of_sums(n, each_hop=False):.2f} %"]
+        for n in ranks
+    ]  # fmt: skip
+    header = ["ranks", "rounded on every rank it passes", "added in fp32, rounded once"]
+    return Table(header, rows, "rrr")
+
+
 @TABLES
 def overlap_sends(ranks: int = 4, tokens: int = 64, features: int = 32) -> Table:
     """Bytes, messages and matmuls of both layers, as one call and as a ring."""

@@ -21,6 +21,7 @@ CUTTING = (
     "row_linear",
     "vocab_parallel_cross_entropy",
     "identity_all_reduce",
+    "identity_all_reduce_wide",
     "all_reduce_identity",
     "split_all_gather",
     "all_gather_split",

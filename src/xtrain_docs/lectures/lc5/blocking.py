@@ -1,6 +1,7 @@
 """Who waits forever if a send returns only when the other rank receives."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from xtrain.schedules import SCHEDULES, Schedule, validate, with_messages
 from xtrain.schedules.action import Action
@@ -11,7 +12,9 @@ from .figures import TITLES
 Message = tuple[str, int, int]  # F or B, the stage that computed it, the micro-batch
 
 
-def waits_forever(schedule: Schedule, fused: bool = False) -> dict[int, str]:
+def waits_forever(
+    schedule: Schedule, fused: bool = False, by_parity: bool = False
+) -> dict[int, str]:
     """The ranks that never get to their end, with the messages at which they stand.
 
     A message passes when both of its ranks stand at it. Computing takes no time.
@@ -19,8 +22,13 @@ def waits_forever(schedule: Schedule, fused: bool = False) -> dict[int, str]:
     Args:
         fused: sends and receives with no computation between them are posted together,
             and then waited for together.
+        by_parity: of those, even ranks send before they receive, odd ranks after it;
+            right for 1F1B, whose neighbours have the same two messages side by side.
     """
-    orders = [list(posts(row, fused)) for row in with_messages(schedule).actions]
+    rows = enumerate(with_messages(schedule).actions)
+    orders = [
+        list(posts(row, fused, rank % 2 if by_parity else None)) for rank, row in rows
+    ]
     passed: set[Message] = set()
     moved = True
     while moved:
@@ -39,19 +47,22 @@ def waits_forever(schedule: Schedule, fused: bool = False) -> dict[int, str]:
     }
 
 
-def posts(actions: Sequence[Action], fused: bool) -> Iterator[list[Action]]:
+def posts(
+    actions: Sequence[Action], fused: bool, parity: int | None = None
+) -> Iterator[list[Action]]:
     """The messages of a rank as it waits for them, and an empty list at the end."""
-    together: list[Action] = []
-    for action in actions:
-        message = action.kind.startswith(("SEND", "RECV"))
-        if together and not (message and fused):
-            yield together
-            together = []
+    for message, row in groupby(actions, lambda a: a.kind.startswith(("SEND", "RECV"))):
         if message:
-            together.append(action)
-    if together:
-        yield together
+            together = list(row)
+            if parity is not None and crosses(together):
+                together.sort(key=is_send, reverse=parity == 0)
+            yield from [together] if fused else ([action] for action in together)
     yield []
+
+
+def crosses(together: Sequence[Action]) -> bool:
+    """Whether they go to the neighbour from which they come: F one way, B the other."""
+    return len({action.kind[-1] for action in together}) > 1
 
 
 def is_send(action: Action) -> bool:

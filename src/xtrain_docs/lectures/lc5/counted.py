@@ -11,10 +11,14 @@ from .published import agree
 def schedule_activations(
     names: str = "gpipe one_f_one_b", ranks: int = 4, micro_batches: int = 8
 ) -> Table:
-    """Most micro-batches that each rank holds at a time, and the sum over the ranks."""
+    """Most micro-batches that each rank holds at a time, and the sum over the ranks.
+
+    Counted until B, and where W is later and that makes a difference, until W too.
+    """
     rows = []
     for name in names.split():
-        peaks = played(name, ranks, micro_batches).peak_activations
+        timeline = played(name, ranks, micro_batches)
+        peaks, until_w = timeline.peak_activations, timeline.peak_until_weights
         sums = {
             "gpipe": micro_batches * ranks,
             "one_f_one_b": ranks * (ranks + 1) / 2,
@@ -24,7 +28,12 @@ def schedule_activations(
         }
         if name in sums:
             agree(f"{name}, all ranks", sum(peaks), sums[name])
-        rows.append([TITLES[name], *(f"{p:g}" for p in peaks), f"{sum(peaks):g}"])
+        counts = {TITLES[name]: peaks}
+        if until_w != peaks:
+            counts = {f"{TITLES[name]}, until B": peaks, "the same until W": until_w}
+            agree(f"{name}, until W", sum(until_w), ranks * max(peaks))
+        for title, held in counts.items():
+            rows.append([title, *(f"{p:g}" for p in held), f"{sum(held):g}"])
     header = ["schedule", *(f"rank {r}" for r in range(ranks)), "together"]
     return Table(header, rows, "l" + "r" * (ranks + 1))
 

@@ -73,17 +73,33 @@ def same_bubble(
 
 @REGISTRY
 def idle_of_zero_bubble(ranks: tuple[int, ...] = (4, 8)) -> Table:
-    """Idle time and memory of 1F1B and of both handmade zero-bubble schedules."""
+    """Idle time, step and memory of 1F1B and of both handmade zero-bubble schedules."""
     rows = []
     for p in ranks:
         for name in ("one_f_one_b", "zb_h1", "zb_h2"):
             timeline = played(name, p, 3 * p)
             agree(name, max(timeline.idle), pipeline_idle(name, p))
+            longer = timeline.makespan - timeline.work
+            agree(f"{name}, step", longer, beyond_work(name, p, 1, 1, 1))
             rows.append(
                 [str(p), TITLES[name], f"{max(timeline.idle):g}",
-                 f"{max(timeline.peak_activations):g}"]
+                 f"{timeline.makespan:g}", f"{timeline.makespan / timeline.work:.3f}",
+                 f"{max(timeline.peak_activations):g}",
+                 f"{max(timeline.peak_until_weights):g}"]
             )  # fmt: skip
-    return Table(["ranks", "schedule", "idle", "activations"], rows, "rlrr")
+    header = ["ranks", "schedule", "idle", "step", "step / work",
+              "activations until B", "until W"]  # fmt: skip
+    return Table(header, rows, "rlrrrrr")
+
+
+def beyond_work(name: str, ranks: int, f: float, b: float, w: float) -> float:
+    """How much longer one step is, first start to last end, than a rank's work."""
+    longest = {
+        "one_f_one_b": f + b + w,
+        "zb_h1": max(f + b - w, f, b),
+        "zb_h2": max(f + b - 2 * w, b - f, f),
+    }
+    return (ranks - 1) * longest[name]
 
 
 CONVENTIONS = (  # schedule, in these pages, in the report, which writes B for B + W

@@ -5,8 +5,9 @@ from xtrain.schedules import SCHEDULES, simulate, with_messages
 from ... import runs
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
-from ...values import percent
+from ...values import percent, value
 from .figures import TITLES, played
+from .pair_order import EXCHANGES, ORDERS, exposed
 from .published import agree
 
 
@@ -105,6 +106,23 @@ def updates_between(name: str, ranks: int, micro_batches: int) -> list[int]:
         agree(f"rank {rank}", between[-1], max(between))
         most.append(max(between))
     return most
+
+
+@value
+def units_of_pair(order: str = "pair", in_turn: bool = False) -> float:
+    """How long two micro-batches take if each part, also an exchange, takes 1."""
+    slots = ORDERS[order]
+    parts = [part for slot in slots for part in slot]
+    if in_turn:
+        return float(len(parts))
+    computed = sum(part.part not in EXCHANGES for part in parts)
+    return computed + exposed(slots, 1.0, 1.0)
+
+
+@value
+def versions_kept(ranks: int, micro_batches: int, rank: int) -> int:
+    """Versions of its weights that a rank of 1F1B keeps, stepping after a backward."""
+    return updates_between("one_f_one_b", ranks, micro_batches)[rank] + 1
 
 
 @REGISTRY

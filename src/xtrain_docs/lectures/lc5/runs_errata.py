@@ -183,7 +183,9 @@ def trained(name: str, micro_batches: int, steps: int) -> Weights:
     return pipeline.weights
 
 
-def messages_only(name: str, micro_batches: int, fused: bool, seconds: float) -> str:
+def messages_only(
+    name: str, micro_batches: int, fused: bool, seconds: float, by_parity: bool = False
+) -> str:
     """Send and receive what the schedule does, waiting for each; nothing is computed.
 
     Returns:
@@ -194,7 +196,8 @@ def messages_only(name: str, micro_batches: int, fused: bool, seconds: float) ->
     group = dist.new_group(timeout=timedelta(seconds=seconds))
     post: list[Action] = []
     try:
-        for post in posts(with_messages(schedule).actions[rank], fused):
+        parity = rank % 2 if by_parity else None
+        for post in posts(with_messages(schedule).actions[rank], fused, parity):
             works = [started(schedule, message, group) for message in post]
             for work in works:
                 work.wait()

@@ -1,11 +1,16 @@
 """The picture and the tables of the page on the split backward."""
 
+from typing import Any
+
+from xtrain.plan import ModelShape, layer_activations
+
 from ... import runs
 from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, rect, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
+from ...values import value
 
 WIDTH, LEFT, COLUMN, ROW, TOP = 390, 82, 100, 22, 34
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -84,17 +89,35 @@ def split_flops() -> Table:
     return Table(["", *PARTS], rows, "lrrr")
 
 
+def numbers_until_w(shape: Any) -> int:
+    """Elements a token that a layer's weight gradients are computed from: x and dy."""
+    queries = shape.num_attention_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
+    return int(
+        4 * shape.hidden_size + 2 * (queries + keys) + 3 * shape.intermediate_size
+    )
+
+
+@value
+def kept_until_w(preset: str) -> int:
+    """Bytes a token between B and W of one layer, in 16 bits."""
+    return 2 * numbers_until_w(ModelShape.preset(preset))
+
+
+@value
+def kept_until_b(preset: str) -> float:
+    """Bytes a token between F and B of one layer with fused kernels, in 16 bits."""
+    kept = layer_activations(ModelShape.preset(preset), 1)
+    return kept.total - kept.statistics
+
+
 @TABLES
 def split_kept() -> Table:
     """Bytes of activations that a layer keeps after F, after B and after W."""
     from .runs_split import BATCH, CONFIG, SEQUENCE, bytes_kept
 
     (found,) = runs.remembered(bytes_kept, 1)
-    hidden, inner = CONFIG.hidden_size, CONFIG.intermediate_size
-    queries = CONFIG.num_attention_heads * CONFIG.head_dim
-    keys = CONFIG.num_key_value_heads * CONFIG.head_dim
-    numbers = 4 * hidden + 2 * queries + 2 * keys + 3 * inner
-    formula = numbers * BATCH * SEQUENCE * runs.ITEMSIZE
+    formula = numbers_until_w(CONFIG) * BATCH * SEQUENCE * runs.ITEMSIZE
     if found["B"] != formula or found["W"] or not found["F"] > formula:
         raise EvidenceError(f"kept {found}, the formula says {formula} after B")
     rows = [

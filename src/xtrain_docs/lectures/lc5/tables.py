@@ -4,13 +4,14 @@ from xtrain.plan import pipeline_activations, pipeline_idle
 
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
+from ...values import value
 from .figures import played
 
 COMPARED = (  # name, ranks, micro-batches, chunks, when it is the one to take
     ("gpipe", 8, 24, None, "memory for all micro-batches, or recomputation"),
     ("one_f_one_b", 8, 24, None, "the default"),
     ("interleaved", 8, 24, 2, "few micro-batches, fast links"),
-    ("zb_h1", 8, 24, None, "1F1B's memory, backward can be split"),
+    ("zb_h1", 8, 24, None, "a first rank as in 1F1B, backward can be split"),
     ("zb_h2", 8, 24, None, "memory to spare"),
     ("zb_v", 8, 24, None, "even memory, two stages a rank"),
     ("chimera", 8, 8, None, "few micro-batches, memory for a second copy"),
@@ -31,6 +32,29 @@ FORMS = {
 }
 
 
+@value
+def step_of(name: str, ranks: int, micro_batches: int) -> float:
+    """The length of one step as played, F = B = W = 1."""
+    return played(name, ranks, micro_batches).makespan
+
+
+@value
+def idle_of(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """The longest idle time, F = B = W = 1 of a rank's whole part."""
+    parts = None if chunks == 1 else chunks
+    return max(played(name, ranks, micro_batches, parts).idle) / chunks
+
+
+@value
+def held_by(
+    name: str, ranks: int, micro_batches: int, rank: int, until: str = "B"
+) -> float:
+    """Micro-batches that a rank holds at most, from their forward to B or to W."""
+    timeline = played(name, ranks, micro_batches)
+    peaks = {"B": timeline.peak_activations, "W": timeline.peak_until_weights}
+    return peaks[until][rank]
+
+
 def page(name: str) -> str:
     """The page of a schedule: both handmade zero-bubble schedules share one."""
     shared = {"zb_h1": "zero-bubble", "zb_h2": "zero-bubble"}
@@ -46,12 +70,15 @@ def schedules_compared() -> Table:
         timeline = played(name, ranks, m, chunks)
         rows.append(
             [page(name), str(m), f"{100 * timeline.idle_fraction:.1f} %",
+             f"{timeline.makespan / timeline.work:.3f}",
              f"{max(timeline.peak_activations):g}",
+             f"{max(timeline.peak_until_weights):g}",
              str(timeline.parameter_copies), when]
         )  # fmt: skip
-    header = ["schedule", "micro-batches", "idle", "activations", "copies of weights",
+    header = ["schedule", "micro-batches", "idle", "step / work",
+              "activations until B", "until W", "copies of weights",
               "take it for"]  # fmt: skip
-    return Table(header, rows, "lrrrrl")
+    return Table(header, rows, "lrrrrrrl")
 
 
 @REGISTRY

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.collective_choice import RING
 from xtrain.context_parallel import all_gather_attention, ulysses
-from xtrain.model import XtrainConfig, XtrainModel, span_weights
+from xtrain.model import XtrainConfig, XtrainModel, gradient_sums
 from xtrain.model.context import ATTENTIONS
 
 BATCH, LENGTH, ITEMSIZE = 3, 24, 8  # float64; 24 tokens on 2, 3 and 4 ranks
@@ -87,7 +87,7 @@ def rings() -> Iterator[None]:
     """Run the collectives of attention and of `sync_gradients` as rings."""
     with ExitStack() as stack:
         attention = sys.modules[all_gather_attention.__module__]
-        for module in (attention, ulysses, span_weights):
+        for module in (attention, ulysses, gradient_sums):
             stack.enter_context(mock.patch.object(module, "TORCH", RING))
         yield
 

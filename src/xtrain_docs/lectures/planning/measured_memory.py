@@ -54,8 +54,7 @@ def with_padding(case: Case, rank: int) -> StateMemory:
     """The same to the byte: with what our wrappers put into their flat tensors."""
     plain = predicted(case, rank)
     if case.wrapper == "ddp":
-        one = 2 if case.bf16 else 4
-        return replace(plain, gradients=plain.gradients + one)
+        return replace(plain, gradients=plain.gradients + 4)  # the spare number, fp32
     if case.wrapper == "fsdp":
         return units_together(case, rank)
     if case.wrapper:

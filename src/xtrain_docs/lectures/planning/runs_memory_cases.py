@@ -50,7 +50,7 @@ class Case:
         """What our code keeps of a parameter when backward has ended."""
         if not self.bf16:
             return "fp32"
-        return "megatron18" if self.wrapper == "zero 2" else "zero16"
+        return "megatron18" if self.wrapper in ("ddp", "zero 2") else "zero16"
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-/* xtrain's own behaviour: the trace player, copying code that stands alone, marking
-   lines on source pages, names for controls that come without one. No dependencies. */
+/* xtrain's own behaviour: the trace player, copying code that stands alone, names
+   for controls that come without one. No dependencies. */
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -444,27 +444,6 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape") document.activeElement?.closest(".xt-value")?.blur();
 });
 
-/* Source pages: light up the whole definition that the address points at. */
-function lightUp() {
-  for (const lit of document.querySelectorAll(".xt-lit")) lit.classList.remove("xt-lit");
-  const first = document.getElementById(location.hash.slice(1));
-  if (!first?.classList.contains("xt-line")) return;
-  const depth = (line) => line.textContent.search(/\S/);
-  const top = depth(first);
-  let pending = [], line = first, body = /^\s*(?!@)/.test(first.textContent) && !first.textContent.trim().startsWith("@");
-  first.classList.add("xt-lit");
-  while ((line = line.nextElementSibling)) {
-    const inner = depth(line);
-    if (inner >= 0 && inner <= top) {
-      const text = line.textContent.trim();
-      if (body && !/^[)\]}]/.test(text)) break;
-      body ||= /^(def|class|async)\b/.test(text);
-    }
-    pending.push(line);
-    if (inner >= 0) { pending.forEach((l) => l.classList.add("xt-lit")); pending = []; }
-  }
-}
-
 /* Parts of the theme that come without a name, or as one landmark too many. */
 function nameParts() {
   const name = (selector, words) => {
@@ -513,8 +492,6 @@ function tidySoon() {
   tidying ||= setTimeout(() => { tidying = 0; nameParts(); reachScrollers(); }, 100);
 }
 
-addEventListener("hashchange", lightUp);
-lightUp();
 nameParts();
 addEventListener("load", tidySoon);
 addEventListener("resize", tidySoon);

@@ -1,0 +1,1 @@
+"""The loss curves of all lectures' wrappers: what their index pages show."""

@@ -1,0 +1,163 @@
+"""What `make test` runs of all tests: the quick tier, a plugin of pytest.
+
+    python -m pytest -p tests.tiers
+
+A test that carries `verifies` is in the record with its seconds and the world sizes it
+ran at. Of these the tier takes all that are cheap and, for every symbol, the cheapest
+test at each of two world sizes. Tests that prove no symbol run, but for LONG ones.
+
+Tests that are named, by a path or with -k, run whole.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+RECORD = Path(__file__).parents[1] / "docs" / "data" / "verification" / "gloo-cpu.json"
+CHEAP = 0.2  # seconds
+SIZES = 2
+LONG = {
+    "backends/test_two_hosts.py": ["test_two_hosts_reduce_train_and_notice_the_cut"],
+    "bench/test_command.py": [
+        "test_a_part_of_a_run_writes_only_where_it_is_told",
+        "test_resume_refuses_a_record_made_otherwise",
+        "test_resume_runs_only_what_has_too_few_samples",
+    ],
+    "comm/test_process_group.py": [
+        "test_one_torchrun_on_each_node_makes_one_job",
+        "test_a_program_that_destroys_its_groups_ends_in_good_order",
+    ],
+    "copying/test_copies_run.py": [
+        "test_a_copy_is_short",
+        "test_every_algorithm_runs_from_its_copy_and_is_right",
+    ],
+    "copying/test_standalone.py": [
+        "test_every_copy_of_the_site_runs_and_has_all_its_names"
+    ],
+    "docs/test_build.py": [
+        "test_a_defect_stops_the_build_and_leaves_the_old_site",
+        "test_the_check_runs_real_snippets",
+    ],
+    "docs/test_fonts.py": ["test_a_face_is_cut_to_its_letters"],
+    "docs/test_kept.py": ["test_a_committed_result_comes_out_again"],
+    "docs/test_lc3_pictures.py": ["test_every_figure_of_the_lecture_fits_a_phone"],
+    "docs/test_lc7_overlap.py": ["test_the_table_is_of_runs_with_and_without_overlap"],
+    "docs/test_pages.py": ["test_everything_on_the_page_renders"],
+    "docs/test_pages_shape.py": ["test_figures_of_a_page_fit_a_phone"],
+    "docs/test_record.py": [
+        "test_the_committed_record_is_of_this_code",
+        "test_the_committed_results_are_of_this_code",
+    ],
+    "docs/test_spine.py": [
+        "test_a_mistake_leaves_the_curve",
+        "test_a_mistake_with_experts_leaves_their_curve",
+    ],
+    "pipeline_parallel/test_runner_failures.py": [
+        "test_a_rank_that_is_killed_ends_all_others_with_its_name"
+    ],
+    "plan/test_traffic_measured.py": ["test_all_reduce_sends_the_formula"],
+    "snippets/test_transcripts.py": ["test_a_fresh_run_prints_the_transcript"],
+    "test_mutate.py": [
+        "test_a_run_that_never_ends_is_caught",
+        "test_a_weak_test_lets_mutants_live_and_a_strong_one_does_not",
+    ],
+    "test_packaging.py": [
+        "test_the_source_distribution_holds_every_file_of_the_repository",
+        "test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout",
+    ],
+    "test_packaging_setup.py": [
+        "test_a_change_installs_again",
+        "test_a_torch_of_ours_is_not_taken_for_the_users_after_a_failure",
+        "test_a_torch_that_is_kept_gets_a_torchrun_in_the_environment",
+        "test_a_torch_that_was_named_once_stays",
+        "test_an_environment_without_a_pip_that_works_is_named",
+    ],
+    "testing/test_lifetime.py": [
+        "test_a_killed_xdist_worker_takes_its_ranks_along",
+        "test_a_program_killed_in_the_middle_of_a_run",
+        "test_a_program_that_never_closes_its_world",
+        "test_ctrl_c_during_a_test",
+        "test_ranks_of_a_program_ended_by_sigterm",
+    ],
+    "testing/test_record.py": ["test_ours_stand_on_single_tests"],
+    "testing/test_script.py": ["test_torchrun_prints_the_same"],
+    "whiteboard/test_downloads.py": ["test_a_download_compares_and_says_what_it_sent"],
+}
+
+
+def are_named(config: pytest.Config) -> bool:
+    return config.args_source is config.ArgsSource.ARGS or bool(config.option.keyword)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if are_named(config):
+        return None
+    record = symbols(RECORD)
+    every = {test["id"] for tests in record.values() for test in tests}
+    return (
+        f"quick tier: {len(record)} symbols at two world sizes by"
+        f" {len(chosen(record)):,} of {len(every):,} tests, and what is cheap;"
+        " `make test-all` adds the other sizes, layouts and dtypes"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    if are_named(config):
+        return
+    record = symbols(RECORD)
+    here = {item.nodeid for item in items}
+    known = {test["id"] for tests in record.values() for test in tests}
+    taken = chosen(record, here)
+    kept, left = [], []
+    for item in items:
+        name = item.nodeid
+        leave = is_long(name) or (name in known and name not in taken)
+        (left if leave else kept).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+def is_long(name: str) -> bool:
+    path, _, function = name.partition("::")
+    return function.partition("[")[0] in LONG.get(path.removeprefix("tests/"), [])
+
+
+def symbols(record: Path) -> dict[str, list[dict]]:
+    """Every symbol of a record with the tests that proved it."""
+    found = json.loads(record.read_text())["symbols"]
+    return {name: found[name]["tests"] for name in sorted(found)}
+
+
+def chosen(
+    record: Mapping[str, Iterable[Mapping]], here: set[str] | None = None
+) -> set[str]:
+    """The tests that the quick tier takes of a record, of those that are `here`.
+
+    Two ranks come first, then three and more; one rank, and none, come last.
+    """
+    taken: set[str] = set()
+    for tests in record.values():
+        at: dict[int, dict[str, float]] = defaultdict(dict)
+        for test in tests:
+            if here is not None and test["id"] not in here:
+                continue
+            if test["seconds"] < CHEAP:
+                taken.add(test["id"])
+            for _, size in test["places"] or [(None, 0)]:
+                at[size][test["id"]] = test["seconds"]
+        for size in sorted(at, key=lambda size: (size < 2, abs(size - 2)))[:SIZES]:
+            if taken.isdisjoint(at[size]):
+                taken.add(min(at[size], key=lambda id: (rounded(at[size][id]), id)))
+    return taken
+
+
+def rounded(seconds: float) -> int:
+    """To a power of two, so that a choice does not change with each recording."""
+    return math.ceil(math.log2(max(seconds, CHEAP)))
