@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm import axis_ranks, init_mesh, mesh_coordinates, ring_all_reduce
 from xtrain.comm.mesh import check_mesh, joined_group, timeout_of
@@ -164,6 +165,54 @@ def timeouts() -> None:
 @pytest.mark.verifies("xtrain.comm.mesh:init_mesh", "xtrain.comm.mesh:joined_group")
 def test_groups_of_a_mesh_have_the_timeout_given_or_that_of_the_default_group(world):
     world(4).run(timeouts)
+
+
+def joined_beside_others() -> None:
+    """Ranks 0 and 1 hold a group more than the others, before and after a destroy."""
+    dist.new_group([0, 1])
+    for axes in [("data", "tensor"), ("tensor", "context"), ("data", "context")] * 2:
+        mesh = init_mesh((2, 1, 2), ("data", "tensor", "context"))
+        joined = joined_group(mesh, axes)
+        same = next(axis for axis in mesh.mesh_dim_names if axis not in axes)
+        place = mesh.get_coordinate()[mesh.mesh_dim_names.index(same)]
+        expected = mesh.mesh.select(mesh.mesh_dim_names.index(same), place).flatten()
+        assert dist.get_process_group_ranks(joined) == expected.tolist()
+        total = torch.tensor([2.0 ** dist.get_rank()])
+        dist.all_reduce(total, group=joined)
+        assert total.item() == sum(2.0**rank for rank in expected.tolist())
+        dist.destroy_process_group(joined)
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:joined_group", "xtrain.comm.mesh:groups_along")
+def test_axes_are_joined_on_ranks_that_hold_other_numbers_of_groups(world):
+    world(4).run(joined_beside_others)
+
+
+def joined_by_members(more: list[int]) -> list[int]:
+    """A mesh of ranks 1 to 4 of five, of which some hold a group more."""
+    ranks = torch.arange(1, 5).view(2, 2)
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("data", "context"))
+    for rank in more:
+        dist.new_group([rank])
+    if mesh.get_coordinate() is None:
+        return [1, 2, 3, 4]
+    joined = joined_group(mesh, ("data", "context"))
+    return dist.get_process_group_ranks(joined)
+
+
+def refused_by_members(more: list[int]) -> None:
+    if dist.get_rank() == 0:
+        joined_by_members(more)
+        return
+    with pytest.raises(ValueError, match=r"ranks \[1, 2, 3, 4\] hold \d+ to \d+ "):
+        joined_by_members(more)
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:group_of_members")
+def test_members_make_a_group_if_they_hold_equally_many(world):
+    assert world(5).run(joined_by_members, [0]) == [[1, 2, 3, 4]] * 5
+    for more in ([1], [4], [2, 3]):
+        world(5).run(refused_by_members, more)
 
 
 def refused_timeout() -> None:

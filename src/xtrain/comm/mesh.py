@@ -13,7 +13,7 @@ collective still gets its group: `ring_all_reduce(x, group=mesh["tensor"].get_gr
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from xtrain.comm.checks import group_or_world, message_device
+from xtrain.comm.rounds import paused
 
 REPLICA_AXES = ("data", "expert_data")
 """Axes whose ranks hold the same parameters and bring other batches."""
@@ -56,16 +57,25 @@ def init_mesh(
         if size == world and timeout is None:
             groups.append(group_or_world(None))
             continue
-        own = None
-        for members in ranks.movedim(axis, -1).reshape(-1, size).tolist():
-            made = dist.new_group(  # torch's own meshes take torch's default timeout
-                members,
-                timeout=timeout or timeout_of(None),
-                group_desc=f"mesh_{axes[axis]}",
-            )
-            own = made if dist.get_rank() in members else own
-        groups.append(group_or_world(own))
+        limit = timeout or timeout_of(None)  # torch's own meshes take torch's default
+        groups.append(groups_along(ranks, [axis], limit, axes[axis]))
     return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(axes))
+
+
+def groups_along(
+    ranks: Tensor, axes: list[int], timeout: timedelta | None, name: str
+) -> ProcessGroup:
+    """All groups of ranks that differ on these axes alone; returns this rank's.
+
+    Every rank of the world makes every group, in the same order: torch numbers them.
+    """
+    size = math.prod(ranks.shape[axis] for axis in axes)
+    last = list(range(-len(axes), 0))
+    own = None
+    for members in ranks.movedim(axes, last).reshape(-1, size).tolist():
+        made = dist.new_group(members, timeout=timeout, group_desc=f"mesh_{name}")
+        own = made if dist.get_rank() in members else own
+    return group_or_world(own)
 
 
 def timeout_of(group: ProcessGroup | None) -> timedelta | None:
@@ -82,16 +92,44 @@ def joined_group(mesh: DeviceMesh, axes: tuple[str, ...]) -> ProcessGroup:
     """
     known: dict[tuple[str, ...], Any] = mesh.__dict__.setdefault("_joined_groups", {})
     if axes not in known:
-        timeout = timeout_of(mesh[axes[0]].get_group())
-        ranks = mesh[axes].mesh.flatten().tolist()
-        group = dist.new_group(
-            ranks,
-            timeout=timeout,
-            use_local_synchronization=True,  # each rank knows those of its own
-            group_desc=f"mesh_{'_'.join(axes)}",
-        )
-        known[axes] = group_or_world(group).group_name
+        parts = [mesh[axis].get_group() for axis in axes]
+        timeout, name = timeout_of(parts[0]), "_".join(axes)
+        if mesh.size() == dist.get_world_size():
+            dims = [(mesh.mesh_dim_names or ()).index(axis) for axis in axes]
+            group = groups_along(mesh.mesh, dims, timeout, name)
+        else:
+            ranks = mesh[axes].mesh.flatten().tolist()
+            group = group_of_members(ranks, parts, timeout, f"mesh_{name}")
+        known[axes] = group.group_name
     return dist.distributed_c10d._resolve_process_group(known[axes])
+
+
+def group_of_members(
+    ranks: list[int],
+    parts: Sequence[ProcessGroup],
+    timeout: timedelta | None,
+    name: str | None = None,
+) -> ProcessGroup:
+    """A group that its members alone make; they reach one another through the parts.
+
+    torch names it by its ranks and by the number of groups that a member holds, so
+    members that hold different numbers would wait for ever: ValueError on all of them.
+    """
+    held = len(dist.distributed_c10d._world.pg_names)
+    counts = torch.tensor([held, -held], device=message_device(parts[0]))
+    with paused():
+        for part in parts:
+            dist.all_reduce(counts, dist.ReduceOp.MAX, group=part)
+    most, least = counts.tolist()
+    if most != -least:
+        raise ValueError(
+            f"ranks {shorten(ranks)} hold {-least} to {most} process groups: a group "
+            "that its members alone make needs the same number on each"
+        )
+    made = dist.new_group(
+        ranks, timeout=timeout, use_local_synchronization=True, group_desc=name
+    )
+    return group_or_world(made)
 
 
 def check_timeout(timeout: timedelta | None) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
-from xtrain.comm.mesh import timeout_of
+from xtrain.comm.mesh import group_of_members, timeout_of
 from xtrain.comm.p2p import batches
 
 
@@ -26,9 +26,9 @@ def group_of_its_own(
     """The same ranks, for the messages one way; None where one group does for both."""
     if not runs_in_order(group, device):
         return None
-    ranks = dist.get_process_group_ranks(group_or_world(group))
-    limit = timeout_of(group)
-    return dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
+    group = group_or_world(group)
+    ranks = dist.get_process_group_ranks(group)
+    return group_of_members(ranks, [group], timeout_of(group))
 
 
 def check_queues(group: ProcessGroup | None, device: torch.device) -> str | None:
