@@ -100,7 +100,7 @@ def test_a_hostile_config_is_refused_in_a_line(capsys, tmp_path, base):
             assert name in refused(capsys, *words)
     path.write_text(json.dumps(base | {"num_hidden_layers": 2**31}))
     assert "num_hidden_layers=2147483648 is above 10000" in refused(capsys, *words)
-    for text, said in (("[" * 100_000, "is no JSON"), (b"\xff\xfe\x00", "is no JSON"),
+    for text, said in (("[" * 100_000, "is not JSON"), (b"\xff\xfe\x00", "is not JSON"),
                        (" " * 2**22 + "{}", "is longer than")):  # fmt: skip
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         assert said in refused(capsys, *words)

@@ -985,7 +985,7 @@ def test_shared_memory_opens_nothing_but_segments(tmp_path):
         open_segment(1, os.getpid(), str(small), 2)
     os.close(alien)
     os.close(small)
-    with pytest.raises(RuntimeError, match="for rank 1 is no address"):
+    with pytest.raises(RuntimeError, match="for rank 1 is not an address"):
         open_segment(1, os.getpid(), "../../etc/passwd", 2)
 
 
@@ -1060,7 +1060,7 @@ def test_garbage_in_the_store_is_refused(tmp_path, line):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     store.set("socket/0", line)
     forming = Rendezvous(store, "socket", 1, 2, 20.0, Peers())
-    with pytest.raises(RuntimeError, match="for rank 0 is no address"):
+    with pytest.raises(RuntimeError, match="for rank 0 is not an address"):
         forming.exchange_addresses("unix:x")
 
 

@@ -52,7 +52,7 @@ def test_a_result_of_another_shape_is_refused(world):
 def test_a_contestant_that_sends_more_than_its_formula_is_not_timed(world):
     greedy = contestants.all_reduce(contestants.sends_twice, contestants.ring_traffic)
     race = contestants.race_against_gloo(greedy)
-    with pytest.raises(RaceError, match="rank 0 sent 800 bytes, the formula says 400"):
+    with pytest.raises(RaceError, match="rank 0 sent 800 bytes, the formula gives 400"):
         run_measurement(world(2), race, 400, SHORT)
 
 

@@ -90,7 +90,7 @@ def test_ranks_load_what_rank_0_finds_or_nothing(world, copies, stage):
     assert str(copies / "0" / NEW) in said and str(copies / "1" / OLD) in said
     (copies / "1" / "latest").unlink()
     kind, said = on_all(world, copies, stage)
-    assert f"rank 1: {copies / '1'} is no checkpoint: no index.json" in said
+    assert f"rank 1: {copies / '1'} is not a checkpoint: it has no index.json" in said
     os.rename(copies / "hidden", copies / "1" / NEW)
 
     point(copies / "0", OLD)  # rank 0's answer, though the others know of a later one
@@ -124,9 +124,13 @@ def test_what_one_rank_cannot_read_is_told_to_all(world, copies, stage):
     said = on_all(world, copies, stage)[1]
     assert "rank 1: " in said and "no file found" in said
     shutil.rmtree(copies / "1")
-    assert f"rank 1: {copies / '1'} is no checkpoint" in on_all(world, copies, stage)[1]
+    assert (
+        f"rank 1: {copies / '1'} is not a checkpoint" in on_all(world, copies, stage)[1]
+    )
     shutil.rmtree(copies / "0")
-    assert f"rank 0: {copies / '0'} is no checkpoint" in on_all(world, copies, stage)[1]
+    assert (
+        f"rank 0: {copies / '0'} is not a checkpoint" in on_all(world, copies, stage)[1]
+    )
 
 
 def vanish(directory, at):

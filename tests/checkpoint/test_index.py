@@ -285,11 +285,11 @@ CRAFTED = {
     "another checksum": (piece(3, 5), "wrong checksum"),
     "a listed file above": (
         lambda index: index["files"].update({"../" + FILES[0]: 3}),
-        "is no name of a file",
+        "is not the name of a file",
     ),
     "a listed file elsewhere": (
         lambda index: index["files"].update({"/" + FILES[0]: 3}),
-        "is no name of a file",
+        "is not the name of a file",
     ),
     "a file's size": (
         lambda index: index["files"].update({FILES[0]: 3}),
@@ -297,7 +297,7 @@ CRAFTED = {
     ),
     "a file's size that is none": (
         lambda index: index["files"].update({FILES[0]: "3"}),
-        "the size of rank-00000.safetensors is no number",
+        "the size of rank-00000.safetensors is not a number",
     ),
     "half a character": (add("\ud800"), "surrogates"),
     "state of nothing": (add(":cut:exp_avg:other"), "exp_avg:other fits no tensor"),
@@ -309,7 +309,7 @@ CRAFTED = {
     "an unknown kind": (add(":odd:exp_avg:w"), "what is ':odd:exp_avg:w'"),
     "a label cut short": (add(":cut:exp_avg"), "what is ':cut:exp_avg'"),
     "a tensor left out": (drop("tensors", ":random:cpu:0"), "it has other tensors"),
-    "no ranks": (drop("extra", "ranks"), "no checkpoint of a sharded model"),
+    "no ranks": (drop("extra", "ranks"), "not a checkpoint of a sharded model"),
     "ranks that are none": (lambda index: index["extra"].update(ranks=True), "ranks"),
     "groups that are none": (lambda index: index["extra"].update(groups=3), "groups"),
     "a step that is true": (lambda index: index.update(step=True), "its step"),
@@ -459,7 +459,7 @@ def reshape_random(index):
 
 CRAFTED_ON_RANKS = {
     "no list of pieces": (tensor("0.weight", pieces=None), "0.weight has no list"),
-    "no groups": (drop("extra", "groups"), "no checkpoint of a sharded model"),
+    "no groups": (drop("extra", "groups"), "not a checkpoint of a sharded model"),
     "groups of nothing": (
         lambda index: index["extra"].update(groups=[3]),
         "its groups' options",

@@ -268,7 +268,7 @@ BAD_SHARDS = {
     "not flat": (ValueError, NOT_WITHIN),
     "after the box": (ValueError, r"from 2 on is not within \[2, 2\] at \[0, 2\] of"),
     "box outside": (ValueError, r"from 0 on is not within \[2, 2\] at \[0, 3\] of"),
-    "name": (ValueError, "rank 1: ':x' is no name"),
+    "name": (ValueError, "rank 1: ':x' is not a name"),
     "shape": (CheckpointError, r"x: shape \[2, 4\] and \[2, 5\] on different ranks"),
     "dtype": (CheckpointError, "x: dtype float32 and float64 on different ranks"),
     "overlap": (CheckpointError, r"x: two pieces have element \[0, 1\]"),

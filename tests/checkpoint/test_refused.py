@@ -146,7 +146,7 @@ def test_ranks_that_load_different_checkpoints_are_told(world, tmp_path):
         assert "ranks 0 and 1 load different checkpoints" in error
         assert all(path in error for path in paths)
     for error in world(2).run(refuse_unlike_others, paths[0], str(tmp_path / "c")):
-        assert "c is no checkpoint" in error
+        assert "c is not a checkpoint" in error
 
 
 def save_bare_pieces(directory):
@@ -170,7 +170,7 @@ def test_pieces_of_something_else_are_refused(world, tmp_path):
         load_bare_pieces,
         str(tmp_path),
         error=CheckpointError,
-        match="no checkpoint of a sharded model",
+        match="not a checkpoint of a sharded model",
     )
 
 

@@ -36,7 +36,7 @@ def test_a_real_step_is_drawn_with_every_action_in_order(world, name):
     with pytest.raises(EvidenceError, match=r"is before \('F', 0, 0\)"):
         real.real_timeline(name, 4, late)
     late[1] = [row for row in late[1] if "F1" not in row[0]]
-    with pytest.raises(ValueError, match="rank 1 did not do what"):
+    with pytest.raises(ValueError, match="rank 1 did not run the actions"):
         real.real_timeline(name, 4, late)
 
 

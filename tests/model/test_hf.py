@@ -234,7 +234,7 @@ def damaged(folder):
     for file in ("../secret.safetensors", 5):
         index = json.dumps({"weight_map": {name: file}})
         (folder / "model.safetensors.index.json").write_text(index)
-        yield f"path {file!r}", "is no file of the directory"
+        yield f"path {file!r}", "is not a file of the directory"
 
 
 def refuses(folder, said) -> None:

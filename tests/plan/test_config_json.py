@@ -56,7 +56,7 @@ def test_a_name_a_folder_or_a_file(tmp_path):
     assert load_shape("llama-3-8b") == ModelShape.preset("llama-3-8b")
     with pytest.raises(ValueError, match="preset 'llama-9'"):
         load_shape("llama-9")
-    for text, said in (("{", "is no JSON"), ("[1]", "has no entries")):
+    for text, said in (("{", "is not JSON"), ("[1]", "has no entries")):
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
             load_shape(str(path))

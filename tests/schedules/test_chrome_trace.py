@@ -52,7 +52,7 @@ def test_a_run_in_another_order_is_refused():
     swapped = [*executed[1]]
     first, second = (i for i, a in enumerate(swapped) if a.kind == "BW")
     swapped[first], swapped[second] = swapped[second], swapped[first]
-    with pytest.raises(ValueError, match="rank 1 did not do what gpipe says"):
+    with pytest.raises(ValueError, match="rank 1 did not run the actions of gpipe"):
         timeline_of(timeline.schedule, [executed[0], swapped], times)
 
 

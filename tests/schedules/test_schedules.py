@@ -96,7 +96,7 @@ def test_the_printed_forms():
     assert [str(part) for part in pair.parts] == ["2F4", "5BW1"]
     assert str(Action("REDUCE", 3)) == "3REDUCE"
     for text in ("2X3", "F0", "2F", "2F4&", "2F4&5F1", "2F4&5B1&1B1", ""):
-        with pytest.raises(ValueError, match=r"is no action|a forward & a backward"):
+        with pytest.raises(ValueError, match=r"is not an action|a forward & a"):
             parse_action(text)
 
 

@@ -271,7 +271,7 @@ def refusals() -> None:
         lambda dim: ring_matmul_reduce_scatter(x, weight, dim),
     ):
         for dim in (2, -1, 3, -4):
-            with pytest.raises(ValueError, match=f"dim={dim} is no dim before"):
+            with pytest.raises(ValueError, match=f"dim={dim} is not a dim before"):
                 call(dim)
     with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
         ring_matmul_reduce_scatter(x, weight, 1)

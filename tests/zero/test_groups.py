@@ -101,7 +101,7 @@ def test_groups_train_save_and_load_for_themselves(world, tmp_path, stage, choic
         assert largest_difference(state, expected) < 1e-12
         assert (said is None) == (number == 0)
         if said:
-            assert "nowhere is no checkpoint" in said
+            assert "nowhere is not a checkpoint" in said
 
 
 def overflow_in_group_1():

@@ -20,7 +20,7 @@ MAX_LOGGED = 20  # refusals of one group, each in a line of its own
 
 
 class Acceptor:
-    """Admits the higher ranks; refuses and logs everybody else, and stays open."""
+    """Admits the higher ranks; refuses and logs all others, and stays open."""
 
     def __init__(
         self, listener: socket.socket, secret: bytes, group: bytes, rank: int, size: int

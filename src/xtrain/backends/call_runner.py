@@ -170,7 +170,7 @@ class CallRunner:
             check_servable(name, self.backend, tensor)
 
     def check_peer(self, name: str, peer: int) -> None:
-        """ValueError for this rank itself and for what is no rank."""
+        """ValueError for this rank itself and for what is not a rank."""
         size = self.transport.size
         if peer == self.rank or not 0 <= peer < size:
             raise ValueError(

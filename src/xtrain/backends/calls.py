@@ -42,7 +42,7 @@ class Kinds(dict[str, int]):
     """What kind of code a module is, found once for each: every call asks for some."""
 
     def __missing__(self, module: str) -> int:
-        name = f"{module}."  # so that "warnings_of_mine" is no part of "warnings"
+        name = f"{module}."  # so that "warnings_of_mine" is not part of "warnings"
         library = LIBRARY if name.startswith(_LIBRARIES) else PROGRAM
         self[module] = BETWEEN if name.startswith(_BETWEEN) else library
         return self[module]

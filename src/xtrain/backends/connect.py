@@ -5,7 +5,7 @@ connection for collectives and one for messages. Both sides of a connection prov
 themselves before it is used (`handshake`).
 
 All of it runs in the thread that forms the group, in turns, until every connection is
-made: a peer that says nothing holds up no other.
+made: a silent peer holds up no other.
 """
 
 import time

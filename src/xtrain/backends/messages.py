@@ -49,11 +49,11 @@ MAX_SITE = 200  # bytes of "file:line", cut beyond, filled up with zeros
 HEADER = struct.Struct(f"<qIQ{MAX_SITE}s")  # tag, dtype code, payload bytes, site
 MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
 JOINED_BYTES = 1 << 14  # up to here header and payload are written at once
-SCRATCH_BYTES = 1 << 16  # what nobody wants is read in pieces of this size
+SCRATCH_BYTES = 1 << 16  # what is dropped is read in pieces of this size
 
 
 class ProtocolError(RuntimeError):
-    """What a peer sent is no frame: nothing after it can be understood."""
+    """What a peer sent is not a frame: nothing after it can be understood."""
 
 
 def raw(flat: Tensor) -> memoryview:

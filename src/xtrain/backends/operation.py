@@ -51,7 +51,7 @@ class Operation:
             self._end(None)
         except Exception as error:
             self._end(error)
-        except BaseException as error:  # Ctrl-C: nobody will finish these steps
+        except BaseException as error:  # Ctrl-C: these steps will not be finished
             self._end(error)
             raise
         return self.done

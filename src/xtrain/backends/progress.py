@@ -217,7 +217,7 @@ class Progress:
                 if self._closed:
                     return
                 self._advance_all()
-                now, self._last_pass = self._last_pass, 0.0  # this was nobody waiting
+                now, self._last_pass = self._last_pass, 0.0  # no one waited
                 if now > next_check:
                     for first in [queue[0] for queue in self._queues.values()]:
                         if not first.done:

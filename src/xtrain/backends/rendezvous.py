@@ -1,8 +1,8 @@
 """The rendezvous of a new group: ranks exchange addresses, and notice who is lost.
 
 Each rank puts one line into torch's store (where its process is, how to reach it) and
-reads everybody else's. The store is not authenticated: these lines are hints, what they
-lead to must prove itself.
+reads those of the others. The store is not authenticated: these lines are hints, and
+what they lead to must prove itself.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ class Rendezvous:
     def wait_until(self, ready: Callable[[], bool], why: Callable[[], str]) -> None:
         """Poll `ready`; RuntimeError when a rank dies or gives up, or the time is over.
 
-        In the last case it says why.
+        In the last case with the reason.
         """
         while not ready():
             dead = self._peers.dead()
@@ -174,7 +174,7 @@ class Rendezvous:
 def parse_peer_address(peer: int, line: str) -> PeerAddress:
     parts = LINE.fullmatch(line)
     if parts is None:
-        raise RuntimeError(f"what the store holds for rank {peer} is no address")
+        raise RuntimeError(f"what the store holds for rank {peer} is not an address")
     return PeerAddress(parts[1], int(parts[2]), parts[3])
 
 

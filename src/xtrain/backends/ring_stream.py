@@ -3,7 +3,7 @@
     rank r    receives a piece from rank r - 1, reduces it into its own,
               and sends the reduced prefix on while the rest still arrives
 
-Each rank sends and receives what the ring's formula says: (N-1)/N of the tensor for a
+Each rank sends and receives the ring's share: (N-1)/N of the tensor for a
 reduce-scatter, as much again for an all-gather.
 """
 

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host all see: one segment a rank, mapped by everybody.
+"""Memory that the ranks of one host all see: one segment a rank, mapped by all.
 
     segment of a rank
       words       arrived: how many steps this rank has completed; the fingerprint of
@@ -130,7 +130,7 @@ def make_memory(nbytes: int) -> int:
 def open_memory(peer: int, pid: int, descriptor: str, nbytes: int) -> int:
     """A descriptor of memory that a peer has made, or RuntimeError."""
     if not re.fullmatch(r"[0-9]{1,9}", descriptor):
-        raise RuntimeError(f"what the store holds for rank {peer} is no address")
+        raise RuntimeError(f"what the store holds for rank {peer} is not an address")
     try:
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):

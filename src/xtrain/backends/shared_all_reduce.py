@@ -26,7 +26,7 @@ IN_PLACE_BYTES = 4 << 20  # of a shared tensor at a time: what all have stays ca
 def all_reduce_one_shot(
     memory: "SharedMemory", flat: Tensor, op: ReduceOp.RedOpType, check: int
 ) -> Steps:
-    """Every rank writes all of its tensor, then adds up everybody's."""
+    """Every rank writes all of its tensor, then adds up all of them."""
     step, nbytes = memory.step + 1, flat.nbytes
     stages = memory.stages(step, flat.dtype, flat.numel())
     # torch's copy_ takes longer to find out what to do than to do it.
@@ -88,4 +88,4 @@ def all_reduce_in_place(
             mine[peer].copy_(slots[peer][peer])
         whole, own = pieces_[0].nbytes, mine[memory.rank].nbytes
         memory.count(own, (memory.size - 1) * own + whole - own)
-    yield from memory.step_barrier()  # nobody reads this rank's tensor any more
+    yield from memory.step_barrier()  # this rank's tensor is read by no other any more

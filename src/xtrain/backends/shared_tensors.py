@@ -4,7 +4,7 @@
     dist.all_reduce(t)                               # no stage, no copies into it
 
 torch's symmetric memory is the same idea for GPUs (`symm_mem.empty`, `rendezvous`):
-every rank allocates alike, and maps everybody's.
+every rank allocates alike, and maps those of all.
 """
 
 import errno

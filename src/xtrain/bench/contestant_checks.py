@@ -97,11 +97,11 @@ def _wrong_result(
 def _wrong_bytes(what: str, counted: int, formula: int) -> str | None:
     if counted == formula:
         return None
-    return f"{what} {counted} bytes, the formula says {formula}"
+    return f"{what} {counted} bytes, the formula gives {formula}"
 
 
 def _refuse(who: str, problem: str | None) -> None:
-    """Raise on every rank when any has a problem, so that nobody waits."""
+    """Raise on every rank when any has a problem, so that none waits."""
     problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     found = [f"rank {rank} {text}" for rank, text in enumerate(problems) if text]

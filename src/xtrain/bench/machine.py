@@ -7,7 +7,7 @@
 A sample during which others used more than a few percent of the machine says more
 about them than about the contestant, so it is dropped and counted. What ranks send each
 other on one host is partly carried by threads of the Linux kernel (ksoftirqd): their
-time belongs to the contestant, and is no other load.
+time belongs to the contestant, not to other load.
 """
 
 import contextlib

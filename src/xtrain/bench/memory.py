@@ -4,7 +4,7 @@
                    /  make, first step
     ______________/                                 <- before the model exists
 
-In a race all contestants live in one process, where nobody can tell whose memory is
+In a race all contestants live in one process, where one cannot tell whose memory is
 whose. So each runs once more in processes of its own. The first step comes before the
 peak is looked for: it makes the optimizer's state, which stays. What counts is memory
 the kernel really gave, so buffers of gloo and shared segments are in it.
@@ -57,6 +57,6 @@ def resident(field: str) -> int:
 
 
 def give_back_free_memory() -> None:
-    """Have the C library return to the kernel what nobody uses."""
+    """Have the C library return unused memory to the kernel."""
     with contextlib.suppress(AttributeError):  # glibc has it
         ctypes.CDLL(None).malloc_trim(0)

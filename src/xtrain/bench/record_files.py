@@ -19,7 +19,7 @@ def partial(output: Path) -> Path:
 
 
 def finished(made: record.Record, path: Path | None) -> list[record.Measurement]:
-    """The measurements of a record, finished or not, in which nobody lacks samples.
+    """The measurements of a record, finished or not, in which none lacks samples.
 
     ValueError when there is no such record, or when it comes from another machine,
     other versions or other settings: such measurements do not belong to the new ones.

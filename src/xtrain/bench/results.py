@@ -1,4 +1,4 @@
-"""From what the ranks bring home to a `Measurement`: medians, ratios, bytes."""
+"""From what the ranks return to a `Measurement`: medians, ratios, bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from xtrain.bench.sampling import Sample, keep
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank brings home from a measurement, by contestant.
+    """What one rank returns from a measurement, by contestant.
 
     Samples and calls are the same on every rank; the bytes are its own.
     """
@@ -72,7 +72,7 @@ def measurement_of(
 
 
 def _median_load(result: RankResult, limit: float) -> float | None:
-    """Others' share of the machine during the kept samples; None if nobody knows."""
+    """Others' share of the machine during the kept samples; None if unknown."""
     loads = [
         sample.other_load
         for samples in result.samples.values()

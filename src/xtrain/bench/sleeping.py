@@ -2,10 +2,10 @@
 
     forward                     sleeps F, returns x * weight
     gradient of the input       sleeps B
-    gradient of the weight      sleeps W, when the schedule says so
+    gradient of the weight      sleeps W, where the schedule has one
 
 Who sleeps needs no core, so 8 ranks run on 2 cores as on 8, and a step takes as long as
-the simulator says, plus what the runner and the messages add.
+the simulator computes, plus what the runner and the messages add.
 
 torch splits a backward along the graph of autograd, and calls a node that belongs to
 both parts twice. So the two sleeps are nodes of their own, and what joins them, a

@@ -4,7 +4,7 @@
     issue at t ------ rows / bandwidth + latency ------> wait returns
                  (the calls of a rank travel one after the other)
 
-Nobody computes while a message travels, so what is computed between issue and wait is
+No rank computes while a message travels, so what is computed between issue and wait is
 really hidden, on 2 cores as on 8: who sleeps needs no core. A message is there so long
 after this rank's own issue; ranks that issue at different times are not told apart.
 

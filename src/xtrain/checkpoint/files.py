@@ -9,7 +9,7 @@
 
 A piece is a box of a tensor (`boxes`). A rank that loads asks for the boxes it needs
 and reads only the pieces that overlap them, so the world size and the way to shard may
-change, and nobody ever holds a whole model. What several ranks hold, one writes.
+change, and no rank ever holds a whole model. What several ranks hold, one writes.
 
 A checkpoint is written beside its place, checked, and moved there in one step: a run
 that dies while saving leaves the one before untouched, and other jobs may save to the
@@ -70,7 +70,7 @@ def save_pieces(
         with raising_everywhere(CheckpointError, group=group, what=failed):
             if partial is not None:
                 final = publish(partial, make_index(step, extra, manifests))
-    except CheckpointError:  # on every rank, so nobody writes any more
+    except CheckpointError:  # on every rank, so none writes any more
         if partial is not None:
             discard(partial)
         raise

@@ -11,7 +11,7 @@
                                      a checkpoint ever stands for half of one
 
 Names change under `.lock`: publishing, moving `latest` and taking away what was
-replaced are one step for every other job. Taken away is only what nobody holds: the
+replaced are one step for every other job. Taken away is only what no job holds: the
 unfinished work of dead jobs, and checkpoints of the same step that were there before
 this one was begun.
 
@@ -193,7 +193,7 @@ def identity(path: Path) -> Identity | None:
 
 
 def set_aside(path: Path, lock: str) -> None:
-    """Rename a folder that nobody holds, for `delete_set_aside`."""
+    """Rename a folder that no job holds, for `delete_set_aside`."""
     descriptor = None
     try:
         with suppress(FileNotFoundError):  # dead before there was a lock

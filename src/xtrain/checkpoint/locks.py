@@ -55,12 +55,12 @@ def take_lock(descriptor: int, how: int) -> bool | None:
 
 
 def hold(index: Path) -> int:
-    """Open an index; until it is closed, nobody takes its checkpoint away."""
+    """Open an index; until it is closed, its checkpoint is not taken away."""
     try:
         descriptor = open_file(index)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
-            f"{index.parent} is no checkpoint: no {index.name}"
+            f"{index.parent} is not a checkpoint: it has no {index.name}"
         ) from None
     except OSError as error:
         raise CheckpointError(f"{index} cannot be read: {error}") from None
@@ -89,5 +89,5 @@ def open_file(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "it is not a file")
     return descriptor

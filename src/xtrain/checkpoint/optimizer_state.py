@@ -145,7 +145,7 @@ def check_groups(optimizer: Optimizer | None, reader: CheckpointReader) -> None:
     """CheckpointError unless the checkpoint has what such an optimizer needs."""
     extra, known = reader.extra, {"ranks", "groups", "user"}
     if not isinstance(extra, dict) or not known <= extra.keys():
-        raise CheckpointError(f"{reader.path} is no checkpoint of a sharded model")
+        raise CheckpointError(f"{reader.path} is not a checkpoint of a sharded model")
     saved = extra["groups"]
     if not is_count(extra["ranks"]) or not isinstance(saved, list | None):
         raise CheckpointError(f"{reader.path} is damaged: its groups or ranks")

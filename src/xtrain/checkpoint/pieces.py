@@ -64,7 +64,7 @@ class Shard:
     ) -> list[Piece]:
         """The boxes that the shard is, as views of `data` (of the tensor unless given).
 
-        A shard without elements is no piece.
+        A shard without elements makes no piece.
         """
         data = (self.tensor if data is None else data).detach()
         name, shape = name or self.name, tuple(self.shape)
@@ -88,7 +88,9 @@ class Shard:
     def check(self) -> None:
         """ValueError unless the shard lies within its full tensor."""
         if not self.name or self.name.startswith(":"):
-            raise ValueError(f"{self.name!r} is no name: not empty, no ':' in front")
+            raise ValueError(
+                f"{self.name!r} is not a name: it is empty or begins with ':'"
+            )
         if isinstance(self.offset, int):
             end, last = self.offset + self.tensor.numel(), self.outer.numel
             fits = self.tensor.dim() == 1 and self.offset >= 0 and end <= last

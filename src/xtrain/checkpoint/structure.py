@@ -55,17 +55,20 @@ def check_structure(index: dict[str, Any]) -> None:
     """CheckpointError unless an index has everything, of the right types, in range."""
     files: Any = index.get("files")
     tensors: Any = index.get("tensors")
-    require(is_count(index.get("step")), "its step is no number from 0 on")
-    require(is_count(index.get("world_size")), "its world size is no number")
+    require(is_count(index.get("step")), "its step is not a number from 0 on")
+    require(is_count(index.get("world_size")), "its world size is not a number")
     require("extra" in index, "it has no extra")
     require(isinstance(files, dict), "it has no files")
     require(isinstance(tensors, dict), "it has no tensors")
     for name, nbytes in files.items():
-        require(FILE_NAME.fullmatch(name), f"{name!r} is no name of a file of its own")
-        require(is_count(nbytes), f"the size of {name} is no number")
+        require(
+            FILE_NAME.fullmatch(name),
+            f"{name!r} is not the name of a file in its folder",
+        )
+        require(is_count(nbytes), f"the size of {name} is not a number")
     for name, entry in tensors.items():
-        name.encode()  # half a character is no name
-        require(isinstance(entry, dict), f"{name} is no tensor")
+        name.encode()  # half a character is not a name
+        require(isinstance(entry, dict), f"{name} is not a tensor")
         check_tensor(name, entry, files)
         if index["format"] == 1:
             check_ranges(name, entry["shape"], entry["pieces"])

@@ -81,7 +81,7 @@ def split_all_gather(x: Tensor, dim: int, group: ProcessGroup | None = None) -> 
     """This rank's slice of a replicated `x`; backward gathers the slices' gradients.
 
     Raises:
-        ValueError: the dim's size is no multiple of the group's.
+        ValueError: the dim's size is not divisible by the group's.
     """
     return _SplitAllGather.apply(x, _checked_dim("split_all_gather", x, dim), group)
 
@@ -111,7 +111,7 @@ def reduce_scatter_all_gather(
     """This rank's slice of the sum of all ranks' `x`; backward gathers the gradients.
 
     Raises:
-        ValueError: the dim's size is no multiple of the group's.
+        ValueError: the dim's size is not divisible by the group's.
     """
     dim = _checked_dim("reduce_scatter_all_gather", x, dim)
     return _ReduceScatterAllGather.apply(x, dim, group)

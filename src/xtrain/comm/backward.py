@@ -32,7 +32,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 class Reduction:
     """A reduction under way: messages to wait for, then a result to take over.
 
-    Nobody wants the result after a backward that failed, but its messages must not meet
+    The result is unused after a backward that failed, but its messages must not meet
     those of the next one. `keep` lives until all have arrived.
     """
 

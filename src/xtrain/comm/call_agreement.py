@@ -1,8 +1,8 @@
 """Whether all ranks make the same call: one small message each time it is made.
 
 A digest of what a rank says of its call, and its negative: if the largest of each over
-all ranks belong together, all have said the same. Only then is it over; else everybody
-tells everybody in words, and all raise.
+all ranks belong together, all have said the same. Only then is it over; else all ranks
+tell each other in words, and all raise.
 """
 
 import hashlib

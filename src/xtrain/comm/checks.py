@@ -1,4 +1,4 @@
-"""What an algorithm says about its call, so that a bad one is refused.
+"""What an algorithm states about its call, so that a bad one is refused.
 
     ring_all_reduce -> run_checks("collective", name, group, [tensor], op=op)
                          -> CHECKS: the rules of `local_checks`, or while `debug_checks`
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-Rule = tuple[bool, str]  # whether it holds, and what to say if not
+Rule = tuple[bool, str]  # whether it holds, and the message if not
 
 CHECKS: dict[str, Callable[..., None]] = {}  # by kind of call; filled by xtrain.comm
 
@@ -52,7 +52,7 @@ def check_call(
 ) -> tuple[int, int]:
     """Refuse a bad call of a collective, else return `rank_and_size(group)`.
 
-    Each of `rules` is whether it holds, and what to say if not.
+    Each of `rules` is whether it holds, and the message if not.
     """
     place = rank_and_size(group)
     run_checks("collective", name, group, tensors, **more)

@@ -58,7 +58,7 @@ def all_reduce(
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: ProcessGroup | None = None
 ) -> None:
-    """Everybody's `tensor_list` becomes the list of all `tensor`s, in rank order.
+    """Every rank's `tensor_list` becomes the list of all `tensor`s, in rank order.
 
     Ranks may have different shapes when the lists' tensors have them too. A ring: what
     a rank received in one step it passes on in the next.
@@ -100,7 +100,7 @@ def reduce_scatter(
     op: ReduceOp.RedOpType = ReduceOp.SUM,
     group: ProcessGroup | None = None,
 ) -> None:
-    """Rank r's `output` becomes the reduction of everybody's `input_list[r]`.
+    """Rank r's `output` becomes the reduction of all ranks' `input_list[r]`.
 
     Ranks may have different shapes when the lists' tensors have them too.
     """
@@ -134,7 +134,7 @@ def reduce_scatter_tensor(
     op: ReduceOp.RedOpType = ReduceOp.SUM,
     group: ProcessGroup | None = None,
 ) -> None:
-    """Rank r's `output` becomes the reduction of everybody's chunk r of `input`."""
+    """Rank r's `output` becomes the reduction of all ranks' chunk r of `input`."""
     ring_reduce_scatter(output, input, op, group)
 
 

@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather in a single round: everybody writes to everybody.
+"""Reduce-scatter and all-gather in a single round: every rank writes to every other.
 
     all-gather         rank r sends its piece to all others, and receives theirs where
                        they belong
@@ -6,9 +6,9 @@
                        versions of its own, and adds them up
 
 The bytes are those of a ring, (N-1)/N of the whole tensor a rank, in one step instead
-of N - 1. A ring is kinder to a network, as nobody talks to anyone but neighbours; this
-is kinder to whoever computes meanwhile: all messages are issued at once and nothing
-more has to be done until they are there. So both return a `Work` to wait for, and the
+of N - 1. A ring is kinder to a network, as ranks talk to neighbours only; this
+is kinder to computation meanwhile: all messages are issued at once and nothing more
+has to be done until they are there. So both return a `Work` to wait for, and the
 bytes travel while backward goes on. Sums are in rank order, those of fp16 and bf16 in
 fp32.
 """
@@ -60,7 +60,7 @@ def direct_reduce_scatter(
     op: ReduceOp.RedOpType = ReduceOp.SUM,
     group: ProcessGroup | None = None,
 ) -> Work:
-    """Begin to reduce everybody's chunk r of `input` into rank r's `output`.
+    """Begin to reduce all ranks' chunk r of `input` into rank r's `output`.
 
     Both contiguous. Each rank sends (N-1)/N of `input` in one step, and takes as much
     memory to receive into.
@@ -98,7 +98,7 @@ def direct_all_reduce(
 ) -> Work:
     """Begin to reduce `tensor` over all ranks, in place: the first half of two.
 
-    The second half, in which everybody gets all results, runs in `wait`. Needs a
+    The second half, in which every rank gets all results, runs in `wait`. Needs a
     contiguous tensor. Each rank sends 2(N-1)/N of it, padded to N equal chunks.
     """
     rules = [are_contiguous(tensor)]

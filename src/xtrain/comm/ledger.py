@@ -28,7 +28,7 @@ from xtrain.comm.events import Event
 from xtrain.comm.rounds import COUNTERS, Round, paused
 from xtrain.comm.wire_bytes import bytes_sent_since, tcp_bytes_sent
 
-COUNTERS[:] = [Round]  # algorithms say what they issue together: count it
+COUNTERS[:] = [Round]  # algorithms state what they issue together: count it
 MAX_VALUES = 64  # a ledger that keeps values keeps at most this many per message
 
 

@@ -1,6 +1,6 @@
 """The rules that one rank can check alone, before its first message leaves.
 
-The same program on every rank breaks them on every rank, so all raise and nobody waits.
+The same program on every rank breaks them on every rank, so all raise and none waits.
 What one rank cannot see alone (rank 0 passes 4 elements, rank 1 passes 5) takes a
 question to the others, and `xtrain.comm.debug_checks` asks it.
 """

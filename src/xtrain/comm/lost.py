@@ -32,7 +32,7 @@ def is_of_transport(error: BaseException) -> bool:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a backend waited too long: nobody has ended, as far as it knows."""
+    """Whether a backend waited too long: as far as it knows, no rank has ended."""
     return is_of_transport(error) and "timed out" in str(error).lower()
 
 

@@ -172,7 +172,7 @@ def ring_shift(
 
 
 def refuse_itself(name: str, peer: int, group: ProcessGroup | None) -> None:
-    """ValueError for a message to this rank: nobody else could take it."""
+    """ValueError for a message to this rank itself."""
     if peer == rank_and_size(group)[0]:
         raise ValueError(
             f"{name}: group rank {peer} is this rank itself: copy the tensor, or use "

@@ -7,7 +7,7 @@ Reduce-scatter: each rank passes a partial sum on and adds what arrives; after N
 rank r holds the finished chunk r. All-gather: the finished chunks make the same journey
 and are kept. All-reduce is the one after the other.
 
-Every step uses every link at once, so nobody waits for anybody but its neighbour. For a
+Every step uses every link at once, so a rank waits for its neighbour only. For a
 tensor of M bytes each rank sends (N-1)/N M in reduce-scatter and in all-gather, so
 2(N-1)/N M in all-reduce: the least any algorithm can do (Patarasuk and Yuan, Bandwidth
 Optimal All-reduce Algorithms for Clusters of Workstations, 2009). The price is latency:
@@ -50,7 +50,7 @@ def ring_all_reduce(
 def reduce_scatter_chunks(
     chunks: Sequence[Tensor], op: ReduceOp.RedOpType, group: ProcessGroup | None = None
 ) -> None:
-    """Reduce everybody's chunk r into rank r's, in place; the first is the longest.
+    """Reduce all ranks' chunk r into rank r's, in place; the first is the longest.
 
     The other chunks hold partial results afterwards.
     """
@@ -69,7 +69,7 @@ def reduce_scatter_chunks(
 def all_gather_chunks(
     chunks: Sequence[Tensor], group: ProcessGroup | None = None
 ) -> None:
-    """Copy rank r's chunk r into everybody's, in place.
+    """Copy rank r's chunk r into every other's, in place.
 
     What arrives is final, so it replaces, and nothing has to wait for it.
     """
@@ -88,7 +88,7 @@ def ring_reduce_scatter(
     op: ReduceOp.RedOpType = ReduceOp.SUM,
     group: ProcessGroup | None = None,
 ) -> None:
-    """Rank r's `output` becomes the reduction of everybody's chunk r of `input`.
+    """Rank r's `output` becomes the reduction of all ranks' chunk r of `input`.
 
     `input` holds N chunks of `output`'s size, one after the other or stacked, and is
     not changed. Each rank sends (N-1)/N of `input` in N-1 steps.

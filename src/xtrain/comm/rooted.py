@@ -33,7 +33,7 @@ def broadcast(
     group: ProcessGroup | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Copy rank `src`'s tensor into everybody's `tensor`: ceil(log2 N) steps."""
+    """Copy rank `src`'s tensor into every rank's `tensor`: ceil(log2 N) steps."""
     root = root_of("broadcast", "src", src, group_src, group)
     same = (shape_of(tensor), f"src={root}")  # on all ranks
     run_checks("collective", "broadcast", group, [tensor], compare=same)
@@ -71,7 +71,7 @@ def reduce(
     group: ProcessGroup | None = None,
     group_dst: int | None = None,
 ) -> None:
-    """Reduce everybody's `tensor` into rank `dst`'s, in place: ceil(log2 N) steps.
+    """Reduce every rank's `tensor` into rank `dst`'s, in place: ceil(log2 N) steps.
 
     The tensors of the other ranks keep their values (torch leaves them undefined).
     """
@@ -92,7 +92,7 @@ def gather(
     group: ProcessGroup | None = None,
     group_dst: int | None = None,
 ) -> None:
-    """Collect everybody's `tensor` in rank `dst`'s `gather_list`, in rank order.
+    """Collect every rank's `tensor` in rank `dst`'s `gather_list`, in rank order.
 
     `gather_list` is given on `dst` alone; `dst` is 0 unless given. Ranks may have
     different shapes when the list's tensors have them too.
@@ -120,7 +120,7 @@ def scatter(
     group: ProcessGroup | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Fill everybody's `tensor` with its entry of rank `src`'s `scatter_list`.
+    """Fill every rank's `tensor` with its entry of rank `src`'s `scatter_list`.
 
     `scatter_list` is given on `src` alone; `src` is 0 unless given. Ranks may have
     different shapes when the list's tensors have them too.

@@ -1,12 +1,12 @@
-"""Which messages were issued together: what an algorithm says, and a ledger reads.
+"""Which messages were issued together: what an algorithm states, and a ledger reads.
 
     with one_round():            # post all, then wait
         works = [irecv(a, 1), isend(b, 1)]
 
 `with one_round() as number:` gives the round's number, where rounds are counted;
 `one_round(number)` goes on with it later, for the send of a receive that was posted
-ahead of its turn. An algorithm only says so. Who counts is in COUNTERS: the ledger puts
-`Round` there, and nothing does in a copy of an algorithm.
+ahead of its turn. An algorithm only states it. Who counts is in COUNTERS: the ledger
+puts `Round` there; in a copy of an algorithm it stays empty.
 """
 
 from collections.abc import Callable

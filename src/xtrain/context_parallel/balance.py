@@ -15,7 +15,7 @@ one of four kinds, so no mask is ever made:
     all of a slice of the queries see all of a slice of the keys
     local query x sees local keys 0 .. x             (causal)
     local query x sees local keys 0 .. x - 1         (causal, shifted by one)
-    nobody sees anything                             (skipped)
+    no query sees a key                              (skipped)
 
 Sources: Liu et al., Ring Attention, 2023; Brandon et al., Striped Attention, 2023;
 zigzag is that of Zhu's ring-flash-attention.

@@ -52,7 +52,7 @@ class Tokens(NamedTuple):
     positions: Tensor
     """[S]"""
     documents: Tensor | None = None
-    """[B, S]; a negative id is padding, which sees nothing and is seen by nobody."""
+    """[B, S]; a negative id is padding, which sees nothing and is never seen."""
 
     def part(self, of: slice) -> "Tokens":
         ids = self.documents

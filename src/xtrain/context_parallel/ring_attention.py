@@ -1,4 +1,4 @@
-"""Ring attention: queries stay, keys and values go round, nobody holds the sequence.
+"""Ring attention: queries stay, keys and values go round, no rank holds the sequence.
 
     step     rank 0        rank 1        rank 2        keys and values of rank
     0        0             1             2             (its own: nothing has been sent)
@@ -6,8 +6,8 @@
     2        1             2             0             next one is on its way
 
 N - 1 rotations of K and V forward. Backward rotates them again, and with each block its
-dK and dV: every rank adds its part and passes them on, and the last hop brings them
-home, so they take N. They are added up in at least fp32.
+dK and dV: every rank adds its part and passes them on, and the last hop returns them,
+so they take N. They are added up in at least fp32.
 
 Forward sends (N-1)/N of K and V per rank, backward that again and all of dK and dV.
 With runs of the sequence and a window, the ring ends at the last rank that it reaches.
@@ -127,7 +127,7 @@ class _RingAttention(torch.autograd.Function):
                 continue
             if travels is not None:  # what ranks before us have added up for these keys
                 dkv, kept = travels.wait(), travels
-            by = 1 if step < steps else 1 - steps  # the last hop leads home
+            by = 1 if step < steps else 1 - steps  # the last hop returns to the owner
             travels = ring.rotate(add_up(dkv, part, block, kv), by)
         dq = gradients.dq.to(q.dtype)
         if travels is None:

@@ -3,7 +3,7 @@
     step 0    use x of this rank          it is on its way to the next rank
     step 1    use x of the rank before    which is on its way on ...
 
-N - 1 hops show everything to everybody. The transfer of the next step begins before
+N - 1 hops show every block to every rank. The transfer of the next step begins before
 this step's x is used, and is waited for afterwards.
 """
 

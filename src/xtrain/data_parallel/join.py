@@ -8,7 +8,7 @@ waiting for ever. So each synchronised forward (or `reduce_gradients`) first ask
 ranks still have inputs. A rank whose inputs are over takes part with gradients of zero
 until no rank has any.
 
-Between such a forward and its backward there is no other: a rank without inputs answers
+Between such a forward and its backward comes no other: a rank without inputs answers
 each with the messages of one backward.
 
 At the end the weights of a rank that stayed longest are copied to all. Its optimizer's

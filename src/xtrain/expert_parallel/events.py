@@ -2,7 +2,7 @@
 
     F attention compute 0.0 0.8    F dispatch issue 0.8 0.8    ...
 
-What a rank waits for, and nobody hides, is the sum of its "wait" events.
+What a rank waits for, unhidden, is the sum of its "wait" events.
 """
 
 import time

@@ -95,7 +95,7 @@ class BackwardChunks:
         return self.attention()
 
     def received(self, chunk: str) -> Tensor | None:
-        """The gradients under way; None if nobody has any."""
+        """The gradients under way; None if no rank has any."""
         with self.event(chunk, "wait"):
             rows = None if self.pending is None else self.pending.wait()
         self.pending = None

@@ -60,7 +60,7 @@ def _lowered(table: list[list[int]], each: list[float], slots: int) -> bool:
         gap = sums[top] - sums[rank]
         for down, up in _exchanges(table[top], held, slots):
             step = each[down] - (0.0 if up is None else each[up])
-            # What is left of the gap, either way round; rounding is no progress.
+            # What is left of the gap, either way round; rounding is not progress.
             left = abs(gap - 2 * step)
             if gap - left <= 1e-9 * sums[top]:
                 continue

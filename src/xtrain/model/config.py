@@ -101,4 +101,4 @@ ROUTER = {
     "router_aux_loss_pooled",
     "router_z_loss_coef",
 }
-"""Fields that say something of routers alone."""
+"""Fields of routers alone."""

@@ -39,7 +39,7 @@ FIXED: dict[str, dict[str, Any]] = {
         "router_jitter_noise": 0.0,
     },
 }
-"""What the decoder is, whatever the config says: other values are refused."""
+"""What the decoder always is: other values are refused."""
 ABSENT: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "partial_rotary_factor": (None, 1.0),

@@ -29,7 +29,9 @@ def files_of(directory: Path) -> Files:
             raise CheckpointError(f"{directory / INDEX} has no weight_map")
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file:
-                raise CheckpointError(f"{INDEX}: {file!r} is no file of the directory")
+                raise CheckpointError(
+                    f"{INDEX}: {file!r} is not a file of the directory"
+                )
             files.setdefault(directory / file, set()).add(name)
         return files
     with opened_safetensors(directory / FILE) as opened:
@@ -78,7 +80,7 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return found
 
 

@@ -22,7 +22,7 @@ from xtrain.pipeline_parallel.lost import exchange_all
 
 
 class NothingArrived(Exception):
-    """The rank that should have sent has failed; it says what went wrong."""
+    """The rank that should have sent has failed and sends its reason."""
 
 
 class NotReduced(RuntimeError):
@@ -115,7 +115,7 @@ def sums_of_all(
         sums = of_all_ranks(sums.tolist(), data_group, at).sum(0)
     if sums[2].item():
         if lesser and sums[2] > sums[3]:
-            failure = None  # another rank says why
+            failure = None  # another rank gives the reason
         raise_together(failure, group, data_group)
     return sums[0], sums[1]
 

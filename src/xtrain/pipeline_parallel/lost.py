@@ -1,4 +1,4 @@
-"""A rank that is lost: all others end, and say which one it was.
+"""A rank that is lost: all others end and name it.
 
     rank 2 ends        rank 1 waits for it: its connection closes, it raises and ends
                        rank 0 waits for rank 1: its connection closes, too

@@ -12,8 +12,8 @@ order, which the schedule gives, and on what a message looks like:
 - From then on the next message of each rank is awaited before it is needed, so that it
   travels while this rank computes.
 
-Nobody waits for a send, but its tensor has to live until it has arrived. A message that
-the receiver sent later proves that, so memory does not grow with the micro-batches
+No rank waits for a send, but its tensor has to live until it has arrived. A message
+that the receiver sent later proves that, so memory does not grow with the micro-batches
 where messages go both ways. NCCL runs the messages of two ranks one after the other:
 there each direction gets a group of its own, or a receive could stand before the send
 that it waits for. Nor are they issued in batches, which torch puts into one queue with

@@ -4,7 +4,7 @@
     B    dx = dy W            from the last layer to the first; x and dy are kept
     W    dW = dy^T x          at any time after; x and dy are freed
 
-The stage before waits for dx, and nobody but the optimizer waits for dW. Each part is
+The stage before waits for dx, and only the optimizer waits for dW. Each part is
 as long as a forward: three matmuls of the same size, none of them computed twice.
 
 The model's code is not touched. While its forward runs, a mode of torch's sees every
@@ -139,7 +139,7 @@ def of_linear(
 
 
 def of_matmul(x: Tensor, other: Any, **options: Any) -> tuple[Tensor, ...] | None:
-    """The same of `x @ other`; None if that is no linear layer."""
+    """The same of `x @ other`; None if that is not a linear layer."""
     if options or not isinstance(other, Tensor) or other.dim() != 2:
         return None
     return x, other.t()

@@ -87,7 +87,7 @@ class PipelineStage(nn.Module):
         self.__dict__["_reduction"] = reduction
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "reduction":  # also a module is no part of this one
+        if name == "reduction":  # also a module is not part of this one
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)

@@ -116,7 +116,7 @@ def load_shape(name: str) -> ModelShape:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{shown(str(path), 120)} is no JSON: {error}") from None
+        raise ValueError(f"{shown(str(path), 120)} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{shown(str(path), 120)} has no entries")
     return shape_of_config(values)

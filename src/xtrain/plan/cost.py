@@ -2,7 +2,7 @@
 
 One message of n bytes takes `alpha + n * beta` seconds: a fixed price per message
 and a price per byte (beta = 1 / bandwidth). Adding up n received bytes costs `n *
-gamma`. Links work in both directions at once and nobody else uses them. Then every
+gamma`. Links work in both directions at once and carry nothing else. Then every
 algorithm below is a straight line in the size, `Cost(messages, volume, reduced)`:
 
     time(n) = messages * alpha + volume * n * beta + reduced * n * gamma

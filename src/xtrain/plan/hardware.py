@@ -6,7 +6,7 @@ GB/s" for H100); the number that a ring can use is half of that (450 GB/s). Memo
 sizes are the vendor's (1 GB = 1e9 bytes); a driver may report more, so ask it where
 you can.
 
-Every preset says where its figures come from. `confirmed=False` marks the ones that
+Every preset names the source of its figures. `confirmed=False` marks the ones that
 came from a third-party table and still wait for a look at the vendor's datasheet.
 """
 

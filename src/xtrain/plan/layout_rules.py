@@ -1,6 +1,6 @@
 """The rules that a layout has to keep.
 
-`broken_rules` says which rules a layout breaks for a model, each by name and with the
+`broken_rules` lists which rules a layout breaks for a model, each by name and with the
 numbers; a layout without any is legal. Whether it fits into memory or is fast are
 questions of their own.
 
@@ -97,13 +97,13 @@ def _tensor(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[Broken
     }
     for rule, (name, length) in lengths.items():
         if (length or 0) % tensor:
-            yield Broken(rule, f"{name}={length} is no multiple of tensor={tensor}")
+            yield Broken(rule, f"{name}={length} is not divisible by tensor={tensor}")
     vocabulary, keys = shape.vocab_size, shape.num_key_value_heads
     if vocabulary % tensor:
         padded = padded_vocabulary(vocabulary, tensor)
         yield Broken(
             "vocabulary",
-            f"vocab_size={vocabulary} is no multiple of tensor={tensor}: pad it, for "
+            f"vocab_size={vocabulary} is not divisible by tensor={tensor}: pad it, for "
             f"example to {padded}",
         )
     if keys % tensor and tensor % keys:
@@ -115,7 +115,7 @@ def _tensor(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[Broken
     if layout.sequence_parallel and local % tensor:
         yield Broken(
             "sequence-parallel",
-            f"{local} tokens of a context rank are no multiple of tensor={tensor}",
+            f"{local} tokens of a context rank are not divisible by tensor={tensor}",
         )
 
 
@@ -126,14 +126,14 @@ def _context(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[Broke
     if sequence % (2 * context):
         yield Broken(
             "sequence",
-            f"sequence={sequence} is no multiple of 2 x context={context}: each rank "
+            f"sequence={sequence} is not divisible by 2 x context={context}: each rank "
             f"takes two pieces, so that the mask leaves all the same work",
         )
     heads = shape.num_attention_heads // layout.tensor
     if layout.context_way == "ulysses" and heads % context:
         yield Broken(
             "ulysses-heads",
-            f"{heads} heads of a tensor rank are no multiple of context={context}",
+            f"{heads} heads of a tensor rank are not divisible by context={context}",
         )
 
 
@@ -150,7 +150,7 @@ def _pipeline(shape: ModelShape, layout: Layout) -> Iterator[Broken]:
     if name == "interleaved" and count % ranks:
         yield Broken(
             "interleaved",
-            f"micro_batches={count} are no multiple of pipeline={ranks}",
+            f"micro_batches={count} are not divisible by pipeline={ranks}",
         )
     if name in ("dualpipe", "chimera") and ranks % 2:
         yield Broken("mirror", f"{name} needs an even pipeline, not {ranks}")
@@ -171,7 +171,8 @@ def _experts(shape: ModelShape, layout: Layout) -> Iterator[Broken]:
         yield Broken("experts", f"expert={expert} of a model without experts")
     elif experts % expert:
         yield Broken(
-            "experts", f"num_local_experts={experts} is no multiple of expert={expert}"
+            "experts",
+            f"num_local_experts={experts} is not divisible by expert={expert}",
         )
     if layout.data % expert:
         yield Broken(

@@ -128,7 +128,7 @@ def _context_transfers(
         batch=layout.micro_batch, itemsize=sizes.activation,
     )  # fmt: skip
     ring = layout.context_way == "ring"
-    hops = ranks if ring else ranks - 1  # gradients go all the way round, home
+    hops = ranks if ring else ranks - 1  # gradients go all the way round
     again = 1 + (layout.recompute == "full")
     runs = [
         ("keys and values", forward, ranks - 1, False),

@@ -28,7 +28,7 @@ from xtrain.plan.shapes import ModelShape
 from xtrain.plan.traffic import FP32, Traffic
 
 REDUCE, GATHER, SCATTER = "ring_all_reduce", "ring_all_gather", "ring_reduce_scatter"
-EXCHANGE = "one_shot_all_reduce"  # everybody's gradient to everybody with that head
+EXCHANGE = "one_shot_all_reduce"  # each rank's gradient to every rank with that head
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     2F0       forward of virtual stage 2 on micro-batch 0
     2B0       gradient of its input ("backward, input")
     2W0       gradients of its weights, some time after 2B0
-    2BW0      both at once: the backward that everybody knows
+    2BW0      both at once: the full backward
     2F4&5B1   one overlapped pair: a forward, and under it the full backward of another
               micro-batch, so that each hides the other's communication
 
@@ -87,7 +87,9 @@ def parse_action(text: str) -> Action:
         return forward._replace(under=backward._replace(kind="BW"))
     found = FORM.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no action such as 2F0, 2B0, 2W0, 2BW0, 2F4&5B1")
+        raise ValueError(
+            f"{text!r} is not an action such as 2F0, 2B0, 2W0, 2BW0, 2F4&5B1"
+        )
     if found["reduced"]:
         return Action(REDUCE, int(found["reduced"]))
     return Action(found["kind"], int(found["stage"]), int(found["micro_batch"]))

@@ -32,7 +32,7 @@ def timeline_of(
         messages: whether to keep sends, receives and reductions.
 
     Raises:
-        ValueError: not every rank did what the schedule says, in that order.
+        ValueError: a rank did not run its schedule's actions in their order.
     """
     kept = [
         [(action, *at) for action, at in zip(*row, strict=True)
@@ -42,7 +42,7 @@ def timeline_of(
     for rank, row in enumerate(kept):
         computed = [action for action, *_ in row if action.kind in COMPUTE]
         if computed != list(schedule.actions[rank]):
-            raise ValueError(f"rank {rank} did not do what {schedule.name} says")
+            raise ValueError(f"rank {rank} did not run the actions of {schedule.name}")
     return Timeline(
         replace(schedule, actions=tuple([a for a, *_ in row] for row in kept)),
         tuple([begin for _, begin, _ in row] for row in kept),

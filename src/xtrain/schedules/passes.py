@@ -1,6 +1,6 @@
 """What has to be added to an order of computations before ranks can run it.
 
-    2F0 2BW0                    what the schedule says
+    2F0 2BW0                    the schedule's actions
     2RECV_F0 2F0 2SEND_F0       with messages: only where the neighbour stage is on
     2RECV_B0 2BW0 2SEND_B0      another rank
     ... 2BW7 2REDUCE            with reductions: after a stage's last gradient

@@ -7,7 +7,7 @@ has arrived:
     B, BW           after B or BW of stage s + 1 (likewise), and after its own F
     W               after its own B
 
-A message delays whoever waits for it and occupies nobody. With equal stages this gives
+A message delays its receiver and occupies no rank. With equal stages this gives
 the closed forms of the papers.
 
     makespan        from the first start to the last end of all

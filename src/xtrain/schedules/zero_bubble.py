@@ -1,8 +1,8 @@
 """Zero bubble: the gradients of weights wait, and fill the time others leave idle.
 
 Backward is two computations. B, the gradient of a stage's input, is what the rank
-before waits for. W, the gradients of its weights, nobody waits for. 1F1B does both at
-once; here W is put off to where the rank would wait otherwise.
+before waits for. W, the gradients of its weights, is needed by the optimizer only. 1F1B
+does both at once; here W is put off to where the rank would wait otherwise.
 
                 idle per rank          activations of rank r, until B      until W
     1F1B        (p - 1)(F + B + W)     p - r                               p - r

@@ -245,6 +245,6 @@ def in_rank_order(pieces: dict[int, list[Tensor]], dim: int) -> list[Tensor]:
 def checked(name: str, x: Tensor, dim: int, group: ProcessGroup | None) -> int:
     """The dim counted from the front, if it is one before the features."""
     holds = -x.dim() <= dim < x.dim() and dim % x.dim() != x.dim() - 1
-    message = f"dim={dim} is no dim before the features of {list(x.shape)}"
+    message = f"dim={dim} is not a dim before the features of {list(x.shape)}"
     check_call(name, group, x, rules=[(holds, message)], written=[])
     return dim % x.dim()

@@ -214,7 +214,7 @@ class FullyShardedDataParallel(BareFullyShardedDataParallel):
 
 def check_compute_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"compute_dtype={dtype} is no floating-point dtype")
+        raise ValueError(f"compute_dtype={dtype} is not a floating-point dtype")
 
 
 def check_blocks(

@@ -42,7 +42,9 @@ def clip_sharded_grad_norm_(
         )
     norm = numbers[0].sqrt()
     factor = max_norm / (norm.item() + 1e-6)
-    if not factor >= 1:  # a NaN reaches every gradient: nobody takes half of a bad step
+    if (
+        not factor >= 1
+    ):  # a NaN reaches every gradient: all ranks take the same bad step
         for gradient in gradients:
             gradient.mul_(factor)
     return norm

@@ -96,7 +96,7 @@ class FlatParamGroup:
     ) -> Tensor:
         """This rank's part of rank 0's values; zeros for the meta device's."""
         first, layout = originals[0], self.layout
-        if first.is_meta:  # nobody has the weights yet: they are loaded later
+        if first.is_meta:  # no rank has the weights yet: they are loaded later
             return torch.zeros(layout.shard_numel, dtype=first.dtype, device=device)
         flat = first.detach().new_zeros(layout.padded_numel)
         for view, original in zip(layout.views(flat), originals, strict=True):

@@ -4,7 +4,7 @@ The same training steps as in lecture 2. All sides use torch's fused AdamW, and 
 losses must agree. Both FSDPs gather and free one layer at a time, with the rest of the
 model as one more unit. `size` is that of all weights in bytes.
 
-On gloo ours runs with its default, messages from everybody to everybody
+On gloo ours runs with its default, messages from every rank to every other
 (`xtrain.comm.direct`), and with torch's collectives.
 """
 
@@ -125,7 +125,7 @@ def fsdp_race(
 
 
 def zero_race(name: str, title: str, shape: Shape) -> Race:
-    """Stages 1 and 2 against ZeroRedundancyOptimizer, nobody slower."""
+    """Stages 1 and 2 against ZeroRedundancyOptimizer, none slower."""
     on = partial(partial, training_trial, shape)
     viewing = partial(torch_zero1, parameters_as_bucket_view=True)
     formula = partial(zero_traffic, shape)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def broadcast(tensor: Tensor, src: int, group: dist.ProcessGroup | None = None) -> None:
-    """Copy the tensor of global rank `src` into everybody's `tensor`."""
+    """Copy the tensor of global rank `src` into every rank's `tensor`."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     root = src if group is None else dist.get_group_rank(group, src)
     place = (rank - root) % size  # places are ranks turned so that the root has place 0

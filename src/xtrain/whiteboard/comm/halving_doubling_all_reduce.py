@@ -2,7 +2,7 @@
 
 Computes:   the sum of `tensor` over all ranks, in place, on every rank.
 Sends:      2(N-1)/N of the tensor in 2 log2(N) messages.
-Leaves out: N that is no power of two, other operations than the sum, strides, checks.
+Leaves out: N not a power of two, other operations than the sum, strides, checks.
 
 4 ranks:   0 <-> 2, 1 <-> 3 swap halves,   then 0 <-> 1, 2 <-> 3 swap quarters
 """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def reduce(tensor: Tensor, dst: int, group: dist.ProcessGroup | None = None) -> None:
-    """Sum everybody's `tensor` into the one of global rank `dst`."""
+    """Sum every rank's `tensor` into that of global rank `dst`."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     root = dst if group is None else dist.get_group_rank(group, dst)
     place = (rank - root) % size  # places are ranks turned so that the root has place 0

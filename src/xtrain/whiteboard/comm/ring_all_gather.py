@@ -12,7 +12,7 @@ from torch import Tensor
 def ring_all_gather(
     output: Tensor, input: Tensor, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Collect everybody's `input` in `output`, in rank order."""
+    """Collect every rank's `input` in `output`, in rank order."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     right, left = (rank + 1) % size, (rank - 1) % size
     chunks = output.detach().view(size, -1)
@@ -20,7 +20,7 @@ def ring_all_gather(
 
     for step in range(size - 1):
         passed_on, arriving = chunks[(rank - step) % size], chunks[(left - step) % size]
-        # Both at once: if everybody sent first, everybody would wait for a receiver.
+        # Both at once: if all sent first, all would wait for a receiver.
         calls = [
             dist.P2POp(dist.isend, passed_on, group=group, group_peer=right),
             dist.P2POp(dist.irecv, arriving, group=group, group_peer=left),

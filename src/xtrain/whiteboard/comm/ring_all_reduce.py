@@ -32,7 +32,7 @@ def _send_right_recv_left(
 ) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     right, left = (rank + 1) % size, (rank - 1) % size
-    # Both at once: if everybody sent first, everybody would wait for a receiver.
+    # Both at once: if all sent first, all would wait for a receiver.
     calls = [
         dist.P2POp(dist.isend, outgoing, group=group, group_peer=right),
         dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),

@@ -1,6 +1,6 @@
 """Reduce-scatter around a ring: partial sums travel, and each rank adds its share.
 
-Computes:   rank r's `output` becomes the sum of everybody's chunk r of `input`.
+Computes:   rank r's `output` becomes the sum of all ranks' chunk r of `input`.
 Sends:      (N-1)/N of `input` in N-1 messages, all to the right neighbour.
 Leaves out: chunks of different sizes, other operations than the sum, strides, checks.
 """
@@ -21,7 +21,7 @@ def ring_reduce_scatter(
     partial = chunks[left]  # chunk c starts behind rank c, so that it ends at rank c
     for step in range(size - 1):
         incoming = torch.empty_like(partial)
-        # Both at once: if everybody sent first, everybody would wait for a receiver.
+        # Both at once: if all sent first, all would wait for a receiver.
         calls = [
             dist.P2POp(dist.isend, partial, group=group, group_peer=right),
             dist.P2POp(dist.irecv, incoming, group=group, group_peer=left),

@@ -1,7 +1,7 @@
 """Ring attention, backward: K and V go round once more, and dK and dV with them.
 
 Computes:   dq, dk, dv of this rank's q, k, v in at least fp32, from what forward gave.
-Sends:      N-1 times K and V, and N times dK and dV: the last hop brings them home.
+Sends:      N-1 times K and V, and N times dK and dV: the last hop returns them.
 Leaves out: striped balance, tiles inside a block, unequal lengths, checks.
 """
 
@@ -55,7 +55,7 @@ def ring_attention_backward(
             work.wait()
         if visible is not None:
             dkv[cols] += mine
-        dkv, sums_works = _rotate(dkv, group)  # N hops: the last one brings it home
+        dkv, sums_works = _rotate(dkv, group)  # N hops: the last one returns it
         for work in works:
             work.wait()
         kv = next_kv

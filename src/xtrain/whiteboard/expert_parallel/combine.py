@@ -1,4 +1,4 @@
-"""Combine: every row goes home, and a token is the weighted sum of its k copies.
+"""Combine: rows return to their ranks; a token is the weighted sum of its k copies.
 
     by expert  ->  by sender, as they came  -- all-to-all -->  in the order they left
     [N, H]  ->  [T, k, H]  times the gates [T, k], summed  ->  [T, H]

@@ -1,4 +1,4 @@
-"""Top-k router: each token chooses k experts and says how much each of them counts.
+"""Top-k router: each token chooses k experts and a weight for each.
 
     x -> logits [T, E] -> scores, by softmax or sigmoid -> the k largest -> gates [T, k]
 

@@ -6,7 +6,7 @@
 Computes:   for each rank the order of its forwards (F) and backwards (BW).
 Sends:      (pv - 1)/(p - 1) times as many messages as 1F1B: every virtual stage ends
             on another rank.
-Leaves out: a number of micro-batches that is no multiple of the ranks.
+Leaves out: a number of micro-batches that the ranks do not divide.
 """
 
 
