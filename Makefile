@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test test-all test-slow browser verify verify-gpu record mutants check lint format types wheel clean
+.PHONY: help env dev site build serve test test-all test-rest test-slow browser verify verify-gpu record mutants check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -104,6 +104,10 @@ test: env
 
 test-all: env
 	$(TESTS) $(ARGS)
+
+# What `make test` leaves to `make test-all`.
+test-rest: env
+	$(TESTS) -p tests.tiers --rest $(ARGS)
 
 # What takes long, too, and inputs that no other run has drawn: the scheduled workflow.
 test-slow: env

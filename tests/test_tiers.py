@@ -76,6 +76,21 @@ def test_long(size): pass
 """
 
 
+def make_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"test_suite.py::test_known[{size}]" for size in (1, 2, 3, 4)]
+    found = record(
+        *(("s", name, 1.0, [size]) for size, name in enumerate(ids, 1))
+    )  # fmt: skip
+    pytester.makepyfile(test_suite=SUITE)
+    pytester.makeini("[pytest]\ntestpaths = .\n")
+    pytester.makeconftest(
+        "from tests import tiers\n"
+        f"tiers.symbols = lambda record: {found!r}\n"
+        "tiers.LONG = {'test_suite.py': ['test_long']}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tiers.RECORD.parents[3]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "passed"),
     [
@@ -92,21 +107,27 @@ def test_the_tier_selects_unless_tests_are_named(
     arguments: list[str],
     passed: int,
 ) -> None:
-    ids = [f"test_suite.py::test_known[{size}]" for size in (1, 2, 3, 4)]
-    found = record(
-        *(("s", name, 1.0, [size]) for size, name in enumerate(ids, 1))
-    )  # fmt: skip
-    pytester.makepyfile(test_suite=SUITE)
-    pytester.makeini("[pytest]\ntestpaths = .\n")
-    pytester.makeconftest(
-        "from tests import tiers\n"
-        f"tiers.symbols = lambda record: {found!r}\n"
-        "tiers.LONG = {'test_suite.py': ['test_long']}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tiers.RECORD.parents[3]))
+    make_suite(pytester, monkeypatch)
     outcome = pytester.runpytest_subprocess("-p", "tests.tiers", *arguments)
     outcome.assert_outcomes(
         passed=passed, deselected=7 - passed if "-n" not in arguments else 0
     )
     named = [line for line in outcome.outlines if line.startswith("quick tier: ")]
     assert len(named) == (passed == 3)
+
+
+def test_the_rest_is_what_the_tier_leaves_out(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_suite(pytester, monkeypatch)
+
+    def collected(*arguments: str) -> set[str]:
+        outcome = pytester.runpytest_subprocess("--collect-only", "-q", *arguments)
+        return {line for line in outcome.outlines if line.startswith("test_suite.py::")}
+
+    tier, rest = (
+        collected("-p", "tests.tiers"),
+        collected("-p", "tests.tiers", "--rest"),
+    )
+    assert tier == {f"test_suite.py::test_{t}" for t in ("known[2]", "known[3]", "new")}
+    assert tier.isdisjoint(rest) and tier | rest == collected()

@@ -1,6 +1,7 @@
 """What `make test` runs of all tests: the quick tier, a plugin of pytest.
 
-    python -m pytest -p tests.tiers
+    python -m pytest -p tests.tiers           # the quick tier
+    python -m pytest -p tests.tiers --rest    # what it leaves out
 
 A test that carries `verifies` is in the record with its seconds and the world sizes it
 ran at. Of these the tier takes all that are cheap and, for every symbol, the cheapest
@@ -89,6 +90,12 @@ LONG = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rest", action="store_true", help="run what the quick tier leaves out"
+    )
+
+
 def are_named(config: pytest.Config) -> bool:
     return config.args_source is config.ArgsSource.ARGS or bool(config.option.keyword)
 
@@ -96,6 +103,8 @@ def are_named(config: pytest.Config) -> bool:
 def pytest_report_header(config: pytest.Config) -> str | None:
     if are_named(config):
         return None
+    if config.option.rest:
+        return "what the quick tier leaves to `make test-all`"
     record = symbols(RECORD)
     every = {test["id"] for tests in record.values() for test in tests}
     return (
@@ -119,7 +128,7 @@ def pytest_collection_modifyitems(
     for item in items:
         name = item.nodeid
         leave = is_long(name) or (name in known and name not in taken)
-        (left if leave else kept).append(item)
+        (left if leave != config.option.rest else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
