@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("mkdocs", reason="the docs extra is not installed")
 
-from xtrain.testing.closure import torch_minor
 from xtrain.testing.record import SCHEMA, stamp_of
+
+from xtrain.evidence.closure import torch_minor
 from xtrain_docs import authored, config, stale, symbols
 
 SYMBOL = "xtrain.plan.traffic:ceil_log2"

@@ -1,7 +1,7 @@
 """Real runs behind the tables and figures of the pages.
 
 `remembered(function, ranks)` runs a function of a lecture on real ranks and returns
-what it gave on each. Results are kept until the code they depend on changes (`kept`).
+what it gave on each, kept until the code it depends on changes (`kept`).
 """
 
 import importlib
@@ -25,7 +25,7 @@ def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> lis
     return kept.remembered(
         shelf(module),
         asked,
-        kept.stamp([symbols.module_path(module)]),
+        [symbols.module_path(module)],
         lambda: again(asked),
         f"run: {asked}",
     )

@@ -13,7 +13,6 @@ xtrain that it reaches by imports.
 
 import argparse
 import difflib
-import hashlib
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from xtrain.testing.closure import steady
+from xtrain.evidence.closure import steady
 
 from . import config, kept
 
@@ -91,21 +90,15 @@ def embedded() -> list[Path]:
     return [(config.ROOT / name).with_suffix(".py") for name in sorted(names)]
 
 
-def stamp(path: Path) -> str:
-    """Changes whenever the transcript could stop being true."""
-    transcript = path.with_suffix(".out")
-    text = transcript.read_text() if transcript.is_file() else ""
-    return hashlib.sha256(f"{kept.stamp([path])}{text}".encode()).hexdigest()[:16]
-
-
 def check_embedded() -> list[str]:
     """Problems of the transcripts on pages; runs only what may have changed."""
     problems = []
     for path in embedded():
         name = path.relative_to(config.ROOT).as_posix()
         try:
+            roots = [path, path.with_suffix(".out")]
             kept.remembered(
-                "transcripts", name, stamp(path), partial(hold, path), f"run: {name}"
+                "transcripts", name, roots, partial(hold, path), f"run: {name}"
             )
         except StaleTranscriptError as problem:
             problems.append(str(problem))
@@ -131,9 +124,7 @@ def require_embedded() -> None:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     if subprocess.run(command, env=os.environ | environment).returncode:
         raise StaleTranscriptError("a transcript on a page is stale, see above")
-    kept.used["transcripts"] = {
-        path.relative_to(config.ROOT).as_posix(): stamp(path) for path in embedded()
-    }
+    check_embedded()  # what that has kept, for `make record`
 
 
 def main(arguments: list[str] | None = None) -> int:

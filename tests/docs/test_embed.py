@@ -231,7 +231,7 @@ def test_a_draft_marks_instead_of_stopping(toy, monkeypatch):
 
 def test_the_digest_is_the_test_runs(toy):
     """Site and test plugin must reduce a symbol's source to the same digest."""
-    from xtrain.testing.source import digest
+    from xtrain.evidence.source import digest
 
     key = "xtrain.comm.ring:ring_all_reduce"
     root = symbols.config.Path(__file__).parents[2] / "src"

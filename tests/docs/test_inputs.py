@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.docs.test_build import EMBED, MKDOCS
-from xtrain.testing import closure
+from xtrain.evidence import closure
 from xtrain_docs import authored, build, config, inputs, prebuild, symbols
 
 PAGE = EMBED % "_hidden" + '\n```py\n--8<-- "snippets/a.py"\n```\n'

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from xtrain.testing.marks import marked_tests
+from xtrain.evidence.marks import marked_tests
 from xtrain.testing.record import SCHEMA, read, stamp_of
 from xtrain_docs import config, kept, record, stale, symbols, transcripts
 

@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401
 
 from xtrain.testing import placement, plugin
 from xtrain.testing.placement import Machine
-from xtrain.testing.source import digest
+from xtrain.evidence.source import digest
 
 CONFTEST = 'pytest_plugins = ["xtrain.testing.plugin"]'
 INI = """

@@ -105,9 +105,9 @@ def recorded(
     autoplay = bool(options.pop("autoplay", False))
     asked = json.dumps([reference, kind, ranks, options], sort_keys=True)
     recorder = symbols.module_path("xtrain_docs.traces.record")
-    now = kept.stamp([recorder, symbols.module_path(reference.partition(":")[0])])
+    roots = [recorder, symbols.module_path(reference.partition(":")[0])]
     data = kept.remembered(
-        "traces", asked, now, lambda: again(asked), f"trace: {asked}"
+        "traces", asked, roots, lambda: again(asked), f"trace: {asked}"
     )
     return Trace({**data, "title": title}, autoplay)
 

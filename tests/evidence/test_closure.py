@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.testing import closure
+from xtrain.evidence import closure
 
 FILES = {
     "src/pkg/__init__.py": "",

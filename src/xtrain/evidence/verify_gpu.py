@@ -1,7 +1,7 @@
 """All lectures and the support matrix under NCCL, and a record of it to send.
 
     make verify-gpu                            with any number of GPUs, one included
-    python -m xtrain.testing.verify_gpu -k ring      further words go to pytest
+    python -m xtrain.evidence.verify_gpu -k ring      further words go to pytest
 
 Worlds with more ranks than GPUs share them where NCCL allows it (2.30), and are skipped
 with that reason elsewhere.
@@ -11,23 +11,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from xtrain.testing import record
-from xtrain.testing.placement import Machine, this_machine
+import torch
+import torch.distributed as dist
+
+from xtrain.evidence import results
+from xtrain.evidence.store import Store
 
 # The folders whose tests take their ranks from the session's backend.
 FOLDERS = (
     "comm", "data_parallel", "zero", "tensor_parallel", "pipeline_parallel",
     "context_parallel", "expert_parallel", "model", "checkpoint", "whiteboard",
-    "matrix", "testing",
+    "matrix", "testing", "evidence",
 )  # fmt: skip
 WORKERS = 4  # each keeps ranks with a CUDA context, half a GiB of memory a rank
-RECORDS = Path("docs/data/verification")
+RECORDS = Path("docs/data", results.FOLDER)
 
 
-def main(arguments: list[str], machine: Machine | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run, write the record, say what ran; pytest's exit code, or 2 without a GPU."""
-    machine = machine or this_machine()
-    if machine.gpus == 0 or machine.nccl is None:
+    if not torch.cuda.device_count() or not dist.is_nccl_available():
         print("no GPU that torch and NCCL can use: xtrain doctor says what is missing")
         return 2
     folders = [str(path) for name in FOLDERS if (path := Path("tests", name)).is_dir()]
@@ -35,43 +37,39 @@ def main(arguments: list[str], machine: Machine | None = None) -> int:
     command = [sys.executable, "-m", "pytest", *options, *folders, *arguments]
     print(" ".join(command), flush=True)
     code = subprocess.run(command).returncode
-    written = Path("build/verification/nccl-cuda.json")
-    print("\n".join(summary(record.read(written))))
+    written = Store(Path("build", results.FOLDER, "nccl-cuda.json"), Path())
+    print("\n".join(summary(written)))
     if code == 0:
         print(keep(written))
     else:
-        print(f"\nNot kept, as a test failed. What pytest says of it, and {written}, "
-              "are worth an issue of their own.")  # fmt: skip
+        print(f"\nNot kept, as a test failed. What pytest says of it, and "
+              f"{written.path}, are worth an issue of their own.")  # fmt: skip
     return code
 
 
-def summary(of: record.Record) -> list[str]:
+def summary(of: Store) -> list[str]:
     """What ran where, and why the rest was skipped, a line each."""
-    if not of:
+    if not (about := of.about()):
         return ["no test that verifies something has run"]
-    ran = of.get("ran", {})
+    ran = about["ran"]
     lines = [
         "",
-        f"{of['platform']}, torch {of['torch']}",
+        f"{about['platform']}, torch {about['torch']}",
         f"{ran.get('passed', 0)} tests passed, {ran.get('failed', 0)} failed, "
         f"{ran.get('skipped', 0)} were skipped:",
     ]
-    lines += [f"  {count:5}  {why}" for why, count in of.get("skipped", {}).items()]
-    proved = [
-        symbol
-        for symbol, entry in of["symbols"].items()
-        if any(test["outcome"] == "passed" for test in entry["tests"])
-    ]
-    return [*lines, f"{len(proved)} functions and classes ran under NCCL"]
+    lines += [f"  {count:5}  {why}" for why, count in about["skipped"].items()]
+    tests = results.by_symbol(of.read()).values()
+    proved = sum(any(t.passed for t in each) for each in tests)
+    return [*lines, f"{proved} functions and classes ran under NCCL"]
 
 
-def keep(written: Path) -> str:
+def keep(written: Store) -> str:
     """Copy the record to where the pages look; how to send it."""
-    gpu = record.read(written)["platform"].rpartition(" x ")[2].partition(",")[0]
-    name = "-".join(gpu.lower().split()) or "gpu"
-    target = RECORDS / f"nccl-{name}.json"
+    gpu = written.about()["platform"].rpartition(" x ")[2].partition(",")[0]
+    target = RECORDS / f"nccl-{'-'.join(gpu.lower().split()) or 'gpu'}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(written.read_text())
+    target.write_text(written.path.read_text())
     return (
         f"\nThe record is {target}. The pages of your checkout show it from now on. To "
         "send it: commit that one file and open a pull request."

@@ -1,13 +1,13 @@
 """What an outcome depends on: a file, and all files of ours that it reaches by imports.
 
-    tests/comm/test_ring.py -> tests/comm/reference.py
-                            -> xtrain/__init__.py
+    tests/comm/test_ring.py -> tests/conftest.py
+                            -> tests/comm/reference.py
                             -> xtrain/comm/__init__.py -> xtrain/comm/ring.py -> ...
 
 Evidence (a test's result, a transcript, a recorded run) is good for as long as none of
 these files changes. The list is computed from the import statements, wherever in a file
-they stand, so nobody keeps it by hand. What is imported by a name made at run time is
-not seen: hand its file over as a further root.
+they stand. What is imported by a name made at run time is not seen: hand its file over
+as a further root.
 
 Standard library only, and nothing is imported to find out.
 """
@@ -22,9 +22,10 @@ from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 Folders = tuple[Path, ...]
-_seen: ContextVar[dict[Path, int | None] | None] = ContextVar("seen", default=None)
+_seen: ContextVar[dict[Any, Any] | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
@@ -55,15 +56,21 @@ def closure(roots: Iterable[Path], folders: Folders) -> list[Path]:
     return sorted(found)
 
 
-def stamp(roots: Iterable[Path], folders: Folders, *more: str) -> str:
-    """A digest of the closure's contents and of `more`: 16 hexadecimal digits.
+def digest(roots: Iterable[Path], folders: Folders) -> str:
+    """A digest of the closure's contents: 16 hexadecimal digits.
 
     A file enters with its path below its folder, so another checkout has the same.
     """
-    total = hashlib.sha256("\0".join(more).encode())
-    for file in closure(roots, folders):
+    asked, seen = (tuple(roots), folders), _seen.get()
+    if seen is not None and asked in seen:
+        return seen[asked]
+    total = hashlib.sha256()
+    for file in closure(*asked):
         total.update(_part(file, _changed(file) or 0, folders))
-    return total.hexdigest()[:16]
+    found = total.hexdigest()[:16]
+    if seen is not None:
+        seen[asked] = found
+    return found
 
 
 def torch_minor() -> str:
@@ -107,7 +114,9 @@ def _changed(file: Path) -> int | None:
 def _reached(file: Path, changed: int, folders: Folders) -> tuple[Path, ...]:
     """The files that one file's imports lead to; `changed` makes an edit a new key."""
     del changed
-    found = dict.fromkeys(_packages_above(file, folders))
+    if file.suffix != ".py":
+        return ()
+    found = dict.fromkeys(_above(file, folders))
     for name in imports(file, _package(file, folders)):
         found |= dict.fromkeys(_candidates(name, folders))
     return tuple(path for path in found if _changed(path) is not None)
@@ -151,14 +160,14 @@ def _package(file: Path, folders: Folders) -> str:
     return ""
 
 
-def _packages_above(file: Path, folders: Folders) -> list[Path]:
-    """The `__init__.py` of the packages that hold a file."""
-    above = []
+def _above(file: Path, folders: Folders) -> list[Path]:
+    """What runs before a file: its packages, and what pytest takes for its settings."""
+    above: list[Path] = []
     for parent in file.parents:
-        if parent in folders or not (parent / "__init__.py").is_file():
-            break
-        above.append(parent / "__init__.py")
-    return above
+        above += [parent / "conftest.py", parent / "__init__.py"]
+        if parent in folders:
+            return above[:-1]
+    return []
 
 
 def _name(file: Path, folders: Folders) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.testing import record
-from xtrain.testing.marks import marked_tests
-from xtrain.testing.source import digest
+from xtrain.evidence.marks import marked_tests
+from xtrain.evidence.source import digest
 
 SYMBOL = "house:room"
 OTHER = "house:Cellar"

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xtrain.evidence.source import names as names_of
+
 Marked = dict[str, set[str]]
 
 
@@ -61,7 +63,7 @@ def _collect(
     here = inherited | {
         symbol
         for node in body
-        if isinstance(node, ast.Assign) and _targets(node) == ["pytestmark"]
+        if isinstance(node, ast.Assign) and names_of(node) == ["pytestmark"]
         for symbol in _symbols(node.value, names)
     }
     for node in body:
@@ -111,11 +113,7 @@ def _names(body: list[ast.stmt]) -> _Names:
     names = _Names()
     for node in body:
         if isinstance(node, ast.Assign):
-            for name in _targets(node):
+            for name in names_of(node):
                 names.trees[name] = node.value
                 names.values[name] = names.value_of(node.value)
     return names
-
-
-def _targets(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
