@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from xtrain.evidence.results import Test, function_of
+from xtrain.evidence.results import Result, function_of
 
 from . import config, embed, evidence_links, symbols, verification
 from .authored import embedded
@@ -112,7 +112,7 @@ def _ledger_rows(summary: verification.Summary) -> list[str]:
     return rows
 
 
-def _places(test: Test) -> dict[str, set[int]]:
+def _places(test: Result) -> dict[str, set[int]]:
     """Where a test ran the symbol, and with how many ranks there."""
     places: dict[str, set[int]] = {}
     for backend, size in test.places:

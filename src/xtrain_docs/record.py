@@ -75,7 +75,7 @@ def merged(old: Entries, new: Entries) -> Entries:
 
 
 def unproved() -> list[str]:
-    """Symbols that one record proves and the other does not, here and committed.
+    """Symbols that some record knows and one does not prove, here and committed.
 
     Which of several tests happens to fill a cache that they share changes from run to
     run, so tests are not compared one by one.
@@ -83,14 +83,13 @@ def unproved() -> list[str]:
     committed, here = records()
     if not here.about():
         raise SystemExit("no tests have run here yet: run make test")
-    sides = {
-        "here": results.by_symbol(here.good()),
-        "committed": results.by_symbol(committed.good()),
-    }
+    sides = {"here": here, "committed": committed}
+    known = {s for store in sides.values() for s in results.by_symbol(store.read())}
+    good = {where: results.by_symbol(store.good()) for where, store in sides.items()}
     found = []
-    for symbol in sorted({symbol for side in sides.values() for symbol in side}):
-        for where, side in sides.items():
-            ended = {test.outcome: test.id for test in side.get(symbol, ())}
+    for symbol in sorted(known):
+        for where in sides:
+            ended = {test.outcome: test.id for test in good[where].get(symbol, ())}
             if "failed" in ended:
                 found.append(f"{symbol}, {where}: {ended['failed']} failed")
             elif "passed" not in ended:

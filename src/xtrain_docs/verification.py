@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xtrain.evidence import results
 from xtrain.evidence.closure import steady, torch_minor
-from xtrain.evidence.results import Test
+from xtrain.evidence.results import Result
 from xtrain.evidence.store import Entries, Store
 
 from . import config, symbols
@@ -23,11 +23,11 @@ class Summary:
     """All evidence for one symbol: of the code as it stands, and of older code."""
 
     symbol: str
-    current: list[Test] = field(default_factory=list)
-    stale: list[Test] = field(default_factory=list)
+    current: list[Result] = field(default_factory=list)
+    stale: list[Result] = field(default_factory=list)
 
     @property
-    def good(self) -> list[Test]:
+    def good(self) -> list[Result]:
         """The tests that pass on the current source."""
         return [test for test in self.current if test.passed]
 
@@ -69,8 +69,8 @@ class Ledger:
     """All records together, looked up by symbol."""
 
     def __init__(self, files: tuple[Path, ...] = ()) -> None:
-        self.current: dict[str, list[Test]] = {}
-        self.stale: dict[str, list[Test]] = {}
+        self.current: dict[str, list[Result]] = {}
+        self.stale: dict[str, list[Result]] = {}
         with steady():
             for file in files:
                 self._add(Store(file, config.ROOT))

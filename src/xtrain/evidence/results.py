@@ -22,7 +22,7 @@ FOLDER = "verification"
 
 
 @dataclass(frozen=True)
-class Test:
+class Result:
     """One test's word on a symbol: how it ended, and where it ran the symbol.
 
     Attributes:
@@ -61,14 +61,14 @@ def value_of(
 
 def by_symbol(
     entries: Entries, about: dict[str, Any] | None = None
-) -> dict[str, list[Test]]:
+) -> dict[str, list[Result]]:
     """Each symbol with the tests that are evidence for or against it."""
-    found: dict[str, list[Test]] = {}
+    found: dict[str, list[Result]] = {}
     for name, entry in entries.items():
         outcome = entry.value["outcome"]
         for symbol, places in entry.value["ran"].items():
             if places is not None or outcome != "passed":
-                test = Test(name, outcome, places or [], entry.torch, about or {})
+                test = Result(name, outcome, places or [], entry.torch, about or {})
                 found.setdefault(symbol, []).append(test)
     return found
 

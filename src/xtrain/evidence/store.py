@@ -111,8 +111,11 @@ class Store:
         fresh.write_text(text, encoding="utf-8")
         os.replace(fresh, self.path)
 
-    def _stamp(self) -> tuple[Path, int]:
-        return self.path, self.path.stat().st_mtime_ns if self.path.is_file() else 0
+    def _stamp(self) -> tuple[Path, tuple[int, ...]]:
+        if not self.path.is_file():
+            return self.path, ()
+        status = self.path.stat()
+        return self.path, (status.st_mtime_ns, status.st_ino, status.st_size)
 
 
 def _key(names: Iterable[str], root: Path) -> str:
@@ -120,17 +123,18 @@ def _key(names: Iterable[str], root: Path) -> str:
 
 
 @lru_cache(maxsize=128)
-def _content(path: Path, changed: int) -> dict[str, Any]:
+def _content(path: Path, changed: tuple[int, ...]) -> dict[str, Any]:
     """A file's JSON; `changed` makes an edit a new key."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if changed else {}
+        content = json.loads(path.read_text(encoding="utf-8")) if changed else None
     except ValueError:
         return {}
-    return content if content.get("schema") == SCHEMA else {}
+    known = isinstance(content, dict) and content.get("schema") == SCHEMA
+    return content if known else {}
 
 
 @lru_cache(maxsize=128)
-def _entries(path: Path, changed: int) -> Entries:
+def _entries(path: Path, changed: tuple[int, ...]) -> Entries:
     found = _content(path, changed).get("entries", {})
     return {
         name: Entry(e["key"], e["torch"], tuple(e["roots"]), e["value"])
