@@ -5,7 +5,7 @@ import json
 import pytest
 
 from xtrain.evidence import store
-from xtrain_docs import config, kept, runs, symbols, traces, transcripts
+from xtrain_docs import config, kept, runs, symbols, transcripts
 
 
 @pytest.fixture
@@ -71,7 +71,6 @@ def test_what_is_committed_comes_first_while_it_is_good(toy, ask):
 
 # --- the committed ones --------------------------------------------------------------
 
-AGAIN = {"traces": traces.again}
 COMMITTED = [
     (path.stem, asked)
     for path in sorted(kept.committed().glob("*.json"))
@@ -109,7 +108,7 @@ def is_event(entry):
 def in_order(events):
     """Events without the count of calls before them; what was together still is."""
     calls = sorted({event[6] for event in events})
-    return sorted([*map(str, e[:6]), calls.index(e[6])] for e in events)
+    return sorted([*map(str, e[:6]), calls.index(e[6]), str(e[7:])] for e in events)
 
 
 @pytest.mark.parametrize(("shelf", "asked"), COMMITTED)
@@ -118,7 +117,7 @@ def test_a_committed_result_comes_out_again(world, monkeypatch, shelf, asked):
         pytest.skip("the pages' runs are made over gloo on CPUs")
     monkeypatch.setattr(runs, "_world", world)
     stored = kept.shelf(kept.committed() / f"{shelf}.json").read()[asked].value
-    fresh = json.loads(json.dumps(AGAIN.get(shelf, runs.again)(asked)))
+    fresh = json.loads(json.dumps(runs.again(asked)))
     assert close(fresh, stored)
 
 
@@ -136,8 +135,7 @@ def test_what_is_close_and_what_is_not():
 
 
 def test_every_shelf_is_of_something_that_can_run_again():
-    modules = {json.loads(asked)[0].partition(":")[0] for shelf, asked in COMMITTED
-               if shelf != "traces"}  # fmt: skip
+    modules = {json.loads(asked)[0].partition(":")[0] for _, asked in COMMITTED}
     for module in modules:
         assert symbols.module_path(module).is_file()
     assert transcripts.embedded()

@@ -130,7 +130,7 @@ def _content(path: Path, changed: tuple[int, ...]) -> dict[str, Any]:
     except ValueError:
         return {}
     known = isinstance(content, dict) and content.get("schema") == SCHEMA
-    return content if known else {}
+    return content if known and content else {}
 
 
 @lru_cache(maxsize=128)
