@@ -46,14 +46,7 @@ def closure(roots: Iterable[Path], folders: Folders) -> list[Path]:
         folders: where modules are looked for, as in sys.path. What is found in none of
             them (torch, the standard library) is not followed.
     """
-    found: set[Path] = set()
-    waiting = [Path(root) for root in roots]
-    while waiting:
-        file = waiting.pop()
-        if file not in found and (changed := _changed(file)) is not None:
-            found.add(file)
-            waiting += _reached(file, changed, folders)
-    return sorted(found)
+    return sorted(_parts(roots, folders))
 
 
 def digest(roots: Iterable[Path], folders: Folders) -> str:
@@ -64,12 +57,23 @@ def digest(roots: Iterable[Path], folders: Folders) -> str:
     asked, seen = (tuple(roots), folders), _seen.get()
     if seen is not None and asked in seen:
         return seen[asked]
-    total = hashlib.sha256()
-    for file in closure(*asked):
-        total.update(_part(file, _changed(file) or 0, folders))
+    parts = _parts(*asked)
+    total = hashlib.sha256(b"".join(parts[file] for file in sorted(parts)))
     found = total.hexdigest()[:16]
     if seen is not None:
         seen[asked] = found
+    return found
+
+
+def _parts(roots: Iterable[Path], folders: Folders) -> dict[Path, bytes]:
+    """What each file of the closure adds to a digest."""
+    found: dict[Path, bytes] = {}
+    waiting = list(roots)
+    while waiting:
+        file = waiting.pop()
+        if file not in found and (changed := _changed(file)) is not None:
+            found[file], reached = _read(file, changed, folders)
+            waiting += reached
     return found
 
 
@@ -111,15 +115,17 @@ def _changed(file: Path) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _reached(file: Path, changed: int, folders: Folders) -> tuple[Path, ...]:
-    """The files that one file's imports lead to; `changed` makes an edit a new key."""
-    del changed
+def _read(file: Path, changed: int, folders: Folders) -> tuple[bytes, tuple[Path, ...]]:
+    """A file's name with a digest of its content, and the files its imports lead to."""
+    del changed  # part of the key: a changed file is read again
+    part = f"\0{_name(file, folders)}\0".encode()
+    part += hashlib.sha256(file.read_bytes()).digest()
     if file.suffix != ".py":
-        return ()
-    found = dict.fromkeys(_above(file, folders))
+        return part, ()
+    reached = dict.fromkeys(_above(file, folders))
     for name in imports(file, _package(file, folders)):
-        found |= dict.fromkeys(_candidates(name, folders))
-    return tuple(path for path in found if _changed(path) is not None)
+        reached |= dict.fromkeys(_candidates(name, folders))
+    return part, tuple(path for path in reached if _changed(path) is not None)
 
 
 @lru_cache(maxsize=16384)
@@ -145,19 +151,8 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
             waiting += getattr(node, block, ())
 
 
-@lru_cache(maxsize=4096)
-def _part(file: Path, changed: int, folders: Folders) -> bytes:
-    """What a file adds to a stamp: its name and a digest of its content."""
-    del changed  # part of the key, as above
-    name = f"\0{_name(file, folders)}\0".encode()
-    return name + hashlib.sha256(file.read_bytes()).digest()
-
-
 def _package(file: Path, folders: Folders) -> str:
-    for folder in folders:
-        if file.is_relative_to(folder):
-            return ".".join(file.relative_to(folder).parts[:-1])
-    return ""
+    return ".".join(Path(_name(file, folders)).parts[:-1])
 
 
 def _above(file: Path, folders: Folders) -> list[Path]:

@@ -80,11 +80,11 @@ class Store:
 
     def read(self) -> Entries:
         """All entries; none when the file is missing or cannot be read."""
-        return _entries(*self._stamp())
+        return self._read()[1]
 
     def about(self) -> dict[str, Any]:
         """What the file tells of the last run as a whole."""
-        return _content(*self._stamp()).get("about", {})
+        return self._read()[0]
 
     def good(self) -> Entries:
         """The entries that hold for the code as it stands."""
@@ -111,11 +111,12 @@ class Store:
         fresh.write_text(text, encoding="utf-8")
         os.replace(fresh, self.path)
 
-    def _stamp(self) -> tuple[Path, tuple[int, ...]]:
+    def _read(self) -> tuple[dict[str, Any], Entries]:
         if not self.path.is_file():
-            return self.path, ()
+            return {}, {}
         status = self.path.stat()
-        return self.path, (status.st_mtime_ns, status.st_ino, status.st_size)
+        changed = (status.st_mtime_ns, status.st_ino, status.st_size)
+        return _read(self.path, changed)
 
 
 def _key(names: Iterable[str], root: Path) -> str:
@@ -123,20 +124,16 @@ def _key(names: Iterable[str], root: Path) -> str:
 
 
 @lru_cache(maxsize=128)
-def _content(path: Path, changed: tuple[int, ...]) -> dict[str, Any]:
-    """A file's JSON; `changed` makes an edit a new key."""
+def _read(path: Path, changed: tuple[int, ...]) -> tuple[dict[str, Any], Entries]:
+    """What a file tells of the run, and its entries."""
+    del changed  # part of the key: a changed file is read again
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if changed else None
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        return {}
-    known = isinstance(content, dict) and content.get("schema") == SCHEMA
-    return content if known and content else {}
-
-
-@lru_cache(maxsize=128)
-def _entries(path: Path, changed: tuple[int, ...]) -> Entries:
-    found = _content(path, changed).get("entries", {})
-    return {
+        content = {}
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        return {}, {}
+    return content["about"], {
         name: Entry(e["key"], e["torch"], tuple(e["roots"]), e["value"])
-        for name, e in found.items()
+        for name, e in content["entries"].items()
     }
