@@ -85,9 +85,9 @@ class Ledger:
             for symbol, tests in results.by_symbol(found, about).items():
                 kind.setdefault(symbol, []).extend(tests)
 
-    def summary(self, key: str, root: Path | None = None) -> Summary:
+    def summary(self, key: str) -> Summary:
         """The evidence for `module:name`, or SymbolError where there is none such."""
-        symbols.resolve(key, root)
+        symbols.resolve(key)
         return Summary(key, self.current.get(key, []), self.stale.get(key, []))
 
     def summaries(self, *also: str) -> list[Summary]:
@@ -110,9 +110,9 @@ def _ledger(stamp: tuple[tuple[Path, int], ...]) -> Ledger:
     return Ledger(tuple(file for file, _ in stamp))
 
 
-def check(key: str, root: Path | None = None) -> Summary:
+def check(key: str) -> Summary:
     """The summary of a verified symbol, or UnverifiedError with what to do."""
-    summary = ledger().summary(key, root)
+    summary = ledger().summary(key)
     if summary.verified:
         return summary
     if summary.failed:

@@ -13,8 +13,6 @@ from xtrain.evidence.store import Entry, Store
 ABOUT = {
     "platform": "Linux, 1 x NVIDIA H200, NCCL 2.28.9",
     "torch": "2.11.0",
-    "ran": {"passed": 7, "skipped": 3},
-    "skipped": {"4 ranks need 4 GPUs, there are 1": 2, "about gloo": 1},
 }
 ENTRIES = {
     "t::one": Entry("k", "2.11", (), value_of("passed", 1, {"a:ran": [], "a:b": None})),
@@ -59,8 +57,7 @@ def test_one_gpu_is_enough_and_every_skip_has_its_reason(checkout, capsys):
     assert words[-3:] == ["tests/comm", "-k", "ring"]
     assert "nccl" in words
     out = capsys.readouterr().out
-    assert "7 tests passed, 0 failed, 3 were skipped" in out
-    assert "    2  4 ranks need 4 GPUs, there are 1\n" in out
+    assert "-rs" in words  # pytest tells why it skips
     assert "1 functions and classes ran under NCCL" in out
     kept = folder / "docs/data/verification/nccl-nvidia-h200.json"
     assert Store(kept, folder).read() == ENTRIES

@@ -4,7 +4,6 @@ The facts travel on the test reports, which pytest-xdist carries from its worker
 the process that writes the store; without xdist both are the same process.
 """
 
-from collections import Counter
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any
@@ -38,7 +37,6 @@ class Recorder:
         self.writes = not hasattr(config, "workerinput")
         self.entries: Entries = {}
         self.phases: dict[str, tuple[str, float]] = {}
-        self.skipped: Counter[str] = Counter()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Digest the code right after it was imported."""
@@ -84,8 +82,6 @@ class Recorder:
         worst = next(o for o in ("failed", "skipped", "passed") if o in outcomes)
         seconds += report.duration if report.when == "call" else 0.0
         self.phases[report.nodeid] = worst, seconds
-        if report.skipped and isinstance(report.longrepr, tuple):
-            self.skipped[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
         facts: Any = dict(report.user_properties).get(_RAN)
         if facts:  # the teardown's report has them, the last of the three
             key, torch, roots, ran = facts
@@ -100,8 +96,6 @@ class Recorder:
         about = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **self.about(),
-            "ran": dict(Counter(worst for worst, _ in self.phases.values())),
-            "skipped": dict(self.skipped.most_common()),
         }
         name = f"{about['backend']}-{about['device']}.json"
         path = self.root / "build" / results.FOLDER / name

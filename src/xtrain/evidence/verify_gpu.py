@@ -24,21 +24,19 @@ FOLDERS = (
     "matrix", "testing", "evidence",
 )  # fmt: skip
 WORKERS = 4  # each keeps ranks with a CUDA context, half a GiB of memory a rank
-RECORDS = Path("docs/data", results.FOLDER)
 
 
 def main(arguments: list[str]) -> int:
-    """Run, write the record, say what ran; pytest's exit code, or 2 without a GPU."""
+    """Run, keep the record; returns pytest's exit code, 2 without a GPU."""
     if not torch.cuda.device_count() or not dist.is_nccl_available():
         print("no GPU that torch and NCCL can use: xtrain doctor says what is missing")
         return 2
     folders = [str(path) for name in FOLDERS if (path := Path("tests", name)).is_dir()]
-    options = ["-q", "-n", str(WORKERS), "--backend", "nccl"]
+    options = ["-q", "-rs", "-n", str(WORKERS), "--backend", "nccl"]
     command = [sys.executable, "-m", "pytest", *options, *folders, *arguments]
     print(" ".join(command), flush=True)
     code = subprocess.run(command).returncode
     written = Store(Path("build", results.FOLDER, "nccl-cuda.json"), Path())
-    print("\n".join(summary(written)))
     if code == 0:
         print(keep(written))
     else:
@@ -47,32 +45,19 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def summary(of: Store) -> list[str]:
-    """What ran where, and why the rest was skipped, a line each."""
-    if not (about := of.about()):
-        return ["no test that verifies something has run"]
-    ran = about["ran"]
-    lines = [
-        "",
-        f"{about['platform']}, torch {about['torch']}",
-        f"{ran.get('passed', 0)} tests passed, {ran.get('failed', 0)} failed, "
-        f"{ran.get('skipped', 0)} were skipped:",
-    ]
-    lines += [f"  {count:5}  {why}" for why, count in about["skipped"].items()]
-    tests = results.by_symbol(of.read()).values()
-    proved = sum(any(t.passed for t in each) for each in tests)
-    return [*lines, f"{proved} functions and classes ran under NCCL"]
-
-
 def keep(written: Store) -> str:
     """Copy the record to where the pages look; how to send it."""
+    tests = results.by_symbol(written.read()).values()
+    proved = sum(any(test.passed for test in each) for each in tests)
     gpu = written.about()["platform"].rpartition(" x ")[2].partition(",")[0]
-    target = RECORDS / f"nccl-{'-'.join(gpu.lower().split()) or 'gpu'}.json"
+    name = "-".join(gpu.lower().split()) or "gpu"
+    target = Path("docs/data", results.FOLDER, f"nccl-{name}.json")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(written.path.read_text())
     return (
-        f"\nThe record is {target}. The pages of your checkout show it from now on. To "
-        "send it: commit that one file and open a pull request."
+        f"\n{proved} functions and classes ran under NCCL. The record is {target}."
+        " The pages of your checkout show it from now on. To send it: commit that one"
+        " file and open a pull request."
     )
 
 
