@@ -209,6 +209,13 @@ def test_a_failed_test_is_not_evidence(toy):
         render(page())
 
 
+def test_one_failure_outweighs_all_passes(toy):
+    toy.record("toy.ring:ring")
+    toy.record("toy.ring:ring", outcome="failed", backend="xtrain-shm")
+    with pytest.raises(verification.UnverifiedError, match="test_ring.* fails"):
+        render(page())
+
+
 def test_a_skipped_test_is_not_evidence(toy):
     toy.record("toy.ring:ring", outcome="skipped")
     with pytest.raises(verification.UnverifiedError):

@@ -93,6 +93,13 @@ def test_what_pytest_reads_for_a_test_counts(tree):
     assert found == {"tests/deep/test_b.py", *settings, *packages, "src/pkg/lone.py"}
 
 
+def test_a_file_counts_under_its_name(tree):
+    before = closure.digest([tree / "src/pkg/lone.py"], (tree / "src", tree))
+    (tree / "src/pkg/lone.py").rename(tree / "src/pkg/only.py")
+    after = closure.digest([tree / "src/pkg/only.py"], (tree / "src", tree))
+    assert before != after
+
+
 def test_a_file_that_is_no_program_counts_as_it_is(tree):
     (tree / "said.out").write_text("import pkg.low\n")
     assert reached(tree, "said.out") == {"said.out"}
