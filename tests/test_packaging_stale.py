@@ -60,6 +60,9 @@ def test_all_files_are_those_of_marked_tests_without_a_result(
     record(records)
     assert stale.main(["--all"]) == 0
     assert capsys.readouterr().out == "tests/u.py\n"
+    record(records, torch="1.0")
+    assert stale.main(["--all"]) == 0
+    assert capsys.readouterr().out == "tests/t.py\ntests/u.py\n"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,16 @@ def test_a_run_of_some_tests_keeps_what_is_known_of_the_others(built):
     assert proved_there().keys() == {RING, WHEEL}
 
 
+def test_what_is_old_leaves_the_record(built):
+    record.main([])
+    path = built.root / "src/toy/steps.py"
+    path.write_text(path.read_text() + "# a word\n")
+    committed, here = record.records()
+    here.write({}, here.about())
+    record.main([])
+    assert committed.read() == {}
+
+
 def test_what_did_not_run_the_symbol_proves_nothing(built, capsys):
     built.record(RING, ran=False)
     record.main([])
