@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from xtrain_docs import runs
+from xtrain_docs import kept, runs
 from xtrain_docs.blocks import registry
 from xtrain_docs.traces import Trace
 from xtrain_docs.traces.record import TraceError, decode, encode, replay
@@ -72,6 +72,8 @@ def test_a_trace_is_read_back_while_nothing_changes(nothing_kept, monkeypatch):
     first = run("all_to_all_single", {"ranks": 2})
     monkeypatch.setattr(runs, "again", lambda asked: pytest.fail("ran again"))
     assert run("all_to_all_single", {"ranks": 2}) == first
+    roots = {root for e in kept.asked["traces_record"].values() for root in e.roots}
+    assert "src/xtrain/comm/all_to_all.py" in roots
 
 
 def test_a_trace_is_called_by_words_and_not_by_a_function():

@@ -112,6 +112,17 @@ def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
     assert outcomes(record, "house:room").keys() == {"test_hall"}
 
 
+def test_what_is_edited_while_its_test_runs_is_not_proved(project, monkeypatch):
+    pytester = project(
+        "@pytest.mark.verifies('house:room')\ndef test_it():\n    room()\n"
+        "    with open('house.py', 'a') as file:\n        file.write('# later')\n"
+    )
+    monkeypatch.syspath_prepend(pytester.path)
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)
+    record = read_record(pytester)
+    assert (len(record.read()), len(record.good())) == (1, 0)
+
+
 def test_a_mark_on_a_symbol_that_is_not_there_fails_its_test(project, monkeypatch):
     pytester = project("@pytest.mark.verifies('house:attic')\ndef test_it(): pass\n")
     monkeypatch.syspath_prepend(pytester.path)
