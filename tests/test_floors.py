@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.testing.closure import imports
+from xtrain.evidence.closure import imports
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
@@ -22,6 +22,7 @@ FLOORS = [
     {"whiteboard"},  # torch only, and for `copying` alone
     {"schedules"},
     {"plan"},  # plan may ask schedules; both are standard library only
+    {"evidence"},  # of ranks it knows only what they report
     {"testing"},
     {"comm"},
     {"copying"},
@@ -229,6 +230,7 @@ def test_the_package_itself_imports_nothing() -> None:
         ("checkpoint", "xtrain.checkpoint", "from xtrain.zero import Adam"),
         ("zero", "xtrain.zero", "from xtrain.data_parallel import sampler"),
         ("testing", "xtrain.testing", "from xtrain.comm import ring_all_reduce"),
+        ("evidence", "xtrain.evidence", "from xtrain.testing import World"),
         ("schedules", "xtrain.schedules", "from xtrain.plan import Layout"),
         ("plan", "xtrain.plan", "import torch"),
         ("plan", "xtrain.plan", "from numpy import array"),

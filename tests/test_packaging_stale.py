@@ -1,38 +1,26 @@
 """`python -m xtrain_docs.stale`: does `make site` have to run tests first?"""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mkdocs", reason="the docs extra is not installed")
 
-from xtrain.testing.closure import torch_minor
-from xtrain.testing.record import SCHEMA, stamp_of
-from xtrain_docs import authored, config, stale, symbols
+
+from xtrain.evidence.results import entry_of, value_of
+from xtrain.evidence.store import Store
+from xtrain_docs import authored, config, stale
 
 SYMBOL = "xtrain.plan.traffic:ceil_log2"
+TEST = "tests/t.py::t"
 
 
-def record(outcome: str = "passed", torch: str = "", **changes: str) -> dict:
-    test = {
-        "id": "tests/t.py::t",
-        "outcome": outcome,
-        "stamp": stamp_of("tests/t.py", SYMBOL, config.ROOT),
-        "places": [],
-        "seconds": 0,
-    }
-    entry = {"digest": symbols.key_digest(SYMBOL), "tests": [test | changes]}
-    return {
-        "schema": SCHEMA,
-        "created": "2026-11-21T10:00:00",
-        "torch": torch or f"{torch_minor()}.0",
-        "python": "3.11.7",
-        "platform": "here",
-        "backend": "gloo",
-        "device": "cpu",
-        "symbols": {SYMBOL: entry},
-    }
+def record(folder: Path, outcome: str = "passed", **changes: str) -> None:
+    entry = entry_of(TEST, [SYMBOL], config.ROOT)
+    entry = replace(entry, value=value_of(outcome, 0, {SYMBOL: []}), **changes)
+    about = {"backend": "gloo", "device": "cpu", "created": "2026-11-21T10:00:00"}
+    Store(folder / "gloo-cpu.json", config.ROOT).write({TEST: entry}, about)
 
 
 @pytest.fixture
@@ -54,7 +42,7 @@ def test_without_a_record_the_tests_must_run(
 def test_with_a_current_record_they_need_not(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (records / "gloo-cpu.json").write_text(json.dumps(record()))
+    record(records)
     assert stale.main() == 0
     assert capsys.readouterr().out == ""
 
@@ -69,16 +57,19 @@ def test_all_files_are_those_of_marked_tests_without_a_result(
     monkeypatch.setattr(stale, "marked_tests", lambda *folders: marked)
     assert stale.main(["--all"]) == 0
     assert capsys.readouterr().out == "tests/t.py\ntests/u.py\n"
-    (records / "gloo-cpu.json").write_text(json.dumps(record()))
+    record(records)
     assert stale.main(["--all"]) == 0
     assert capsys.readouterr().out == "tests/u.py\n"
+    record(records, torch="1.0")
+    assert stale.main(["--all"]) == 0
+    assert capsys.readouterr().out == "tests/t.py\ntests/u.py\n"
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"stamp": "0" * 16}, {"outcome": "failed"}, {"torch": "1.0.0"}],
+    [{"key": "0" * 16}, {"outcome": "failed"}, {"torch": "1.0.0"}],
     ids=["the code has changed", "the test fails", "another torch"],
 )
 def test_otherwise_they_must(records: Path, changes: dict) -> None:
-    (records / "gloo-cpu.json").write_text(json.dumps(record(**changes)))
+    record(records, **changes)
     assert stale.main() == 1

@@ -57,6 +57,7 @@ LONG = {
         "test_a_mistake_leaves_the_curve",
         "test_a_mistake_with_experts_leaves_their_curve",
     ],
+    "evidence/test_marks.py": ["test_ours_stand_on_single_tests"],
     "pipeline_parallel/test_runner_failures.py": [
         "test_a_rank_that_is_killed_ends_all_others_with_its_name"
     ],
@@ -84,7 +85,6 @@ LONG = {
         "test_ctrl_c_during_a_test",
         "test_ranks_of_a_program_ended_by_sigterm",
     ],
-    "testing/test_record.py": ["test_ours_stand_on_single_tests"],
     "testing/test_script.py": ["test_torchrun_prints_the_same"],
     "whiteboard/test_downloads.py": ["test_a_download_compares_and_says_what_it_sent"],
 }
@@ -140,8 +140,14 @@ def is_long(name: str) -> bool:
 
 def symbols(record: Path) -> dict[str, list[dict]]:
     """Every symbol of a record with the tests that proved it."""
-    found = json.loads(record.read_text())["symbols"]
-    return {name: found[name]["tests"] for name in sorted(found)}
+    found: dict[str, list[dict]] = defaultdict(list)
+    for name, entry in json.loads(record.read_text())["entries"].items():
+        value = entry["value"]
+        for symbol, places in value["ran"].items():
+            if places is not None:
+                test = {"id": name, "seconds": value["seconds"], "places": places}
+                found[symbol].append(test)
+    return dict(sorted(found.items()))
 
 
 def chosen(

@@ -4,8 +4,8 @@ python -m xtrain_docs.build            publishes to build/site, only on success
 python -m xtrain_docs.build --draft    to build/draft; unverified code is marked
                                        instead of stopping the build
 
-It notes what it read, so that `make site` spares a build that would change nothing
-(`inputs`).
+It notes what it was made of, so that `make site` spares a build that would change
+nothing (`inputs`).
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from xtrain.testing.closure import steady
+from xtrain.evidence.closure import steady
 
 from . import config, inputs
 
@@ -89,7 +89,7 @@ def build(target: Path) -> None:
     if has_calculators(fresh / "en"):
         pyodide.write(fresh / "en")
     publish.publish(fresh / "en")
-    kept.note_used()
+    kept.note_asked()
     (fresh / "index.html").write_text(ROOT_PAGE)
     shutil.copyfile(fresh / "en" / "404.html", fresh / "404.html")
     (fresh / ".nojekyll").touch()
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     target = config.BUILD / "draft" if config.draft() else config.SITE
     target = options.to.resolve() if options.to else target
     began = time.perf_counter()
-    watch = inputs.Watch(target, *config.RECORDS)
+    before = inputs.state()
     import logging
 
     from mkdocs.exceptions import MkDocsException
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (MkDocsException, ValueError) as problem:
         print(f"\nsite not built: {problem}", file=sys.stderr)
         return 1
-    watch.save(inputs.place(target))
+    inputs.save(target, before)
     took = time.perf_counter() - began
     print(f"site built in {took:.1f} s: {target}")
     return 0

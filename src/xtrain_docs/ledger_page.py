@@ -2,25 +2,26 @@
 
 from collections import Counter
 
+from xtrain.evidence.results import Result, function_of
+
 from . import config, embed, evidence_links, symbols, verification
 from .authored import embedded
 from .excerpts import EmbedError
 from .generated import write
 
+ABOUT = ("backend", "device", "torch", "platform")
 TABLE = ("| symbol | test | cases | where | ranks |", "| --- | --- | --: | --- | --- |")
 
 
 def write_ledger() -> int:
     """docs/en/verification/ledger.md: every symbol with its evidence."""
-    ledger = verification.ledger()
     shown = {
         f"{reference.split(':')[0]}:{reference.split(':')[1].split('.')[0]}"
         for reference in embedded()
     }
     by_module: dict[str, list[verification.Summary]] = {}
-    for key in sorted({*ledger.symbols(), *shown}):
-        if summary := ledger.summary_or_none(key):
-            by_module.setdefault(key.split(":")[0], []).append(summary)
+    for summary in verification.ledger().summaries(*shown):
+        by_module.setdefault(summary.symbol.split(":")[0], []).append(summary)
     lines = _ledger_head(by_module)
     for module, summaries in by_module.items():
         lines += [f"## `{module}`", "", *TABLE]
@@ -55,13 +56,10 @@ def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
             "```",
         ]
     good = sum(s.verified for s in summaries)
-    runs = sorted({
-        (e.day, e.backend, e.device, e.torch, e.platform)
-        for s in summaries
-        for e in s.current
-        if e.passed
-    })  # fmt: skip
-    tests = len({t["id"] for s in summaries for e in s.current for t in e.passed})
+    good_tests = [test for s in summaries for test in s.good]
+    runs = sorted({(t.about["created"][:10], *map(t.about.get, ABOUT))
+                   for t in good_tests})  # fmt: skip
+    tests = len({test.id for test in good_tests})
     head += [
         f"{good} of {len(summaries)} functions and classes are verified on their "
         f"current source, by {tests} tests.",
@@ -92,16 +90,15 @@ def _ledger_rows(summary: verification.Summary) -> list[str]:
     runs: dict[tuple[str, str], set[int]] = {}
     failed: set[tuple[str, str]] = set()
     cases: Counter[tuple[str, str]] = Counter()
-    for item in summary.current:
-        for test in item.tests:
-            if test["outcome"] in ("skipped", "unused"):
-                continue
-            for place, sizes in _places(test, item.device).items():
-                run = _function(test["id"]), place
-                cases[run] += 1
-                runs.setdefault(run, set()).update(sizes)
-                if test["outcome"] != "passed":
-                    failed.add(run)
+    for test in summary.current:
+        if test.outcome == "skipped":
+            continue
+        for place, sizes in _places(test).items():
+            run = function_of(test.id), place
+            cases[run] += 1
+            runs.setdefault(run, set()).update(sizes)
+            if not test.passed:
+                failed.add(run)
     if not runs:
         why = "the source has changed since" if summary.stale else "no test names it"
         return [f"| {head} | Not verified: {why}. | | | |"]
@@ -115,17 +112,12 @@ def _ledger_rows(summary: verification.Summary) -> list[str]:
     return rows
 
 
-def _places(test: dict, device: str) -> dict[str, set[int]]:
+def _places(test: Result) -> dict[str, set[int]]:
     """Where a test ran the symbol, and with how many ranks there."""
     places: dict[str, set[int]] = {}
-    for backend, size in test["places"]:
-        places.setdefault(f"{backend} on {device}", set()).add(size)
+    for backend, size in test.places:
+        places.setdefault(f"{backend} on {test.about['device']}", set()).add(size)
     return places or {"in its own process": set()}
-
-
-def _function(test_id: str) -> str:
-    """tests/a.py::test_b[4-float] as tests/a.py::test_b."""
-    return test_id.split("[")[0]
 
 
 def _test_link(test: str) -> str:

@@ -8,23 +8,10 @@ committed. Files that would not change are left alone.
 
 import shutil
 
-from . import blocks, config, fences, fonts, transcripts
-from .authored import pages, require_no_typed_code
+from . import config, fonts, transcripts
+from .authored import require_no_typed_code
 from .ledger_page import write_ledger
 from .reference_pages import write_reference
-
-
-def record_traces() -> int:
-    """Run every collective that some page animates; returns how many."""
-    done = set()
-    for page in pages():
-        for fence in fences.fences(page.read_text().splitlines()):
-            if fence.language == "trace" and fence.info not in done:
-                found = blocks.parse_info(fence.info)
-                assert found is not None
-                blocks.registry("trace").run(found[1], found[2])
-                done.add(fence.info)
-    return len(done)
 
 
 def say(line: str) -> None:
@@ -42,7 +29,6 @@ def main() -> None:
     say(f"fonts: {fonts.write_fonts()} faces")
     say(f"reference pages: {write_reference()}")
     say(f"ledger: {write_ledger()} symbols")
-    say(f"traces: {record_traces()} recorded or still current")
 
 
 if __name__ == "__main__":

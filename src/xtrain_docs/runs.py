@@ -1,12 +1,12 @@
 """Real runs behind the tables and figures of the pages.
 
 `remembered(function, ranks)` runs a function of a lecture on real ranks and returns
-what it gave on each. Results are kept until the code they depend on changes (`kept`).
+what it gave on each, kept until the code it depends on changes (`kept`).
 """
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +15,25 @@ from . import kept, symbols
 ITEMSIZE = 4
 
 
-def remembered(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+def remembered(
+    function: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    also: Iterable[str] = (),
+) -> list[Any]:
     """`World(ranks).run(function, *arguments)`, or what it gave before, as JSON.
 
     It runs again when any code that the function's module reaches has changed.
+
+    Args:
+        also: modules that the function imports by a name it is given.
     """
     module = function.__module__
     asked = json.dumps([f"{module}:{function.__qualname__}", ranks, *arguments])
     return kept.remembered(
         shelf(module),
         asked,
-        kept.stamp([symbols.module_path(module)]),
+        map(symbols.module_path, (module, *also)),
         lambda: again(asked),
         f"run: {asked}",
     )

@@ -10,10 +10,10 @@
 
 import sys
 
-from xtrain.testing.closure import torch_minor
-from xtrain.testing.marks import marked_tests
+from xtrain.evidence.marks import marked_tests
+from xtrain.evidence.results import file_of, function_of
 
-from . import authored, config, symbols, verification
+from . import authored, config, kept, symbols, verification
 
 TABLES = ("xtrain_docs.matrix.training:train",)
 """Symbols whose tests tables read about, see tables/support_matrix.py."""
@@ -26,10 +26,7 @@ def unproved() -> dict[str, str]:
     reasons = {}
     for reference in (*authored.embedded(), *TABLES):
         try:
-            summary = verification.check(symbols.resolve(reference).key)
-            tried = {minor(e.torch) for e in summary.current if e.passed}
-            if torch_minor() not in tried:
-                reasons[reference] = f"not tested on torch {torch_minor()}"
+            verification.check(symbols.resolve(reference).key)
         except verification.UnverifiedError as error:
             reasons[reference] = str(error)
         except ValueError:
@@ -37,40 +34,26 @@ def unproved() -> dict[str, str]:
     return reasons
 
 
-def minor(torch: str) -> str:
-    """2.13.0+cpu as 2.13."""
-    return ".".join(torch.split(".")[:2])
-
-
-def files() -> list[str]:
+def files() -> set[str]:
     """The files with tests of what is not proved."""
     keys = {symbols.resolve(reference).key for reference in unproved()}
     marked = marked_tests(config.ROOT / "tests", config.ROOT)
-    tests = (test for key in keys for test in marked.get(key, ()))
-    return sorted({test.partition("::")[0] for test in tests})
+    return {file_of(test) for key in keys for test in marked.get(key, ())}
 
 
-def all_files() -> list[str]:
+def all_files() -> set[str]:
     """The files of marked tests that have not run on the code as it stands."""
     marked = marked_tests(config.ROOT / "tests", config.ROOT)
-    ledger = verification.ledger()
-    found = set()
-    for key, names in marked.items():
-        summary = ledger.summary_or_none(key)
-        current = summary.current if summary else []
-        here = [e for e in current if minor(e.torch) == torch_minor()]
-        ran = {test["id"].partition("[")[0] for e in here for test in e.tests}
-        found |= {name.partition("::")[0] for name in names - ran}
-    return sorted(found)
+    records = [file for folder in config.RECORDS for file in folder.glob("*.json")]
+    ran = {function_of(test) for file in records for test in kept.shelf(file).good()}
+    return {file_of(test) for names in marked.values() for test in names - ran}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what is not proved; 1 when something is not."""
-    if arguments == ["--files"]:
-        print("\n".join(files()))
-        return 0
-    if arguments == ["--all"]:
-        print("\n".join(all_files()))
+    if arguments in (["--files"], ["--all"]):
+        found = files() if arguments == ["--files"] else all_files()
+        print("\n".join(sorted(found)))
         return 0
     missing = sorted(unproved())
     if not missing:

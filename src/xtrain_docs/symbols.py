@@ -1,10 +1,11 @@
 """Find a symbol's source by dotted name, without importing its module."""
 
 import ast
-import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+
+from xtrain.evidence.source import names
 
 from . import config
 
@@ -42,11 +43,6 @@ class Symbol:
     def key(self) -> str:
         """`module:name` of the top-level definition: what tests verify."""
         return f"{self.module}:{self.name.split('.')[0]}"
-
-
-def digest(lines: str) -> str:
-    """sha256 of source lines as they stand, without the last newline."""
-    return hashlib.sha256(lines.rstrip("\n").encode()).hexdigest()
 
 
 def module_path(module: str, root: Path | None = None) -> Path:
@@ -100,7 +96,7 @@ def _lines(reference: str, path: Path) -> tuple[int, int, tuple[int, int] | None
     body = _tree(path, path.stat().st_mtime_ns).body
     node: ast.stmt | None = None
     for part in name.split("."):
-        node = next((n for n in body if part in _defined(n)), None)
+        node = next((n for n in body if part in names(n)), None)
         if node is None:
             package = path.name == "__init__.py"
             raise SymbolError(f"{reference}{_why(where, package, part, body)}")
@@ -127,19 +123,8 @@ def _why(where: str, package: bool, name: str, body: list[ast.stmt]) -> str:
                     home = ".".join([*above, *filter(None, [node.module])])
                     there = f"{home}:{alias.name}"
                     return f" is imported there, not defined: write {there!r}"
-    known = [own for node in body for own in _defined(node)]
+    known = [own for node in body for own in names(node)]
     return f": {where} has no {name!r}; it has: {', '.join(known) or 'nothing'}"
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return [node.name]
-        case ast.Assign():
-            return [t.id for t in node.targets if isinstance(t, ast.Name)]
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            return [name]
-    return []
 
 
 def form_key(reference: str) -> str | None:
@@ -159,8 +144,3 @@ def form_key(reference: str) -> str | None:
         ):
             name = node.name
     return f"{'.'.join(parts)}:{name}"
-
-
-def key_digest(key: str, root: Path | None = None) -> str:
-    """The digest of the current source of `module:name`."""
-    return digest(resolve(key, root).source)

@@ -3,26 +3,20 @@
     python -m xtrain_docs.transcripts snippets/lc1             compares, exit status 1
     python -m xtrain_docs.transcripts --write snippets/lc1     records
 
-    python -m xtrain_docs.transcripts --embedded               compares those on pages
 
 A transcript is what rank 0 printed, then rank 1, and so on. Folders mean every snippet
-in them. The last form is what a build does: it remembers which transcripts held, and
-runs a snippet again only after a change to it, to its transcript, or to a module of
-xtrain that it reaches by imports.
+in them. A build compares those on its pages: it remembers which held, and runs a
+snippet again only after a change to it, to its transcript, or to code that it reaches.
 """
 
 import argparse
 import difflib
-import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-
-from xtrain.testing.closure import steady
 
 from . import config, kept
 
@@ -59,7 +53,8 @@ def _as_from_the_root() -> Iterator[None]:
     """Transcripts are of gloo on a CPU, started in the root of the repository."""
     before, folder = dict(os.environ), Path.cwd()
     paths = [str(config.SOURCE), *filter(None, [before.get("PYTHONPATH")])]
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if (config.ROOT / "snippets").is_dir():
         os.chdir(config.ROOT)
     try:
@@ -91,25 +86,20 @@ def embedded() -> list[Path]:
     return [(config.ROOT / name).with_suffix(".py") for name in sorted(names)]
 
 
-def stamp(path: Path) -> str:
-    """Changes whenever the transcript could stop being true."""
-    transcript = path.with_suffix(".out")
-    text = transcript.read_text() if transcript.is_file() else ""
-    return hashlib.sha256(f"{kept.stamp([path])}{text}".encode()).hexdigest()[:16]
-
-
-def check_embedded() -> list[str]:
-    """Problems of the transcripts on pages; runs only what may have changed."""
+def require_embedded() -> None:
+    """StaleTranscriptError unless those on pages hold; runs what may have changed."""
     problems = []
     for path in embedded():
         name = path.relative_to(config.ROOT).as_posix()
+        roots = [path, path.with_suffix(".out")]
         try:
             kept.remembered(
-                "transcripts", name, stamp(path), partial(hold, path), f"run: {name}"
+                "transcripts", name, roots, partial(hold, path), f"run: {name}"
             )
         except StaleTranscriptError as problem:
             problems.append(str(problem))
-    return problems
+    if problems:
+        raise StaleTranscriptError("\n\n".join(problems))
 
 
 def hold(path: Path) -> bool:
@@ -121,33 +111,12 @@ def hold(path: Path) -> bool:
     return True
 
 
-def require_embedded() -> None:
-    """Check in a fresh interpreter, as its ranks are forked from it.
-
-    What does not hold is printed, with the command that records it anew.
-    """
-    command = [sys.executable, "-m", "xtrain_docs.transcripts", "--embedded"]
-    paths = [str(config.SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    if subprocess.run(command, env=os.environ | environment).returncode:
-        raise StaleTranscriptError("a transcript on a page is stale, see above")
-    kept.used["transcripts"] = {
-        path.relative_to(config.ROOT).as_posix(): stamp(path) for path in embedded()
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 if a transcript is stale."""
     parser = argparse.ArgumentParser(prog="python -m xtrain_docs.transcripts")
     parser.add_argument("--write", action="store_true", help="record instead")
-    parser.add_argument("--embedded", action="store_true", help="those on pages")
     parser.add_argument("paths", nargs="*", type=Path)
     options = parser.parse_args(arguments)
-    if options.embedded:
-        with steady():
-            problems = check_embedded()
-        print("".join(f"{problem}\n\n" for problem in problems), end="")
-        return 1 if problems else 0
     stale = 0
     for path in snippets(options.paths or [config.ROOT / "snippets"]):
         if options.write:

@@ -112,24 +112,14 @@ def _compute(tree: ast.expr, known: dict[str, Any]) -> Any:
 @value
 def tests_total() -> int:
     """How many different tests pass on current sources, over all symbols."""
-    ledger = verification.ledger()
-    return len(
-        {
-            test["id"]
-            for key in ledger.symbols()
-            if (summary := ledger.summary_or_none(key))
-            for item in summary.current
-            for test in item.passed
-        }
-    )
+    summaries = verification.ledger().summaries()
+    return len({test.id for summary in summaries for test in summary.good})
 
 
 @value
 def symbols_verified() -> int:
     """How many functions and classes have a passing test on their current source."""
-    ledger = verification.ledger()
-    found = (ledger.summary_or_none(key) for key in ledger.symbols())
-    return sum(1 for summary in found if summary and summary.verified)
+    return sum(summary.verified for summary in verification.ledger().summaries())
 
 
 for race_value in races.VALUES:

@@ -1,11 +1,15 @@
 """What the tests have proved: reads the records that test runs write."""
 
-import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
-from xtrain.testing.record import SCHEMA, current
+from xtrain.evidence import results
+from xtrain.evidence.closure import steady, torch_minor
+from xtrain.evidence.results import Result
+from xtrain.evidence.store import Entries, Store
 
 from . import config, symbols
 
@@ -14,160 +18,107 @@ class UnverifiedError(ValueError):
     """A page shows code that no passing test has verified as it stands."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Tests of one symbol in one record that are all current, or all not."""
-
-    symbol: str
-    backend: str
-    device: str
-    created: str
-    torch: str
-    platform: str
-    tests: tuple[dict, ...]
-
-    @property
-    def passed(self) -> list[dict]:
-        """The tests that passed."""
-        return [test for test in self.tests if test["outcome"] == "passed"]
-
-    @property
-    def failed(self) -> list[dict]:
-        """The tests that failed."""
-        return [t for t in self.tests if t["outcome"] in ("failed", "error")]
-
-    @property
-    def day(self) -> str:
-        """The day of the run, as 2026-11-21."""
-        return self.created[:10]
-
-
 @dataclass
 class Summary:
-    """All current evidence for one symbol."""
+    """All evidence for one symbol: of the code as it stands, and of older code."""
 
     symbol: str
-    current: list[Evidence] = field(default_factory=list)
-    stale: list[Evidence] = field(default_factory=list)
+    current: list[Result] = field(default_factory=list)
+    stale: list[Result] = field(default_factory=list)
+
+    @property
+    def good(self) -> list[Result]:
+        """The tests that pass on the current source."""
+        return [test for test in self.current if test.passed]
 
     @property
     def passed(self) -> int:
         """How many different tests pass on the current source."""
-        return len({t["id"] for e in self.current for t in e.passed})
+        return len({test.id for test in self.good})
 
     @property
     def failed(self) -> list[str]:
         """Tests that fail on the current source."""
-        return sorted({t["id"] for e in self.current for t in e.failed})
+        return sorted({test.id for test in self.current if test.outcome == "failed"})
 
     @property
     def verified(self) -> bool:
-        """At least one test passes and none fails."""
-        return self.passed > 0 and not self.failed
+        """At least one test passes on the installed torch, and none fails."""
+        return torch_minor() in {test.torch for test in self.good} and not self.failed
 
     @property
     def places(self) -> list[str]:
         """Where ranks ran it: `gloo on cpu` ...; none for what no rank has to run."""
         return sorted(
-            {
-                f"{backend} on {evidence.device}"
-                for evidence in self.current
-                for test in evidence.passed
-                for backend, _ in test["places"]
-            }
-        )
+            {f"{on} on {test.about['device']}" for test in self.good
+             for on, _ in test.places}
+        )  # fmt: skip
 
     @property
     def world_sizes(self) -> list[int]:
         """The world sizes the passing tests ran at."""
-        return sorted(
-            {
-                size
-                for evidence in self.current
-                for test in evidence.passed
-                for _, size in test["places"]
-            }
-        )
+        return sorted({size for test in self.good for _, size in test.places})
 
     @property
     def day(self) -> str:
         """The latest day among the current evidence."""
-        return max((e.day for e in self.current if e.passed), default="")
-
-
-def read_records(folders: tuple[Path, ...] | None = None) -> list[dict]:
-    """Every record file, oldest first. An unreadable one stops the build."""
-    records = []
-    for folder in folders if folders is not None else config.RECORDS:
-        for path in sorted(folder.glob("*.json")):
-            record = json.loads(path.read_text())
-            if record.get("schema") != SCHEMA:
-                raise UnverifiedError(f"{path} is not a record of schema {SCHEMA}")
-            records.append(record)
-    return sorted(records, key=lambda record: record["created"])
+        return max((test.about["created"][:10] for test in self.good), default="")
 
 
 class Ledger:
     """All records together, looked up by symbol."""
 
-    def __init__(self, folders: tuple[Path, ...] | None = None) -> None:
-        self.current: dict[str, list[Evidence]] = {}
-        self.stale: dict[str, list[Evidence]] = {}
-        for record in read_records(folders):
-            self._add(record)
+    def __init__(self, files: tuple[Path, ...] = ()) -> None:
+        self.current: dict[str, list[Result]] = {}
+        self.stale: dict[str, list[Result]] = {}
+        with steady():
+            for file in files:
+                self._add(Store(file, config.ROOT))
 
-    def _add(self, record: dict) -> None:
-        about = (record["backend"], record["device"], record["created"],
-                 record["torch"], record.get("platform", ""))  # fmt: skip
-        good = current(record, config.ROOT)
-        for symbol, entry in record["symbols"].items():
-            tests = good.get(symbol, [])
-            old = [test for test in entry["tests"] if test not in tests]
-            for kind, found in ((self.current, tests), (self.stale, old)):
-                if found:
-                    evidence = Evidence(symbol, *about, tuple(found))
-                    kind.setdefault(symbol, []).append(evidence)
+    def _add(self, store: Store) -> None:
+        entries, about = store.read(), store.about()
+        if not about:
+            raise UnverifiedError(f"{store.path} is not a record of tests")
+        ours: Entries = {n: e for n, e in entries.items() if e.is_of(config.ROOT)}
+        old = {name: entries[name] for name in entries.keys() - ours.keys()}
+        for kind, found in ((self.current, ours), (self.stale, old)):
+            for symbol, tests in results.by_symbol(found, about).items():
+                kind.setdefault(symbol, []).extend(tests)
 
-    def symbols(self) -> list[str]:
-        """Every symbol that some record mentions."""
-        return sorted({*self.current, *self.stale})
-
-    def summary(self, key: str, root: Path | None = None) -> Summary:
-        """The evidence for `module:name`, split into current and stale."""
-        symbols.key_digest(key, root)  # SymbolError where there is no such symbol
+    def summary(self, key: str) -> Summary:
+        """The evidence for `module:name`, or SymbolError where there is none such."""
+        symbols.resolve(key)
         return Summary(key, self.current.get(key, []), self.stale.get(key, []))
 
-    def summary_or_none(self, key: str) -> Summary | None:
-        """The summary, or None where the symbol no longer exists."""
-        try:
-            return self.summary(key)
-        except symbols.SymbolError:
-            return None
-
-
-_cache: dict[tuple, Ledger] = {}
+    def summaries(self, *also: str) -> list[Summary]:
+        """Those of all recorded symbols that still exist, and of some more."""
+        found = []
+        for key in sorted({*self.current, *self.stale, *also}):
+            with suppress(symbols.SymbolError):
+                found.append(self.summary(key))
+        return found
 
 
 def ledger() -> Ledger:
     """The ledger of the configured folders, read again when a file changes."""
-    stamp = tuple(
-        (str(path), path.stat().st_mtime_ns)
-        for folder in config.RECORDS
-        for path in sorted(folder.glob("*.json"))
-    )
-    if stamp not in _cache:
-        _cache.clear()
-        _cache[stamp] = Ledger(config.RECORDS)
-    return _cache[stamp]
+    files = [f for folder in config.RECORDS for f in sorted(folder.glob("*.json"))]
+    return _ledger(tuple((file, file.stat().st_mtime_ns) for file in files))
 
 
-def check(key: str, root: Path | None = None) -> Summary:
+@lru_cache(maxsize=1)
+def _ledger(stamp: tuple[tuple[Path, int], ...]) -> Ledger:
+    return Ledger(tuple(file for file, _ in stamp))
+
+
+def check(key: str) -> Summary:
     """The summary of a verified symbol, or UnverifiedError with what to do."""
-    summary = ledger().summary(key, root)
+    summary = ledger().summary(key)
     if summary.verified:
         return summary
     if summary.failed:
         why = f"{summary.failed[0]} fails"
+    elif summary.good:
+        why = f"not tested on torch {torch_minor()}"
     elif summary.stale:
         why = "code has changed since the recorded test run"
     else:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import xtrain.backends
 from xtrain.backends.progress import Progress
-from xtrain.testing import executed
+from xtrain.evidence import executed
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -1,11 +1,12 @@
 """A toy repository to plant defects in."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from xtrain.testing import record
+from xtrain.evidence import results
+from xtrain.evidence.closure import torch_minor
+from xtrain.evidence.store import Store
 from xtrain_docs import config, kept, runs, symbols, verification
 
 RING = '''"""A toy ring."""
@@ -70,34 +71,27 @@ class Toy:
         *,
         backend: str = "gloo",
         places: list | None = None,
-        **changes,
+        ran: bool = True,
+        seconds: float = 0.1,
     ) -> None:
-        """A record in which one test of `key` ended as given."""
-        stamp = record.stamp_of("tests/test_ring.py", key, self.root)
-        entry = {
-            "digest": symbols.key_digest(key),
-            "tests": [
-                {
-                    "id": f"tests/test_ring.py::test_ring[{size}]",
-                    "outcome": outcome,
-                    "stamp": stamp,
-                    "places": [[backend, size]] if places is None else places,
-                    "seconds": 0.1,
-                }
-                for size in (1, 4)
-            ],
-        }
-        written = {
-            "schema": record.SCHEMA,
+        """A record in which two tests marked with `key` ended as given."""
+        entries = {}
+        for size in (1, 4):
+            name = f"tests/test_ring.py::test_ring[{size}]"
+            where = [[backend, size]] if places is None else places
+            value = results.value_of(outcome, seconds, {key: where if ran else None})
+            entry = results.entry_of(name, [key], self.root)
+            entries[name] = entry.with_value(value)
+        about = {
             "created": "2026-11-21T01:00:00+00:00",
             "torch": "2.13.0",
-            "python": "3.11.7",
             "platform": "Linux",
             "backend": backend,
             "device": "cpu",
-            "symbols": {key: entry | changes},
         }
-        self.write(f"build/verification/{backend}-cpu.json", json.dumps(written))
+        path = self.root / f"build/verification/{backend}-cpu.json"
+        Store(path, self.root).write(entries, about)
+        verification._ledger.cache_clear()
 
 
 @pytest.fixture
@@ -117,22 +111,20 @@ def toy(tmp_path, monkeypatch) -> Toy:
     monkeypatch.setattr(config, "RECORDS", (tmp_path / "build/verification",))
     monkeypatch.delenv("XTRAIN_DOCS_DRAFT", raising=False)
     monkeypatch.delenv("XTRAIN_REPO_URL", raising=False)
-    verification._cache.clear()
+    verification._ledger.cache_clear()
     yield repository
-    verification._cache.clear()
+    verification._ledger.cache_clear()
 
 
 @pytest.fixture
 def pretend_verified(monkeypatch):
     """Every symbol counts as verified: the record may be what this run is making."""
 
-    def check(key: str, root: Path | None = None) -> verification.Summary:
-        symbols.key_digest(key, root)
-        test = {"id": "a", "outcome": "passed", "places": [["gloo", 4]]}
-        evidence = verification.Evidence(
-            key, "gloo", "cpu", "2026-11-21", "2.13", "Linux", (test,)
-        )
-        return verification.Summary(key, [evidence])
+    def check(key: str) -> verification.Summary:
+        symbols.resolve(key)
+        about = {"device": "cpu", "created": "2026-11-21"}
+        test = results.Result("a", "passed", [("gloo", 4)], torch_minor(), about)
+        return verification.Summary(key, [test])
 
     monkeypatch.setattr(verification, "check", check)
 

@@ -1,15 +1,11 @@
 """A build is spared when nothing it was made of has changed, and only then."""
 
-import json
-import os
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 
 from tests.docs.test_build import EMBED, MKDOCS
-from xtrain.testing import closure
-from xtrain_docs import authored, build, config, inputs, prebuild, symbols
+from xtrain_docs import build, config, inputs, prebuild
 
 PAGE = EMBED % "_hidden" + '\n```py\n--8<-- "snippets/a.py"\n```\n'
 
@@ -21,15 +17,13 @@ def built(toy, monkeypatch):
     monkeypatch.setattr(build, "main_config", lambda: toy.root / "mkdocs.yml")
     monkeypatch.setattr(config, "SITE", toy.root / "build/site")
     toy.write("mkdocs.yml", MKDOCS % "true")
+    toy.write(".gitignore", "# made\n/build/\n*.pyc\n")
+    toy.write("docs/en/.gitignore", "/verification/ledger.md\n")
     toy.write("docs/en/index.md", PAGE)
     ledger = "# L\n\n<a id=verified-toy.ring._hidden>"
     toy.write("docs/en/verification/ledger.md", ledger)
     toy.write("snippets/a.py", "print(1)\n")
     toy.record("toy.ring:_hidden")
-    # A build is a process of its own, which has read nothing yet.
-    for read in (closure._part, closure._reached, symbols._text,
-                 symbols._tree, authored._text):  # fmt: skip
-        read.cache_clear()
     assert build.main([]) == 0
     return toy
 
@@ -47,41 +41,20 @@ def test_a_change_of_anything_it_was_made_of_is_seen(built, capsys):
         assert inputs.differences(config.SITE) == [name]
         assert inputs.main() == 1
         path.unlink()
-        assert name in inputs.differences(config.SITE)
+        assert inputs.differences(config.SITE) == [name]
         path.write_bytes(before)  # the same again, at another time
         assert inputs.differences(config.SITE) == []
 
 
-def test_what_another_program_downloads_is_no_input(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "ROOT", tmp_path)
-    monkeypatch.setattr(config, "BUILD", tmp_path / "build")
-    archive = tmp_path / "build/pyodide/new/pyodide.tgz"
-    archive.parent.mkdir(parents=True)
-    page, note = tmp_path / "page.md", tmp_path / "build/site.inputs.json"
-    page.write_text("here")
-    watch = inputs.Watch(tmp_path / "build/site")
-    page.read_text()
-    subprocess.run(["touch", archive], check=True)  # not this process
-    archive.read_bytes()
-    archive.unlink()
-    watch.save(note)
-    assert "page.md" in json.loads(note.read_text())["files"]
-
-
-def test_a_record_of_tests_is_seen_when_there_was_none(built, monkeypatch):
-    folder = built.root / "docs/data/verification"
-    monkeypatch.setattr(config, "RECORDS", (*config.RECORDS, folder))
-    assert build.main([]) == 0
-    built.write("docs/data/verification/gloo-cpu.json", "{}")
-    assert inputs.differences(config.SITE) == ["docs/data/verification"]
-
-
-def test_a_new_page_is_seen_and_what_nobody_reads_is_not(built):
-    built.write("README.md", "Hello.\n")
-    built.write("docs/en/.hidden", "")
+def test_a_new_file_is_seen_unless_it_is_hidden_or_made(built):
+    for name in ("docs/en/.hidden", "docs/en/verification/ledger.md", "build/x",
+                 "src/toy/__pycache__/ring.pyc"):  # fmt: skip
+        built.write(name, "")
     assert inputs.differences(config.SITE) == []
-    built.write("docs/en/new.md", "# New\n")
-    assert inputs.differences(config.SITE) == ["docs/en"]
+    names = ["docs/data/build/a.json", "docs/en/new.md", "ledger.md"]
+    for name in names:
+        built.write(name, "# New\n")
+    assert inputs.differences(config.SITE) == names
 
 
 def test_settings_and_versions_are_seen(built, monkeypatch):
@@ -114,19 +87,9 @@ def test_a_build_that_fails_leaves_the_old_site_to_be_built_again(built):
     assert inputs.differences(config.SITE) == ["docs/en/index.md"]
 
 
-def test_what_is_edited_while_it_is_read_counts_as_changed(toy):
-    page, made = toy.write("docs/en/a.md", "one"), toy.write("docs/en/made.md", "old")
-    note = toy.root / "build/site.inputs.json"
-    note.parent.mkdir()
-    watch = inputs.Watch(toy.root / "build/site")
-    page.read_text()
-    made.read_text()
-    made.write_text("new")  # by the build itself
-    os.utime(made, (1, 1))
-    watch.save(note)
-    assert note.is_file()
-    watch = inputs.Watch(toy.root / "build/site")
-    page.read_text()
-    os.utime(page, (1, 1))  # by somebody else
-    watch.save(note)
-    assert not note.exists()
+def test_what_is_edited_during_a_build_counts_as_changed(built, monkeypatch):
+    edit = built.root / "src/toy/steps.py"
+    text = edit.read_text()
+    monkeypatch.setattr(prebuild, "main", lambda: edit.write_text(text + "# a word\n"))
+    assert build.main([]) == 0
+    assert inputs.differences(config.SITE) == ["all"]

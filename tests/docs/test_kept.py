@@ -1,95 +1,82 @@
 """Kept results: good while nothing they depend on changes, and true when run anew."""
 
 import json
-import multiprocessing
 
 import pytest
 
-from xtrain_docs import config, kept, runs, symbols, traces, transcripts
-
-CODE = ("src/toy/__init__.py", "src/toy/ring.py", "src/toy/steps.py")
+from xtrain.evidence import store
+from xtrain_docs import config, kept, runs, symbols, transcripts
 
 
 @pytest.fixture
 def ask(toy, monkeypatch):
     """Ask for a result of toy.ring; how often it was run."""
-    monkeypatch.setattr(kept, "used", {})
+    monkeypatch.setattr(kept, "asked", {})
     ran = []
 
-    def ask_once(result="seen", asked="ring"):
-        now = kept.stamp([symbols.module_path("toy.ring")])
-        return kept.remembered("toys", asked, now, lambda: ran.append(1) or result)
+    def ask_once(result="seen", name="ring"):
+        roots = [symbols.module_path("toy.ring")]
+        return kept.remembered("toys", name, roots, lambda: ran.append(1) or result)
 
     ask_once.ran = ran
     return ask_once
 
 
+def toys(folder):
+    return kept.shelf(folder / "toys.json")
+
+
 def test_a_result_is_kept_as_json(toy, ask):
     assert ask((1, {"a": None})) == ask("new") == [1, {"a": None}]
-    assert ask("new", "another") == "new"
+    assert ask(None, "another") is ask("new", "another") is None
     assert len(ask.ran) == 2
-    now = kept.stamp([symbols.module_path("toy.ring")])
-    assert kept.used == {"toys": {"ring": now, "another": now}}
+    assert kept.asked == {"toys": toys(kept.local()).good()}
+    kept.note_asked()
+    assert kept.asked == {"toys": toys(kept.last_build()).read()}
 
 
-@pytest.mark.parametrize("file", CODE)
-def test_an_edit_of_any_helper_runs_it_again(toy, ask, file):
-    ask()
-    path = toy.root / file
-    path.write_text(path.read_text() + "# another word\n")
-    assert ask("new") == "new"
-    assert len(ask.ran) == 2
-
-
-def test_an_edit_of_what_it_does_not_reach_runs_nothing(toy, ask):
+def test_an_edit_of_what_it_reaches_runs_it_again_and_no_other(toy, ask):
     ask()
     toy.write("src/toy/lone.py", "X = 1\n")
     toy.write("src/elsewhere/ring.py", "X = 1\n")
     assert ask("new") == "seen"
+    path = toy.root / "src/toy/steps.py"
+    path.write_text(path.read_text() + "# another word\n")
+    assert ask("new") == "new"
 
 
 def test_another_torch_runs_it_again(toy, ask, monkeypatch):
     ask()
-    monkeypatch.setattr(kept.closure, "torch_minor", lambda: "9.9")
+    monkeypatch.setattr(store, "torch_minor", lambda: "9.9")
     assert ask("new") == "new"
+
+
+def test_other_roots_run_it_again(toy, ask):
+    """The code is the same, and the run is said to reach more of it."""
+    ask()
+    roots = [symbols.module_path(f"toy.{name}") for name in ("ring", "steps")]
+    assert kept.remembered("toys", "ring", roots, lambda: "new") == "new"
 
 
 def test_what_is_committed_comes_first_while_it_is_good(toy, ask):
     ask("local")
-    now = kept.stamp([symbols.module_path("toy.ring")])
-    shelf = kept.committed() / "toys.json"
-    kept.write(shelf, {"ring": {"stamp": now, "result": "committed"}})
+    entry = toys(kept.local()).good()["ring"].with_value("committed")
+    toys(kept.committed()).write({"ring": entry})
     assert ask() == "committed"
-    kept.write(shelf, {"ring": {"stamp": "old", "result": "committed"}})
+    old = store.Entry("0" * 16, entry.torch, entry.roots, "committed")
+    toys(kept.committed()).write({"ring": old})
     assert ask() == "local"
     assert len(ask.ran) == 1
 
 
-def keep(path, number):
-    kept.put(path, {f"entry {number}": {"stamp": "s", "result": number}})
-
-
-def test_processes_that_keep_at_once_lose_nothing(tmp_path):
-    path = tmp_path / "shelf.json"
-    fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=keep, args=(path, n)) for n in range(8)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert len(json.loads(path.read_text())) == 8
-    assert len(path.read_text().splitlines()) == 10  # a line each
-
-
 # --- the committed ones --------------------------------------------------------------
 
-AGAIN = {"traces": traces.again}
 COMMITTED = [
     (path.stem, asked)
     for path in sorted(kept.committed().glob("*.json"))
     if path.stem != "transcripts"  # tests/snippets runs every snippet
     if not path.stem.endswith("runs_spine")  # test_spine runs those
-    for asked in kept.read(path)
+    for asked in kept.shelf(path).read()
     if "by_the_clock" not in asked  # times, which are others in every run
 ]
 
@@ -121,7 +108,7 @@ def is_event(entry):
 def in_order(events):
     """Events without the count of calls before them; what was together still is."""
     calls = sorted({event[6] for event in events})
-    return sorted([*map(str, e[:6]), calls.index(e[6])] for e in events)
+    return sorted([*map(str, e[:6]), calls.index(e[6]), str(e[7:])] for e in events)
 
 
 @pytest.mark.parametrize(("shelf", "asked"), COMMITTED)
@@ -129,8 +116,8 @@ def test_a_committed_result_comes_out_again(world, monkeypatch, shelf, asked):
     if (world(2).device, world(2).backend) != ("cpu", "gloo"):
         pytest.skip("the pages' runs are made over gloo on CPUs")
     monkeypatch.setattr(runs, "_world", world)
-    stored = kept.read(kept.committed() / f"{shelf}.json")[asked]["result"]
-    fresh = json.loads(json.dumps(AGAIN.get(shelf, runs.again)(asked)))
+    stored = kept.shelf(kept.committed() / f"{shelf}.json").read()[asked].value
+    fresh = json.loads(json.dumps(runs.again(asked)))
     assert close(fresh, stored)
 
 
@@ -148,8 +135,7 @@ def test_what_is_close_and_what_is_not():
 
 
 def test_every_shelf_is_of_something_that_can_run_again():
-    modules = {json.loads(asked)[0].partition(":")[0] for shelf, asked in COMMITTED
-               if shelf != "traces"}  # fmt: skip
+    modules = {json.loads(asked)[0].partition(":")[0] for _, asked in COMMITTED}
     for module in modules:
         assert symbols.module_path(module).is_file()
     assert transcripts.embedded()

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.docs.rendering import EXTENSIONS, render
-from xtrain.testing.marks import marked_tests
+from xtrain.evidence.marks import marked_tests
 from xtrain_docs import authored, config, guards, symbols
 from xtrain_docs.authored import embedded, pages
 

@@ -1,13 +1,13 @@
 """`make record`: what is committed is what this code gave, and CI refuses the rest."""
 
-import json
-from functools import cache
+from dataclasses import replace
 
 import pytest
 
-from xtrain.testing.marks import marked_tests
-from xtrain.testing.record import SCHEMA, read, stamp_of
-from xtrain_docs import config, kept, record, stale, symbols, transcripts
+from xtrain.evidence.closure import torch_minor
+from xtrain.evidence.marks import marked_tests
+from xtrain.evidence.results import by_symbol, entry_of, value_of
+from xtrain_docs import config, kept, record, symbols
 
 RING, WHEEL = "toy.ring:ring", "toy.ring:Wheel"
 TESTS = """
@@ -20,32 +20,41 @@ def test_ring():
 @pytest.fixture
 def built(toy, monkeypatch):
     """A checkout where the tests have run and the pages were built."""
-    monkeypatch.setattr(kept, "used", {})
+    monkeypatch.setattr(kept, "asked", {})
     folder = toy.root / "docs/data/verification"
     monkeypatch.setattr(config, "COMMITTED_RECORDS", folder)
     toy.write("tests/test_ring.py", TESTS)
     toy.record(RING)
-    build(toy, "ring")
+    build("ring")
     return toy
 
 
-def build(toy, *asked):
-    kept.used.clear()
-    for name in asked:
-        now = kept.stamp([symbols.module_path("toy.ring")])
-        kept.remembered("toys", name, now, lambda: "seen")
-    kept.note_used()
+def build(*names):
+    kept.asked.clear()
+    for name in names:
+        roots = [symbols.module_path("toy.ring")]
+        kept.remembered("toys", name, roots, lambda: "seen")
+    kept.note_asked()
+
+
+def toys():
+    return kept.shelf(kept.committed() / "toys.json")
+
+
+def proved_there():
+    """What the committed record says of each symbol."""
+    return by_symbol(record.records()[0].good())
 
 
 def test_what_is_recorded_is_of_this_code(built, capsys):
     assert record.main(["--check"]) == 1
     out = capsys.readouterr().out
-    assert "toys: ring is missing" in out
+    assert "toys: ring is missing or old" in out
     assert "toy.ring:ring, committed: no test proves it as it stands" in out
     assert "run make record and commit docs/data" in out
     assert record.main([]) == 0
     assert record.main(["--check"]) == 0
-    assert kept.read(kept.committed() / "toys.json")["ring"]["result"] == "seen"
+    assert toys().good()["ring"].value == "seen"
 
 
 def test_a_second_record_changes_nothing(built, capsys):
@@ -53,11 +62,7 @@ def test_a_second_record_changes_nothing(built, capsys):
     files = sorted((built.root / "docs/data").rglob("*.json"))
     assert len(files) == 2
     before = [path.read_text() for path in files]
-    rerun = json.loads((config.BUILD / "verification/gloo-cpu.json").read_text())
-    rerun["created"] = "2027-01-01T00:00:00+00:00"
-    for test in rerun["symbols"][RING]["tests"]:
-        test["seconds"] = 9.9
-    built.write("build/verification/gloo-cpu.json", json.dumps(rerun))
+    built.record(RING, seconds=9.9)
     capsys.readouterr()
     assert record.main([]) == 0
     assert capsys.readouterr().out == "what is committed is of this code\n"
@@ -69,125 +74,120 @@ def test_changed_code_makes_the_record_stale(built, file):
     record.main([])
     path = built.root / file
     path.write_text(path.read_text() + "# a word\n")
+    assert record.main(["--check"]) == 1
     built.record(RING)
-    build(built, "ring")
+    build("ring")
     assert record.main(["--check"]) == 1
     assert record.main([]) == 0
     assert record.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("file", ["kept/toys.json", "verification/gloo-cpu.json"])
+@pytest.mark.parametrize("part", ["key", "torch"])
+def test_a_tampered_record_is_refused(built, file, part):
+    record.main([])
+    store = kept.shelf(built.root / "docs/data" / file)
+    entries = store.read()
+    changed = {name: replace(e, **{part: "0"}) for name, e in entries.items()}
+    store.write(changed, store.about())
+    assert record.main(["--check"]) == 1
 
 
 def test_a_failure_here_or_there_is_no_record(built, capsys):
     record.main([])
     built.record(RING, outcome="failed")
     assert record.main(["--check"]) == 1
-    assert "here: tests/test_ring.py::test_ring[1] failed" in capsys.readouterr().out
+    assert "here: tests/test_ring.py::test_ring[4] failed" in capsys.readouterr().out
     record.main([])
     built.record(RING)
     assert record.main(["--check"]) == 1
     assert "committed: tests/test_ring.py" in capsys.readouterr().out
 
 
-def test_what_no_page_asks_for_any_more_goes(built):
+def test_what_no_page_asks_for_any_more_goes(built, capsys):
     record.main([])
-    build(built, "wheel")
+    build("wheel")
     assert record.main(["--check"]) == 1
+    assert "toys: ring is not needed" in capsys.readouterr().out
     record.main([])
-    assert list(kept.read(kept.committed() / "toys.json")) == ["wheel"]
-    kept.used.clear()
-    kept.note_used()
+    assert list(toys().read()) == ["wheel"]
+    build()
     record.main([])
-    assert not (kept.committed() / "toys.json").exists()
+    assert not toys().path.exists()
 
 
 def test_a_run_of_some_tests_keeps_what_is_known_of_the_others(built):
     record.main([])
-    stamp = stamp_of("tests/test_ring.py", WHEEL, built.root)
-    test = {"id": "tests/test_ring.py::test_ring", "outcome": "passed",
-            "stamp": stamp, "places": [], "seconds": 1.0}  # fmt: skip
-    entry = {"digest": symbols.key_digest(WHEEL), "tests": [test]}
-    partial = {"schema": SCHEMA, "created": "2027-01-01", "symbols": {WHEEL: entry}}
-    built.write("build/verification/gloo-cpu.json", json.dumps(partial))
+    name = "tests/test_ring.py::test_ring"
+    entry = entry_of(name, [WHEEL], built.root)
+    entry = entry.with_value(value_of("passed", 1.0, {WHEEL: []}))
+    here = record.records()[1]
+    here.write({name: entry}, here.about())
     record.main([])
-    path = config.COMMITTED_RECORDS / "gloo-cpu.json"
-    assert json.loads(path.read_text())["symbols"].keys() == {RING, WHEEL}
+    assert proved_there().keys() == {RING, WHEEL}
 
 
-def test_a_committed_record_has_a_line_for_each_test(built):
+def test_what_is_old_leaves_the_record(built):
     record.main([])
-    path = config.COMMITTED_RECORDS / "gloo-cpu.json"
-    text = path.read_text()
-    whole = json.loads((config.BUILD / "verification/gloo-cpu.json").read_text())
-    assert json.loads(text) == whole
-    assert [line.count('"id"') for line in text.splitlines()].count(1) == 2
-
-
-def test_what_did_not_run_the_symbol_is_not_committed(built):
-    built.record(RING, outcome="unused")
+    path = built.root / "src/toy/steps.py"
+    path.write_text(path.read_text() + "# a word\n")
+    committed, here = record.records()
+    here.write({}, here.about())
     record.main([])
-    assert not (config.COMMITTED_RECORDS / "gloo-cpu.json").is_file()
+    assert committed.read() == {}
+
+
+def test_what_did_not_run_the_symbol_proves_nothing(built, capsys):
+    built.record(RING, ran=False)
+    record.main([])
+    assert proved_there() == {}
+    built.record(RING)
+    assert record.main(["--check"]) == 1
+    assert "committed: no test proves it" in capsys.readouterr().out
 
 
 def test_a_test_without_its_mark_is_forgotten(built):
     record.main([])
+    assert proved_there().keys() == {RING}
     # Another file has the mark now; the first still passes, and says nothing of it.
     built.write("tests/test_ring.py", TESTS.replace('"toy.ring:ring", ', ""))
-    built.record(RING)
+    built.record(WHEEL)
     record.main([])
-    path = config.COMMITTED_RECORDS / "gloo-cpu.json"
-    assert json.loads(path.read_text())["symbols"] == {}
+    assert proved_there().keys() == {WHEEL}
 
 
 def test_without_a_build_or_a_run_it_says_what_to_do(toy, monkeypatch):
-    monkeypatch.setattr(kept, "used", {})
+    monkeypatch.setattr(kept, "asked", {})
     with pytest.raises(SystemExit, match="run make build"):
         record.main(["--check"])
-    kept.note_used()
+    kept.note_asked()
     with pytest.raises(SystemExit, match="run make test"):
         record.main(["--check"])
 
 
 # --- what is committed here ----------------------------------------------------------
 
-OF_THIS_CODE = "run make record and commit docs/data"
 
-
-@pytest.fixture
-def same_torch():
+def of_this_torch(entries):
     """Evidence is of one torch; with another there is nothing to compare."""
-    recorded = read(config.COMMITTED_RECORDS / record.NAME)["torch"]
-    if stale.minor(recorded) != kept.closure.torch_minor():
-        pytest.skip(f"recorded with torch {recorded}")
+    found = {name: e for name, e in entries.items() if e.torch == torch_minor()}
+    return found or pytest.skip("recorded with another torch")
 
 
-@pytest.mark.usefixtures("same_torch")
 def test_the_committed_record_is_of_this_code():
-    ended = record.outcomes(read(config.COMMITTED_RECORDS / record.NAME))
+    committed = record.records()[0]
+    of_this_torch(committed.read())
+    proved = by_symbol(committed.good())
     marked = marked_tests(config.ROOT / "tests", config.ROOT)
-    old = [s for s in marked if "passed" not in ended.get(s, {}).values()]
-    assert old == [], OF_THIS_CODE
+    old = [s for s in marked if not any(test.passed for test in proved.get(s, ()))]
+    assert old == [], "run make record and commit docs/data"
 
 
-@cache
-def stamp_now(shelf: str, of: str) -> str:
-    """The stamp of a snippet's output, or of what a module's functions gave."""
-    if shelf == "transcripts":
-        return transcripts.stamp(config.ROOT / of)
-    roots = [symbols.module_path(of)]
-    if shelf == "traces":
-        roots.insert(0, symbols.module_path("xtrain_docs.traces.record"))
-    return kept.stamp(roots)
-
-
-def source_of(shelf: str, asked: str) -> str:
-    return asked if shelf == "transcripts" else json.loads(asked)[0].partition(":")[0]
-
-
-@pytest.mark.usefixtures("same_torch")
 def test_the_committed_results_are_of_this_code():
-    old = [
-        (path.stem, asked)
-        for path in sorted(kept.committed().glob("*.json"))
-        for asked, entry in kept.read(path).items()
-        if entry["stamp"] != stamp_now(path.stem, source_of(path.stem, asked))
-    ]
-    assert old == [], OF_THIS_CODE
+    shelves = [kept.shelf(path) for path in sorted(kept.committed().glob("*.json"))]
+    old = {
+        (shelf.path.stem, name)
+        for shelf in shelves
+        for name in of_this_torch(shelf.read()).keys() - shelf.good().keys()
+    }
+    assert old == set(), "run make record and commit docs/data"

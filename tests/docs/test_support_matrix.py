@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from xtrain.evidence.results import Result
 from xtrain_docs import blocks, config, stale, verification
 from xtrain_docs.matrix.cases import REFUSED, WRONG
 from xtrain_docs.matrix.features import FEATURES, SCHEDULED, WRAPPERS
@@ -16,15 +17,12 @@ def recorded(monkeypatch):
     """`recorded(ids)`: a record of tests that passed, and that failed."""
 
     def plant(passed, failed=()):
-        tests = [
-            {"id": test, "outcome": outcome, "places": [["gloo", 2]]}
+        ledger = verification.Ledger()
+        ledger.current[SYMBOL] = [
+            Result(test, outcome, [("gloo", 2)], "2.13", {})
             for outcome, ids in (("passed", passed), ("failed", failed))
             for test in ids
         ]
-        about = (SYMBOL, "gloo", "cpu", "2026-11-21", "2.13", "Linux")
-        evidence = verification.Evidence(*about, tuple(tests))
-        ledger = verification.Ledger(())
-        ledger.current[SYMBOL] = [evidence]
         monkeypatch.setattr(verification, "ledger", lambda: ledger)
 
     return plant

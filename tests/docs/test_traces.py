@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from xtrain_docs import kept, runs
 from xtrain_docs.blocks import registry
-from xtrain_docs.traces import Trace, record
+from xtrain_docs.traces import Trace
 from xtrain_docs.traces.record import TraceError, decode, encode, replay
 
 
@@ -69,8 +70,10 @@ def test_the_ring_as_it_really_runs(nothing_kept):
 def test_a_trace_is_read_back_while_nothing_changes(nothing_kept, monkeypatch):
     run = registry("trace").run
     first = run("all_to_all_single", {"ranks": 2})
-    monkeypatch.setattr(record, "record", lambda *a, **k: pytest.fail("ran again"))
+    monkeypatch.setattr(runs, "again", lambda asked: pytest.fail("ran again"))
     assert run("all_to_all_single", {"ranks": 2}) == first
+    roots = {root for e in kept.asked["traces_record"].values() for root in e.roots}
+    assert "src/xtrain/comm/all_to_all.py" in roots
 
 
 def test_a_trace_is_called_by_words_and_not_by_a_function():

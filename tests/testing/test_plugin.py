@@ -1,6 +1,5 @@
 """The pytest plugin, seen by running pytest on small test files."""
 
-import json
 import platform
 import sys
 
@@ -9,9 +8,10 @@ import pytest
 # pytester forgets what an inner run imported; this must not be imported twice.
 import torch._dynamo  # noqa: F401
 
+from xtrain.evidence.results import by_symbol
+from xtrain.evidence.store import Store
 from xtrain.testing import placement, plugin
 from xtrain.testing.placement import Machine
-from xtrain.testing.source import digest
 
 CONFTEST = 'pytest_plugins = ["xtrain.testing.plugin"]'
 INI = """
@@ -42,7 +42,7 @@ def project(pytester):
 
 def read_record(pytester):
     path = pytester.path / "build" / "verification" / "gloo-cpu.json"
-    return json.loads(path.read_text())
+    return Store(path, pytester.path)
 
 
 VERIFYING = """
@@ -65,28 +65,32 @@ def test_unmarked():
 
 
 def outcomes(record, symbol):
-    entry = record["symbols"][symbol]
-    assert entry["digest"] == digest(symbol)
-    return {test["id"].partition("::")[2]: test for test in entry["tests"]}
+    """The tests marked with a symbol: how they ended, and where they ran it."""
+    return {
+        name.partition("::")[2]: (entry.value["outcome"], entry.value["ran"][symbol])
+        for name, entry in record.good().items()
+        if symbol in entry.value["ran"]
+    }
 
 
 def check_first_record(pytester):
     record = read_record(pytester)
-    assert (record["backend"], record["device"]) == ("gloo", "cpu")
-    assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+    about = record.about()
+    assert (about["backend"], about["device"]) == ("gloo", "cpu")
+    assert about["created"].endswith("+00:00")
+    assert about["python"] == ".".join(map(str, sys.version_info[:3]))
     # No kernel release: the same on every machine of one kind.
-    assert record["platform"] == f"{platform.system()} {platform.machine()}"
-    room = outcomes(record, "house:room")
-    assert {name: test["outcome"] for name, test in room.items()} == {
-        "test_room[1]": "passed",
-        "test_room[2]": "passed",
-        "test_hall": "unused",  # marked with it, and does not run it
+    assert about["platform"] == f"{platform.system()} {platform.machine()}"
+    assert outcomes(record, "house:room") == {
+        "test_room[1]": ("passed", [["gloo", 1]]),
+        "test_room[2]": ("passed", [["gloo", 2]]),
+        "test_hall": ("passed", None),  # marked with it, and does not run it
     }
-    assert room["test_room[2]"]["places"] == [["gloo", 2]]
-    assert room["test_room[2]"]["seconds"] > 0
-    assert outcomes(record, "house:hall")["test_hall"]["outcome"] == "passed"
-    assert outcomes(record, "house:hall")["test_hall"]["places"] == []
-    assert outcomes(record, "house:hall")["test_skipped"]["outcome"] == "skipped"
+    assert "test_hall" not in str(by_symbol(record.good())["house:room"])
+    assert outcomes(record, "house:hall") == {
+        "test_hall": ("passed", []), "test_skipped": ("skipped", None)
+    }  # fmt: skip
+    assert record.read()["test_house.py::test_room[2]"].value["seconds"] > 0
 
 
 def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
@@ -103,9 +107,20 @@ def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
         failed=1, deselected=4
     )
     record = read_record(pytester)
-    assert outcomes(record, "house:hall")["test_hall"]["outcome"] == "failed"
+    assert outcomes(record, "house:hall") == {"test_hall": ("failed", [])}
     # The file of tests has changed, so its other results are of the past.
     assert outcomes(record, "house:room").keys() == {"test_hall"}
+
+
+def test_what_is_edited_while_its_test_runs_is_not_proved(project, monkeypatch):
+    pytester = project(
+        "@pytest.mark.verifies('house:room')\ndef test_it():\n    room()\n"
+        "    with open('house.py', 'a') as file:\n        file.write('# later')\n"
+    )
+    monkeypatch.syspath_prepend(pytester.path)
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)
+    record = read_record(pytester)
+    assert (len(record.read()), len(record.good())) == (1, 0)
 
 
 def test_a_mark_on_a_symbol_that_is_not_there_fails_its_test(project, monkeypatch):

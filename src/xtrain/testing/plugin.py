@@ -1,4 +1,4 @@
-"""pytest plugin: options, the `world` fixture, and the record of what was verified.
+"""pytest plugin: options, the `world` fixture, and the recorder of what is verified.
 
     def test_sum(world, world_size):          # runs at 1, 2, 3, 4 and 8 ranks
         sums = world(world_size).run(sum_of_ranks)
@@ -8,11 +8,13 @@ Load it with `pytest_plugins = ["xtrain.testing.plugin"]` in the top conftest.
 
 import contextlib
 import os
+import platform
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from xtrain.evidence.recorder import Recorder
 from xtrain.testing.placement import (
     BACKENDS,
     Choice,
@@ -22,7 +24,6 @@ from xtrain.testing.placement import (
     rank_environment,
     this_machine,
 )
-from xtrain.testing.recorder import Recorder
 from xtrain.testing.world import World
 from xtrain.testing.worlds import Worlds
 
@@ -62,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[_CHOICE], config.stash[_MACHINE] = choice, machine
-    config.pluginmanager.register(Recorder(config, choice, machine), "xtrain recorder")
+    recorder = Recorder(config, lambda: _about(choice, machine))
+    config.pluginmanager.register(recorder, "xtrain recorder")
 
 
 def _let_others_finish() -> None:
@@ -74,6 +76,22 @@ def _let_others_finish() -> None:
     if hasattr(os, "SCHED_BATCH"):  # Linux
         with contextlib.suppress(OSError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _about(choice: Choice, machine: Machine) -> dict[str, str]:
+    """What results of this session are of, asked when its ranks are gone."""
+    parts = [f"{platform.system()} {platform.machine()}"]
+    if choice.device == "cuda":
+        parts.append(f"{machine.gpus} x {torch.cuda.get_device_name(0)}")
+    if choice.backend == "nccl" and machine.nccl:
+        parts.append("NCCL " + ".".join(map(str, machine.nccl)))
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": ", ".join(parts),
+        "backend": choice.backend,
+        "device": choice.device,
+    }
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

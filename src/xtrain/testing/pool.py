@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 
-from xtrain.testing import executed
+from xtrain.evidence import executed
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome
 from xtrain.testing.placement import (

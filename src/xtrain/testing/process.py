@@ -16,7 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from xtrain.testing import executed, watcher
+from xtrain.evidence import executed
+from xtrain.testing import watcher
 from xtrain.testing.call_stack import CallStack, other_thread, stack_of_fault
 from xtrain.testing.files import SharedFile
 from xtrain.testing.lifetime import describe_exit, die_with_parent

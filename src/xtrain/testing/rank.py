@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from xtrain.testing import executed, transport
+from xtrain.evidence import executed
+from xtrain.testing import transport
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.placement import registration
 from xtrain.testing.state import Clean

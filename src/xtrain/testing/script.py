@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from xtrain.testing import executed
+from xtrain.evidence import executed
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.placement import loopback

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from xtrain.testing import executed
-from xtrain.testing.executed import Codes
+from xtrain.evidence import executed
+from xtrain.evidence.executed import Codes
 
 
 class _Pickler(pickle.Pickler):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from xtrain.testing.closure import imports
+from xtrain.evidence.closure import imports
 
 from .. import config
 from ..svg import cell, document, fit, text

@@ -42,10 +42,9 @@ def backends_of(test: str) -> set[str]:
     """On which backends a test has passed, with the code as it stands."""
     return {
         backend
-        for evidence in verification.ledger().summary(SYMBOL).current
-        for passed in evidence.passed
-        if passed["id"] == test
-        for backend, _ in passed["places"]
+        for passed in verification.ledger().summary(SYMBOL).good
+        if passed.id == test
+        for backend, _ in passed.places
     }
 
 

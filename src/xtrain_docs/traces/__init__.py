@@ -17,8 +17,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .. import kept, symbols
+from .. import runs
 from ..blocks import Registry
+from .record import ADDITIVE, on_rank, replayed
 
 REGISTRY = Registry("trace")
 
@@ -92,7 +93,14 @@ def _does(message: dict[str, Any]) -> str:
 
 
 def recorded(
-    title: str, reference: str, kind: str, ranks: int, **options: Any
+    title: str,
+    reference: str,
+    kind: str,
+    ranks: int,
+    cells: int | None = None,
+    root: int = 0,
+    autoplay: bool = False,
+    **extra: Any,
 ) -> Trace:
     """The trace of one function, recorded now or read back if nothing changed.
 
@@ -100,21 +108,13 @@ def recorded(
         title: what readers see, such as "a ring all-reduce".
         reference: `module:function`.
         kind: how it is called; see `xtrain.comm.collective_kinds`.
-        options: cells, root, and keyword arguments of the function.
+        cells: how many each rank has; as many as ranks when None.
+        extra: keyword arguments of the function.
     """
-    autoplay = bool(options.pop("autoplay", False))
-    asked = json.dumps([reference, kind, ranks, options], sort_keys=True)
-    recorder = symbols.module_path("xtrain_docs.traces.record")
-    now = kept.stamp([recorder, symbols.module_path(reference.partition(":")[0])])
-    data = kept.remembered(
-        "traces", asked, now, lambda: again(asked), f"trace: {asked}"
-    )
-    return Trace({**data, "title": title}, autoplay)
-
-
-def again(asked: str) -> dict[str, Any]:
-    """Record now what `recorded` is asked for."""
-    from .record import record
-
-    reference, kind, ranks, options = json.loads(asked)
-    return record(reference, kind, ranks, **options)
+    cells = 0 if kind == "barrier" else cells or ranks
+    arguments = (ranks, reference, kind, cells, root, extra)
+    module = reference.partition(":")[0]
+    seen = runs.remembered(on_rank, *arguments, also=[module])
+    told = {"title": title, "kind": kind, "ranks": ranks, "cells": cells, "root": root}
+    told["additive"] = kind in ADDITIVE
+    return Trace({**told, **replayed(kind, ranks, cells, seen)}, autoplay)

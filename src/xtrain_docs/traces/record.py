@@ -6,6 +6,8 @@ so every recorded message can be decoded without knowing the algorithm.
 """
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -57,41 +59,27 @@ def on_rank(
     with CommLedger(values=True) as ledger:
         call.run()
     scratch = rank != root and kind in ("reduce", "gather")
-    return ledger.events, before, None if scratch else call.result.tolist()
+    return (
+        [astuple(event) for event in ledger.events],
+        before,
+        None if scratch else call.result.tolist(),
+    )
 
 
-def record(
-    reference: str,
-    kind: str,
-    ranks: int,
-    cells: int | None = None,
-    root: int = 0,
-    **extra: Any,
-) -> dict[str, Any]:
-    """Run the function on `ranks` ranks and return the trace's data.
+def replayed(kind: str, ranks: int, cells: int, seen: list[list]) -> dict[str, Any]:
+    """The trace of what every rank has seen in `on_rank`.
 
     Raises:
         TraceError: a message holds what its sender did not have, or the final
             buffers are not what the messages add up to.
     """
+    from xtrain.comm.events import Event
     from xtrain.comm.message_rounds import message_rounds
-    from xtrain.testing import World
 
-    cells = 0 if kind == "barrier" else cells or ranks
-    with World(ranks) as world:
-        results = world.run(on_rank, reference, kind, cells, root, extra)
-    rounds = message_rounds([events for events, _, _ in results])
+    events, befores, afters = zip(*seen, strict=True)
+    rounds = message_rounds([[Event(*event) for event in one] for one in events])
     messages = [[(m.src, m.dst, m.values) for m in one] for one in rounds]
-    befores = [before for _, before, _ in results]
-    afters = [after for _, _, after in results]
-    return {
-        "kind": kind,
-        "ranks": ranks,
-        "cells": cells,
-        "root": root,
-        "additive": kind in ADDITIVE,
-        **replay(kind, ranks, cells, messages, befores, afters),
-    }
+    return replay(kind, ranks, cells, messages, befores, afters)
 
 
 def replay(
@@ -99,8 +87,8 @@ def replay(
     ranks: int,
     cells: int,
     rounds: list[list[tuple[int, int, Any]]],
-    befores: list[list[int]],
-    afters: list[list[int] | None],
+    befores: Sequence[list[int]],
+    afters: Sequence[list[int] | None],
 ) -> dict[str, Any]:
     """Turn decoded messages into states, checking them against each other."""
     state: State = [[[] for _ in range(cells)] for _ in range(ranks)]
@@ -152,7 +140,7 @@ def _message(kind: str, src: int, dst: int, values: Any) -> dict[str, Any]:
             "content": content, "op": op}  # fmt: skip
 
 
-def _check_end(kind: str, state: State, afters: list[list[int] | None]) -> None:
+def _check_end(kind: str, state: State, afters: Sequence[list[int] | None]) -> None:
     for rank, after in enumerate(afters):
         for place, value in enumerate(after or []):
             found = decode(value)

@@ -1,25 +1,22 @@
 """`make verify-gpu`, as far as a machine without a GPU can tell."""
 
 import ast
-import json
 import re
 import subprocess
 
 import pytest
 
-from xtrain.testing import record, verify_gpu
-from xtrain.testing.placement import Machine
+from xtrain.evidence import verify_gpu
+from xtrain.evidence.results import value_of
+from xtrain.evidence.store import Entry, Store
 
-RECORD = {
-    "schema": record.SCHEMA,
+ABOUT = {
     "platform": "Linux, 1 x NVIDIA H200, NCCL 2.28.9",
     "torch": "2.11.0",
-    "ran": {"passed": 7, "skipped": 3},
-    "skipped": {"4 ranks need 4 GPUs, there are 1": 2, "about gloo": 1},
-    "symbols": {
-        "a:ran": {"tests": [{"outcome": "passed"}, {"outcome": "skipped"}]},
-        "a:skipped": {"tests": [{"outcome": "skipped"}]},
-    },
+}
+ENTRIES = {
+    "t::one": Entry("k", "2.11", (), value_of("passed", 1, {"a:ran": [], "a:b": None})),
+    "t::two": Entry("k", "2.11", (), value_of("skipped", 0, {"a:ran": None})),
 }
 
 
@@ -33,41 +30,45 @@ def checkout(tmp_path, monkeypatch):
     def run(command):
         asked.append(command)
         written = tmp_path / "build/verification/nccl-cuda.json"
-        written.parent.mkdir(parents=True)
-        written.write_text(json.dumps(RECORD))
+        Store(written, tmp_path).write(ENTRIES, ABOUT)
         return subprocess.CompletedProcess(command, verify_gpu_code[0])
 
     verify_gpu_code = [0]
     monkeypatch.setattr(verify_gpu.subprocess, "run", run)
+    monkeypatch.setattr(verify_gpu.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(verify_gpu.dist, "is_nccl_available", lambda: True)
     return asked, verify_gpu_code, tmp_path
 
 
-@pytest.mark.parametrize("machine", [Machine(), Machine(1, None)])
-def test_without_a_gpu_it_says_so_and_runs_nothing(checkout, capsys, machine):
-    assert verify_gpu.main([], machine) == 2
+@pytest.mark.parametrize("lacks", ["torch.cuda.device_count", "dist.is_nccl_available"])
+def test_without_a_gpu_it_says_so_and_runs_nothing(
+    checkout, capsys, monkeypatch, lacks
+):
+    monkeypatch.setattr(f"xtrain.evidence.verify_gpu.{lacks}", lambda: 0)
+    assert verify_gpu.main([]) == 2
     assert "xtrain doctor says what is missing" in capsys.readouterr().out
     assert checkout[0] == []
 
 
 def test_one_gpu_is_enough_and_every_skip_has_its_reason(checkout, capsys):
     asked, _, folder = checkout
-    assert verify_gpu.main(["-k", "ring"], Machine(1, (2, 28, 9))) == 0
+    assert verify_gpu.main(["-k", "ring"]) == 0
     ((_, _, _, *words),) = asked
     assert words[-3:] == ["tests/comm", "-k", "ring"]
     assert "nccl" in words
     out = capsys.readouterr().out
-    assert "7 tests passed, 0 failed, 3 were skipped" in out
-    assert "    2  4 ranks need 4 GPUs, there are 1\n" in out
+    assert "-rs" in words  # pytest tells why it skips
     assert "1 functions and classes ran under NCCL" in out
     kept = folder / "docs/data/verification/nccl-nvidia-h200.json"
-    assert json.loads(kept.read_text()) == RECORD
+    assert Store(kept, folder).read() == ENTRIES
+    assert Store(kept, folder).about() == ABOUT
     assert "open a pull request" in out
 
 
 def test_a_run_that_failed_is_not_kept(checkout, capsys):
     _, code, folder = checkout
     code[0] = 1
-    assert verify_gpu.main([], Machine(1, (2, 30, 3))) == 1
+    assert verify_gpu.main([]) == 1
     out = capsys.readouterr().out
     assert "pull request" not in out
     assert "Not kept, as a test failed" in out

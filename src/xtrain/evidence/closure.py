@@ -1,13 +1,13 @@
 """What an outcome depends on: a file, and all files of ours that it reaches by imports.
 
-    tests/comm/test_ring.py -> tests/comm/reference.py
-                            -> xtrain/__init__.py
+    tests/comm/test_ring.py -> tests/conftest.py
+                            -> tests/comm/reference.py
                             -> xtrain/comm/__init__.py -> xtrain/comm/ring.py -> ...
 
 Evidence (a test's result, a transcript, a recorded run) is good for as long as none of
 these files changes. The list is computed from the import statements, wherever in a file
-they stand, so nobody keeps it by hand. What is imported by a name made at run time is
-not seen: hand its file over as a further root.
+they stand. What is imported by a name made at run time is not seen: hand its file over
+as a further root.
 
 Standard library only, and nothing is imported to find out.
 """
@@ -22,9 +22,10 @@ from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 Folders = tuple[Path, ...]
-_seen: ContextVar[dict[Path, int | None] | None] = ContextVar("seen", default=None)
+_seen: ContextVar[dict[Any, Any] | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
@@ -45,25 +46,35 @@ def closure(roots: Iterable[Path], folders: Folders) -> list[Path]:
         folders: where modules are looked for, as in sys.path. What is found in none of
             them (torch, the standard library) is not followed.
     """
-    found: set[Path] = set()
-    waiting = [Path(root) for root in roots]
-    while waiting:
-        file = waiting.pop()
-        if file not in found and (changed := _changed(file)) is not None:
-            found.add(file)
-            waiting += _reached(file, changed, folders)
-    return sorted(found)
+    return sorted(_parts(roots, folders))
 
 
-def stamp(roots: Iterable[Path], folders: Folders, *more: str) -> str:
-    """A digest of the closure's contents and of `more`: 16 hexadecimal digits.
+def digest(roots: Iterable[Path], folders: Folders) -> str:
+    """A digest of the closure's contents: 16 hexadecimal digits.
 
     A file enters with its path below its folder, so another checkout has the same.
     """
-    total = hashlib.sha256("\0".join(more).encode())
-    for file in closure(roots, folders):
-        total.update(_part(file, _changed(file) or 0, folders))
-    return total.hexdigest()[:16]
+    asked, seen = (tuple(roots), folders), _seen.get()
+    if seen is not None and asked in seen:
+        return seen[asked]
+    parts = _parts(*asked)
+    total = hashlib.sha256(b"".join(parts[file] for file in sorted(parts)))
+    found = total.hexdigest()[:16]
+    if seen is not None:
+        seen[asked] = found
+    return found
+
+
+def _parts(roots: Iterable[Path], folders: Folders) -> dict[Path, bytes]:
+    """What each file of the closure adds to a digest."""
+    found: dict[Path, bytes] = {}
+    waiting = list(roots)
+    while waiting:
+        file = waiting.pop()
+        if file not in found and (changed := _changed(file)) is not None:
+            found[file], reached = _read(file, changed, folders)
+            waiting += reached
+    return found
 
 
 def torch_minor() -> str:
@@ -104,13 +115,17 @@ def _changed(file: Path) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _reached(file: Path, changed: int, folders: Folders) -> tuple[Path, ...]:
-    """The files that one file's imports lead to; `changed` makes an edit a new key."""
-    del changed
-    found = dict.fromkeys(_packages_above(file, folders))
+def _read(file: Path, changed: int, folders: Folders) -> tuple[bytes, tuple[Path, ...]]:
+    """A file's name with a digest of its content, and the files its imports lead to."""
+    del changed  # part of the key: a changed file is read again
+    part = f"\0{_name(file, folders)}\0".encode()
+    part += hashlib.sha256(file.read_bytes()).digest()
+    if file.suffix != ".py":
+        return part, ()
+    reached = dict.fromkeys(_above(file, folders))
     for name in imports(file, _package(file, folders)):
-        found |= dict.fromkeys(_candidates(name, folders))
-    return tuple(path for path in found if _changed(path) is not None)
+        reached |= dict.fromkeys(_candidates(name, folders))
+    return part, tuple(path for path in reached if _changed(path) is not None)
 
 
 @lru_cache(maxsize=16384)
@@ -136,29 +151,18 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
             waiting += getattr(node, block, ())
 
 
-@lru_cache(maxsize=4096)
-def _part(file: Path, changed: int, folders: Folders) -> bytes:
-    """What a file adds to a stamp: its name and a digest of its content."""
-    del changed  # part of the key, as above
-    name = f"\0{_name(file, folders)}\0".encode()
-    return name + hashlib.sha256(file.read_bytes()).digest()
-
-
 def _package(file: Path, folders: Folders) -> str:
-    for folder in folders:
-        if file.is_relative_to(folder):
-            return ".".join(file.relative_to(folder).parts[:-1])
-    return ""
+    return ".".join(Path(_name(file, folders)).parts[:-1])
 
 
-def _packages_above(file: Path, folders: Folders) -> list[Path]:
-    """The `__init__.py` of the packages that hold a file."""
-    above = []
+def _above(file: Path, folders: Folders) -> list[Path]:
+    """What runs before a file: its packages, and what pytest takes for its settings."""
+    above: list[Path] = []
     for parent in file.parents:
-        if parent in folders or not (parent / "__init__.py").is_file():
-            break
-        above.append(parent / "__init__.py")
-    return above
+        above += [parent / "conftest.py", parent / "__init__.py"]
+        if parent in folders:
+            return above[:-1]
+    return []
 
 
 def _name(file: Path, folders: Folders) -> str:

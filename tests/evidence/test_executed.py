@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.testing import World, executed, run_script
+from xtrain.evidence import executed
+from xtrain.testing import World, run_script
 
 RING = "xtrain.comm.ring:ring_all_reduce"
 SCATTER = "xtrain.comm.ring:ring_reduce_scatter"

@@ -20,7 +20,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
-from xtrain.testing.source import definition, locate
+from xtrain.evidence.source import definition, locate
 
 Place = tuple[str, int]  # backend and number of ranks
 Code = tuple[str, str]  # file, and name at its top level
@@ -100,9 +100,8 @@ def forget() -> None:
 @lru_cache(maxsize=4096)
 def code_of(symbol: str) -> Code | None:
     """File and name of the code to watch for; None where no function stands in it."""
-    tree = ast.parse(definition(symbol))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    if not any(isinstance(node, functions) for node in ast.walk(tree)):
+    if not any(isinstance(node, functions) for node in ast.walk(definition(symbol))):
         return None
     path, name = locate(symbol)
     return str(path), name

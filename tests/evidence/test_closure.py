@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.testing import closure
+from xtrain.evidence import closure
 
 FILES = {
     "src/pkg/__init__.py": "",
@@ -58,39 +58,62 @@ def test_a_cycle_ends(tree):
 
 
 @pytest.mark.parametrize("changed", sorted(FILES))
-def test_a_stamp_changes_with_the_closure_and_with_nothing_else(tree, changed):
+def test_a_digest_changes_with_the_closure_and_with_nothing_else(tree, changed):
     folders = (tree / "src", tree)
     root = tree / "tests/test_a.py"
-    before = closure.stamp([root], folders)
+    before = closure.digest([root], folders)
     (tree / changed).write_text(FILES[changed] + "# a word\n")
     within = changed in reached(tree, "tests/test_a.py")
-    assert (closure.stamp([root], folders) != before) == within
+    assert (closure.digest([root], folders) != before) == within
 
 
-def test_a_stamp_is_the_same_in_another_checkout(tree, tmp_path_factory):
+def test_a_digest_is_the_same_in_another_checkout(tree, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     for name in FILES:
         (other / name).parent.mkdir(parents=True, exist_ok=True)
         (other / name).write_text((tree / name).read_text())
-    stamps = {
-        closure.stamp([where / "tests/test_a.py"], (where / "src", where), "2.13")
+    digests = {
+        closure.digest([where / "tests/test_a.py"], (where / "src", where))
         for where in (tree, other)
     }
-    assert len(stamps) == 1
+    assert len(digests) == 1
 
 
-def test_what_else_is_given_is_part_of_the_stamp(tree):
-    root, folders = tree / "tests/test_a.py", (tree / "src", tree)
-    stamps = {closure.stamp([root], folders, minor) for minor in ("2.13", "2.14")}
-    assert len(stamps) == 2
+def test_what_pytest_reads_for_a_test_counts(tree):
+    """Beside the test, and above it up to the root."""
+    (tree / "tests/deep").mkdir()
+    (tree / "tests/deep/test_b.py").write_text("")
+    settings = ("tests/deep/conftest.py", "tests/conftest.py", "conftest.py")
+    for name in settings:
+        (tree / name).write_text("import pkg.lone\n")
+    (tree / "tests/other").mkdir()
+    (tree / "tests/other/conftest.py").write_text("")
+    found = reached(tree, "tests/deep/test_b.py")
+    packages = {"src/pkg/__init__.py", "tests/__init__.py"}
+    assert found == {"tests/deep/test_b.py", *settings, *packages, "src/pkg/lone.py"}
+
+
+def test_a_file_counts_under_its_name(tree):
+    before = closure.digest([tree / "src/pkg/lone.py"], (tree / "src", tree))
+    (tree / "src/pkg/lone.py").rename(tree / "src/pkg/only.py")
+    after = closure.digest([tree / "src/pkg/only.py"], (tree / "src", tree))
+    assert before != after
+
+
+def test_a_file_that_is_no_program_counts_as_it_is(tree):
+    (tree / "said.out").write_text("import pkg.low\n")
+    assert reached(tree, "said.out") == {"said.out"}
+    before = closure.digest([tree / "said.out"], (tree,))
+    (tree / "said.out").write_text("import pkg.near\n")
+    assert closure.digest([tree / "said.out"], (tree,)) != before
 
 
 def test_within_a_steady_pass_each_file_is_looked_at_once(tree):
     folders = (tree / "src", tree)
     root = tree / "tests/test_a.py"
-    before = closure.stamp([root], folders)
+    before = closure.digest([root], folders)
     with closure.steady():
-        assert closure.stamp([root], folders) == before
+        assert closure.digest([root], folders) == before
         root.write_text(root.read_text() + "# edited\n")
-        assert closure.stamp([root], folders) == before
-    assert closure.stamp([root], folders) != before
+        assert closure.digest([root], folders) == before
+    assert closure.digest([root], folders) != before
