@@ -41,7 +41,7 @@ from xtrain.tensor_parallel import (
     norm,
     vocab_parallel_cross_entropy,
 )
-from xtrain_docs.lectures.lc4.runs_errata import NAMES, collectives_of
+from xtrain_docs.lectures.lc4.runs_calls import NAMES, collectives_of
 
 B, S, H, INNER, V = 3, 4, 8, 12, 20
 CONFIG = XtrainConfig(
@@ -116,7 +116,7 @@ class Case:
     cut: Callable[[nn.Module], nn.Module]
     named: dict[str, tuple[str, str]]
     output_shape: tuple[int, ...] = (B, S, H)
-    input: Callable[[], Tensor] = partial(random_of, 1, B, S, H)
+    input: Callable[[], Tensor] = lambda: random_of(1, B, S, H)
     input_dim: int | None = None
     output_dim: int | None = None
     others: tuple[Any, ...] = ()
@@ -158,12 +158,12 @@ def of_layer(sequence_parallel: bool) -> Case:
         **{"attention": ("self_attn", "out"), "x + attention": (NORMS[1], "in")},
         **{"its norm": (NORMS[1], "out")},
         **inside("gate up", "down_proj", "silu(gate) · up", "mlp."),
-        **{"MLP": ("mlp", "out")},
+        MLP=("mlp", "out"),
     )
     dim = 1 if sequence_parallel else None
     parts = WholeParts(CONFIG, F.scaled_dot_product_attention)
-    return Case(lambda: fill(DecoderLayer(parts)), partial(cut_layer, sequence_parallel),
-                named, input_dim=dim, output_dim=dim,
+    cut = partial(cut_layer, sequence_parallel)
+    return Case(lambda: fill(DecoderLayer(parts)), cut, named, input_dim=dim, output_dim=dim,
                 others=(torch.arange(S),))  # fmt: skip
 
 

@@ -287,7 +287,8 @@ def broken_are_refused(broken):
 @pytest.mark.verifies(*LAYERS[:2])
 def test_a_broken_module_is_refused(world):
     broken = [without_sum, NoSumOfGradients.from_full, TwiceTheSum.from_full,
-              SummedTwice.from_full, wrong_slices, ParallelSwiGLU.from_full]  # fmt: skip
+              SummedTwice.from_full, wrong_slices,
+              ParallelSwiGLU.from_full]  # fmt: skip
     for found in world(2).run(broken_are_refused, broken):
         *wrong, right = found
         assert all(wrong) and right == []

@@ -96,9 +96,7 @@ def swiglu(x: str, y: str, outside: str = R, at: str = "") -> list[Row]:
     ]
 
 
-def attention(
-    x: str, y: str, ranks: int, outside: str = R, at: str = ""
-) -> list[Row]:
+def attention(x: str, y: str, ranks: int, outside: str = R, at: str = "") -> list[Row]:
     """From f to g."""
     made = [alike("q, k, v", "B S heads", "split 2")]
     if copies := copies_of_key_heads(ranks):

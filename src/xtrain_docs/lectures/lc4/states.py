@@ -1,4 +1,4 @@
-"""Whether the ranks hold a whole tensor in a declared state (the states: `dataflow`)."""
+"""Whether ranks hold a whole tensor in a state that `dataflow` declares."""
 
 from collections.abc import Sequence
 
