@@ -163,8 +163,14 @@ def of_layer(sequence_parallel: bool) -> Case:
     dim = 1 if sequence_parallel else None
     parts = WholeParts(CONFIG, F.scaled_dot_product_attention)
     cut = partial(cut_layer, sequence_parallel)
-    return Case(lambda: fill(DecoderLayer(parts)), cut, named, input_dim=dim, output_dim=dim,
-                others=(torch.arange(S),))  # fmt: skip
+    return Case(
+        lambda: fill(DecoderLayer(parts)),
+        cut,
+        named,
+        input_dim=dim,
+        output_dim=dim,
+        others=(torch.arange(S),),
+    )
 
 
 CASES = {
