@@ -8,6 +8,7 @@ from xtrain.plan import (
     ModelShape,
     layer_calls,
     layer_seconds,
+    nccl_hop_seconds,
     tokens_where_equal,
 )
 from xtrain_docs.lectures.lc4 import pays, steps
@@ -75,3 +76,20 @@ def test_the_steps_are_those_of_the_races():
     rows = steps.tensor_parallel_steps().rows
     assert [row[0] for row in rows] == ["batch8", "batch1", "small"]
     assert [row[5] for row in rows] == ["8", "1", "1"]
+
+
+def test_a_layers_sums_and_matrices_take_the_seconds_of_the_formulas():
+    shape = ModelShape.preset("llama-3-70b")
+    work, sums = pays.layer_times("llama-3-70b", 1024, 8, "nvlink4")
+    moved = 2 * 7 / 8 * 1024 * 8192 * 2
+    hop = nccl_hop_seconds(False)
+    assert sums == pytest.approx(4 * (14 * hop + moved / 450e9))
+    matrices = 6 * (shape.layer_parameters - 2 * 8192)
+    attention = 3 * 4 * 8192 * 1025 / 2  # causal: half of the pairs
+    rate = ACCELERATORS["h100"].matmul
+    assert work == pytest.approx((matrices + attention) * 1024 / 8 / rate)
+    switch = pays.seconds_if_the_switch_adds("llama-3-70b", 1024)
+    assert switch == pytest.approx(4 * (2 * hop + 1024 * 8192 * 2 / 450e9))
+    assert pays.share_of_sums("llama-3-70b", 1024, 8, "nvlink4") == sums / (sums + work)
+    added = pays.share_of_sums("llama-3-70b", 1024, 8, "nvlink4", switch=True)
+    assert added == switch / (switch + work)

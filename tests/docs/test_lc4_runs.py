@@ -1,10 +1,14 @@
 """The tables of lc4: made from runs, and refused when a run disagrees."""
 
+import re
+
 import pytest
 
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc4 import runs as lc4_runs
 from xtrain_docs.lectures.lc4 import tables
+from xtrain_docs.lectures.lc4.dataflow import MODULES, rows_of
+from xtrain_docs.lectures.lc4.dataflow_drawing import WIDTH, data_flow
 
 NAMES = (
     "identity_all_reduce",
@@ -66,31 +70,15 @@ def test_a_linear_layer_sends_in_each_mode_what_the_table_says(on_ranks):
     rows = {row[0]: list(row[1:3]) for row in tables.linear_calls(4).rows}
     assert rows == {
         "column": ["nothing", "all-reduce of $TK$"],
-        "column, gather_output": ["all-gather of $TO$", "all-reduce of $TK$"],
-        "column, sequence_parallel": [
+        "column, gathered": ["all-gather of $TO$", "all-reduce of $TK$"],
+        "column, sequence": [
             "all-gather of $TK$", "all-gather of $TK$, reduce-scatter of $TK$"
         ],
         "row": ["all-reduce of $TO$", "nothing"],
-        "row, split_input": ["all-reduce of $TO$", "all-gather of $TK$"],
-        "row, sequence_parallel": ["reduce-scatter of $TO$",
+        "row, splitting": ["all-reduce of $TO$", "all-gather of $TK$"],
+        "row, sequence": ["reduce-scatter of $TO$",
             "all-reduce of $O$, all-gather of $TO$"],
-        "column, then row": ["all-reduce of $TK$", "all-reduce of $TK$"],
     }  # fmt: skip
-
-
-@pytest.mark.verifies(*LINEAR, *LAYER)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_layer_sends_eight_times_its_activations_or_ten(on_ranks, ranks, monkeypatch):
-    rows = [list(row) for row in tables.layer_traffic(ranks).rows]
-    assert [(row[1], row[2], row[4]) for row in rows] == [
-        ("forward", "2 all-reduce", "4"),
-        ("backward", "2 all-reduce", "4"),
-        ("forward", "2 all-gather, 2 reduce-scatter", "4"),
-        ("backward", "4 all-gather, 2 reduce-scatter", "6"),
-    ]
-    monkeypatch.setitem(tables.FACTORS, "decoder_layer", 12)
-    with pytest.raises(EvidenceError, match="decoder_layer: sent"):
-        tables.layer_calls("decoder_layer", ranks)
 
 
 @pytest.mark.verifies(MODEL, "xtrain.model.parts:CutParts")
@@ -106,3 +94,21 @@ def test_sequence_parallelism_splits_what_tensor_parallelism_replicates(on_ranks
     rows = {row[0]: list(row[1:]) for row in tables.activations_by_rank(2).rows}
     assert rows["x + attention"] == ["replicated [B, S, H]", "split [B, S/2, H]"]
     assert rows["gate, up"] == ["split [B, S, F/2]"] * 2
+
+
+@pytest.mark.parametrize(("ranks", "parts"), [(2, "F/2"), (4, "F/4")])
+def test_a_picture_says_what_the_table_declares_and_fits_a_phone(ranks, parts):
+    for module in MODULES:
+        drawing = data_flow(module, ranks)
+        assert "min-width:0" in drawing
+        assert re.search(r'viewBox="0 0 (\d+)', drawing)[1] == str(WIDTH)
+        rows = rows_of(module, ranks)
+        for kind in ("partial", "replicated"):
+            boxes = sum(kind in (row.forward, row.backward) for row in rows)
+            assert (boxes == 0) == (f">{kind}<" not in drawing)
+    drawing = data_flow("swiglu", ranks)
+    assert "f: nothing sent forward, all-reduce backward" in drawing
+    assert "g: all-reduce forward, nothing sent backward" in drawing
+    assert "x is replicated, its gradient partial" in drawing
+    assert f"[B, S, {parts}]" in drawing
+    assert drawing.count("identity_all_reduce") == 1

@@ -1,10 +1,13 @@
 """Curves of balancing: the small run collapses, and each way keeps experts busy."""
 
 import pytest
+import torch
 
+from xtrain.expert_parallel import load_balancing_loss
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc7 import balance, placement
+from xtrain_docs.lectures.lc7.runs_training import EXPERTS
 
 
 @pytest.mark.verifies(
@@ -22,16 +25,26 @@ def test_a_router_collapses_and_balancing_prevents_it(on_ranks, seed):
     assert max(losses["loss"], losses["bias"]) < losses["none"]
 
 
+def losses_of_choices(tokens: int, top_k: int) -> dict[str, float]:
+    """The balance loss of uniform choices and of a collapse onto the first experts."""
+    uniform_TE = torch.full((tokens, EXPERTS), 1 / EXPERTS, dtype=torch.float64)
+    token = torch.arange(tokens * top_k).view(tokens, top_k)
+    collapsed_TE = torch.zeros_like(uniform_TE)
+    collapsed_TE[:, :top_k] = 1 / top_k
+    first = torch.arange(top_k).expand(tokens, top_k)
+    return {
+        "uniform": float(load_balancing_loss(uniform_TE, token % EXPERTS)),
+        "collapsed": float(load_balancing_loss(collapsed_TE, first)),
+    }
+
+
 @pytest.mark.verifies("xtrain.expert_parallel.balance:load_balancing_loss")
-def test_values_of_the_loss_do_not_depend_on_the_tokens(on_ranks, monkeypatch):
-    rows = balance.balance_loss_values().rows
-    assert [row[2] for row in rows] == ["1"] * 6
-    assert [row[3] for row in rows] == ["8", "4"] * 3
-    monkeypatch.setattr(
-        runs, "remembered", lambda *_: [{"uniform": 2.0, "collapsed": 8.0}]
-    )
-    with pytest.raises(EvidenceError, match="8 tokens"):
-        balance.balance_loss_values()
+@pytest.mark.parametrize("tokens", [8, 64, 512])
+def test_values_of_the_loss_do_not_depend_on_the_tokens(tokens):
+    for top_k in (1, 2):
+        found = losses_of_choices(tokens, top_k)
+        assert found["uniform"] == pytest.approx(1, abs=1e-12)
+        assert found["collapsed"] == pytest.approx(EXPERTS / top_k, abs=1e-12)
 
 
 @pytest.mark.verifies("xtrain.expert_parallel.capacity:within_capacity")

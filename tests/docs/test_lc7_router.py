@@ -11,6 +11,11 @@ from xtrain_docs.lectures.lc7 import moe, router
 ROUTER = "xtrain.expert_parallel.router:TopKRouter"
 
 
+def test_ways_to_choose_experts():
+    assert router.combinations(16, 2) == 120
+    assert router.combinations(64, 8) == 4_426_165_368  # DeepSeekMoE's example
+
+
 @pytest.mark.verifies(ROUTER)
 def test_gates_and_their_gradients_are_those_of_the_formulas(on_ranks):
     rows = router.gate_gradients().rows

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.devices import randint, randn
+from tests.expert_parallel import counted
 from xtrain.expert_parallel import (
     GShardMoE,
     combine,
@@ -16,7 +17,7 @@ from xtrain.expert_parallel import (
     plan_dispatch,
     top_k_gradient,
 )
-from xtrain_docs.lectures.lc7 import runs_dispatch, runs_interview
+from xtrain_docs.lectures.lc7 import runs_dispatch
 from xtrain_docs.lectures.lc7.runs_training import training
 
 DISPATCH = "xtrain.expert_parallel.dispatch"
@@ -87,7 +88,7 @@ def test_the_gradient_is_the_slope_wherever_the_choice_stays():
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_backward_has_the_splits_of_forward_in_the_same_order(world, ranks):
     """Dispatch, combine; then g dY with dispatch's, and home with combine's."""
-    for _, there, back, backward, home in world(ranks).run(runs_interview.exchanges):
+    for _, there, back, backward, home in world(ranks).run(counted.exchanges):
         assert (backward["sent"], backward["received"]) == (
             there["sent"], there["received"],
         )  # fmt: skip
@@ -100,7 +101,7 @@ def gradient_of_gates(keep: bool) -> float:
     """The router's gradient, off by: with the outputs that came back, or with x."""
     full = runs_dispatch.full_layer()
     router, k = full.router, full.router.top_k
-    x = runs_interview.own_tokens()
+    x = counted.own_tokens()
     routing = router(x)
     plan = plan_dispatch(routing)
     layer = GShardMoE.from_full(full)

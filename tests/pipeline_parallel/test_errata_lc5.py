@@ -10,6 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from tests.pipeline_parallel import small_pipeline, small_runs
+from tests.pipeline_parallel.small_pipeline import (
+    LEARNING_RATE,
+    WIDTH,
+    batch,
+    drawn,
+    layer,
+    loss_sum,
+)
 from xtrain.plan import pipeline_idle
 from xtrain.schedules import (
     SCHEDULES,
@@ -22,21 +31,42 @@ from xtrain.schedules import (
     zb_h1,
     zb_h2,
 )
-from xtrain_docs.lectures.lc5 import errata, pair_order, runs_errata, runs_interview
+from xtrain_docs.lectures.lc5 import errata, pair_order
 from xtrain_docs.lectures.lc5.blocking import waits_forever
-from xtrain_docs.lectures.lc5.runs_errata import (
-    LEARNING_RATE,
-    WIDTH,
-    batch,
-    drawn,
-    layer,
-    loss_sum,
-)
 
 MESSAGES = "xtrain.schedules.passes:with_messages"
 DUALPIPE = "xtrain.schedules.dualpipe:dualpipe"
 WHOLE = ("gpipe", "one_f_one_b", "interleaved")
 """Schedules of whole backwards that hold each stage once."""
+
+
+NOTES = {"F": (0, 1, 1, 2), "B": (3, 2, 2, 3)}
+"""The slots in which the notes draw forward and backward of stages 0 to 3."""
+
+
+def needs(kind: str, stage: int, stages: int) -> tuple[str, int] | None:
+    """The forward or backward that has to be done first; one micro-batch."""
+    if kind == "F":
+        return ("F", stage - 1) if stage else None
+    return ("B", stage + 1) if stage < stages - 1 else ("F", stage)
+
+
+def violations(slots: dict[str, tuple[int, ...]]) -> list[str]:
+    """Actions that are not in a later slot than what they need."""
+    problems = []
+    for kind, row in slots.items():
+        for stage, slot in enumerate(row):
+            first = needs(kind, stage, len(row))
+            if first is not None and slots[first[0]][first[1]] >= slot:
+                problems.append(f"{stage}{kind}0 needs {first[1]}{first[0]}0")
+    return problems
+
+
+def staircase(ranks: int) -> dict[str, tuple[int, ...]]:
+    """The slots of one micro-batch as it is played, a backward as long as a forward."""
+    timeline = simulate(gpipe(ranks, 1), 1.0, 0.5, 0.5)
+    slots = zip(*([int(s) for s in row] for row in timeline.starts), strict=True)
+    return dict(zip("FB", slots, strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +85,14 @@ def close(found, expected):
 
 @pytest.mark.verifies("xtrain.schedules.simulate:simulate")
 def test_the_notes_draw_actions_before_what_they_need():
-    assert errata.violations(errata.NOTES) == [
+    assert violations(NOTES) == [
         "2F0 needs 1F0",
         "1B0 needs 2B0",
         "2B0 needs 3B0",
     ]
     for p in (2, 3, 4, 8):
-        played = errata.staircase(p)
-        assert errata.violations(played) == []
+        played = staircase(p)
+        assert violations(played) == []
         assert played["F"] == tuple(range(p))
         assert played["B"] == tuple(2 * p - 1 - s for s in range(p))
     timeline = simulate(gpipe(4, 1), 1.0, 0.5, 0.5)
@@ -82,8 +112,8 @@ def test_the_notes_draw_actions_before_what_they_need():
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("m", [2, 8])
 def test_autograd_holds_m_micro_batches_in_gpipe_and_p_minus_r_in_1f1b(world, size, m):
-    assert world(size).run(runs_errata.most_held, "gpipe", m) == [m] * size
-    held = world(size).run(runs_errata.most_held, "one_f_one_b", m)
+    assert world(size).run(small_pipeline.most_held, "gpipe", m) == [m] * size
+    held = world(size).run(small_pipeline.most_held, "one_f_one_b", m)
     assert held == [min(m, size - rank) for rank in range(size)]
     if m >= size:
         assert sum(held) == size * (size + 1) / 2
@@ -118,7 +148,7 @@ def test_a_pipeline_with_a_flush_trains_as_one_process(world, size):
         m = 2 * size
         stages = SCHEDULES[name](size, m).stages
         right = trained_alone(stages, m, 3)
-        for found in world(size).run(runs_errata.trained, name, m, 3):
+        for found in world(size).run(small_pipeline.trained, name, m, 3):
             assert found
             for stage, weight in found.items():
                 close(weight, right[stage])
@@ -194,7 +224,7 @@ def test_overlapped_parts_give_what_one_process_gives(world, order):
     """Real exchanges, issued before a computation and waited for after it."""
     for size in (2, 3):
         right = block_alone(size)
-        for rank, (_, found) in enumerate(world(size).run(runs_interview.ran, order)):
+        for rank, (_, found) in enumerate(world(size).run(small_runs.ran, order)):
             for name, tensor in right[rank].items():
                 close(found[name], tensor)
             assert set(found) == set(right[rank])
@@ -228,7 +258,7 @@ def test_mirrored_stages_have_parts_of_the_gradient_and_their_sum_is_right(world
     model = nn.Sequential(*map(layer, range(size)))
     inputs, targets = map(torch.cat, batch(0, m))
     (loss_sum(model(inputs), targets) / len(inputs)).backward()
-    found = world(size).run(runs_errata.gradients, name, m)
+    found = world(size).run(small_pipeline.gradients, name, m)
     for stage in range(size):
         right = next(model[stage].parameters()).grad
         parts = [gradients[stage] for gradients in found if stage in gradients]
@@ -279,12 +309,12 @@ def test_with_a_fixed_batch_more_pipelines_have_fewer_micro_batches_and_idle_mor
 def test_1f1b_stands_still_if_its_sends_wait_for_their_receive(world):
     """On gloo, whose send waits. GPipe gets through, and so do fused messages."""
     ranks = world(4)
-    found = ranks.run(runs_errata.messages_only, "one_f_one_b", 8, False, 2.0)
+    found = ranks.run(small_pipeline.messages_only, "one_f_one_b", 8, False, 2.0)
     assert found == ["0SEND_F3", "1SEND_F2", "2SEND_F1", "3SEND_B0"]
     assert dict(enumerate(found)) == waits_forever(one_f_one_b(4, 8))
     for name, fused in (("gpipe", False), ("one_f_one_b", True), ("chimera", True)):
         assert not waits_forever(SCHEDULES[name](4, 8), fused)
-        through = ranks.run(runs_errata.messages_only, name, 8, fused, 60.0)
+        through = ranks.run(small_pipeline.messages_only, name, 8, fused, 60.0)
         assert through == [""] * 4, name
 
 
@@ -297,8 +327,8 @@ def test_1f1b_runs_with_waiting_sends_if_even_and_odd_ranks_order_them_different
     assert waits_forever(schedule)
     assert not waits_forever(schedule, by_parity=True)
     if p <= 4:  # with real messages on gloo, too
-        found = world(p).run(runs_errata.messages_only, "one_f_one_b", 8, False, 60.0,
-                             True)  # fmt: skip
+        arguments = ("one_f_one_b", 8, False, 60.0, True)
+        found = world(p).run(small_pipeline.messages_only, *arguments)
         assert found == [""] * p
 
 

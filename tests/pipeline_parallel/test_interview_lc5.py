@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from xtrain.schedules import one_f_one_b, simulate
-from xtrain_docs.lectures.lc5 import interview, pair_order, runs_interview
-from xtrain_docs.lectures.lc5.runs_errata import (
+from tests.pipeline_parallel import small_runs
+from tests.pipeline_parallel.small_pipeline import (
     WIDTH,
     SmallPipeline,
     batch,
@@ -14,6 +13,8 @@ from xtrain_docs.lectures.lc5.runs_errata import (
     layer,
     loss_sum,
 )
+from xtrain.schedules import one_f_one_b, simulate
+from xtrain_docs.lectures.lc5 import pair_order, tables
 
 MESSAGES = "xtrain.schedules.passes:with_messages"
 ONE_F_ONE_B = "xtrain.schedules.one_f_one_b:one_f_one_b"
@@ -44,7 +45,7 @@ def test_two_forwards_overlap_too_but_leave_an_exchange_at_the_end_open():
 
 
 def test_an_exchange_is_issued_before_a_computation_and_waited_for_after_it(world):
-    for log, _ in world(2).run(runs_interview.ran, "pair"):
+    for log, _ in world(2).run(small_runs.ran, "pair"):
         verbs = [words.split(" ")[0] for words in log]
         assert verbs == ["issue", "compute", "wait"] * 4
         for issued, computed in zip(log[::3], log[1::3], strict=True):
@@ -119,10 +120,10 @@ def tied_alone(steps: int) -> torch.Tensor:
 
 @pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
 def test_tied_copies_stay_equal_only_if_their_gradients_are_summed(world):
-    first, _, last = world(3).run(runs_interview.tied_weight, True)
+    first, _, last = world(3).run(small_runs.tied_weight, True)
     assert torch.equal(first, last)
     close(first, tied_alone(3))
-    first, _, last = world(3).run(runs_interview.tied_weight, False)
+    first, _, last = world(3).run(small_runs.tied_weight, False)
     assert (first - last).norm() > 0.1 * first.norm()
 
 
@@ -132,8 +133,8 @@ def test_tied_copies_stay_equal_only_if_their_gradients_are_summed(world):
 @pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
 def test_a_mean_of_means_is_wrong_where_micro_batches_differ(world):
     right, means, by_ranks = (
-        max(world(2).run(runs_interview.error_of_gradients, by))
-        for by in runs_interview.DIVISORS
+        max(world(2).run(small_runs.error_of_gradients, by))
+        for by in small_runs.DIVISORS
     )
     assert right < 1e-12
     assert means > 0.1
@@ -145,7 +146,7 @@ def test_a_mean_of_means_is_wrong_where_micro_batches_differ(world):
 
 def test_a_step_after_each_backward_needs_p_minus_r_versions_on_rank_r():
     for p in (2, 4, 8):
-        found = interview.updates_between("one_f_one_b", p, 3 * p)
+        found = tables.steps_between(p, 3 * p)
         assert found == [p - 1 - rank for rank in range(p)]
         peaks = simulate(one_f_one_b(p, 3 * p)).peak_activations
         assert [n + 1 for n in found] == list(peaks)

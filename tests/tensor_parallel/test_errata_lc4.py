@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.tensor_parallel import counted
 from tests.tensor_parallel.dense import close, random_of
 from xtrain.comm.autograd import all_gather_split
 from xtrain.model import XtrainConfig, XtrainModel
@@ -24,9 +25,9 @@ from xtrain.tensor_parallel import (
 )
 from xtrain.tensor_parallel.attention import key_replicas, replica_ranks
 from xtrain.tensor_parallel.functions import column_linear
-from xtrain_docs.lectures.lc4 import runs_errata
+from xtrain_docs.lectures.lc4 import runs_calls
 from xtrain_docs.lectures.lc4.pays import layer_times
-from xtrain_docs.lectures.lc4.runs_errata import BATCH, HIDDEN, SEQUENCE
+from xtrain_docs.lectures.lc4.runs_calls import BATCH, HIDDEN, SEQUENCE
 
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
 ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"
@@ -68,7 +69,7 @@ CALLS = {
 def test_columns_and_rows_call_exactly_this_in_each_mode(world, size):
     """The column layer's output and the row layer's input have twice as many."""
     for name, (forward, backward) in CALLS.items():
-        for found in world(size).run(runs_errata.calls_of_layer, name):
+        for found in world(size).run(runs_calls.calls_of_layer, name):
             assert found == {"forward": forward, "backward": backward}, name
 
 
@@ -80,7 +81,7 @@ def numbers_of_sums() -> dict[tuple[int, bool], tuple[int, ...]]:
     found = {}
     for layers in (1, 3):
         for recompute in (False, True):
-            step = runs_errata.traffic_of_model(layers, False, recompute, "torch")
+            step = counted.traffic_of_model(layers, False, recompute, "torch")
             found[layers, recompute] = tuple(
                 sum(call == ["all-reduce", X] for call in part)
                 for part in step["calls"]
@@ -107,7 +108,7 @@ def test_a_model_of_l_layers_sums_4_l_times_and_6_l_if_it_recomputes(world):
 def test_gathering_after_each_layer_sends_five_h_and_a_sum_two_h(world, size):
     unit = X * 4 * (size - 1) // size
     gathers, sums = (
-        world(size).run(runs_errata.bytes_of_mlp, name) for name in runs_errata.MLPS
+        world(size).run(counted.bytes_of_mlp, name) for name in counted.MLPS
     )
     for (forward, backward, y), (least, least_back, same) in zip(
         gathers, sums, strict=True
@@ -199,7 +200,7 @@ def test_torchs_all_gather_cuts_the_gradient_and_its_all_reduce_falsifies_it(wor
 @pytest.mark.verifies(ATTENTION)
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_only_sum_of_attention_is_that_of_its_output_projection(world, size):
-    for found in world(size).run(runs_errata.calls_around_attention):
+    for found in world(size).run(counted.calls_around_attention):
         assert found["forward"] == [["all-reduce", X]]
         assert found["before and after the heads"] == [0, 0]
         assert found["before o_proj"] == 0
@@ -230,12 +231,12 @@ def test_across_nodes_the_sums_take_longer_than_the_matrices():
 @pytest.mark.verifies("xtrain.tensor_parallel.norm:ParallelRMSNorm")
 def test_slices_of_the_sequence_divide_all_that_is_kept_but_the_rotary_table(world):
     table = 2 * SEQUENCE * 1 * 4  # cosine and sine of one pair
-    whole = world(1).run(runs_errata.bytes_saved, False)[0]
+    whole = world(1).run(counted.bytes_saved, False)[0]
     for size in (2, 4):
-        for found in world(size).run(runs_errata.bytes_saved, True):
+        for found in world(size).run(counted.bytes_saved, True):
             assert (found["layer"] - table) * size == whole["layer"] - table
             assert found["norm"] * size == whole["norm"]
-        for found in world(size).run(runs_errata.bytes_saved, False):
+        for found in world(size).run(counted.bytes_saved, False):
             assert found["norm"] == whole["norm"]
             assert found["layer"] > 1.2 * whole["layer"] / size
 
@@ -244,9 +245,9 @@ def test_slices_of_the_sequence_divide_all_that_is_kept_but_the_rotary_table(wor
 def test_forward_sends_the_same_and_backward_gathers_each_input_once_more(world):
     size, layers = 2, 2
     sent = {
-        split: world(size).run(
-            runs_errata.traffic_of_model, layers, split, False, "ring"
-        )[0]["sent"]
+        split: world(size).run(counted.traffic_of_model, layers, split, False, "ring")[
+            0
+        ]["sent"]
         for split in (False, True)
     }
     assert sent[True][0] == sent[False][0]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.tensor_parallel.counted import bytes_of_step, saved_by, traffic_of_model
 from tests.tensor_parallel.dense import close, fill, mine, random_of
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import TORCH
@@ -22,8 +23,12 @@ from xtrain.tensor_parallel import (
     functions,
 )
 from xtrain.tensor_parallel.functions import column_linear
-from xtrain_docs.lectures.lc4 import runs_errata
-from xtrain_docs.lectures.lc4.runs_errata import BATCH, HIDDEN, SEQUENCE, saved_by
+from xtrain_docs.lectures.lc4.runs_calls import (
+    BATCH,
+    HIDDEN,
+    SEQUENCE,
+    collectives_of,
+)
 
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
 ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"
@@ -85,7 +90,7 @@ def test_what_needs_all_columns_cannot_stand_between(world):
 def bytes_of_embedding(kind) -> tuple[int, int]:
     layer = kind(12, HIDDEN)
     ids = torch.arange(SEQUENCE).view(BATCH, SEQUENCE)
-    with runs_errata.collectives_of("ring"):
+    with collectives_of("ring"):
         with CommLedger() as forward:
             y = layer(ids)
         with CommLedger() as backward:
@@ -109,7 +114,7 @@ def test_by_vocabulary_sends_an_all_reduce_and_by_hidden_half_of_that(world, siz
 
 
 def bytes_of_layers(layers: int) -> list[int]:
-    return runs_errata.traffic_of_model(layers, False, False, "ring")["sent"]
+    return traffic_of_model(layers, False, False, "ring")["sent"]
 
 
 @pytest.mark.verifies(MODEL)
@@ -120,6 +125,22 @@ def test_a_layer_sends_8_b_s_h_elements_half_of_them_forward(world, size):
     for before, after in zip(one, two, strict=True):
         more = [b - a for a, b in zip(before, after, strict=True)]
         assert more == [4 * elements * 4, 4 * elements * 4]
+
+
+# ------------------------------------ q57: what grows with tokens, and what with width
+
+
+@pytest.mark.verifies(MODEL, "xtrain.zero.fsdp:FullyShardedDataParallel")
+def test_tokens_double_the_one_and_width_the_other(world):
+    sent = {
+        kind: [max(world(2).run(bytes_of_step, kind, *size))
+               for size in ((16, 12), (16, 24), (32, 12))]
+        for kind in ("tensor parallelism", "ZeRO-3")
+    }  # fmt: skip
+    tensor, zero = sent.values()
+    assert tensor[1:] == [2 * tensor[0]] * 2
+    assert zero[1] == zero[0]
+    assert 3.8 < zero[2] / zero[0] < 4
 
 
 # ------------------------------------------------- q62: what a layer keeps for backward

@@ -1,184 +1,230 @@
-"""The data-flow picture of a module: what each tensor is, forward and backward."""
+"""What each tensor of a cut module is on the ranks, declared once.
 
-from typing import Any
+    replicated       every rank has the whole tensor
+    split D          rank r has slice r of dim D
+    split D by R     R ranks after one another have the same slice of dim D
+    partial          the sum over the ranks is the whole tensor
+    partial D by R   the sum over R ranks after one another is a slice of dim D
+    largest          the elementwise maximum over the ranks is the whole tensor
 
-from ... import runs
-from ...figures import REGISTRY
-from ...svg import document, fit, rect, text
-from .dataflow_canvas import BOX, EDGE, LEFT, MIDDLE, RIGHT, WIDTH, Canvas
+The pictures are drawn from `flow`, and tests/tensor_parallel/test_dataflow.py checks
+every state of it on real ranks against a whole module in one process.
 
-PAIRS = {
-    ("", "all-reduce"): ("f", "identity_all_reduce"),
-    ("all-reduce", ""): ("g", "all_reduce_identity"),
-    ("all-gather", "reduce-scatter"): (
-        "f of the sequence",
-        "all_gather_reduce_scatter",
-    ),
-    ("reduce-scatter", "all-gather"): (
-        "g of the sequence",
-        "reduce_scatter_all_gather",
-    ),
-    ("all-gather", ""): ("gather", "all_gather_split"),
-    ("", "all-gather"): ("split", "split_all_gather"),
-}
-"""What runs forward and backward, and the function of `comm.autograd` that does so."""
+Shape letters: B batch, S sequence, H hidden, F inner size of the MLP, K inputs and O
+outputs of a linear layer, V vocabulary, T tokens, heads: all heads' elements together.
+"""
+
+from typing import NamedTuple
+
+R, P = "replicated", "partial"
+KEY_HEADS = 2
+"""Of attention: with more ranks several hold the same key head."""
 
 
-@REGISTRY
-def data_flow(module: str = "swiglu", ranks: int = 2) -> str:
-    """What is replicated, split and partial on the way through a module.
+class Row(NamedTuple):
+    """A row of a picture, from the module's input down to its output.
 
-    Args:
-        module: column_linear, row_linear, vocab_parallel_embedding,
-            hidden_parallel_embedding, cross_entropy, swiglu, attention, decoder_layer,
-            decoder_layer_sequence_parallel.
-        ranks: of the tensor group. With 4, two ranks share a key head of attention.
+    tensor   its name, shape and state, and that of its gradient
+    band     communication between the rows above and below: what runs forward, what
+             backward, and what backward does `again`; a pair of them has a name
+    product  a matmul with these weights
     """
-    from .runs_dataflow import data_flow as run
 
-    found = runs.remembered(run, ranks, module)
-    return flow_chart(found[0], module)
-
-
-def flow_chart(found: dict[str, Any], module: str) -> str:
-    """Draw what `runs_dataflow.data_flow` gives."""
-    drawing = Drawing(found["ranks"])
-    for row in found["rows"]:
-        getattr(drawing, row["kind"])(row)
-    if found["weights"]:
-        drawing.weights(found["weights"])
-    title = f"Data flow of {module.replace('_', ' ')} on {found['ranks']} ranks"
-    words = "; ".join(drawing.words)
-    chart = document(WIDTH, int(drawing.y), drawing.parts, title, words)
-    return fit(chart, WIDTH)
+    kind: str
+    name: str = ""
+    letters: str = ""
+    forward: str = ""
+    backward: str | None = ""
+    again: str = ""
+    pair: bool = True
+    beside: bool = False
+    weights: tuple[str, ...] = ()
 
 
-def local_shape(letters: str, state: str, ranks: int) -> str:
-    """The shape that one rank has: `split 2` of B S H on 2 ranks is [B, S, H/2]."""
-    dims = letters.split()
-    _, *rest = state.split()
-    if not rest:
-        return f"[{', '.join(dims)}]"
-    dim, *by = rest
-    copies = int(by[1]) if by else 1
-    dims[int(dim)] += f"/{ranks // copies}"
-    return f"[{','.join(dims)}] ×{copies}" if by else f"[{', '.join(dims)}]"
+class Weight(NamedTuple):
+    """A parameter: what a rank holds, its gradient, and that before it is summed."""
+
+    name: str
+    letters: str
+    value: str
+    grad: str
+    before_sum: str | None = None
 
 
-def words_of(letters: str, state: str) -> str:
-    """`split 2` of B S H as "split: H"."""
-    kind, *rest = state.split()
-    if kind == "largest":
-        return "own largest"
-    return f"{kind}: {letters.split()[int(rest[0])]}" if rest else kind
+def tensor(
+    name: str, letters: str, forward: str, backward: str | None, beside: bool = False
+) -> Row:
+    return Row("tensor", name, letters, forward, backward, beside=beside)
 
 
-class Drawing(Canvas):
-    """The rows of a picture, from the top."""
+def alike(name: str, letters: str, state: str, beside: bool = False) -> Row:
+    """The gradient is in the state of the tensor."""
+    return tensor(name, letters, state, state, beside)
 
-    def tensor(self, row: dict[str, Any]) -> None:
-        """A box with the state of the value, and one with that of the gradient."""
-        if not row.get("beside"):
-            self.arrows(14)
-        elif self.joined:
-            self.y += 6
-        letters, states = row["letters"], (row["forward"], row["backward"])
-        for x, state in zip((LEFT, RIGHT), states, strict=True):
-            if state is None:
-                continue
-            self.box(x, 38, state)
-            middle = x + BOX / 2
-            shape = local_shape(letters, state, self.ranks)
-            words = words_of(letters, state)
-            self.parts += [
-                text(middle, self.y + 16, words, "xt-label", "middle"),
-                text(middle, self.y + 31, shape, "xt-tick", "middle"),
+
+def band(forward: str, backward: str, again: str = "", pair: bool = True) -> Row:
+    return Row("band", forward=forward, backward=backward, again=again, pair=pair)
+
+
+def product(*weights: str) -> Row:
+    return Row("product", weights=weights)
+
+
+def entrance(name: str, outside: str) -> list[Row]:
+    """f: each rank uses what comes in for another part of the result."""
+    plain = outside == R
+    f = ("", "all-reduce") if plain else ("all-gather", "reduce-scatter", "all-gather")
+    return [band(*f), tensor(name, "B S H", R, P)]
+
+
+def exit_of(name: str, outside: str) -> list[Row]:
+    """g: the ranks' parts are summed."""
+    plain = outside == R
+    g = ("all-reduce", "") if plain else ("reduce-scatter", "all-gather")
+    return [tensor(name, "B S H", P, R), band(*g), alike(name, "B S H", outside)]
+
+
+def swiglu(x: str, y: str, outside: str = R, at: str = "") -> list[Row]:
+    """From f to g."""
+    return [
+        *entrance(x, outside),
+        product(f"{at}gate_proj.weight", f"{at}up_proj.weight"),
+        alike("gate, up", "B S F", "split 2"),
+        alike("silu(gate) · up", "B S F", "split 2"),
+        product(f"{at}down_proj.weight"),
+        *exit_of(y, outside),
+    ]
+
+
+def attention(x: str, y: str, ranks: int, outside: str = R, at: str = "") -> list[Row]:
+    """From f to g."""
+    made = [alike("q, k, v", "B S heads", "split 2")]
+    if copies := copies_of_key_heads(ranks):
+        keys = tensor(
+            "k, v", "B S heads", f"split 2{copies}", f"partial 2{copies}", True
+        )
+        made = [alike("q", "B S heads", "split 2"), keys]
+    return [
+        *entrance(x, outside),
+        product(*(f"{at}{name}_proj.weight" for name in "qkv")),
+        *made,
+        alike("heads' output", "B S heads", "split 2"),
+        product(f"{at}o_proj.weight"),
+        *exit_of(y, outside),
+    ]
+
+
+def copies_of_key_heads(ranks: int) -> str:
+    """ " by 2" where two ranks hold the same key head."""
+    return f" by {ranks // KEY_HEADS}" if ranks > KEY_HEADS else ""
+
+
+def layer(ranks: int, outside: str) -> list[Row]:
+    """A decoder layer without its residual connections."""
+    return [
+        alike("x", "B S H", outside),
+        alike("norm of x", "B S H", outside),
+        *attention("norm of x", "attention", ranks, outside, "self_attn."),
+        alike("x + attention", "B S H", outside),
+        alike("its norm", "B S H", outside),
+        *swiglu("its norm", "MLP", outside, "mlp."),
+        alike("y", "B S H", outside),
+    ]
+
+
+def rows_of(module: str, ranks: int) -> list[Row]:
+    """The rows of one of MODULES."""
+    ids = tensor("ids", "B S", R, None)
+    match module:
+        case "column_linear":
+            return [
+                alike("x", "B S K", R),
+                band("", "all-reduce"),
+                tensor("x", "B S K", R, P),
+                product("weight"),
+                alike("x Wᵀ", "B S O", "split 2"),
+                alike("y", "B S O", "split 2"),
             ]
-        whole = f"[{', '.join(letters.split())}]"
-        self.parts += [
-            text(MIDDLE, self.y + 16, row["name"], "xt-value-text", "middle"),
-            text(MIDDLE, self.y + 31, whole, "xt-tick", "middle"),
-        ]
-        said = [words_of(letters, state) for state in states if state]
-        self.words.append(f"{row['name']} is {', its gradient '.join(said)}")
-        if row["backward"]:
-            self.above = "box"
-        else:
-            self.above = "none" if not self.joined else "line"
-            self.passing(38)
-        self.y += 38
-        self.joined = True
-
-    def product(self, row: dict[str, Any]) -> None:
-        """The names of the weights of a matmul."""
-        names = [short(name).rpartition(".")[2] for name in row["weights"]]
-        at, product = self.y + 19, f"× {', '.join(names)}"
-        self.parts.append(text(MIDDLE, at, product, "xt-tick", "middle"))
-        self.arrows(16, down=False)
-        self.above = "line"
-        self.words.append(f"multiplied with {', '.join(names)}")
-
-    def band(self, row: dict[str, Any]) -> None:
-        """Communication: forward on the left, backward on the right."""
-        pair = (row["forward"], row["backward"])
-        symbol, function = PAIRS.get(pair, ("", "")) if row["function"] else ("", "")
-        self.arrows(14)
-        high = 52 if row["again"] else 38
-        wide = WIDTH - 2 * EDGE
-        self.parts.append(rect(LEFT, self.y, wide, high, 2, opacity=0.2, radius=8))
-        middle = self.y + high / 2
-        for x, kind in zip((LEFT, RIGHT), pair, strict=True):
-            quiet = "nothing sent" if row["function"] else ""
-            style = "xt-value-text" if kind else "xt-tick"
-            up = 7 if row["again"] and x == RIGHT else 0
-            at = middle + 4.5 - up
-            self.parts.append(text(x + BOX / 2, at, kind or quiet, style, "middle"))
-        if row["again"]:
-            again = f"+ {row['again']}"
-            at = middle + 14
-            self.parts.append(text(RIGHT + BOX / 2, at, again, "xt-tick", "middle"))
-        if symbol:
-            self.parts += [
-                text(MIDDLE, middle - 3, symbol, "xt-value-text", "middle"),
-                text(MIDDLE, middle + 12, function, "xt-tick", "middle"),
+        case "row_linear":
+            return [
+                alike("x", "B S K", "split 2"),
+                product("weight"),
+                tensor("x Wᵀ", "B S O", P, R),
+                band("all-reduce", ""),
+                alike("x Wᵀ", "B S O", R),
+                alike("y", "B S O", R),
             ]
-        ahead, back = (kind or "nothing sent" for kind in pair)
-        name = symbol or "communication"
-        self.words.append(f"{name}: {ahead} forward, {back} backward")
-        self.above = "box" if row["function"] else "line"
-        self.passing(high)
-        self.y += high
-
-    def weights(self, rows: list[dict[str, Any]]) -> None:
-        """Every parameter in a line: what a rank holds, and what its gradient is."""
-        self.y += 24
-        self.parts += [
-            text(LEFT, self.y, "weight", "xt-label"),
-            text(RIGHT + BOX, self.y, "its gradient", "xt-label", "end"),
-        ]
-        if any(row["before_sum"] for row in rows):
-            summed = "Σ: summed over ranks"
-            self.parts.append(text(MIDDLE, self.y, summed, "xt-tick", "middle"))
-        self.y += 8
-        for row in rows:
-            letters = row["letters"]
-            for x, key in ((LEFT, "value"), (RIGHT, "grad")):
-                self.box(x, 22, row[key])
-                words = local_shape(letters, row[key], self.ranks)
-                if key == "grad" and row["before_sum"]:
-                    words += " Σ"
-                middle = x + BOX / 2
-                self.parts.append(text(middle, self.y + 15, words, "xt-tick", "middle"))
-            name = short(row["name"])
-            self.parts.append(text(MIDDLE, self.y + 15, name, "xt-tick", "middle"))
-            said = words_of(letters, row["grad"])
-            before = row["before_sum"]
-            summed = f", {words_of(letters, before)} before a sum" if before else ""
-            held = words_of(letters, row["value"])
-            self.words.append(f"{name} is {held}, its gradient {said}{summed}")
-            self.y += 26
+        case "vocab_parallel_embedding":
+            return [ids, *exit_of("y", R)]
+        case "hidden_parallel_embedding":
+            split = alike("y", "B S H", "split 2")
+            return [ids, split, band("all-gather", ""), alike("y", "B S H", R)]
+        case "cross_entropy":
+            largest, sums = ("largest logit", "T"), ("sum of exp, label's", "2 T")
+            return [
+                alike("logits", "T V", "split 1"),
+                tensor(*largest, "largest", None),
+                band("all-reduce MAX", "", pair=False),
+                tensor(*largest, R, None),
+                tensor(*sums, P, None),
+                band("all-reduce", "", pair=False),
+                tensor(*sums, R, None),
+                alike("loss", "T", R),
+            ]
+        case "swiglu":
+            return [alike("x", "B S H", R), *swiglu("x", "y")]
+        case "attention":
+            return [alike("x", "B S H", R), *attention("x", "y", ranks)]
+        case "decoder_layer":
+            return layer(ranks, R)
+        case "decoder_layer_sequence_parallel":
+            return layer(ranks, "split 1")
+    raise ValueError(f"no data flow of {module!r}; there are: {', '.join(MODULES)}")
 
 
-def short(name: str) -> str:
-    """`mlp.up_proj.weight` as `mlp.up_proj`."""
-    return name.removesuffix(".weight")
+def weights_of(module: str, ranks: int) -> list[Weight]:
+    """The parameters of one of MODULES."""
+    copies = copies_of_key_heads(ranks)
+    shared = f"partial 0{copies}" if copies else None
+    key = ("heads H", f"split 0{copies}", f"split 0{copies}", shared)
+    heads = [
+        ("q_proj", "heads H", "split 0", "split 0"), ("k_proj", *key),
+        ("v_proj", *key), ("o_proj", "H heads", "split 1", "split 1"),
+    ]  # fmt: skip
+    inner = [
+        ("gate_proj", "F H", "split 0", "split 0"),
+        ("up_proj", "F H", "split 0", "split 0"),
+        ("down_proj", "H F", "split 1", "split 1"),
+    ]
+    norm = ("H", R, R, P if module.endswith("sequence_parallel") else None)
+    whole = [
+        ("input_layernorm", *norm),
+        *((f"self_attn.{name}", *rest) for name, *rest in heads),
+        ("post_attention_layernorm", *norm),
+        *((f"mlp.{name}", *rest) for name, *rest in inner),
+    ]
+    found: dict[str, list] = {
+        "column_linear": [("weight", "O K", "split 0", "split 0"),
+                          ("bias", "O", "split 0", "split 0")],
+        "row_linear": [("weight", "O K", "split 1", "split 1"), ("bias", "O", R, R)],
+        "vocab_parallel_embedding": [("weight", "V H", "split 0", "split 0")],
+        "hidden_parallel_embedding": [("weight", "V H", "split 1", "split 1")],
+        "cross_entropy": [], "swiglu": inner, "attention": heads,
+    }  # fmt: skip
+    return [
+        Weight(f"{name}.weight" if "_" in name or "norm" in name else name, *rest)
+        for name, *rest in found.get(module, whole)
+    ]
+
+
+MODULES = (
+    "column_linear",
+    "row_linear",
+    "vocab_parallel_embedding",
+    "hidden_parallel_embedding",
+    "cross_entropy",
+    "swiglu",
+    "attention",
+    "decoder_layer",
+    "decoder_layer_sequence_parallel",
+)

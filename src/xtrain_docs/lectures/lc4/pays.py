@@ -22,7 +22,7 @@ from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, line_chart
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import bytes_, number, percent, seconds, times
+from ...values import bytes_, number, percent, seconds, times, value
 
 WIDTH = 400
 BF16 = 2
@@ -46,6 +46,24 @@ def layer_times(
     alpha = nccl_hop_seconds(link in NETWORKS)
     flops = layer_flops(shape, 1, tokens)
     return layer_seconds(calls, flops, ranks, rate, alpha, LINKS[link].bandwidth)
+
+
+@value
+def seconds_if_the_switch_adds(model: str, tokens: int) -> float:
+    """Four sums of a layer in 16 bits over NVLink: each element is sent once (NVLS)."""
+    size = tokens * ModelShape.preset(model).hidden_size * BF16
+    return 4 * (2 * nccl_hop_seconds(False) + size * LINKS["nvlink4"].beta)
+
+
+@value
+def share_of_sums(
+    model: str, tokens: int, ranks: int, link: str, switch: bool = False
+) -> float:
+    """Of a layer's time, when nothing overlaps."""
+    work, sums = layer_times(model, tokens, ranks, link)
+    if switch:
+        sums = seconds_if_the_switch_adds(model, tokens)
+    return sums / (sums + work)
 
 
 def tp_speed(model: str, tokens: int, ranks: int, link: str) -> float:

@@ -1,68 +1,68 @@
-"""Functions that run on every rank for the tables of lc4: calls, states, parameters."""
+"""Functions that run on every rank for the tables of lc4: operators, parameters."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from xtrain.comm import CommLedger, autograd, init_mesh
 from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
-from .runs_dataflow import local
-from .runs_dataflow_case import Case, random_of
-from .runs_dataflow_match import state_of
-from .runs_dataflow_modules import CASES
-from .runs_dataflow_record import Recorder, recording
-from .runs_dataflow_sent import by_rank
-from .runs_dataflow_twins import BATCH, HIDDEN, SEQUENCE
+from ...evidence import EvidenceError
+from .runs_calls import calls, collectives_of
+from .states import holds
 
 OPERATORS = {
-    "identity_all_reduce": ("replicated", "partial"),
-    "all_reduce_identity": ("partial", "replicated"),
-    "split_all_gather": ("replicated", "split"),
-    "all_gather_split": ("split", "replicated"),
-    "all_gather_reduce_scatter": ("split", "partial"),
-    "reduce_scatter_all_gather": ("partial", "split"),
+    "identity_all_reduce": ("replicated", "replicated", "partial", "replicated"),
+    "all_reduce_identity": ("partial", "replicated", "replicated", "replicated"),
+    "split_all_gather": ("replicated", "split 0", "split 0", "replicated"),
+    "all_gather_split": ("split 0", "replicated", "replicated", "split 0"),
+    "all_gather_reduce_scatter": ("split 0", "replicated", "partial", "split 0"),
+    "reduce_scatter_all_gather": ("partial", "split 0", "split 0", "replicated"),
 }
-"""Functions of `comm.autograd`: what the input is, and the gradient of the output."""
+"""Functions of `comm.autograd`: input, output, gradient of the output, of the input."""
 
 
 def operators() -> dict[str, dict[str, Any]]:
-    """What each differentiable collective does forward and backward."""
+    """What each differentiable collective calls and sends, forward and backward."""
     return {name: operator(name) for name in OPERATORS}
 
 
 def operator(name: str) -> dict[str, Any]:
-    """What a differentiable collective does forward and backward.
+    """The same of one; EvidenceError unless the states are those of OPERATORS."""
+    with collectives_of("torch"):
+        (forward, backward), _ = passed(name)
+    called = {"forward": calls(forward), "backward": calls(backward)}
+    (forward, backward), size = passed(name)
+    kinds = {way: [kind for kind, _ in found] for way, found in called.items()}
+    return kinds | {"sent": [forward.bytes_sent, backward.bytes_sent], "bytes": size}
 
-    The states of its output and of its input's gradient are found out by numbers.
-    """
-    before, arriving = OPERATORS[name]
+
+def passed(name: str) -> tuple[tuple[CommLedger, CommLedger], int]:
+    """The ledgers of a pass forward and back, and the bytes of the whole tensor."""
+    before, after, arriving, leaving = OPERATORS[name]
     shape = (2 * dist.get_world_size(), 3)
-    x, dense = tensor_that_is(before, 1, shape)
+    x, whole = tensor_that_is(before, 1, shape)
+    grad, whole_grad = tensor_that_is(arriving, 2, shape)
     x.requires_grad_()
-    recorder = Recorder(nn.Module())
     arguments = () if name.endswith(("y_all_reduce", "e_identity")) else (0,)
-    with recording(recorder), CommLedger() as ledger:
+    with CommLedger() as forward:
         y = getattr(autograd, name)(x, *arguments)
-        forward = ledger.bytes_sent
-        recorder.begin_backward()
-        grad, dense_grad = tensor_that_is(arriving, 2, shape)
+    with CommLedger() as backward:
         y.backward(grad)
-    sent = [one for call, _ in recorder.rows if call for one in call.sent]
-    return {
-        "before": before,
-        "after": state_of(by_rank(y.detach()) or [], dense),
-        "arriving": arriving,
-        "leaving": state_of(by_rank(x.grad) or [], dense_grad),
-        "forward": [one.kind for one in sent],
-        "backward": [one.kind for one in recorder.backward],
-        "sent": [forward, ledger.bytes_sent - forward],
-        "bytes": dense.nbytes,
-    }
+    for state, mine, full in ((after, y, whole), (leaving, x.grad, whole_grad)):
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, mine.detach())
+        if not holds(state, held, full):
+            raise EvidenceError(f"{name}: a tensor is not {state}")
+    return (forward, backward), whole.nbytes
+
+
+def random_of(seed: int, *shape: int) -> Tensor:
+    """Random numbers, the same on all ranks."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def tensor_that_is(
@@ -73,58 +73,8 @@ def tensor_that_is(
         parts = [random_of(seed + 10 * r, *shape) for r in range(dist.get_world_size())]
         return parts[dist.get_rank()].clone(), torch.stack(parts).sum(0)
     dense = random_of(seed, *shape)
-    return local(dense, 0 if state == "split" else None).clone(), dense
-
-
-def linear_modes() -> dict[str, Case]:
-    """Column and row layers as they can be used, and the pair of them."""
-    column, row = CASES["column_linear"], CASES["row_linear"]
-
-    def made(layer: type, **options: Any) -> Any:
-        return lambda whole: layer.from_full(whole, **options)
-
-    gathered = made(ColumnParallelLinear, gather_output=True)
-    sequence = made(ColumnParallelLinear, sequence_parallel=True)
-    split = made(RowParallelLinear, split_input=True)
-    scattered = made(RowParallelLinear, sequence_parallel=True)
-    return {
-        "column": column,
-        "column, gather_output": replace(column, cut=gathered, output_dim=None),
-        "column, sequence_parallel": replace(column, cut=sequence, input_dim=1),
-        "row": row,
-        "row, split_input": replace(row, cut=split, input_dim=None),
-        "row, sequence_parallel": replace(row, cut=scattered, output_dim=1),
-        "column, then row": CASES["swiglu"],
-    }
-
-
-def calls(name: str) -> dict[str, list[list[Any]]]:
-    """The collectives of a module, forward and backward: kind and whole elements.
-
-    Args:
-        name: of `linear_modes`, or of the data-flow pictures.
-    """
-    case = (linear_modes() | CASES)[name]
-    module = case.cut(case.dense())
-    recorder = Recorder(nn.Module())
-    x = local(case.input(), case.input_dim).requires_grad_()
-    with recording(recorder):
-        y = module(x, *case.others())
-        recorder.begin_backward()
-        y.backward(local(case.output_grad(), case.output_dim))
-    forward = [one for call, _ in recorder.rows if call for one in call.sent]
-    return {
-        way: [[one.kind, max(one.before.numel(), one.after.numel())] for one in sent]
-        for way, sent in (
-            ("forward", [*forward, *recorder.stray]),
-            ("backward", recorder.backward),
-        )
-    }
-
-
-def tokens_and_hidden() -> tuple[int, int]:
-    """Tokens of a batch in the modules above, and the hidden size."""
-    return BATCH * SEQUENCE, HIDDEN
+    slices = dense.chunk(dist.get_world_size())
+    return (slices[dist.get_rank()] if "split" in state else dense).clone(), dense
 
 
 def parameters_held() -> dict[str, list[int]]:

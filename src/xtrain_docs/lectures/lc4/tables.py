@@ -7,7 +7,8 @@ from xtrain.plan import collective_traffic
 from ... import runs
 from ...evidence import EvidenceError, count
 from ...tables import REGISTRY, Table
-from .dataflow import local_shape
+from .dataflow import rows_of
+from .dataflow_drawing import local_shape
 
 ALGORITHMS = {
     "all-reduce": "ring_all_reduce",
@@ -61,12 +62,11 @@ def operators(ranks: int = 4) -> Table:
     rows = []
     for name in OPERATORS:
         found = operator(name, ranks)
-        sides = []
-        for before, after, way in (("before", "after", "forward"),
-                                   ("arriving", "leaving", "backward")):  # fmt: skip
+        states, sides = [state.split()[0] for state in OPERATORS[name]], []
+        for at, way in ((0, "forward"), (2, "backward")):
             kind = "".join(found[way])
-            states = " → ".join(found[key].split()[0] for key in (before, after))
-            sides += [states, f"{kind or 'nothing'}, {COST[kind]}"]
+            sides += [" → ".join(states[at : at + 2]),
+                      f"{kind or 'nothing'}, {COST[kind]}"]  # fmt: skip
         rows.append([f"`{name}`{SYMBOLS.get(name, '')}", *sides])
     header = ["function", "value", "forward sends", "gradient", "backward sends"]
     return Table(header, rows)
@@ -83,9 +83,9 @@ def duals(ranks: int = 4) -> Table:
         (dual,) = (
             other
             for other, two in found.items()
-            if two["before"] == one["arriving"] and two["after"] == one["leaving"]
-            and two["forward"] == one["backward"] and two["arriving"] == one["before"]
-        )  # fmt: skip
+            if OPERATORS[other] == OPERATORS[name][2:] + OPERATORS[name][:2]
+            and two["forward"] == one["backward"]
+        )
         rows.append([f"`{name}`", f"`{dual}`"])
     return Table(["function", "its dual"], rows)
 
@@ -108,65 +108,19 @@ def sent_by(calls: list[list[Any]], ranks: int) -> int:
 @REGISTRY
 def linear_calls(ranks: int = 4) -> Table:
     """The collectives of a linear layer in each of its modes, recorded."""
-    from .runs import calls, linear_modes
-    from .runs_dataflow_twins import BATCH, INNER, SEQUENCE
-    from .runs_dataflow_twins import HIDDEN as K
+    from .runs_calls import BATCH, HIDDEN, LAYERS, SEQUENCE, calls_of_layer
 
     tokens = BATCH * SEQUENCE
-    names = {tokens * K: "$TK$", tokens * INNER: "$TO$", INNER: "$O$"}
     rows = []
-    for mode in linear_modes():
-        found = agreed(runs.remembered(calls, ranks, mode), mode)
+    for mode in LAYERS:
+        found = agreed(runs.remembered(calls_of_layer, ranks, mode, True), mode)
+        wide, thin = ("K", "O") if mode.startswith("row") else ("O", "K")
+        names = {tokens * HIDDEN: f"$T{thin}$", tokens * 2 * HIDDEN: f"$T{wide}$",
+                 HIDDEN: "$O$"}  # fmt: skip
         ways = [found["forward"], found["backward"]]
         rows.append([mode, *(shown_calls(way, names) for way in ways),
                      *(count(sent_by(way, ranks)) for way in ways)])  # fmt: skip
     header = ["mode", "forward", "backward", "sent forward", "sent backward"]
-    return Table(header, rows, "lllrr")
-
-
-FACTORS = {"decoder_layer": 8, "decoder_layer_sequence_parallel": 10}
-"""Elements sent by a layer in units of b s h (t - 1) / t."""
-
-
-def layer_calls(name: str, ranks: int) -> dict[str, list[list[Any]]]:
-    """The collectives of a decoder layer; EvidenceError unless as the formula says."""
-    from .runs import calls, tokens_and_hidden
-
-    found = agreed(runs.remembered(calls, ranks, name), name)
-    tokens, hidden = tokens_and_hidden()
-    sent = sum(elements_of_activations(found[way], ranks) for way in found)
-    formula = FACTORS[name] * tokens * hidden * (ranks - 1) // ranks
-    if sent != formula:
-        raise EvidenceError(f"{name}: sent {sent} elements, formula {formula}")
-    return found
-
-
-def elements_of_activations(calls: list[list[Any]], ranks: int) -> int:
-    """What is sent of activations: the sums of the norms' gradients are not."""
-    from .runs import tokens_and_hidden
-
-    tokens, hidden = tokens_and_hidden()
-    return sent_by([call for call in calls if call[1] == tokens * hidden], ranks)
-
-
-@REGISTRY
-def layer_traffic(ranks: int = 4) -> Table:
-    """Collectives of a decoder layer and the elements they send, as the formula."""
-    from .runs import tokens_and_hidden
-
-    tokens, hidden = tokens_and_hidden()
-    unit = tokens * hidden * (ranks - 1) / ranks
-    rows = []
-    for name, factor in FACTORS.items():
-        found = layer_calls(name, ranks)
-        words = "with sequence parallelism" if factor > 8 else "tensor parallelism"
-        for way, calls in found.items():
-            kinds = [kind for kind, numel in calls if numel == tokens * hidden]
-            counted = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-            sent = elements_of_activations(calls, ranks)
-            rows.append([words, way, ", ".join(counted), count(sent),
-                         f"{sent / unit:g}"])  # fmt: skip
-    header = ["", "", "collectives", "elements sent", r"in units of $bsh\frac{t-1}{t}$"]
     return Table(header, rows, "lllrr")
 
 
@@ -202,17 +156,14 @@ def parameters_by_rank(ranks: int = 4) -> Table:
 
 @REGISTRY
 def activations_by_rank(ranks: int = 2) -> Table:
-    """What a rank holds of each activation of a decoder layer, found by numbers."""
-    from .runs_dataflow import data_flow
-
+    """What a rank holds of each activation of a decoder layer, by `dataflow`."""
     columns: list[dict[str, str]] = []
-    for name in FACTORS:
-        flow = agreed(runs.remembered(data_flow, ranks, name), name)
+    for name in ("decoder_layer", "decoder_layer_sequence_parallel"):
         held: dict[str, str] = {}
-        for row in flow["rows"]:
-            if row["kind"] == "tensor" and row["forward"] != "partial":
-                shape = local_shape(row["letters"], row["forward"], ranks)
-                held.setdefault(row["name"], f"{row['forward'].split()[0]} {shape}")
+        for row in rows_of(name, ranks):
+            if row.kind == "tensor" and row.forward != "partial":
+                shape = local_shape(row.letters, row.forward, ranks)
+                held.setdefault(row.name, f"{row.forward.split()[0]} {shape}")
         columns.append(held)
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     return Table(["", "tensor parallel", "and sequence parallel"], rows)

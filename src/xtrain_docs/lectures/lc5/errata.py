@@ -1,74 +1,12 @@
 """Tables of the errata of lc5: what the notes draw and say, beside what is played."""
 
 from xtrain.plan import pipeline_idle
-from xtrain.schedules import SCHEDULES, gpipe, simulate
+from xtrain.schedules import SCHEDULES, simulate
 
-from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
 from ...values import percent
 from .figures import TITLES, played
 from .published import agree
-
-NOTES = {"F": (0, 1, 1, 2), "B": (3, 2, 2, 3)}
-"""The slots in which the notes draw forward and backward of stages 0 to 3."""
-
-
-def needs(kind: str, stage: int, stages: int) -> tuple[str, int] | None:
-    """The forward or backward that has to be done first; one micro-batch."""
-    if kind == "F":
-        return ("F", stage - 1) if stage else None
-    return ("B", stage + 1) if stage < stages - 1 else ("F", stage)
-
-
-def violations(slots: dict[str, tuple[int, ...]]) -> list[str]:
-    """Actions that are not in a later slot than what they need."""
-    problems = []
-    for kind, row in slots.items():
-        for stage, slot in enumerate(row):
-            first = needs(kind, stage, len(row))
-            if first is not None and slots[first[0]][first[1]] >= slot:
-                problems.append(f"{stage}{kind}0 needs {first[1]}{first[0]}0")
-    return problems
-
-
-def staircase(ranks: int) -> dict[str, tuple[int, ...]]:
-    """The slots of one micro-batch as it is played, a backward as long as a forward."""
-    timeline = simulate(gpipe(ranks, 1), 1.0, 0.5, 0.5)
-    slots = zip(*([int(s) for s in row] for row in timeline.starts), strict=True)
-    return dict(zip("FB", slots, strict=True))
-
-
-@REGISTRY
-def notes_staircase() -> Table:
-    """One micro-batch on 4 stages: the notes' slots, and those that are played."""
-    right = staircase(4)
-    if violations(right):
-        raise EvidenceError(f"the played order is wrong: {violations(right)}")
-    rows = []
-    wrong = {words.split(" ")[0]: words for words in violations(NOTES)}
-    for kind, row in NOTES.items():
-        for stage, slot in enumerate(row):
-            word = f"{stage}{kind}0"
-            why = wrong.get(word, "").removeprefix(f"{word} needs ")
-            verdict = f"needs `{why}`, which is not done" if why else ""
-            rows.append([f"`{word}`", str(slot), verdict, str(right[kind][stage])])
-    return Table(["action", "slot in the notes", "", "slot as played"], rows, "lrlr")
-
-
-@REGISTRY
-def same_bubble(
-    names: str = "gpipe one_f_one_b", ranks: int = 4, micro_batches: int = 8
-) -> Table:
-    """Length of the step, idle time and memory of schedules at one size."""
-    rows = []
-    for name in names.split():
-        timeline = played(name, ranks, micro_batches)
-        agree(name, max(timeline.idle), pipeline_idle(name, ranks))
-        rows.append(
-            [TITLES[name], f"{timeline.makespan:g}", f"{max(timeline.idle):g}",
-             f"{max(timeline.peak_activations):g}"]
-        )  # fmt: skip
-    return Table(["schedule", "step", "idle", "activations"], rows, "lrrr")
 
 
 @REGISTRY

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
+from ...values import value
 
 FORWARD = ("attention", "dispatch", "MLP", "combine")
 EXCHANGES = ("dispatch", "combine")
@@ -93,6 +94,17 @@ def exposed(slots: Slots, computation: float, exchange: float) -> float:
 
 
 ORDERS = {"pair": PAIR, "two_forwards": TWO_FORWARDS, "two_backwards": TWO_BACKWARDS}
+
+
+@value
+def units_of_pair(order: str = "pair", in_turn: bool = False) -> float:
+    """How long two micro-batches take if each part, also an exchange, takes 1."""
+    slots = ORDERS[order]
+    parts = [part for slot in slots for part in slot]
+    if in_turn:
+        return float(len(parts))
+    computed = sum(part.part not in EXCHANGES for part in parts)
+    return computed + exposed(slots, 1.0, 1.0)
 
 
 @REGISTRY

@@ -1,6 +1,7 @@
 """Tables of the lc5 pages: closed forms beside what the simulator gives."""
 
 from xtrain.plan import pipeline_activations, pipeline_idle
+from xtrain.schedules import SCHEDULES, with_messages
 
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
@@ -33,9 +34,9 @@ FORMS = {
 
 
 @value
-def step_of(name: str, ranks: int, micro_batches: int) -> float:
+def step_of(name: str, ranks: int, micro_batches: int, exchange: float = 0.0) -> float:
     """The length of one step as played, F = B = W = 1."""
-    return played(name, ranks, micro_batches).makespan
+    return played(name, ranks, micro_batches, all_to_all=exchange).makespan
 
 
 @value
@@ -47,12 +48,43 @@ def idle_of(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> float
 
 @value
 def held_by(
-    name: str, ranks: int, micro_batches: int, rank: int, until: str = "B"
+    name: str,
+    ranks: int,
+    micro_batches: int,
+    rank: int,
+    until: str = "B",
+    chunks: int = 1,
 ) -> float:
     """Micro-batches that a rank holds at most, from their forward to B or to W."""
-    timeline = played(name, ranks, micro_batches)
+    timeline = played(name, ranks, micro_batches, None if chunks == 1 else chunks)
     peaks = {"B": timeline.peak_activations, "W": timeline.peak_until_weights}
     return peaks[until][rank]
+
+
+@value
+def messages_of(ranks: int, micro_batches: int, chunks: int) -> float:
+    """Of one micro-batch in interleaved 1F1B, counted in the lists of its messages."""
+    order = with_messages(SCHEDULES["interleaved"](ranks, micro_batches, chunks=chunks))
+    sent = sum(a.kind.startswith("SEND") for row in order.actions for a in row)
+    return sent / micro_batches
+
+
+@value
+def versions_kept(ranks: int, micro_batches: int, rank: int) -> int:
+    """Versions of its weights that a rank of 1F1B keeps, stepping after a backward."""
+    return steps_between(ranks, micro_batches)[rank] + 1
+
+
+def steps_between(ranks: int, micro_batches: int) -> list[int]:
+    """Per rank of 1F1B: most backwards between a forward and its own backward."""
+    most = []
+    for actions in SCHEDULES["one_f_one_b"](ranks, micro_batches).actions:
+        at = {(a.kind, a.micro_batch): i for i, a in enumerate(actions)}
+        kinds = [a.kind for a in actions]
+        most.append(max(
+            kinds[at["F", i] : at["BW", i]].count("BW") for i in range(micro_batches)
+        ))  # fmt: skip
+    return most
 
 
 def page(name: str) -> str:

@@ -172,23 +172,6 @@ def collapse_by_seed(seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Table:
 
 
 @TABLES
-def balance_loss_values() -> Table:
-    """The loss of uniform and of collapsed choices does not grow with the tokens."""
-    from .runs_training import EXPERTS, losses_of_choices
-
-    rows = []
-    for tokens in (8, 64, 512):
-        for top_k in (1, 2):
-            found = runs.remembered(losses_of_choices, 1, tokens, top_k)[0]
-            right = {"uniform": 1.0, "collapsed": EXPERTS / top_k}
-            if any(abs(found[key] - right[key]) > 1e-12 for key in right):
-                raise EvidenceError(f"{tokens} tokens, top {top_k}: {found}")
-            rows.append([str(tokens), str(top_k), number(found["uniform"]),
-                         number(found["collapsed"])])  # fmt: skip
-    return Table(["tokens", "k", "uniform", "all to the same k"], rows, "rrrr")
-
-
-@TABLES
 def capacity_drops(top_k: int = 1) -> Table:
     """Slots and dropped copies by capacity factor, before and after balancing."""
     from .runs_training import EXPERTS, TOKENS, dropped_copies

@@ -6,8 +6,15 @@ from ... import runs
 from ...evidence import EvidenceError
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
+from ...values import value
 
 TOLERANCE = 1e-12
+
+
+@value
+def combinations(experts: int, chosen: int) -> int:
+    """In how many ways a token can choose its experts."""
+    return math.comb(experts, chosen)
 
 
 def first_gate(kind: tuple[str, bool], logits: list[float], chosen: list[int]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtrain.expert_parallel import MoE, load_balancing_loss
+from xtrain.expert_parallel import MoE
 
 EXPERTS, HIDDEN, INNER, CLUSTERS = 8, 16, 16, 16
 TOKENS, STEPS = 256, 150
@@ -106,16 +106,3 @@ def dropped_copies(way: str, top_k: int, factors: list[float]) -> list[int]:
         kept_Tk = within_capacity(experts_Tk, EXPERTS, slots)
         found.append(int((~kept_Tk).sum()))
     return found
-
-
-def losses_of_choices(tokens: int, top_k: int) -> dict[str, float]:
-    """The balance loss of uniform choices and of a collapse onto the first experts."""
-    uniform_TE = torch.full((tokens, EXPERTS), 1 / EXPERTS, dtype=torch.float64)
-    token = torch.arange(tokens * top_k).view(tokens, top_k)
-    collapsed_TE = torch.zeros_like(uniform_TE)
-    collapsed_TE[:, :top_k] = 1 / top_k
-    first = torch.arange(top_k).expand(tokens, top_k)
-    return {
-        "uniform": float(load_balancing_loss(uniform_TE, token % EXPERTS)),
-        "collapsed": float(load_balancing_loss(collapsed_TE, first)),
-    }

@@ -16,8 +16,14 @@ from xtrain.expert_parallel import GShardMoE, MoE, TopKRouter, dispatch, plan_di
 from xtrain.whiteboard.expert_parallel.overlapped_all_to_all import (
     overlapped_all_to_all,
 )
-
-from .runs_dispatch import EXPERTS, HIDDEN, INNER, TOKENS, TOP_K, full_layer
+from xtrain_docs.lectures.lc7.runs_dispatch import (
+    EXPERTS,
+    HIDDEN,
+    INNER,
+    TOKENS,
+    TOP_K,
+    full_layer,
+)
 
 
 def own_tokens(requires_grad: bool = False) -> Tensor:

@@ -7,10 +7,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.pipeline_parallel.small_pipeline import (
+    WIDTH,
+    SmallPipeline,
+    batch,
+    drawn,
+    layer,
+    loss_sum,
+)
 from xtrain.comm.checks import rank_and_size
-
-from .pair_order import EXCHANGES, FORWARD, ORDERS, Part, before
-from .runs_errata import WIDTH, SmallPipeline, batch, drawn, layer, loss_sum
+from xtrain_docs.lectures.lc5.pair_order import EXCHANGES, FORWARD, ORDERS, Part, before
 
 ROWS = (1, 2, 5, 3)
 """Rows of the micro-batches of an uneven batch."""

@@ -1,7 +1,6 @@
-"""Functions that run on every rank for the errata and the questions of lc4."""
+"""Small cut models and layers whose calls, bytes and memory the tests count."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,86 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from xtrain.comm import CommLedger, autograd
+from xtrain.comm import CommLedger
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import Collectives, collectives_named
+from xtrain.comm.collective_choice import RING
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
     RowParallelLinear,
-    functions,
 )
 from xtrain.testing.saved import SavedTensors
-
-BATCH, SEQUENCE, HIDDEN = 1, 12, 24
-NAMES = {
-    "allreduce": "all-reduce",
-    "all_reduce": "all-reduce",
-    "allgather": "all-gather",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-}
-
-
-@contextmanager
-def collectives_of(name: str) -> Iterator[Collectives]:
-    """Let the layers use these collectives: "torch" has calls, "ring" exact bytes."""
-    chosen = collectives_named(name)
-    modules: tuple[Any, ...] = (autograd, functions)
-    before = [module.TORCH for module in modules], autograd.default_collectives
-    for module in modules:
-        module.TORCH = chosen
-    autograd.default_collectives = lambda group, device: chosen
-    try:
-        yield chosen
-    finally:
-        autograd.default_collectives = before[1]
-        for module, value in zip(modules, before[0], strict=True):
-            module.TORCH = value
-
-
-def calls(ledger: CommLedger) -> list[list[Any]]:
-    """Name and elements of the whole tensor of each collective; float32 tensors."""
-    size = rank_and_size(None)[1]
-    found = []
-    for event in ledger.events:
-        op = event.op.strip("_")
-        name = next(name for start, name in NAMES.items() if op.startswith(start))
-        elements = event.payload // 4
-        found.append([name, elements * size if name == "reduce-scatter" else elements])
-    return found
-
-
-LAYERS: dict[str, tuple[type[nn.Module], dict[str, bool]]] = {
-    "column": (ColumnParallelLinear, {}),
-    "column, gathered": (ColumnParallelLinear, {"gather_output": True}),
-    "row": (RowParallelLinear, {}),
-    "row, splitting": (RowParallelLinear, {"split_input": True}),
-    "column, sequence": (ColumnParallelLinear, {"sequence_parallel": True}),
-    "row, sequence": (RowParallelLinear, {"sequence_parallel": True}),
-}
-"""Column: HIDDEN to 2 HIDDEN features. Row: back again."""
-
-
-def calls_of_layer(name: str) -> dict[str, list[list[Any]]]:
-    """The collectives of a layer's forward and of its backward, in order."""
-    size = rank_and_size(None)[1]
-    kind, options = LAYERS[name]
-    inner = 2 * HIDDEN
-    sizes = (HIDDEN, inner) if kind is ColumnParallelLinear else (inner, HIDDEN)
-    layer = kind(*sizes, bias=False, **options)
-    split = "sequence" in name and kind is ColumnParallelLinear
-    tokens = SEQUENCE // size if split else SEQUENCE
-    whole = kind is ColumnParallelLinear or "split_input" in options
-    features = sizes[0] if whole else sizes[0] // size
-    x = torch.ones(BATCH, tokens, features, requires_grad=True)
-    with collectives_of("torch"):
-        with CommLedger() as forward:
-            y = layer(x)
-        with CommLedger() as backward:
-            y.sum().backward()
-    return {"forward": calls(forward), "backward": calls(backward)}
+from xtrain.zero import FullyShardedDataParallel
+from xtrain_docs.lectures.lc4.runs_calls import (
+    BATCH,
+    HIDDEN,
+    SEQUENCE,
+    calls,
+    collectives_of,
+)
 
 
 def mlp_of(name: str) -> nn.Module:
@@ -221,3 +158,35 @@ def saved_by(run: Callable[[], Tensor], module: nn.Module) -> int:
         result = run()
     del result
     return saved.nbytes(but=module.parameters())
+
+
+def small_config(width: int) -> XtrainConfig:
+    """Two layers of sizes that divide by up to 4 ranks."""
+    return XtrainConfig(
+        vocab_size=8,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+
+
+def bytes_of_step(kind: str, width: int, sequence: int) -> int:
+    """Bytes that this rank sends in forward and backward, over our ring.
+
+    Args:
+        kind: "tensor parallelism" or "ZeRO-3".
+    """
+    size = rank_and_size(None)[1]
+    model: Any
+    if kind == "ZeRO-3":
+        model = FullyShardedDataParallel(
+            XtrainModel(small_config(width)), collectives=RING
+        )
+    else:
+        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
+        model = XtrainModel(small_config(width), mesh)
+    tokens = torch.arange(sequence).view(1, sequence) % 8
+    with collectives_of("ring"), CommLedger() as ledger:
+        model(tokens, tokens).backward()
+    return ledger.bytes_sent
