@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from tests.docs.rendering import page_rows
 from xtrain.plan import Layout, ModelShape, memory_over_step, memory_per_device
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
@@ -147,7 +148,7 @@ def test_the_sources_numbers_come_out_of_their_formulas():
 
 
 def test_positions_differ_in_activations_and_logits():
-    rows = memory.memory_by_position().rows
+    rows = page_rows("planning/memory-math.md", "schedule")
     assert [row[1] for row in rows] == ["first", "middle", "last"] * 3
     by_name = {(row[0], row[1]): row for row in rows}
     first, last = (float(by_name["1F1B", at][4]) for at in ("first", "last"))

@@ -20,7 +20,7 @@ from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, bar_chart, fit
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import number, percent, si, value
+from ...values import number, percent, value
 
 MODEL, DEVICE, GPUS = "llama-3-70b", "a100-80gb", 64
 SEQUENCE, BATCH = 8192, 512
@@ -35,8 +35,6 @@ CASES = (
     ("zero16", 3),
 )
 WORDS = {"fits": "fits", "tight": "tight", "does not fit": "**does not fit**"}
-AXES = {"tensor": "tensor, in a node", "data": "data, across nodes",
-        "pipeline": "pipeline, across nodes"}  # fmt: skip
 WIDTH = 420
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -115,19 +113,6 @@ def fit_70b_memory(sequence: int = SEQUENCE, recipe: str = "megatron18") -> str:
     return fit(drawing, WIDTH)
 
 
-@TABLES
-def fit_70b_traffic(sequence: int = SEQUENCE) -> Table:
-    """What a device of the example sends in a step, by axis."""
-    shape = ModelShape.preset(MODEL)
-    sent = sent_by_axis(traffic_per_step(shape, example(zero=1), sequence))
-    total = sum(sent.values())
-    rows = [
-        [AXES[axis], si(size, "B"), percent(size / total, 2)]
-        for axis, size in sent.items()
-    ]
-    return Table(["axis", "sent in a step", "share"], rows, "lrr")
-
-
 @lru_cache
 def searched(sequence: int = SEQUENCE, batch: int = BATCH) -> SearchResult:
     """All layouts of 64 devices."""
@@ -180,6 +165,14 @@ def fit_70b_spread(sequence: int = SEQUENCE, top: int = 8) -> float:
 def fit_70b_gib(recipe: str, zero: int, sequence: int, recompute: str) -> float:
     """GiB of states and activations on the first rank."""
     return counted(first_rank(recipe, zero, sequence, recompute)) / GIB
+
+
+@value
+def fit_70b_sent() -> dict[str, int]:
+    """What a device of the example sends in a step, by axis."""
+    return sent_by_axis(
+        traffic_per_step(ModelShape.preset(MODEL), example(zero=1), SEQUENCE)
+    )
 
 
 @value

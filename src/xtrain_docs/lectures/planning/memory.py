@@ -6,10 +6,7 @@ from xtrain.plan import (
     Layout,
     ModelShape,
     Recipe,
-    device_parameters,
     memory_over_step,
-    memory_per_device,
-    pipeline_positions,
     state_memory,
 )
 
@@ -125,44 +122,3 @@ def recipe_sources(billions: float = 7) -> Table:
 
 
 # -------------------------------------------------------------- stage and position
-
-
-@TABLES
-def memory_by_stage(ranks: int = 8, recipe: str = "megatron18") -> Table:
-    """GiB of the fullest moment by ZeRO stage, by what the bytes are."""
-    rows = []
-    for zero in (0, 1, 2, 3):
-        layout = Layout(data=ranks, zero=zero, recompute="full")
-        held = memory_per_device(
-            ModelShape.preset(DENSE), layout, SEQUENCE, recipe=recipe
-        )
-        kept = held.activations + held.live_layer + held.logits
-        rows.append(
-            [f"ZeRO-{zero}", *map(gibibytes, (held.weights, held.gradients
-             + held.main_gradients, held.master + held.moments, held.gathered,
-             held.root, kept, held.total))]
-        )  # fmt: skip
-    header = ["stage", "weights", "gradients", "optimizer", "gathered", "root",
-              "activations and logits", "together"]  # fmt: skip
-    return Table(header, rows, "lrrrrrrr")
-
-
-@TABLES
-def memory_by_position(sequence: int = SEQUENCE) -> Table:
-    """GiB by schedule and pipeline rank: weights, activations and logits differ."""
-    shape, rows = ModelShape.preset(LARGE), []
-    for name, schedule, chunks in (("1F1B", "one_f_one_b", 1),
-                                   ("interleaved, 2 chunks", "interleaved", 2),
-                                   ("GPipe", "gpipe", 1)):  # fmt: skip
-        layout = Layout(tensor=8, pipeline=4, data=4, zero=1, sequence_parallel=True,
-                        micro_batches=16, schedule=schedule, chunks=chunks)  # fmt: skip
-        for position, rank in pipeline_positions(layout).items():
-            held = memory_per_device(shape, layout, sequence, rank=rank)
-            own = device_parameters(shape, layout, rank).total
-            rows.append(
-                [name, position, f"{own / 1e9:.2f}", *map(gibibytes, (held.states,
-                 held.activations, held.logits, held.total))]
-            )  # fmt: skip
-    header = ["schedule", "rank", "parameters, B", "states", "activations", "logits",
-              "together"]  # fmt: skip
-    return Table(header, rows, "llrrrrr")
