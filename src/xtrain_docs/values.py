@@ -48,7 +48,8 @@ VALUES: dict[str, Any] = {
     "KiB": KiB, "MiB": MiB, "GiB": GiB, "KB": 10**3, "MB": 10**6, "GB": 10**9,
     "us": 1e-6, "ms": 1e-3,
     "round": round, "min": min, "max": max, "sum": sum, "len": len, "abs": abs,
-    "int": int, "float": float, "range": range, "replace": replace,
+    "int": int, "float": float, "range": range,
+    "enumerate": enumerate, "replace": replace,
 }  # fmt: skip
 
 

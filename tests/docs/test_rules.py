@@ -233,19 +233,29 @@ def test_four_micro_batches_a_rank_leave_almost_a_quarter(ranks):
 
 
 def test_larger_micro_batches_wait_longer_in_a_pipeline_and_gather_less_without():
+    rows = page_rows("planning/rules-of-thumb.md", "layout")
+    assert [row[1] for row in rows] == [
+        f"{size} x {count // size}" for count in (128, 4) for size in (1, 2, 4)
+    ]
+    bases = (
+        Layout(tensor=4, pipeline=8, data=2, zero=1, micro_batches=128,
+               sequence_parallel=True, recompute="full"),
+        Layout(data=64, zero=3, micro_batches=4, recompute="full"),
+    )  # fmt: skip
     piped, flat = (
-        [rules_parts.in_micro_batches_of(size, base) for size in (1, 2, 4)]
-        for base in rules_parts.LARGER
-    )
+        [replace(base, micro_batch=size, micro_batches=base.micro_batches // size)
+         for size in (1, 2, 4)]
+        for base in bases
+    )  # fmt: skip
     assert {layout.batch for layout in piped + flat} == {256}
-    found = [rules_parts.of_example(layout) for layout in piped]
+    found = [rules_parts.rule_estimate(layout) for layout in piped]
     bubbles = [one.parts["bubble"] for one in found]
     assert bubbles[2] > 1.9 * bubbles[1] > 3.6 * bubbles[0]
     assert found[0].mfu > found[1].mfu > found[2].mfu
     assert found[0].memory.total < found[1].memory.total < found[2].memory.total
     sent = [rules_parts.sent_by_data_ranks(layout) for layout in flat]
     assert sent[0] == pytest.approx(2 * sent[1]) == pytest.approx(4 * sent[2])
-    more = rules_parts.of_example(replace(flat[2]))
+    more = rules_parts.rule_estimate(replace(flat[2]))
     assert more.parts["bubble"] == 0 and more.verdict == "does not fit"
 
 

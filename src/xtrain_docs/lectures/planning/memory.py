@@ -1,20 +1,17 @@
 """Memory math: what a step holds and when, by recipe, stage and position."""
 
 from xtrain.plan import (
-    RECIPES,
     DeviceMemory,
     Layout,
     ModelShape,
-    Recipe,
     memory_over_step,
-    state_memory,
 )
 
 from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, line, rect, swatches, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import digits, number
+from ...values import number
 
 GIB = 2**30
 DENSE, LARGE = "llama-3-8b", "llama-3-70b"
@@ -87,38 +84,5 @@ def gibibytes(size: float) -> str:
 
 
 # ----------------------------------------------------------------------- recipes
-
-SCALING_BOOK = Recipe("weights and moments", 2, 0, 0, 0, 8)
-PLAYBOOK_FIGURES = Recipe("no master", 2, 2, 0, 0, 8)
-COUNTED = (
-    (SCALING_BOOK, "How to Scale Your Model, for what fits"),
-    (PLAYBOOK_FIGURES, "the figures of the Ultra-Scale Playbook"),
-    (RECIPES["zero16"], "the ZeRO paper; the text of the Playbook"),
-    (RECIPES["fp32"], "everything in fp32; Megatron's table of its optimizer"),
-    (RECIPES["megatron18"], "Megatron with bf16; Korthikanti et al.; Machine "
-     "Learning Engineering; the default of `xtrain.plan`"),
-    (RECIPES["fp32_accum20"], "Megatron with fp16; the Playbook with fp32 "
-     "accumulation"),
-)  # fmt: skip
-
-
-@TABLES
-def recipe_sources(billions: float = 7) -> Table:
-    """Bytes per parameter, which source counts so, and what a model then takes."""
-    rows = []
-    for recipe, who in COUNTED:
-        kept = state_memory(int(billions * 1e9), 1, 0, recipe).total
-        name = f"`{recipe.name}`" if recipe.name in RECIPES else recipe.name
-        whole = recipe.weight + recipe.gradients
-        sizes = (recipe.weight, recipe.gradient, recipe.main_gradient, recipe.master,
-                 recipe.moments, recipe.total)  # fmt: skip
-        rows.append(
-            [name, *map(str, sizes), f"{whole} + {recipe.optimizer}/N",
-             digits(kept / 1e9, 4), who]
-        )  # fmt: skip
-    header = ["recipe", "weights", "gradients", "main gradients", "master", "moments",
-              "together", "ZeRO-1", f"{billions:g} B, GB", "who counts so"]  # fmt: skip
-    return Table(header, rows, "lrrrrrrrrl")
-
 
 # -------------------------------------------------------------- stage and position

@@ -13,16 +13,12 @@ from xtrain.plan import (
     traffic_per_step,
 )
 
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from ...values import number, percent, si, value
+from ...values import value
 from .choosing import (
     RESERVE,
     SEQUENCE,
     USABLE,
-    WORDS,
     example,
-    layout_name,
 )
 from .cuts import REPLICAS
 from .rules import DEVICE, EXAMPLE, GIB
@@ -32,8 +28,9 @@ SEVERAL = 8
 """Micro-batches, where one is compared with several."""
 
 
+@value
 @lru_cache
-def of_example(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate:
+def rule_estimate(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate:
     """The 70B model in one layout, stages 2 and 3 in a pipeline allowed."""
     assumed = {"gpus_per_node": nodes, "capacity": USABLE, "reserve": RESERVE,
                "sharded_pipeline": True}  # fmt: skip
@@ -44,7 +41,7 @@ def of_example(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate
 def rule_tensor_share(ranks: int, device: str = DEVICE, nodes: int = 8) -> float:
     """The share of a step of the 70B model in collectives of tensor ranks."""
     layout = Layout(tensor=ranks, pipeline=8, micro_batches=64, sequence_parallel=True)
-    found = of_example(layout, device, nodes)
+    found = rule_estimate(layout, device, nodes)
     return found.parts["tensor"] / found.seconds
 
 
@@ -63,7 +60,7 @@ def rule_volume(stage: int, batches: int, dtypes: str) -> float:
 @value
 def rule_example(what: str, stage: int = 1) -> float:
     """Of TP8 PP2 DP4 with a stage: GiB, bytes sent, seconds, or a part's share."""
-    found = of_example(example(zero=stage))
+    found = rule_estimate(example(zero=stage))
     if what == "GiB":
         return found.memory.total / GIB
     if what == "sent":
@@ -90,42 +87,11 @@ def rule_batches_for(ranks: int, idle: float) -> int:
     return batches
 
 
-LARGER = (
-    Layout(tensor=4, pipeline=8, data=2, zero=1, micro_batches=128,
-           sequence_parallel=True, recompute="full"),
-    Layout(data=64, zero=3, micro_batches=4, recompute="full"),
-)  # fmt: skip
-"""One layout with a pipeline and one without, for larger micro-batches."""
-
-
-def in_micro_batches_of(size: int, layout: Layout) -> Layout:
-    """The same batch, cut into fewer and larger micro-batches."""
-    count = layout.micro_batches // size
-    return replace(layout, micro_batch=size, micro_batches=count)
-
-
+@value
 def sent_by_data_ranks(layout: Layout) -> float:
     """Bytes of gradients and weights that a device of the 70B model sends in a step."""
     sent = traffic_per_step(ModelShape.preset(EXAMPLE), layout, SEQUENCE)
     return float(sum(t.sent for t in sent if t.axis == "data"))
-
-
-@TABLES
-def rule_of_large_micro_batches() -> Table:
-    """The same batch in larger micro-batches: in a pipeline, and with stage 3."""
-    rows = []
-    for base in LARGER:
-        for size in (1, 2, 4):
-            layout = in_micro_batches_of(size, base)
-            found = of_example(layout)
-            rows.append(
-                [layout_name(layout), f"{size} x {layout.micro_batches}",
-                 f"{number(found.memory.total / GIB)} {WORDS[found.verdict]}",
-                 percent(found.parts["bubble"] / found.seconds),
-                 si(sent_by_data_ranks(layout), "B"), percent(found.mfu)]
-            )  # fmt: skip
-    header = ["layout", "micro-batches", "GiB", "bubble", "data ranks send", "MFU"]
-    return Table(header, rows, "lrrrrr")
 
 
 @value
