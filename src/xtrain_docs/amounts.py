@@ -68,3 +68,15 @@ def number(count: float, significant: int = 3) -> str:
         whole = int(count)
         return f"{whole:,}".replace(",", " ") if abs(whole) > 9999 else str(whole)
     return digits(count, significant)
+
+
+@text_filter
+def rounded(amount: float, significant: int = 3) -> str:
+    """4397.3 as `4400`."""
+    return number(float(f"{amount:.{significant}g}"))
+
+
+@text_filter
+def gib(size: float) -> str:
+    """Bytes in GiB, two digits behind the dot; nothing is a dash."""
+    return f"{size / GiB:.2f}" if size else "–"

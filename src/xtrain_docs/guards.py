@@ -49,7 +49,8 @@ def prose(text: str) -> list[tuple[int, str]]:
         lines = [""] * end + lines[end:]
     for fence in fences.fences(lines):
         for i in range(fence.start, fence.end + 1):
-            lines[i] = ""
+            if fence.language != "rows" or not lines[i].lstrip().startswith("|"):
+                lines[i] = ""
     joined = "\n".join(lines)
     for pattern in (MATH, EXPRESSION, MARKED, CODE_SPAN, ADDRESS):
         joined = pattern.sub(lambda m: re.sub(r"[^\n]", "\u2007", m.group(0)), joined)

@@ -2,8 +2,16 @@
 
 An expression sees every public name of `xtrain.plan`, the names below, and the
 filters of FILTERS (`{{ 64 * MiB | bytes }}`). An unknown name stops the build.
-Functions that pages need and that are not a formula of xtrain.plan (measured
-values, counts) are added here with `@value`.
+
+    ```rows for n in (2, 4, 8)
+    | ranks | steps |
+    | ---: | ---: |
+    | {{ n }} | {{ 2 * (n - 1) }} |
+    The caption.
+    ```
+
+is a table whose rows are computed for every n. `for` is Python's; it may go on over
+lines before the table, and name what rows share: `for link in [LINKS["nvlink4"]]`.
 """
 
 import ast
@@ -13,6 +21,7 @@ import numbers
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from markdown import Markdown
@@ -40,6 +49,7 @@ VALUES: dict[str, Any] = {
     "us": 1e-6, "ms": 1e-3,
     "round": round, "min": min, "max": max, "sum": sum, "len": len, "abs": abs,
     "int": int, "float": float, "range": range,
+    "enumerate": enumerate, "replace": replace,
 }  # fmt: skip
 
 
@@ -71,15 +81,18 @@ def names() -> dict[str, Any]:
     return found
 
 
-def evaluate(expression: str) -> str:
+def evaluate(expression: str, **bound: Any) -> str:
     """The text of one expression: Python, then filters after `|`.
+
+    Args:
+        bound: names of a row, beside those of every page.
 
     Raises:
         ValuesError: unknown name or filter, or the expression raised.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
-        result = _compute(tree, names())
+        result = _compute(tree, names() | bound)
     except Exception as problem:
         why = f"{type(problem).__name__}: {problem}"
         raise ValuesError(f"{{{{ {expression} }}}}: {why}") from problem
@@ -131,7 +144,7 @@ CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
 LINK_TEXT = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\](?=[(\[])")
 
 
-def filled(line: str) -> str:
+def filled(line: str, **bound: Any) -> str:
     """A line with its expressions computed, those in code spans as they are.
 
     A computed number can be focused, so that its tip is there for a finger and for the
@@ -144,12 +157,16 @@ def filled(line: str) -> str:
         if any(a <= match.start() < b for a, b in spans):
             return match.group(0)
         expression = match["expression"]
-        text = evaluate(expression)
+        text = evaluate(expression, **bound)
         before = line[: match.start()]
         plain = before.count("$") % 2 == 1 or line.lstrip().startswith(("#", "$$"))
         if plain:
             return text
-        title = html.escape(expression.replace("|", "as"), quote=True)
+        title = expression.replace("|", "as")
+        used = [f"{n} = {v}" for n, v in bound.items() if re.search(rf"\b{n}\b", title)]
+        where = f" for {', '.join(used)}" if used and title.strip() not in bound else ""
+        title = html.escape(title + where, quote=True)
+        title = title.replace("|", "&#124;").replace("`", "&#96;")
         linked = any(a <= match.start() < b for a, b in links)
         focus = "" if linked else 'tabindex="0" '
         return f'<span class="xt-value" {focus}title="computed: {title}">{text}</span>'
@@ -157,10 +174,36 @@ def filled(line: str) -> str:
     return EXPRESSION.sub(put, line)
 
 
+def rows(fence: fences.Fence) -> list[str] | None:
+    """The lines of a `rows` fence as a table, and its caption."""
+    if fence.language != "rows":
+        return None
+    marks = [line.startswith("|") for line in fence.body]
+    first, last = marks.index(True), len(marks) - marks[::-1].index(True)
+    clause = " ".join([fence.info.removeprefix("rows"), *fence.body[:first]])
+    head, align, *shown = fence.body[first:last]
+    body = [filled(row, **one) for one in bindings(clause) for row in shown]
+    caption = filled(" ".join(fence.body[last:]))
+    return ["", filled(head), align, *body, "", caption, "{ .xt-caption }", ""]
+
+
+def bindings(clause: str) -> list[dict[str, Any]]:
+    """`for a, b in ...`: the names and values of each turn."""
+    try:
+        tree: Any = ast.parse(f"[0 {clause}]", mode="eval").body
+        targets = [n for one in tree.generators for n in ast.walk(one.target)]
+        pairs = (f"{n.id!r}: {n.id}" for n in targets if isinstance(n, ast.Name))
+        code = compile(f"[{{{', '.join(pairs)}}} {clause}]", "<page>", "eval")
+        return eval(code, {"__builtins__": {}, **names()})  # our own pages
+    except Exception as problem:
+        raise ValuesError(f"rows {clause}: {problem!r}") from problem
+
+
 class ValuesPreprocessor(Preprocessor):
-    """Replaces expressions outside fences and code spans."""
+    """Replaces expressions outside fences and code spans, and `rows` fences."""
 
     def run(self, lines: list[str]) -> list[str]:
+        lines = fences.replace(lines, rows)
         fenced = {i for f in fences.fences(lines) for i in range(f.start, f.end + 1)}
         return [
             line if i in fenced or "{{" not in line else filled(line)

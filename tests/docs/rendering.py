@@ -1,6 +1,11 @@
 """Markdown as the site renders it, less the plugins of MkDocs."""
 
+import html
+import re
+
 import markdown
+
+from xtrain_docs import config, fences, values
 
 EXTENSIONS = [
     "abbr", "admonition", "attr_list", "def_list", "footnotes", "md_in_html", "tables",
@@ -16,3 +21,17 @@ def render(text: str) -> str:
     return markdown.Markdown(extensions=EXTENSIONS, extension_configs=OPTIONS).convert(
         text
     )
+
+
+def page_rows(page: str, header: str) -> list[list[str]]:
+    """The cells of the one table on a page whose header begins so, computed."""
+    lines = (config.PAGES / page).read_text().splitlines()
+    lines = fences.replace(lines, values.rows)
+    (start,) = (i for i, line in enumerate(lines) if line.startswith(f"| {header}"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return rows
+        text = html.unescape(re.sub("<[^>]+>", "", values.filled(line)))
+        rows.append([cell.strip() for cell in text.strip("|").split(" | ")])
+    return rows

@@ -2,7 +2,14 @@
 
 import pytest
 
-from xtrain.plan import DTYPES, Accelerator, ModelShape, compute_bound_tokens
+from tests.docs.rendering import page_rows
+from xtrain.plan import (
+    DTYPES,
+    Accelerator,
+    Layout,
+    ModelShape,
+    compute_bound_tokens,
+)
 from xtrain_docs.lectures.planning import (
     bandwidths,
     checked,
@@ -31,21 +38,17 @@ def test_the_table_of_claims_shows_every_one_with_its_deviation():
 
 
 def test_conventions_of_one_run_go_from_a_quarter_to_nearly_a_half():
-    shape = ModelShape.preset("llama-3-8b")
-    found = compute.conventions(shape, 8192)
-    shares = [float(row[4].split()[0]) for row in compute.compute_conventions().rows]
+    rows = page_rows("planning/compute-math.md", "what counts")
+    shares = [float(row[4].split()[0]) for row in rows]
     assert 25 < min(shares) < 27 and 44 < max(shares) < 50
-    default = found["and all pairs of attention: **our default**"]
-    assert default == shape.flops_per_token(8192)
-    assert found["6 N, all parameters"] == 6 * shape.parameters
-    by_default = shares[
-        list(found).index("and all pairs of attention: **our default**")
-    ]
-    assert by_default == 33.7  # what torchtitan's 33% is
+    by_name = {row[0]: row for row in rows}
+    assert by_name["6 N, all parameters"][2] == "48.2 G"
+    default = by_name["and all pairs of attention: **our default**"]
+    assert default[3:] == ["0.0 %", "33.7 %"]  # what torchtitan's 33% is
 
 
 def test_the_two_shares_of_a_bubble_in_the_table():
-    rows = compute.compute_bubbles().rows
+    rows = page_rows("planning/compute-math.md", "schedule")
     assert len({tuple(row[:4]) for row in rows}) == len(rows)
     for _, ranks, count, chunks, over, part in rows:
         above, below = (float(cell.split()[0]) for cell in (over, part))
@@ -99,14 +102,15 @@ def test_the_model_goes_through_the_first_and_the_last_measurement():
 
 def test_what_the_page_says_of_dtypes():
     sent = transfers.comm_sent
-    plain, one = ({"data": 8, "zero": stage} for stage in (0, 1))
+    plain, one = (Layout(data=8, zero=stage) for stage in (0, 1))
     bf16, fp32 = "megatron-bf16", "ddp-autocast"
-    assert sent("llama-3-8b", plain, bf16) == sent("llama-3-8b", plain, fp32)
-    assert sent("llama-3-8b", one, bf16) < sent("llama-3-8b", one, fp32)
+    assert sent("llama-3-8b", bf16, plain) == sent("llama-3-8b", fp32, plain)
+    assert sent("llama-3-8b", bf16, one) < sent("llama-3-8b", fp32, one)
     assert transfers.comm_zero3_over_ddp("fsdp2", fp32) == pytest.approx(1)
     assert transfers.comm_zero3_over_ddp("zero16", "zero16") == pytest.approx(1.5)
-    rows = transfers.comm_by_dtype().rows
-    assert len(rows) == len(transfers.AXES)
+    rows = page_rows("planning/communication-math.md", "8 ranks")
+    assert [row[2] for row in rows[:3]] == ["56.2 GB", "56.2 GB", "84.3 GB"]
+    assert len(rows) == 9
     assert {len(row) for row in rows} == {2 + len(DTYPES)}
 
 
@@ -120,7 +124,9 @@ def test_what_hides_what():
     device = Accelerator.preset("h100")
     full = compute_bound_tokens(device.flops, device.network.bandwidth)
     assert compute_bound_tokens(device.flops / 2, device.network.bandwidth) == full / 2
-    rows = {row[0]: row for row in transfers.comm_hidden().rows}
+    rows = {
+        row[0]: row for row in page_rows("planning/communication-math.md", "traffic")
+    }
     assert rows["gradients in fp32, all-reduce"][3] == "4400"
     assert float(rows["activations between stages"][4]) < 1
     inside, across = map(float, rows["sums of tensor ranks"][3:])
@@ -128,7 +134,7 @@ def test_what_hides_what():
 
 
 def test_published_formulas_beside_ours():
-    rows = transfers.comm_playbook().rows
+    rows = page_rows("planning/communication-math.md", "what |")
     theirs, ours = ([row[i].replace(" ", "") for row in rows] for i in (2, 3))
     assert (theirs[0], ours[0]) == ("25165824", "176160768")
     assert int(ours[0]) == 7 * int(theirs[0])
@@ -146,9 +152,9 @@ def test_drops_of_throughput_are_those_that_the_playbook_prints():
         "tensor": (10.8, 12.2, 42.7, 65.6),
         "tensor and sequence": (5.0, 19.1, 43.4, 41.4),
     }
-    for name, drops in printed.items():
-        found = transfers.doubling_drops(name)
-        assert [100 * drop for drop in found] == pytest.approx(drops, abs=0.05)
-    rows = transfers.comm_tensor_drops().rows
+    rows = page_rows("planning/communication-math.md", "tensor ranks")
     assert [row[0] for row in rows] == ["2", "4", "8", "16", "32"]
-    assert rows[0][2] == rows[0][4] == "–" and rows[3][2] == "-43 %"
+    for column, drops in zip((2, 4), printed.values(), strict=True):
+        first, *found = (row[column] for row in rows)
+        assert first == "–"
+        assert found == [f"-{drop} %" for drop in drops]

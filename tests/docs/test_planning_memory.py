@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from tests.docs.rendering import page_rows
 from xtrain.plan import Layout, ModelShape, memory_over_step, memory_per_device
 from xtrain_docs import runs
 from xtrain_docs.evidence import EvidenceError
@@ -125,7 +126,9 @@ def test_what_stage_3_gathers_is_more_than_its_states_on_many_ranks():
 
 
 def test_recipes_are_those_of_the_sources():
-    rows = {row[0].strip("`"): row for row in memory.recipe_sources().rows}
+    rows = {
+        row[0].strip("`"): row for row in page_rows("planning/memory-math.md", "recipe")
+    }
     totals = {name: int(row[6]) for name, row in rows.items()}
     assert sorted(totals.values()) == [10, 12, 16, 16, 18, 20]
     for name, split in (("zero16", "4 + 12/N"), ("fp32", "8 + 8/N"),
@@ -147,7 +150,7 @@ def test_the_sources_numbers_come_out_of_their_formulas():
 
 
 def test_positions_differ_in_activations_and_logits():
-    rows = memory.memory_by_position().rows
+    rows = page_rows("planning/memory-math.md", "schedule")
     assert [row[1] for row in rows] == ["first", "middle", "last"] * 3
     by_name = {(row[0], row[1]): row for row in rows}
     first, last = (float(by_name["1F1B", at][4]) for at in ("first", "last"))

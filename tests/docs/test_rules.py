@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.docs.rendering import page_rows
 from xtrain.plan import (
     Layout,
     ModelShape,
@@ -19,7 +20,6 @@ from xtrain_docs.lectures.planning import (
     cuts,
     rules,
     rules_parts,
-    rules_summary,
 )
 from xtrain_docs.lectures.planning.choosing import BATCH, SEQUENCE, USABLE
 
@@ -41,12 +41,15 @@ def alone(model: str, gpus: int):
 
 def test_every_rule_has_a_part_and_a_verdict():
     parts = set(re.findall(r"^## .*\{#([\w-]+)\}", PAGE, re.MULTILINE))
-    rows = rules_summary.every_rule()
-    assert rules_summary.rules_counted() == len(rows) == 14
+    shown = re.findall(
+        r"^\| \[(.*?)\]\(#([\w-]+)\) \| \*\*(.*?)\*\* \| \S", PAGE, re.MULTILINE
+    )
+    rows = [(part, rule, verdict) for rule, part, verdict in shown]
+    assert len(rows) == 14 and "Fourteen rules" in PAGE
     assert {part for part, *_ in rows} == parts - {
         "all", "code", "misconceptions", "sources",
     }  # fmt: skip
-    said = {rule: verdict for _, rule, verdict, _ in rows}
+    said = {rule: verdict for _, rule, verdict in rows}
     assert {rule for rule, verdict in said.items() if verdict == "wrong"} == {
         "Always recompute activations"
     }
@@ -189,12 +192,13 @@ def test_stage_3_waits_in_a_pipeline_and_stage_2_hides():
 
 
 def test_shard_grad_op_holds_less_and_gathers_more_often_than_stage_2():
-    rows = {row[0]: row[1:] for row in rules_parts.rule_of_fsdp().rows}
+    rows = page_rows("planning/rules-of-thumb.md", "strategy")
+    rows = {row[0]: row[1:] for row in rows}
     mode, stage = rows["`SHARD_GRAD_OP`"], rows[choosing.stage_name(2)]
     assert mode[0] == rows["`FULL_SHARD`"][0] != stage[0]
     assert mode[1] == stage[1] and mode[2] != stage[2]
     held = rules_parts.rule_states
-    assert held("`NO_SHARD`") > held(choosing.stage_name(2)) > held("`SHARD_GRAD_OP`")
+    assert held(0) > held(2) > held(3)
 
 
 def test_what_fits_without_recomputation_is_faster_without():
@@ -221,27 +225,37 @@ def test_four_micro_batches_a_rank_leave_almost_a_quarter(ranks):
     split = rules_parts.rule_bubble(ranks, count, "zb_h1")
     assert split == pytest.approx(share / 3)
     assert simulate(zb_h1(ranks, count)).bubble_over_ideal == pytest.approx(split)
-    fewest = rules_parts.rule_batches_for(ranks)
+    fewest = rules_parts.rule_batches_for(ranks, 1 / 20)
     assert fewest == 20 * (ranks - 1)
-    assert rules_parts.rule_bubble(ranks, fewest - 1) > rules_parts.IDLE
+    assert rules_parts.rule_bubble(ranks, fewest - 1) > 1 / 20
     alone = rules_parts.rule_bubble(4, 1)
     assert alone / (1 + alone) == pytest.approx(3 / 4)
 
 
 def test_larger_micro_batches_wait_longer_in_a_pipeline_and_gather_less_without():
+    rows = page_rows("planning/rules-of-thumb.md", "layout")
+    assert [row[1] for row in rows] == [
+        f"{size} x {count // size}" for count in (128, 4) for size in (1, 2, 4)
+    ]
+    bases = (
+        Layout(tensor=4, pipeline=8, data=2, zero=1, micro_batches=128,
+               sequence_parallel=True, recompute="full"),
+        Layout(data=64, zero=3, micro_batches=4, recompute="full"),
+    )  # fmt: skip
     piped, flat = (
-        [rules_parts.in_micro_batches_of(size, base) for size in (1, 2, 4)]
-        for base in rules_parts.LARGER
-    )
+        [replace(base, micro_batch=size, micro_batches=base.micro_batches // size)
+         for size in (1, 2, 4)]
+        for base in bases
+    )  # fmt: skip
     assert {layout.batch for layout in piped + flat} == {256}
-    found = [rules_parts.of_example(layout) for layout in piped]
+    found = [rules_parts.rule_estimate(layout) for layout in piped]
     bubbles = [one.parts["bubble"] for one in found]
     assert bubbles[2] > 1.9 * bubbles[1] > 3.6 * bubbles[0]
     assert found[0].mfu > found[1].mfu > found[2].mfu
     assert found[0].memory.total < found[1].memory.total < found[2].memory.total
     sent = [rules_parts.sent_by_data_ranks(layout) for layout in flat]
     assert sent[0] == pytest.approx(2 * sent[1]) == pytest.approx(4 * sent[2])
-    more = rules_parts.of_example(replace(flat[2]))
+    more = rules_parts.rule_estimate(replace(flat[2]))
     assert more.parts["bubble"] == 0 and more.verdict == "does not fit"
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.docs.rendering import render
+from xtrain_docs import guards
 from xtrain_docs.values import ValuesError, evaluate
 
 
@@ -91,3 +92,40 @@ def test_in_a_table():
 def test_cited_and_given():
     assert '<span class="xt-cited"' in render("It took [5 ms]{.cited}.")
     assert '<span class="xt-given"' in render("A link of [50 GB/s]{.given}.")
+
+
+ROWS = """```rows for n in (2, 3)
+for double in [2 * n]
+| ranks | twice |
+| --- | ---: |
+| {{ n }} | {{ double / 2 * MiB | bytes }} |
+The caption {{ 1 + 1 }}.
+```"""
+
+
+def test_rows_are_computed_for_every_value():
+    out = render(ROWS)
+    assert out.count("<tr>") == 3
+    assert ">2 MiB</span>" in out and ">3 MiB</span>" in out
+    assert 'title="computed: double / 2 * MiB as bytes for double = 6"' in out
+    assert '<p class="xt-caption">The caption <span' in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("(2, 3)", "(2, 3", "SyntaxError"),
+        ("(2, 3)", "nowhere", "nowhere"),
+        ("{{ n }}", "{{ m }}", "'m' is not defined"),
+    ],
+)
+def test_rows_that_cannot_be_computed_stop_the_build(old, new, why):
+    with pytest.raises(ValuesError, match=why):
+        render(ROWS.replace(old, new))
+
+
+def test_numbers_typed_into_rows_are_found():
+    assert guards.typed_numbers(ROWS) == []
+    assert guards.typed_numbers(ROWS.replace("{{ n }}", "2 ms")) == [
+        "line 5: typed by hand: '2 ms'"
+    ]

@@ -1,8 +1,8 @@
 """Tables of the lc1 pages: formulas beside what real runs really sent."""
 
-from xtrain.plan import Link, collective_cost, collective_traffic
+from xtrain.plan import collective_traffic
 
-from ... import runs, values
+from ... import runs
 from ...evidence import (
     WORLD_SIZES,
     EvidenceError,
@@ -122,26 +122,6 @@ def ring_orders() -> Table:
 
 
 @REGISTRY
-def all_reduce_costs(ranks: int = 8) -> Table:
-    """The alpha-beta coefficients of every all-reduce."""
-    rows = []
-    names = ["ring_all_reduce", "halving_doubling_all_reduce", "tree_all_reduce",
-             "one_shot_all_reduce", "parameter_server_all_reduce"]  # fmt: skip
-    for name in names:
-        cost = collective_cost(name, ranks)
-        rows.append(
-            [
-                in_words(name),
-                str(cost.messages),
-                in_units(float(cost.volume), "M"),
-                in_units(float(cost.reduced), "M"),
-            ]
-        )
-    header = ["algorithm", "messages", "bytes in a row", "bytes added"]
-    return Table(header, rows, "lrrr")
-
-
-@REGISTRY
 def message_overhead() -> Table:
     """Payload and wire bytes of one message each way between two ranks."""
     rows = []
@@ -195,22 +175,3 @@ def bytes_on_axes(shape: tuple[int, ...] = (2, 4), axes: str = "data,tensor") ->
     header = ["axis", "groups", "ranks in each", "formula, bytes", "measured, bytes",
               "that is"]  # fmt: skip
     return Table(header, rows, "lrrrrr")
-
-
-@REGISTRY
-def links() -> Table:
-    """Links inside a node and between nodes, one direction."""
-    places = {
-        "nvlink3": "NVLink, A100",
-        "nvlink4": "NVLink, H100",
-        "nvlink5": "NVLink, B200",
-        "infiniband-ndr": "InfiniBand NDR",
-    }
-    rows = []
-    for name, where in places.items():
-        link = Link.preset(name)
-        rows.append([where, values.si(link.bandwidth, "B/s"),
-                     values.si(link.duplex, "B/s"),
-                     values.seconds(2**30 * link.beta)])  # fmt: skip
-    header = ["link", "one way", "both ways", "1 GiB takes"]
-    return Table(header, rows, "lrrr")

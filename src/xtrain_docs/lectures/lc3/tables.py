@@ -1,8 +1,8 @@
 """Tables of the lc3 pages: bytes held and bytes sent by each stage."""
 
-from xtrain.plan import RECIPES, Recipe, StateMemory, collective_traffic, state_memory
+from xtrain.plan import Recipe, StateMemory, collective_traffic, state_memory
 
-from ... import runs, values
+from ... import runs
 from ...evidence import PHI, WORLD_SIZES, EvidenceError, average_in_units, count
 from ...tables import REGISTRY, Table
 
@@ -53,38 +53,6 @@ def zero_bytes(ranks: int = 4, bf16: bool = False) -> Table:
     header = ["stage", "weights", "gradients", "optimizer", "together", "formula",
               "per parameter"]  # fmt: skip
     return Table(header, rows, "lrrrrrr")
-
-
-@REGISTRY
-def zero_gigabytes(
-    billions: float = 7, ranks: tuple[int, ...] = (8, 64), recipe: str = "zero16"
-) -> Table:
-    """Model state per device of a large model, by stage; GB of 10^9 bytes."""
-    parameters = int(billions * 1e9)
-    names = ("plain data parallelism", "stage 1", "stage 2", "stage 3")
-    rows = []
-    for stage, name in enumerate(names):
-        sizes = [state_memory(parameters, n, stage, recipe).total for n in ranks]
-        rows.append([name, *(values.digits(size / 1e9, 4) for size in sizes)])
-    header = ["", *(f"{n} ranks, GB" for n in ranks)]
-    return Table(header, rows, "l" + "r" * len(ranks))
-
-
-@REGISTRY
-def recipes() -> Table:
-    """Bytes per parameter: who counts what."""
-    names = {
-        "zero16": "the ZeRO paper",
-        "fp32": "all fp32",
-        "megatron18": "fp32 gradients",
-        "fp32_accum20": "two copies of gradients",
-    }
-    rows = [
-        [words, *map(str, (r.weight, r.gradients, r.master, r.moments, r.total))]
-        for words, r in ((names[name], RECIPES[name]) for name in names)
-    ]
-    header = ["", "weights", "gradients", "master", "moments", "together"]
-    return Table(header, rows, "lrrrrr")
 
 
 PHIS = {"0": 2, "1": 2, "2": 2, "3": 3, "3 kept": 2}

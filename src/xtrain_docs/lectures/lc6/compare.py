@@ -1,11 +1,11 @@
 """Ring, all-gather and Ulysses side by side: measured bytes and tensors."""
 
-from xtrain.plan import ModelShape, activation_memory, context_bytes
+from xtrain.plan import context_bytes
 
 from ... import runs
 from ...evidence import EvidenceError
 from ...tables import REGISTRY, Table
-from ...values import bytes_, number, value
+from ...values import number, value
 
 NAMES = {
     "ring": "ring attention",
@@ -43,51 +43,6 @@ def context_bytes_measured(ranks: int = 4, heads: int = 8) -> Table:
             )  # fmt: skip
     header = ["key heads", "", "forward", "backward", "both"]
     return Table(header, rows, "rlrrr")
-
-
-@REGISTRY
-def context_bytes_of_models(
-    models: tuple[str, ...] = ("llama-2-7b", "llama-3-8b", "llama-3-70b"),
-    tokens: int = 131072,
-    ranks: tuple[int, ...] = (4, 8, 16),
-) -> Table:
-    """One layer's bytes of a rank, forward and backward, in bf16."""
-    rows = []
-    for model in models:
-        shape = ModelShape.preset(model)
-        heads, key_heads = shape.num_attention_heads, shape.num_key_value_heads
-        for count in ranks:
-            row = [model if count == ranks[0] else "", f"{heads}, {key_heads}"]
-            row = [*row, str(count)] if count == ranks[0] else ["", "", str(count)]
-            for way in NAMES:
-                both = context_bytes(
-                    way, tokens // count, heads, key_heads, shape.head_dim, count
-                )
-                row.append(bytes_(sum(both)))
-            rows.append(row)
-    header = ["model", "heads, key heads", "ranks", *NAMES.values()]
-    return Table(header, rows, "llrrrr")
-
-
-@REGISTRY
-def sequence_memory(
-    model: str = "llama-3-8b", tokens: int = 131072, ranks: int = 8
-) -> Table:
-    """Activations of all layers, on one device and on each of some context ranks."""
-    shape = ModelShape.preset(model)
-    layers = shape.num_hidden_layers
-    rows = []
-    for place, held in (("one device", tokens), (f"each of {ranks}", tokens // ranks)):
-        found = [place]
-        for recompute in ("selective", "full"):
-            layer = activation_memory(
-                held, 1, shape.hidden_size, shape.num_attention_heads,
-                recompute=recompute,
-            )  # fmt: skip
-            found.append(bytes_(layers * layer))
-        rows.append(found)
-    header = [f"activations of {layers} layers", "kept", "all layers recomputed"]
-    return Table(header, rows, "lrr")
 
 
 @REGISTRY

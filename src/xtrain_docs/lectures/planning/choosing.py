@@ -20,7 +20,7 @@ from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, bar_chart, fit
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import number, percent, si, value
+from ...values import number, value
 
 MODEL, DEVICE, GPUS = "llama-3-70b", "a100-80gb", 64
 SEQUENCE, BATCH = 8192, 512
@@ -35,8 +35,6 @@ CASES = (
     ("zero16", 3),
 )
 WORDS = {"fits": "fits", "tight": "tight", "does not fit": "**does not fit**"}
-AXES = {"tensor": "tensor, in a node", "data": "data, across nodes",
-        "pipeline": "pipeline, across nodes"}  # fmt: skip
 WIDTH = 420
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -65,6 +63,7 @@ def stage_name(zero: int) -> str:
     return f"ZeRO-{zero}".replace("-", HYPHEN)
 
 
+@value
 def layout_name(layout: Layout) -> str:
     """As it prints, with the same hyphen."""
     return str(layout).replace("-", HYPHEN)
@@ -115,64 +114,25 @@ def fit_70b_memory(sequence: int = SEQUENCE, recipe: str = "megatron18") -> str:
     return fit(drawing, WIDTH)
 
 
-@TABLES
-def fit_70b_traffic(sequence: int = SEQUENCE) -> Table:
-    """What a device of the example sends in a step, by axis."""
-    shape = ModelShape.preset(MODEL)
-    sent = sent_by_axis(traffic_per_step(shape, example(zero=1), sequence))
-    total = sum(sent.values())
-    rows = [
-        [AXES[axis], si(size, "B"), percent(size / total, 2)]
-        for axis, size in sent.items()
-    ]
-    return Table(["axis", "sent in a step", "share"], rows, "lrr")
-
-
+@value
 @lru_cache
-def searched(sequence: int = SEQUENCE, batch: int = BATCH) -> SearchResult:
+def fit_70b_found(sequence: int = SEQUENCE, batch: int = BATCH) -> SearchResult:
     """All layouts of 64 devices."""
     shape = ModelShape.preset(MODEL)
     assumed = Assumptions(capacity=USABLE, reserve=RESERVE)
     return search(shape, DEVICE, GPUS, sequence, batch, assumptions=assumed)
 
 
-@TABLES
-def fit_70b_ranked(sequence: int = SEQUENCE, top: int = 8) -> Table:
-    """The fastest layouts that fit, by the estimate."""
-    rows = []
-    for place, one in enumerate(searched(sequence).found[:top], start=1):
-        layout = one.layout
-        rows.append(
-            [str(place), str(layout), f"{layout.chunks}", layout.recompute,
-             f"{layout.micro_batch} x {layout.micro_batches}",
-             number(one.memory.total / GIB), number(one.seconds),
-             percent(one.mfu, 1)]
-        )  # fmt: skip
-    header = ["", "layout", "chunks", "recompute", "micro-batches", "GiB", "s/step",
-              "MFU"]  # fmt: skip
-    return Table(header, rows, "rlrlrrrr")
-
-
-@TABLES
-def fit_70b_rejected(sequence: int = SEQUENCE) -> Table:
-    """Why the other layouts cannot be."""
-    rows = [
-        [one.rule, number(one.count), f"{one.example}: {one.why}"]
-        for one in searched(sequence).rejected
-    ]
-    return Table(["rule", "layouts", "for example"], rows, "lrl")
-
-
 @value
 def fit_70b_tried(sequence: int = SEQUENCE) -> int:
     """Layouts that the search has tried."""
-    return searched(sequence).tried
+    return fit_70b_found(sequence).tried
 
 
 @value
 def fit_70b_spread(sequence: int = SEQUENCE, top: int = 8) -> float:
     """How much longer the last of the ranked ones takes than the first."""
-    found = searched(sequence).found
+    found = fit_70b_found(sequence).found
     return found[top - 1].seconds / found[0].seconds - 1
 
 
@@ -180,6 +140,14 @@ def fit_70b_spread(sequence: int = SEQUENCE, top: int = 8) -> float:
 def fit_70b_gib(recipe: str, zero: int, sequence: int, recompute: str) -> float:
     """GiB of states and activations on the first rank."""
     return counted(first_rank(recipe, zero, sequence, recompute)) / GIB
+
+
+@value
+def fit_70b_sent() -> dict[str, int]:
+    """What a device of the example sends in a step, by axis."""
+    return sent_by_axis(
+        traffic_per_step(ModelShape.preset(MODEL), example(zero=1), SEQUENCE)
+    )
 
 
 @value

@@ -5,9 +5,7 @@ from xtrain.plan import collective_cost, collective_time
 from ... import values
 from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, line_chart
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from ...values import number, value
+from ...values import value
 
 MICRO = 1e-6
 RANKS = 8
@@ -64,45 +62,6 @@ def alpha_beta_measured() -> str:
         f"Time of an all-reduce among {RANKS} ranks",
         "The model's line of a ring goes through the first and the last measurement.",
     )
-
-
-COLLECTIVES = (
-    ("broadcast, tree", "what all end with", r"$\lceil\log_2 N\rceil M$",
-     r"$\lceil\log_2 N\rceil$", "broadcast"),
-    ("all-gather, ring", "what all end with", r"$\frac{N-1}{N} M$", "$N-1$",
-     "ring_all_gather"),
-    ("reduce-scatter, ring", "what each starts with", r"$\frac{N-1}{N} M$", "$N-1$",
-     "ring_reduce_scatter"),
-    ("all-to-all", "what each starts with", r"$\frac{N-1}{N} M$", "$N-1$",
-     "all_to_all"),
-    ("all-reduce, ring", "what all have", r"$2\frac{N-1}{N} M$", "$2(N-1)$",
-     "ring_all_reduce"),
-    ("all-reduce, halving-doubling", "what all have", r"$2\frac{N-1}{N} M$",
-     r"$2\log_2 N$", "halving_doubling_all_reduce"),
-    ("all-reduce, recursive doubling", "what all have", r"$M \log_2 N$",
-     r"$\log_2 N$", "recursive_doubling_all_reduce"),
-    ("all-reduce, tree", "what all have", r"$2 M \lceil\log_2 N\rceil$",
-     r"$2\lceil\log_2 N\rceil$", "tree_all_reduce"),
-    ("all-reduce, two pipelined trees", "what all have", "$2M$",
-     r"$2\lceil\log_2 N\rceil$", "double_tree_all_reduce"),
-    ("all-reduce, all to everybody", "what all have", "$(N-1) M$", "$N-1$",
-     "one_shot_all_reduce"),
-)  # fmt: skip
-
-
-@TABLES
-def comm_collectives(ranks: int = 8) -> Table:
-    """Closed forms of bytes and messages one after another, and their values."""
-    rows = []
-    for name, size, volume, messages, algorithm in COLLECTIVES:
-        cost = collective_cost(algorithm, ranks)
-        rows.append(
-            [name, size, volume, f"{number(float(cost.volume))} M", messages,
-             str(cost.messages)]
-        )  # fmt: skip
-    header = ["collective", "M is the size of", "bytes", f"N = {ranks}", "messages",
-              f"N = {ranks}"]  # fmt: skip
-    return Table(header, rows, "lllrlr")
 
 
 @value

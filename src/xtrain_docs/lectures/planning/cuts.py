@@ -13,7 +13,6 @@ from xtrain.plan.transfer import Transfer
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import digits, number, si, value
-from .choosing import stage_name
 
 GIB = 2**30
 SEQUENCE, BATCH, RANKS = 8192, 16, 8
@@ -108,6 +107,14 @@ def _sent(transfers: list[Transfer]) -> float:
     return float(sum(transfer.sent for transfer in transfers))
 
 
+@value
+def stage_sent(stage: int) -> float:
+    """Bytes of a step with a stage of ZeRO alone."""
+    layout = Layout(data=REPLICAS, zero=stage)
+    return _sent(traffic_per_step(ModelShape.preset(DENSE), layout, SEQUENCE))
+
+
+@value
 def tokens_to_hide(stage: int, adapters: int = 1) -> float:
     """Tokens for which a device computes as long as a stage's bytes travel.
 
@@ -117,37 +124,11 @@ def tokens_to_hide(stage: int, adapters: int = 1) -> float:
     shape = ModelShape.preset(DENSE)
     device, link = Accelerator.preset("h100"), Link.preset("infiniband-ndr")
     rate = min(adapters * link.bandwidth, device.link.bandwidth)
-    sent = _sent(traffic_per_step(shape, Layout(data=REPLICAS, zero=stage), SEQUENCE))
-    return sent / rate / (shape.flops_per_token(SEQUENCE) / device.flops)
-
-
-@TABLES
-def which_zero_stage() -> Table:
-    """States, bytes, and how many tokens a device needs to hide what a stage sends."""
-    shape = ModelShape.preset(DENSE)
-    rows = []
-    for stage in (0, 1, 2, 3):
-        layout = Layout(data=REPLICAS, zero=stage)
-        held = memory_per_device(shape, layout, SEQUENCE)
-        sent = _sent(traffic_per_step(shape, layout, SEQUENCE))
-        rows.append(
-            [stage_name(stage), number(held.states / GIB), si(sent, "B"),
-             *(number(round(tokens_to_hide(stage, n))) for n in ADAPTERS),
-             WHEN[stage]]
-        )  # fmt: skip
-    header = ["stage", "states, GiB", "sent in a step", "tokens to hide it",
-              f"over {ADAPTERS[1]} links", "take it"]  # fmt: skip
-    return Table(header, rows, "lrrrrl")
+    return stage_sent(stage) / rate / (shape.flops_per_token(SEQUENCE) / device.flops)
 
 
 ADAPTERS = 1, 8
 """Links of a ring: of one device in a node, or of all."""
-WHEN = (
-    "when everything fits: nothing is simpler",
-    "always with several data ranks: it sends no more, and the update is divided",
-    "when gradients are too many, and each step has few micro-batches",
-    "when the weights do not fit; with enough tokens a device, or on fast links",
-)
 
 
 @value

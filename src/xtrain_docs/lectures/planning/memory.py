@@ -1,23 +1,17 @@
 """Memory math: what a step holds and when, by recipe, stage and position."""
 
 from xtrain.plan import (
-    RECIPES,
     DeviceMemory,
     Layout,
     ModelShape,
-    Recipe,
-    device_parameters,
     memory_over_step,
-    memory_per_device,
-    pipeline_positions,
-    state_memory,
 )
 
 from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, line, rect, swatches, text
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import digits, number
+from ...values import number
 
 GIB = 2**30
 DENSE, LARGE = "llama-3-8b", "llama-3-70b"
@@ -91,78 +85,4 @@ def gibibytes(size: float) -> str:
 
 # ----------------------------------------------------------------------- recipes
 
-SCALING_BOOK = Recipe("weights and moments", 2, 0, 0, 0, 8)
-PLAYBOOK_FIGURES = Recipe("no master", 2, 2, 0, 0, 8)
-COUNTED = (
-    (SCALING_BOOK, "How to Scale Your Model, for what fits"),
-    (PLAYBOOK_FIGURES, "the figures of the Ultra-Scale Playbook"),
-    (RECIPES["zero16"], "the ZeRO paper; the text of the Playbook"),
-    (RECIPES["fp32"], "everything in fp32; Megatron's table of its optimizer"),
-    (RECIPES["megatron18"], "Megatron with bf16; Korthikanti et al.; Machine "
-     "Learning Engineering; the default of `xtrain.plan`"),
-    (RECIPES["fp32_accum20"], "Megatron with fp16; the Playbook with fp32 "
-     "accumulation"),
-)  # fmt: skip
-
-
-@TABLES
-def recipe_sources(billions: float = 7) -> Table:
-    """Bytes per parameter, which source counts so, and what a model then takes."""
-    rows = []
-    for recipe, who in COUNTED:
-        kept = state_memory(int(billions * 1e9), 1, 0, recipe).total
-        name = f"`{recipe.name}`" if recipe.name in RECIPES else recipe.name
-        whole = recipe.weight + recipe.gradients
-        sizes = (recipe.weight, recipe.gradient, recipe.main_gradient, recipe.master,
-                 recipe.moments, recipe.total)  # fmt: skip
-        rows.append(
-            [name, *map(str, sizes), f"{whole} + {recipe.optimizer}/N",
-             digits(kept / 1e9, 4), who]
-        )  # fmt: skip
-    header = ["recipe", "weights", "gradients", "main gradients", "master", "moments",
-              "together", "ZeRO-1", f"{billions:g} B, GB", "who counts so"]  # fmt: skip
-    return Table(header, rows, "lrrrrrrrrl")
-
-
 # -------------------------------------------------------------- stage and position
-
-
-@TABLES
-def memory_by_stage(ranks: int = 8, recipe: str = "megatron18") -> Table:
-    """GiB of the fullest moment by ZeRO stage, by what the bytes are."""
-    rows = []
-    for zero in (0, 1, 2, 3):
-        layout = Layout(data=ranks, zero=zero, recompute="full")
-        held = memory_per_device(
-            ModelShape.preset(DENSE), layout, SEQUENCE, recipe=recipe
-        )
-        kept = held.activations + held.live_layer + held.logits
-        rows.append(
-            [f"ZeRO-{zero}", *map(gibibytes, (held.weights, held.gradients
-             + held.main_gradients, held.master + held.moments, held.gathered,
-             held.root, kept, held.total))]
-        )  # fmt: skip
-    header = ["stage", "weights", "gradients", "optimizer", "gathered", "root",
-              "activations and logits", "together"]  # fmt: skip
-    return Table(header, rows, "lrrrrrrr")
-
-
-@TABLES
-def memory_by_position(sequence: int = SEQUENCE) -> Table:
-    """GiB by schedule and pipeline rank: weights, activations and logits differ."""
-    shape, rows = ModelShape.preset(LARGE), []
-    for name, schedule, chunks in (("1F1B", "one_f_one_b", 1),
-                                   ("interleaved, 2 chunks", "interleaved", 2),
-                                   ("GPipe", "gpipe", 1)):  # fmt: skip
-        layout = Layout(tensor=8, pipeline=4, data=4, zero=1, sequence_parallel=True,
-                        micro_batches=16, schedule=schedule, chunks=chunks)  # fmt: skip
-        for position, rank in pipeline_positions(layout).items():
-            held = memory_per_device(shape, layout, sequence, rank=rank)
-            own = device_parameters(shape, layout, rank).total
-            rows.append(
-                [name, position, f"{own / 1e9:.2f}", *map(gibibytes, (held.states,
-                 held.activations, held.logits, held.total))]
-            )  # fmt: skip
-    header = ["schedule", "rank", "parameters, B", "states", "activations", "logits",
-              "together"]  # fmt: skip
-    return Table(header, rows, "llrrrrr")

@@ -12,47 +12,9 @@ from xtrain.plan import (
     traffic_per_step,
 )
 
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from ...values import digits, value
+from ...values import value
 from .checked import gpt, playbook_shape
 from .memory import DENSE, GIB, LARGE, SEQUENCE
-
-WAYS = (("1 rank", 1, False), ("8 tensor ranks", 8, False),
-        ("and of the sequence", 8, True))  # fmt: skip
-
-
-@TABLES
-def activations_of_layers(sequence: int = SEQUENCE) -> Table:
-    """Bytes that a layer keeps of a token, over its hidden size."""
-    rows = []
-    for name in ("llama-2-7b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b"):
-        shape = ModelShape.preset(name)
-        for recompute in ("none", "full"):
-            cells = [
-                layer_activations(shape, sequence, tensor=tensor,
-                                  sequence_parallel=cut, recompute=recompute).total
-                / (sequence * shape.hidden_size)
-                for _, tensor, cut in WAYS
-            ]  # fmt: skip
-            rows.append([f"`{name}`, fused", recompute, *map(_four, cells)])
-    shape = ModelShape.preset(DENSE)
-    for recompute in ("none", "selective", "full"):
-        cells = [
-            activation_memory(sequence, 1, shape.hidden_size, shape.num_attention_heads,
-                              tensor, cut, recompute)
-            / (sequence * shape.hidden_size)
-            for _, tensor, cut in WAYS
-        ]  # fmt: skip
-        rows.append(["a GPT layer of its size, scores kept", recompute,
-                     *map(_four, cells)])  # fmt: skip
-    header = ["layer", "recompute", *(name for name, *_ in WAYS)]
-    return Table(header, rows, "llrrr")
-
-
-def _four(amount: float) -> str:
-    return digits(amount, 4)
-
 
 # ---------------------------------------------------------------- who disagrees
 
@@ -78,14 +40,20 @@ def korthikanti_extra_share() -> float:
 
 
 @value
-def layer_share(name: str, sequence: int, way: str = "fused") -> float:
+def layer_share(
+    name: str, sequence: int, kind: str = "fused", recompute: str = "none",
+    tensor: int = 1, sequence_parallel: bool = False,
+) -> float:  # fmt: skip
     """Bytes that a layer keeps of a token, over its hidden size."""
     shape = ModelShape.preset(name)
-    unit = sequence * shape.hidden_size
-    if way == "fused":
-        return layer_activations(shape, sequence).total / unit
-    heads = shape.num_attention_heads
-    return activation_memory(sequence, 1, shape.hidden_size, heads) / unit
+    ways = {"tensor": tensor, "sequence_parallel": sequence_parallel,
+            "recompute": recompute}  # fmt: skip
+    if kind == "fused":
+        kept = layer_activations(shape, sequence, **ways).total  # type: ignore[arg-type]
+    else:
+        sizes = shape.hidden_size, shape.num_attention_heads
+        kept = activation_memory(sequence, 1, *sizes, *ways.values())  # type: ignore[arg-type]
+    return kept / (sequence * shape.hidden_size)
 
 
 @value

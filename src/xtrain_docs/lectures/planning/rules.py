@@ -19,7 +19,7 @@ from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, line_chart
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from ...values import number, percent, value
+from ...values import percent, value
 from .choosing import BATCH, RESERVE, SEQUENCE, USABLE, layout_name
 
 GIB = 2**30
@@ -183,19 +183,6 @@ def rule_recompute_flops(model: str) -> float:
     )
     again, once = counted
     return again / once - 1
-
-
-@TABLES
-def rule_of_ddp() -> Table:
-    """How many parameters fill 80 GB with states alone, by recipe and stage of ZeRO."""
-    rows = []
-    for recipe in ("zero16", "megatron18"):
-        for ranks in (8, 64):
-            row = [f"`{recipe}`", str(ranks)]
-            row += [number(rule_ddp_limit(stage, ranks, recipe)) for stage in range(4)]
-            rows.append(row)
-    header = ["recipe", "ranks", "DDP", *(f"ZeRO-{stage}" for stage in (1, 2, 3))]
-    return Table(header, rows, "lrrrrr")
 
 
 @value

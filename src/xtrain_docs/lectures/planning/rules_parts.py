@@ -13,42 +13,24 @@ from xtrain.plan import (
     traffic_per_step,
 )
 
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from ...values import number, percent, si, times, value
+from ...values import value
 from .choosing import (
     RESERVE,
     SEQUENCE,
     USABLE,
-    WORDS,
     example,
-    layout_name,
-    stage_name,
 )
 from .cuts import REPLICAS
 from .rules import DEVICE, EXAMPLE, GIB
 
 SMALL = "llama-3-8b"
-NODES = (("h100", 8), ("b200", 8), ("b200", 72))
-"""Devices, and how many of them are joined by fast links."""
-WIDTHS = (4, 8, 16, 32)
-RANKS = (2, 4, 8, 16, 32)
-IDLE = 0.05
-"""The bubble that one would put up with, over the work."""
 SEVERAL = 8
 """Micro-batches, where one is compared with several."""
-SCHEDULES = (("one_f_one_b", 1), ("interleaved", 2), ("zb_h1", 1))
-MODES: dict[str, dict[str, int | bool]] = {
-    "`NO_SHARD`": {"zero": 0},
-    stage_name(2): {"zero": 2},
-    "`SHARD_GRAD_OP`": {"zero": 3, "reshard_after_forward": False},
-    "`FULL_SHARD`": {"zero": 3},
-}
-"""What FSDP calls its strategies, as stages."""
 
 
+@value
 @lru_cache
-def of_example(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate:
+def rule_estimate(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate:
     """The 70B model in one layout, stages 2 and 3 in a pipeline allowed."""
     assumed = {"gpus_per_node": nodes, "capacity": USABLE, "reserve": RESERVE,
                "sharded_pipeline": True}  # fmt: skip
@@ -59,20 +41,8 @@ def of_example(layout: Layout, device: str = DEVICE, nodes: int = 8) -> Estimate
 def rule_tensor_share(ranks: int, device: str = DEVICE, nodes: int = 8) -> float:
     """The share of a step of the 70B model in collectives of tensor ranks."""
     layout = Layout(tensor=ranks, pipeline=8, micro_batches=64, sequence_parallel=True)
-    found = of_example(layout, device, nodes)
+    found = rule_estimate(layout, device, nodes)
     return found.parts["tensor"] / found.seconds
-
-
-@TABLES
-def rule_of_nodes() -> Table:
-    """How much of a step is tensor ranks' collectives, on fast links and beyond."""
-    rows = [
-        [f"`{device}`", str(nodes),
-         *(percent(rule_tensor_share(ranks, device, nodes)) for ranks in WIDTHS)]
-        for device, nodes in NODES
-    ]  # fmt: skip
-    header = ["device", "on fast links", *(f"TP{ranks}" for ranks in WIDTHS)]
-    return Table(header, rows, "lr" + "r" * len(WIDTHS))
 
 
 @value
@@ -87,46 +57,17 @@ def rule_volume(stage: int, batches: int, dtypes: str) -> float:
     return float(sent[0] / sent[1])
 
 
-@TABLES
-def rule_of_volumes() -> Table:
-    """Bytes of each stage over those of DDP, by what travels and how often."""
-    rows = [
-        [words, str(batches),
-         *(times(rule_volume(stage, batches, dtypes)) for stage in (1, 2, 3))]
-        for dtypes, words in (
-            ("zero16", "16-bit gradients and weights"),
-            ("megatron-bf16", "fp32 gradients, 16-bit weights"),
-            ("ddp-autocast", "fp32 gradients and weights"),
-        )
-        for batches in (1, SEVERAL)
-    ]  # fmt: skip
-    header = ["what travels", "micro-batches", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
-    return Table(header, rows, "lrrrr")
-
-
 @value
 def rule_example(what: str, stage: int = 1) -> float:
-    """Of TP8 PP2 DP4 with a stage of ZeRO: GiB, bytes sent, or a part's share."""
-    found = of_example(example(zero=stage))
+    """Of TP8 PP2 DP4 with a stage: GiB, bytes sent, seconds, or a part's share."""
+    found = rule_estimate(example(zero=stage))
     if what == "GiB":
         return found.memory.total / GIB
     if what == "sent":
         return sent_by_data_ranks(found.layout)
+    if what == "seconds":
+        return found.seconds
     return found.parts[what] / found.seconds
-
-
-@TABLES
-def rule_of_stages_in_a_pipeline() -> Table:
-    """TP8 PP2 DP4 of the 70B model with each stage, as if it were allowed."""
-    rows = [
-        [f"ZeRO-{stage}", number(rule_example("GiB", stage)),
-         si(rule_example("sent", stage), "B"),
-         percent(rule_example("data", stage), 2),
-         number(of_example(example(zero=stage)).seconds)]
-        for stage in (1, 2, 3)
-    ]  # fmt: skip
-    header = ["stage", "GiB", "data ranks send", "of the step not hidden", "s/step"]
-    return Table(header, rows, "lrrrr")
 
 
 @value
@@ -138,7 +79,7 @@ def rule_bubble(
 
 
 @value
-def rule_batches_for(ranks: int, idle: float = IDLE) -> int:
+def rule_batches_for(ranks: int, idle: float) -> int:
     """The fewest micro-batches for which the bubble of 1F1B is at most `idle`."""
     batches = 1
     while rule_bubble(ranks, batches) > idle + 1e-12:
@@ -146,79 +87,11 @@ def rule_batches_for(ranks: int, idle: float = IDLE) -> int:
     return batches
 
 
-@TABLES
-def rule_of_micro_batches() -> Table:
-    """The bubble at four micro-batches a rank, and how many keep it small."""
-    rows = [
-        [str(ranks), str(4 * ranks),
-         *(percent(rule_bubble(ranks, 4 * ranks, *one)) for one in SCHEDULES),
-         f"{rule_batches_for(ranks)}"]
-        for ranks in RANKS
-    ]  # fmt: skip
-    header = ["ranks", "micro-batches", "1F1B", "interleaved, 2 chunks", "ZB-H1",
-              f"1F1B at {percent(IDLE)} takes"]  # fmt: skip
-    return Table(header, rows, "rrrrrr")
-
-
-LARGER = (
-    Layout(tensor=4, pipeline=8, data=2, zero=1, micro_batches=128,
-           sequence_parallel=True, recompute="full"),
-    Layout(data=64, zero=3, micro_batches=4, recompute="full"),
-)  # fmt: skip
-"""One layout with a pipeline and one without, for larger micro-batches."""
-
-
-def in_micro_batches_of(size: int, layout: Layout) -> Layout:
-    """The same batch, cut into fewer and larger micro-batches."""
-    count = layout.micro_batches // size
-    return replace(layout, micro_batch=size, micro_batches=count)
-
-
+@value
 def sent_by_data_ranks(layout: Layout) -> float:
     """Bytes of gradients and weights that a device of the 70B model sends in a step."""
     sent = traffic_per_step(ModelShape.preset(EXAMPLE), layout, SEQUENCE)
     return float(sum(t.sent for t in sent if t.axis == "data"))
-
-
-@TABLES
-def rule_of_large_micro_batches() -> Table:
-    """The same batch in larger micro-batches: in a pipeline, and with stage 3."""
-    rows = []
-    for base in LARGER:
-        for size in (1, 2, 4):
-            layout = in_micro_batches_of(size, base)
-            found = of_example(layout)
-            rows.append(
-                [layout_name(layout), f"{size} x {layout.micro_batches}",
-                 f"{number(found.memory.total / GIB)} {WORDS[found.verdict]}",
-                 percent(found.parts["bubble"] / found.seconds),
-                 si(sent_by_data_ranks(layout), "B"), percent(found.mfu)]
-            )  # fmt: skip
-    header = ["layout", "micro-batches", "GiB", "bubble", "data ranks send", "MFU"]
-    return Table(header, rows, "lrrrrr")
-
-
-@TABLES
-def rule_of_fsdp() -> Table:
-    """What FSDP's strategies hold at rest and send, beside a stage of ZeRO."""
-    shape = ModelShape.preset(SMALL)
-    rows = []
-    for name, fields in MODES.items():
-        layout = Layout(data=REPLICAS, **fields)  # type: ignore[arg-type]
-        sent = [
-            float(sum(t.sent for t in traffic_per_step(shape, one, SEQUENCE)))
-            for one in (layout, replace(layout, micro_batches=SEVERAL))
-        ]
-        rows.append(
-            [name, number(rule_states(name)), *(si(size, "B") for size in sent)]
-        )
-    header = [
-        "strategy",
-        "states at rest, GiB",
-        "sent, 1 micro-batch",
-        f"{SEVERAL} micro-batches",
-    ]
-    return Table(header, rows, "lrrr")
 
 
 @value
@@ -241,8 +114,7 @@ def rule_sequence_parallel(what: str, ranks: int = 8) -> float:
 
 
 @value
-def rule_states(strategy: str) -> float:
-    """GiB of states that a strategy of FSDP, or a stage, holds at rest."""
-    layout = Layout(data=REPLICAS, **MODES[strategy])  # type: ignore[arg-type]
-    held = memory_per_device(ModelShape.preset(SMALL), layout, SEQUENCE)
-    return held.states / GIB
+def rule_states(stage: int) -> float:
+    """GiB of states that a stage of ZeRO holds at rest."""
+    layout = Layout(data=REPLICAS, zero=stage)
+    return memory_per_device(ModelShape.preset(SMALL), layout, SEQUENCE).states / GIB
