@@ -1,6 +1,7 @@
 """Three tiles of queries and of keys, with 4 query heads to 2 key heads."""
 
 import torch
+import torch.distributed as dist
 
 from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
 from xtrain.whiteboard.context_parallel.flash_attention_backward import (
@@ -9,7 +10,8 @@ from xtrain.whiteboard.context_parallel.flash_attention_backward import (
 )
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank = dist.get_rank()
     length = 2 * TILE + 7
     q = randn(1, 4, length, 8, seed=rank, dtype=torch.float64).requires_grad_()
     k, v = (randn(1, 2, length, 8, seed=s, dtype=torch.float64) for s in (8, 9))

@@ -1,6 +1,7 @@
 """A sequence of 24 on 4 ranks: what one process gets, causal or not, zigzag or not."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from xtrain.copying.self_checks.harness import Sent, randn, same, sends
@@ -9,7 +10,8 @@ from xtrain.whiteboard.context_parallel.ring_attention_forward import (
 )
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
     q = randn(2, 4, 24, 8, seed=1, dtype=torch.float64)
     k, v = (randn(2, 2, 24, 8, seed=s, dtype=torch.float64) for s in (2, 3))
     keys, values = (x.repeat_interleave(2, 1) for x in (k, v))

@@ -7,7 +7,8 @@ from xtrain.copying.self_checks.harness import Sent, same, sends
 from xtrain.whiteboard.context_parallel.shard_sequence import shard_sequence
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
     positions = torch.arange(48)
     expected = {
         "none": 12 * rank + torch.arange(12),

@@ -1,6 +1,7 @@
 """Eight heads, a sequence on 4 ranks: output, dq, dk and dv of one process."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
@@ -9,7 +10,8 @@ from xtrain.whiteboard.context_parallel.ulysses_attention import (
 )
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
     whole = [randn(2, h, 24, 8, seed=h, dtype=torch.float64) for h in (8, 2, 2)]
     q, k, v = (x.requires_grad_() for x in whole)
     grad = randn(2, 8, 24, 8, seed=9, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Five steps on four ranks equal five steps of one process on all four batches."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from xtrain.copying.self_checks.harness import Sent, randn, same, sends
@@ -19,7 +20,8 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return randn(3, 8, seed=10 * step + rank, dtype=torch.float64)
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
     alone, model = model_of(0), model_of(rank)  # rank 0's weights go to all
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.005)  # 3 buckets
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, model)]
