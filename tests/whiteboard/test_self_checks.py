@@ -14,8 +14,49 @@ import torch.distributed as dist
 from xtrain.copying.forms import forms
 from xtrain.copying.self_checks.harness import BOUNDS
 
+CP = "xtrain.whiteboard.context_parallel"
 TP = "xtrain.whiteboard.tensor_parallel"
 CASES = [
+    pytest.param(
+        "all_gather_attention",
+        marks=pytest.mark.verifies(f"{CP}.all_gather_attention:all_gather_attention"),
+    ),
+    pytest.param(
+        "flash_attention_backward",
+        marks=pytest.mark.verifies(
+            f"{CP}.flash_attention_backward:flash_attention_backward"
+        ),
+    ),
+    pytest.param(
+        "flash_attention_forward",
+        marks=pytest.mark.verifies(
+            f"{CP}.flash_attention_forward:flash_attention_forward"
+        ),
+    ),
+    pytest.param(
+        "online_softmax",
+        marks=pytest.mark.verifies(f"{CP}.online_softmax:online_softmax"),
+    ),
+    pytest.param(
+        "ring_attention_backward",
+        marks=pytest.mark.verifies(
+            f"{CP}.ring_attention_backward:ring_attention_backward"
+        ),
+    ),
+    pytest.param(
+        "ring_attention_forward",
+        marks=pytest.mark.verifies(
+            f"{CP}.ring_attention_forward:ring_attention_forward"
+        ),
+    ),
+    pytest.param(
+        "shard_sequence",
+        marks=pytest.mark.verifies(f"{CP}.shard_sequence:shard_sequence"),
+    ),
+    pytest.param(
+        "ulysses_attention",
+        marks=pytest.mark.verifies(f"{CP}.ulysses_attention:ulysses_attention"),
+    ),
     pytest.param(
         "column_parallel_linear",
         marks=pytest.mark.verifies(f"{TP}.column_parallel_linear:ColumnParallelLinear"),
@@ -101,5 +142,6 @@ def test_a_form_passes_its_self_check(world, name, size):
 
 
 def test_every_converted_folder_is_whole():
-    folder = {n for n, path in forms().items() if path.parent.name == "tensor_parallel"}
-    assert {case.values[0] for case in CASES} == folder
+    folders = {"context_parallel", "tensor_parallel"}
+    converted = {n for n, path in forms().items() if path.parent.name in folders}
+    assert {case.values[0] for case in CASES} == converted

@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RANKS = 4
-BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.04}
+BOUNDS = {  # of the largest value
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 0.01,
+    torch.bfloat16: 0.04,
+}
 FULL = {  # collective: which argument is the full tensor, how often it goes round
     "broadcast_": (0, 1),
     "allreduce_": (0, 2),
@@ -92,13 +97,21 @@ def same(
     say(f"right on every rank: {what}", group)
 
 
-def near(what: str, actual: Tensor, exact: Tensor, dtype: Any, group: Group) -> None:
+def near(
+    what: str,
+    actual: Tensor,
+    exact: Tensor,
+    dtype: torch.dtype,
+    group: Group,
+    least: float = 1e-6,
+) -> None:
     """Stop all ranks unless `actual` is in `dtype`, and `exact` as far as that tells.
 
-    `exact` is in float64, from the same inputs and weights.
+    `exact` is in float64, from the same inputs and weights; the bound is a share of its
+    largest value, or of `least` if that is larger.
     """
     assert actual.dtype == dtype, what
-    tolerance = BOUNDS[dtype] * max(1e-6, exact.abs().max().item())
+    tolerance = BOUNDS[dtype] * max(least, exact.abs().max().item())
     same(what, actual.double(), exact, tolerance, group)
 
 
