@@ -1,7 +1,7 @@
 """The self-check of a whiteboard form's download, on warm ranks.
 
-The download runs it on 4 ranks in float64; here it runs on groups of every size, on a
-part of the ranks, and in each dtype that the form takes.
+The download runs it on 4 ranks in float64; here it runs on groups of every size, on two
+groups side by side, and in each dtype.
 """
 
 import contextlib
@@ -14,9 +14,24 @@ import torch.distributed as dist
 from xtrain.copying.forms import forms
 from xtrain.copying.self_checks.harness import BOUNDS
 
+DP = "xtrain.whiteboard.data_parallel"
 CP = "xtrain.whiteboard.context_parallel"
 TP = "xtrain.whiteboard.tensor_parallel"
 CASES = [
+    pytest.param(
+        "distributed_data_parallel",
+        marks=pytest.mark.verifies(
+            f"{DP}.distributed_data_parallel:DistributedDataParallel"
+        ),
+    ),
+    pytest.param(
+        "distributed_sampler",
+        marks=pytest.mark.verifies(f"{DP}.distributed_sampler:DistributedSampler"),
+    ),
+    pytest.param(
+        "naive_data_parallel",
+        marks=pytest.mark.verifies(f"{DP}.naive_data_parallel:NaiveDataParallel"),
+    ),
     pytest.param(
         "all_gather_attention",
         marks=pytest.mark.verifies(f"{CP}.all_gather_attention:all_gather_attention"),
@@ -110,7 +125,7 @@ CASES = [
         ),
     ),
 ]
-SUB_GROUP = [1, 3]  # of 4 ranks
+HALVES = ([0, 2], [1, 3])  # of 4 ranks, side by side
 
 
 def checked(name: str) -> str:
@@ -119,8 +134,8 @@ def checked(name: str) -> str:
     file = importlib.import_module(f"xtrain.copying.self_checks.{folder}.{name}")
     groups = [None]
     if dist.get_world_size() == 4:
-        sub_group = dist.new_group(SUB_GROUP)
-        groups += [sub_group] * (dist.get_rank() in SUB_GROUP)
+        halves = [dist.new_group(members) for members in HALVES]
+        groups.append(halves[dist.get_rank() % 2])
     with contextlib.redirect_stdout(io.StringIO()) as said:
         for group in groups:
             for dtype in BOUNDS:
@@ -135,13 +150,11 @@ def checked(name: str) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_a_form_passes_its_self_check(world, name, size):
     said = world(size).run(checked, name)
-    assert said[0].count("right on every rank: ") >= len(BOUNDS)
-    if size == 4:
-        first, _ = SUB_GROUP
+    for first in (0, 1) if size == 4 else (0,):  # of the world, of each half
         assert said[first].count("right on every rank: ") >= len(BOUNDS)
 
 
 def test_every_converted_folder_is_whole():
-    folders = {"context_parallel", "tensor_parallel"}
+    folders = {"context_parallel", "data_parallel", "tensor_parallel"}
     converted = {n for n, path in forms().items() if path.parent.name in folders}
     assert {case.values[0] for case in CASES} == converted
