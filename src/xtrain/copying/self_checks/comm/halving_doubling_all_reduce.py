@@ -9,7 +9,8 @@ from xtrain.whiteboard.comm.halving_doubling_all_reduce import (
 )
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
     inputs = [randn(1000, seed=r) for r in range(size)]
     tensor = inputs[rank].clone()
     with Sent() as sent:

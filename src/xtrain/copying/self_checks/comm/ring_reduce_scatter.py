@@ -7,7 +7,8 @@ from xtrain.copying.self_checks.harness import Sent, randn, same, sends
 from xtrain.whiteboard.comm.ring_reduce_scatter import ring_reduce_scatter
 
 
-def check(rank: int, size: int) -> None:
+def check() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
     inputs = [randn(size * 250, seed=r) for r in range(size)]
     output = torch.empty(250)
     with Sent() as sent:
