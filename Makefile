@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test test-all test-slow browser verify verify-gpu record mutants check lint format types wheel clean
+.PHONY: help env dev site build serve test test-all test-rest test-slow browser verify verify-gpu record mutants check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -40,6 +40,7 @@ help:
 	@echo 'make browser   open the built pages in headless Chromium and check them'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
 	@echo 'make test-all  all sizes, layouts and dtypes: what CI runs and pages count'
+	@echo 'make test-rest what make test left out: the two together are test-all'
 	@echo 'make test-slow the tests in their long forms, with newly drawn inputs'
 	@echo 'make verify-gpu  run all lectures under NCCL on the GPUs here, record it'
 	@echo 'make record    keep what tests and build gave, to be committed with the code'
@@ -104,6 +105,10 @@ test: env
 
 test-all: env
 	$(TESTS) $(ARGS)
+
+# What `make test` leaves out.
+test-rest: env
+	$(TESTS) -p tests.tiers --rest $(ARGS)
 
 # What takes long, too, and inputs that no other run has drawn: the scheduled workflow.
 test-slow: env

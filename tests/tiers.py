@@ -6,7 +6,8 @@ A test that carries `verifies` is in the record with its seconds and the world s
 ran at. Of these the tier takes all that are cheap and, for every symbol, the cheapest
 test at each of two world sizes. Tests that prove no symbol run, but for LONG ones.
 
-Tests that are named, by a path or with -k, run whole.
+Tests that are named, by a path or with -k, run whole. With --rest, the tests run that
+the tier leaves out: the two runs together are `make test-all`.
 """
 
 import json
@@ -89,6 +90,12 @@ LONG = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rest", action="store_true", help="run what the quick tier leaves out"
+    )
+
+
 def are_named(config: pytest.Config) -> bool:
     return config.args_source is config.ArgsSource.ARGS or bool(config.option.keyword)
 
@@ -98,6 +105,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         return None
     record = symbols(RECORD)
     every = {test["id"] for tests in record.values() for test in tests}
+    if config.option.rest:
+        return "the rest: every test that the quick tier leaves out"
     return (
         f"quick tier: {len(record)} symbols at two world sizes by"
         f" {len(chosen(record)):,} of {len(every):,} tests, and what is cheap;"
@@ -115,11 +124,12 @@ def pytest_collection_modifyitems(
     here = {item.nodeid for item in items}
     known = {test["id"] for tests in record.values() for test in tests}
     taken = chosen(record, here)
-    kept, left = [], []
+    quick, rest = [], []
     for item in items:
         name = item.nodeid
         leave = is_long(name) or (name in known and name not in taken)
-        (left if leave else kept).append(item)
+        (rest if leave else quick).append(item)
+    kept, left = (rest, quick) if config.option.rest else (quick, rest)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
