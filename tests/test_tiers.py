@@ -99,6 +99,8 @@ def make_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> No
         (["-k", "known"], 4),
         (["test_suite.py"], 7),
         (["test_suite.py", "-n", "1"], 7),
+        (["--rest"], 4),
+        (["--rest", "-n", "2"], 4),
     ],
 )
 def test_the_tier_selects_unless_tests_are_named(

@@ -25,19 +25,23 @@ from .toy import Toy, batch, loss_of, make
 from .wrappers import is_sharded, wrap
 
 SUBGROUPS = [[0, 3], [1, 2]]
+Groups = tuple[ProcessGroup | None, ProcessGroup | None]
 
 
 def train(cases: list[Case]) -> list[dict[str, Tensor] | str]:
-    """On every rank: the weights after the last step of each case, or its error."""
+    """On every rank: the weights after the last step of each case, or its error.
+
+    Cases of one shape share their groups; after an error the next ones are new.
+    """
     results: list[dict[str, Tensor] | str] = []
+    made: dict[tuple[int, int], Groups] = {}
     for case in cases:
         setup = prepare(case)
-        stream, group, tensor = stream_of(setup, dist.get_rank()), None, None
-        if setup.tensor * setup.pipeline > 1:  # who hold a model together, in `tensor`
-            group, tensor = groups_of(setup.ranks, setup.tensor * setup.pipeline)
-        if setup.subgroups > 1:
-            groups = [dist.new_group(members) for members in SUBGROUPS]
-            group = groups[stream]
+        stream = stream_of(setup, dist.get_rank())
+        shape = setup.tensor * setup.pipeline, setup.subgroups
+        if shape not in made:
+            made[shape] = groups_for(setup, stream)
+        group, tensor = made[shape]
         try:
             if setup.pipeline > 1:
                 assert group is not None and tensor is not None
@@ -46,11 +50,29 @@ def train(cases: list[Case]) -> list[dict[str, Tensor] | str]:
                 results.append(Run(setup, group, stream, tensor).weights())
         except Exception as error:
             results.append(f"{type(error).__name__}: {error}")
-        for made in (group, tensor):
-            if made is not None:
-                dist.destroy_process_group(made)
-        gc.collect()  # a group's threads wake all the time, until nothing refers to it
+            destroy(made.pop(shape))
+    for groups in made.values():
+        destroy(groups)
+    made.clear()
+    group = tensor = None
+    gc.collect()  # a group's threads wake all the time, until nothing refers to it
     return results
+
+
+def groups_for(setup: Setup, stream: int) -> Groups:
+    """A rank's data group, and that of those who hold a model together in `tensor`."""
+    group, tensor = None, None
+    if setup.tensor * setup.pipeline > 1:
+        group, tensor = groups_of(setup.ranks, setup.tensor * setup.pipeline)
+    if setup.subgroups > 1:
+        group = [dist.new_group(members) for members in SUBGROUPS][stream]
+    return group, tensor
+
+
+def destroy(groups: Groups) -> None:
+    for group in groups:
+        if group is not None:
+            dist.destroy_process_group(group)
 
 
 def stream_of(setup: Setup, rank: int) -> int:
