@@ -128,7 +128,10 @@ def cases(odd):
     for wrap in (ddp, zero):
         for cap in (0, -1, NAN, INF, "25", None, True):
             yield lambda w=wrap, c=cap: w(bucket_cap_mb=c), f"bucket_cap_mb={cap!r} mus"
-    yield lambda: fsdp(compute_dtype=torch.int32), "compute_dtype=torch.int32 is not a fl"
+    yield (
+        lambda: fsdp(compute_dtype=torch.int32),
+        "compute_dtype=torch.int32 is not a f",
+    )
     for wrap in (ddp, naive, zero):
         yield lambda w=wrap: w(on_meta()), "is on the meta device"
     for limit in (-1.0, NAN):
