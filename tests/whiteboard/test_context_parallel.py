@@ -1,6 +1,7 @@
-"""What the self-checks of lc6's whiteboard forms leave to the suite.
+"""The whiteboard forms of lc6 equal one process: outputs, dq, dk and dv.
 
-Keys in parts, what is sent by how many messages, and what runs meanwhile.
+On groups of 1 to 4 ranks and on parts of the ranks, for every key heads and balance
+that a form takes, in float64, fp32 and 16 bits.
 """
 
 import itertools
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.context_parallel.attention_cases import dense, qkv
 from tests.devices import randn
+from tests.tensor_parallel.dense import sub_group
 from tests.whiteboard.ring_instead import ring_instead
 from xtrain import context_parallel as library
 from xtrain.comm import CommLedger
@@ -28,6 +30,7 @@ from xtrain.whiteboard.context_parallel.flash_attention_backward import (
     flash_attention_backward,
 )
 from xtrain.whiteboard.context_parallel.flash_attention_forward import (
+    TILE,
     flash_attention_forward,
 )
 from xtrain.whiteboard.context_parallel.online_softmax import online_softmax
@@ -60,11 +63,30 @@ GATHERED = (
 )
 ULYSSES = "xtrain.whiteboard.context_parallel.ulysses_attention:ulysses_attention"
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+GROUPS = [None, [0], [0, 1], [0, 1, 2], [1, 3]]
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.08,
+}
+"""Of the largest value, if above 1; one process has the same inputs in float64."""
+HEADS = [(2, 1), (3, 3), (6, 2)]
+
+
+def near(actual: Tensor, expected: Tensor, what: str, dtype) -> None:
+    assert actual.shape == expected.shape, what
+    allowed = TOLERANCE[dtype] * max(1.0, expected.abs().max().item())
+    error = (actual.detach().double() - expected).abs().max().item()
+    assert error <= allowed, f"{what}: {error} > {allowed}"
 
 
 def inputs(heads: int, key_heads: int, length: int, dtype) -> list[Tensor]:
     return [t.to(dtype) for t in qkv(heads, key_heads, length)]
+
+
+def of_one_process(tensors, causal, scale) -> list[Tensor]:
+    return dense(*(t.double() for t in tensors), causal, scale)
 
 
 # --- on one device --------------------------------------------------------------------
@@ -77,13 +99,36 @@ def test_online_softmax_is_the_librarys_for_any_block():
     scores[0, 0, :, :6] = -torch.inf  # whole blocks of it
     scores[1, 2, 3] = -torch.inf  # a row that sees nothing
     values = randn(2, 3, 13, 5, generator=generator)
-    for block_size, dtype in itertools.product((1, 2, 5, 13, 128), DTYPES):
+    for block_size, dtype in itertools.product((1, 2, 5, 13, 128), TOLERANCE):
         out, lse = online_softmax(scores.to(dtype), values.to(dtype), block_size)
+        low, low_values = scores.to(dtype).double(), values.to(dtype).double()
+        expected = torch.nan_to_num(low.softmax(-1)) @ low_values
+        near(out, expected, f"{dtype}, {block_size}", dtype)
         right_out, right_lse = library.online_softmax(
             scores.to(dtype), values.to(dtype)
         )
         assert (out.dtype, lse.dtype) == (right_out.dtype, right_lse.dtype)
         torch.testing.assert_close(lse, right_lse)
+        assert out[1, 2, 3].count_nonzero() == 0 and lse[1, 2, 3] == -torch.inf
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.verifies(FLASH, FLASH_BACK)
+def test_tiles_equal_one_softmax(causal):
+    for heads, key_heads in HEADS:
+        for length in (1, TILE - 1, TILE, 2 * TILE + 3):
+            many = length > TILE and heads == 6
+            for dtype in TOLERANCE if many else (torch.float64,):
+                q, k, v, grad = tensors = inputs(heads, key_heads, length, dtype)
+                for scale in (None, 0.3):
+                    out, lse = flash_attention_forward(q, k, v, causal, scale)
+                    grads = flash_attention_backward(
+                        grad, q, k, v, out, lse, causal, scale
+                    )
+                    expected = of_one_process(tensors, causal, scale)
+                    assert out.dtype == dtype
+                    for x, right in zip((out, *grads), expected, strict=True):
+                        near(x, right, f"{length}, {dtype}", dtype)
 
 
 def test_fewer_queries_than_keys_and_keys_in_parts():
@@ -92,7 +137,7 @@ def test_fewer_queries_than_keys_and_keys_in_parts():
     q, grad = q[:, :, :4], grad[:, :, :4]
     out, lse = flash_attention_forward(q, k, v, False)
     expected = dense(q, k, v, grad, False)
-    torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-12)
+    near(out, expected[0], "out", torch.float64)
     parts = [
         flash_attention_backward(grad, q, k_part, v_part, out, lse, False)
         for k_part, v_part in zip(k.split(5, 2), v.split(5, 2), strict=True)
@@ -100,16 +145,93 @@ def test_fewer_queries_than_keys_and_keys_in_parts():
     dq, dk, dv = zip(*parts, strict=True)
     for x, right in zip((sum(dq), torch.cat(dk, 2), torch.cat(dv, 2)), expected[1:],
                         strict=True):  # fmt: skip
-        torch.testing.assert_close(x, right, rtol=1e-12, atol=1e-12)
+        near(x, right, "gradients", torch.float64)
 
 
 # --- over ranks -----------------------------------------------------------------------
+
+
+def on_every_group(case, *args) -> None:
+    for members in GROUPS:
+        group = sub_group(members) if members else None
+        if members is None or group is not None:
+            case(group, dist.get_world_size(group), *args)
+
+
+def ring(q, k, v, grad, causal, balance, scale, group) -> list[Tensor]:
+    how = causal, balance, scale, group
+    out, lse = ring_attention_forward(q, k, v, *how)
+    return [out, *ring_attention_backward(grad, q, k, v, out, lse, *how)]
 
 
 def gathered(q, k, v, grad, causal, balance, scale, group) -> list[Tensor]:
     q, k, v = (t.clone().requires_grad_() for t in (q, k, v))
     out = all_gather_attention(q, k, v, causal, scale, group)
     return [out, *torch.autograd.grad(out, (q, k, v), grad)]
+
+
+def ulysses(q, k, v, grad, causal, balance, scale, group) -> list[Tensor]:
+    q, k, v = (t.clone().requires_grad_() for t in (q, k, v))
+    out = ulysses_attention(q, k, v, causal, scale, group)
+    return [out, *torch.autograd.grad(out, (q, k, v), grad)]
+
+
+LAYOUTS = {ring: ("none", "zigzag"), gathered: ("none",), ulysses: ("none",)}
+
+
+def attention_case(group, size, form) -> None:
+    for heads, key_heads in HEADS:
+        factor = size if form is ulysses else 1
+        for local, balance in itertools.product((2, 5, 10), LAYOUTS[form]):
+            if balance == "zigzag" and local % 2:
+                continue
+            many = local == 10 and heads == 6
+            for dtype in TOLERANCE if many else (torch.float64,):
+                for causal, scale in ((True, None), (False, 0.3), (False, 0.0)):
+                    tensors = inputs(factor * heads, key_heads, local * size, dtype)
+                    mine = [shard_sequence(t, 2, balance, group) for t in tensors]
+                    kept = [t.clone() for t in mine]
+                    found = form(*mine, causal, balance, scale, group)
+                    expected = of_one_process(tensors, causal, scale)
+                    names = ("out", "dq", "dk", "dv")
+                    for name, x, whole in zip(names, found, expected, strict=True):
+                        part = shard_sequence(whole, 2, balance, group)
+                        near(x, part, f"{name} {heads} {balance} {dtype}", dtype)
+                    assert all(map(torch.equal, mine, kept)), "inputs written"
+
+
+@pytest.mark.verifies(RING, RING_BACK, SHARD)
+def test_the_ring_equals_one_process(world):
+    world(4).run(on_every_group, attention_case, ring)
+
+
+@pytest.mark.verifies(GATHERED)
+def test_all_gather_equals_one_process(world):
+    world(4).run(on_every_group, attention_case, gathered)
+
+
+@pytest.mark.verifies(ULYSSES)
+def test_ulysses_equals_one_process(world):
+    world(4).run(on_every_group, attention_case, ulysses)
+
+
+def split_case(group, size) -> None:
+    x = torch.arange(24 * size * 6).view(2, 12 * size, 6)
+    for balance in ("none", "striped", "zigzag"):
+        for dim in (1, -2):
+            part = shard_sequence(x, dim, balance, group)
+            assert torch.equal(part, library.shard_sequence(x, dim, balance, group))
+    seen = torch.zeros(1)
+    positions = shard_sequence(torch.arange(12 * size), 0, "zigzag", group)
+    seen += (positions + 1).sum()
+    keys = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(keys, seen, group=group)
+    assert len({k.item() for k in keys}) == 1, "keys that causal queries see"
+
+
+@pytest.mark.verifies(SHARD)
+def test_the_split_is_the_librarys_and_zigzag_is_balanced(world):
+    world(4).run(on_every_group, split_case)
 
 
 # --- what they send, and when ---------------------------------------------------------

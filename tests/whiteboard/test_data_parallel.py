@@ -1,18 +1,28 @@
-"""What the self-checks of lc2's whiteboard forms leave to the suite.
+"""The whiteboard forms of lc2 pass the library forms' checks, inside their limits.
 
-Branches that a rank leaves out, buckets that leave early, bytes of uneven chunks.
+Model, batches and the one process that they are compared with are those of
+tests/data_parallel: every rank starts from weights of its own.
 """
+
+import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import data
 
+from tests.data_parallel.test_groups import SIZE
 from tests.data_parallel.test_naive import TwoRoads
 from tests.training import (
+    adamw,
     batch_of,
+    largest_difference,
     loss_of,
     make_model,
+    my_group,
+    reference,
+    reference_of_group,
 )
 from tests.whiteboard.ring_instead import ring_instead
 from xtrain.comm import CommLedger
@@ -30,11 +40,37 @@ NAIVE = "xtrain.whiteboard.data_parallel.naive_data_parallel:NaiveDataParallel"
 DDP = (
     "xtrain.whiteboard.data_parallel.distributed_data_parallel:DistributedDataParallel"
 )
+STEPS = 5
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
+
+
+@pytest.mark.verifies(SAMPLER)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_sampler_deals_torchs_indices(size):
+    for length, shuffle, drop_last, seed in itertools.product(
+        (0, 1, 2, 3, 5, 13, 101), (False, True), (False, True), (0, 7)
+    ):
+        for rank in range(size):
+            options = (range(length), size, rank, shuffle, seed, drop_last)
+            ours = DistributedSampler(*options)
+            if length == 0:
+                assert list(ours) == []
+                continue
+            theirs = data.DistributedSampler(*options)
+            for epoch in (0, 1, 5):
+                ours.set_epoch(epoch)
+                theirs.set_epoch(epoch)
+                assert list(ours) == list(theirs), (options, epoch)
+                assert len(ours) == len(theirs)
 
 
 def from_the_group():
     return list(DistributedSampler(range(6), shuffle=False))
+
+
+@pytest.mark.verifies(SAMPLER)
+def test_the_sampler_asks_the_group_for_rank_and_size(world):
+    assert world(3).run(from_the_group) == [[0, 3], [1, 4], [2, 5]]
 
 
 def wrap(kind, bare, cap=25, group=None):
@@ -48,10 +84,74 @@ def reduce(kind, model):
         model.reduce_gradients()
 
 
+def train(kind, cap, micro_batches, frozen):
+    rank = dist.get_rank()
+    bare = make_model(100 + rank if rank else 0, frozen)
+    model = wrap(kind, bare, cap)
+    optimizer = adamw([p for p in model.parameters() if p.requires_grad])
+    first = None
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            loss_of(model, batch_of(step, micro, rank)).backward()
+        reduce(kind, model)
+        first = first or [p.grad.clone() for p in bare.parameters() if p.requires_grad]
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(bare.state_dict()), first
+
+
+def gradients_of_one_process(size, micro_batches, frozen):
+    model = make_model(0, frozen)
+    for micro, rank in itertools.product(range(micro_batches), range(size)):
+        (loss_of(model, batch_of(0, micro, rank)) / size).backward()
+    return [p.grad for p in model.parameters() if p.requires_grad]
+
+
+CASES = [
+    pytest.param("naive", 25, 2, True, marks=pytest.mark.verifies(NAIVE)),
+    pytest.param("ddp", 25, 1, False, marks=pytest.mark.verifies(DDP)),
+    pytest.param("ddp", TINY, 2, True, marks=pytest.mark.verifies(DDP)),
+]
+
+
+@pytest.mark.parametrize(("kind", "cap", "micro_batches", "frozen"), CASES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_gradients_and_weights_equal_one_process(
+    world, size, kind, cap, micro_batches, frozen
+):
+    weights = reference(size, STEPS, micro_batches, frozen=frozen)
+    expected = gradients_of_one_process(size, micro_batches, frozen)
+    results = world(size).run(train, kind, cap, micro_batches, frozen)
+    for state, gradients in results:
+        assert largest_difference(state, weights) < 1e-12
+        assert largest_difference(state, results[0][0]) == 0.0
+        for mine, whole in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(mine, whole, rtol=0, atol=1e-12)
+
+
+def train_in_a_group(kind):
+    number, group, index = my_group()
+    bare = make_model(20 + number if index == 0 else 90 + dist.get_rank())
+    model = wrap(kind, bare, TINY, group)
+    optimizer = adamw(model.parameters())
+    for step in range(3):
+        loss_of(model, batch_of(step, number, index)).backward()
+        reduce(kind, model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return number, dict(bare.state_dict())
+
+
 KINDS = [
     pytest.param("naive", marks=pytest.mark.verifies(NAIVE)),
     pytest.param("ddp", marks=pytest.mark.verifies(DDP)),
 ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_train_for_themselves(world, kind):
+    for number, state in world(SIZE).run(train_in_a_group, kind):
+        assert largest_difference(state, reference_of_group(number, 3)) < 1e-12
 
 
 def other_roads(kind):
@@ -71,6 +171,30 @@ def test_what_takes_no_part_counts_as_zero(world, kind):
         assert left.item() == pytest.approx(101 / 3)
         assert right.item() == pytest.approx(10 / 3)
         assert frozen is None
+
+
+def in_other_dtypes(kind):
+    rank, differences = dist.get_rank(), []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        bare = nn.Linear(3, 5).to(dtype)
+        model = wrap(kind, bare, 2**-16)
+        for factor in (1.0, 2.0):  # onto gradients that stay
+            (
+                model(torch.full((2, 3), factor * (1 + rank), dtype=dtype)).sum()
+            ).backward()
+            if kind == "ddp" or factor == 2.0:
+                reduce(kind, model)
+        size = dist.get_world_size()
+        mean = 2 * 3 * (1 + size) / 2
+        assert bare.weight.grad.dtype == dtype
+        differences.append((bare.weight.grad.double() - mean).abs().max().item())
+    return differences
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_dtype_and_gradients_that_stay(world, kind):
+    for differences in world(4).run(in_other_dtypes, kind):
+        assert max(differences) == 0.0  # small whole numbers are exact
 
 
 def overlapped():

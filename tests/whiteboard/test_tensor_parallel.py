@@ -1,9 +1,10 @@
-"""What the self-checks of lc4's whiteboard forms leave to the suite.
+"""The whiteboard forms of lc4 pass the library forms' checks, inside their limits.
 
-A model made of them, positions as the library turns them, second derivatives, and what
-they send by which collective.
+Every output and every gradient is compared with that of the whole module in float64, on
+groups of 1 to 4 ranks and on a part of the ranks; what is cut is cut from its weights.
 """
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from tests.tensor_parallel.dense import close, fill, mine, random_of
-from tests.tensor_parallel.test_blocks import config_of
+from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.test_blocks import config_of, heads_of
+from tests.tensor_parallel.test_cross_entropy import cases
+from tests.tensor_parallel.test_embedding import ids_at_every_boundary
 from tests.whiteboard.ring_instead import ring_instead
 from xtrain.comm import CommLedger
 from xtrain.copying.forms import forms, header
@@ -79,8 +82,110 @@ MATMUL_SCATTER = (
 )
 ROTARY = "xtrain.whiteboard.tensor_parallel.rotary_embedding:rotary_embedding"
 
+GROUPS = [None, [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 3]]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.04}
+"""Of the largest value; the whole module gets the same rounded weights and inputs."""
 ROWS_OF = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
 INNER_OF = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
+
+
+def on_every_group(case) -> None:
+    """Run `case(group, size, dtype)` on all groups that this rank is in."""
+    for members in GROUPS:
+        group = sub_group(members) if members else None
+        if members is None or group is not None:
+            for dtype in TOLERANCE:
+                case(group, dist.get_world_size(group), dtype)
+
+
+def rounded(module: nn.Module, dtype) -> tuple[nn.Module, nn.Module]:
+    """The module in `dtype`, and one in float64 with the same weights."""
+    low = fill(module).to(dtype)
+    return low, copy.deepcopy(low).double()
+
+
+def near(actual, expected, dtype, what: str) -> None:
+    assert actual.dtype == dtype, what
+    assert actual.shape == expected.shape, what
+    allowed = TOLERANCE[dtype] * max(1e-6, expected.abs().max().item())
+    error = (actual.detach().double() - expected.detach()).abs().max().item()
+    assert error <= allowed, f"{what}: {error} > {allowed} in {dtype}"
+
+
+def leaves(x, split_dim=None, group=None):
+    """The whole input in float64, and what a rank is given; both want gradients."""
+    local = x if split_dim is None else mine(x, split_dim, group)
+    return x.double().clone().requires_grad_(), local.clone().requires_grad_()
+
+
+# --- linear layers --------------------------------------------------------------------
+
+
+def column_case(group, size, dtype) -> None:
+    for shape in ((5,), (3, size), (1, 3 * size)):
+        for bias in (False, True):
+            low, dense = rounded(nn.Linear(2 * size, 3 * size, bias), dtype)
+            layer = ColumnParallelLinear(low, group)
+            whole, local = leaves(random_of(3, *shape, 2 * size, dtype=dtype))
+            grad = random_of(4, *shape, 3 * size, dtype=dtype)
+            for times in (1, 2):  # gradients add up
+                y, out = dense(whole), layer(local)
+                y.backward(grad.double())
+                out.backward(mine(grad, -1, group))
+                near(out, mine(y, -1, group), dtype, "y")
+                near(local.grad, whole.grad, dtype, f"dX {times}")
+                for name, parameter in layer.named_parameters():
+                    full = dense.get_parameter(name).grad
+                    near(parameter.grad, mine(full, 0, group), dtype, name)
+
+
+@pytest.mark.verifies(COLUMN)
+def test_a_column_layer_has_its_slice_of_the_whole_layer(world):
+    world(4).run(on_every_group, column_case)
+
+
+def row_case(group, size, dtype) -> None:
+    for shape in ((5,), (3, size), (1, 3 * size)):
+        for bias in (False, True):
+            low, dense = rounded(nn.Linear(2 * size, 3 * size, bias), dtype)
+            layer = RowParallelLinear(low, group)
+            x = random_of(3, *shape, 2 * size, dtype=dtype)
+            whole, local = leaves(x, -1, group)
+            grad = random_of(4, *shape, 3 * size, dtype=dtype)
+            for times in (1, 2):
+                y, out = dense(whole), layer(local)
+                y.backward(grad.double())
+                out.backward(grad)
+                near(out, y, dtype, "y")
+                near(local.grad, mine(whole.grad, -1, group), dtype, f"dX {times}")
+                part = mine(dense.weight.grad, 1, group)
+                near(layer.weight.grad, part, dtype, "dW")
+                if bias:
+                    near(layer.bias.grad, dense.bias.grad, dtype, "db")
+
+
+@pytest.mark.verifies(ROW)
+def test_a_row_layer_adds_up_to_the_whole_layer(world):
+    world(4).run(on_every_group, row_case)
+
+
+def ring_case(group, size, dtype) -> None:
+    for shape, dim in (((size,), 0), ((3, 2 * size), 1), ((size, 3), 0)):
+        x = random_of(3, *shape, 2 * size, dtype=dtype)
+        weights = [random_of(n, 3 * size, 2 * size, dtype=dtype) for n in (4, 5)]
+        whole = [F.linear(x.double(), weight.double()) for weight in weights]
+        rows = [mine(weight, 0, group) for weight in weights]
+        found = ring_all_gather_matmul(mine(x, dim, group), rows, dim, group)
+        for y, expected in zip(found, whole, strict=True):
+            near(y, mine(expected, -1, group), dtype, "gathered")
+        columns, features = mine(weights[0], 1, group), mine(x, -1, group)
+        y = ring_matmul_reduce_scatter(features, columns, dim, group)
+        near(y, mine(whole[0], dim, group), dtype, "scattered")
+
+
+@pytest.mark.verifies(GATHER_MATMUL, MATMUL_SCATTER)
+def test_ring_matmuls_are_those_of_one_device(world):
+    world(4).run(on_every_group, ring_case)
 
 
 def ring_traffic() -> list[tuple[str, int, list[int]]]:
@@ -114,6 +219,84 @@ def test_ring_matmuls_send_what_the_headers_say(world, size):
             assert sent == [nbytes // size] * (size - 1), name
 
 
+# --- vocabulary -----------------------------------------------------------------------
+
+
+def embedding_case(group, size, dtype) -> None:
+    low, dense = rounded(nn.Embedding(5 * size, 3 * size), dtype)
+    ids = ids_at_every_boundary(5 * size, size)
+    grad = random_of(9, *ids.shape, 3 * size, dtype=dtype)
+    y = dense(ids)
+    y.backward(grad.double())
+    layer = VocabParallelEmbedding(low, group)
+    out = layer(ids)
+    assert torch.equal(out, low(ids))  # one owner and zeros: no rounding
+    out.backward(grad)
+    near(layer.weight.grad, mine(dense.weight.grad, 0, group), dtype, "rows")
+
+
+@pytest.mark.verifies(TABLE)
+def test_an_embedding_has_the_rows_of_the_whole_table(world):
+    world(4).run(on_every_group, embedding_case)
+
+
+def loss_case(group, size, dtype) -> None:
+    for logits, labels in cases(size):
+        logits = logits.to(dtype)
+        whole, local = leaves(logits, -1, group)
+        expected = F.cross_entropy(
+            whole.flatten(0, 1), labels.flatten(), None, None, -7
+        )
+        expected.backward(torch.tensor(1.5).double())
+        loss = vocab_parallel_cross_entropy(local, labels, -7, group=group)
+        wide = torch.promote_types(dtype, torch.float32)
+        near(loss, expected, wide, "loss")
+        loss.backward(torch.tensor(1.5, dtype=wide))
+        near(local.grad, mine(whole.grad, -1, group), dtype, "dX")
+        assert torch.equal(local.detach(), mine(logits, -1, group)), "logits written"
+
+
+@pytest.mark.verifies(LOSS)
+def test_losses_and_gradients_are_torchs(world):
+    world(4).run(on_every_group, loss_case)
+
+
+def no_labels_and_default() -> None:
+    logits = random_of(1, 3, 4).requires_grad_()
+    loss = vocab_parallel_cross_entropy(logits, torch.full((3,), -100))
+    loss.backward()
+    assert loss == 0 and logits.grad.count_nonzero() == 0
+
+
+@pytest.mark.verifies(LOSS)
+def test_without_labels_the_loss_is_zero(world):
+    world(2).run(no_labels_and_default)
+
+
+# --- blocks ---------------------------------------------------------------------------
+
+
+def mlp_case(group, size, dtype) -> None:
+    low, dense = rounded(SwiGLU(config_of(4, 2, 5 * size)), dtype)
+    mlp = TensorParallelMLP(low, group)
+    x = random_of(5, 3, 7, 6, dtype=dtype)
+    grad = random_of(6, *x.shape, dtype=dtype)
+    whole, local = leaves(x)
+    y, out = dense(whole), mlp(local)
+    y.backward(grad.double())
+    out.backward(grad)
+    near(out, y, dtype, "y")
+    near(local.grad, whole.grad, dtype, "dX")
+    for name, dim in INNER_OF.items():
+        full = dense.get_submodule(name).weight.grad
+        near(mlp.get_parameter(name).grad, mine(full, dim, group), dtype, name)
+
+
+@pytest.mark.verifies(MLP)
+def test_an_mlp_is_that_of_one_device(world):
+    world(4).run(on_every_group, mlp_case)
+
+
 def repeated(full, name: str, replicas: int):
     """A weight of key heads, each as often as it has replicas; others as they are."""
     if name not in ("k_proj", "v_proj"):
@@ -121,8 +304,68 @@ def repeated(full, name: str, replicas: int):
     return full.unflatten(0, (-1, 4)).repeat_interleave(replicas, 0).flatten(0, 1)
 
 
+def attention_case(group, size, dtype) -> None:
+    for heads, key_heads in heads_of(size):
+        config = config_of(heads, key_heads, size)
+        low, dense = rounded(Attention(config), dtype)
+        layer = TensorParallelAttention(low, group, head_dim=4)
+        positions = torch.arange(3 * size + 1) * 7
+        angles = rope_cos_sin(
+            positions, 4, 10_000.0, config.rope_scaling, torch.float64
+        )
+        x = random_of(6, 2, 3 * size + 1, 6, dtype=dtype)
+        grad = random_of(7, *x.shape, dtype=dtype)
+        whole, local = leaves(x)
+        y = dense(whole, positions)
+        out = layer(local, lambda t, angles=angles: apply_rotary(t, *angles))
+        y.backward(grad.double())
+        out.backward(grad)
+        near(out, y, dtype, "y")
+        near(local.grad, whole.grad, dtype, "dX")
+        replicas = key_replicas(key_heads, size)
+        for name, dim in ROWS_OF.items():
+            full = repeated(dense.get_submodule(name).weight.grad, name, replicas)
+            part = mine(full, dim, group)
+            near(layer.get_parameter(name).grad, part, dtype, f"{name} {key_heads}")
+
+
+@pytest.mark.verifies(HEADS)
+def test_attention_is_that_of_one_device_for_any_number_of_key_heads(world):
+    world(4).run(on_every_group, attention_case)
+
+
+def region_case(group, size, dtype) -> None:
+    norm, whole_norm = rounded(nn.RMSNorm(6, 1e-5), dtype)
+    low, dense = rounded(SwiGLU(config_of(4, 2, 5 * size)), dtype)
+    block = SwiGLU(config_of(4, 2, 5)).to(dtype)
+    with torch.no_grad():
+        for name, dim in INNER_OF.items():
+            weight = low.get_submodule(name).weight
+            block.get_submodule(name).weight.copy_(mine(weight, dim, group))
+    region = SequenceParallelRegion(norm, block, group)
+    x = random_of(5, 3, 2 * size, 6, dtype=dtype)
+    grad = random_of(6, *x.shape, dtype=dtype)
+    whole, local = leaves(x, 1, group)
+    for times in (1, 2):
+        y, out = whole + dense(whole_norm(whole)), region(local)
+        y.backward(grad.double())
+        out.backward(mine(grad, 1, group))
+        near(out, mine(y, 1, group), dtype, "y")
+        near(local.grad, mine(whole.grad, 1, group), dtype, f"dX {times}")
+        near(norm.weight.grad, whole_norm.weight.grad, dtype, f"norm {times}")
+        for name, dim in INNER_OF.items():
+            full = dense.get_submodule(name).weight.grad
+            part = mine(full, dim, group)
+            near(block.get_submodule(name).weight.grad, part, dtype, name)
+
+
+@pytest.mark.verifies(REGION)
+def test_a_region_of_sequence_slices_is_that_of_one_device(world):
+    world(4).run(on_every_group, region_case)
+
+
 @pytest.mark.verifies(ROTARY)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TOLERANCE)
 def test_rotary_positions_are_the_librarys(dtype):
     for shape in ((5,), (2, 5)):  # the same for the batch, or each its own
         positions = (random_of(2, *shape).abs() * 40_000).long()
@@ -132,6 +375,13 @@ def test_rotary_positions_are_the_librarys(dtype):
             cos, sin = rope_cos_sin(positions, 8, theta, None, wide)
             turned = rotary_embedding(x, positions, theta)
             assert torch.equal(turned, apply_rotary(x, cos, sin))
+            if dtype == torch.float64:  # pairs as complex numbers
+                frequencies = theta ** (-torch.arange(4).double() / 4)
+                angles = positions[..., None, :, None] * frequencies
+                unit = torch.polar(torch.ones_like(angles), angles)
+                pairs = torch.complex(*turned.chunk(2, -1))
+                exact = torch.complex(*x.chunk(2, -1)) * unit
+                torch.testing.assert_close(pairs, exact, rtol=0, atol=1e-9)
 
 
 # --- together -------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from xtrain.copying.self_checks.harness import Sent, randn, same, sends
 from xtrain.whiteboard.comm.exchange import exchange
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     right, left = (rank + 1) % size, (rank - 1) % size
     outgoing, incoming = randn(1000, seed=rank), torch.empty(1000)
     with Sent() as sent:

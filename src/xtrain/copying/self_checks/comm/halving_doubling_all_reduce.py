@@ -9,8 +9,7 @@ from xtrain.whiteboard.comm.halving_doubling_all_reduce import (
 )
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     inputs = [randn(1000, seed=r) for r in range(size)]
     tensor = inputs[rank].clone()
     with Sent() as sent:

@@ -7,8 +7,7 @@ from xtrain.copying.self_checks.harness import Sent, randn, same, sends
 from xtrain.whiteboard.comm.hierarchical_all_reduce import hierarchical_all_reduce
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     nodes = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     peers = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     inputs = [randn(1000, seed=r) for r in range(size)]

@@ -7,8 +7,7 @@ from xtrain.copying.self_checks.harness import Sent, randn, same, sends
 from xtrain.whiteboard.comm.ring_reduce_scatter import ring_reduce_scatter
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     inputs = [randn(size * 250, seed=r) for r in range(size)]
     output = torch.empty(250)
     with Sent() as sent:

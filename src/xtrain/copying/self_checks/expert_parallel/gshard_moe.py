@@ -10,8 +10,7 @@ from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, send
 from xtrain.whiteboard.expert_parallel.gshard_moe import GShardMoE
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     shapes = {"gate_proj": (8, 5, 6), "up_proj": (8, 5, 6), "down_proj": (8, 6, 5)}
     whole = {
         name: randn(*shape, seed=i, dtype=torch.float64).requires_grad_()

@@ -12,8 +12,7 @@ from xtrain.whiteboard.expert_parallel.overlapped_all_to_all import (
 )
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     weights = [randn(6, 6, seed=s, dtype=torch.float64) for s in (1, 2, 3, 4)]
     done: list[int] = []
 

@@ -3,7 +3,6 @@
 import copy
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,8 +17,7 @@ def loss_fn(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return F.cross_entropy(output, target, reduction="sum"), (target >= 0).sum()
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     torch.manual_seed(0)  # the same whole model on every rank
     blocks = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(4)]
     model = nn.Sequential(*blocks[:3], nn.Linear(HIDDEN, CLASSES)).double()

@@ -7,7 +7,7 @@ from xtrain.copying.self_checks.harness import Sent, randn, same, sends
 from xtrain.whiteboard.zero.adamw import AdamW
 
 
-def check() -> None:
+def check(rank: int, size: int) -> None:
     start = randn(50, seed=0, dtype=torch.float64)
     mine, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     optimizers = [

@@ -1,15 +1,13 @@
 """The norm and the clipped shards are those of torch's function on all gradients."""
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from xtrain.copying.self_checks.harness import Sent, randn, same, sends
 from xtrain.whiteboard.zero.clip_grad_norm import clip_grad_norm
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     whole = nn.Parameter(torch.zeros(1000))
     whole.grad = randn(1000, seed=0)
     shard = whole.grad.chunk(size)[rank].clone()

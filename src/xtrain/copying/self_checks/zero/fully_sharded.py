@@ -26,8 +26,7 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return randn(3, 8, seed=10 * step + rank, dtype=torch.float64)
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     alone = Blocks(0).double()
     model = FullySharded(Blocks(rank).double())  # rank 0's weights go to all
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.02) for m in (alone, model)]

@@ -1,7 +1,6 @@
 """Five AdamW steps on shards equal five of one process on all four batches."""
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from xtrain.copying.self_checks.harness import Sent, randn, same, say, sends
@@ -17,8 +16,7 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return randn(3, 8, seed=10 * step + rank, dtype=torch.float64)
 
 
-def check() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+def check(rank: int, size: int) -> None:
     alone, model = chain(), FullyShardedPrefetch(chain())
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.02) for m in (alone, model)]
     for step in range(5):
