@@ -184,7 +184,8 @@ def rows(fence: fences.Fence) -> list[str] | None:
     head, align, *shown = fence.body[first:last]
     body = [filled(row, **one) for one in bindings(clause) for row in shown]
     caption = filled(" ".join(fence.body[last:]))
-    return ["", filled(head), align, *body, "", caption, "{ .xt-caption }", ""]
+    below = [caption, "{ .xt-caption }", ""] if caption else []
+    return ["", filled(head), align, *body, "", *below]
 
 
 def bindings(clause: str) -> list[dict[str, Any]]:

@@ -24,10 +24,16 @@ def render(text: str) -> str:
 
 
 def page_rows(page: str, header: str) -> list[list[str]]:
-    """The cells of the one table on a page whose header begins so, computed."""
+    """The cells of the one table on a page whose header begins so, computed.
+
+    An empty first cell of the header does not count.
+    """
     lines = (config.PAGES / page).read_text().splitlines()
     lines = fences.replace(lines, values.rows)
-    (start,) = (i for i, line in enumerate(lines) if line.startswith(f"| {header}"))
+    (start,) = (
+        i for i, line in enumerate(lines)
+        if line.startswith("|") and line.lstrip("| ").startswith(header)
+    )  # fmt: skip
     rows = []
     for line in lines[start + 2 :]:
         if not line.startswith("|"):

@@ -42,7 +42,7 @@ def test_the_table_of_traffic_adds_up():
 def test_the_search_of_the_page():
     found = choosing.fit_70b_found()
     assert choosing.fit_70b_tried() == found.tried
-    ranked = page_rows("planning/index.md", "| layout")
+    ranked = page_rows("planning/index.md", "layout")
     assert [row[0] for row in ranked] == [str(place) for place in range(1, 9)]
     assert any(row[1] == "TP8 PP2 DP4 ZeRO\u20111" for row in ranked)
     first, last = found.found[0].seconds, found.found[7].seconds

@@ -124,6 +124,11 @@ def test_rows_that_cannot_be_computed_stop_the_build(old, new, why):
         render(ROWS.replace(old, new))
 
 
+def test_rows_need_no_caption():
+    out = render(ROWS.replace("The caption {{ 1 + 1 }}.\n", ""))
+    assert out.count("<tr>") == 3 and "xt-caption" not in out
+
+
 def test_numbers_typed_into_rows_are_found():
     assert guards.typed_numbers(ROWS) == []
     assert guards.typed_numbers(ROWS.replace("{{ n }}", "2 ms")) == [
