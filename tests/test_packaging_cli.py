@@ -12,6 +12,8 @@ import pytest
 import xtrain
 from xtrain import cli
 from xtrain.doctor import Finding, command, gpus, installed, ranks, record
+from xtrain.evidence.results import value_of
+from xtrain.evidence.store import Entry, Store
 
 
 def run_cli(*words: str) -> subprocess.CompletedProcess[str]:
@@ -197,12 +199,10 @@ def test_doctor_reads_the_record(
 ) -> None:
     monkeypatch.setattr(record, "record_folder", lambda: tmp_path)
     assert record.check_record().state == "note"
-    data = {
-        "created": "2026-11-21T10:00:00",
-        "torch": "2.13.0",
-        "symbols": {"a:b": {}},
-    }
-    (tmp_path / "gloo-cpu.json").write_text(json.dumps(data))
+    ran: dict[str, list[tuple[str, int]] | None] = {"a:b": [("gloo", 2)], "a:c": None}
+    entry = Entry("1234", "2.13", ()).with_value(value_of("passed", 0.1, ran))
+    about = {"created": "2026-11-21T10:00:00", "torch": "2.13.0"}
+    Store(tmp_path / "gloo-cpu.json", tmp_path).write({"test_a": entry}, about)
     finding = record.check_record()
     assert finding.state == "ok"
     assert "1 symbols, 2026-11-21, torch 2.13.0" in finding.text

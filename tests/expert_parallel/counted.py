@@ -29,7 +29,9 @@ from xtrain_docs.lectures.lc7.runs_dispatch import (
 def own_tokens(requires_grad: bool = False) -> Tensor:
     """This rank's tokens, other ones on each."""
     generator = torch.Generator().manual_seed(rank_and_size(None)[0])
-    x_TH = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
+    x_TH = torch.randn(
+        TOKENS, HIDDEN, dtype=torch.float64, generator=generator, device="cpu"
+    )
     return x_TH.requires_grad_(requires_grad)
 
 

@@ -1,6 +1,5 @@
 """No rank and no file outlives the program that made them, however it ends."""
 
-import json
 import os
 import re
 import signal
@@ -12,6 +11,8 @@ import pytest
 
 from tests.testing import ranks
 from tests.testing.processes import alive, session, wait_until
+from xtrain.evidence.results import by_symbol
+from xtrain.evidence.store import Store
 from xtrain.testing import RankDied, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,9 +139,10 @@ def test_a_killed_xdist_worker_takes_its_ranks_along(scratch):
     assert "1 failed, 3 passed" in output, output
     assert "crashed while running" in output
     wait_until(lambda: session(process.pid) == [])
-    record = json.loads((scratch / "build/verification/gloo-cpu.json").read_text())
-    tests = record["symbols"]["xtrain.testing.world:World"]["tests"]
-    assert [(t["id"], t["outcome"], t["places"]) for t in tests] == [
+    path = scratch / "build" / "verification" / "gloo-cpu.json"
+    entries = Store(path, scratch).read()
+    tests = by_symbol(entries)["xtrain.testing.world:World"]
+    assert [(t.id, t.outcome, t.places) for t in tests] == [
         (f"test_inner.py::test_fine[{size}]", "passed", []) for size in (1, 2, 3)
     ]
 

@@ -24,10 +24,16 @@ def check_record() -> Finding:
     for file in files:
         try:
             record = json.loads(file.read_text())
-            symbols = record["symbols"]
+            about = record["about"]
+            symbols = {
+                symbol
+                for entry in record["entries"].values()
+                for symbol, places in entry["value"]["ran"].items()
+                if places is not None
+            }
             texts.append(
-                f"{file} ({len(symbols)} symbols, {record['created'][:10]}, "
-                f"torch {record['torch']})"
+                f"{file} ({len(symbols)} symbols, {about['created'][:10]}, "
+                f"torch {about['torch']})"
             )
         except (ValueError, KeyError, TypeError) as error:
             return Finding("record", "problem", f"{file} cannot be read: {error!r}")
