@@ -32,7 +32,7 @@ def own_tokens(requires_grad: bool = False) -> Tensor:
     x_TH = torch.randn(
         TOKENS, HIDDEN, dtype=torch.float64, generator=generator, device="cpu"
     )
-    return x_TH.requires_grad_(requires_grad)
+    return x_TH.to(torch.get_default_device()).requires_grad_(requires_grad)
 
 
 # ------------------------------------------------------------ all-to-alls of a layer

@@ -29,7 +29,8 @@ Layer = Callable[[int], nn.Module]
 def drawn(seed: int, *shape: int) -> Tensor:
     """The same numbers on every rank."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return x.to(torch.get_default_device())
 
 
 def layer(stage: int) -> nn.Module:
