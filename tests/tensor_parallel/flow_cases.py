@@ -126,7 +126,9 @@ class Case:
 
 
 def ids(*shape: int) -> Tensor:
-    return torch.randint(V, shape, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.randint(V, shape, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 def ends(**named: tuple[str, str]) -> dict[str, tuple[str, str]]:
