@@ -285,7 +285,8 @@ def test_a_link_to_a_test_opens_its_code_on_the_page(browser):
     assert not browser.run(f"return {shown}.open")
     browser.run(f"{link}.click()")
     wait(lambda: browser.run(f"return {shown}.open"), what="the code of the test")
-    assert "def test_" in browser.run(f"return {shown}.querySelector('code').innerText")
+    text = f"return {shown}.querySelector('code').innerText"
+    wait(lambda: "def test_" in browser.run(text), what="its code to be shown")
 
 
 def axe_script() -> str | None:
@@ -368,7 +369,9 @@ def test_code_takes_the_height_that_was_kept_for_it(browser, width):
 def test_what_scrolls_sideways_is_reached_by_keyboard_once_it_is_near(browser):
     browser.screen(390, 800)
     browser.open("en/lc3-zero/stage-3/")
-    last = "[...document.querySelectorAll('.highlight > pre > code')].at(-1)"
+    shown = "code => !code.closest('details:not([open])')"
+    codes = "[...document.querySelectorAll('.highlight > pre > code')]"
+    last = f"{codes}.filter({shown}).at(-1)"
     browser.run(f"{last}.scrollIntoView()")
     assert browser.run(f"return {last}.scrollWidth > {last}.clientWidth + 1")
     reached = f"{last}.tabIndex >= 0 && !{last}.hasAttribute('data-xt-unmeasured')"
