@@ -98,5 +98,6 @@ def opened_blocks(places: Iterable[Place]) -> str:
         )
         for place in places
     )
-    inside = "\n".join(blocks)
+    lead = "<hr>\n<p>The code that this page links to:</p>"
+    inside = "\n".join([lead, *blocks])
     return f'<section aria-label="Code named on this page">\n{inside}\n</section>'
