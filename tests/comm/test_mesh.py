@@ -167,11 +167,11 @@ def test_groups_of_a_mesh_have_the_timeout_given_or_that_of_the_default_group(wo
     world(4).run(timeouts)
 
 
-def joined_beside_others() -> None:
+def joined_beside_others(shape) -> None:
     """Ranks 0 and 1 hold a group more than the others, before and after a destroy."""
     dist.new_group([0, 1])
     for axes in [("data", "tensor"), ("tensor", "context"), ("data", "context")] * 2:
-        mesh = init_mesh((2, 1, 2), ("data", "tensor", "context"))
+        mesh = init_mesh(shape, ("data", "tensor", "context"))
         joined = joined_group(mesh, axes)
         same = next(axis for axis in mesh.mesh_dim_names if axis not in axes)
         place = mesh.get_coordinate()[mesh.mesh_dim_names.index(same)]
@@ -184,8 +184,9 @@ def joined_beside_others() -> None:
 
 
 @pytest.mark.verifies("xtrain.comm.mesh:joined_group", "xtrain.comm.mesh:groups_along")
-def test_axes_are_joined_on_ranks_that_hold_other_numbers_of_groups(world):
-    world(4).run(joined_beside_others)
+@pytest.mark.parametrize("shape", [(3, 1, 1), (2, 1, 2), (1, 3, 2), (2, 2, 2)])
+def test_axes_are_joined_on_ranks_that_hold_other_numbers_of_groups(world, shape):
+    world(math.prod(shape)).run(joined_beside_others, shape)
 
 
 def joined_by_members(more: list[int]) -> list[int]:

@@ -421,12 +421,6 @@ def in_two_parts(stage, loss, x):
     hooks_bypassed.backward_input(loss, x, stage.parameters())[1]()
 
 
-def in_two_parts_then_reduced(stage, loss, x):
-    """Right: what no hook has seen is reduced when the last part is done."""
-    in_two_parts(stage, loss, x)
-    stage.reduce_gradients()
-
-
 def data_ranks_agree(backward, local) -> None:
     rank, size = ranks()
     layer = nn.Linear(2, 1, bias=False)

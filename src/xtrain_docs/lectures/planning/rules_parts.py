@@ -24,8 +24,6 @@ from .cuts import REPLICAS
 from .rules import DEVICE, EXAMPLE, GIB
 
 SMALL = "llama-3-8b"
-SEVERAL = 8
-"""Micro-batches, where one is compared with several."""
 
 
 @value
