@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tests.devices import on_cpu
 from tests.tensor_parallel.dense import mine, random_of, sub_group
 from xtrain.comm import CommLedger
+from xtrain.comm.autograd import all_gather_split
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
 from xtrain.testing.saved import SavedTensors, address
 
@@ -144,9 +145,12 @@ def test_three_numbers_a_token_travel_and_backward_sends_nothing(world):
 
 
 def kept_for_backward() -> None:
-    """In fp32: the probabilities, 14 bytes a token, and how many labels count."""
-    tokens, columns = 96, 40
-    labels = torch.arange(tokens) % (columns * dist.get_world_size())
+    """In fp32: the probabilities, 14 bytes a token, and how many labels count.
+
+    torch's loss of gathered logits: those of all columns, the labels and a sum.
+    """
+    tokens, columns, size = 96, 40, dist.get_world_size()
+    labels = torch.arange(tokens) % (columns * size)
     logits = torch.randn(tokens, columns, requires_grad=True) * 1.0  # not a leaf
     gradients: list[torch.Tensor] = []
     logits.register_hook(gradients.append)
@@ -156,6 +160,10 @@ def kept_for_backward() -> None:
     if on_cpu():
         assert saved.nbytes() == 4 * tokens * columns + (8 + 1 + 1 + 4) * tokens + 8
     assert address(gradients[0]) in saved.storages
+    with SavedTensors() as saved:
+        F.cross_entropy(all_gather_split(logits.detach().requires_grad_(), -1), labels)
+    if on_cpu():
+        assert saved.nbytes() == 4 * tokens * columns * size + 8 * tokens + 4
 
 
 @pytest.mark.verifies(SYMBOL, FUNCTION)
