@@ -107,7 +107,7 @@ def test_the_states_of_online_softmax_are_softmax_of_what_was_seen(on_ranks):
         assert not any(weights[3 * number :])
         assert f"lse {lse:.2f}" in drawing
     assert drawing.count("<rect") == 3 + 6 + 9
-    before, block = re.findall(r"output ([\d.]+) before \+ ([\d.]+) block", drawing)
+    before, block = re.findall(r"; ([\d.]+) before \+ ([\d.]+) block", drawing)
     assert float(before[1]) == pytest.approx(1 - float(before[0]))
     assert float(block[0]) == pytest.approx(
         (scores[:6].logsumexp(0) - scores.logsumexp(0)).exp().item(), abs=5e-3

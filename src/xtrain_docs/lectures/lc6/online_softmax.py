@@ -39,7 +39,7 @@ def softmax_weights() -> str:
         said = f"after block {number + 1}: lse {lse:.2f}"
         if number:
             share = sum(weights[: number * SIZE])
-            said += f"; output {share:.2f} before + {1 - share:.2f} block"
+            said += f"; {share:.2f} before + {1 - share:.2f} block"
         parts.append(text(LEFT, floor - HIGH - 18, said, "xt-label"))
         for key, weight in enumerate(weights):
             block = key // SIZE
