@@ -1,5 +1,6 @@
 """A whole model with experts: what a rank holds, and who sums what."""
 
+from functools import lru_cache
 from math import prod
 
 from torch import nn
@@ -26,6 +27,7 @@ LAYOUTS = {
 """Sizes of expert and tensor."""
 
 
+@lru_cache
 def shapes(expert: int = 1, tensor: int = 1) -> dict[str, list[int]]:
     """Of each parameter's part that the first rank of a layout holds."""
     whole: dict[str, nn.Parameter] = dict(XtrainModel(CONFIG).named_parameters())
