@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from xtrain.comm.checks import rank_and_size
 from xtrain.schedules import SCHEDULES, Schedule, with_messages
 from xtrain.schedules.action import Action
-from xtrain_docs.lectures.lc5.blocking import is_send, message_of, posts
+from xtrain_docs.lectures.lc5.errata import is_send, message_of, posts
 
 ROWS, WIDTH = 3, 4
 LEARNING_RATE = 0.1
