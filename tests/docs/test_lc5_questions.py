@@ -2,7 +2,7 @@
 
 from xtrain_docs.blocks import registry
 from xtrain_docs.lectures.lc5.common import held_by, idle_of, messages_of, step_of
-from xtrain_docs.lectures.lc5.errata import units_of_pair, waited, with_waiting_sends
+from xtrain_docs.lectures.lc5.errata import units_of_pair, waited
 
 
 def test_exchanges_are_hidden_in_pairs_only():
@@ -21,13 +21,10 @@ def test_chunks_divide_the_idle_time_and_multiply_the_messages():
     assert messages_of("zb_v", 4, 8) == 12  # the turn of a V is no message
 
 
-def test_the_tables_of_a_pair_and_of_sends_that_wait():
+def test_the_tables_of_a_pair():
     table = registry("table")["order_of_a_pair"]
     assert len(table().rows) == 4
     assert table("two_forwards").rows[-1] == ["", "F(combine) of 1"]
-    assert with_waiting_sends("gpipe") == with_waiting_sends("zb_h1", True) == "runs"
-    assert with_waiting_sends("one_f_one_b") == "waits at `0SEND_F3`"
-    assert with_waiting_sends("dualpipe", fused=True) == "waits"
 
 
 def test_numbers_of_spoken_answers():

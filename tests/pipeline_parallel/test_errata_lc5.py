@@ -20,6 +20,7 @@ from tests.pipeline_parallel.small_pipeline import (
     loss_sum,
 )
 from tests.pipeline_parallel.small_runs import exposed, too_early
+from tests.pipeline_parallel.waiting_sends import waits_forever
 from xtrain.plan import pipeline_idle
 from xtrain.schedules import (
     SCHEDULES,
@@ -32,7 +33,7 @@ from xtrain.schedules import (
     zb_h1,
     zb_h2,
 )
-from xtrain_docs.lectures.lc5.errata import ORDERS, slots, waited, waits_forever
+from xtrain_docs.lectures.lc5.errata import ORDERS, slots, waited
 
 MESSAGES = "xtrain.schedules.passes:with_messages"
 DUALPIPE = "xtrain.schedules.dualpipe:dualpipe"
