@@ -3,11 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from xtrain.schedules import SCHEDULES, Schedule, validate, with_messages
+from xtrain.schedules import Schedule, with_messages
 from xtrain.schedules.action import Action
-
-from ...tables import REGISTRY, Table
-from .figures import TITLES
 
 Message = tuple[str, int, int]  # F or B, the stage that computed it, the micro-batch
 
@@ -54,43 +51,19 @@ def posts(
     for message, row in groupby(actions, lambda a: a.kind.startswith(("SEND", "RECV"))):
         if message:
             together = list(row)
-            if parity is not None and crosses(together):
+            both_ways = len({action.kind[-1] for action in together}) > 1
+            if parity is not None and both_ways:  # to and from one neighbour
                 together.sort(key=is_send, reverse=parity == 0)
             yield from [together] if fused else ([action] for action in together)
     yield []
 
 
-def crosses(together: Sequence[Action]) -> bool:
-    """Whether they go to the neighbour from which they come: F one way, B the other."""
-    return len({action.kind[-1] for action in together}) > 1
-
-
 def is_send(action: Action) -> bool:
-    """Does it send, or receive?"""
     return action.kind.startswith("SEND")
 
 
 def message_of(action: Action) -> Message:
     """What it sends or receives: the same for both."""
     kind, stage, i, _ = action
-    if kind == "RECV_F":
-        stage -= 1
-    elif kind == "RECV_B":
-        stage += 1
+    stage += {"RECV_F": -1, "RECV_B": 1}.get(kind, 0)
     return kind[-1], stage, i
-
-
-@REGISTRY
-def blocking_sends(ranks: int = 4, micro_batches: int = 8) -> Table:
-    """Which schedules get to their end with sends that wait for their receive."""
-    rows = []
-    for name, title in TITLES.items():
-        schedule = SCHEDULES[name](ranks, micro_batches)
-        validate(schedule)  # it runs if sends return at once
-        single = waits_forever(schedule)
-        at = f"waits at `{single[0]}`" if single else "runs"
-        fused = "waits" if waits_forever(schedule, fused=True) else "runs"
-        rows.append([title, at, fused, "runs"])
-    header = ["schedule", "one by one, rank 0", "with the receives beside them",
-              "not waited for"]  # fmt: skip
-    return Table(header, rows, "llll")

@@ -1,60 +1,89 @@
-"""Real runs beside the simulator: two timelines, a trace of both, tables."""
+"""Real steps beside simulated ones: timelines, a trace of both, sleeping stages."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from xtrain.bench.race import Case
+from xtrain.bench.races.lc5 import (
+    LIKE,
+    SHAPES,
+    SIZES,
+    SLEEP,
+    made,
+    part_seconds,
+    torch_name,
+)
+from xtrain.bench.sleeping import SleepingLayer
+from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.schedules import SCHEDULES, Timeline, parse_action, render_svg, simulate
 from xtrain.schedules.chrome_trace import chrome_trace, timeline_of
 
 from ... import races, runs
 from ...downloads import trace_link
-from ...evidence import EvidenceError
 from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...tables.training_races import steps_table
 from ...values import percent, seconds
-from .figures import HEADING, TITLES
+from .common import HEADING, TITLES
 
 Row = list[Any]
+"""[action, begin, end], in seconds by one clock for all ranks."""
 PIXELS = 0.36
 """For a millisecond: as wide as the page, so that all are drawn at one scale."""
 CLOSE = {4: 0.05, 8: 0.10}
 """How far from the simulated time a step of sleeping stages may be, by ranks."""
+WIDTH, STEPS = 16, 5
+
+
+def sleeping_step(name: str, micro_batches: int, milliseconds: float) -> list[Row]:
+    """On every rank: what it did in a step whose F, B and W sleep so long.
+
+    The chunks of a rank share the time. It is the step that took all ranks the least
+    time, and not the first, which negotiates shapes.
+    """
+    schedule = SCHEDULES[name](dist.get_world_size(), micro_batches)
+    sleeps = milliseconds / 1e3 / schedule.chunks
+    stages = [
+        PipelineStage(nn.Sequential(SleepingLayer(WIDTH, sleeps)), s, schedule.stages)
+        for s in schedule.stages_of(dist.get_rank())
+    ]
+    runner = PipelineRunner(stages, schedule, squares)
+    batch = torch.ones(micro_batches, WIDTH)
+    runner.step(batch, batch)
+    steps, spans = [], []
+    for _ in range(STEPS):
+        runner.step(batch, batch)
+        did = zip(runner.executed, runner.times, strict=True)
+        steps.append([[str(action), begin, end] for action, (begin, end) in did])
+        ends = torch.tensor([-runner.times[0][0], runner.times[-1][1]]).double()
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        spans.append(float(ends.sum()))
+    return steps[spans.index(min(spans))]
+
+
+def squares(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    return (output - target).square().sum(), target.numel()
 
 
 def real_timeline(
     name: str, micro_batches: int, ran: Sequence[Sequence[Row]], messages: bool = False
 ) -> Timeline:
-    """Rows of each rank as a timeline in milliseconds, which begins at 0.
-
-    EvidenceError unless every action comes after those that it needs.
-    """
+    """Rows of each rank as a timeline in milliseconds, which begins at 0."""
     schedule = SCHEDULES[name](len(ran), micro_batches)
     executed = [[parse_action(text) for text, *_ in rows] for rows in ran]
     zero = min(rows[0][1] for rows in ran)
     times = [[(1e3 * (b - zero), 1e3 * (e - zero)) for _, b, e in rows] for rows in ran]
-    timeline = timeline_of(schedule, executed, times, messages)
-    check_order(timeline)
-    return timeline
+    return timeline_of(schedule, executed, times, messages)
 
 
-def check_order(timeline: Timeline) -> None:
-    """EvidenceError if an action begins before what it needs has ended."""
-    spans = {}
-    for rank, actions in enumerate(timeline.schedule.actions):
-        times = zip(timeline.starts[rank], timeline.ends[rank], strict=True)
-        for action, span in zip(actions, times, strict=True):
-            for part in action.parts:
-                kind = "B" if part.kind == "BW" else part.kind
-                spans[kind, part.stage, part.micro_batch] = span
-    for (kind, stage, i), (begin, end) in spans.items():
-        needed = {"F": ("F", stage - 1, i), "B": ("B", stage + 1, i)}.get(kind)
-        if needed in spans and end < spans[needed][1]:
-            raise EvidenceError(f"{stage}{kind}{i} at {begin} is before {needed}")
-
-
-def simulated(name: str, ranks: int, micro_batches: int, milliseconds: float = 1.0):  # type: ignore[no-untyped-def]
+def simulated(
+    name: str, ranks: int, micro_batches: int, milliseconds: float
+) -> Timeline:
     """The schedule with these times of a rank's part."""
     schedule = SCHEDULES[name](ranks, micro_batches)
     part = milliseconds / schedule.chunks
@@ -69,11 +98,7 @@ def real_and_simulated(
     milliseconds: float = 50.0,
 ) -> str:
     """A real step of sleeping stages below the simulated one; both as a trace."""
-    from .runs_real import sleeping_step_by_the_clock
-
-    ran = runs.remembered(
-        sleeping_step_by_the_clock, ranks, name, micro_batches, milliseconds
-    )
+    ran = runs.remembered(sleeping_step, ranks, name, micro_batches, milliseconds)
     wanted = simulated(name, ranks, micro_batches, milliseconds)
     real = real_timeline(name, micro_batches, ran)
     parts = []
@@ -87,69 +112,13 @@ def real_and_simulated(
     return "".join(parts) + trace_link(trace, name, HEADING)
 
 
-@TABLES
-def activations_measured(ranks: int = 4, micro_batches: int = 8) -> Table:
-    """Most micro-batches held on each rank: simulated, and counted in a real step."""
-    from .runs_real import activations_held
-
-    ran = runs.remembered(activations_held, ranks, micro_batches)
-    lines = []
-    for name, title in TITLES.items():
-        expected = simulated(name, ranks, micro_batches).peak_activations
-        counted = tuple(held[name] for held in ran)
-        if counted != expected:
-            raise EvidenceError(f"{name}: {counted} counted, {expected} simulated")
-        lines.append([title, *(f"{held:g}" for held in counted)])
-    header = ["schedule", *(f"rank {rank}" for rank in range(ranks))]
-    return Table(header, lines, "l" + "r" * ranks)
-
-
-@TABLES
-def time_of_a_step(
-    name: str = "one_f_one_b",
-    ranks: int = 2,
-    micro_batches: int = 8,
-    layers: int = 8,
-    width: int = 256,
-    sequence: int = 128,
-) -> Table:
-    """Where each rank's time goes in a step of a decoder."""
-    from .runs_real import decoder_step_by_the_clock
-
-    ran = runs.remembered(
-        decoder_step_by_the_clock, ranks, name, micro_batches, layers, width, sequence
-    )
-    real_timeline(name, micro_batches, ran)
-    begin = min(rows[0][1] for rows in ran)
-    span = max(rows[-1][2] for rows in ran) - begin
-    lines = []
-    for rank, rows in enumerate(ran):
-        spent = {"compute": 0.0, "RECV": 0.0, "SEND": 0.0}
-        for text, start, end in rows:
-            kind = parse_action(text).kind.partition("_")[0]
-            spent[kind if kind in spent else "compute"] += end - start
-        rest = span - sum(spent.values())
-        shares = [percent(time / span, 1) for time in (*spent.values(), rest)]
-        lines.append([f"rank {rank}", seconds(span), *shares])
-    header = ["", "step", "computes", "waits for a message", "posts sends", "rest"]
-    return Table(header, lines, "lrrrrr")
-
-
-# ------------------------------------------------------------ stages that sleep
-
-
 def sleeping_seconds(ranks: int, contestant: str) -> float:
     """The recorded time of a step of sleeping stages."""
-    from xtrain.bench.races.lc5 import SLEEP
-
     return races.race_seconds("lc5", "sleeping", contestant, SLEEP, ranks)
 
 
 def simulated_seconds(name: str, ranks: int) -> float:
     """The time that the simulator says for it."""
-    from xtrain.bench.race import Case
-    from xtrain.bench.races.lc5 import SLEEP, made, part_seconds
-
     part = 1e3 * part_seconds(Case(SLEEP, ranks))
     m = made(name, None, ranks).micro_batches
     return simulated(name, ranks, m, part).makespan / 1e3
@@ -173,8 +142,6 @@ def sleeping_steps(ranks: int = 4) -> Table:
 @TABLES
 def sleeping_against_torch(ranks: int = 4) -> Table:
     """The same step by torch's schedules, each beside ours on the same stages."""
-    from xtrain.bench.races.lc5 import LIKE, torch_name
-
     lines = []
     for theirs, _, name in LIKE.values():
         ours = sleeping_seconds(ranks, name)
@@ -189,7 +156,5 @@ def sleeping_against_torch(ranks: int = 4) -> Table:
 
 @TABLES
 def pipeline_steps() -> Table:
-    """Model and batch of each raced step."""
-    from xtrain.bench.races.lc5 import SHAPES, SIZES
-
+    """Model and batch of each step that is raced on the benchmarks' page."""
     return steps_table([(name, SHAPES[name], size) for name, size in SIZES.items()])
