@@ -5,9 +5,12 @@ from dataclasses import replace
 from xtrain.plan import GPTShape, Layout, ModelShape, traffic_per_step
 from xtrain.plan.published import GPT_3
 
-from ...values import value
+from ...values import VALUES, value
 
 SEQUENCE = 8192
+VALUES["all_axes"] = Layout(tensor=4, context=2, pipeline=2, data=8, expert=8, zero=1,
+                            sequence_parallel=True, micro_batches=32)  # fmt: skip
+"""Every axis that a model with experts can have."""
 
 
 @value
