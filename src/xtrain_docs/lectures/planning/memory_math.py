@@ -247,7 +247,8 @@ def bytes_of(case: Case) -> dict[str, int]:
     training.backward()
     training.optimizer.step()
     training.optimizer.zero_grad()
-    with Saved([*training.model.parameters(), *training.gathered()]) as saved:
+    saved = Saved([*training.model.parameters(), *training.gathered()])
+    with saved:
         training.backward()
     return {**training.states(), "activations": saved.most}
 
@@ -257,7 +258,7 @@ class Training:
 
     def __init__(self, case: Case):
         torch.manual_seed(0)
-        sizes, self.runner = case.mesh, None
+        sizes = case.mesh
         mesh: Any = init_mesh(tuple(sizes.values()), tuple(sizes)) if sizes else None
         data = [axis for axis in ("data", "expert_data") if axis in sizes]
         self.summed = tuple(data) if case.wrapper else ()
@@ -290,9 +291,10 @@ class Training:
             )
         else:
             self.optimizer = MixedPrecisionOptimizer(parameters, AdamW, lr=1e-3)
+        self.runner: PipelineRunner | None = None
         if case.size("pipeline") > 1:
             stage.reduction = self.optimizer if case.wrapper else None
-            self.runner: Any = PipelineRunner(
+            self.runner = PipelineRunner(
                 [stage], schedule, self.bare.loss_fn, mesh["pipeline"].get_group(),
                 data_group=options.get("process_group"),
             )  # fmt: skip
@@ -350,10 +352,6 @@ class Saved(saved_tensors_hooks):
         self.holders: dict[int, int] = {}
         self.now = self.most = 0
         super().__init__(self.pack, lambda holder: holder[0])
-
-    def __enter__(self) -> "Saved":
-        super().__enter__()
-        return self
 
     def pack(self, tensor: Tensor) -> Holder:
         holder, storage = Holder((tensor,)), tensor.untyped_storage()

@@ -168,5 +168,5 @@ def rule_sequence_parallel(what: str) -> float:
         held = memory_per_device(ModelShape.preset(MODEL), layout, SEQUENCE)
         kept.append(held.activations)
         sent.append(step_bytes(MODEL, "megatron-bf16", layout))
-    sliced, whole = kept if what == "kept" else sent
-    return sliced / whole
+    less, whole = kept if what == "kept" else sent
+    return less / whole
