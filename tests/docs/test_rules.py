@@ -105,7 +105,7 @@ def test_70_billion_on_data_ranks_alone_are_no_worse_than_can_be_told():
             if one.layout.pipeline == one.layout.context == 1
         )  # fmt: skip
         assert kept.seconds < (1 + CANNOT_TELL) * seconds
-    assert alone("llama-3-70b", 1024) is None  # of 512 sequences
+    assert alone("llama-3-70b", 1024) is None  # of 512 sequences, as in the picture
 
 
 def test_405_billion_do_not_fit_on_data_ranks_alone():
@@ -255,10 +255,3 @@ def test_larger_micro_batches_wait_longer_in_a_pipeline_and_gather_less_without(
 def test_slices_of_the_sequence_save_memory_and_send_a_quarter_more():
     assert rules.rule_sequence_parallel("kept") < 1 / 2
     assert rules.rule_sequence_parallel("sent") == pytest.approx(10 / 8, rel=0.01)
-
-
-def test_the_picture_ends_data_parallelism_where_sequences_end():
-    drawing = rules.rule_of_three_dimensions()
-    assert drawing.count("<polyline") == 3
-    assert "data parallelism alone: 512," in drawing
-    assert "data parallelism alone: 1024," not in drawing

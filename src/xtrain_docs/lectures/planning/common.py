@@ -23,7 +23,6 @@ def gpt_shape(h: int, heads: int, layers: int, vocabulary: int = 51200) -> GPTSh
     )  # fmt: skip
 
 
-@value
 def playbook_shape(layers: int, h: int, inner: int, tied: bool = False) -> ModelShape:
     """A model of the Playbook's benchmarks: heads of 128, and no grouped keys."""
     return ModelShape(

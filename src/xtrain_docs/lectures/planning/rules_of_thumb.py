@@ -18,8 +18,6 @@ from xtrain.plan import (
 )
 
 from ...amounts import GiB, percent
-from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, line_chart
 from ...values import value
 from .common import SEQUENCE, layout_name, step_bytes
 from .index import BATCH, MODEL, RESERVE, USABLE, fit_70b_layout
@@ -92,25 +90,6 @@ def rule_and_longer(model: str, gpus: int, rule: str) -> str:
     if rule_fastest(model, gpus, rule) is None:
         return named
     return f"{named}: {percent(rule_longer(model, gpus, rule))}"
-
-
-@FIGURES
-def rule_of_three_dimensions() -> str:
-    """MFU of a 70B model over devices: the fastest layout, and those of two rules."""
-    names = {"any": "fastest", "data alone": "data parallelism alone",
-             "example": "TP8 PP2"}  # fmt: skip
-    series: dict[str, list[tuple[float, float]]] = {}
-    for rule, name in names.items():
-        for gpus in (32, 64, 128, 256, 512, 1024):
-            if one := rule_fastest(MODEL, gpus, rule):
-                series.setdefault(name, []).append((float(gpus), 100 * one.mfu))
-    return line_chart(
-        series,
-        Axis("devices", "log2", lambda count: f"{count:.0f}"),
-        Axis("MFU", "linear", lambda share: f"{share:.0f} %", low=0.0),
-        f"{MODEL} on 32 to 1024 devices, by rule",
-        "Estimated for a batch that stays the same.",
-    )
 
 
 @value
