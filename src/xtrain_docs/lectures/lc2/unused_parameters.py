@@ -15,15 +15,13 @@ from ...figures import REGISTRY
 from .boxes import Box, lanes
 
 
-class Skipping(nn.Module):
-    """Four layers; a forward leaves out those it is told to."""
+class Skipping(nn.Sequential):
+    """A forward leaves out the layers that it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(4))
-
-    def forward(self, x: torch.Tensor, skipped: list[int]) -> torch.Tensor:
-        for number, layer in enumerate(self.layers):
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, skipped: list[int]
+    ) -> torch.Tensor:
+        for number, layer in enumerate(self):
             x = x if number in skipped else layer(x)
         return x
 
@@ -36,9 +34,9 @@ def a_layer_is_skipped(skipped: int) -> list[str]:
         seen.append("sent")
         return TORCH.all_reduce(flat, group=group)
 
-    net = Skipping()
-    for number, layer in enumerate(net.layers):
-        layer.weight.register_post_accumulate_grad_hook(
+    net = Skipping(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    for number, weight in enumerate(net.parameters()):
+        weight.register_post_accumulate_grad_hook(
             lambda _, number=number: seen.append(f"gradient {number}")
         )
     spied, two_layers = replace(TORCH, all_reduce=all_reduce), 2 * 16 * 4 / 2**20
