@@ -47,18 +47,19 @@ def chart(fence: fences.Fence) -> tuple[str, str]:
     if missing := [name for name in ("title", "x", "y") if name not in told]:
         raise values.ValuesError(f"a chart without {', '.join(missing)}: {lines}")
     turns = values.bindings(fence.info.removeprefix("chart"))
+    known = {"__builtins__": {}, **values.names(), **TOOLS}
     points: dict[str, list[tuple[float, float]]] = {}
     for turn in turns:
-        at = compute(told["x"], turn)[0]
+        at = compute(told["x"], known | turn)[0]
         for name, expression in lines:
             if name not in NAMED:
-                here = (at, compute(expression, turn))
+                here = (at, compute(expression, known | turn))
                 points.setdefault(name, []).append(here)
-    marks = [compute(told["mark"], {})] if "mark" in told else []
+    marks = [compute(told["mark"], known)] if "mark" in told else []
     drawing = line_chart(
         points,
-        compute(told["x"], turns[0])[1],
-        compute(told["y"], {}),
+        compute(told["x"], known | turns[0])[1],
+        compute(told["y"], known),
         words(told["title"]),
         words(told.get("note", "")),
         marks,
@@ -71,10 +72,9 @@ def words(text: str) -> str:
     return values.EXPRESSION.sub(lambda m: values.evaluate(m["expression"]), text)
 
 
-def compute(expression: str, turn: dict[str, Any]) -> Any:
-    """The value of an expression for one turn; ValuesError if there is none."""
+def compute(expression: str, known: dict[str, Any]) -> Any:
+    """The value of an expression; ValuesError if there is none."""
     try:
-        known = {"__builtins__": {}, **values.names(), **TOOLS, **turn}
         return eval(expression, known)  # our own pages
     except Exception as problem:
         raise values.ValuesError(f"chart, {expression}: {problem!r}") from problem

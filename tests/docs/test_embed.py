@@ -244,10 +244,10 @@ FORM_KEY = "xtrain.whiteboard.comm.turn:turn"
 def write_form(toy, self_check=True):
     toy.write(FORM_FILE, FORM)
     checks = "src/xtrain/copying/self_checks"
-    toy.write(f"{checks}/harness.py", "def run(check):\n    check(0, 1)\n")
+    toy.write(f"{checks}/harness.py", "def run(check, form):\n    check(form)\n")
     if self_check:
-        text = "from xtrain.whiteboard.comm.turn import turn\n\n\n"
-        text += "def check(rank, size):\n    print(turn(3))\n"
+        text = "from xtrain.copying.self_checks.harness import run\n\n\n"
+        text += "def check(form):\n    print(form(3))\n"
         toy.write(f"{checks}/comm/turn.py", text)
 
 

@@ -2,12 +2,12 @@
 
     whiteboard/comm/ring_all_reduce.py             the form, as it is
     copying/self_checks/harness.py                 starts 4 ranks, counts what they send
+    copying/self_checks/comm/sums.py               what checks of its folder share
     copying/self_checks/comm/ring_all_reduce.py    compares with an independent answer
 
-A folder may have a harness of its own: a schedule is checked without any ranks.
-
-The three are joined into one file that needs torch alone. Standard library only: the
-files are read, none is imported.
+The form, what its check imports of ours, and the check are joined into one file that
+needs torch alone. Tests run the same checks at other sizes, in groups and dtypes.
+Standard library only: the files are read, none is imported.
 """
 
 import ast
@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
+CHECKS = "copying.self_checks"
 FIELDS = ("Computes", "Sends", "Leaves out")
 MOST_LINES = 60
 """Of code, as `lines_of_code` counts, in a whiteboard form."""
@@ -52,35 +53,38 @@ def whiteboard(name: str, package: Path = PACKAGE) -> str:
     if name not in known:
         close = get_close_matches(name, known, n=3, cutoff=0.4) or list(known)
         raise ValueError(f"no whiteboard form {name!r}; there is: {', '.join(close)}")
-    checks = package / "copying" / "self_checks"
-    own = checks / known[name].parent.name
-    start = own if (own / "harness.py").is_file() else checks
-    form, harness, check = (
-        path.read_text(encoding="utf-8")
-        for path in (known[name], start / "harness.py", own / f"{name}.py")
-    )
+    check = package / "copying" / "self_checks" / known[name].parent.name / f"{name}.py"
+    form = known[name].read_text(encoding="utf-8")
+    parts = [text.read_text(encoding="utf-8") for text in _needed(check, package)]
     there = set(form.splitlines())
-    imports = [i for text in (harness, check) for i in _imports(text) if i not in there]
-    return "\n".join(
-        [
-            form.rstrip(),
-            "",
-            "",
-            f"# --- self-check: python {name}.py " + "-" * 40,
-            "",
-            *dict.fromkeys(imports),
-            "",
-            _code(harness),
-            "",
-            "",
-            _code(check),
-            "",
-            "",
-            'if __name__ == "__main__":',
-            "    run(check)",
-            "",
-        ]
-    )
+    imports = [i for text in parts for i in _imports(text) if i not in there]
+    lines = [form.rstrip(), "", "", f"# --- self-check: python {name}.py " + "-" * 40]
+    lines += ["", *dict.fromkeys(imports)]
+    for text in parts:
+        lines += ["", _code(text), ""]
+    call = f"run(check, {_public(form)})"
+    return "\n".join([*lines, "", 'if __name__ == "__main__":', f"    {call}", ""])
+
+
+def _needed(check: Path, package: Path) -> list[Path]:
+    """The files of the harness that a check imports, each after what it needs itself.
+
+    The last one is the check. One with ranks starts them by the first harness.
+    """
+    found: dict[Path, None] = {}
+    for node in _head(check.read_text(encoding="utf-8")):
+        module = str(getattr(node, "module", ""))
+        if module.startswith(f"xtrain.{CHECKS}."):
+            path = package.parent.joinpath(*module.split(".")).with_suffix(".py")
+            found |= dict.fromkeys(_needed(path, package))
+    return [*found, check]
+
+
+def _public(form: str) -> str:
+    """The one public name of a form."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in ast.parse(form).body if isinstance(node, kinds)]
+    return next(name for name in names if not name.startswith("_"))
 
 
 def _head(text: str) -> list[ast.stmt]:

@@ -1,17 +1,20 @@
 """The root gets every rank's tensor, whoever it is."""
 
+from typing import Any
+
 import torch
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
-from xtrain.whiteboard.comm.gather import gather
+from xtrain.copying.self_checks.harness import Sent, global_ranks, randn, same, sends
 
 
-def check(rank: int, size: int) -> None:
-    inputs = [randn(1000, seed=r) for r in range(size)]
+def check(form: Any, rank: int, size: int) -> None:
+    inputs = [randn(960, seed=r) for r in range(size)]
+    everyone = torch.stack(inputs)
     for dst in reversed(range(size)):
-        pieces = [torch.zeros(1000) for _ in inputs] if rank == dst else None
+        pieces = [torch.zeros(960) for _ in inputs] if rank == dst else None
         with Sent() as sent:
-            gather(inputs[rank], pieces, dst)
-        found = torch.stack(inputs if pieces is None else pieces)
-        same(f"4 tensors on rank {dst}, in rank order", found, torch.stack(inputs))
-    sends(sent, "4,000 bytes, the root none", (rank != 0) * inputs[rank].nbytes)
+            form(inputs[rank], pieces, global_ranks()[dst])
+        found = everyone if pieces is None else torch.stack(pieces)
+        same(f"{size} tensors on rank {dst}, in rank order", found, everyone, 0)
+    nbytes = inputs[rank].nbytes
+    sends(sent, "one tensor from each rank but the root", (rank != 0) * nbytes)

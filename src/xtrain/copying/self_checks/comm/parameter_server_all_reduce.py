@@ -1,28 +1,10 @@
 """The sum is the one that a single process adds up."""
 
-import torch
-import torch.distributed as dist
+from typing import Any
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
-from xtrain.whiteboard.comm.parameter_server_all_reduce import (
-    parameter_server_all_reduce,
-)
+from xtrain.copying.self_checks.comm.sums import check_sum
 
 
-def check(rank: int, size: int) -> None:
-    inputs = [randn(1000, seed=r) for r in range(size)]
-    tensor = inputs[rank].clone()
-    with Sent() as sent:
-        parameter_server_all_reduce(tensor)
-    same("the sum of 4 tensors of 1,000 numbers", tensor, torch.stack(inputs).sum(0))
-    sends(
-        sent,
-        "4,000 bytes, the server N-1 times",
-        tensor.nbytes * (size - 1 if rank == 0 else 1),
-    )
-
-    group, tensor = dist.new_group([1, 3]), inputs[rank][:7].clone()
-    if rank in (1, 3):
-        parameter_server_all_reduce(tensor, group)
-        inputs[rank] = inputs[1] + inputs[3]
-    same("the sum of 7 numbers in the group of ranks 1 and 3", tensor, inputs[rank][:7])
+def check(form: Any, rank: int, size: int) -> None:
+    words = "one tensor from each worker, N-1 from the server"
+    check_sum(form, rank, size, words, 1 if rank else size - 1)

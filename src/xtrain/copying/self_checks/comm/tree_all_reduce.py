@@ -1,24 +1,10 @@
 """The sum is the one that a single process adds up."""
 
-import torch
-import torch.distributed as dist
+from typing import Any
 
-from xtrain.copying.self_checks.harness import Sent, randn, same, sends
-from xtrain.whiteboard.comm.tree_all_reduce import tree_all_reduce
+from xtrain.copying.self_checks.comm.sums import check_sum, children
 
 
-def check(rank: int, size: int) -> None:
-    inputs = [randn(1000, seed=r) for r in range(size)]
-    tensor = inputs[rank].clone()
-    with Sent() as sent:
-        tree_all_reduce(tensor)
-    same("the sum of 4 tensors of 1,000 numbers", tensor, torch.stack(inputs).sum(0))
-    sends(
-        sent, "4,000 bytes to parent and children", [2, 1, 2, 1][rank] * tensor.nbytes
-    )
-
-    group, tensor = dist.new_group([1, 3]), inputs[rank][:7].clone()
-    if rank in (1, 3):
-        tree_all_reduce(tensor, group)
-        inputs[rank] = inputs[1] + inputs[3]
-    same("the sum of 7 numbers in the group of ranks 1 and 3", tensor, inputs[rank][:7])
+def check(form: Any, rank: int, size: int) -> None:
+    share = children(rank, size) + (rank > 0)
+    check_sum(form, rank, size, "ceil(log2 N) by the root", share)

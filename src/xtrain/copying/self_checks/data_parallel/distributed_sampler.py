@@ -6,15 +6,14 @@ import torch
 from torch.utils.data import DistributedSampler as TorchSampler
 
 from xtrain.copying.self_checks.harness import Sent, same, sends
-from xtrain.whiteboard.data_parallel.distributed_sampler import DistributedSampler
 
 
-def check(rank: int, size: int) -> None:
+def check(form: Any, rank: int, size: int) -> None:
     with Sent() as sent:
         for length in (1, 10, 101):
             for drop_last in (False, True):
                 data: Any = range(length)
-                ours = DistributedSampler(data, drop_last=drop_last)
+                ours = form(data, drop_last=drop_last)
                 theirs: Any = TorchSampler(data, drop_last=drop_last)
                 for epoch in (0, 1):
                     ours.set_epoch(epoch)

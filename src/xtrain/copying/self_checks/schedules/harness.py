@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 PARTS = re.compile(r"(\d+)([FBW]+)(\d+)")
 
@@ -76,6 +77,6 @@ def show(orders: list[list[str]]) -> None:
         print(f"rank {rank}: {' '.join(order)}")
 
 
-def run(check: Callable[[], None]) -> None:
+def run(check: Callable[[Any], None], form: Any) -> None:
     """Compare, here and now."""
-    check()
+    check(form)

@@ -1,7 +1,8 @@
 """No rank is idle if F = B = W, and no more waits than in 1F1B."""
 
+from typing import Any
+
 from xtrain.copying.self_checks.schedules.harness import parts_of, played, same, show
-from xtrain.whiteboard.schedules.zb_v import zb_v
 
 
 def waiting(order: list[str]) -> int:
@@ -13,8 +14,8 @@ def waiting(order: list[str]) -> int:
     return most
 
 
-def check() -> None:
-    orders = zb_v(4, 8)
+def check(form: Any) -> None:
+    orders = form(4, 8)
     show(orders)
     idle, actions = played(orders)
     same("F, B and W of 8 stages and 8 micro-batches", actions, 8 * 8 * 3)

@@ -1,20 +1,17 @@
 """A row layer's output, summed over the ranks: each keeps its slice of the tokens."""
 
-import torch
+from typing import Any
 
 from xtrain.copying.self_checks.harness import Sent, randn, same, sends
-from xtrain.whiteboard.tensor_parallel.ring_matmul_reduce_scatter import (
-    ring_matmul_reduce_scatter,
-)
 
 
-def check(rank: int, size: int) -> None:
-    x = randn(2, 12, 8, seed=1, dtype=torch.float64)
-    weight = randn(6, 8, seed=2, dtype=torch.float64)
-    columns, features = weight.chunk(size, 1)[rank], x.chunk(size, -1)[rank]
-    with Sent() as sent:
-        y = ring_matmul_reduce_scatter(features, columns, 1)
-    whole = x @ weight.mT
-    same("a quarter of the tokens, all features", y, whole.chunk(size, 1)[rank], 1e-12)
-    formula = f"(N-1)/N of {whole.nbytes:,} bytes of y"
-    sends(sent, formula, (size - 1) / size * whole.nbytes)
+def check(form: Any, rank: int, size: int) -> None:
+    weight = randn(6, 24, seed=2)
+    columns = weight.chunk(size, 1)[rank]
+    for shape, dim in (((24,), 0), ((2, 24), 1), ((24, 3), 0)):
+        x = randn(*shape, 24, seed=1)
+        with Sent() as sent:
+            y = form(x.chunk(size, -1)[rank], columns, dim)
+        whole = x @ weight.mT
+        same(f"its tokens in dim {dim}", y, whole.chunk(size, dim)[rank])
+        sends(sent, "(N-1)/N of the whole y", (size - 1) / size * whole.nbytes)

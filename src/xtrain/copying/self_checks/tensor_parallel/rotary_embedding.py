@@ -1,25 +1,27 @@
 """Pairs turn as complex numbers do, and a score depends on the distance alone."""
 
+from typing import Any
+
 import torch
 
 from xtrain.copying.self_checks.harness import Sent, randn, same, sends
-from xtrain.whiteboard.tensor_parallel.rotary_embedding import rotary_embedding
+
+SIZES = (1, 2, 4, 8)
 
 
-def check(rank: int, size: int) -> None:
-    q, k = (randn(2, 8, 5, 4, seed=n, dtype=torch.float64) for n in (1, 2))
-    positions = torch.arange(5).double() * 7
+def check(form: Any, rank: int, size: int) -> None:
+    q, k = (randn(2, 8, 5, 4, seed=n) for n in (1, 2))
+    positions = 7.0 * torch.arange(5)
     with Sent() as sent:
-        mine = rotary_embedding(q.chunk(size, 1)[rank], positions)
+        mine = form(q.chunk(size, 1)[rank], positions)
     for pair, frequency in enumerate((1.0, 0.01)):  # 10,000 ** (-2 j / 4)
         number = torch.complex(q[..., pair], q[..., pair + 2])
         turned = torch.polar(torch.ones_like(positions), positions * frequency) * number
         expected = torch.stack([turned.real, turned.imag], -1).chunk(size, 1)[rank]
         actual = mine[..., [pair, pair + 2]]
-        same(f"pair {pair} of this rank's 2 heads", actual, expected, 1e-12)
+        same(f"pair {pair} of this rank's heads", actual, expected)
     near, far = (
-        rotary_embedding(q, positions + shift)
-        @ rotary_embedding(k, positions + shift).mT
+        form(q, positions + shift) @ form(k, positions + shift).mT
         for shift in (0, 1000)
     )
     same("the scores after a shift of both by 1,000", far, near, 1e-10)
