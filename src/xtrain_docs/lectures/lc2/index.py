@@ -24,14 +24,17 @@ def one_step(samples: int) -> dict[str, Any]:
     model = NaiveDataParallel(nn.Sequential(*layers, nn.Linear(8, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     weight: Any = layers[0][0].weight
+
+    def first(tensor: torch.Tensor) -> float:
+        return round(tensor[0, 0].item(), 4)
+
     loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
     loss.backward()
-    own = weight.grad[0, 0].item()
+    seen = {"samples": mine, "loss": round(loss.item(), 3), "own": first(weight.grad)}
     model.reduce_gradients()
-    mean = weight.grad[0, 0].item()
+    seen["mean"] = first(weight.grad)
     optimizer.step()
-    return {"samples": mine, "loss": loss.item(), "own": own, "mean": mean,
-            "weight": weight[0, 0].item()}  # fmt: skip
+    return seen | {"weight": first(weight)}
 
 
 @REGISTRY
