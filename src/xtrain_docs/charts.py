@@ -11,11 +11,11 @@
     ```
 
 Every line but the named ones is a series: its name, then its value at one turn of
-`for`, which is Python's and may have several clauses, as in `rows` (`values`).
-Expressions see what those of a page see, `Axis`, and the filters as `as_bytes`,
-`as_seconds("2")`, ... `note:` is the description for screen readers; `mark:` draws a
-vertical line at a value of x: `mark: 4 * KiB, "equal"`. An indented line goes on with
-the line above.
+`for`, which is Python's and may have several clauses, as in `rows` (`values`); None
+leaves the point out. Expressions see what those of a page see, `Axis`, and the filters
+as `as_bytes`, `as_seconds("2")`, ... `note:` is the description for screen readers;
+`mark:` draws a vertical line at a value of x: `mark: 4 * KiB, "equal"`. An indented
+line goes on with the line above.
 """
 
 from typing import Any
@@ -53,8 +53,9 @@ def chart(fence: fences.Fence) -> tuple[str, str]:
         at = compute(told["x"], known | turn)[0]
         for name, expression in lines:
             if name not in NAMED:
-                here = (at, compute(expression, known | turn))
-                points.setdefault(name, []).append(here)
+                here = compute(expression, known | turn)
+                if here is not None:
+                    points.setdefault(name, []).append((at, here))
     marks = [compute(told["mark"], known)] if "mark" in told else []
     drawing = line_chart(
         points,

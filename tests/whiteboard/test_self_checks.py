@@ -33,9 +33,9 @@ WIDE_IN_16_BITS = {
 """Forms that give or send fp32 in 16 bits, which their folders' tests compare."""
 
 
-def check_of(name: str) -> ModuleType:
+def checks_of(name: str) -> ModuleType:
     folder = FORMS[name].parent.name
-    return importlib.import_module(f"xtrain.copying.self_checks.{folder}.{name}")
+    return importlib.import_module(f"xtrain.copying.self_checks.{folder}")
 
 
 def cases(*sizes: int) -> list:
@@ -45,7 +45,7 @@ def cases(*sizes: int) -> list:
         form = form_of(path)
         mark = pytest.mark.verifies(f"{form.__module__}:{form.__name__}")
         for size in sizes:
-            if size in getattr(check_of(name), "SIZES", SIZES):
+            if size in getattr(checks_of(name), "SIZES", {}).get(name, SIZES):
                 found.append(pytest.param(name, size, marks=mark))
     return found
 
@@ -56,12 +56,13 @@ def checked(name: str, halves: bool = False) -> list[str]:
     if halves:
         groups = [dist.new_group(half) for half in HALVES]
         group = groups[dist.get_rank() % 2]
+    check = getattr(checks_of(name), f"check_{name}")
     before, say = torch.get_default_dtype(), harness.say
     harness.say = said.append
     try:
         for dtype in DTYPES[: 2 if name in WIDE_IN_16_BITS else 3]:
             torch.set_default_dtype(dtype)
-            harness.in_group(check_of(name).check, form_of(FORMS[name]), group)
+            harness.in_group(check, form_of(FORMS[name]), group)
     except SystemExit as problem:  # how a check says what is wrong
         raise AssertionError(f"{dtype}: {problem}") from None
     finally:

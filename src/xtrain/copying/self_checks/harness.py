@@ -160,5 +160,5 @@ def run(check: Check, form: Any) -> None:
             mp.start_processes(
                 one_rank, (check, form, f"{folder}/store"), RANKS, start_method=start
             )
-        except mp.ProcessExitedException:
-            sys.exit(1)  # the rank itself has said why
+        except mp.ProcessExitedException:  # the rank itself has said why
+            sys.exit(1)
