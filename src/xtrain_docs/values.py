@@ -168,7 +168,8 @@ def filled(line: str, **bound: Any) -> str:
         used = [f"{n} = {v}" for n, v in bound.items() if re.search(rf"\b{n}\b", title)]
         where = f" for {', '.join(used)}" if used and title.strip() not in bound else ""
         title = html.escape(title + where, quote=True)
-        title = title.replace("|", "&#124;").replace("`", "&#96;")
+        for sign in "|`[]":  # Markdown would read a table, code, a link
+            title = title.replace(sign, f"&#{ord(sign)};")
         linked = any(a <= match.start() < b for a, b in links)
         focus = "" if linked else 'tabindex="0" '
         return f'<span class="xt-value" {focus}title="computed: {title}">{text}</span>'

@@ -65,6 +65,11 @@ def test_on_a_page_the_number_says_how_it_was_computed():
     assert ">3 MiB</span>" in out
 
 
+def test_a_tip_is_no_link_and_no_code():
+    out = render("It is {{ [[1, 2]][0][1] }}.")
+    assert 'title="computed: &#91;&#91;1, 2&#93;&#93;&#91;0&#93;&#91;1&#93;"' in out
+
+
 def test_within_a_link_the_link_alone_takes_the_focus():
     out = render(
         "It sends {{ 1 }} or [{{ 2 }} of {{ [1, 2, 3][2] }}, [a] {{ 4 }}](x.md)."
