@@ -162,11 +162,11 @@ def filled(line: str, **bound: Any) -> str:
         text = evaluate(expression, **bound)
         before = line[: match.start()]
         plain = before.count("$") % 2 == 1 or line.lstrip().startswith(("#", "$$"))
-        if plain:
+        if plain or expression.strip() in bound:
             return text
         title = expression.replace("|", "as")
         used = [f"{n} = {v}" for n, v in bound.items() if re.search(rf"\b{n}\b", title)]
-        where = f" for {', '.join(used)}" if used and title.strip() not in bound else ""
+        where = f" for {', '.join(used)}" if used else ""
         title = html.escape(title + where, quote=True)
         for sign in "|`[]":  # Markdown would read a table, code, a link
             title = title.replace(sign, f"&#{ord(sign)};")
