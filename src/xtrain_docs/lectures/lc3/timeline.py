@@ -65,15 +65,15 @@ class Clock:
     ) -> Callable[..., Work]:
         """torch's collective, from its issue until it is done."""
 
-        def end(work: dist.Work, row: int) -> None:
+        def end(work: dist.Work, row: int, begun: float) -> None:
             work.wait()
-            self.end(lane, row)
+            self.bars.append([lane, row, begun, self.now()])
 
         def issue(output: Tensor, input: Tensor, group: Any = None) -> Work:
             row = row_of(output, input)
-            self.begin(lane, row)
+            begun = self.now()
             work = call(output, input, group=group, async_op=True)
-            self.pending.append(Thread(target=end, args=(work, row)))
+            self.pending.append(Thread(target=end, args=(work, row, begun)))
             self.pending[-1].start()
             return Work([work], lambda: waited(row), input)
 
