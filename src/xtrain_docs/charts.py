@@ -11,11 +11,11 @@
     ```
 
 Every line but the named ones is a series: its name, then its value at one turn of
-`for`, which is Python's and may have several clauses, as in `rows` (`values`).
-Expressions see what those of a page see, `Axis`, and the filters as `as_bytes`,
-`as_seconds("2")`, ... `note:` is the description for screen readers; `mark:` draws a
-vertical line at a value of x: `mark: 4 * KiB, "equal"`. An indented line goes on with
-the line above.
+`for`, which is Python's and may have several clauses, as in `rows` (`values`); None
+leaves the point out. Expressions see what those of a page see, `Axis`, and the filters
+as `as_bytes`, `as_seconds("2")`, ... `note:` is the description for screen readers;
+`mark:` draws a vertical line at a value of x: `mark: 4 * KiB, "equal"`. An indented
+line goes on with the line above.
 """
 
 from typing import Any
@@ -47,18 +47,20 @@ def chart(fence: fences.Fence) -> tuple[str, str]:
     if missing := [name for name in ("title", "x", "y") if name not in told]:
         raise values.ValuesError(f"a chart without {', '.join(missing)}: {lines}")
     turns = values.bindings(fence.info.removeprefix("chart"))
+    known = {"__builtins__": {}, **values.names(), **TOOLS}
     points: dict[str, list[tuple[float, float]]] = {}
     for turn in turns:
-        at = compute(told["x"], turn)[0]
+        at = compute(told["x"], known | turn)[0]
         for name, expression in lines:
             if name not in NAMED:
-                here = (at, compute(expression, turn))
-                points.setdefault(name, []).append(here)
-    marks = [compute(told["mark"], {})] if "mark" in told else []
+                here = compute(expression, known | turn)
+                if here is not None:
+                    points.setdefault(name, []).append((at, here))
+    marks = [compute(told["mark"], known)] if "mark" in told else []
     drawing = line_chart(
         points,
-        compute(told["x"], turns[0])[1],
-        compute(told["y"], {}),
+        compute(told["x"], known | turns[0])[1],
+        compute(told["y"], known),
         words(told["title"]),
         words(told.get("note", "")),
         marks,
@@ -71,10 +73,9 @@ def words(text: str) -> str:
     return values.EXPRESSION.sub(lambda m: values.evaluate(m["expression"]), text)
 
 
-def compute(expression: str, turn: dict[str, Any]) -> Any:
-    """The value of an expression for one turn; ValuesError if there is none."""
+def compute(expression: str, known: dict[str, Any]) -> Any:
+    """The value of an expression; ValuesError if there is none."""
     try:
-        known = {"__builtins__": {}, **values.names(), **TOOLS, **turn}
         return eval(expression, known)  # our own pages
     except Exception as problem:
         raise values.ValuesError(f"chart, {expression}: {problem!r}") from problem

@@ -34,6 +34,12 @@ def test_a_chart_draws_every_series_at_every_turn():
     assert "<figcaption" in out and 'title="computed: 1 + 1"' in out
 
 
+def test_none_leaves_a_point_out():
+    out = render(CHART.replace("fast: n\n  * us", "fast: n * us if n > 1 else None"))
+    assert out.count("<polyline") == 2
+    assert out.count("<title>fast: ") == 2 and out.count("<title>slow: ") == 3
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

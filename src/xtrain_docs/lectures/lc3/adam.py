@@ -6,7 +6,8 @@ from torch import nn
 from xtrain.zero import Adam
 
 from ...figures import REGISTRY
-from ...svg import Axis, line_chart
+from ...svg import document, fit, line, text
+from .common import EDGE, WIDTH
 
 
 def adam_steps(gradients: list[float], lr: float = 0.01) -> list[list[float]]:
@@ -36,10 +37,19 @@ def adam_moments(steps: int = 30) -> str:
         f"learning rate; when the gradient turns round, the mean needs "
         f"{sum(m > 0 for m in mean[steps:])} steps to do so."
     )
-    return line_chart(
-        {name: list(enumerate(line, start=1)) for name, line in series.items()},
-        Axis("steps", low=1, ticks=[1, 15, 30, 45, 60]),
-        Axis("", low=-1, high=1),
-        "Adam with a gradient that turns round",
-        words,
-    )
+    parts, left, y = [], 92, 34.0
+    wide = (EDGE - left) / (2 * steps - 1)
+    for colour, (name, numbers) in enumerate(series.items()):
+        parts.append(text(6, y + 4, name, "xt-label"))
+        for level in (1, 0, -1):
+            at, kind = y - 24 * level, "xt-grid" if level else "xt-axis"
+            parts.append(line(left, at, EDGE, at, kind))
+            parts.append(text(left - 6, at + 4, str(level), "xt-tick", "end"))
+        places = ((left + i * wide, y - 24 * v) for i, v in enumerate(numbers))
+        points = " ".join(f"{x:.1f},{at:.1f}" for x, at in places)
+        parts.append(f'<polyline points="{points}" class="xt-line xt-s{colour}"/>')
+        y += 68
+    parts.append(text(left, y - 16, "step 1", "xt-tick"))
+    parts.append(text(EDGE, y - 16, f"step {2 * steps}", "xt-tick", "end"))
+    title = "Adam with a gradient that turns round"
+    return fit(document(WIDTH, int(y - 8), parts, title, words), WIDTH)

@@ -92,7 +92,7 @@ def stacked(
     shares: bool = False,
 ) -> str:
     """Bars of several parts; `shares`: all as long, with words in the parts."""
-    left, right = 104, 0 if shares else 74
+    left, right = 110, 0 if shares else 74
     most = max(map(sum, bars.values()))
     parts, y = swatches(names, y=4, opacity=0.4, radius=2)
     words = []
