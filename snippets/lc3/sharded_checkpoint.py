@@ -30,9 +30,10 @@ def train(model, optimizer):
 
 model, optimizer = build(seed=0)  # on four ranks
 train(model, optimizer)
-path = model.save_sharded(folder[0], step=1, optimizer=optimizer)
+model.save_sharded(folder[0], step=1, optimizer=optimizer)
 if rank == 0:
-    print("written:", *sorted(f.name for f in Path(path).iterdir()), sep="\n  ")
+    files = sorted(f for f in Path(folder[0]).rglob("*") if f.is_file())
+    print("written:", *(f.relative_to(folder[0]) for f in files), sep="\n  ")
 expected = train(model, optimizer)  # one step more
 
 pair = dist.new_group([0, 1])

@@ -1,6 +1,6 @@
 """Entries of the errata pages that are proved by counting what these pages show."""
 
-from xtrain_docs.lectures.lc3.tables import STAGES
+from xtrain_docs.lectures.lc3.common import STAGES
 from xtrain_docs.tables.home import LECTURES
 
 
