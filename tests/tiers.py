@@ -39,10 +39,7 @@ LONG = {
     "copying/test_standalone.py": [
         "test_every_copy_of_the_site_runs_and_has_all_its_names"
     ],
-    "docs/test_build.py": [
-        "test_a_defect_stops_the_build_and_leaves_the_old_site",
-        "test_the_check_runs_real_snippets",
-    ],
+    "docs/test_build.py": ["test_the_check_runs_real_snippets"],
     "docs/test_fonts.py": ["test_a_face_is_cut_to_its_letters"],
     "docs/test_kept.py": ["test_a_committed_result_comes_out_again"],
     "docs/test_lc3_pictures.py": ["test_every_figure_of_the_lecture_fits_a_phone"],
