@@ -43,7 +43,6 @@ LONG = {
     "docs/test_fonts.py": ["test_a_face_is_cut_to_its_letters"],
     "docs/test_kept.py": ["test_a_committed_result_comes_out_again"],
     "docs/test_lc3_pictures.py": ["test_every_figure_of_the_lecture_fits_a_phone"],
-    "docs/test_lc7_overlap.py": ["test_the_table_is_of_runs_with_and_without_overlap"],
     "docs/test_pages.py": ["test_everything_on_the_page_renders"],
     "docs/test_pages_shape.py": ["test_figures_of_a_page_fit_a_phone"],
     "docs/test_record.py": [

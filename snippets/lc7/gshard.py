@@ -2,6 +2,8 @@
 import torch
 import torch.distributed as dist
 
+from xtrain.comm import CommLedger
+from xtrain.comm.collective_choice import DIRECT
 from xtrain.expert_parallel import GShardMoE, MoE
 
 dist.init_process_group("gloo")
@@ -14,10 +16,11 @@ grad = torch.randn_like(x)
 whole = full(x)
 whole.backward(grad)
 
-layer = GShardMoE.from_full(full)  # two experts on each rank
+layer = GShardMoE.from_full(full, collectives=DIRECT)  # two experts on each rank
 mine = x.detach().split(sizes)[rank].clone().requires_grad_()
 out = layer(mine)
-out.backward(grad.split(sizes)[rank])
+with CommLedger() as ledger:
+    out.backward(grad.split(sizes)[rank])
 
 gate = layer.router.weight.grad  # of this rank's tokens: to be summed
 dist.all_reduce(gate)
@@ -31,7 +34,12 @@ equal = {
     "router": torch.allclose(gate, full.router.weight.grad),
 }
 rows = full.router.stats.counts_E[own].tolist()
-print(f"rank {rank}: {sizes[rank]} tokens, rows of its experts {rows}, equal: {equal}")
+here = (layer.router.stats.routing.experts_Tk // 2 == rank).sum().item()
+away, guests = 2 * sizes[rank] - here, sum(rows) - here
+print(
+    f"rank {rank}: {sizes[rank]} tokens, rows of its experts {rows}, equal: {equal}\n"
+    f"  backward sends {away} rows to experts, {guests} home: {ledger.bytes_sent} bytes"
+)
 
 dist.barrier()
 dist.destroy_process_group()

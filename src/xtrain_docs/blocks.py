@@ -6,7 +6,8 @@
 
 calls the function registered as `when_ring` by some lecture's figures.py (likewise
 `table` and `trace`), with the options as keyword arguments; `calculator` shows one of
-`calculators.answers`. An unknown name or option stops the build.
+`calculators.answers`; a `chart` draws formulas that stand in it (`charts`). An unknown
+name or option stops the build.
 """
 
 import ast
@@ -24,7 +25,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
-from . import config, fences, lectures, values
+from . import charts, config, fences, lectures, values
 
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
@@ -102,12 +103,12 @@ class BlocksPreprocessor(Preprocessor):
         return fences.replace(lines, self._block)
 
     def _block(self, fence: fences.Fence) -> list[str] | None:
-        found = parse_info(fence.info)
-        if found is None:
-            return None
-        kind, name, options = found
         try:
-            return self._draw(fence, kind, name, options)
+            if fence.language == "chart":
+                drawing, caption = charts.chart(fence)
+                return self._figure(drawing, values.filled(caption), "xt-fig xt-chart")
+            found = parse_info(fence.info)
+            return self._draw(fence, *found) if found else None
         except Exception as problem:
             return config.draft_note(problem)
 

@@ -118,7 +118,7 @@ def _compute(tree: ast.expr, known: dict[str, Any]) -> Any:
         }
         return FILTERS[head.id](_compute(tree.left, known), *extra, **named)
     code = compile(ast.Expression(tree), "<page>", "eval")
-    return eval(code, {"__builtins__": {}}, known)  # our own pages
+    return eval(code, {"__builtins__": {}, **known})  # our own pages
 
 
 @value

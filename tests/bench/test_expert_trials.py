@@ -156,7 +156,11 @@ def test_a_pair_sends_four_messages_and_its_counts(world, together):
 def test_the_sizes_of_the_goals():
     assert lc7.FEW // lc7.NARROW.bytes_of(1) == 256
     assert lc7.MANY // lc7.WIDE.bytes_of(1) == 2048
-    assert (lc7.NARROW.hidden, lc7.NARROW.inner, lc7.WIDE.hidden) == (64, 128, 256)
+    assert lc7.PAIR // lc7.PAIR_SIZES.bytes_of(1) == 1024
+    assert lc7.PAIR_SIZES == lc7.WIDE
+    assert (lc7.NARROW.hidden, lc7.NARROW.inner) == (64, 128)
+    assert (lc7.WIDE.hidden, lc7.WIDE.inner) == (256, 512)
+    assert (trials.NUM_EXPERTS, lc7.PAIR_EXPERTS, trials.TOP_K) == (64, 8, 2)
     goals = {race.name: race.goals[0].ratio for race in lc7.RACES if race.goals}
     assert goals == {
         "loop_few": 2.2, "loop_many": 1.05, "transformers_few": 1.0,

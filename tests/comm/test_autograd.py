@@ -25,6 +25,15 @@ SYMBOLS = [
         "reduce_scatter_all_gather",
     )
 ]
+CLASSES = [
+    f"xtrain.comm.autograd:_{name}"
+    for name in (
+        "IdentityAllReduce",
+        "AllReduceIdentity",
+        "AllGatherReduceScatter",
+        "ReduceScatterAllGather",
+    )
+]
 
 
 def random_of(rank: int, *shape: int) -> torch.Tensor:
@@ -87,7 +96,7 @@ def values_and_gradients(members=None) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.verifies(*SYMBOLS, *CLASSES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_values_and_gradients_are_sums_and_slices(world, size):
     world(size).run(values_and_gradients)

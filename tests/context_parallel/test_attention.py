@@ -49,6 +49,7 @@ def test_all_gather_attention_equals_one_process(world, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.verifies("xtrain.context_parallel.ulysses:ulysses_attention")
+@pytest.mark.verifies("xtrain.context_parallel.ulysses:swap")
 def test_ulysses_attention_equals_one_process(world, ranks):
     for errors in world(ranks).run(all_cases, ulysses_cases(ranks), ranks):
         assert max(map(max, errors)) < 1e-12

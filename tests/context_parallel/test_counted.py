@@ -174,14 +174,14 @@ def order() -> tuple[list[str], list[str]]:
     return forward, lines[len(forward) :]
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.verifies(RING, VISITS)
-def test_the_next_keys_travel_while_a_block_is_computed(world):
+def test_the_next_keys_travel_while_a_block_is_computed(world, ranks):
     hop = ["recv", "send"]
-    for forward, backward in world(3).run(order):
-        assert forward == [*hop, "block", *hop, "block", "block"]
+    for forward, backward in world(ranks).run(order):
+        assert forward == [*hop, "block"] * (ranks - 1) + ["block"]
         assert backward == [
-            *hop, "block", *hop,  # K and V travel, then dK and dV do, too
-            *hop, "block", *hop,
+            *[*hop, "block", *hop] * (ranks - 1),  # K and V travel, then dK and dV
             "block", *hop,  # nobody needs K and V any more; dK and dV go home
         ]  # fmt: skip
 

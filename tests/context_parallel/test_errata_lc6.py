@@ -5,18 +5,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.context_parallel.attention_cases import qkv
+from tests.context_parallel.test_counted import Largest
 from tests.devices import randn
 from xtrain.context_parallel import (
+    all_gather_attention,
     local_positions,
     online_softmax,
+    ring_attention,
     shard_sequence,
+    ulysses_attention,
     unshard_sequence,
 )
 from xtrain.context_parallel.balance import block_of, check_balance, positions_of
 from xtrain.context_parallel.online_softmax import merge, softmax_block
-from xtrain.plan import context_bytes, pairs_by_step
-from xtrain_docs.lectures.lc6.runs_balance import seen, work
-from xtrain_docs.lectures.lc6.runs_compare import sent, tensors_of
+from xtrain.plan import context_bytes, critical_pairs
+from xtrain.testing.saved import SavedTensors
+from xtrain_docs.lectures.lc6.balance import met
 
 BALANCE = "xtrain.context_parallel.balance"
 SOFTMAX = "xtrain.context_parallel.online_softmax"
@@ -36,33 +41,28 @@ def close(found, expected):
 
 # ------------------------------------------------------------ e79, e80: bytes of a ring
 
-D = 8 * 4  # a key head of these runs, in bytes of float32
+D = 8 * 4  # a key head in bytes: `test_what_sockets_send_is_the_formula` counts them
 
 
 @pytest.mark.verifies("xtrain.plan.context_parallel:context_bytes")
-def test_a_rank_of_a_ring_sends_2_of_s_d_forward_and_6_with_backward_at_most(world):
-    for ranks in (2, 4):
-        local = 64 // ranks
+def test_a_rank_of_a_ring_sends_2_of_s_d_forward_and_6_with_backward_at_most():
+    for ranks in (2, 4, 8):
         unit = 64 * 2 * D  # S d, two key heads
-        found = world(ranks).run(sent, "ring", 2, 2, local)
-        for forward, backward in found:
-            assert forward == 2 * (ranks - 1) * unit // ranks < 2 * unit
-            assert backward == forward + 2 * unit < 4 * unit
-        assert sum(one[0] for one in found) == 2 * (ranks - 1) * unit
-        assert found[0] == list(
-            context_bytes("ring", local, 2, 2, 8, ranks, itemsize=4)
-        )
-    grouped = world(2).run(sent, "ring", 4, 1, 8)
-    assert grouped[0][0] == 2 * 8 * D  # of the one key head, not of four heads
+        forward, backward = context_bytes("ring", 64 // ranks, 2, 2, 8, ranks,
+                                          itemsize=4)  # fmt: skip
+        assert forward == 2 * (ranks - 1) * unit // ranks < 2 * unit
+        assert backward == forward + 2 * unit < 4 * unit
+    grouped = context_bytes("ring", 8, 4, 1, 8, 2, itemsize=4)
+    assert grouped[0] == 2 * 8 * D  # of the one key head, not of four heads
 
 
-def test_with_a_fixed_sequence_bytes_stay_and_work_falls(world):
+def test_with_a_fixed_sequence_bytes_stay_and_work_falls():
     """(S, N), (S, 2 N), (2 S, 2 N): only the last keeps work per byte."""
 
     def of(tokens: int, ranks: int) -> tuple[int, int]:
-        bytes_ = world(ranks).run(sent, "ring", 1, 1, tokens // ranks)[0][0]
-        pairs = world(ranks).run(work, "zigzag", tokens)
-        return bytes_, max(sum(forward) for forward, _ in pairs)
+        local = tokens // ranks
+        sent = context_bytes("ring", local, 1, 1, 8, ranks, itemsize=4)[0]
+        return sent, critical_pairs("zigzag", ranks, local)
 
     first, strong, weak = of(64, 2), of(64, 4), of(128, 4)
     assert strong[0] > first[0]  # more bytes of each rank
@@ -76,23 +76,12 @@ def test_with_a_fixed_sequence_bytes_stay_and_work_falls(world):
 # --------------------------------------------------------------------- e81: balance
 
 
-@pytest.mark.verifies(f"{BALANCE}:block_of", f"{BALANCE}:positions_of")
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_work_of_every_rank_and_step_is_the_closed_form(world, ranks):
-    for balance in BALANCES:
-        for local in (2, 6):
-            expected = pairs_by_step(balance, ranks, local)
-            found = world(ranks).run(work, balance, local * ranks)
-            for rank, (forward, backward) in enumerate(found):
-                assert forward == backward == expected[rank], (balance, rank)
-
-
 @pytest.mark.verifies(f"{BALANCE}:block_of")
 @pytest.mark.parametrize("balance", BALANCES)
 def test_all_ranks_together_compute_each_pair_of_the_mask_once(world, balance):
     for ranks, tokens in ((3, 12), (4, 16)):
-        found = world(ranks).run(seen, balance, tokens)
-        pairs = sorted(tuple(pair) for one in found for pair in one)
+        found = world(ranks).run(met, balance, tokens)
+        pairs = sorted((q, k) for one in found for _, q, k in one)
         assert pairs == [(q, k) for q in range(tokens) for k in range(q + 1)]
 
 
@@ -212,10 +201,23 @@ def test_maximum_and_sum_do_not_give_the_output():
     close(lse, scores.max() + (scores - scores.max()).exp().sum().log().view(1))
 
 
+def tensors_of(attention) -> list[float]:
+    """Kept for backward, and the largest of each pass, in multiples of a rank's q."""
+    q, k, v, grad = (t.float() for t in qkv(8, 8, 16))
+    with SavedTensors() as saved, Largest() as forward:
+        out = attention(*(t.requires_grad_() for t in (q, k, v)))
+    with Largest() as backward:
+        out.backward(grad)
+    found = saved.nbytes() / 4, forward.elements, backward.elements
+    return [n / q.numel() for n in found]
+
+
 def test_no_tensor_of_a_ring_grows_with_the_number_of_ranks(world):
-    """16 tokens on each rank; in multiples of a rank's own queries."""
-    found = {n: world(n).run(tensors_of, "ring", 8, 8, 16)[0] for n in (2, 4)}
-    assert found[2] == found[4]
-    gathered = {n: world(n).run(tensors_of, "all_gather", 8, 8, 16)[0] for n in (2, 4)}
-    q = found[2][0]
-    assert [gathered[n][2] // q for n in (2, 4)] == [4, 8]
+    """16 tokens on each rank; kept are q, k, v, the output and a number a query."""
+    for ranks in (2, 4):
+        for attention, largest in (
+            (ring_attention, 2), (all_gather_attention, 2 * ranks),
+            (ulysses_attention, 1),
+        ):  # fmt: skip
+            found = world(ranks).run(tensors_of, attention)[0]
+            assert found == [4 + 1 / 6, largest, largest], (attention, ranks)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.context_parallel.attention_cases import dense, qkv
+from tests.context_parallel.test_counted import Largest
 from xtrain.context_parallel import (
     flash_attention_backward,
     flash_attention_forward,
@@ -34,6 +36,29 @@ def test_sizes_that_are_no_multiple_of_a_tile(tile, causal, monkeypatch):
         found, expected = tiled(*case, causal, 0.4), dense(*case, causal, 0.4)
         for ours, torchs in zip(found, expected, strict=True):
             assert (ours - torchs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.verifies(f"{FLASH}:forward_tiles", f"{FLASH}:backward_tiles")
+def test_no_tensor_is_larger_than_a_tile_and_forward_has_two_products_and_backward_five(
+    causal,
+):
+    """Tiles above the diagonal are skipped in both passes."""
+    tile, dim = mask.TILE, 6
+    for sizes in ([tile], [tile, 1], [tile, tile, 88], [tile] * 4):
+        q, k, v, grad = qkv(1, 1, sum(sizes), batch=1)
+        with Largest() as largest, FlopCounterMode(display=False) as forward:
+            out, lse = flash_attention_forward(q, k, v, causal)
+        with largest, FlopCounterMode(display=False) as backward:
+            flash_attention_backward(grad, q, k, v, out, lse, causal)
+        assert largest.elements == max(tile**2, 2 * sum(sizes) * dim)
+        pairs = sum(
+            rows * keys
+            for i, rows in enumerate(sizes)
+            for keys in (sizes[: i + 1] if causal else sizes)
+        )
+        assert forward.get_total_flops() == 2 * 2 * pairs * dim
+        assert backward.get_total_flops() == 5 * 2 * pairs * dim
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

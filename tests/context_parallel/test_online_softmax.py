@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.devices import randn, skip_unless_mistakes_are_told
+from xtrain.comm import CommLedger
 from xtrain.context_parallel import online_softmax, ring_online_softmax
 from xtrain.context_parallel.online_softmax import merge, softmax_block
 
@@ -21,12 +22,13 @@ def dense(scores, values):
 
 
 def rows(keys: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of ordinary rows, a row of which half is hidden, and one without keys."""
+    """Scores of ordinary rows, of two that see one half, and of one without keys."""
     generator = torch.Generator().manual_seed(seed)
     scores = 3 * randn(2, 4, keys, generator=generator)
     scores += shift
     scores[:, 1, : keys // 2] = NONE  # its first blocks are hidden
     scores[:, 2] = NONE
+    scores[:, 3, keys // 2 :] = NONE
     values = randn(2, keys, 3, generator=generator)
     return scores, values
 
@@ -54,6 +56,7 @@ def test_any_size_of_blocks_gives_the_same(keys, block_size, seed, shift):
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.randoms())
 @pytest.mark.verifies(f"{SOFTMAX}:merge", f"{SOFTMAX}:softmax_block")
+@pytest.mark.verifies(f"{SOFTMAX}:weights")
 def test_any_order_and_any_grouping_of_blocks_gives_the_same(sizes, random):
     scores, values = rows(sum(sizes), len(sizes))
     blocks = [
@@ -101,6 +104,21 @@ def ring(counts: list[int]) -> float:
 @pytest.mark.verifies(f"{SOFTMAX}:ring_online_softmax")
 def test_a_ring_of_ranks_with_uneven_numbers_of_keys(world, counts):
     assert max(world(len(counts)).run(ring, counts)) < 1e-10
+
+
+def sent() -> list[int]:
+    """Bytes of each message of this rank, for 8 rows and 3 features in float64."""
+    scores, values = rows(4, 5)
+    with CommLedger() as ledger:
+        ring_online_softmax(scores, values)
+    return [e.nbytes for e in ledger.events if e.op.strip("_") in ("send", "isend")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.verifies(f"{SOFTMAX}:ring_online_softmax")
+def test_every_rank_sends_its_block_on_in_every_hop(world, ranks):
+    block = 8 * (3 + 1) * 8  # output and log-sum-exp
+    assert world(ranks).run(sent) == [[block] * (ranks - 1)] * ranks
 
 
 def wrong_on_one(kind: str) -> str:

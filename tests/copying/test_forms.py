@@ -13,7 +13,8 @@ def test_a_download_is_the_form_then_the_harness_then_its_check():
     text = whiteboard("ring_all_reduce")
     assert text.startswith(forms()["ring_all_reduce"].read_text().rstrip())
     places = [
-        text.index(s) for s in ("def ring_all", "def run(", "def check(", "__main__")
+        text.index(s)
+        for s in ("def ring_all", "def run(", "def check_ring", "__main__")
     ]
     assert places == sorted(places)
     assert "import xtrain" not in text

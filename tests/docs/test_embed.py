@@ -244,11 +244,11 @@ FORM_KEY = "xtrain.whiteboard.comm.turn:turn"
 def write_form(toy, self_check=True):
     toy.write(FORM_FILE, FORM)
     checks = "src/xtrain/copying/self_checks"
-    toy.write(f"{checks}/harness.py", "def run(check):\n    check(0, 1)\n")
+    toy.write(f"{checks}/harness.py", "def run(check, form):\n    check(form)\n")
     if self_check:
-        text = "from xtrain.whiteboard.comm.turn import turn\n\n\n"
-        text += "def check(rank, size):\n    print(turn(3))\n"
-        toy.write(f"{checks}/comm/turn.py", text)
+        text = "def unused():\n    pass\n\n\nTHREE = 3\n\n\n"
+        text += "def check_turn(form):\n    print(form(THREE))\n"
+        toy.write(f"{checks}/comm.py", text)
 
 
 def test_a_form_is_shown_whole_and_downloaded_with_its_self_check(
@@ -264,7 +264,7 @@ def test_a_form_is_shown_whole_and_downloaded_with_its_self_check(
     assert 'download="turn.py"' in out
     packed = re.search(r"data:text/x-python;base64,([\w+/=]+)", out)
     text = base64.b64decode(packed[1]).decode()
-    assert text.startswith(FORM)
+    assert text.startswith(FORM) and "unused" not in text
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.stdout == "-3\n", done.stderr
 

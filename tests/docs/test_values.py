@@ -24,6 +24,7 @@ from xtrain_docs.values import ValuesError, evaluate
         ("2 ** 10", "1024"),
         ("'ring'", "ring"),
         ("len([n for n in range(5)])", "5"),
+        ("max(2 * KiB * n for n in range(3)) | bytes", "4 KiB"),
         ("ceil_of(2)", None),
     ],
 )

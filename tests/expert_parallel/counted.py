@@ -12,18 +12,35 @@ from xtrain.comm import CommLedger, ring_all_reduce
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import DIRECT, TORCH
 from xtrain.comm.work import Work
-from xtrain.expert_parallel import GShardMoE, MoE, TopKRouter, dispatch, plan_dispatch
+from xtrain.expert_parallel import (
+    GShardMoE,
+    MoE,
+    Routing,
+    TopKRouter,
+    combine,
+    dispatch,
+    plan_dispatch,
+)
 from xtrain.whiteboard.expert_parallel.overlapped_all_to_all import (
     overlapped_all_to_all,
 )
-from xtrain_docs.lectures.lc7.runs_dispatch import (
-    EXPERTS,
-    HIDDEN,
-    INNER,
-    TOKENS,
-    TOP_K,
-    full_layer,
-)
+
+EXPERTS, HIDDEN, INNER = 8, 6, 5
+TOKENS, TOP_K = 16, 2  # tokens of a rank
+
+
+def full_layer() -> MoE:
+    """The layer of one process, the same on every rank."""
+    torch.manual_seed(7)
+    return MoE(HIDDEN, INNER, EXPERTS, TOP_K, dtype=torch.float64)
+
+
+def routing_of(experts_Tk: Tensor, num_experts: int) -> Routing:
+    """A routing with these choices, and gates of 1."""
+    gates_Tk = torch.ones(experts_Tk.shape, dtype=torch.float64)
+    logits_TE = torch.zeros(len(experts_Tk), num_experts, dtype=torch.float64)
+    kept_Tk = torch.ones_like(experts_Tk, dtype=torch.bool)
+    return Routing(experts_Tk, gates_Tk, logits_TE, logits_TE, kept_Tk)
 
 
 def own_tokens(requires_grad: bool = False) -> Tensor:
@@ -90,6 +107,68 @@ def messages_of_both() -> dict[str, list[Any]]:
 def received_rows() -> int:
     """How many rows the experts of this rank get in one dispatch."""
     return sum(plan_dispatch(full_layer().router(own_tokens())).received)
+
+
+def bytes_of_layer(uniform: bool) -> dict[str, Any]:
+    """Bytes that this rank sends for one layer, and its copies for each rank."""
+    rank, size = rank_and_size(None)
+    torch.manual_seed(rank)
+    x_TH = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, requires_grad=True)
+    layer = GShardMoE.from_full(full_layer(), collectives=DIRECT)
+    routing = layer.router(x_TH)
+    if uniform:
+        copy = torch.arange(TOKENS * TOP_K).view(TOKENS, TOP_K)
+        routing = routing_of(copy % EXPERTS, EXPERTS)
+    ranks = routing.experts_Tk.flatten() // (EXPERTS // size)
+    found: dict[str, Any] = {"copies": torch.bincount(ranks, minlength=size).tolist()}
+    with CommLedger() as ledger:
+        plan = plan_dispatch(routing, collectives=DIRECT)
+    found["counts"] = ledger.bytes_sent
+    with CommLedger() as ledger:
+        rows_NH = dispatch(x_TH, plan)
+    found["dispatch"] = ledger.bytes_sent
+    outputs_NH = layer.experts(rows_NH, plan.counts_L)
+    with CommLedger() as ledger:
+        out_TH = combine(outputs_NH, routing.gates_Tk, plan)
+    found["combine"] = ledger.bytes_sent
+    with CommLedger() as ledger:
+        (grad_NH,) = torch.autograd.grad(out_TH.sum(), outputs_NH, retain_graph=True)
+    found["combine, backward"] = ledger.bytes_sent
+    (grad_NH,) = torch.autograd.grad(outputs_NH, rows_NH, grad_NH)
+    with CommLedger() as ledger:
+        torch.autograd.grad(rows_NH, x_TH, grad_NH)
+    found["dispatch, backward"] = ledger.bytes_sent
+    return found
+
+
+def gradient_errors() -> dict[str, float]:
+    """How far gradients of expert ranks are from one process, over their size."""
+    rank, size = rank_and_size(None)
+    generator = torch.Generator().manual_seed(3)
+    every = torch.randn(size, TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
+    full = full_layer()
+    full(every).square().sum().backward()
+    layer = GShardMoE.from_full(full)
+    layer(every[rank]).square().sum().backward()
+    local = EXPERTS // size
+    mine = slice(rank * local, (rank + 1) * local)
+
+    def error(name: str, factor: float = 1.0, summed: bool = False) -> float:
+        grad = layer.get_parameter(name).grad * factor
+        right = full.get_parameter(name).grad
+        if name.startswith("experts"):
+            right = right[mine]
+        if summed:
+            dist.all_reduce(grad)
+        return float((grad - right).abs().max() / right.abs().max())
+
+    experts, router = "experts.down_proj", "router.weight"
+    return {
+        "experts": error(experts),
+        "experts, averaged": error(experts, 1 / size),
+        "router": error(router),
+        "router, summed": error(router, summed=True),
+    }
 
 
 # -------------------------------------------------------- two micro-batches in turn

@@ -38,7 +38,14 @@ def test_uniform_routing_gives_1_for_any_number_of_tokens(tokens, top_k):
 
 
 @pytest.mark.verifies(LOAD)
-def test_collapse_gives_the_number_of_experts():
+def test_collapse_gives_the_number_of_experts_over_those_of_a_token():
+    for tokens in (8, 64, 512):
+        for top_k in (1, 2):
+            first = torch.arange(top_k).expand(tokens, top_k)
+            probabilities = torch.zeros(tokens, 8, dtype=torch.float64)
+            probabilities[:, :top_k] = 1 / top_k
+            found = load_balancing_loss(probabilities, first).item()
+            assert found == pytest.approx(8 / top_k, abs=1e-12)
     experts = torch.zeros(10, 1, dtype=torch.int64)
     probabilities = torch.zeros(10, 4, dtype=torch.float64)
     probabilities[:, 0] = 1

@@ -17,8 +17,7 @@ from xtrain.expert_parallel import (
     plan_dispatch,
     top_k_gradient,
 )
-from xtrain_docs.lectures.lc7 import runs_dispatch
-from xtrain_docs.lectures.lc7.runs_training import training
+from xtrain_docs.lectures.lc7.balance import training
 
 DISPATCH = "xtrain.expert_parallel.dispatch"
 GSHARD = "xtrain.expert_parallel.gshard:GShardMoE"
@@ -99,7 +98,7 @@ def test_backward_has_the_splits_of_forward_in_the_same_order(world, ranks):
 
 def gradient_of_gates(keep: bool) -> float:
     """The router's gradient, off by: with the outputs that came back, or with x."""
-    full = runs_dispatch.full_layer()
+    full = counted.full_layer()
     router, k = full.router, full.router.top_k
     x = counted.own_tokens()
     routing = router(x)
@@ -130,7 +129,7 @@ def there_and_back() -> tuple[Tensor, Tensor, list[int], list[int]]:
     generator = torch.Generator().manual_seed(rank)
     x = randn(5 + rank, 3, generator=generator)
     chosen = randint(size, (5 + rank, 2), generator)
-    routing = runs_dispatch.routing_of(chosen, size)
+    routing = counted.routing_of(chosen, size)
     plan = plan_dispatch(routing)
     rows = dispatch(x, plan)
     return x, combine(rows, routing.gates_Tk / 2, plan), plan.sent, plan.received

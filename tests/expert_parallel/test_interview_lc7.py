@@ -21,8 +21,7 @@ from xtrain.expert_parallel import (
     within_capacity,
 )
 from xtrain.plan import all_to_all_bytes, routed_bytes
-from xtrain_docs.lectures.lc7 import runs_dispatch
-from xtrain_docs.lectures.lc7.runs_training import training
+from xtrain_docs.lectures.lc7.balance import training
 
 BALANCE = "xtrain.expert_parallel.balance"
 CAPACITY = "xtrain.expert_parallel.capacity"
@@ -413,12 +412,12 @@ def test_a_dropped_copy_adds_nothing_and_dropless_computes_all():
 def test_bytes_of_each_all_to_all_are_those_of_the_routing(world):
     phases = ("dispatch", "combine", "combine, backward", "dispatch, backward")
     for ranks in (1, 2, 4):
-        for one in world(ranks).run(runs_dispatch.bytes_of_layer, True):
+        for one in world(ranks).run(counted.bytes_of_layer, True):
             formula = all_to_all_bytes(16, 2, 6, ranks, itemsize=8)
             assert formula == 16 * 2 * 6 * 8 * (ranks - 1) / ranks
             assert [one[phase] for phase in phases] == [formula] * 4
             assert one["counts"] == 8 * 8 * (ranks - 1) / ranks  # 8 experts, int64
-        found = world(ranks).run(runs_dispatch.bytes_of_layer, False)
+        found = world(ranks).run(counted.bytes_of_layer, False)
         table = [one["copies"] for one in found]
         there = routed_bytes(table, 6, itemsize=8)
         back = routed_bytes(list(zip(*table, strict=True)), 6, itemsize=8)
@@ -434,7 +433,7 @@ def test_bytes_of_each_all_to_all_are_those_of_the_routing(world):
 @pytest.mark.verifies(GSHARD)
 def test_gradients_of_experts_are_sums_over_the_tokens_of_all_ranks(world):
     for ranks in (1, 2, 4):
-        for one in world(ranks).run(runs_dispatch.gradient_errors):
+        for one in world(ranks).run(counted.gradient_errors):
             assert one["experts"] < 1e-12
             assert one["router, summed"] < 1e-12
             if ranks > 1:

@@ -61,6 +61,17 @@ def gradients_not_summed(cut):
     return mock.patch.object(cut, "sync_gradients", return_value=None)
 
 
+def gradients_averaged(cut):
+    right = cut.sync_gradients
+
+    def wrong():
+        right()
+        for parameter in cut.parameters():
+            parameter.grad /= 2
+
+    return mock.patch.object(cut, "sync_gradients", wrong)
+
+
 def gradients_summed_twice(cut):
     right = cut.sync_gradients
 
@@ -111,6 +122,7 @@ MISTAKES = {
     mean_of_means: "loss",
     local_loss: "loss",
     gradients_not_summed: "gradient",
+    gradients_averaged: "gradient",
     gradients_summed_twice: "gradient",
     labels_in_runs: "loss",
     gathered_rank_after_rank: "gathered logits",

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.pipeline_parallel.waiting_sends import is_send, message_of, posts
 from xtrain.comm.checks import rank_and_size
 from xtrain.schedules import SCHEDULES, Schedule, with_messages
 from xtrain.schedules.action import Action
-from xtrain_docs.lectures.lc5.blocking import is_send, message_of, posts
 
 ROWS, WIDTH = 3, 4
 LEARNING_RATE = 0.1

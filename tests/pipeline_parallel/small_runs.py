@@ -16,7 +16,14 @@ from tests.pipeline_parallel.small_pipeline import (
     loss_sum,
 )
 from xtrain.comm.checks import rank_and_size
-from xtrain_docs.lectures.lc5.pair_order import EXCHANGES, FORWARD, ORDERS, Part, before
+from xtrain_docs.lectures.lc5.errata import (
+    EXCHANGES,
+    FORWARD,
+    ORDERS,
+    Part,
+    Slots,
+    before,
+)
 
 ROWS = (1, 2, 5, 3)
 """Rows of the micro-batches of an uneven batch."""
@@ -91,6 +98,33 @@ def tied_weight(summed: bool, steps: int = 3) -> Tensor | None:
 
 
 # ----------------------------------------- one block with experts, two micro-batches
+
+
+def too_early(slots: Slots) -> list[str]:
+    """Parts that come before what they need, or in the same slot.
+
+    An exchange that the order does not list is taken as done with its computation.
+    """
+    slot_of = {part: i for i, slot in enumerate(slots) for part in slot}
+    problems = []
+    for part, slot in slot_of.items():
+        needed = before(part)
+        if needed is not None and needed not in slot_of:
+            needed = before(needed)
+        if needed in slot_of and slot_of[needed] >= slot:
+            problems.append(f"{part} needs {needed}")
+    return problems
+
+
+def exposed(slots: Slots, computation: float, exchange: float) -> float:
+    """How long the slots take beyond their computations."""
+    time = sum(
+        max(sum(computation for p in slot if p.part not in EXCHANGES),
+            sum(exchange for p in slot if p.part in EXCHANGES))
+        for slot in slots
+    )  # fmt: skip
+    parts = [p for slot in slots for p in slot if p.part not in EXCHANGES]
+    return time - computation * len(parts)
 
 
 class Block:

@@ -14,7 +14,7 @@ from tests.pipeline_parallel.small_pipeline import (
     loss_sum,
 )
 from xtrain.schedules import one_f_one_b, simulate
-from xtrain_docs.lectures.lc5 import pair_order, tables
+from xtrain_docs.lectures.lc5.errata import ORDERS
 
 MESSAGES = "xtrain.schedules.passes:with_messages"
 ONE_F_ONE_B = "xtrain.schedules.one_f_one_b:one_f_one_b"
@@ -36,12 +36,12 @@ def close(found, expected):
 
 def test_two_forwards_overlap_too_but_leave_an_exchange_at_the_end_open():
     exposed = {
-        name: pair_order.exposed(slots, computation=1, exchange=1)
-        for name, slots in pair_order.ORDERS.items()
+        name: small_runs.exposed(slots, computation=1, exchange=1)
+        for name, slots in ORDERS.items()
     }
     assert exposed == {"pair": 0, "two_forwards": 1, "two_backwards": 1}
-    for slots in pair_order.ORDERS.values():
-        assert pair_order.too_early(slots) == []
+    for slots in ORDERS.values():
+        assert small_runs.too_early(slots) == []
 
 
 def test_an_exchange_is_issued_before_a_computation_and_waited_for_after_it(world):
@@ -144,9 +144,21 @@ def test_a_mean_of_means_is_wrong_where_micro_batches_differ(world):
 # ---------------------------------------------------- q77: versions of the weights
 
 
+def steps_between(ranks: int, micro_batches: int) -> list[int]:
+    """Per rank of 1F1B: most backwards between a forward and its own backward."""
+    most = []
+    for actions in one_f_one_b(ranks, micro_batches).actions:
+        at = {(a.kind, a.micro_batch): i for i, a in enumerate(actions)}
+        kinds = [a.kind for a in actions]
+        most.append(max(
+            kinds[at["F", i] : at["BW", i]].count("BW") for i in range(micro_batches)
+        ))  # fmt: skip
+    return most
+
+
 def test_a_step_after_each_backward_needs_p_minus_r_versions_on_rank_r():
     for p in (2, 4, 8):
-        found = tables.steps_between(p, 3 * p)
+        found = steps_between(p, 3 * p)
         assert found == [p - 1 - rank for rank in range(p)]
         peaks = simulate(one_f_one_b(p, 3 * p)).peak_activations
         assert [n + 1 for n in found] == list(peaks)

@@ -7,6 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.pipelining._backward import (
+    stage_backward_input,
+    stage_backward_weight,
+)
 from torch.overrides import _len_torch_function_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -109,6 +113,43 @@ def test_every_matmul_runs_once_and_those_of_weights_run_in_w(
     with Matmuls() as together:
         y.backward(torch.ones_like(y))
     assert together.count == by_input + by_weight
+
+
+class Both(torch.autograd.Function):
+    """A linear layer as fused kernels are written: one backward, both gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return (
+            dy @ weight if ctx.needs_input_grad[0] else None,
+            dy.t() @ x if ctx.needs_input_grad[1] else None,
+        )
+
+
+class AtOnce(nn.Linear):
+    def forward(self, x):
+        return Both.apply(x, self.weight)
+
+
+@pytest.mark.parametrize(("kind", "times"), [(nn.Linear, 1), (AtOnce, 2)])
+def test_torchs_walk_computes_both_gradients_of_a_function_twice(kind, times):
+    stage = filled(nn.Sequential(*(kind(SIZE, SIZE, bias=False) for _ in range(3))))
+    (x,) = inputs(1, True, 4)
+    expected = plain(stage, [x])
+    stage.zero_grad()
+    x.grad, y = None, stage(x)
+    with Matmuls() as walked:
+        dy = random_of(30, *y.shape)
+        _, groups = stage_backward_input([y], [dy], [x], stage.parameters())
+        stage_backward_weight(stage.parameters(), groups)
+    assert walked.count == times * 2 * len(stage)
+    same(gradients_of(stage, [x]), expected)
 
 
 def test_the_first_stage_computes_no_matmul_in_b():

@@ -18,7 +18,6 @@ from xtrain.schedules import (
     zb_h2,
     zb_v,
 )
-from xtrain_docs.lectures.lc5.errata import beyond_work
 
 SIZES = [(2, 2), (2, 5), (3, 4), (4, 8), (8, 24), (5, 11)]
 TIMES = [(1, 1, 1), (2, 3, 1.5), (18.522, 18.086, 9.337)]
@@ -115,6 +114,16 @@ def test_zero_bubble_fills_the_idle_time_with_weight_gradients(ranks, m, times):
     peaks = tuple(2 * (ranks - rank) - 1 for rank in range(ranks))
     assert second.peak_activations == peaks
     assert second.peak_until_weights == (2 * ranks - 1,) * ranks
+
+
+def beyond_work(name: str, ranks: int, f: float, b: float, w: float) -> float:
+    """How much longer one step is, first start to last end, than a rank's work."""
+    longest = {
+        "one_f_one_b": f + b + w,
+        "zb_h1": max(f + b - w, f, b),
+        "zb_h2": max(f + b - 2 * w, b - f, f),
+    }
+    return (ranks - 1) * longest[name]
 
 
 @pytest.mark.parametrize("times", [*TIMES, (1, 2, 1.5), (2, 1, 1.5), (0.5, 2, 2.5)])

@@ -8,6 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.tensor_parallel.calls import (
+    BATCH,
+    HIDDEN,
+    SEQUENCE,
+    calls,
+    collectives_of,
+)
 from xtrain.comm import CommLedger
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import RING
@@ -19,13 +26,6 @@ from xtrain.tensor_parallel import (
 )
 from xtrain.testing.saved import SavedTensors
 from xtrain.zero import FullyShardedDataParallel
-from xtrain_docs.lectures.lc4.runs_calls import (
-    BATCH,
-    HIDDEN,
-    SEQUENCE,
-    calls,
-    collectives_of,
-)
 
 
 def mlp_of(name: str) -> nn.Module:

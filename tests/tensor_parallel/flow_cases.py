@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.tensor_parallel.calls import NAMES, collectives_of
 from tests.tensor_parallel.dense import fill, mine, random_of
 from xtrain.comm import CommLedger
 from xtrain.comm.work import Work
@@ -41,7 +42,6 @@ from xtrain.tensor_parallel import (
     norm,
     vocab_parallel_cross_entropy,
 )
-from xtrain_docs.lectures.lc4.runs_calls import NAMES, collectives_of
 
 B, S, H, INNER, V = 3, 4, 8, 12, 20
 CONFIG = XtrainConfig(

@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from tests.devices import on_cpu
 from tests.tensor_parallel.dense import mine, random_of, sub_group
 from xtrain.comm import CommLedger
+from xtrain.comm.autograd import all_gather_split
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
+from xtrain.testing.saved import SavedTensors, address
 
 SYMBOL = "xtrain.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy"
+FUNCTION = "xtrain.tensor_parallel.cross_entropy:_CrossEntropy"
 
 
 def reference(logits, labels, ignored, smoothing, z_loss, reduction):
@@ -67,7 +70,7 @@ def against_torch(members=None) -> None:
         )
 
 
-@pytest.mark.verifies(SYMBOL)
+@pytest.mark.verifies(SYMBOL, FUNCTION)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_losses_and_gradients_are_torchs(world, size):
     world(size).run(against_torch)
@@ -139,6 +142,34 @@ def messages() -> tuple[int, int]:
 @pytest.mark.verifies(SYMBOL)
 def test_three_numbers_a_token_travel_and_backward_sends_nothing(world):
     assert world(2).run(messages) == [(6, 12)] * 2
+
+
+def kept_for_backward() -> None:
+    """In fp32: the probabilities, 14 bytes a token, and how many labels count.
+
+    torch's loss of gathered logits: those of all columns, the labels and a sum.
+    """
+    tokens, columns, size = 96, 40, dist.get_world_size()
+    labels = torch.arange(tokens) % (columns * size)
+    logits = torch.randn(tokens, columns, requires_grad=True) * 1.0  # not a leaf
+    gradients: list[torch.Tensor] = []
+    logits.register_hook(gradients.append)
+    with SavedTensors() as saved:
+        loss = vocab_parallel_cross_entropy(logits, labels)
+    loss.backward()
+    if on_cpu():
+        assert saved.nbytes() == 4 * tokens * columns + (8 + 1 + 1 + 4) * tokens + 8
+    assert address(gradients[0]) in saved.storages
+    with SavedTensors() as saved:
+        F.cross_entropy(all_gather_split(logits.detach().requires_grad_(), -1), labels)
+    if on_cpu():
+        assert saved.nbytes() == 4 * tokens * columns * size + 8 * tokens + 4
+
+
+@pytest.mark.verifies(SYMBOL, FUNCTION)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_it_keeps_its_columns_and_the_gradient_lies_in_them(world, size):
+    world(size).run(kept_for_backward)
 
 
 def refusals() -> None:

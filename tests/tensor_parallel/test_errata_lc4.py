@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.tensor_parallel import counted
+from tests.tensor_parallel import calls, counted
+from tests.tensor_parallel.calls import BATCH, HIDDEN, SEQUENCE
 from tests.tensor_parallel.dense import close, random_of
 from xtrain.comm.autograd import all_gather_split
 from xtrain.model import XtrainConfig, XtrainModel
@@ -25,13 +26,15 @@ from xtrain.tensor_parallel import (
 )
 from xtrain.tensor_parallel.attention import key_replicas, replica_ranks
 from xtrain.tensor_parallel.functions import column_linear
-from xtrain_docs.lectures.lc4 import runs_calls
-from xtrain_docs.lectures.lc4.pays import layer_times
-from xtrain_docs.lectures.lc4.runs_calls import BATCH, HIDDEN, SEQUENCE
+from xtrain_docs.lectures.lc4.when_it_pays import layer_times
 
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
 ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"
 ATTENTION = "xtrain.tensor_parallel.attention:ParallelAttention"
+REPLICAS = (
+    "xtrain.tensor_parallel.attention:key_replicas",
+    "xtrain.tensor_parallel.attention:replica_ranks",
+)
 MODEL = "xtrain.model.decoder:XtrainModel"
 
 X = BATCH * SEQUENCE * HIDDEN
@@ -69,8 +72,11 @@ CALLS = {
 def test_columns_and_rows_call_exactly_this_in_each_mode(world, size):
     """The column layer's output and the row layer's input have twice as many."""
     for name, (forward, backward) in CALLS.items():
-        for found in world(size).run(runs_calls.calls_of_layer, name):
-            assert found == {"forward": forward, "backward": backward}, name
+        for bias in (False, True):
+            sums = [["all-reduce", HIDDEN]] if bias and name == "row, sequence" else []
+            for found in world(size).run(calls.calls_of_layer, name, bias):
+                assert found["forward"] == forward, name
+                assert found["backward"] == sums + backward, name
 
 
 # ------------------------------------------- E58: a number of sums that grows with L
@@ -293,7 +299,7 @@ def parts_of_a_shared_key() -> None:
     assert not torch.allclose(key.grad, total, rtol=0.1)
 
 
-@pytest.mark.verifies(ATTENTION)
+@pytest.mark.verifies(ATTENTION, *REPLICAS)
 def test_a_key_head_is_held_by_as_many_ranks_as_there_are_for_it(world):
     pairs = world(4).run(heads_and_company, 2)
     assert pairs == [(2, [0, 1]), (2, [0, 1]), (2, [2, 3]), (2, [2, 3])]

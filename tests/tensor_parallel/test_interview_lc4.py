@@ -9,6 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.tensor_parallel.calls import (
+    BATCH,
+    HIDDEN,
+    SEQUENCE,
+    collectives_of,
+)
 from tests.tensor_parallel.counted import bytes_of_step, saved_by, traffic_of_model
 from tests.tensor_parallel.dense import close, fill, mine, random_of
 from xtrain.comm import CommLedger
@@ -23,12 +29,6 @@ from xtrain.tensor_parallel import (
     functions,
 )
 from xtrain.tensor_parallel.functions import column_linear
-from xtrain_docs.lectures.lc4.runs_calls import (
-    BATCH,
-    HIDDEN,
-    SEQUENCE,
-    collectives_of,
-)
 
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
 ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"

@@ -22,6 +22,8 @@ ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"
 FUNCTIONS = [
     "xtrain.tensor_parallel.functions:column_linear",
     "xtrain.tensor_parallel.functions:row_linear",
+    "xtrain.tensor_parallel.functions:_ColumnLinear",
+    "xtrain.tensor_parallel.functions:_RowLinear",
 ]
 
 

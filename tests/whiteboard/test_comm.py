@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from tests.comm.reference import (
-    assert_reduced,
     check_all_reduce,
     check_all_reduce_extras,
 )
@@ -33,7 +32,6 @@ from tests.comm.test_ring import (
     in_place_and_gradients,
     reduce_scatter_cases,
 )
-from tests.comm.test_sub_groups import HALVES, in_both_halves, mine_and_all, my_half
 from xtrain.comm import CommLedger, message_rounds
 from xtrain.comm.rounds import one_round
 from xtrain.copying.forms import forms, header
@@ -239,88 +237,6 @@ def test_hierarchical_equals_one_process(world, shape):
 
 
 # --- inside a group of some of the ranks ----------------------------------------------
-
-
-def every_form(group, members, me) -> None:
-    """In the group of 0 and 2, and in that of 1 and 3 on other data, side by side."""
-    other = members[1 - me]
-    for root, member in enumerate(members):
-        mine, inputs = mine_and_all(members)
-        form("broadcast")(mine, member, group)
-        assert torch.equal(mine, inputs[root])
-        mine, inputs = mine_and_all(members)
-        form("reduce")(mine, member, group)
-        assert torch.equal(mine, sum(inputs) if me == root else inputs[me])
-        pieces = [torch.empty_like(t) for t in inputs] if me == root else None
-        form("gather")(inputs[me], pieces, member, group)
-        assert all(map(torch.equal, pieces or inputs, inputs))
-        form("scatter")(mine.zero_(), inputs if me == root else None, member, group)
-        assert torch.equal(mine, inputs[me])
-
-    mine, inputs = mine_and_all(members)
-    landing = torch.empty_like(mine)
-    form("exchange")(mine, other, landing, other, group)
-    assert torch.equal(landing, inputs[1 - me])
-
-    part, whole = torch.empty_like(mine[0]), torch.empty_like(torch.stack(inputs))
-    form("ring_reduce_scatter")(part, mine, group)
-    assert torch.equal(part, sum(inputs)[me])
-    form("ring_all_gather")(whole, mine, group)
-    assert torch.equal(whole, torch.stack(inputs))
-
-    rows = [[2, 3], [1, 4]]  # of the sender's tensor, by group rank
-    mine, inputs = mine_and_all(members, (5, 3))
-    arriving = [row[me] for row in rows]
-    expected = [t.split(row)[me] for t, row in zip(inputs, rows, strict=True)]
-    output = torch.empty_like(torch.cat(expected))
-    form("all_to_all_single")(output, mine, arriving, rows[me], group)
-    assert torch.equal(output, torch.cat(expected))
-
-    alone = [dist.new_group([rank]) for rank in range(4)][dist.get_rank()]
-    for intra, inter in ((group, alone), (alone, group)):
-        mine, inputs = mine_and_all(members, (7,))
-        form("hierarchical_all_reduce")(mine, intra, inter)
-        assert_reduced(mine, inputs, ReduceOp.SUM)
-
-    for name in ALL_REDUCES:
-        for shape in ((7,), (30_011,)):
-            mine, inputs = mine_and_all(members, shape)
-            form(name)(mine, group)
-            assert_reduced(mine, inputs, ReduceOp.SUM)
-
-
-@pytest.mark.verifies(
-    "xtrain.whiteboard.comm.all_to_all_single:all_to_all_single",
-    "xtrain.whiteboard.comm.broadcast:broadcast",
-    "xtrain.whiteboard.comm.exchange:exchange",
-    "xtrain.whiteboard.comm.gather:gather",
-    "xtrain.whiteboard.comm.hierarchical_all_reduce:hierarchical_all_reduce",
-    "xtrain.whiteboard.comm.reduce:reduce",
-    "xtrain.whiteboard.comm.scatter:scatter",
-    "xtrain.whiteboard.comm.ring_all_gather:ring_all_gather",
-    "xtrain.whiteboard.comm.ring_reduce_scatter:ring_reduce_scatter",
-)
-def test_two_groups_work_side_by_side(world):
-    assert HALVES == ([0, 2], [1, 3])
-    world(4).run(in_both_halves, every_form, False)
-
-
-def all_reduce_in_halves(name: str) -> None:
-    group, _, _ = my_half()
-    all_reduce = all_reduce_named(name)
-    check_all_reduce(all_reduce, group, ((7,), (), (2, 3)), SUMS, FLAT)
-
-
-@pytest.mark.verifies(
-    "xtrain.whiteboard.comm.halving_doubling_all_reduce:halving_doubling_all_reduce",
-    "xtrain.whiteboard.comm.one_shot_all_reduce:one_shot_all_reduce",
-    "xtrain.whiteboard.comm.parameter_server_all_reduce:parameter_server_all_reduce",
-    "xtrain.whiteboard.comm.ring_all_reduce:ring_all_reduce",
-    "xtrain.whiteboard.comm.tree_all_reduce:tree_all_reduce",
-)
-@pytest.mark.parametrize("name", ALL_REDUCES)
-def test_every_all_reduce_in_two_groups(world, name):
-    world(4).run(all_reduce_in_halves, name)
 
 
 # --- what they send -------------------------------------------------------------------

@@ -275,33 +275,6 @@ def test_every_rank_sends_what_the_header_says(world, size, name):
             assert sent == formula(size, kv, wide)
 
 
-def ulysses_messages() -> tuple[list[int], list[int]]:
-    """Bytes that each all-to-all hands over, and those of the tensors on a rank."""
-    size = dist.get_world_size()
-    q, k, v, grad = (shard_sequence(t, 2) for t in inputs(size, size, 3 * size,
-                                                          torch.float32))  # fmt: skip
-    found: list[int] = []
-
-    class Sent(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if "alltoall_base" in func.name():
-                found.append(args[1].nbytes)
-            return func(*args, **(kwargs or {}))
-
-    q, k, v = (t.requires_grad_() for t in (q, k, v))
-    with Sent():
-        ulysses_attention(q, k, v).backward(grad)
-    return sorted(found), sorted(2 * [t.nbytes for t in (q, k, v, grad)])
-
-
-@pytest.mark.verifies(ULYSSES)
-def test_ulysses_swaps_q_k_v_and_the_output_there_and_back(world):
-    said = header(forms()["ulysses_attention"].read_text())["Sends"]
-    assert said.startswith("(N-1)/N of q, k, v and the output forward, and of their")
-    for found, expected in world(3).run(ulysses_messages):
-        assert found == expected
-
-
 class Noted:
     """torch.distributed, of which is noted when messages begin and are waited for."""
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import data
 
-from tests.data_parallel.test_groups import SIZE
 from tests.data_parallel.test_naive import TwoRoads
 from tests.training import (
     adamw,
@@ -20,15 +19,8 @@ from tests.training import (
     largest_difference,
     loss_of,
     make_model,
-    my_group,
     reference,
-    reference_of_group,
 )
-from tests.whiteboard.ring_instead import ring_instead
-from xtrain.comm import CommLedger
-from xtrain.copying.forms import forms, header
-from xtrain.whiteboard.data_parallel import distributed_data_parallel as ddp
-from xtrain.whiteboard.data_parallel import naive_data_parallel as naive
 from xtrain.whiteboard.data_parallel.distributed_data_parallel import (
     DistributedDataParallel,
 )
@@ -62,15 +54,6 @@ def test_the_sampler_deals_torchs_indices(size):
                 theirs.set_epoch(epoch)
                 assert list(ours) == list(theirs), (options, epoch)
                 assert len(ours) == len(theirs)
-
-
-def from_the_group():
-    return list(DistributedSampler(range(6), shuffle=False))
-
-
-@pytest.mark.verifies(SAMPLER)
-def test_the_sampler_asks_the_group_for_rank_and_size(world):
-    assert world(3).run(from_the_group) == [[0, 3], [1, 4], [2, 5]]
 
 
 def wrap(kind, bare, cap=25, group=None):
@@ -129,29 +112,10 @@ def test_gradients_and_weights_equal_one_process(
             torch.testing.assert_close(mine, whole, rtol=0, atol=1e-12)
 
 
-def train_in_a_group(kind):
-    number, group, index = my_group()
-    bare = make_model(20 + number if index == 0 else 90 + dist.get_rank())
-    model = wrap(kind, bare, TINY, group)
-    optimizer = adamw(model.parameters())
-    for step in range(3):
-        loss_of(model, batch_of(step, number, index)).backward()
-        reduce(kind, model)
-        optimizer.step()
-        optimizer.zero_grad()
-    return number, dict(bare.state_dict())
-
-
 KINDS = [
     pytest.param("naive", marks=pytest.mark.verifies(NAIVE)),
     pytest.param("ddp", marks=pytest.mark.verifies(DDP)),
 ]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_train_for_themselves(world, kind):
-    for number, state in world(SIZE).run(train_in_a_group, kind):
-        assert largest_difference(state, reference_of_group(number, 3)) < 1e-12
 
 
 def other_roads(kind):
@@ -229,41 +193,3 @@ def test_several_buckets_leave_from_the_last_layer_on_while_backward_computes(wo
         for later in gradients[1:]:  # one more bucket has left before each layer
             before = events[: events.index(later)]
             assert before.count("send") >= gradients.index(later)
-
-
-FORMULA = "2(N-1)/N of the gradients a step"
-
-
-def traffic(kind):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    bare = make_model(rank, dtype=torch.float32)
-    model = wrap(kind, bare, TINY)
-    with CommLedger() as ledger, ring_instead({"naive": naive, "ddp": ddp}[kind]):
-        loss_of(model, batch_of(0, 1, rank)).backward()
-        reduce(kind, model)
-    nbytes = sum(p.nbytes for p in bare.parameters())
-    return ledger.bytes_sent, 2 * (size - 1) * nbytes
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_step_sends_what_the_header_says(world, size, kind):
-    """Over all ranks: one rank sends a little more or less of uneven chunks."""
-    name = {"naive": "naive_data_parallel", "ddp": "distributed_data_parallel"}[kind]
-    assert header(forms()[name].read_text())["Sends"].startswith(FORMULA)
-    sent, expected = zip(*world(size).run(traffic, kind), strict=True)
-    assert sum(sent) == expected[0]
-
-
-@pytest.mark.verifies(SAMPLER)
-def test_the_sampler_sends_nothing(world):
-    assert header(forms()["distributed_sampler"].read_text())["Sends"].startswith(
-        "nothing"
-    )
-    assert world(2).run(sent_by_the_sampler) == [0, 0]
-
-
-def sent_by_the_sampler():
-    with CommLedger() as ledger:
-        from_the_group()
-    return len(ledger.events)

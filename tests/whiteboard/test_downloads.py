@@ -96,9 +96,9 @@ WRONG = [
     ("mine += arriving", "mine -= arriving", "WRONG by"),
     ("range(size - 1):  # all-gather", "range(size - 2):  # all-gather", "WRONG by"),
     (
-        "2 * (size - 1) / size",
-        "(size - 1) / size",
-        "WRONG: 2(N-1)/N of 4,000 bytes: 3,000",
+        "2 * (size - 1) / size)",
+        "(size - 1) / size)",
+        "WRONG: 2(N-1)/N of the tensor: 5,760",
     ),
 ]
 

@@ -14,11 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tensor_parallel.dense import random_of, sub_group
 from xtrain import expert_parallel as library
-from xtrain.copying.forms import forms, header
 from xtrain.expert_parallel.capacity import within_capacity
 from xtrain.whiteboard.expert_parallel import (
     overlapped_all_to_all as overlapped_file,
@@ -501,84 +499,3 @@ def test_one_computes_while_the_rows_of_the_other_fly(world):
 
 
 # --- what they send -------------------------------------------------------------------
-
-
-class AllToAlls(TorchDispatchMode):
-    """Bytes that each all-to-all hands to other ranks, in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.nbytes: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "alltoall_base" in func.name():
-            sent, splits = args[1], args[4]
-            rank, size = dist.get_rank(), dist.get_world_size()
-            rows = splits or [len(sent) // size] * size
-            row = sent[:1].nbytes if len(sent) else 0
-            self.nbytes.append((sum(rows) - rows[rank]) * row)
-        return func(*args, **(kwargs or {}))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch loads its compiler
-
-
-def traffic(dtype) -> dict[str, tuple[list[int], list[int]]]:
-    """What was sent, and what is counted from the routing table of all ranks."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tokens = sizes_of("ragged", size)
-    x, of_layer, grad = layer_inputs("ragged", size, dtype)
-    experts, gates = scored(x.double(), of_layer[0].double(), 2)
-    owners = experts.div(E // size, rounding_mode="floor").split(tokens)
-    leaving = int(owners[rank].ne(rank).sum())
-    arriving = sum(int(owners[r].eq(rank).sum()) for r in range(size) if r != rank)
-    row, counts = H * dtype.itemsize, 8 * (E - E // size)
-    mine = x.split(tokens)[rank]
-    with AllToAlls() as there:
-        rows, _, plan = dispatch(mine, experts.split(tokens)[rank], E)
-    with AllToAlls() as back:
-        combine(rows, gates.gather(1, experts).split(tokens)[rank], plan)
-    layer = GShardMoE(whole_layer(of_layer, 2))
-    with AllToAlls() as whole:
-        layer(mine.clone().requires_grad_()).backward(grad.split(tokens)[rank])
-    with AllToAlls() as two:
-        block = torch.ones(size, H, dtype=dtype)
-        overlapped_all_to_all([block, block], 4 * [lambda i, rows: rows])
-    four = [row * n for n in (leaving, arriving, leaving, arriving)]
-    return {
-        "dispatch": (there.nbytes, [counts, row * leaving]),
-        "combine": (back.nbytes, [row * arriving]),
-        "gshard_moe": (whole.nbytes, [counts, *four]),
-        "overlapped_all_to_all": (two.nbytes, 8 * [(size - 1) * row]),
-    }
-
-
-SENDS = {
-    "dispatch": "E/N counts to each other rank, then the rows whose experts are",
-    "combine": "the rows that came from other ranks; no counts",
-    "gshard_moe": "E/N counts to each other rank; rows to and from, forward and",
-    "overlapped_all_to_all": "(N-1)/N of what each chunk returns",
-}
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies(DISPATCH, COMBINE, GSHARD, OVERLAPPED)
-def test_bytes_are_those_of_the_routing_table(world, size):
-    for dtype in (torch.float64, torch.bfloat16):
-        for found in world(size).run(traffic, dtype):
-            for name, (sent, expected) in found.items():
-                assert sent == expected, name
-    for name, words in SENDS.items():
-        assert header(forms()[name].read_text())["Sends"].startswith(words)
-
-
-@pytest.mark.verifies(ROUTER, GRADIENT, LOSS, CAPACITY, BIAS, FORWARD, BACKWARD)
-def test_forms_of_one_device_send_nothing():
-    for name in (
-        "top_k_router", "top_k_gradient", "load_balancing_loss", "expert_capacity",
-        "update_balance_bias", "moe_forward", "moe_backward",
-    ):  # fmt: skip
-        text = forms()[name].read_text()
-        assert header(text)["Sends"].startswith("nothing")
-        assert "dist." not in text

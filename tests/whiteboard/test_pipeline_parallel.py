@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.tensor_parallel.dense import close, fill, random_of, sub_group
-from xtrain.comm import CommLedger
-from xtrain.copying.forms import forms, header
 from xtrain.whiteboard.pipeline_parallel import gpipe_step as gpipe_file
 from xtrain.whiteboard.pipeline_parallel import one_f_one_b_step as one_f_one_b_file
 from xtrain.whiteboard.pipeline_parallel.gpipe_step import gpipe_step
@@ -261,30 +259,3 @@ def test_no_rank_waits_for_ever_even_if_every_send_waits_for_its_receive(world, 
             if name == "one_f_one_b_step" and m >= size:
                 apart = [[[one] for call in calls for one in call] for calls in asked]
                 assert left_waiting(apart) != [[]] * size
-
-
-def sent_in_a_step(name: str, micro_batches: int) -> tuple[int, list[int]]:
-    """Bytes of messages that a rank sends, and the payloads of collectives."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    activation = torch.empty(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
-    stage = stage_of(whole_model(), rank, size)
-    batch = batch_of(1, micro_batches)
-    with CommLedger() as ledger:
-        STEPS[name](stage, loss_fn, *batch, micro_batches, activation)
-    collectives = [e.payload for e in ledger.events if e.kind == "collective"]
-    return sum(e.payload for e in ledger.events if e.kind == "send"), collectives
-
-
-@pytest.mark.verifies(GPIPE, ONE_F_ONE_B)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_ranks_send_what_the_headers_say(world, size):
-    one, m = ROWS * LENGTH * HIDDEN * 8, size + 1
-    said = "m outputs to the next rank, m gradients to the one before, 16 bytes to all."
-    for name in STEPS:
-        assert header(forms()[name].read_text())["Sends"] == said
-        for rank, (nbytes, others) in enumerate(
-            world(size).run(sent_in_a_step, name, m)
-        ):
-            neighbours = (rank > 0) + (rank < size - 1)
-            assert nbytes == m * one * neighbours
-            assert others == [16]

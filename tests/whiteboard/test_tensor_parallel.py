@@ -16,21 +16,12 @@ from torch import nn
 from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
 from tests.tensor_parallel.test_blocks import config_of, heads_of
 from tests.tensor_parallel.test_cross_entropy import cases
-from tests.tensor_parallel.test_embedding import ids_at_every_boundary
-from tests.whiteboard.ring_instead import ring_instead
 from xtrain.comm import CommLedger
 from xtrain.copying.forms import forms, header
 from xtrain.model.attention import Attention
 from xtrain.model.mlp import SwiGLU
 from xtrain.tensor_parallel.attention import key_replicas
 from xtrain.tensor_parallel.rope import apply_rotary, rope_cos_sin
-from xtrain.whiteboard.tensor_parallel import column_parallel_linear as column_file
-from xtrain.whiteboard.tensor_parallel import row_parallel_linear as row_file
-from xtrain.whiteboard.tensor_parallel import sequence_parallel_region as region_file
-from xtrain.whiteboard.tensor_parallel import tensor_parallel_attention as heads_file
-from xtrain.whiteboard.tensor_parallel import tensor_parallel_mlp as mlp_file
-from xtrain.whiteboard.tensor_parallel import vocab_parallel_cross_entropy as loss_file
-from xtrain.whiteboard.tensor_parallel import vocab_parallel_embedding as table_file
 from xtrain.whiteboard.tensor_parallel.column_parallel_linear import (
     ColumnParallelLinear,
 )
@@ -121,73 +112,6 @@ def leaves(x, split_dim=None, group=None):
 # --- linear layers --------------------------------------------------------------------
 
 
-def column_case(group, size, dtype) -> None:
-    for shape in ((5,), (3, size), (1, 3 * size)):
-        for bias in (False, True):
-            low, dense = rounded(nn.Linear(2 * size, 3 * size, bias), dtype)
-            layer = ColumnParallelLinear(low, group)
-            whole, local = leaves(random_of(3, *shape, 2 * size, dtype=dtype))
-            grad = random_of(4, *shape, 3 * size, dtype=dtype)
-            for times in (1, 2):  # gradients add up
-                y, out = dense(whole), layer(local)
-                y.backward(grad.double())
-                out.backward(mine(grad, -1, group))
-                near(out, mine(y, -1, group), dtype, "y")
-                near(local.grad, whole.grad, dtype, f"dX {times}")
-                for name, parameter in layer.named_parameters():
-                    full = dense.get_parameter(name).grad
-                    near(parameter.grad, mine(full, 0, group), dtype, name)
-
-
-@pytest.mark.verifies(COLUMN)
-def test_a_column_layer_has_its_slice_of_the_whole_layer(world):
-    world(4).run(on_every_group, column_case)
-
-
-def row_case(group, size, dtype) -> None:
-    for shape in ((5,), (3, size), (1, 3 * size)):
-        for bias in (False, True):
-            low, dense = rounded(nn.Linear(2 * size, 3 * size, bias), dtype)
-            layer = RowParallelLinear(low, group)
-            x = random_of(3, *shape, 2 * size, dtype=dtype)
-            whole, local = leaves(x, -1, group)
-            grad = random_of(4, *shape, 3 * size, dtype=dtype)
-            for times in (1, 2):
-                y, out = dense(whole), layer(local)
-                y.backward(grad.double())
-                out.backward(grad)
-                near(out, y, dtype, "y")
-                near(local.grad, mine(whole.grad, -1, group), dtype, f"dX {times}")
-                part = mine(dense.weight.grad, 1, group)
-                near(layer.weight.grad, part, dtype, "dW")
-                if bias:
-                    near(layer.bias.grad, dense.bias.grad, dtype, "db")
-
-
-@pytest.mark.verifies(ROW)
-def test_a_row_layer_adds_up_to_the_whole_layer(world):
-    world(4).run(on_every_group, row_case)
-
-
-def ring_case(group, size, dtype) -> None:
-    for shape, dim in (((size,), 0), ((3, 2 * size), 1), ((size, 3), 0)):
-        x = random_of(3, *shape, 2 * size, dtype=dtype)
-        weights = [random_of(n, 3 * size, 2 * size, dtype=dtype) for n in (4, 5)]
-        whole = [F.linear(x.double(), weight.double()) for weight in weights]
-        rows = [mine(weight, 0, group) for weight in weights]
-        found = ring_all_gather_matmul(mine(x, dim, group), rows, dim, group)
-        for y, expected in zip(found, whole, strict=True):
-            near(y, mine(expected, -1, group), dtype, "gathered")
-        columns, features = mine(weights[0], 1, group), mine(x, -1, group)
-        y = ring_matmul_reduce_scatter(features, columns, dim, group)
-        near(y, mine(whole[0], dim, group), dtype, "scattered")
-
-
-@pytest.mark.verifies(GATHER_MATMUL, MATMUL_SCATTER)
-def test_ring_matmuls_are_those_of_one_device(world):
-    world(4).run(on_every_group, ring_case)
-
-
 def ring_traffic() -> list[tuple[str, int, list[int]]]:
     """By form: bytes of the whole, and of each message that this rank sends."""
     size = dist.get_world_size()
@@ -220,24 +144,6 @@ def test_ring_matmuls_send_what_the_headers_say(world, size):
 
 
 # --- vocabulary -----------------------------------------------------------------------
-
-
-def embedding_case(group, size, dtype) -> None:
-    low, dense = rounded(nn.Embedding(5 * size, 3 * size), dtype)
-    ids = ids_at_every_boundary(5 * size, size)
-    grad = random_of(9, *ids.shape, 3 * size, dtype=dtype)
-    y = dense(ids)
-    y.backward(grad.double())
-    layer = VocabParallelEmbedding(low, group)
-    out = layer(ids)
-    assert torch.equal(out, low(ids))  # one owner and zeros: no rounding
-    out.backward(grad)
-    near(layer.weight.grad, mine(dense.weight.grad, 0, group), dtype, "rows")
-
-
-@pytest.mark.verifies(TABLE)
-def test_an_embedding_has_the_rows_of_the_whole_table(world):
-    world(4).run(on_every_group, embedding_case)
 
 
 def loss_case(group, size, dtype) -> None:
@@ -276,27 +182,6 @@ def test_without_labels_the_loss_is_zero(world):
 # --- blocks ---------------------------------------------------------------------------
 
 
-def mlp_case(group, size, dtype) -> None:
-    low, dense = rounded(SwiGLU(config_of(4, 2, 5 * size)), dtype)
-    mlp = TensorParallelMLP(low, group)
-    x = random_of(5, 3, 7, 6, dtype=dtype)
-    grad = random_of(6, *x.shape, dtype=dtype)
-    whole, local = leaves(x)
-    y, out = dense(whole), mlp(local)
-    y.backward(grad.double())
-    out.backward(grad)
-    near(out, y, dtype, "y")
-    near(local.grad, whole.grad, dtype, "dX")
-    for name, dim in INNER_OF.items():
-        full = dense.get_submodule(name).weight.grad
-        near(mlp.get_parameter(name).grad, mine(full, dim, group), dtype, name)
-
-
-@pytest.mark.verifies(MLP)
-def test_an_mlp_is_that_of_one_device(world):
-    world(4).run(on_every_group, mlp_case)
-
-
 def repeated(full, name: str, replicas: int):
     """A weight of key heads, each as often as it has replicas; others as they are."""
     if name not in ("k_proj", "v_proj"):
@@ -332,36 +217,6 @@ def attention_case(group, size, dtype) -> None:
 @pytest.mark.verifies(HEADS)
 def test_attention_is_that_of_one_device_for_any_number_of_key_heads(world):
     world(4).run(on_every_group, attention_case)
-
-
-def region_case(group, size, dtype) -> None:
-    norm, whole_norm = rounded(nn.RMSNorm(6, 1e-5), dtype)
-    low, dense = rounded(SwiGLU(config_of(4, 2, 5 * size)), dtype)
-    block = SwiGLU(config_of(4, 2, 5)).to(dtype)
-    with torch.no_grad():
-        for name, dim in INNER_OF.items():
-            weight = low.get_submodule(name).weight
-            block.get_submodule(name).weight.copy_(mine(weight, dim, group))
-    region = SequenceParallelRegion(norm, block, group)
-    x = random_of(5, 3, 2 * size, 6, dtype=dtype)
-    grad = random_of(6, *x.shape, dtype=dtype)
-    whole, local = leaves(x, 1, group)
-    for times in (1, 2):
-        y, out = whole + dense(whole_norm(whole)), region(local)
-        y.backward(grad.double())
-        out.backward(mine(grad, 1, group))
-        near(out, mine(y, 1, group), dtype, "y")
-        near(local.grad, mine(whole.grad, 1, group), dtype, f"dX {times}")
-        near(norm.weight.grad, whole_norm.weight.grad, dtype, f"norm {times}")
-        for name, dim in INNER_OF.items():
-            full = dense.get_submodule(name).weight.grad
-            part = mine(full, dim, group)
-            near(block.get_submodule(name).weight.grad, part, dtype, name)
-
-
-@pytest.mark.verifies(REGION)
-def test_a_region_of_sequence_slices_is_that_of_one_device(world):
-    world(4).run(on_every_group, region_case)
 
 
 @pytest.mark.verifies(ROTARY)
@@ -480,87 +335,6 @@ def test_second_derivatives_are_right_or_refused(world):
 
 
 # --- what they send -------------------------------------------------------------------
-
-
-def counted(file, forward) -> tuple[int, int]:
-    """Bytes that this rank sends forward and backward, all collectives as rings."""
-    with CommLedger() as ahead, ring_instead(file):
-        y = forward()
-    with CommLedger() as back, ring_instead(file):
-        y.backward(torch.ones_like(y))
-    return ahead.bytes_sent, back.bytes_sent
-
-
-def traffic():
-    """By form: bytes counted forward and backward, and of what these are 2(N-1)/N."""
-    size = dist.get_world_size()
-    x, whole = torch.ones(2, 12, 6, requires_grad=True), 2 * 12 * 6 * 4
-    part = torch.ones(2, 12, 2, requires_grad=True)
-    logits = torch.ones(2, 12, 5, requires_grad=True)
-    labels = torch.arange(24).view(2, 12) % 5
-    slices = torch.ones(2, 12 // size, 6, requires_grad=True)
-    column = ColumnParallelLinear(nn.Linear(6, 12))
-    row = RowParallelLinear(nn.Linear(2 * size, 6))
-    table = VocabParallelEmbedding(nn.Embedding(12, 6))
-    mlp = TensorParallelMLP(SwiGLU(config_of(12, 12, 12)))
-    many = TensorParallelAttention(Attention(config_of(12, 12, 12)), head_dim=4)
-    few = TensorParallelAttention(Attention(config_of(12, 1, 12)), head_dim=4)
-    one_head = 2 * 4 * 6 * 4 if size > 1 else 0  # dW_k and dW_v
-    region = SequenceParallelRegion(nn.RMSNorm(6), nn.Identity())
-    return [
-        ("column_parallel_linear", counted(column_file, lambda: column(x)), (0, whole)),
-        ("row_parallel_linear", counted(row_file, lambda: row(part)), (whole, 0)),
-        (
-            "vocab_parallel_embedding",
-            counted(table_file, lambda: table(labels)),
-            (whole, 0),
-        ),
-        (
-            "vocab_parallel_cross_entropy",
-            counted(loss_file, lambda: vocab_parallel_cross_entropy(logits, labels)),
-            (3 * 24 * 4, 0),
-        ),
-        ("tensor_parallel_mlp", counted(mlp_file, lambda: mlp(x)), (whole, whole)),
-        (
-            "tensor_parallel_attention",
-            counted(heads_file, lambda: many(x)),
-            (whole, whole),
-        ),
-        (
-            "tensor_parallel_attention",
-            counted(heads_file, lambda: few(x)),
-            (whole, whole + one_head),
-        ),
-        (
-            "sequence_parallel_region",
-            counted(region_file, lambda: region(slices)),
-            (whole, whole + 6 * 4),
-        ),
-    ]
-
-
-SAID = {
-    "column_parallel_linear": "nothing forward; backward 2(N-1)/N of x",
-    "row_parallel_linear": "forward 2(N-1)/N of y",
-    "vocab_parallel_embedding": "forward 2(N-1)/N of y",
-    "vocab_parallel_cross_entropy": "forward 2(N-1)/N of three numbers a token",
-    "tensor_parallel_mlp": "forward 2(N-1)/N of y, for g; backward 2(N-1)/N of x",
-    "tensor_parallel_attention": "2(N-1)/N of y forward, of x backward, and of dW_k",
-    "sequence_parallel_region": "2(N-1)/N of the whole x forward; backward too, and",
-}
-
-
-@pytest.mark.verifies(COLUMN, ROW, TABLE, LOSS, MLP, HEADS, REGION)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_ranks_send_what_the_headers_say(world, size):
-    ranks = world(size).run(traffic)
-    assert {name for name, _, _ in ranks[0]} == SAID.keys()
-    for cases_of_ranks in zip(*ranks, strict=True):
-        name, _, nbytes = cases_of_ranks[0]
-        assert header(forms()[name].read_text())["Sends"].startswith(SAID[name])
-        for phase in (0, 1):
-            sent = sum(counts[phase] for _, counts, _ in cases_of_ranks)
-            assert sent == 2 * (size - 1) * nbytes[phase], (name, phase)
 
 
 def collectives() -> list[str]:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.training import (
-    GROUPS,
     Model,
     batch_of,
     largest_difference,
@@ -19,7 +18,6 @@ from tests.training import (
     make_model,
     my_group,
     reference,
-    reference_of_group,
 )
 from tests.whiteboard.ring_instead import ring_instead
 from tests.zero import test_adam
@@ -341,24 +339,6 @@ def test_training_equals_one_process(world, size, stage):
         for result in results:
             assert largest_difference(result, expected) < 1e-12, case
             assert largest_difference(result, results[0]) == 0.0, case
-
-
-def train_in_a_group(stage):
-    number, group, index = my_group()
-    bare = make_model(20 + number if index == 0 else 90 + dist.get_rank())
-    bare.scale.copy_(make_model(20 + number).scale)
-    run = Run(stage, bare, group)
-    for step in range(3):
-        run.step([batch_of(step, number, index)], 1.0)
-    return number, run.weights()
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_groups_train_for_themselves(world, stage):
-    for number, weights in world(sum(map(len, GROUPS))).run(train_in_a_group, stage):
-        expected = reference_of_group(number, 3, max_norm=1.0)
-        expected = {name: expected[name] for name in weights}
-        assert largest_difference(weights, expected) < 1e-12
 
 
 def gradients(stage):
@@ -725,19 +705,3 @@ def test_the_next_gather_is_under_way_while_a_block_computes(world):
     for events, most, left in world(2).run(prefetched):
         assert events == [*forward, "backward", *backward]
         assert (most, left) == (2, 0)
-
-
-def chain_traffic():
-    model = FullyShardedPrefetch(chain(torch.float32))
-    with CommLedger() as ledger, ring_instead(prefetch_file):
-        model(tokens(0, 0, dist.get_rank())).square().sum().backward()
-    return ledger.bytes_sent, sum(f.numel() for f in model.fulls) * 4
-
-
-@pytest.mark.verifies(PREFETCH)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_prefetch_sends_no_more(world, size):
-    said = header(forms()["fully_sharded_prefetch"].read_text())["Sends"]
-    assert said.startswith(PASSES[3][0])
-    for sent, nbytes in world(size).run(chain_traffic):
-        assert sent * size == 3 * (size - 1) * nbytes

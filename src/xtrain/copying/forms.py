@@ -1,21 +1,23 @@
 """The whiteboard forms, and what a reader downloads: a form with its self-check.
 
-    whiteboard/comm/ring_all_reduce.py             the form, as it is
-    copying/self_checks/harness.py                 starts 4 ranks, counts what they send
-    copying/self_checks/comm/ring_all_reduce.py    compares with an independent answer
+    whiteboard/comm/ring_all_reduce.py     the form, as it is
+    copying/self_checks/comm.py            check_ring_all_reduce: an independent answer
+    copying/self_checks/harness.py         starts 4 ranks, counts what they send
 
-A folder may have a harness of its own: a schedule is checked without any ranks.
-
-The three are joined into one file that needs torch alone. Standard library only: the
-files are read, none is imported.
+The file is the form, and below it the check and the functions that this needs. Tests
+run the same checks at other sizes, in groups and in other dtypes. The files are read
+and not imported: this needs the standard library alone.
 """
 
 import ast
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FIELDS = ("Computes", "Sends", "Leaves out")
+WITHOUT_RANKS = "schedules"
+"""The folder whose checks start no ranks."""
 MOST_LINES = 60
 """Of code, as `lines_of_code` counts, in a whiteboard form."""
 
@@ -52,15 +54,17 @@ def whiteboard(name: str, package: Path = PACKAGE) -> str:
     if name not in known:
         close = get_close_matches(name, known, n=3, cutoff=0.4) or list(known)
         raise ValueError(f"no whiteboard form {name!r}; there is: {', '.join(close)}")
+    path = known[name]
+    form = path.read_text(encoding="utf-8")
     checks = package / "copying" / "self_checks"
-    own = checks / known[name].parent.name
-    start = own if (own / "harness.py").is_file() else checks
-    form, harness, check = (
-        path.read_text(encoding="utf-8")
-        for path in (known[name], start / "harness.py", own / f"{name}.py")
-    )
-    there = set(form.splitlines())
-    imports = [i for text in (harness, check) for i in _imports(text) if i not in there]
+    own = checks / f"{path.parent.name}.py"
+    shared = [checks / "harness.py", checks / "training.py"]
+    parts = Parts([] if path.parent.name == WITHOUT_RANKS else shared)
+    parts.add(own)
+    check = f"check_{name}"
+    if check not in parts.text:
+        raise FileNotFoundError(f"{own.name} has no {check}")
+    below = parts.reached(check, "run")
     return "\n".join(
         [
             form.rstrip(),
@@ -68,44 +72,80 @@ def whiteboard(name: str, package: Path = PACKAGE) -> str:
             "",
             f"# --- self-check: python {name}.py " + "-" * 40,
             "",
-            *dict.fromkeys(imports),
-            "",
-            _code(harness),
-            "",
-            "",
-            _code(check),
+            *parts.imports_of(below, besides=form),
+            *dict.fromkeys(parts.text[n] for n in below),
             "",
             "",
             'if __name__ == "__main__":',
-            "    run(check)",
+            f"    run({check}, {public_name(form)})",
             "",
         ]
     )
 
 
-def _head(text: str) -> list[ast.stmt]:
-    """The docstring and the imports with which a file begins."""
-    body = ast.parse(text).body
-    kinds = (ast.Import, ast.ImportFrom, ast.Expr)
-    end = next((i for i, node in enumerate(body) if not isinstance(node, kinds)), None)
-    return body[:end]
+class Parts:
+    """The functions, classes and constants of some files, by name, and the imports."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.text: dict[str, str] = {}
+        self.uses: dict[str, set[str]] = {}
+        self.imports: dict[str, str] = {}
+        for path in paths:
+            self.add(path)
+
+    def add(self, path: Path) -> None:
+        """What a file defines, and what it imports that is not ours."""
+        source = path.read_text(encoding="utf-8") if path.is_file() else ""
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign):
+                bound = (n for t in node.targets for n in ast.walk(t))
+                names = [n.id for n in bound if isinstance(n, ast.Name)]
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names = [node.name]
+            else:
+                self.imports |= imported(node)
+                continue
+            gap = "\n" if isinstance(node, ast.Assign) else "\n\n"
+            text = gap + str(ast.get_source_segment(source, node))
+            uses = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            self.text |= dict.fromkeys(names, text)
+            self.uses |= dict.fromkeys(names, uses)
+
+    def reached(self, *names: str) -> list[str]:
+        """These, and all that they use, in the order in which they stand."""
+        found, left = set(), list(names)
+        while left:
+            name = left.pop()
+            if name in self.text and name not in found:
+                found.add(name)
+                left += self.uses[name]
+        return [name for name in self.text if name in found]
+
+    def imports_of(self, names: Iterable[str], besides: str) -> list[str]:
+        """The imports that these need, but for those of the text `besides`."""
+        used = set().union(*(self.uses[name] for name in names))
+        for node in ast.parse(besides).body:
+            used -= imported(node).keys()
+        return list(dict.fromkeys(t for n, t in self.imports.items() if n in used))
 
 
-def _imports(text: str) -> list[str]:
-    """A file's imports, less those of xtrain: in the joined file these names stand."""
-    return [
-        ast.unparse(node)
-        for node in _head(text)
-        if isinstance(node, ast.Import)
-        or (
-            isinstance(node, ast.ImportFrom)
-            and not str(node.module).startswith("xtrain")
-        )
-    ]
+def imported(node: ast.stmt) -> dict[str, str]:
+    """The names that an import binds, with the statement; nothing if it is ours."""
+    if isinstance(node, ast.Import):
+        return {a.asname or a.name: f"import {written(a)}" for a in node.names}
+    if isinstance(node, ast.ImportFrom) and not str(node.module).startswith("xtrain"):
+        start = f"from {node.module} import"
+        return {a.asname or a.name: f"{start} {written(a)}" for a in node.names}
+    return {}
 
 
-def _code(text: str) -> str:
-    """A file without its head."""
-    head = _head(text)
-    lines = text.splitlines()[head[-1].end_lineno if head else 0 :]
-    return "\n".join(lines).strip("\n")
+def written(name: ast.alias) -> str:
+    """An imported name as it stands behind `import`."""
+    return f"{name.name} as {name.asname}" if name.asname else name.name
+
+
+def public_name(form: str) -> str:
+    """The one public function or class of a form."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in ast.parse(form).body if isinstance(node, kinds)]
+    return next(name for name in names if not name.startswith("_"))

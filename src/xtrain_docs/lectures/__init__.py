@@ -1,8 +1,6 @@
 """A folder for each lecture: what its pages draw, and the runs behind it.
 
-    lc1/runs.py      functions that run on every rank
-    lc1/tables.py    tables, figures.py and traces.py: what pages call by name
-    ...
+    lc1/<page>.py    what the page computes: runs on ranks, tables, figures, traces
 
 A lecture imports nothing of another one, and nothing outside this folder imports a
 lecture; what several of them need lies one folder up (`evidence`, `runs`, `svg`,

@@ -25,69 +25,36 @@ class Verdict:
     because: Case = ()
 
 
-def of_each(wrappers: tuple[str, ...], reasons: dict[str, str]) -> dict[Case, str]:
-    """The same reasons for several wrappers."""
-    return {(w, feature): why for w in wrappers for feature, why in reasons.items()}
+def of_each(wrappers: tuple[str, ...], reason: str, *features: str) -> dict[Case, str]:
+    """One reason for several wrappers with each feature, or pair "one other"."""
+    return {(w, *names.split()): reason for names in features for w in wrappers}
 
 
-NO_VALUES = "is on the meta device, so there are no values to copy to the other ranks"
-OF_MODULE = "reduces the gradients of this module already"
+NAIVE, REPLICATED = ("naive",), ("naive", "ddp")
 OF_PARAMETERS = "reduces the gradients of these parameters already"
-AROUND_MODULES = {
-    **{f"around_{inner}": OF_MODULE for inner in ("naive", "ddp", "fsdp", "torch")},
-    "around_zero1": OF_PARAMETERS,
-}
-
-CUT_IN_FP16 = {
-    (wrapper, cut, "grad_scaler"): "need a GradScaler that asks all tensor ranks"
-    for wrapper in ("naive", "ddp", *ZERO, *FSDP)
-    for cut in ("tensor", "sequence_parallel")
-}
-
-IN_STAGES = {
-    **{
-        ("naive", name): "NaiveDataParallel has no no_sync()"
-        for name in ("pipeline", *SCHEDULED)
-    },
-    **{
-        (wrapper, "pipeline", "tied"): "its wrapper holds a shard of that"
-        for wrapper in FSDP
-    },
-    **{
-        (wrapper, "pipeline", "grad_scaler"): "need a GradScaler that asks all ranks"
-        for wrapper in ("ddp", *ZERO, *FSDP)
-    },
-}
-
+NO_VALUES = "is on the meta device, so there are no values to copy to the other ranks"
 REFUSED: dict[Case, str] = {
-    **CUT_IN_FP16,
-    **IN_STAGES,
-    **of_each(("naive", "ddp", *FSDP), AROUND_MODULES),
-    **of_each(("naive", "ddp", *ZERO), {"meta": NO_VALUES}),
-    **of_each(
-        ("naive",),
-        {
-            "no_sync": "'NaiveDataParallel' object has no attribute 'no_sync'",
-            "reduce_gradients": "'NaiveDataParallel' object has no attribute 'no_sync'",
-            "ring": "got an unexpected keyword argument 'collectives'",
-        },
-    ),
-    **of_each(
-        ("naive", "ddp", *FSDP),
-        {"offload": "got an unexpected keyword argument 'offload'"},
-    ),
-    **of_each(("naive", *ZERO, *FSDP), {"join": "object has no attribute 'join'"}),
-    **of_each(
-        ZERO,
-        {
-            "around_ddp": OF_PARAMETERS,
-            "around_zero1": OF_PARAMETERS,
-            "around_fsdp": OF_PARAMETERS,
-        },
-    ),
+    **of_each((*REPLICATED, *ZERO, *FSDP),
+              "need a GradScaler that asks all tensor ranks",
+              "tensor grad_scaler", "sequence_parallel grad_scaler"),
+    **of_each(NAIVE, "NaiveDataParallel has no no_sync()", "pipeline", *SCHEDULED),
+    **of_each(FSDP, "its wrapper holds a shard of that", "pipeline tied"),
+    **of_each(("ddp", *ZERO, *FSDP), "need a GradScaler that asks all ranks",
+              "pipeline grad_scaler"),
+    **of_each((*REPLICATED, *FSDP), "reduces the gradients of this module already",
+              "around_naive", "around_ddp", "around_fsdp", "around_torch"),
+    **of_each((*REPLICATED, *FSDP), OF_PARAMETERS, "around_zero1"),
+    **of_each(ZERO, OF_PARAMETERS, "around_ddp", "around_zero1", "around_fsdp"),
     ("zero2", "around_torch"): "parameters have a whole gradient again",
+    **of_each((*REPLICATED, *ZERO), NO_VALUES, "meta"),
+    **of_each(NAIVE, "'NaiveDataParallel' object has no attribute 'no_sync'",
+              "no_sync", "reduce_gradients"),
+    **of_each(NAIVE, "got an unexpected keyword argument 'collectives'", "ring"),
+    **of_each((*REPLICATED, *FSDP), "got an unexpected keyword argument 'offload'",
+              "offload"),
+    **of_each((*NAIVE, *ZERO, *FSDP), "object has no attribute 'join'", "join"),
     ("ddp", "interleaved", "join"): "a second forward before the backward of the first",
-}
+}  # fmt: skip
 """What raises on every rank, and words of its error."""
 
 WRONG: dict[Case, str] = {}

@@ -1,8 +1,8 @@
 """The features of the support matrix: each changes how a training run is set up."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
@@ -21,13 +21,13 @@ class Feature:
         name: short, as in test ids.
         axis: two features of the same axis are alternatives, never a pair.
         title: as the page names it, Markdown.
-        change: sets it up.
+        change: fields of the Setup; `model` and `options` add to what is there.
     """
 
     name: str
     axis: str
     title: str
-    change: Callable[[Setup], None]
+    change: dict[str, Any]
 
 
 WRAPPERS = {
@@ -40,77 +40,6 @@ WRAPPERS = {
 }
 FEATURES: dict[str, Feature] = {}
 INNER = "inner"  # the axis of wrappers that are there already
-
-
-def feature(
-    axis: str, title: str
-) -> Callable[[Callable[[Setup], None]], Callable[[Setup], None]]:
-    """Make a feature of a function, under the function's name."""
-
-    def add(change: Callable[[Setup], None]) -> Callable[[Setup], None]:
-        name = change.__name__
-        FEATURES[name] = Feature(name, axis, title, change)
-        return change
-
-    return add
-
-
-def prepare(case: tuple[str, ...]) -> Setup:
-    """The setup of a case: a wrapper and its features."""
-    wrapper, *names = case
-    setup = Setup(wrapper)
-    for name in names:
-        FEATURES[name].change(setup)
-    return setup
-
-
-# Other numbers of ranks come first: a test runs a feature with all later ones.
-
-
-@feature("ranks", "one rank")
-def one_rank(setup: Setup) -> None:
-    setup.ranks = 1
-
-
-@feature("ranks", "three ranks")
-def three_ranks(setup: Setup) -> None:
-    setup.ranks = 3
-
-
-@feature("ranks", "two groups, side by side")
-def sub_groups(setup: Setup) -> None:
-    setup.ranks, setup.subgroups = 4, 2
-
-
-@feature("ranks", "two data ranks of two tensor ranks")
-def tensor(setup: Setup) -> None:
-    setup.ranks, setup.tensor = 4, 2
-    setup.model["inner"] = 10
-
-
-@feature("ranks", "two data ranks of two tensor ranks, sequence parallel")
-def sequence_parallel(setup: Setup) -> None:
-    tensor(setup)
-    setup.sequence_parallel, setup.length = True, 6
-
-
-@feature("ranks", "two pipelines of two stages, 1F1B")
-def pipeline(setup: Setup) -> None:
-    setup.ranks, setup.pipeline, setup.micro_batches = 4, 2, 4
-    setup.schedule = "one_f_one_b"
-    setup.options["gradient_reduction"] = "sum"
-
-
-def in_stages(name: str, title: str) -> None:
-    """A feature: another schedule of the pipeline."""
-
-    def scheduled(setup: Setup) -> None:
-        pipeline(setup)
-        setup.schedule = name.removesuffix("_1f1b")
-
-    FEATURES[name] = Feature(name, "ranks", f"two pipelines, {title}", scheduled)
-
-
 SCHEDULED = {
     "gpipe": "GPipe",
     "interleaved_1f1b": "interleaved 1F1B",
@@ -119,139 +48,90 @@ SCHEDULED = {
     "dualpipe": "DualPipe",
     "dualpipe_v": "DualPipeV",
 }
-for schedule, title in SCHEDULED.items():
-    in_stages(schedule, title)
 
 
-@feature("precision", "fp32 weights")
-def fp32(setup: Setup) -> None:
-    setup.dtype, setup.tolerance = torch.float32, 1e-4
+def feature(name: str, axis: str, title: str, **change: Any) -> None:
+    """Add a row."""
+    FEATURES[name] = Feature(name, axis, title, change)
 
 
-@feature("precision", "bf16 weights, fp32 masters")
-def bf16(setup: Setup) -> None:
-    fp32(setup)
-    setup.low, setup.tolerance = torch.bfloat16, 0.25
-
-
-@feature("precision", "fp16 weights, fp32 masters, `LossScaler`")
-def loss_scaler(setup: Setup) -> None:
-    fp32(setup)
-    setup.low, setup.tolerance = torch.float16, 0.1
-    setup.scaler = "LossScaler"
-
-
-@feature("precision", "fp32 weights, `autocast` to bf16")
-def autocast(setup: Setup) -> None:
-    fp32(setup)
-    setup.autocast, setup.tolerance = torch.bfloat16, 0.1
-
-
-@feature("precision", "fp32 weights, `autocast` to fp16, `GradScaler`")
-def grad_scaler(setup: Setup) -> None:
-    fp32(setup)
-    setup.autocast, setup.tolerance = torch.float16, 0.1
-    setup.scaler = "GradScaler"
-
-
-@feature("accumulation", "two micro-batches")
-def accumulate(setup: Setup) -> None:
-    setup.micro_batches = 2
-
-
-@feature("accumulation", "two micro-batches, the first in `no_sync()`")
-def no_sync(setup: Setup) -> None:
-    setup.micro_batches, setup.quiet = 2, True
-
-
-@feature("accumulation", "all in `no_sync()`, then `reduce_gradients()`")
-def reduce_gradients(setup: Setup) -> None:
-    setup.micro_batches, setup.by_hand = 2, True
-
-
-@feature("order", "forwards ahead of backwards, `F0 F1 B0 F2 B1 B2`")
-def interleaved(setup: Setup) -> None:
-    setup.micro_batches, setup.interleaved = 3, True
-
-
-@feature("recompute", "torch's `checkpoint(use_reentrant=False)`")
-def recompute(setup: Setup) -> None:
-    setup.model["recompute"] = partial(torch_checkpoint, use_reentrant=False)
-
-
-@feature("recompute", "torch's `checkpoint(use_reentrant=True)`")
-def reentrant(setup: Setup) -> None:
-    setup.model["recompute"] = partial(torch_checkpoint, use_reentrant=True)
-
-
-@feature("recompute", "`checkpoint` of `xtrain.pipeline_parallel`")
-def own_recompute(setup: Setup) -> None:
-    setup.model["recompute"] = checkpoint
-
-
-@feature("clipping", "clip the gradients' norm")
-def clip(setup: Setup) -> None:
-    setup.max_norm = 0.3
-
-
-@feature("reduction", '`gradient_reduction="sum"`')
-def sum_gradients(setup: Setup) -> None:
-    setup.options["gradient_reduction"] = "sum"
-
-
-@feature("collectives", "`collectives=RING`")
-def ring(setup: Setup) -> None:
-    setup.options["collectives"] = RING
-
-
-@feature("optimizer", "`AdamW`")
-def adamw(setup: Setup) -> None:
-    setup.optimizer_class = torch.optim.AdamW
-    setup.defaults = {"lr": 0.05, "eps": 0.01, "weight_decay": 0.1}
-
-
-@feature("offload", "`offload=True`")
-def offload(setup: Setup) -> None:
-    setup.options["offload"] = True
-
-
-@feature("tied", "tied weights")
-def tied(setup: Setup) -> None:
-    setup.model["tied"] = True
-
-
-@feature("frozen", "frozen parameters")
-def frozen(setup: Setup) -> None:
-    setup.model["frozen"] = True
-
-
-@feature("unused", "parameters unused on some ranks")
-def unused(setup: Setup) -> None:
-    setup.model["gated"] = setup.leave_out = True
-    if setup.wrapper == "ddp":
+def prepare(case: tuple[str, ...]) -> Setup:
+    """The setup of a case: a wrapper and its features."""
+    wrapper, *names = case
+    setup = Setup(wrapper)
+    for name in names:
+        for field, new in FEATURES[name].change.items():
+            if field in ("model", "options"):
+                getattr(setup, field).update(new)
+            else:
+                setattr(setup, field, new)
+    if setup.leave_out and wrapper == "ddp":
         setup.options["find_unused_parameters"] = True
+    return setup
 
 
-@feature("meta", "built on the meta device")
-def meta(setup: Setup) -> None:
-    setup.meta = True
+# Other numbers of ranks come first: a test runs a feature with all later ones.
+TENSOR: dict[str, Any] = {"ranks": 4, "tensor": 2, "model": {"inner": 10}}
+PIPELINE: dict[str, Any] = {
+    "ranks": 4, "pipeline": 2, "micro_batches": 4,
+    "options": {"gradient_reduction": "sum"},
+}  # fmt: skip
+feature("one_rank", "ranks", "one rank", ranks=1)
+feature("three_ranks", "ranks", "three ranks", ranks=3)
+feature("sub_groups", "ranks", "two groups, side by side", ranks=4, subgroups=2)
+feature("tensor", "ranks", "two data ranks of two tensor ranks", **TENSOR)
+feature("sequence_parallel", "ranks",
+        "two data ranks of two tensor ranks, sequence parallel",
+        **TENSOR, sequence_parallel=True, length=6)  # fmt: skip
+feature("pipeline", "ranks", "two pipelines of two stages, 1F1B",
+        **PIPELINE, schedule="one_f_one_b")  # fmt: skip
+for name, title in SCHEDULED.items():
+    feature(name, "ranks", f"two pipelines, {title}",
+            **PIPELINE, schedule=name.removesuffix("_1f1b"))  # fmt: skip
 
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+feature("fp32", "precision", "fp32 weights", dtype=FP32, tolerance=1e-4)
+feature("bf16", "precision", "bf16 weights, fp32 masters",
+        dtype=FP32, low=BF16, tolerance=0.25)  # fmt: skip
+feature("loss_scaler", "precision", "fp16 weights, fp32 masters, `LossScaler`",
+        dtype=FP32, low=FP16, tolerance=0.1, scaler="LossScaler")  # fmt: skip
+feature("autocast", "precision", "fp32 weights, `autocast` to bf16",
+        dtype=FP32, autocast=BF16, tolerance=0.1)  # fmt: skip
+feature("grad_scaler", "precision", "fp32 weights, `autocast` to fp16, `GradScaler`",
+        dtype=FP32, autocast=FP16, tolerance=0.1, scaler="GradScaler")  # fmt: skip
 
-@feature("inputs", "uneven inputs, `join()`")
-def join(setup: Setup) -> None:
-    setup.uneven = True
+feature("accumulate", "accumulation", "two micro-batches", micro_batches=2)
+feature("no_sync", "accumulation", "two micro-batches, the first in `no_sync()`",
+        micro_batches=2, quiet=True)  # fmt: skip
+feature("reduce_gradients", "accumulation",
+        "all in `no_sync()`, then `reduce_gradients()`",
+        micro_batches=2, by_hand=True)  # fmt: skip
+feature("interleaved", "order", "forwards ahead of backwards, `F0 F1 B0 F2 B1 B2`",
+        micro_batches=3, interleaved=True)  # fmt: skip
+for name, reentrant in (("recompute", False), ("reentrant", True)):
+    again = partial(torch_checkpoint, use_reentrant=reentrant)
+    feature(name, "recompute", f"torch's `checkpoint(use_reentrant={reentrant})`",
+            model={"recompute": again})  # fmt: skip
+feature("own_recompute", "recompute", "`checkpoint` of `xtrain.pipeline_parallel`",
+        model={"recompute": checkpoint})  # fmt: skip
+feature("clip", "clipping", "clip the gradients' norm", max_norm=0.3)
+feature("sum_gradients", "reduction", '`gradient_reduction="sum"`',
+        options={"gradient_reduction": "sum"})  # fmt: skip
+feature("ring", "collectives", "`collectives=RING`", options={"collectives": RING})
+feature("adamw", "optimizer", "`AdamW`", optimizer_class=torch.optim.AdamW,
+        defaults={"lr": 0.05, "eps": 0.01, "weight_decay": 0.1})  # fmt: skip
+feature("offload", "offload", "`offload=True`", options={"offload": True})
+feature("tied", "tied", "tied weights", model={"tied": True})
+feature("frozen", "frozen", "frozen parameters", model={"frozen": True})
+feature("unused", "unused", "parameters unused on some ranks",
+        model={"gated": True}, leave_out=True)  # fmt: skip
+feature("meta", "meta", "built on the meta device", meta=True)
+feature("join", "inputs", "uneven inputs, `join()`", uneven=True)
 
-
-def around(inner: str, title: str) -> None:
-    """A feature: the module has a wrapper already."""
-
-    def wrapped(setup: Setup) -> None:
-        setup.inner = inner
-
-    name = f"around_{inner}"
-    FEATURES[name] = Feature(name, INNER, f"around {title}", wrapped)
-
-
-for inner in ("naive", "ddp", "zero1", "fsdp"):
-    around(inner, WRAPPERS[inner].removesuffix(", stage 1"))
-around("torch", "torch's `DistributedDataParallel`")
+# The module has a wrapper already.
+for name in ("naive", "ddp", "zero1", "fsdp"):
+    title = WRAPPERS[name].removesuffix(", stage 1")
+    feature(f"around_{name}", INNER, f"around {title}", inner=name)
+feature(
+    "around_torch", INNER, "around torch's `DistributedDataParallel`", inner="torch"
+)

@@ -16,7 +16,7 @@ from xtrain.zero import ZeroOptimizer, clip_sharded_grad_norm_
 
 from .setup import STEPS, Setup
 from .toy import Toy, batch, loss_of, make
-from .wrappers import Wrapped, is_sharded, wrap
+from .wrappers import Wrapped, wrap
 
 
 class ToyStage(nn.Module):
@@ -110,7 +110,7 @@ class PipelineRun:
         for wrapped in self.wrapped:
             found = [g.as_subclass(Tensor) for g in wrapped.gradients()]
             gradients += found
-            counts += [is_sharded(wrapped) or self.data.rank() == 0] * len(found)
+            counts += [wrapped.sharded or self.data.rank() == 0] * len(found)
         clip_sharded_grad_norm_(gradients, self.setup.max_norm, None, counts)
 
 

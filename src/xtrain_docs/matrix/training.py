@@ -22,7 +22,7 @@ from .features import prepare
 from .pipeline import PipelineRun
 from .setup import STEPS, Setup
 from .toy import Toy, batch, loss_of, make
-from .wrappers import is_sharded, wrap
+from .wrappers import wrap
 
 SUBGROUPS = [[0, 3], [1, 2]]
 Groups = tuple[ProcessGroup | None, ProcessGroup | None]
@@ -131,7 +131,7 @@ class Run:
                 with self.communication(micro - setup.interleaved < last):
                     waiting.pop(0).backward()
         if setup.by_hand or self.wrapped.naive:
-            self.wrapped.reduce_gradients()
+            self.wrapped.reduction.reduce_gradients()
 
     def is_last(self) -> bool:
         """One rank of all, also of those that hold a model together."""
@@ -140,7 +140,7 @@ class Run:
 
     def communication(self, more: bool) -> AbstractContextManager[None]:
         quiet = self.setup.by_hand or (self.setup.quiet and more)
-        return self.wrapped.no_sync() if quiet else nullcontext()
+        return self.wrapped.reduction.no_sync() if quiet else nullcontext()
 
     def forward(self, step: int, micro: int) -> Tensor:
         tokens = batch(step, micro, self.rank, self.stream, self.setup.length)
@@ -159,7 +159,7 @@ class Run:
             self.clip()
             scaler.step(optimizer)
             scaler.update()
-        elif scaler is None or not is_sharded(self.wrapped):
+        elif scaler is None or not self.wrapped.sharded:
             # MixedPrecisionOptimizer unscales in its step
             self.clip(1.0 if scaler is None else scaler.scale)
             optimizer.step()

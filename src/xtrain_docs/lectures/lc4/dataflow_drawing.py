@@ -1,97 +1,22 @@
 """How a data-flow picture is drawn: boxes of a state, arrows between the rows."""
 
-from dataclasses import dataclass, field
-
 from ...figures import REGISTRY
 from ...svg import document, fit, line, rect, text
 from .dataflow import Row, Weight, rows_of, weights_of
 
 WIDTH, BOX, EDGE = 400, 110, 6
-LEFT, RIGHT, MIDDLE = EDGE, WIDTH - EDGE - BOX, WIDTH / 2
+LEFT, RIGHT, MIDDLE, HALF = EDGE, WIDTH - EDGE - BOX, WIDTH / 2, BOX / 2
 COLOURS = {"replicated": 0, "split": 1, "partial": 3, "largest": 3}
+GATHER, SCATTER = "all-gather", "reduce-scatter"
 PAIRS = {
     ("", "all-reduce"): ("f", "identity_all_reduce"),
     ("all-reduce", ""): ("g", "all_reduce_identity"),
-    ("all-gather", "reduce-scatter"): (
-        "f of the sequence",
-        "all_gather_reduce_scatter",
-    ),
-    ("reduce-scatter", "all-gather"): (
-        "g of the sequence",
-        "reduce_scatter_all_gather",
-    ),
-    ("all-gather", ""): ("gather", "all_gather_split"),
-    ("", "all-gather"): ("split", "split_all_gather"),
+    (GATHER, SCATTER): ("f of the sequence", "all_gather_reduce_scatter"),
+    (SCATTER, GATHER): ("g of the sequence", "reduce_scatter_all_gather"),
+    (GATHER, ""): ("gather", "all_gather_split"),
+    ("", GATHER): ("split", "split_all_gather"),
 }
 """What runs forward and backward, and the function of `comm.autograd` that does so."""
-
-
-@dataclass
-class Canvas:
-    """Rows from the top: values on the left, names in the middle, gradients right.
-
-    Attributes:
-        above: what stands above on the right: a "box", a "line" of a gradient that
-            goes by, or "none".
-    """
-
-    ranks: int
-    y: float = 34.0
-    parts: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    joined: bool = False
-    above: str = "box"
-
-    def __post_init__(self) -> None:
-        self.parts += [
-            text(LEFT, 18, "↓ forward", "xt-label"),
-            text(MIDDLE, 18, f"on {self.ranks} ranks", "xt-tick", "middle"),
-            text(RIGHT + BOX, 18, "backward ↑", "xt-label", "end"),
-        ]
-
-    def box(self, x: float, high: float, state: str) -> None:
-        """Whole if replicated, cut if split, with a dashed edge if partial."""
-        kind = state.split()[0]
-        parts = self.ranks if kind == "split" else 1
-        wide = (BOX - 3 * (parts - 1)) / parts
-        colour = COLOURS[kind]
-        for part in range(parts):
-            at = x + part * (wide + 3)
-            self.parts.append(rect(at, self.y, wide, high, colour, opacity=0.22,
-                                   radius=4))  # fmt: skip
-        if kind in ("partial", "largest"):
-            self.parts.append(
-                f'<rect x="{x + 1}" y="{self.y + 1:g}" width="{BOX - 2}" '
-                f'height="{high - 2:g}" rx="4" class="xt-axis" fill="none" '
-                'stroke-dasharray="4 3" stroke-width="1.5"/>'
-            )
-
-    def arrows(self, high: float, down: bool = True) -> None:
-        """From the row above, down on the left, and up on the right."""
-        if not self.joined:
-            return
-        left, right = LEFT + BOX / 2, RIGHT + BOX / 2
-        bottom = self.y + high
-        self.parts.append(line(left, self.y, left, bottom, "xt-axis"))
-        if down:
-            self.parts.append(head(left, bottom - 1, bottom - 7))
-        if self.above != "none":
-            self.parts.append(line(right, self.y, right, bottom, "xt-axis"))
-        if self.above == "box":
-            self.parts.append(head(right, self.y + 1, self.y + 7))
-        self.y = bottom
-
-    def passing(self, high: float) -> None:
-        """The line of a gradient that goes by what has none."""
-        if self.above == "line":
-            x = RIGHT + BOX / 2
-            self.parts.append(line(x, self.y, x, self.y + high, "xt-axis"))
-
-
-def head(x: float, tip: float, back: float) -> str:
-    """The head of an arrow."""
-    corners = f"{x - 4:g},{back:g} {x + 4:g},{back:g} {x:g},{tip:g}"
-    return f'<polygon points="{corners}" fill="currentColor" fill-opacity="0.6"/>'
 
 
 @REGISTRY
@@ -133,8 +58,62 @@ def words_of(letters: str, state: str) -> str:
     return f"{kind}: {letters.split()[int(rest[0])]}" if rest else kind
 
 
-class Drawing(Canvas):
-    """The rows of a picture, from the top."""
+class Drawing:
+    """Rows from the top: values on the left, names in the middle, gradients right.
+
+    Attributes:
+        above: what stands above on the right: a "box", a "line" of a gradient that
+            goes by, or "none".
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.y, self.joined, self.above = ranks, 34.0, False, "box"
+        self.words: list[str] = []
+        self.parts = [
+            text(LEFT, 18, "↓ forward", "xt-label"),
+            text(MIDDLE, 18, f"on {ranks} ranks", "xt-tick", "middle"),
+            text(RIGHT + BOX, 18, "backward ↑", "xt-label", "end"),
+        ]
+
+    def say(self, x: float, down: float, words: str, style: str = "xt-tick") -> None:
+        """Words around x, so far below the top of the row."""
+        self.parts.append(text(x, self.y + down, words, style, "middle"))
+
+    def box(self, x: float, high: float, state: str) -> None:
+        """Whole if replicated, cut if split, with a dashed edge if partial."""
+        kind = state.split()[0]
+        parts = self.ranks if kind == "split" else 1
+        wide = (BOX - 3 * (parts - 1)) / parts
+        for part in range(parts):
+            at = x + part * (wide + 3)
+            self.parts.append(rect(at, self.y, wide, high, COLOURS[kind], opacity=0.22,
+                                   radius=4))  # fmt: skip
+        if kind in ("partial", "largest"):
+            self.parts.append(
+                f'<rect x="{x + 1}" y="{self.y + 1:g}" width="{BOX - 2}" '
+                f'height="{high - 2:g}" rx="4" class="xt-axis" fill="none" '
+                'stroke-dasharray="4 3" stroke-width="1.5"/>'
+            )
+
+    def arrows(self, high: float, down: bool = True) -> None:
+        """From the row above, down on the left, and up on the right."""
+        if not self.joined:
+            return
+        left, right, bottom = LEFT + HALF, RIGHT + HALF, self.y + high
+        self.parts.append(line(left, self.y, left, bottom, "xt-axis"))
+        if down:
+            self.parts.append(head(left, bottom - 1, bottom - 7))
+        if self.above != "none":
+            self.parts.append(line(right, self.y, right, bottom, "xt-axis"))
+        if self.above == "box":
+            self.parts.append(head(right, self.y + 1, self.y + 7))
+        self.y = bottom
+
+    def passing(self, high: float) -> None:
+        """The line of a gradient that goes by what has none."""
+        if self.above == "line":
+            x = RIGHT + HALF
+            self.parts.append(line(x, self.y, x, self.y + high, "xt-axis"))
 
     def tensor(self, row: Row) -> None:
         """A box with the state of the value, and one with that of the gradient."""
@@ -144,21 +123,12 @@ class Drawing(Canvas):
             self.y += 6
         letters, states = row.letters, (row.forward, row.backward)
         for x, state in zip((LEFT, RIGHT), states, strict=True):
-            if state is None:
-                continue
-            self.box(x, 38, state)
-            middle = x + BOX / 2
-            shape = local_shape(letters, state, self.ranks)
-            words = words_of(letters, state)
-            self.parts += [
-                text(middle, self.y + 16, words, "xt-label", "middle"),
-                text(middle, self.y + 31, shape, "xt-tick", "middle"),
-            ]
-        whole = f"[{', '.join(letters.split())}]"
-        self.parts += [
-            text(MIDDLE, self.y + 16, row.name, "xt-value-text", "middle"),
-            text(MIDDLE, self.y + 31, whole, "xt-tick", "middle"),
-        ]
+            if state is not None:
+                self.box(x, 38, state)
+                self.say(x + HALF, 16, words_of(letters, state), "xt-label")
+                self.say(x + HALF, 31, local_shape(letters, state, self.ranks))
+        self.say(MIDDLE, 16, row.name, "xt-value-text")
+        self.say(MIDDLE, 31, f"[{', '.join(letters.split())}]")
         said = [words_of(letters, state) for state in states if state]
         self.words.append(f"{row.name} is {', its gradient '.join(said)}")
         if row.backward:
@@ -171,37 +141,29 @@ class Drawing(Canvas):
 
     def product(self, row: Row) -> None:
         """The names of the weights of a matmul."""
-        names = [short(name).rpartition(".")[2] for name in row.weights]
-        at, product = self.y + 19, f"× {', '.join(names)}"
-        self.parts.append(text(MIDDLE, at, product, "xt-tick", "middle"))
+        names = ", ".join(short(name).rpartition(".")[2] for name in row.weights)
+        self.say(MIDDLE, 19, f"× {names}")
         self.arrows(16, down=False)
         self.above = "line"
-        self.words.append(f"multiplied with {', '.join(names)}")
+        self.words.append(f"multiplied with {names}")
 
     def band(self, row: Row) -> None:
         """Communication: forward on the left, backward on the right."""
-        pair = (row.forward, row.backward)
+        pair = (row.forward, row.backward or "")
         symbol, function = PAIRS.get(pair, ("", "")) if row.pair else ("", "")
         self.arrows(14)
         high = 52 if row.again else 38
-        wide = WIDTH - 2 * EDGE
+        wide, middle = WIDTH - 2 * EDGE, high / 2
         self.parts.append(rect(LEFT, self.y, wide, high, 2, opacity=0.2, radius=8))
-        middle = self.y + high / 2
         for x, kind in zip((LEFT, RIGHT), pair, strict=True):
-            quiet = "nothing sent" if row.pair else ""
-            style = "xt-value-text" if kind else "xt-tick"
-            up = 7 if row.again and x == RIGHT else 0
-            at = middle + 4.5 - up
-            self.parts.append(text(x + BOX / 2, at, kind or quiet, style, "middle"))
+            words = kind or ("nothing sent" if row.pair else "")
+            at = middle + 4.5 - (7 if row.again and x == RIGHT else 0)
+            self.say(x + HALF, at, words, "xt-value-text" if kind else "xt-tick")
         if row.again:
-            again = f"+ {row.again}"
-            at = middle + 14
-            self.parts.append(text(RIGHT + BOX / 2, at, again, "xt-tick", "middle"))
+            self.say(RIGHT + HALF, middle + 14, f"+ {row.again}")
         if symbol:
-            self.parts += [
-                text(MIDDLE, middle - 3, symbol, "xt-value-text", "middle"),
-                text(MIDDLE, middle + 12, function, "xt-tick", "middle"),
-            ]
+            self.say(MIDDLE, middle - 3, symbol, "xt-value-text")
+            self.say(MIDDLE, middle + 12, function)
         ahead, back = (kind or "nothing sent" for kind in pair)
         name = symbol or "communication"
         self.words.append(f"{name}: {ahead} forward, {back} backward")
@@ -217,26 +179,25 @@ class Drawing(Canvas):
             text(RIGHT + BOX, self.y, "its gradient", "xt-label", "end"),
         ]
         if any(row.before_sum for row in rows):
-            summed = "Σ: summed over ranks"
-            self.parts.append(text(MIDDLE, self.y, summed, "xt-tick", "middle"))
+            self.say(MIDDLE, 0, "Σ: summed over ranks")
         self.y += 8
         for row in rows:
-            letters = row.letters
-            for x, key in ((LEFT, "value"), (RIGHT, "grad")):
-                self.box(x, 22, getattr(row, key))
-                words = local_shape(letters, getattr(row, key), self.ranks)
-                if key == "grad" and row.before_sum:
-                    words += " Σ"
-                middle = x + BOX / 2
-                self.parts.append(text(middle, self.y + 15, words, "xt-tick", "middle"))
-            name = short(row.name)
-            self.parts.append(text(MIDDLE, self.y + 15, name, "xt-tick", "middle"))
-            said = words_of(letters, row.grad)
-            before = row.before_sum
+            before, letters = row.before_sum, row.letters
+            for x, state in ((LEFT, row.value), (RIGHT, row.grad)):
+                self.box(x, 22, state)
+                sign = " Σ" if before and x == RIGHT else ""
+                self.say(x + HALF, 15, local_shape(letters, state, self.ranks) + sign)
+            self.say(MIDDLE, 15, name := short(row.name))
+            held, said = words_of(letters, row.value), words_of(letters, row.grad)
             summed = f", {words_of(letters, before)} before a sum" if before else ""
-            held = words_of(letters, row.value)
             self.words.append(f"{name} is {held}, its gradient {said}{summed}")
             self.y += 26
+
+
+def head(x: float, tip: float, back: float) -> str:
+    """The head of an arrow."""
+    corners = f"{x - 4:g},{back:g} {x + 4:g},{back:g} {x:g},{tip:g}"
+    return f'<polygon points="{corners}" fill="currentColor" fill-opacity="0.6"/>'
 
 
 def short(name: str) -> str:

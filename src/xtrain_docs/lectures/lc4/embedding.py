@@ -1,55 +1,57 @@
-"""The picture of a vocabulary-parallel lookup."""
+"""The page on embeddings: a vocabulary-parallel lookup."""
 
 from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from xtrain.tensor_parallel import VocabParallelEmbedding, embedding
 
 from ... import runs
-from ...evidence import EvidenceError
 from ...figures import REGISTRY
 from ...svg import cell, document, fit, text
 
 WIDTH, EDGE, LEFT, HIGH = 400, 394, 150, 32
+IDS, VOCABULARY, RANKS = (0, 3, 4, 7, 4), 8, 2
+
+
+def looked_up() -> tuple[list[int], list[int]]:
+    """What this rank looks up of a table whose row i is i + 1, and the sum of all."""
+    full = torch.arange(1.0, VOCABULARY + 1).unsqueeze(-1)
+    layer, seen = VocabParallelEmbedding.from_full(full), []
+    total = embedding.all_reduce_identity
+
+    def spied(partial: Tensor, group: Any) -> Tensor:
+        seen.append(partial.clone())
+        return total(partial, group)
+
+    with mock.patch.object(embedding, "all_reduce_identity", spied):
+        whole = layer(torch.tensor([IDS]))
+    here, everywhere = (x.flatten().int().tolist() for x in (*seen, whole))
+    return here, everywhere
 
 
 @REGISTRY
-def embedding_lookup(
-    ids: tuple[int, ...] = (0, 3, 4, 7, 4), vocabulary: int = 8, ranks: int = 2
-) -> str:
+def embedding_lookup() -> str:
     """Each rank's rows, what it looks up, and the sum of all ranks."""
-    from .runs_numbers import embedding_parts
-
-    found = runs.remembered(embedding_parts, ranks, list(ids), vocabulary)
-    return embedding_chart(found, list(ids))
-
-
-def embedding_chart(found: list[dict[str, list[float]]], ids: list[int]) -> str:
-    """What `embedding_parts` gives; EvidenceError unless one rank has each id."""
-    for place, number in enumerate(ids):
-        owners = [held for held in found if held["partial"][place]]
-        sums = {held["sum"][place] for held in found}
-        if len(owners) != 1 or sums != {number + 1.0}:
-            raise EvidenceError(f"id {number}: {found}")
+    found, rows = runs.remembered(looked_up, RANKS), VOCABULARY // RANKS
     parts = [text(6, 20, "ids, on every rank", "xt-label")]
-    parts += row(4, [(None, str(number)) for number in ids])
-    y = 4.0 + HIGH
-    for rank, held in enumerate(found):
-        low, up = int(held["rows"][0]) - 1, int(held["rows"][-1]) - 1
-        parts.append(text(6, y + 16.5, f"rank {rank}, rows {low} to {up}", "xt-tick"))
-        looked_up = held["partial"]
-        parts += row(
-            y, [(rank, f"row {v - 1:g}") if v else (None, "0") for v in looked_up]
-        )
+    parts += row(4, [(None, str(number)) for number in IDS])
+    y, owners = 4.0 + HIGH, [0] * len(IDS)
+    for rank, (here, _) in enumerate(found):
+        words = f"rank {rank}, rows {rank * rows} to {rank * rows + rows - 1}"
+        parts.append(text(6, y + 16.5, words, "xt-tick"))
+        parts += row(y, [(rank, f"row {v - 1}") if v else (None, "0") for v in here])
+        owners = [rank if v else was for v, was in zip(here, owners, strict=True)]
         y += HIGH
     parts.append(text(6, y + 16.5, "sum, on every rank", "xt-label"))
-    total = []
-    for place, value in enumerate(found[0]["sum"]):
-        owner = next(r for r, held in enumerate(found) if held["partial"][place])
-        total.append((owner, f"row {value - 1:g}"))
-    parts += row(y, total)
-    words = "; ".join(f"id {n} is looked up by one rank" for n in dict.fromkeys(ids))
-    drawing = document(
-        WIDTH, int(y + HIGH), parts, "A vocabulary-parallel lookup", words
-    )
-    return fit(drawing, WIDTH)
+    sums = [f"row {v - 1}" for v in found[0][1]]
+    parts += row(y, list(zip(owners, sums, strict=True)))
+    said = "; ".join(f"id {n} is looked up by one rank" for n in dict.fromkeys(IDS))
+    title = "A vocabulary-parallel lookup"
+    return fit(document(WIDTH, int(y + HIGH), parts, title, said), WIDTH)
 
 
 def row(y: float, cells: Sequence[tuple[int | None, str]]) -> list[str]:

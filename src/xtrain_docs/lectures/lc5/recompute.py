@@ -1,40 +1,106 @@
-"""Figures and tables of the page on activation recompute, drawn from runs."""
+"""Activation recompute: what is alive over a step, by size of the segments."""
 
-from xtrain.plan import activation_memory
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xtrain.model import XtrainConfig
+from xtrain.model.layer import DecoderLayer
+from xtrain.model.parts import WholeParts
+from xtrain.pipeline_parallel import checkpoint
+from xtrain.testing.live import LiveStorages
+from xtrain.testing.saved import SavedTensors
 
 from ... import runs
-from ...evidence import EvidenceError, count
-from ...figures import REGISTRY as FIGURES
+from ...figures import REGISTRY
 from ...svg import Axis, line_chart
-from ...tables import REGISTRY, Table
+from ...values import value
 
 MIB = 2**20
 TITLES = {0: "no recompute", 1: "each layer", 2: "segments of 2 layers"}
+BATCH, SEQUENCE, HIDDEN = 2, 48, 96
+CONFIG = XtrainConfig(
+    vocab_size=8,
+    hidden_size=HIDDEN,
+    intermediate_size=256,
+    num_hidden_layers=1,
+    num_attention_heads=12,
+    num_key_value_heads=4,
+)
+Events = list[tuple[str, int]]
 
 
-def measured(layers: int, each: int) -> list[tuple[str, int, int]]:
-    """Every end of a layer's run: its kind, the layer, bytes that are alive then."""
-    from .runs_recompute import live_bytes
-
-    (found,) = runs.remembered(live_bytes, 1, layers, each)
-    return [(kind, layer, nbytes) for kind, layer, nbytes in found]
-
-
-def kept(layers: int, each: int) -> int:
-    """Bytes that a forward keeps; without recompute if `each` is 0."""
-    from .runs_recompute import kept_bytes
-
-    (found,) = runs.remembered(kept_bytes, 1, layers, each)
-    return int(found)
+def layers_and_input(count: int) -> tuple[nn.ModuleList, Tensor]:
+    """Layers of an `XtrainModel`, in fp32."""
+    torch.manual_seed(0)
+    parts = WholeParts(CONFIG, F.scaled_dot_product_attention)
+    layers = nn.ModuleList(DecoderLayer(parts) for _ in range(count))
+    return layers, torch.randn(BATCH, SEQUENCE, HIDDEN, requires_grad=True)
 
 
-def placed(events: list[tuple[str, int, int]]) -> list[tuple[float, float]]:
+def segments(layers: nn.ModuleList, each: int) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The layers as functions of so many of them."""
+    positions = torch.arange(SEQUENCE)
+
+    def run(part: list[nn.Module], x: Tensor) -> Tensor:
+        for layer in part:
+            x = layer(x, positions)
+        return x
+
+    for start in range(0, len(layers), each):
+        yield partial(run, list(layers)[start : start + each])
+
+
+def kept_bytes(count: int, each: int) -> int:
+    """Bytes that the forward of `count` layers keeps, by segments of `each`.
+
+    With `each` 0 without recompute.
+    """
+    layers, x = layers_and_input(count)
+    with SavedTensors() as saved:
+        for segment in segments(layers, each or 1):
+            x = checkpoint(segment, x) if each else segment(x)
+    return saved.nbytes(but=layers.parameters())
+
+
+def live_bytes(count: int, each: int) -> Events:
+    """Bytes of activations and their gradients at every end of a layer's run.
+
+    Runs are "forward", "again" and "backward". Recompute is by segments of `each`; with
+    `each` 0 there is none.
+    """
+    layers, x = layers_and_input(count)
+    live, found = LiveStorages(), []
+
+    def note(kind: str) -> None:
+        gradients = [p.grad for p in layers.parameters() if p.grad is not None]
+        found.append((kind, live.nbytes([*layers.parameters(), *gradients])))
+
+    def after_forward(*_: Any) -> None:
+        in_backward = torch._C._current_graph_task_id() >= 0
+        note("again" if in_backward else "forward")
+
+    for layer in layers:
+        layer.register_forward_hook(after_forward)
+        layer.register_full_backward_hook(lambda *_: note("backward"))
+    with live:
+        for segment in segments(layers, each or 1):
+            x = checkpoint(segment, x) if each else segment(x)
+        x.sum().backward()
+    return found
+
+
+def placed(events: Events) -> list[tuple[float, float]]:
     """Points of a line: every forward and every backward takes one step to the right.
 
     Second runs lie between the backwards before and after them.
     """
     points, at, again = [], 0.0, 0
-    for place, (kind, _, nbytes) in enumerate(events):
+    for place, (kind, nbytes) in enumerate(events):
         if kind == "again":
             left = 0
             while events[place + left][0] == "again":
@@ -47,13 +113,14 @@ def placed(events: list[tuple[str, int, int]]) -> list[tuple[float, float]]:
     return points
 
 
-@FIGURES
-def recompute_memory(layers: int = 8, each: tuple[int, ...] = (0, 1, 2)) -> str:
+@REGISTRY
+def recompute_memory(layers: int = 8) -> str:
     """Live activations over a forward and a backward, by size of the segments."""
-    series = {TITLES[e]: placed(measured(layers, e)) for e in each}
+    series = {
+        title: placed(runs.remembered(live_bytes, 1, layers, each)[0])
+        for each, title in TITLES.items()
+    }
     peak = {name: max(nbytes for _, nbytes in line) for name, line in series.items()}
-    if not peak[TITLES[1]] < peak[TITLES[0]] / 3:
-        raise EvidenceError(f"recompute saves too little: {peak}")
     words = ", ".join(f"{name}: at most {most:.1f} MiB" for name, most in peak.items())
     ticks = [0, layers / 2, layers, 1.5 * layers, 2 * layers]
     return line_chart(
@@ -66,79 +133,15 @@ def recompute_memory(layers: int = 8, each: tuple[int, ...] = (0, 1, 2)) -> str:
     )
 
 
-@REGISTRY
-def recompute_bytes(layers: int = 8, each: tuple[int, ...] = (1, 2, 4, 8)) -> Table:
-    """What forward keeps and what is alive at most, beside the forms L I / k + k A."""
-    one, whole = kept(1, 0), kept(layers, 0)
-    entry = kept(1, 1)
-    if whole != layers * one:
-        raise EvidenceError(f"{layers} layers keep {whole}, one keeps {one}")
-    alive = max(nbytes for *_, nbytes in measured(layers, 0))
-    within("no recompute", alive, whole + entry)
-    rows = [["no recompute", count(whole), "$L A$", count(alive), count(whole + entry)]]
-    for k in each:
-        found, alive = kept(layers, k), max(b for *_, b in measured(layers, k))
-        if found != layers // k * entry:
-            raise EvidenceError(f"segments of {k}: {found} bytes are kept")
-        form = layers // k * entry + k * one + entry
-        within(f"segments of {k}", alive, form)
-        rows.append(
-            [f"segments of {k}" if k > 1 else "each layer", count(found),
-             f"$\\frac{{L}}{{{k}}} I$" if k > 1 else "$L I$", count(alive), count(form)]
-        )  # fmt: skip
-    header = ["recompute", "kept after forward", "form, equal", "alive at most",
-              "form"]  # fmt: skip
-    return Table(header, rows, "lrlrr")
+@value
+@cache
+def recompute_kept(layers: int, each: int) -> int:
+    """Bytes that a forward keeps; without recompute if `each` is 0."""
+    return int(runs.remembered(kept_bytes, 1, layers, each)[0])
 
 
-def within(what: str, found: int, form: int, share: float = 0.01) -> None:
-    """Stop the build unless a form is right but for what is small."""
-    if abs(found - form) > share * form:
-        raise EvidenceError(f"{what}: {found} bytes at most, the form says {form}")
-
-
-@REGISTRY
-def recompute_flops(layers: int = 4) -> Table:
-    """Operations of the linear layers' matmuls in a step, in forwards."""
-    from .runs_recompute import flops
-
-    (found,) = runs.remembered(flops, 1, layers)
-    forward = found["none"] / 3
-    if found["ours"] != 4 * forward or not 3 < found["torch's"] / forward < 4:
-        raise EvidenceError(f"operations by kind of recompute: {found}")
-    names = {
-        "none": "no recompute",
-        "ours": "ours, each layer, to its end",
-        "torch's": "torch's, each layer, to its last saved tensor",
-    }
-    rows = [
-        [title, count(found[name]), f"{found[name] / forward:g}"]
-        for name, title in names.items()
-    ]
-    return Table(["recompute", "operations", "in forwards"], rows, "lrr")
-
-
-@REGISTRY
-def recompute_selective(
-    sequence: int = 2048, batch: int = 1, hidden: int = 12288, heads: int = 96
-) -> Table:
-    """Bytes of a GPT layer by kind of recompute, and what it computes again."""
-    rows = []
-    scores = sequence / (6 * hidden)  # the attention core's part of a layer's matmuls
-    again = {
-        "none": 0.0,
-        "selective": scores / 3 / (1 + scores),
-        "full": 1 / 3,
-    }
-    for kind, extra in again.items():
-        sizes = (sequence, batch, hidden, heads)
-        alone = activation_memory(*sizes, recompute=kind)
-        cut = activation_memory(
-            *sizes, tensor=8, sequence_parallel=True, recompute=kind
-        )
-        rows.append(
-            [kind, f"{alone / MIB:.0f}", f"{cut / MIB:.0f}", f"{100 * extra:.1f} %"]
-        )
-    header = ["recompute", "MiB a layer", "on 8 tensor ranks, sequence-parallel",
-              "more computation"]  # fmt: skip
-    return Table(header, rows, "lrrr")
+@value
+@cache
+def recompute_peak(layers: int, each: int) -> int:
+    """Bytes of activations that are alive at most in a forward and a backward."""
+    return max(n for _, n in runs.remembered(live_bytes, 1, layers, each)[0])

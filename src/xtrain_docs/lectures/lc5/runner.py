@@ -1,31 +1,15 @@
-"""The picture and the tables of the page on the runner, drawn from runs."""
+"""The runner: the picture of a step, with its messages."""
 
-from ... import runs
-from ...evidence import EvidenceError
-from ...figures import REGISTRY as FIGURES
+from xtrain.schedules import with_messages, with_reductions
+
+from ...figures import REGISTRY
 from ...svg import cell, document, fit, line, text
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from .figures import TITLES
+from .common import TITLES, made
 
 WIDTH, LANE, APART, TOP, CELL = 390, 84, 68, 30, 20
 """The drawing, a rank's column, between two columns, above them, a computation."""
 COLOURS = {"F": 0, "BW": 1}
 Placed = dict[tuple[int, int], tuple[float, float]]
-
-
-def lists_of(name: str, ranks: int, micro_batches: int) -> list[list[str]]:
-    """What each rank has executed; EvidenceError unless it is the schedule's list."""
-    from xtrain.schedules import SCHEDULES, with_messages, with_reductions
-
-    from .runs_runner import executed
-
-    found = runs.remembered(executed, ranks, name, micro_batches)
-    wanted = with_messages(with_reductions(SCHEDULES[name](ranks, micro_batches)))
-    for rank, (mine, order) in enumerate(zip(found, wanted.actions, strict=True)):
-        if mine != [str(action) for action in order]:
-            raise EvidenceError(f"rank {rank} of {name} executed {mine}")
-    return found
 
 
 def placed(lists: list[list[str]]) -> Placed:
@@ -34,7 +18,6 @@ def placed(lists: list[list[str]]) -> Placed:
     ends, at = [0.0] * len(lists), [0] * len(lists)
     found: Placed = {}
     while any(at[rank] < len(mine) for rank, mine in enumerate(lists)):
-        before = list(at)
         for rank, mine in enumerate(lists):
             while at[rank] < len(mine):
                 action = mine[at[rank]]
@@ -48,8 +31,6 @@ def placed(lists: list[list[str]]) -> Placed:
                 if "SEND" in action:
                     sends[action] = begin + high / 2
                 ends[rank], at[rank] = begin + high + 1, at[rank] + 1
-        if at == before:
-            raise EvidenceError(f"no rank goes on: {at}")
     return found
 
 
@@ -59,12 +40,13 @@ def sent_as(receive: str) -> str:
     return f"{int(stage) + (-1 if kind[0] == 'F' else 1)}SEND_{kind}"
 
 
-@FIGURES
+@REGISTRY
 def runner_executed(
     name: str = "one_f_one_b", ranks: int = 3, micro_batches: int = 3
 ) -> str:
-    """What ranks have executed, from top to bottom, with their messages."""
-    lists = lists_of(name, ranks, micro_batches)
+    """What ranks execute, from top to bottom, with their messages."""
+    order = with_messages(with_reductions(made(name, ranks, micro_batches)))
+    lists = [[str(action) for action in row] for row in order.actions]
     where = placed(lists)
     places = {
         action: sum(where[rank, n]) / 2 + TOP
@@ -83,7 +65,7 @@ def runner_executed(
         "Each rank's actions from top to bottom: forwards and backwards, and between "
         "the columns the messages, from a send to its receive."
     )
-    title = f"What {ranks} ranks executed in a step of {TITLES[name]}"
+    title = f"What {ranks} ranks execute in a step of {TITLES[name]}"
     return fit(document(WIDTH, high, parts, title, words), WIDTH)
 
 
@@ -112,69 +94,3 @@ def drawn(
         return [text(x + LANE / 2, end, action, "xt-tick", "middle")]
     kind = next(k for k in ("BW", "F") if k in action)
     return cell(x, begin, LANE, CELL, COLOURS[kind], action, low=4, opacity=0.35)
-
-
-@TABLES
-def runner_messages(
-    name: str = "one_f_one_b", ranks: int = 3, micro_batches: int = 8
-) -> Table:
-    """What each rank sends, against (p - 1) x m activations each way."""
-    from xtrain.pipeline_parallel.likes import HEADER
-
-    from .runs_runner import ROWS, WIDTH, sent
-
-    found = runs.remembered(sent, ranks, name, micro_batches)
-    activation = 4 * ROWS * WIDTH
-    rows, totals = [], [0, 0]
-    for rank, (first, second) in enumerate(found):
-        ways = (rank < ranks - 1) + (rank > 0)
-        expected = {
-            "headers": [micro_batches, micro_batches * 8 * HEADER],
-            "tensors": [ways * micro_batches, ways * micro_batches * activation],
-        }
-        if rank == ranks - 1:
-            del expected["headers"]
-        travels = {what: n for what, n in first.items() if what != "numbers"}
-        later = {what: n for what, n in second.items() if what != "numbers"}
-        if travels != expected or later != {"tensors": expected["tensors"]}:
-            raise EvidenceError(f"rank {rank} sends {found[rank]}, not {expected}")
-        totals[0] += expected["tensors"][0]
-        totals[1] += expected["tensors"][1]
-        headers = first.get("headers", [0, 0])
-        rows.append([
-            str(rank), str(headers[0]), f"{headers[1]:,}", str(second["tensors"][0]),
-            f"{second['tensors'][1]:,}", f"{second['numbers'][1]:,}",
-        ])  # fmt: skip
-    formula = 2 * (ranks - 1) * micro_batches
-    if totals != [formula, formula * activation]:
-        raise EvidenceError(f"{totals}, not {formula} messages")
-    rows.append(["all, formula", "", "", str(formula), f"{formula * activation:,}", ""])
-    header = ["rank", "headers, first step", "bytes", "tensors, every step", "bytes",
-              "numbers to agree, bytes"]  # fmt: skip
-    return Table(header, rows, "lrrrrr")
-
-
-@TABLES
-def runner_memory(ranks: int = 3, sizes: tuple[int, ...] = (2, 4, 8, 16)) -> Table:
-    """What rank 0 keeps at most, by the number of micro-batches."""
-    from .runs_runner import kept
-
-    names = ("gpipe", "one_f_one_b")
-    found = {
-        (name, m): runs.remembered(kept, ranks, name, m)[0]
-        for name in names
-        for m in sizes
-    }
-    one = found["gpipe", sizes[0]][0] // sizes[0]
-    rows = []
-    for m in sizes:
-        most = {"gpipe": m, "one_f_one_b": min(m, ranks)}
-        for name in names:
-            saved, _, left_over = found[name, m]
-            if saved != most[name] * one or left_over:
-                raise EvidenceError(f"{name}, {m}: {found[name, m]}")
-        cells = [found[name, m][n] for n in (0, 1) for name in names]
-        rows.append([str(m), *(f"{cell:,}" for cell in cells)])
-    header = ["micro-batches", "GPipe, saved bytes", "1F1B, saved bytes",
-              "GPipe, outputs alive", "1F1B, outputs alive"]  # fmt: skip
-    return Table(header, rows, "rrrrr")

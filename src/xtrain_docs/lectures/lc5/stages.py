@@ -1,52 +1,69 @@
-"""The picture and the tables of the page on stages."""
+"""Stages: which parts of one model each rank holds, and what they cost."""
 
+from functools import cache
 from typing import Any
 
+import torch.distributed as dist
+
+from xtrain.comm import init_mesh
+from xtrain.model import XtrainConfig, XtrainModel
+from xtrain.model.stages import part_costs
+from xtrain.pipeline_parallel import balanced_cut
 from xtrain.plan import ModelShape
 from xtrain.schedules import SCHEDULES
 
 from ... import runs
-from ...evidence import EvidenceError, count
-from ...figures import REGISTRY as FIGURES
+from ...figures import REGISTRY
 from ...svg import document, fit, line, rect, text
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from .figures import TITLES as NAMES
+from ...values import value
+from .common import TITLES
 
 PRESET, RANKS = "llama-3-8b", 4
-PLACEMENTS = (
-    ("one_f_one_b", "one stage a rank"),
-    ("interleaved", "loop, two chunks a rank"),
-    ("zb_v", "V, two chunks a rank"),
-    ("dualpipe", "mirror, every stage twice"),
-)
+PLACEMENTS = {
+    "one_f_one_b": "one stage a rank",
+    "interleaved": "loop, two chunks a rank",
+    "zb_v": "V, two chunks a rank",
+    "dualpipe": "mirror, every stage twice",
+}
 WIDTH, AT, EMBEDDING = 400, 52, 5
 Held = list[list[dict[str, Any]]]
 
 
+def stages_held(schedule: str) -> list[dict[str, Any]]:
+    """On every rank: its virtual stages, made but not filled."""
+    ranks = dist.get_world_size()
+    mesh = init_mesh((ranks,), ("pipeline",))
+    made = SCHEDULES[schedule](ranks, 2 * ranks)
+    config = XtrainConfig.preset(PRESET)
+    return [
+        {
+            "stage": stage.index,
+            "parts": [stage.module.span.start, stage.module.span.stop],
+            "parameters": sum(p.numel() for p in stage.parameters()),
+        }
+        for stage in XtrainModel.stages(config, mesh, made, device="meta")
+    ]
+
+
 def held(schedule: str) -> Held:
     """Of each rank the stages that it has made."""
-    from .runs_stages import stages_held
-
-    return runs.remembered(stages_held, RANKS, schedule, PRESET)
+    return runs.remembered(stages_held, RANKS, schedule)
 
 
-def costs() -> list[int]:
+@cache
+def costs(preset: str = PRESET) -> list[int]:
     """Of the parts of the decoder, by number."""
-    from xtrain.model import XtrainConfig
-    from xtrain.model.stages import part_costs
-
-    return part_costs(XtrainConfig.preset(PRESET))
+    return part_costs(XtrainConfig.preset(preset))
 
 
-@FIGURES
+@REGISTRY
 def stages_of_a_model() -> str:
     """Which parts of one model each rank holds, as wide as they cost."""
     parts: list[str] = []
     words, ends = [], edges(costs())
     y = 0.0
-    for schedule, title in PLACEMENTS:
-        name = NAMES[schedule].partition(",")[0]
+    for schedule, title in PLACEMENTS.items():
+        name = TITLES[schedule].partition(",")[0]
         parts.append(text(6, y + 14, f"{name}: {title}", "xt-label"))
         y += 22
         for rank, stages in enumerate(held(schedule)):
@@ -86,78 +103,34 @@ def stage_box(of: dict[str, Any], ends: list[float], y: float, rank: int) -> lis
     return [*boxes, text(middle, y + 13, str(of["stage"]), "xt-tick", "middle")]
 
 
-@TABLES
-def parameters_of_stages(schedule: str) -> Table:
-    """Layers, parameters and cost of each rank of one placement, counted."""
-    shape, found, each = ModelShape.preset(PRESET), held(schedule), costs()
-    copies = SCHEDULES[schedule](RANKS, 2 * RANKS).parameter_copies
-    together = sum(of["parameters"] for stages in found for of in stages)
-    if together != copies * shape.parameters:
-        raise EvidenceError(f"{schedule}: {together}, not {copies} whole models")
-    rows = []
-    for rank, stages in enumerate(found):
-        cost = sum(sum(each[slice(*of["parts"])]) for of in stages)
-        own = sum(of["parameters"] for of in stages)
-        rows.append(
-            [str(rank), "; ".join(named(of, len(each)) for of in stages), count(own),
-             f"{100 * own / shape.parameters:.1f} %",
-             f"{100 * cost / sum(each) / copies:.1f} %"]
-        )  # fmt: skip
-    rows.append(["**all**", "", count(together), f"{100 * copies} %", "100.0 %"])
-    header = ["rank", "holds", "parameters", "of the model", "of the FLOPs"]
-    return Table(header, rows, "rlrrr")
+@value
+def parameters_of_rank(schedule: str, rank: int) -> float:
+    """Counted in the modules it has made, as a share of the model's."""
+    own = sum(of["parameters"] for of in held(schedule)[rank])
+    return own / ModelShape.preset(PRESET).parameters
 
 
-def named(of: dict[str, Any], parts: int) -> str:
-    """`stage 0: embedding, layers 0 to 7`, of a model with so many parts."""
-    first, stop = of["parts"]
-    layers = range(max(first, 1), min(stop, parts - 1))
-    words = ["embedding"] if first == 0 else []
-    if layers:
-        words.append(f"layers {layers[0] - 1} to {layers[-1] - 1}")
-    words += ["norm and head"] if stop == parts else []
-    return f"stage {of['stage']}: {', '.join(words)}"
+@value
+def flops_of_rank(schedule: str, rank: int) -> float:
+    """As a share of a step's: a mirrored stage has half of the micro-batches."""
+    own = sum(sum(costs()[slice(*of["parts"])]) for of in held(schedule)[rank])
+    return own / sum(costs()) / SCHEDULES[schedule](RANKS, 8).parameter_copies
 
 
-@TABLES
-def cut_by_layers_or_cost() -> Table:
-    """The slowest stage over the mean, cut by the number of layers and by cost."""
-    from xtrain.pipeline_parallel import balanced_cut
-
-    each, rows = costs(), []
-    for parts in (2, 4, 8, 16):
-        mean = sum(each) / parts
-        layers = [1] * (len(each) - 2)
-        by_layers = [
-            sum(each[part.start + 1 : part.stop + 1])
-            + (part.stop == len(layers)) * each[-1]
-            for part in balanced_cut(layers, parts)
-        ]
-        by_cost = [
-            sum(each[part.start : part.stop]) for part in balanced_cut(each, parts)
-        ]
-        if max(by_cost) > max(by_layers):
-            raise EvidenceError(f"{parts} parts: a cut by cost is slower")
-        rows.append(
-            [str(parts), f"{max(by_layers) / mean:.3f}", f"{max(by_cost) / mean:.3f}"]
-        )
-    header = ["stages", "the same number of layers each", "`balanced_cut` by FLOPs"]
-    return Table(header, rows, "rrr")
+@value
+def head_in_layers(preset: str) -> float:
+    """What the head costs, in layers."""
+    _, layer, *_, head = costs(preset)
+    return head / layer
 
 
-@TABLES
-def head_in_layers(presets: str = "llama-2-7b llama-3-8b llama-3-70b") -> Table:
-    """What the head costs in layers."""
-    from xtrain.model import XtrainConfig
-    from xtrain.model.stages import part_costs
-
-    rows = []
-    for preset in presets.split():
-        _, layer, *_, head = part_costs(XtrainConfig.preset(preset))
-        shape = ModelShape.preset(preset)
-        rows.append(
-            [preset, count(shape.vocab_size), count(shape.hidden_size),
-             str(shape.num_hidden_layers), f"{head / layer:.2f}"]
-        )  # fmt: skip
-    header = ["model", "vocabulary", "hidden size", "layers", "head, in layers"]
-    return Table(header, rows, "lrrrr")
+@value
+def slowest_stage(parts: int, by_layers: bool = False) -> float:
+    """Over the mean of all; cut by cost or into as many layers each."""
+    cut = balanced_cut(costs(), parts)
+    if by_layers:  # the embedding costs nothing, the head goes to the last layers
+        of_layers = balanced_cut([1] * (len(costs()) - 2), parts)
+        cut = [range(p.start + 1, p.stop + 1) for p in of_layers]
+        cut[-1] = range(cut[-1].start, len(costs()))
+    slowest = max(sum(costs()[p.start : p.stop]) for p in cut)
+    return slowest * parts / sum(costs())

@@ -1,198 +1,190 @@
-"""Curves of balancing, the map of a batch, and tables of losses and capacity."""
+"""Balance: a small mixture of experts trained in three ways, and who gets its tokens.
 
+Inputs are 16 clusters around a common vector, and each cluster has a linear map of its
+own that the experts have to learn. Hidden states of real models have such a common
+vector, too, and it is what the router sees first: all tokens look alike to it, so the
+expert that is slightly ahead gets nearly all of them, and learns for all of them.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from xtrain.plan import expert_capacity
+import torch
+from torch import Tensor
+
+from xtrain.expert_parallel import MoE
 
 from ... import runs
-from ...evidence import EvidenceError
-from ...figures import REGISTRY as FIGURES
-from ...svg import Axis, document, fit, line_chart, rect, text
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
-from ...values import number, percent, times, value
+from ...figures import REGISTRY
+from ...svg import document, fit, rect, text
+from ...values import value
 
-WIDTH = 400
-NAMES = {"none": "no balancing", "loss": "auxiliary loss", "bias": "balance bias"}
-FACTORS = [1.0, 1.25, 1.5, 2.0, 4.0]
-
-
-def told(way: str, top_k: int = 1, seed: int | None = None) -> dict[str, Any]:
-    """Loads and losses of the run, which has to have routed every copy."""
-    from .runs_training import SEED, TOKENS, training
-
-    chosen = SEED if seed is None else seed
-    found = runs.remembered(training, 1, way, top_k, chosen)[0]
-    for step, loads in enumerate(found["loads"]):
-        if sum(loads) != TOKENS * top_k:
-            raise EvidenceError(f"{way}, step {step}: {sum(loads)} copies in {loads}")
-    return found
+EXPERTS, HIDDEN, INNER, CLUSTERS = 8, 16, 16, 16
+TOKENS, STEPS = 256, 150
+RATE, AUXILIARY, BIAS_RATE = 3e-3, 0.3, 0.02
+WAYS = {"none": "no balancing", "loss": "auxiliary loss", "bias": "balance bias"}
+SEED = 1
+WIDTH, LEFT = 400, 66.0
 
 
-def over_mean(loads: list[int]) -> float:
-    """The busiest expert's load over the mean of all."""
-    return max(loads) * len(loads) / sum(loads)
+class Data:
+    """Batches of tokens and what the layer shall make of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.centres_CH = self.normal(CLUSTERS, HIDDEN) + self.normal(HIDDEN)
+        self.maps_CHH = self.normal(CLUSTERS, HIDDEN, HIDDEN) * HIDDEN**-0.5
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def batch(self, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, [tokens, HIDDEN]."""
+        cluster = torch.randint(CLUSTERS, (tokens,), generator=self.generator)
+        x_TH = self.centres_CH[cluster] + 0.5 * self.normal(tokens, HIDDEN)
+        return x_TH, torch.einsum("tgh,th->tg", self.maps_CHH[cluster], x_TH)
 
 
-def late(way: str, top_k: int = 1, seed: int | None = None) -> float:
-    """Busiest over mean, averaged over the last ten steps."""
-    loads = told(way, top_k, seed)["loads"][-10:]
-    return sum(map(over_mean, loads)) / len(loads)
+def new_layer(way: str, top_k: int) -> MoE:
+    """The layer with the weights of a seed; softmax gates, kept as they are if k=1."""
+    torch.manual_seed(0)
+    layer = MoE(
+        HIDDEN, INNER, EXPERTS, top_k,
+        renormalize=top_k > 1, balance_bias=way == "bias",
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in layer.named_parameters():
+        std = 0.02 if "router" in name else weight.shape[-1] ** -0.5
+        weight.data = std * torch.randn(weight.shape, generator=generator)
+    return layer
 
 
-@FIGURES
-def busiest_expert(top_k: int = 1) -> str:
-    """Load of the busiest expert over the mean, by step, for each way to balance."""
-    lines = {
-        name: [
-            (float(step), over_mean(loads))
-            for step, loads in enumerate(told(way, top_k)["loads"])
-        ]
-        for way, name in NAMES.items()
-    }
-    return line_chart(
-        lines,
-        Axis("step"),
-        Axis("busiest expert over mean", low=0.0, format=lambda r: f"{r:g}x"),
-        "Load of the busiest expert",
-        f"Top {top_k} of {len(told('none', top_k)['loads'][0])} experts",
-    )
+@lru_cache(maxsize=16)
+def trained(way: str, top_k: int, seed: int) -> tuple[MoE, dict[str, Any]]:
+    """The layer after STEPS steps, and each step's loads and loss without auxiliary."""
+    layer, data = new_layer(way, top_k), Data(seed)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=RATE)
+    told: dict[str, Any] = {"loads": [], "losses": []}
+    for _ in range(STEPS):
+        x_TH, target_TH = data.batch()
+        loss = (layer(x_TH) - target_TH).pow(2).mean()
+        stats = layer.router.stats
+        told["loads"].append(stats.counts_E.tolist())
+        told["losses"].append(loss.item())
+        if way == "loss":
+            loss = loss + AUXILIARY * stats.load_balancing_loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if way == "bias":
+            layer.router.update_balance_bias(stats.counts_E, BIAS_RATE)
+    return layer, told
 
 
-@FIGURES
-def expert_loads(top_k: int = 1, every: int = 8) -> str:
-    """Share of each expert by step: a band of cells for each way to balance."""
-    left, high, top = 66.0, 15.0, 0.0
-    parts: list[str] = []
-    words = []
-    for way, name in NAMES.items():
-        loads = told(way, top_k)["loads"][::every]
-        experts, total = len(loads[0]), sum(loads[0])
-        wide = (WIDTH - left - 6) / len(loads)
-        parts.append(text(4, top + 16, name, "xt-label"))
-        top += 24
-        for expert in range(experts):
-            y = top + high * expert
-            parts.append(text(left - 8, y + 11, f"expert {expert}", "xt-tick", "end"))
-            for column, row in enumerate(loads):
-                share = row[expert] / total
-                hover = f"step {column * every}, expert {expert}: {share:.0%}"
-                opacity = min(1.0, 0.06 + 0.94 * share / (3 / experts))
-                parts.append(rect(left + wide * column, y, wide - 1, high - 1, expert,
-                                  opacity=opacity, hover=hover))  # fmt: skip
-        top += high * experts + 14
-        words.append(f"{name}: at the end {loads[-1]}")
-    last = (len(told("none", top_k)["loads"]) - 1) // every * every
-    parts.append(text(left, top + 6, "step 0", "xt-tick"))
-    parts.append(text(WIDTH - 6, top + 6, f"step {last}", "xt-tick", "end"))
-    title = "Share of each expert by step"
-    return fit(document(WIDTH, int(top + 12), parts, title, "; ".join(words)), WIDTH)
+def training(way: str, top_k: int, seed: int = SEED) -> dict[str, Any]:
+    """What `trained` tells of one way: "none", "loss" or "bias"."""
+    return trained(way, top_k, seed)[1]
 
 
-@FIGURES
-def routing_map(ways: str = "bias", top_k: int = 2, tokens: int = 26) -> str:
-    """Which experts the tokens of a batch go to, with which gates: trained layers.
+def gates_of_batch(way: str, top_k: int, tokens: int) -> list[list[float]]:
+    """Gates of the trained layer for a new batch, [tokens][experts]; 0: not chosen."""
+    layer, _ = trained(way, top_k, SEED)
+    x_TH, _ = Data(SEED).batch(tokens)
+    with torch.no_grad():
+        routing = layer.router(x_TH)
+    gates_TE = torch.zeros(tokens, EXPERTS)
+    gates_TE.scatter_(1, routing.experts_Tk, routing.gates_Tk.float())
+    return gates_TE.tolist()
+
+
+def told(way: str, top_k: int = 1, seed: int = SEED) -> dict[str, Any]:
+    """Loads and losses of the run."""
+    return runs.remembered(training, 1, way, top_k, seed)[0]
+
+
+@value
+def busiest_at(step: int, way: str) -> float:
+    """Load of the busiest expert over the mean, with top 1."""
+    return max(told(way)["loads"][step]) * EXPERTS / TOKENS
+
+
+@value
+def busiest_over_mean(way: str, top_k: int = 1, seed: int = SEED) -> float:
+    """The same, averaged over the last ten steps."""
+    last = told(way, top_k, seed)["loads"][-10:]
+    return sum(max(loads) * EXPERTS / sum(loads) for loads in last) / 10
+
+
+@value
+def late_loss(way: str, seed: int = SEED) -> float:
+    """The model's loss with top 1, averaged over the last ten steps."""
+    return sum(told(way, 1, seed)["losses"][-10:]) / 10
+
+
+@value
+def dropped_share(way: str, slots: int) -> float:
+    """Of the last batch: tokens that find no slot, with top 1."""
+    return sum(max(0, load - slots) for load in told(way)["loads"][-1]) / TOKENS
+
+
+@REGISTRY
+def expert_loads(every: int = 8) -> str:
+    """Share of each expert by step: a row of cells, for each way to balance."""
+    found = {way: told(way)["loads"][::every] for way in WAYS}
+    return bands(
+        "Share of each expert by step", found,
+        lambda load: min(1.0, 0.06 + 0.94 * load * EXPERTS / TOKENS / 3),
+        lambda column, load: f"step {column * every}: {load / TOKENS:.0%}",
+        lambda loads: loads[-1],
+    )  # fmt: skip
+
+
+@REGISTRY
+def routing_map(ways: str = "bias", tokens: int = 26) -> str:
+    """Which experts the tokens of a batch go to, with which gates: trained, top 2.
 
     Args:
         ways: one of the runs, or several joined by "+".
     """
-    from .runs_training import EXPERTS
-    from .runs_training import routing_map as gates_of
+    found = {
+        way: runs.remembered(gates_of_batch, 1, way, 2, tokens)[0]
+        for way in ways.split("+")
+    }
+    return bands(
+        f"{tokens} tokens and the experts they go to", found,
+        lambda gate: 0.3 + 0.7 * gate if gate else 0.06,
+        lambda token, gate: f"token {token}: gate {gate:.2f}",
+        lambda gates: sum(gate > 0 for gate in gates),
+    )  # fmt: skip
 
-    left, side = 66.0, 11.3
-    parts: list[str] = []
-    words, y = [], 4.0
-    several = ways.split("+")
-    for way in several:
-        gates_TE = runs.remembered(gates_of, 1, way, top_k, tokens)[0]
-        check_gates(gates_TE, top_k)
-        if len(several) > 1:
-            parts.append(text(4, y + 12, NAMES[way], "xt-label"))
-            y += 20
-        parts.append(text(left, y + 10, "tokens", "xt-tick"))
-        parts.append(text(WIDTH - 4, y + 10, "load", "xt-tick", "end"))
-        y += 16
+
+def bands(
+    title: str,
+    found: dict[str, list[list[Any]]],
+    shade: Callable[[Any], float],
+    said: Callable[[int, Any], str],
+    load: Callable[[tuple], int],
+) -> str:
+    """For each way a row of cells for each expert, from [columns][experts]."""
+    parts, words, y = [], [], 4.0
+    for way, columns in found.items():
+        wide = (WIDTH - LEFT - 34) / len(columns)
+        parts.append(text(4, y + 12, WAYS[way], "xt-label"))
+        parts.append(text(WIDTH - 4, y + 12, "load", "xt-tick", "end"))
+        y += 18
         loads = []
-        for expert in range(EXPERTS):
-            parts.append(text(left - 8, y + 10, f"expert {expert}", "xt-tick", "end"))
-            for token, row in enumerate(gates_TE):
-                gate, x = row[expert], left + side * token
-                hover = f"token {token}, expert {expert}: gate {gate:.2f}"
-                opacity = 0.3 + 0.7 * gate if gate else 0.06
-                parts.append(rect(x, y, side - 1.3, 11, expert if gate else 7,
-                                  opacity=opacity, hover=hover))  # fmt: skip
-            loads.append(sum(row[expert] > 0 for row in gates_TE))
+        for expert, row in enumerate(zip(*columns, strict=True)):
+            parts.append(text(LEFT - 8, y + 10, f"expert {expert}", "xt-tick", "end"))
+            for column, cell in enumerate(row):
+                hover = f"expert {expert}, {said(column, cell)}"
+                parts.append(
+                    rect(LEFT + wide * column, y, wide - 1.3, 12,
+                         expert if cell else 7, opacity=shade(cell), hover=hover)
+                )  # fmt: skip
+            loads.append(load(row))
             parts.append(text(WIDTH - 4, y + 10, str(loads[-1]), "xt-tick", "end"))
             y += 14
         y += 10
-        words.append(f"{NAMES[way]}: loads {loads}")
-    title = f"{tokens} tokens and the experts they go to"
+        words.append(f"{WAYS[way]}: loads {loads}")
     return fit(document(WIDTH, int(y), parts, title, "; ".join(words)), WIDTH)
-
-
-def check_gates(gates_TE: list[list[float]], top_k: int) -> None:
-    """EvidenceError unless each token has k gates, which add up to 1 if k > 1."""
-    for token, row in enumerate(gates_TE):
-        chosen = [gate for gate in row if gate]
-        if len(chosen) != top_k or (top_k > 1 and abs(sum(chosen) - 1) > 1e-5):
-            raise EvidenceError(f"token {token}: gates {chosen}")
-
-
-@TABLES
-def balance_by_way(top_k: int = 1) -> Table:
-    """Loads of the experts and loss at the end of the run, for each way."""
-    from .runs_training import EXPERTS, TOKENS
-
-    few = TOKENS * top_k / EXPERTS / 10
-    rows = []
-    for way, name in NAMES.items():
-        found = told(way, top_k)
-        last = found["loads"][-1]
-        rows.append([
-            name, ",\u00a0".join(map(str, sorted(last, reverse=True))),
-            times(late(way, top_k)), str(sum(load < few for load in last)),
-            number(sum(found["losses"][-10:]) / 10),
-        ])  # fmt: skip
-    header = ["", "loads of the last step", "busiest over mean", "idle experts",
-              "loss"]  # fmt: skip
-    return Table(header, rows, "llrrr")
-
-
-@TABLES
-def collapse_by_seed(seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Table:
-    """Busiest over mean at the end, for other seeds and for one or two experts."""
-    rows = []
-    for top_k in (1, 2):
-        for way, name in NAMES.items():
-            found = [late(way, top_k, seed) for seed in seeds]
-            first = str(top_k) if way == "none" else ""
-            rows.append([first, name, *(times(ratio) for ratio in found)])
-    header = ["k", "", *(f"seed {seed}" for seed in seeds)]
-    return Table(header, rows, "rl" + "r" * len(seeds))
-
-
-@TABLES
-def capacity_drops(top_k: int = 1) -> Table:
-    """Slots and dropped copies by capacity factor, before and after balancing."""
-    from .runs_training import EXPERTS, TOKENS, dropped_copies
-
-    found = {
-        way: runs.remembered(dropped_copies, 1, way, top_k, FACTORS)[0]
-        for way in ("none", "bias")
-    }
-    rows = []
-    for index, factor in enumerate(FACTORS):
-        slots = expert_capacity(TOKENS, EXPERTS, top_k, factor)
-        shares = [found[way][index] / (TOKENS * top_k) for way in ("none", "bias")]
-        unused = 1 - (1 - shares[1]) * TOKENS * top_k / (slots * EXPERTS)
-        rows.append([f"{factor:g}", str(slots), *map(percent, shares),
-                     percent(unused)])  # fmt: skip
-    header = ["capacity factor", "slots of an expert", "dropped, no balancing",
-              "dropped, balance bias", "empty slots then"]  # fmt: skip
-    return Table(header, rows, "rrrrr")
-
-
-@value
-def busiest_over_mean(way: str, top_k: int = 1) -> float:
-    """Of the recorded run: load of the busiest expert over the mean, at its end."""
-    return late(way, top_k)

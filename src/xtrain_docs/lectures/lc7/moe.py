@@ -1,93 +1,73 @@
-"""The picture of sorted copies, and the rows that each way of computing has."""
+"""One device: a small batch, and its copies in the order of their experts."""
+
+import math
+
+import torch
+
+from xtrain.expert_parallel import TopKRouter
+from xtrain.expert_parallel.routing import sort_copies
 
 from ... import runs
-from ...evidence import EvidenceError
-from ...figures import REGISTRY as FIGURES
+from ...figures import REGISTRY
 from ...svg import cell, document, fit, line, text
-from ...tables import REGISTRY as TABLES
-from ...tables import Table
+from ...values import value
 
-WIDTH, LEFT, SIDE = 400, 74, 20
-
-
-def told() -> dict[str, list]:
-    """The run; EvidenceError unless every copy stands once, sorted by expert."""
-    from .runs_moe import sorted_batch
-
-    found = runs.remembered(sorted_batch, 1)[0]
-    experts = [expert for row in found["experts"] for expert in row]
-    order = found["order"]
-    stable = sorted(range(len(experts)), key=lambda copy: experts[copy])
-    if order != stable:
-        raise EvidenceError(f"copies in the order {order}, sorted: {stable}")
-    return found
+TOKENS, EXPERTS, TOP_K = 8, 4, 2
+WIDTH, SIDE, APART = 400, 20, 12
 
 
-@FIGURES
+@value
+def combinations(experts: int, chosen: int) -> int:
+    """In how many ways a token can choose its experts."""
+    return math.comb(experts, chosen)
+
+
+def sorted_batch() -> dict[str, list]:
+    """Choices of a router with random weights, and the order of the copies."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        routing = TopKRouter(6, EXPERTS, TOP_K)(torch.randn(TOKENS, 6) + 0.5)
+    order = sort_copies(routing.experts_Tk, routing.kept_Tk, routing.counts_E)
+    return {
+        "experts": routing.experts_Tk.flatten().tolist(),
+        "counts": routing.counts_E.tolist(),
+        "order": order.tolist(),
+    }
+
+
+@value
+def rows_of_picture() -> list[int]:
+    """Rows of each expert in the picture."""
+    return runs.remembered(sorted_batch, 1)[0]["counts"]
+
+
+@REGISTRY
 def sorted_copies() -> str:
     """Tokens with their experts, and below the copies in the order of the experts."""
-    found = told()
-    k = len(found["experts"][0])
-    experts = [expert for row in found["experts"] for expert in row]
-    parts = [text(4, 16, "before: the copies of each token", "xt-label")]
-    y, x = 26.0, 0.0
-    for copy, expert in enumerate(experts):
-        x = LEFT + SIDE * copy + 6.0 * (copy // k) - 68
-        token = copy // k
-        parts += labelled(x, y, expert, token, f"token {token} for expert {expert}")
-    parts.append(text(4, 86, "after: sorted by expert", "xt-label"))
-    y, x = 96.0, 6.0
-    before = 0
-    for copy in found["order"]:
-        expert, token = experts[copy], copy // k
-        x += 12.0 * (expert - before)
-        before = expert
-        parts += labelled(x, y, expert, token, f"token {token}, for expert {expert}")
-        x += SIDE
-    parts += groups(found["counts"], y + SIDE)
-    title = f"{len(found['experts'])} tokens and their copies, sorted by expert"
+    found = runs.remembered(sorted_batch, 1)[0]
+    experts = found["experts"]
+    parts = [
+        text(4, 16, "before: the copies of each token", "xt-label"),
+        text(4, 86, "after: sorted by expert", "xt-label"),
+    ]
+
+    def draw(copy: int, x: float, y: float) -> None:
+        token, expert = copy // TOP_K, experts[copy]
+        hover = f"token {token} for expert {expert}"
+        parts.extend(cell(x, y, SIDE - 2, SIDE - 2, expert, str(token), low=5,
+                          opacity=0.35, radius=0, hover=hover))  # fmt: skip
+
+    for copy in range(len(experts)):
+        draw(copy, 12.0 + SIDE * copy + 6 * (copy // TOP_K), 26)
+    for at, copy in enumerate(found["order"]):
+        draw(copy, 6.0 + SIDE * at + APART * experts[copy], 96)
+    x = 6.0
+    for expert, count in enumerate(found["counts"]):
+        end = x + SIDE * count
+        parts.append(line(x, 120, end - 2, 120, "xt-axis"))
+        middle = max(28.0, (x + end) / 2 - 1)
+        parts.append(text(middle, 136, f"expert {expert}", "xt-tick", "middle"))
+        x = end + APART
+    title = f"{TOKENS} tokens and their copies, sorted by expert"
     words = f"Rows of the experts: {found['counts']}"
     return fit(document(WIDTH, 146, parts, title, words), WIDTH)
-
-
-def labelled(x: float, y: float, expert: int, token: int, hover: str) -> list[str]:
-    """A cell in the colour of an expert, with the number of its token."""
-    return cell(x, y, SIDE - 2, SIDE - 2, expert, str(token), low=5, opacity=0.35,
-                radius=0, hover=hover)  # fmt: skip
-
-
-def groups(counts: list[int], y: float) -> list[str]:
-    """A line and a name under the rows of each expert."""
-    parts, x = [], 6.0
-    for expert, count in enumerate(counts):
-        end = x + SIDE * count
-        if count:
-            parts.append(line(x, y + 4, end - 2, y + 4, "xt-axis"))
-            middle = max(28.0, (x + end) / 2 - 1)
-            parts.append(text(middle, y + 20, f"expert {expert}", "xt-tick", "middle"))
-        x = end + 12.0
-    return parts
-
-
-@TABLES
-def expert_paths() -> Table:
-    """Rows computed by each way: masks, padding, and sorted rows alone."""
-    from .runs_moe import EXPERTS, TOKENS, TOP_K, rows_computed
-
-    experts = [expert for row in told()["experts"] for expert in row]
-    batches = {
-        "the batch of the picture": sorted(experts),
-        "all copies to one expert": [0] * (TOKENS * TOP_K),
-    }
-    rows = []
-    for name, one in batches.items():
-        found = runs.remembered(rows_computed, 1, one)[0]
-        most = max(one.count(expert) for expert in range(EXPERTS))
-        right = {"loop": len(one), "padded": EXPERTS * most}
-        if found != right:
-            raise EvidenceError(f"{name}: {found}, not {right}")
-        rows.append([name, str(len(one)), str(EXPERTS * len(one)),
-                     str(found["padded"]), str(found["loop"])])  # fmt: skip
-    header = ["", "copies", "all copies through each expert", "padded",
-              "loop, grouped"]  # fmt: skip
-    return Table(header, rows, "lrrrr")

@@ -1,0 +1,85 @@
+"""What a model on context ranks sends: each layer its attention, and all gradients."""
+
+import sys
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from xtrain.comm import CommLedger, init_mesh
+from xtrain.comm.collective_choice import RING
+from xtrain.context_parallel import all_gather_attention, ulysses
+from xtrain.model import XtrainConfig, XtrainModel, gradient_sums
+from xtrain.model.context import ATTENTIONS
+from xtrain.plan import context_bytes
+
+BATCH, LENGTH, HEADS, HEAD_DIM, HIDDEN = 3, 24, 12, 2, 7
+MODEL = (
+    "xtrain.model.layer:DecoderLayer",
+    "xtrain.model.context:SequenceCut",
+    "xtrain.model.span:DecoderSpan",
+    "xtrain.model.span_weights:SpanWeights",
+)
+
+
+@contextmanager
+def rings():
+    """Collectives as our rings, which let the ledger count what they send."""
+    with ExitStack() as stack:
+        attention = sys.modules[all_gather_attention.__module__]
+        for module in (attention, ulysses, gradient_sums):
+            stack.enter_context(mock.patch.object(module, "TORCH", RING))
+        yield
+
+
+def sent(call) -> int:
+    with CommLedger() as ledger:
+        call()
+    return ledger.bytes_sent
+
+
+def traffic(attention: str, key_heads: int) -> list[int]:
+    """Bytes of a layer forward and backward, around it, and for all gradients."""
+    config = XtrainConfig(
+        vocab_size=24, hidden_size=HIDDEN, intermediate_size=12, num_hidden_layers=1,
+        num_attention_heads=HEADS, num_key_value_heads=key_heads, head_dim=HEAD_DIM,
+    )  # fmt: skip
+    mesh = init_mesh((dist.get_world_size(),), ("context",))
+    model = XtrainModel(config, mesh, context_attention=attention, dtype=torch.float64)
+    local = LENGTH // dist.get_world_size()
+    torch.manual_seed(0)  # ranks of a context group bring the same tokens
+    tokens = torch.randint(24, (BATCH, LENGTH))
+    x = torch.randn(BATCH, local, HIDDEN, dtype=torch.float64, requires_grad=True)
+    out = []
+
+    def ends():
+        embedded = model.embed_tokens(model.context.shard(tokens))
+        model.lm_head(model.norm(embedded)).sum().backward()
+
+    with rings():
+        return [
+            sent(lambda: out.append(model.layers[0](x, torch.arange(local)))),
+            sent(lambda: out[0].sum().backward()),
+            sent(ends),
+            sent(model.sync_gradients),
+            sum(p.numel() for p in model.parameters()),
+        ]
+
+
+@pytest.mark.verifies(*MODEL)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_layer_sends_the_formulas_bytes_and_all_else_only_gradients(world, ranks):
+    for attention in ATTENTIONS:
+        for key_heads in (HEADS, 1):
+            expected = context_bytes(
+                attention, LENGTH // ranks, HEADS, key_heads, HEAD_DIM, ranks,
+                batch=BATCH, itemsize=8,
+            )  # fmt: skip
+            found = world(ranks).run(traffic, attention, key_heads)
+            for *layer, ends, _, _ in found:
+                assert (*layer, ends) == (*expected, 0)
+            parameters = found[0][-1]
+            gradients = sum(one[-2] for one in found)
+            assert gradients == 2 * (ranks - 1) * parameters * 8
