@@ -32,13 +32,7 @@ LONG = {
         "test_one_torchrun_on_each_node_makes_one_job",
         "test_a_program_that_destroys_its_groups_ends_in_good_order",
     ],
-    "copying/test_copies_run.py": [
-        "test_a_copy_is_short",
-        "test_every_algorithm_runs_from_its_copy_and_is_right",
-    ],
-    "copying/test_standalone.py": [
-        "test_every_copy_of_the_site_runs_and_has_all_its_names"
-    ],
+    "copying/test_library.py": ["test_the_check_of_a_package_runs_and_is_right"],
     "docs/test_build.py": ["test_the_check_runs_real_snippets"],
     "docs/test_fonts.py": ["test_a_face_is_cut_to_its_letters"],
     "docs/test_kept.py": ["test_a_committed_result_comes_out_again"],

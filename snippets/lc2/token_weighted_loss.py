@@ -25,6 +25,8 @@ biased = gradient("average", len(tokens[rank]))
 right = gradient("sum", count.item())
 also_right = gradient("average", count.item() / size)
 if rank == 0:
+    for number, losses in enumerate(tokens):
+        print(f"losses of rank {number}:", *losses.tolist())
     print("one process:", torch.cat(tokens).mean().item())
     print("mean of the ranks' means:", biased)
     print("sums, divided by the global count:", right)

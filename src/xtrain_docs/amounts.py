@@ -1,8 +1,12 @@
 """Amounts as text: bytes, seconds, shares; what pages write behind `|` as filters."""
 
+import re
 from collections.abc import Callable
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
+NO_BREAK = "\u00a0"
+UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B(?:/s)?|bytes|ns|us|ms|s|%)(?![\w/]))")
+"""The space between a number and its unit."""
 FILTERS: dict[str, Callable[..., str]] = {}
 
 

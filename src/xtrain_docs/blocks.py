@@ -1,10 +1,10 @@
 """Markdown extension: figures, tables and traces drawn by code at build time.
 
-    ```figure when_ring ranks=8 link="nvlink"
+    ```figure wait_circle ranks=8
     The caption, as Markdown; `{{ }}` in it is computed as elsewhere.
     ```
 
-calls the function registered as `when_ring` by some lecture's figures.py (likewise
+calls the function registered as `wait_circle` by some lecture's file (likewise
 `table` and `trace`), with the options as keyword arguments; `calculator` shows one of
 `calculators.answers`; a `chart` draws formulas that stand in it (`charts`). An unknown
 name or option stops the build.
@@ -67,7 +67,7 @@ class Registry(dict[str, Callable[..., Any]]):
 
 
 def parse_info(info: str) -> tuple[str, str, dict[str, Any]] | None:
-    """`figure when_ring ranks=8` -> kind, name and options; None if no such fence."""
+    """`figure wait_circle ranks=8` -> kind, name and options; None if no such fence."""
     words = shlex.split(info) if info.split(" ")[0] in KINDS else []
     if not words:
         return None

@@ -1,8 +1,8 @@
 """Markdown extension: show a symbol of the source, or a snippet, by name.
 
 A fence whose first line is ``--8<-- "package.module:name"`` becomes a bar (place in
-the source, reference entry, the library copy: it and all of ours that it needs), the
-code as it is in the source today, and a line saying which tests verify it. The lines
+the source, reference entry, and of a public name the command that copies it), the code
+as it is in the source today, and a line saying which tests verify it. The lines
 after the first are options: see `excerpts`.
 
 Whole files work too: ``--8<-- "snippets/lc1/name.py"`` and ``.out``. A whiteboard form,
@@ -12,7 +12,7 @@ carries the verified line of the symbol it is named after.
 
 import base64
 import re
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from markdown.extensions import Extension
 from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 
-from xtrain.copying import CopyError, standalone, whiteboard
+from xtrain.copying import whiteboard
+from xtrain.copying.library import library
 
 from . import config, fences, symbols, verification
 from .blocks import RAW
@@ -29,8 +30,11 @@ from .evidence_links import LINK, Place, evidence_place, opened_blocks
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
 from .symbols import SymbolError, resolve
 
-PASTED = 200
-"""Lines of a copy that a page carries; a longer one is had by its command."""
+
+@lru_cache(maxsize=1)
+def library_names() -> dict[str, str]:
+    """What `xtrain copy NAME --library` knows."""
+    return library()
 
 
 def data_url(text: str) -> str:
@@ -66,21 +70,15 @@ def anchor(key: str) -> str:
 
 def symbol_block(reference: str, options: Options, language: str) -> list[str]:
     """The Markdown that stands for an embedded symbol."""
-    symbol = resolve(reference)
+    symbol, public = resolve(reference), library_names()
     lines, attributes = annotate(shown_lines(symbol, options), options, reference)
     place = Place(symbol.path, symbol.first, symbol.last)
     bar = [path_in_bar(f"{symbol.path}:{symbol.first}", place.url)]
     if not any(part.startswith("_") for part in symbol.dotted.split(".")):
         bar.append(f"[API][{symbol.entry}]{{ .xt-api }}")
-    if "." not in symbol.name:
-        name = f"{symbol.name}.py"
-        text = standalone(reference, config.SOURCE)
-        lines_of_copy = len(text.splitlines())
-        if lines_of_copy <= PASTED:
-            link = f'{data_url(text)}){{ .xt-standalone download="{name}" }}'
-            bar.append(f"[copy library form, {lines_of_copy} lines]({link}")
-        else:
-            bar.append(f"`xtrain copy {reference}`: {lines_of_copy:,} lines")
+    room = ".".join(reference.split(".")[:2])
+    if public.get(symbol.name, "").startswith(f"{room}."):
+        bar.append(f"`xtrain copy {symbol.name} --library -o DIR`")
     return [
         "",
         " ".join(bar),
@@ -167,7 +165,7 @@ class EmbedPreprocessor(Preprocessor):
     def _block(self, fence: fences.Fence) -> list[str] | None:
         try:
             return self._embed(fence)
-        except (CopyError, EmbedError, SymbolError) as problem:
+        except (EmbedError, SymbolError) as problem:
             return config.draft_note(problem)
 
     def _embed(self, fence: fences.Fence) -> list[str] | None:

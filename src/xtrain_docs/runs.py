@@ -40,7 +40,7 @@ def remembered(
 
 
 def shelf(module: str) -> str:
-    """The name of its results: xtrain_docs.lectures.lc1.runs gives lc1_runs."""
+    """The name of its results: xtrain_docs.lectures.lc1.ledger gives lc1_ledger."""
     return "_".join(module.split(".")[-2:])
 
 
@@ -58,12 +58,3 @@ def _world(ranks: int) -> Any:
     from xtrain.testing import World
 
     return World(ranks)
-
-
-def rounds(events: list[list[list[Any]]]) -> int:
-    """How many rounds the recorded events of all ranks take."""
-    from xtrain.comm.events import Event
-    from xtrain.comm.message_rounds import message_rounds
-
-    placed = message_rounds([[Event(*event) for event in one] for one in events])
-    return len(placed)

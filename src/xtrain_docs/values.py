@@ -32,6 +32,8 @@ from markdown.preprocessors import Preprocessor
 from . import fences, lectures, races, verification
 from .amounts import (
     FILTERS,
+    NO_BREAK,
+    UNIT,
     GiB,
     KiB,
     MiB,
@@ -181,7 +183,8 @@ def rows(fence: fences.Fence) -> list[str] | None:
     first, last = marks.index(True), len(marks) - marks[::-1].index(True)
     clause = " ".join([fence.info.removeprefix("rows"), *fence.body[:first]])
     head, align, *shown = fence.body[first:last]
-    body = [filled(row, **one) for one in bindings(clause) for row in shown]
+    lines = (filled(row, **one) for one in bindings(clause) for row in shown)
+    body = [UNIT.sub(NO_BREAK, line) for line in lines]  # a number beside its unit
     caption = filled(" ".join(fence.body[last:]))
     below = [caption, "{ .xt-caption }", ""] if caption else []
     return ["", filled(head), align, *body, "", *below]

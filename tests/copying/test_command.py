@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from xtrain import cli
-from xtrain.copying import standalone, whiteboard
+from xtrain.copying import whiteboard
 from xtrain.copying.command import listing
 from xtrain.copying.forms import forms
-from xtrain.copying.library import library
+from xtrain.copying.library import SOURCE, library, needed
 
 RING = "xtrain.comm.ring:ring_all_reduce"
 
@@ -28,22 +28,25 @@ def test_an_algorithm_comes_as_its_whiteboard_form_with_self_check(capsys):
     assert err == f"{form}: {lines} lines\n"
 
 
-@pytest.mark.parametrize("words", [["ring_all_reduce", "--library"], [RING]])
-def test_the_library_form_comes_when_asked_for(capsys, words):
-    code, out, err = copy(capsys, *words)
-    assert (code, out) == (0, standalone(RING))
-    assert err.startswith("library form")
+@pytest.mark.parametrize("words", [["RingAllReduce", "--library"], [RING]])
+def test_the_library_form_comes_as_a_folder(capsys, tmp_path, words):
+    code, out, err = copy(capsys, *words, "-o", tmp_path / "mine")
+    assert (code, out) == (0, "")
+    assert re.match(rf"{RING}: \d+ modules, \d+ lines -> .*mine\n", err)
+    assert "`python -m mine.check` checks it" in err
+    assert "def ring_all_reduce(" in (tmp_path / "mine/comm/ring.py").read_text()
 
 
-def test_what_has_no_whiteboard_form_comes_as_library_form_and_says_so(capsys):
-    code, out, err = copy(capsys, "barrier")
-    assert (code, out) == (0, standalone("xtrain.comm.collectives:barrier"))
-    assert "no whiteboard form has that name" in err
+def test_what_has_no_whiteboard_form_comes_as_library_form(capsys, tmp_path):
+    assert copy(capsys, "barrier", "-o", tmp_path / "mine")[0] == 0
+    assert "def barrier(" in (tmp_path / "mine/comm/collectives.py").read_text()
 
 
-def test_a_class_is_found_by_the_name_of_a_form_and_the_other_way_round(capsys):
-    _, out, _ = copy(capsys, "--library", "distributed_data_parallel")
-    assert "\nclass DistributedDataParallel" in out
+def test_a_class_is_found_by_the_name_of_a_form_and_the_other_way_round(
+    capsys, tmp_path
+):
+    words = "--library", "distributed_data_parallel", "-o", tmp_path / "mine"
+    assert "DistributedDataParallel" in copy(capsys, *words)[2]
     assert copy(capsys, "RingAllReduce")[1] == whiteboard("ring_all_reduce")
 
 
@@ -56,8 +59,9 @@ def test_a_class_is_found_by_the_name_of_a_form_and_the_other_way_round(capsys):
         (["qqqq"], "`xtrain copy --list` names everything"),
         (["nope"], "'nope'; `xtrain copy --list` names everything"),
         (["x" * 1000], "`xtrain copy --list` names everything"),
-        (["xtrain.comm.ring:nothing"], "has no 'nothing'"),
-        (["xtrain.comm.rung:ring_all_reduce"], "no module 'xtrain.comm.rung'"),
+        (["xtrain.comm.ring:nothing", "-o", "mine"], "has no 'nothing'"),
+        (["xtrain.comm.rung:ring", "-o", "mine"], "no module 'xtrain.comm.rung'"),
+        (["barrier"], "is a package of several files: name it, -o DIR"),
         ([], "copy what?"),
     ],
 )
@@ -103,9 +107,9 @@ def test_the_list_has_every_name_with_the_lines_of_both_forms(capsys):
     code, out, _ = copy(capsys, "--list")
     assert (code, out) == (0, listing() + "\n")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
-    lines = [forms()["ring_all_reduce"].read_text(), standalone(RING)]
-    counts = [str(len(text.splitlines())) for text in lines]
-    assert rows["ring_all_reduce"] == [*counts, RING]
+    lines = len(forms()["ring_all_reduce"].read_text().splitlines())
+    modules = len(needed("xtrain.comm.ring", SOURCE)[0])
+    assert rows["ring_all_reduce"] == [str(lines), str(modules), RING]
     assert rows.keys() >= forms().keys()
     references = set(re.findall(r"xtrain\.\S+:\w+", out))
     assert references == set(library().values())
@@ -121,7 +125,7 @@ def test_it_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from xtrain import cli\n"
-        "sys.exit(cli.main(['copy', 'ring_all_reduce', '--library']))"
+        "sys.exit(cli.main(['copy', 'ring_all_reduce']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, standalone(RING))
+    assert (done.returncode, done.stdout) == (0, whiteboard("ring_all_reduce"))

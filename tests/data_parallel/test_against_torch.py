@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader
 
 from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
+from xtrain.comm import CommLedger
 from xtrain.data_parallel import DistributedDataParallel, DistributedSampler
 
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
@@ -42,6 +43,23 @@ def test_twenty_steps_are_those_of_torch(world, size):
     for mine, other in zip(ours, theirs, strict=True):
         difference = largest_difference(mine, other)
         assert difference == 0.0 if size == 2 else difference < 1e-12
+
+
+def reduced(wrap):
+    """The bytes of each all-reduce of a step, of 6 layers of 64 x 64."""
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    model = wrap(net, bucket_cap_mb=1)
+    for _ in range(3):  # torch makes its buckets anew after the first step
+        with CommLedger() as ledger:
+            model(torch.ones(2, 64)).sum().backward()
+    return [event.payload for event in ledger.events if event.kind == "collective"]
+
+
+@pytest.mark.verifies(DDP)
+def test_a_step_reduces_torchs_bytes_and_a_flag(world):
+    parameters = 6 * (64 * 64 + 64)
+    assert world(2).run(reduced, TorchDDP) == [[4 * parameters]] * 2
+    assert world(2).run(reduced, DistributedDataParallel) == [[4 * parameters + 4]] * 2
 
 
 def accumulated(wrap):

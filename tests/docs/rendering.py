@@ -39,5 +39,6 @@ def page_rows(page: str, header: str) -> list[list[str]]:
         if not line.startswith("|"):
             return rows
         text = html.unescape(re.sub("<[^>]+>", "", values.filled(line)))
+        text = text.replace(values.NO_BREAK, " ")
         rows.append([cell.strip() for cell in text.strip("|").split(" | ")])
     return rows

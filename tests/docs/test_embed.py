@@ -142,26 +142,12 @@ def test_a_method_without_words_of_its_own_leads_to_its_class():
     assert said.entry == said.dotted == "xtrain.model.decoder.XtrainModel.forward"
 
 
-def test_the_copy_holds_all_it_needs(toy):
-    toy.record("toy.ring:ring")
-    out = render(page())
-    packed = re.search(r"data:text/x-python;base64,([\w+/=]+)", out)[1]
-    code = base64.b64decode(packed).decode()
-    scope: dict = {}
-    exec(code, scope)
-    assert "import toy" not in code
-    assert "from toy" not in code
-    assert scope["ring"]([1.0, 2.0]) == 3.0
-
-
-def test_a_long_copy_is_had_by_its_command(toy, monkeypatch):
-    from xtrain_docs import embed
-
-    toy.record("toy.ring:ring")
-    monkeypatch.setattr(embed, "PASTED", 3)
-    out = render(page())
+def test_a_public_name_comes_with_the_command_that_copies_it(pretend_verified):
+    out = render(page(reference="xtrain.comm.ring:ring_all_reduce"))
+    assert "<code>xtrain copy ring_all_reduce --library -o DIR</code>" in out
     assert "base64" not in out
-    assert "<code>xtrain copy toy.ring:ring</code>: " in out
+    out = render(page(reference="xtrain.comm.ring_steps:RingSteps"))
+    assert "xtrain copy" not in out
 
 
 # --- the verified line ---------------------------------------------------------------

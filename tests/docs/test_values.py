@@ -107,7 +107,7 @@ The caption {{ 1 + 1 }}.
 def test_rows_are_computed_for_every_value():
     out = render(ROWS)
     assert out.count("<tr>") == 3
-    assert ">2 MiB</span>" in out and ">3 MiB</span>" in out
+    assert ">2\u00a0MiB</span>" in out and ">3\u00a0MiB</span>" in out
     assert 'title="computed: double / 2 * MiB as bytes for double = 6"' in out
     assert '<p class="xt-caption">The caption <span' in out
 

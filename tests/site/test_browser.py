@@ -113,20 +113,6 @@ def test_copying_a_command_leaves_the_prompt_behind(copying):
     assert text.split("\n") == ["make site", "make test"]
 
 
-def test_copy_with_imports_copies_a_file_that_stands_alone(copying):
-    copying.open(RING)
-    copying.run("document.querySelector('a.xt-standalone').click()")
-    text = wait_until(
-        lambda: "# xtrain.comm.ring" in (t := clipboard(copying)) and t, what="copy"
-    )
-    assert "import torch" in text
-    assert "from xtrain" not in text
-    compile(text, "copied", "exec")
-    assert "copied" in copying.run(
-        "return document.querySelector('a.xt-standalone').textContent"
-    )
-
-
 STEP = "return document.querySelector('xt-trace output').textContent"
 
 

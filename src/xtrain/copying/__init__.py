@@ -1,7 +1,6 @@
-"""Code to carry away: files that run where xtrain is not installed."""
+"""Code to carry away: files and folders that run where xtrain is not installed."""
 
 from xtrain.copying.forms import whiteboard
-from xtrain.copying.modules import CopyError
-from xtrain.copying.standalone import standalone
+from xtrain.copying.library import CopyError, write_library
 
-__all__ = ["CopyError", "standalone", "whiteboard"]
+__all__ = ["CopyError", "whiteboard", "write_library"]

@@ -1,30 +1,30 @@
-"""`xtrain copy NAME`: code of ours as one file that runs without us."""
+"""`xtrain copy NAME`: code of ours as files that run without us."""
 
 import argparse
 import sys
-from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from xtrain.copying.forms import forms, whiteboard
-from xtrain.copying.library import library
-from xtrain.copying.modules import CopyError
-from xtrain.copying.standalone import standalone
+from xtrain.copying.forms import forms, same_name, whiteboard
+from xtrain.copying.library import SOURCE as ROOT
+from xtrain.copying.library import CopyError, library, needed, write_library
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Without --library an algorithm comes as its whiteboard form, a page of code "
-        "with a self-check: `python FILE` runs it on 4 ranks. The library form is what "
-        "`import xtrain` gives, less its checks of arguments and across ranks."
+        "An algorithm comes as its whiteboard form, a page of code with a self-check: "
+        "`python FILE` runs it on 4 ranks. With --library it comes as `import xtrain` "
+        "gives it: a package of the modules that it needs."
     )
     parser.add_argument(
         "name",
         nargs="?",
         help="an algorithm, a public name of the library, or module:name of anything",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there")
-    parser.add_argument("--force", action="store_true", help="replace FILE")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="the file, or the folder"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file")
     parser.add_argument("--library", action="store_true", help="the library form")
     parser.add_argument("--list", action="store_true", help="all names, with lines")
 
@@ -34,18 +34,49 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print(listing())
         return 0
-    if arguments.name is None:
+    name, path = arguments.name, arguments.output
+    if name is None:
         raise CopyError("copy what? `xtrain copy --list` names everything")
-    kind, text = find(arguments.name, arguments.library)
-    path = arguments.output
+    form = None if arguments.library or ":" in name else same_name(name, forms())
+    if form is None:
+        reference = name if ":" in name else of_library(name, arguments.library)
+        copy_library(reference, path)
+        return 0
+    text = whiteboard(form)
     if path is None:
         print(text, end="")
     else:
         write(path, text, arguments.force)
     where = "" if path is None else f" -> {path}"
-    lines = len(text.splitlines())
-    print(f"{kind}: {lines} lines{where}", file=sys.stderr)
+    what = f"whiteboard form {form}, with self-check"
+    print(f"{what}: {len(text.splitlines())} lines{where}", file=sys.stderr)
     return 0
+
+
+def of_library(name: str, only_library: bool) -> str:
+    """`module:name` of a public name; CopyError names the nearest if there is none."""
+    known = library()
+    found = same_name(name, known)
+    if found:
+        return known[found]
+    every = [*known, *([] if only_library else forms())]
+    close = get_close_matches(name, dict.fromkeys(every), n=3, cutoff=0.7)
+    nearest = f"nearest: {', '.join(close)}"
+    what = "library form" if only_library else "algorithm"
+    raise CopyError(
+        f"there is no {what} {name[:40]!r}; "
+        + (nearest if close else "`xtrain copy --list` names everything")
+    )
+
+
+def copy_library(reference: str, folder: Path | None) -> None:
+    """Write the package of a library form."""
+    if folder is None:
+        raise CopyError(f"{reference} is a package of several files: name it, -o DIR")
+    modules, lines = write_library(reference, folder)
+    print(f"{reference}: {modules} modules, {lines} lines -> {folder}", file=sys.stderr)
+    run = f"python -m {folder.resolve().name}.check"
+    print(f"Beside the folder, `{run}` checks it.", file=sys.stderr)
 
 
 def write(path: Path, text: str, force: bool) -> None:
@@ -62,50 +93,21 @@ def write(path: Path, text: str, force: bool) -> None:
         file.write(text)
 
 
-def find(name: str, from_library: bool = False) -> tuple[str, str]:
-    """Which form a name gives, and its text; NaiveDataParallel is a class's name,
-    naive_data_parallel that of its whiteboard form: either gives either."""
-    if ":" in name:
-        return "library form", standalone(name)
-    known, drawn = library(), forms()
-    form, public = _same(name, drawn), _same(name, known)
-    if form and not from_library:
-        return f"whiteboard form {form}, with self-check", whiteboard(form)
-    if public:
-        only = "" if form else ", no whiteboard form has that name"
-        return f"library form {known[public]}{only}", standalone(known[public])
-    every = [*known, *([] if from_library else drawn)]
-    close = get_close_matches(name, dict.fromkeys(every), n=3, cutoff=0.7)
-    nearest = f"nearest: {', '.join(close)}"
-    what = "library form" if from_library else "algorithm"
-    raise CopyError(
-        f"there is no {what} {name[:40]!r}; "
-        + (nearest if close else "`xtrain copy --list` names everything")
-    )
-
-
 def listing() -> str:
-    """A table: every name, the lines of its whiteboard form and of its library copy."""
+    """A table: every name, the lines of its whiteboard form, where the library's is."""
     known, drawn = library(), forms()
-    rows = [("name", "whiteboard", "library", "library form is")]
+    rows = [("name", "whiteboard", "modules", "library form is")]
     for form, path in drawn.items():
-        found = known.pop(_same(form, known) or "", "")
-        rows.append((form, _lines(path.read_text(encoding="utf-8")), *_copy(found)))
-    rows += [(name, "", *_copy(reference)) for name, reference in known.items()]
+        found = known.pop(same_name(form, known) or "", "")
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        rows.append((form, str(lines), modules_of(found), found))
+    rows += [(name, "", modules_of(known[name]), known[name]) for name in known]
     width = max(len(row[0]) for row in rows)
-    lines = [f"{a:{width}}  {b:>10}  {c:>7}  {d}" for a, b, c, d in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    table = [f"{a:{width}}  {b:>10}  {c:>7}  {d}" for a, b, c, d in rows]
+    return "\n".join(line.rstrip() for line in table)
 
 
-def _copy(reference: str) -> tuple[str, str]:
-    return (_lines(standalone(reference)) if reference else "", reference)
-
-
-def _same(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that this is, or is but for capitals and underscores."""
-    letters = {n.replace("_", "").lower(): n for n in names}
-    return name if name in names else letters.get(name.replace("_", "").lower())
-
-
-def _lines(text: str) -> str:
-    return str(len(text.splitlines()))
+def modules_of(reference: str) -> str:
+    """How many modules a library form needs."""
+    module = reference.partition(":")[0]
+    return str(len(needed(module, ROOT)[0])) if module else ""

@@ -54,33 +54,46 @@ def whiteboard(name: str, package: Path = PACKAGE) -> str:
     if name not in known:
         close = get_close_matches(name, known, n=3, cutoff=0.4) or list(known)
         raise ValueError(f"no whiteboard form {name!r}; there is: {', '.join(close)}")
-    path = known[name]
-    form = path.read_text(encoding="utf-8")
+    form = known[name].read_text(encoding="utf-8")
+    title = f"# --- self-check: python {name}.py " + "-" * 40
+    check = self_check(name, public_name(form), form, package=package)
+    return f"{form.rstrip()}\n\n\n{title}\n\n{check}"
+
+
+def self_check(
+    name: str, called: str, above: str, instead: str = "", package: Path = PACKAGE
+) -> str:
+    """The program that checks what is `called` as the form `name` is checked.
+
+    Args:
+        above: the text below which it stands, and whose imports it does not repeat.
+        instead: definitions that replace those of the harness.
+    """
+    folder = forms(package)[name].parent.name
     checks = package / "copying" / "self_checks"
-    own = checks / f"{path.parent.name}.py"
     shared = [checks / "harness.py", checks / "training.py"]
-    parts = Parts([] if path.parent.name == WITHOUT_RANKS else shared)
-    parts.add(own)
-    check = f"check_{name}"
-    if check not in parts.text:
-        raise FileNotFoundError(f"{own.name} has no {check}")
-    below = parts.reached(check, "run")
-    return "\n".join(
-        [
-            form.rstrip(),
-            "",
-            "",
-            f"# --- self-check: python {name}.py " + "-" * 40,
-            "",
-            *parts.imports_of(below, besides=form),
-            *dict.fromkeys(parts.text[n] for n in below),
-            "",
-            "",
-            'if __name__ == "__main__":',
-            f"    run({check}, {public_name(form)})",
-            "",
-        ]
-    )
+    parts = Parts([] if folder == WITHOUT_RANKS else shared)
+    parts.add(checks / f"{folder}.py")
+    if f"check_{name}" not in parts.text:
+        raise FileNotFoundError(f"{folder}.py has no check_{name}")
+    below = parts.reached(f"check_{name}", "run")
+    lines = [
+        *parts.imports_of(below, besides=above),
+        *dict.fromkeys(parts.text[n] for n in below),
+        *([instead.rstrip()] if instead else []),
+        "",
+        "",
+        'if __name__ == "__main__":',
+        f"    run(check_{name}, {called})",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def same_name(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that this is, or is but for capitals and underscores."""
+    letters = {n.replace("_", "").lower(): n for n in names}
+    return name if name in names else letters.get(name.replace("_", "").lower())
 
 
 class Parts:

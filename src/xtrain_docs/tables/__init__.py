@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..amounts import NO_BREAK, UNIT
 from ..blocks import Registry
 
 REGISTRY = Registry("table")
@@ -43,9 +44,7 @@ class Table:
         ]
 
 
-NO_BREAK = "\u00a0"
 CODE = re.compile(r"(`[^`]*`)")
-UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B(?:/s)?|bytes|ns|us|ms|s|%)(?![\w/]))")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from xtrain.copying.self_checks.harness import Here, Sent, gradient, randn, same, sends
-from xtrain.whiteboard.context_parallel.flash_attention_forward import TILE
 
 SIZES = {
     "ring_attention_backward": (1, 2, 3, 4),
@@ -45,7 +44,7 @@ def check_all_gather_attention(form: Any, rank: int, size: int) -> None:
 
 def check_flash_attention_backward(form: Any, rank: int, size: int) -> None:
     """Three tiles of queries and of keys, with 4 query heads to 2 key heads."""
-    length = 2 * TILE + 7
+    length = 2 * 128 + 7  # three tiles of a form
     q = randn(1, 4, length, 8, seed=rank).requires_grad_()
     k, v = (randn(1, 2, length, 8, seed=s) for s in (8, 9))
     k, v = k.requires_grad_(), v.requires_grad_()
@@ -68,7 +67,7 @@ def check_flash_attention_backward(form: Any, rank: int, size: int) -> None:
 
 def check_flash_attention_forward(form: Any, rank: int, size: int) -> None:
     """Three tiles of queries and of keys, with 4 query heads to 2 key heads."""
-    length = 2 * TILE + 7
+    length = 2 * 128 + 7  # three tiles of a form
     q = randn(1, 4, length, 8, seed=rank)
     k, v = (randn(1, 2, length, 8, seed=s) for s in (8, 9))
     keys, values = (x.repeat_interleave(2, 1) for x in (k, v))

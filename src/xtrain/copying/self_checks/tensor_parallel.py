@@ -15,7 +15,7 @@ SIZES = {"rotary_embedding": (1, 2, 4, 8), "tensor_parallel_attention": (1, 2, 4
 
 def check_column_parallel_linear(form: Any, rank: int, size: int) -> None:
     """Features and all gradients are slices of those of the whole layer."""
-    for bias, shape in ((True, (3, 5)), (False, (7,)), (True, ())):
+    for bias, shape in ((True, (3, 5)), (False, (7,)), (True, (1, 4))):
         torch.manual_seed(0)  # the same whole layer on every rank
         full = nn.Linear(6, 24, bias)
         layer = form(full)
@@ -86,7 +86,7 @@ def check_rotary_embedding(form: Any, rank: int, size: int) -> None:
 
 def check_row_parallel_linear(form: Any, rank: int, size: int) -> None:
     """The output is the whole layer's, the gradients are slices of its gradients."""
-    for bias, shape in ((True, (3, 5)), (False, (7,)), (True, ())):
+    for bias, shape in ((True, (3, 5)), (False, (7,)), (True, (1, 4))):
         torch.manual_seed(0)  # the same whole layer on every rank
         full = nn.Linear(24, 6, bias)
         layer = form(full)

@@ -420,25 +420,6 @@ class XtTrace extends HTMLElement {
 
 if (!customElements.get("xt-trace")) customElements.define("xt-trace", XtTrace);
 
-/* "copy library form": the link holds the whole file. */
-document.addEventListener("click", async (event) => {
-  const link = event.target.closest?.("a.xt-standalone");
-  if (!link || !navigator.clipboard) return;
-  event.preventDefault();
-  const bytes = Uint8Array.from(atob(link.href.split(",")[1]), (c) => c.charCodeAt(0));
-  try {
-    await navigator.clipboard.writeText(new TextDecoder().decode(bytes));
-  } catch {
-    const save = element("a", { href: link.href, download: link.download });
-    save.click();
-    return;
-  }
-  link.dataset.words ??= link.textContent;
-  link.textContent = "copied: runs on its own";
-  link.setAttribute("role", "status");
-  setTimeout(() => { link.textContent = link.dataset.words; link.removeAttribute("role"); }, 1800);
-});
-
 /* Escape puts the tip of a number away. */
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") document.activeElement?.closest(".xt-value")?.blur();
