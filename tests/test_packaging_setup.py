@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
 import pytest
+
+from tests.testing.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -153,9 +154,9 @@ def test_ctrl_c_while_the_environment_is_made_leaves_nothing(tmp_path: Path) -> 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        while not (tmp_path / ".venv" / "bin" / "python").exists():
-            assert process.poll() is None, process.stdout and process.stdout.read()
-            time.sleep(0.005)
+        made = tmp_path / ".venv" / "bin" / "python"
+        wait_until(lambda: made.exists() or process.poll() is not None)
+        assert made.exists(), process.stdout and process.stdout.read()
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     finally:

@@ -18,6 +18,7 @@ import pkgutil
 import re
 import shlex
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from markdown import Markdown
@@ -85,12 +86,13 @@ def parse_info(info: str) -> tuple[str, str, dict[str, Any]] | None:
     return kind, rest[0], options
 
 
+@cache
 def registry(kind: str) -> Registry:
     """The registry of a kind, with every module loaded that may add to it."""
     package = importlib.import_module(f"xtrain_docs.{kind}s")
-    shared = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    for name in (*(f"{package.__name__}.{one}" for one in shared), *lectures.modules()):
-        importlib.import_module(name)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    lectures.load()
     return package.REGISTRY
 
 

@@ -67,8 +67,7 @@ def value(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def names() -> dict[str, Any]:
     """Every name an expression may use, whichever page is read first."""
-    for module in lectures.modules():
-        importlib.import_module(module)
+    lectures.load()
     found = dict(VALUES)
     try:
         plan = importlib.import_module("xtrain.plan")

@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 
 import xtrain.backends
+from tests.testing.processes import asleep
 from xtrain.backends.progress import Progress
 from xtrain.evidence import executed
+from xtrain.testing.lifetime import die_with_parent
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -43,6 +45,10 @@ class Rank:
             raise AssertionError(f"silent; it said {self.said}")
         self.said.append(self.pipe.recv())
         return self.said[-1][1]
+
+    def sleeps(self) -> bool:
+        """Whether it waits for something, as in the call that follows its word."""
+        return asleep(self.process.pid)
 
     def kill(self, how: int = signal.SIGKILL) -> float:
         """Signal the rank; the time."""
@@ -84,7 +90,7 @@ class Ranks:
                 join,
                 environment,
             )
-            arguments = (*arguments, linger, watched)
+            arguments = (*arguments, linger, watched, os.getpid())
             process = _FORK.Process(
                 target=_main, args=(body, args, *arguments), daemon=True
             )
@@ -125,10 +131,16 @@ def only_in_a_wait(handler: Callable[[int, Any], Any]) -> Callable[[int, Any], N
     return handle
 
 
+def stay() -> None:
+    """Until it is killed: nobody learns of a fault from this rank's exit."""
+    threading.Event().wait()
+
+
 def _main(
     body, args, pipe, backend, store, rank, size, timeout, join, environment, linger,
-    watched,
+    watched, parent,
 ):  # fmt: skip
+    die_with_parent(parent)
     torch.set_num_threads(1)
     faulthandler.enable(sys.__stderr__)
     # A test run in a shell's background ignores Ctrl-C; its ranks must not.
@@ -161,6 +173,5 @@ def _main(
     # What the rank has run counts for the test; a rank that is killed says nothing.
     Path(store).with_name(f"ran-{rank}").write_text(" ".join(seen.places))
     say(last)
-    if not linger:
-        return
-    time.sleep(60)  # stays alive: nobody learns of a fault from its exit
+    if linger:
+        stay()

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,8 +20,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 from typing_extensions import deprecated
 
-from tests.backends.faults import Ranks, only_in_a_wait
-from tests.testing.processes import wait_until
+from tests.backends.faults import Ranks, only_in_a_wait, stay
+from tests.testing.processes import alive, wait_until
 from xtrain.backends import rendezvous
 from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
 from xtrain.backends.liveness import Peers
@@ -61,7 +60,7 @@ def in_all_reduce(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     dist.all_reduce(torch.ones(4))
 
 
@@ -77,7 +76,7 @@ def in_recv_from_the_dead(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     dist.recv(torch.ones(4), 1)
 
 
@@ -86,7 +85,7 @@ def in_recv_from_the_living(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     dist.recv(torch.ones(4), {0: 1, 2: 3, 3: 0}[dist.get_rank()])
 
 
@@ -94,7 +93,7 @@ def in_send(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     dist.send(torch.ones(3_000_000), 1)
 
 
@@ -102,7 +101,7 @@ def in_async(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     work = dist.all_reduce(torch.ones(4), async_op=True)
     future = work.get_future()
     with pytest.raises(RuntimeError, match="rank 1"):
@@ -116,7 +115,7 @@ def in_broadcast_from_any(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     dist.recv(torch.ones(1))
 
 
@@ -137,7 +136,9 @@ def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
     with Ranks(backend, 4, phase) as ranks:
         for rank in ranks.ranks:
             rank.hear()
-        time.sleep(0.05)  # into the call
+        if phase is not in_large_all_reduce:  # that one is always in a call
+            for rank in ranks.ranks:
+                wait_until(rank.sleeps)
         killed = ranks[1].kill()
         for survivor in (0, 2, 3):
             word = ranks[survivor].hear()
@@ -151,11 +152,13 @@ def test_every_survivor_names_the_dead_rank_and_its_own_call(backend, phase):
 
 
 def computing(say) -> None:
-    dist.barrier()
+    pids = torch.zeros(3, dtype=torch.int64)
+    pids[dist.get_rank()] = os.getpid()
+    dist.all_reduce(pids)
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
-    time.sleep(0.3)  # computes while rank 1 dies
+        stay()
+    wait_until(lambda: not alive(int(pids[1])))  # it dies while this rank computes
     say("calls")
     dist.all_reduce(torch.ones(4))
 
@@ -179,7 +182,7 @@ def broken_group(say) -> None:
     dist.barrier()
     say("here")
     if dist.get_rank() == 1:
-        time.sleep(60)
+        stay()
     # A connection may end a moment before its process does.
     with pytest.raises(RuntimeError, match=r"^rank 1 (died|is gone)"):
         dist.all_reduce(torch.ones(1), group=in_all)
@@ -204,7 +207,7 @@ def test_a_broken_group_stays_broken_and_the_others_live_on(backend):
 def forming(say, enter, rank: int) -> None:
     say("here")
     if rank == 3:
-        time.sleep(60)
+        stay()
     enter()
 
 
@@ -243,7 +246,7 @@ def stuck_after_rendezvous(say, enter, rank: int) -> None:
         def sleep(self, endpoint):
             exchange(self, endpoint)
             say("here")
-            time.sleep(60)
+            stay()
 
         Rendezvous.exchange_addresses = sleep
     enter()
@@ -380,7 +383,7 @@ def in_recv_in_vain(say) -> None:
     if dist.get_rank() == 0:
         dist.recv(torch.ones(4), 2)
     else:
-        time.sleep(60)
+        stay()
 
 
 @pytest.mark.verifies(*FROM_THE_START)
@@ -414,7 +417,7 @@ def test_a_rank_that_leaves_is_named(backend, call):
             assert f"rank {waiting} waited in {call}(" in word[2], word
 
 
-def last_words(say) -> None:
+def last_words(say, left: Path) -> None:
     """What a rank sent before it left or ended arrives; and it was in the last call."""
     rank = dist.get_rank()
     if rank == 1:
@@ -423,8 +426,9 @@ def last_words(say) -> None:
     dist.all_reduce(torch.ones(300_000))
     if rank == 1:
         dist.destroy_process_group()
+        left.touch()
         return
-    time.sleep(0.2)
+    wait_until(left.exists)
     big, small = torch.empty(20_000), torch.empty(1)
     dist.recv(big if rank == 0 else small, 1)
     assert rank == 2 or big.eq(5).all()
@@ -433,8 +437,8 @@ def last_words(say) -> None:
 
 
 @pytest.mark.verifies(*FROM_THE_START)
-def test_what_was_sent_before_leaving_arrives(backend):
-    with Ranks(backend, 3, last_words) as ranks:
+def test_what_was_sent_before_leaving_arrives(backend, tmp_path):
+    with Ranks(backend, 3, last_words, tmp_path / "left") as ranks:
         for rank in ranks.ranks:
             assert rank.hear() == ("ended", None)
 
@@ -994,11 +998,9 @@ def come_and_go(say, enter, rank: int) -> None:
     for handle in (request, send, work):
         handle.wait()
     never = dist.irecv(landing, (rank - 1) % size)
-    if rank == 0:
-        time.sleep(0.05)
     dist.barrier()
     during = traces()
-    assert during != before
+    assert during != before and during[0] > before[0]
     dist.destroy_process_group()
     with pytest.raises(RuntimeError, match=r"destroyed|left"):
         never.wait()

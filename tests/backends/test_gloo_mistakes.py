@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.backends.faults import Ranks
+from tests.backends.faults import Ranks, stay
+from tests.testing.processes import wait_until
 from xtrain.testing import World
 
 
@@ -147,7 +148,7 @@ def waits_for_somebody(say, pending):
     dist.all_reduce(torch.ones(1 << 20))  # every connection has been used
     say("ready")
     if rank == 3:
-        time.sleep(60)
+        stay()
     t = torch.ones(1 << 20)
     if pending == "all-reduce":
         dist.all_reduce(t)
@@ -160,7 +161,8 @@ def test_gloo_tells_only_who_has_an_operation_pending_with_the_dead(pending):
     with Ranks("gloo", 4, waits_for_somebody, pending, timeout=2.0) as ranks:
         for rank in ranks.ranks:
             rank.hear()
-        time.sleep(0.1)  # into the call
+        for rank in ranks.ranks:
+            wait_until(rank.sleeps)
         ranks[3].kill()
         words = [ranks[survivor].hear() for survivor in (0, 1, 2)]
     lost = "closed by peer|reset by peer"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.backends.faults import Ranks, only_in_a_wait
+from tests.backends.faults import Ranks, only_in_a_wait, stay
 from xtrain.backends.callbacks import Callbacks
 from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.progress import Progress
@@ -96,17 +96,25 @@ def test_a_closed_group_ends_what_is_posted_and_starts_no_thread():
 @pytest.mark.verifies(*PROGRESS)
 def test_a_group_is_closed_while_another_thread_waits_in_it():
     progress = Progress(lambda operation: None)
-    operation = Operation("some", after(1 << 60))
-    progress.post("some", operation)
-    failed = threading.Event()
+    waits, failed = threading.Event(), threading.Event()
+
+    def endless() -> Steps:
+        while True:
+            if threading.current_thread() is waiting:
+                waits.set()
+            yield
+
+    operation = Operation("some", endless())
 
     def wait() -> None:
         with pytest.raises(RuntimeError, match="closed"):
             progress.wait(operation)
         failed.set()
 
-    threading.Thread(target=wait, daemon=True).start()
-    time.sleep(0.05)
+    waiting = threading.Thread(target=wait, daemon=True)
+    progress.post("some", operation)
+    waiting.start()
+    assert waits.wait(PATIENT)
     in_time(lambda: progress.close(RuntimeError("closed")))
     assert failed.wait(PATIENT)
 
@@ -142,7 +150,7 @@ def destroyed_by_a_signal(say) -> None:
     dist.barrier()
     if dist.get_rank() == 1:
         say("here")
-        time.sleep(PATIENT)
+        stay()
     signal.signal(
         signal.SIGUSR1, only_in_a_wait(lambda *_: dist.destroy_process_group())
     )
@@ -163,33 +171,41 @@ def test_a_signal_handler_may_destroy_the_group_under_a_wait(backend):
 # ---------------------------------------------------------------------------- callbacks
 
 
-def communicating_callbacks() -> None:
+def communicating_callbacks(path: str) -> None:
     """Callbacks that reduce again, three ways, while the main thread sleeps in wait.
 
     One rank comes late each time: no call is over when it has just been posted.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.FileStore(path, size)
+
+    def reduced(tensor, turn: str, late: int) -> torch.futures.Future:
+        if rank == late:
+            store.wait([f"{len(tensor)} {turn}"])
+        work = dist.all_reduce(tensor, async_op=True)
+        if rank == 1 - late:
+            store.set(f"{len(tensor)} {turn}", "posted")
+        return work.get_future()
 
     def again(future):
-        time.sleep(0.2 * (rank == 0))
         (tensor,) = future.value()
+        if rank == 0:
+            store.wait([f"{len(tensor)} again"])
+        elif rank == 1:
+            store.set(f"{len(tensor)} again", "reduces")
         dist.all_reduce(tensor)
         return [tensor]
 
     def by_future(future):
-        time.sleep(0.2 * (rank == 1))
-        work = dist.all_reduce(future.value()[0], async_op=True)
-        return work.get_future().wait()
+        return reduced(future.value()[0], "by future", late=1).wait()
 
     def by_another_future(future):
-        time.sleep(0.2 * (rank == 0))
-        work = dist.all_reduce(future.value()[0], async_op=True)
-        return work.get_future().then(lambda f: f.value()).wait()
+        another = reduced(future.value()[0], "by another future", late=0)
+        return another.then(lambda f: f.value()).wait()
 
     for count in (1, 300_000):
         tensor = torch.ones(count)
-        time.sleep(0.2 * (rank == 1))
-        future = dist.all_reduce(tensor, async_op=True).get_future()
+        future = reduced(tensor, "first", late=1)
         for callback in (again, by_future, by_another_future):
             future = future.then(callback)
         (result,) = future.wait()
@@ -198,8 +214,9 @@ def communicating_callbacks() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.verifies(*PROGRESS, "xtrain.backends.callbacks:Callbacks")
-def test_callbacks_may_communicate(ours, size):
-    ours(size).run(communicating_callbacks, timeout=PATIENT)
+def test_callbacks_may_communicate(ours, size, tmp_path):
+    path = str(tmp_path / "store")
+    ours(size).run(communicating_callbacks, path, timeout=PATIENT)
 
 
 def compressed() -> list[torch.Tensor]:
@@ -336,13 +353,13 @@ def test_callbacks_run_one_by_one_in_order_on_one_thread():
 def late_for_a_barrier(say) -> None:
     """A call's own timeout counts, shorter or longer than the group's."""
     patient, hasty = dist.new_group(), dist.new_group()
-    hasty.set_timeout(timedelta(seconds=0.2))
+    hasty.set_timeout(timedelta(seconds=0.1))
     dist.barrier()
     if dist.get_rank() == 1:
-        time.sleep(1.0)
+        time.sleep(0.3)  # the group's time passes, the call's does not
     dist.barrier(hasty, timeout=timedelta(seconds=PATIENT))
     if dist.get_rank() == 1:
-        time.sleep(2 * PATIENT)
+        stay()
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"timed out.*barrier.*not there: rank 1"):
         dist.barrier(patient, timeout=timedelta(seconds=0.3))
@@ -413,8 +430,10 @@ def passing_on() -> None:
     request.wait()
 
 
-def over_and_over(say, call) -> None:
+def over_and_over(say, call, calls: int) -> None:
     dist.barrier()
+    for _ in range(calls):
+        call()
     say("here")
     while True:
         call()
@@ -429,15 +448,15 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_stopped(backend):
     """In the middle of a call all ranks are there, and one of them does not go on."""
     with contextlib.ExitStack() as stack:
         programs = []
-        moments = [(reducing, 0.0, True), (gathering, 0.1, False)]
-        moments += [(exchanging, 0.05, True), (passing_on, 0.02, False)]
-        for call, pause, linger in moments:
+        moments = [(reducing, 0, True), (gathering, 3, False)]
+        moments += [(exchanging, 2, True), (passing_on, 1, False)]
+        for call, calls, linger in moments:
+            how = {"timeout": 6.0, "linger": linger}
             ranks = stack.enter_context(
-                Ranks(backend, 3, over_and_over, call, timeout=6.0, linger=linger)
+                Ranks(backend, 3, over_and_over, call, calls, **how)
             )
             for rank in ranks.ranks:
                 rank.hear(PATIENT)
-            time.sleep(pause)
             ranks[1].kill(signal.SIGSTOP)
             programs.append((call.__name__, ranks))
         for name, ranks in programs:

@@ -9,12 +9,14 @@ import os
 import random
 import re
 import secrets
+import select
 import socket
 import struct
 import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,7 +83,10 @@ def dialler(theirs: Connection, secret=SECRET, group=GROUP, me=2, peer=0, purpos
 
 
 def verdicts(*parties, between=iter(())) -> list[object]:
-    """Advance them in turn until all have ended: what each returned, or its error."""
+    """Advance them until all have ended, in turn and when something has arrived.
+
+    What each returned, or its error.
+    """
     ends: dict[int, object] = {}
     limit = time.monotonic() + 20
     while len(ends) < len(parties):
@@ -97,7 +102,8 @@ def verdicts(*parties, between=iter(())) -> list[object]:
             except (Refused, OSError) as error:
                 ends[index] = str(error)
                 connection.sock.close()
-        time.sleep(0.001)
+        waiting = [parties[i][0].sock for i in range(len(parties)) if i not in ends]
+        select.select(waiting, [], [], 0.01)
     return [ends[index] for index in range(len(parties))]
 
 
@@ -262,13 +268,15 @@ def test_on_a_unix_socket_the_kernel_names_the_user(monkeypatch, secret):
 @pytest.mark.verifies("xtrain.backends.handshake:admit")
 def test_a_slow_stranger_is_sent_away(monkeypatch):
     """A byte now and then does not keep a connection open."""
-    monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.1)
     ours, theirs = pair()
 
     def drip():
+        due = time.monotonic()
         while True:
-            theirs.write(memoryview(b"x"))
-            time.sleep(0.01)
+            if time.monotonic() >= due:
+                theirs.write(memoryview(b"x"))
+                due += 0.01
             yield
 
     (end,) = verdicts(admitter(ours), between=drip())
@@ -531,17 +539,20 @@ def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
         assert ranks[1].hear() == (MAX_HANDSHAKES + 100, 1, [])
 
 
-def flood(address: tuple[str, int], seconds: float) -> None:
+def flood(address: tuple[str, int], seconds: float, stands: Event) -> None:
     """500 silent connections that come again when they are dropped, for a while."""
     end, living, made = time.monotonic() + seconds, {}, 0
+    dropped = select.epoll()
     while time.monotonic() < end and made < 200_000 and os.getppid() != 1:
         while len(living) < 500:
             sock = socket.socket()
             sock.setblocking(False)
             sock.connect_ex(address)
             living[sock] = time.monotonic()
+            dropped.register(sock, select.EPOLLIN)
             made += 1
-        time.sleep(0.001)
+        stands.set()
+        dropped.poll(0.01)
         for sock, since in list(living.items()):
             try:
                 over = sock.recv(1) == b""
@@ -590,12 +601,14 @@ def test_silent_connections_without_end_keep_no_rank_out(tmp_path):
 
         wait_until(listens, 30)
         port = int(found[0][1])
-        attacker = multiprocessing.get_context("fork").Process(
-            target=flood, args=(("127.0.0.1", port), 60.0), daemon=True
+        fork = multiprocessing.get_context("fork")
+        stands = fork.Event()
+        attacker = fork.Process(
+            target=flood, args=(("127.0.0.1", port), 60.0, stands), daemon=True
         )
         attacker.start()
         try:
-            time.sleep(1)  # until the flood stands
+            assert stands.wait(30)
             sign.touch()
             for rank in (1, 2):
                 assert ranks[rank].hear() == "here"
@@ -606,16 +619,20 @@ def test_silent_connections_without_end_keep_no_rank_out(tmp_path):
             attacker.join()
 
 
-def slow_to_say_hello(say, enter, rank: int) -> None:
+def slow_to_say_hello(say, enter, rank: int, refused: Path) -> None:
     """Rank 1 connects, and says nothing for longer than a rank is waited for."""
     messages, pack_hello = log(), handshake.HELLO.pack
+    if rank == 0:
+        handler = logging.Handler()
+        handler.emit = lambda line: refused.touch()
+        refusals.addHandler(handler)
     if rank == 1:
         attempts = []
 
         def pack(*fields):
             attempts.append(fields)
             if len(attempts) == 1:
-                time.sleep(4 * handshake.HELLO_SECONDS)
+                wait_until(refused.exists)
             return pack_hello(*fields)
 
         handshake.HELLO = SimpleNamespace(pack=pack)
@@ -625,8 +642,9 @@ def slow_to_say_hello(say, enter, rank: int) -> None:
 
 
 @pytest.mark.verifies(*CONNECTING, "xtrain.backends.handshake:read_secret")
-def test_a_rank_that_was_too_slow_comes_again():
-    with Ranks("xtrain-socket", 2, slow_to_say_hello, join=False) as ranks:
+def test_a_rank_that_was_too_slow_comes_again(tmp_path):
+    sign = tmp_path / "refused"
+    with Ranks("xtrain-socket", 2, slow_to_say_hello, sign, join=False) as ranks:
         (message,) = ranks[0].hear()
         assert message == "rank 0 refused a connection: too late after 0 of 65 bytes"
         assert ranks[1].hear() == 3
@@ -998,7 +1016,7 @@ def test_shared_memory_of_another_user_is_refused(monkeypatch):
     os.close(ours)
 
 
-def misled(say, enter, rank: int) -> None:
+def misled(say, enter, rank: int, given_up: Path) -> None:
     """Rank 0 believes that rank 1's memory is at an address that somebody wrote."""
 
     if rank == 0:
@@ -1010,13 +1028,15 @@ def misled(say, enter, rank: int) -> None:
 
         after_rendezvous(lie)
     enter()
-    time.sleep(2)  # rank 0 gives up in `enter`, and well before rank 1 does here
+    wait_until(given_up.exists)  # rank 0 does, in `enter`
     dist.barrier()
 
 
-def test_a_segment_of_somebody_else_is_not_believed():
-    with Ranks("xtrain-shm", 2, misled, join=False, timeout=300.0) as ranks:
+def test_a_segment_of_somebody_else_is_not_believed(tmp_path):
+    sign = tmp_path / "given up"
+    with Ranks("xtrain-shm", 2, misled, sign, join=False, timeout=300.0) as ranks:
         assert "for rank 1 leads to memory of another rank" in ranks[0].hear()[2]
+        sign.touch()
         told = ranks[1].hear()[2]
         assert told.startswith(("rank 0 left the group", "rank 0 gave up this group"))
 

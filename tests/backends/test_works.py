@@ -1,6 +1,5 @@
 """What torch asks of the work of a call, before its end and after it."""
 
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -177,19 +176,22 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def waited_for_under_a_mode(length: int) -> list[str]:
+def waited_for_under_a_mode(path: str, length: int) -> list[str]:
     """Rank 1 comes late, so that rank 0 does its part of the sum in `wait`."""
-    tensor = torch.ones(length)
+    tensor, store = torch.ones(length), dist.FileStore(path, 2)
     if dist.get_rank() == 1:
-        time.sleep(0.3)
+        store.wait([str(length)])
     with Seen() as seen:
-        dist.all_reduce(tensor, async_op=True).wait()
+        work = dist.all_reduce(tensor, async_op=True)
+        store.set(str(length), "posted")
+        work.wait()
     assert bool((tensor == 2).all())
     return seen.names
 
 
-def test_a_mode_sees_no_operation_of_a_wait(ours):
+def test_a_mode_sees_no_operation_of_a_wait(ours, tmp_path):
+    path = str(tmp_path / "store")
     for length in (10, 300_000):
-        for names in ours(2).run(waited_for_under_a_mode, length):
+        for names in ours(2).run(waited_for_under_a_mode, path, length):
             assert [name for name in names if name.startswith("aten")] == []
             assert any("allreduce" in name for name in names)

@@ -2,12 +2,12 @@
 
 import os
 import pickle
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.testing.processes import wait_until
 from xtrain import comm
 from xtrain.testing import World
 
@@ -157,15 +157,13 @@ def one_call_behind(path):
     if rank == 0:
         work = dist.all_reduce(torch.ones(5), async_op=True)
         path.touch()
-    while not path.exists():
-        time.sleep(0.001)
+    wait_until(path.exists)
     dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
     if rank == 1:
         (path.parent / "rank 1 has looked").touch()
         dist.all_reduce(torch.ones(5))
     else:
-        while not (path.parent / "rank 1 has looked").exists():
-            time.sleep(0.001)
+        wait_until((path.parent / "rank 1 has looked").exists)
         work.wait()
     return len(dump["entries"]), dump["entries"][-1]
 

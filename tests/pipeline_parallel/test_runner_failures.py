@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -435,7 +436,7 @@ class Together(nn.Module):
         return self.layer(x)
 
 
-def fails_alone(rank: int, path: Path, limit: float) -> None:
+def fails_alone(rank: int, path: Path, limit: float, together: Barrier) -> None:
     """Ranks 0 and 1 are stage 0, ranks 2 and 3 are stage 1; rank 1 fails."""
     store = dist.FileStore(f"{path}/store", 4)
     dist.init_process_group(
@@ -456,17 +457,16 @@ def fails_alone(rank: int, path: Path, limit: float) -> None:
         runner.step(x, x)
     except (ValueError, RankLost) as error:
         text = f"{time.monotonic() - began}\n{type(error).__name__}: {error}"
-        (path / f"{rank}.part").write_text(text)
-        os.rename(path / f"{rank}.part", path / f"{rank}.said")
-    while len([*path.glob("*.said")]) < 4:  # those that end would be noticed sooner
-        time.sleep(0.1)
+        (path / f"{rank}.said").write_text(text)
+    together.wait(60.0)  # one that ends would be noticed sooner
     os._exit(0)
 
 
 def test_a_stage_that_fails_among_tensor_ranks_is_named_after_one_timeout(tmp_path):
     fork, limit = multiprocessing.get_context("fork"), 6.0
+    together = fork.Barrier(4)
     ranks = [
-        fork.Process(target=fails_alone, args=(rank, tmp_path, limit))
+        fork.Process(target=fails_alone, args=(rank, tmp_path, limit, together))
         for rank in range(4)
     ]
     for process in ranks:

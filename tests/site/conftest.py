@@ -5,12 +5,12 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.testing.processes import wait_until
 from xtrain_docs import config, serve
 
 SITE = Path(os.environ.get("XTRAIN_SITE_DIR") or config.SITE)
@@ -86,10 +86,8 @@ class Browser:
         self.requests()
         self.driver.get("about:blank")
         self.driver.get(f"{self.root}/{page}")
-        end = time.monotonic() + 30  # the driver may come back while the page loads
-        while self.run("return document.readyState") != "complete":
-            assert time.monotonic() < end, f"{page} still loads"
-            time.sleep(0.02)
+        state = "return document.readyState"  # the driver may come back before it
+        wait_until(lambda: self.run(state) == "complete", 30, f"the load of {page}")
 
     def run(self, script: str, *arguments: object) -> object:
         """The value of a script in the page."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.site.conftest import SITE
+from tests.testing.processes import wait_until
 
 
 def pages() -> list[str]:
@@ -39,16 +40,6 @@ return [...document.querySelectorAll('pre > code')]
 """
 
 
-def wait(condition, seconds: float = 5.0, what: str = ""):
-    """The first true value of a condition."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.03)
-    pytest.fail(f"did not happen within {seconds} s: {what}")
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_page_on_a_phone(browser, page):
     """Loads, without complaint, from here alone, with its code in sight."""
@@ -66,14 +57,14 @@ def test_page_on_a_phone(browser, page):
 
 def test_the_root_leads_to_the_pages(browser):
     browser.open("")
-    wait(lambda: browser.driver.current_url.endswith("/en/"), what="redirect")
+    wait_until(lambda: browser.driver.current_url.endswith("/en/"), what="redirect")
 
 
 def test_a_lost_reader_is_led_back(browser):
     browser.open("en/no-such-page/")
     assert "No rank answers" in browser.run("return document.body.innerText")
     browser.run("document.querySelector('.md-button--primary').click()")
-    wait(lambda: browser.driver.current_url.endswith("/en/"), what="home")
+    wait_until(lambda: browser.driver.current_url.endswith("/en/"), what="home")
 
 
 def clipboard(browser) -> str:
@@ -98,13 +89,13 @@ def copying(browser):
 def test_the_copy_button_copies_the_code_as_it_is(copying):
     block = copying.driver.find_element("css selector", ".xt-bar + .highlight")
     copying.run("arguments[0].scrollIntoView({block: 'center'})", block)
-    button = wait(
+    button = wait_until(
         lambda: block.find_elements("css selector", "button[data-clipboard-target]"),
         what="copy button",
     )[0]
     copying.run("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
-    text = wait(lambda: clipboard(copying), what="copy")
+    text = wait_until(lambda: clipboard(copying), what="copy")
     assert "def ring_all_reduce(" in text
     compile(text, "copied", "exec")
 
@@ -112,11 +103,11 @@ def test_the_copy_button_copies_the_code_as_it_is(copying):
 def test_copying_a_command_leaves_the_prompt_behind(copying):
     block = copying.driver.find_element("css selector", "#commands ~ .language-console")
     copying.run("arguments[0].scrollIntoView({block: 'center'})", block)
-    wait(
+    wait_until(
         lambda: block.find_elements("css selector", "button[data-clipboard-target]"),
         what="copy button",
     )[0].click()
-    text = wait(
+    text = wait_until(
         lambda: "make" in (found := clipboard(copying)) and found, what="commands"
     )
     assert text.split("\n") == ["make site", "make test"]
@@ -135,28 +126,29 @@ def test_the_animation_is_worked_by_keyboard(browser):
     from selenium.webdriver.common.keys import Keys
 
     browser.open(RING)
-    wait(lambda: browser.run("return document.querySelector('xt-trace .xt-node')"))
+    wait_until(
+        lambda: browser.run("return document.querySelector('xt-trace .xt-node')")
+    )
     browser.run("document.querySelector('.xt-stage-frame').focus()")
     assert browser.run(STEP) == "step 0 of 6"
     press(browser, Keys.ARROW_RIGHT)
-    wait(lambda: browser.run(STEP) == "step 1 of 6", what="one step")
-    time.sleep(1.2)  # the packets arrive
-    says = browser.run("return document.querySelector('.xt-says').textContent")
-    assert "sends cell" in says
-    assert "adds" in says
+    wait_until(lambda: browser.run(STEP) == "step 1 of 6", what="one step")
+    says = "return document.querySelector('.xt-says').textContent"
+    wait_until(lambda: "sends cell" in browser.run(says), what="its words")
+    assert "adds" in browser.run(says)
     press(browser, Keys.END)
-    wait(lambda: browser.run(STEP) == "step 6 of 6", what="end")
+    wait_until(lambda: browser.run(STEP) == "step 6 of 6", what="end")
     done = "return document.querySelectorAll('xt-trace .xt-node-done').length"
     assert browser.run(done) == 4
     press(browser, Keys.ARROW_LEFT)
-    wait(lambda: browser.run(STEP) == "step 5 of 6", what="back")
+    wait_until(lambda: browser.run(STEP) == "step 5 of 6", what="back")
     press(browser, Keys.HOME)
-    wait(lambda: browser.run(STEP) == "step 0 of 6", what="start")
+    wait_until(lambda: browser.run(STEP) == "step 0 of 6", what="start")
     press(browser, " ")
-    wait(lambda: browser.run(STEP) == "step 2 of 6", 6, what="playing")
+    wait_until(lambda: browser.run(STEP) == "step 2 of 6", 6, what="playing")
     press(browser, " ")
     label = "return document.querySelector('.xt-play').getAttribute('aria-label')"
-    wait(lambda: browser.run(label) == "Play", what="pause")
+    wait_until(lambda: browser.run(label) == "Play", what="pause")
 
 
 def test_the_animation_keeps_still_for_readers_who_ask(browser):
@@ -165,7 +157,8 @@ def test_the_animation_keeps_still_for_readers_who_ask(browser):
         {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]},
     )
     browser.open(HOME)
-    time.sleep(1.5)
+    plays = "return document.querySelector('xt-trace[data-autoplay]').looping"
+    assert not browser.run(plays)
     assert browser.run(STEP) == "step 0 of 6"
 
 
@@ -192,15 +185,17 @@ def index_requests(browser) -> list[str]:
 @pytest.mark.parametrize("page", [HOME, RING])
 def test_the_search_index_waits_until_somebody_searches(browser, page):
     browser.open(page)
-    time.sleep(1)
+    time.sleep(0.5)  # it must not come meanwhile: no event tells that
     assert index_requests(browser) == []
     press(browser, "/")
-    wait(lambda: index_requests(browser), what="the index, once search has the focus")
+    wait_until(
+        lambda: index_requests(browser), what="the index, once search has the focus"
+    )
 
 
 def test_words_that_were_searched_are_marked_on_the_page(browser):
     browser.open(f"{RING}?h=ring")
-    wait(
+    wait_until(
         lambda: browser.run("return document.querySelector('mark[data-md-highlight]')"),
         30,
         "a marked word, for which the index is needed",
@@ -212,9 +207,9 @@ def test_search_finds_a_function(browser):
     assert index_requests(browser) == []
     browser.run("document.querySelector('#__search').click()")
     field = browser.driver.find_element("css selector", ".md-search__input")
-    wait(field.is_displayed, what="search field")
+    wait_until(field.is_displayed, what="search field")
     field.send_keys("ring_all_reduce")
-    links = wait(
+    links = wait_until(
         lambda: browser.run(
             "return [...document.querySelectorAll('.md-search-result__link')]"
             ".map(a => a.getAttribute('href'))"
@@ -270,9 +265,9 @@ def test_a_link_to_a_test_opens_its_code_on_the_page(browser):
     shown = f"document.getElementById({link}.hash.slice(1))"
     assert not browser.run(f"return {shown}.open")
     browser.run(f"{link}.click()")
-    wait(lambda: browser.run(f"return {shown}.open"), what="the code of the test")
+    wait_until(lambda: browser.run(f"return {shown}.open"), what="the code of the test")
     text = f"return {shown}.querySelector('code').innerText"
-    wait(lambda: "def test_" in browser.run(text), what="its code to be shown")
+    wait_until(lambda: "def test_" in browser.run(text), what="its code to be shown")
 
 
 def axe_script() -> str | None:
@@ -303,7 +298,7 @@ def test_accessibility(browser, width, dark):
             continue
         browser.screen(width, 900, dark)
         browser.open(page)
-        time.sleep(0.3)  # copy buttons come in
+        browser.driver.execute_async_script("requestIdleCallback(arguments[0])")
         browser.run(script)
         found = browser.driver.execute_async_script(
             "const done = arguments[0]; axe.run({resultTypes: ['violations']})"
@@ -321,9 +316,9 @@ def test_search_shows_its_results_on_a_phone(browser):
         "css selector", "label.md-header__button[for=__search]"
     ).click()
     field = browser.driver.find_element("css selector", ".md-search__input")
-    wait(field.is_displayed, what="search field")
+    wait_until(field.is_displayed, what="search field")
     field.send_keys("all reduce")
-    wait(
+    wait_until(
         lambda: browser.run(
             "const first = document.querySelector('.md-search-result__link');"
             "if (!first) return false;"
@@ -361,7 +356,7 @@ def test_what_scrolls_sideways_is_reached_by_keyboard_once_it_is_near(browser):
     browser.run(f"{last}.scrollIntoView()")
     assert browser.run(f"return {last}.scrollWidth > {last}.clientWidth + 1")
     reached = f"{last}.tabIndex >= 0 && !{last}.hasAttribute('data-xt-unmeasured')"
-    wait(
+    wait_until(
         lambda: browser.run(f"return {reached}"),
         what="the last block of code to be measured and reached",
     )
@@ -398,11 +393,11 @@ def test_a_number_tells_the_keyboard_how_it_was_computed(browser):
     title, *_ = browser.run(MIDDLE, "p")
     before = browser.run(AROUND)
     browser.run("document.querySelector('p .xt-value[tabindex]').focus()")
-    wait(lambda: browser.run(TIPS) == [[title, True]], what="the tip")
+    wait_until(lambda: browser.run(TIPS) == [[title, True]], what="the tip")
     assert title.startswith("computed: ")
     assert browser.run(AROUND) == before  # nothing moves
     press(browser, Keys.ESCAPE)
-    wait(lambda: browser.run(TIPS) == [], what="no tip")
+    wait_until(lambda: browser.run(TIPS) == [], what="no tip")
 
 
 def tap(browser, x: float, y: float) -> None:
@@ -421,7 +416,7 @@ def test_a_tap_on_a_number_tells_how_it_was_computed(browser, page, where):
     browser.open(page)
     title, x, y = browser.run(MIDDLE, where)
     tap(browser, x, y)
-    wait(lambda: browser.run(TIPS) == [[title, True]], what="the tip, in sight")
+    wait_until(lambda: browser.run(TIPS) == [[title, True]], what="the tip, in sight")
     assert browser.run(WIDE) == []
     tap(browser, 4, 200)
-    wait(lambda: browser.run(TIPS) == [], what="no tip")
+    wait_until(lambda: browser.run(TIPS) == [], what="no tip")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def session(sid: int) -> list[int]:
@@ -21,12 +22,20 @@ def alive(pid: int) -> bool:
     return _fields(Path(f"/proc/{pid}"))[0] not in "Z-"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Poll `condition`; AssertionError when it stays false."""
+def asleep(pid: int) -> bool:
+    """Whether a process waits for something, in its main thread."""
+    return _fields(Path(f"/proc/{pid}"))[0] == "S"
+
+
+def wait_until(
+    condition: Callable[[], Any], seconds: float = 20.0, what: str = "it"
+) -> Any:
+    """Poll `condition` for its first true value; AssertionError when it has none."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.005)
+    return found
 
 
 def _fields(folder: Path) -> list[str]:

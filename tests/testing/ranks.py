@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tests.testing.processes import wait_until
+
 PLAIN_SLEEP = 60.0
 
 
@@ -129,8 +131,16 @@ def kill_self(rank: int) -> None:
 def crash_in_a_thread() -> None:
     """The rank's own thread waits for a message; a second thread aborts the process."""
 
+    own = threading.get_ident()
+
+    def receives() -> bool:
+        frame = sys._current_frames()[own]
+        while frame and frame.f_code is not receive_from.__code__:
+            frame = frame.f_back
+        return frame is not None
+
     def crash_here() -> None:
-        time.sleep(0.2)
+        wait_until(receives)
         os.abort()
 
     threading.Thread(target=crash_here).start()

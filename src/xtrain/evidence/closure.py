@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def _parts(roots: Iterable[Path], folders: Folders) -> dict[Path, bytes]:
     return found
 
 
+@cache
 def torch_minor() -> str:
     """The installed torch as "2.13", without importing it."""
     return ".".join(version("torch").split(".")[:2])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from xtrain.evidence.closure import imports
 
-from .. import config
 from ..svg import cell, document, fit, text
 from ..tables import REGISTRY as TABLES
 from ..tables import Table
 from . import REGISTRY
 
+PACKAGE = Path(__file__).parents[2] / "xtrain"
 BY_NAME = re.compile(r'"(xtrain\.[\w.]+)"')
 WIDTH, LEFT, HIGH, GAP, BOX, IN_A_ROW = 420, 24, 34, 5, 28, 3
 
@@ -30,7 +30,7 @@ class Room:
 
 
 @lru_cache(maxsize=1)
-def rooms(package: Path = config.SOURCE / "xtrain") -> dict[str, Room]:
+def rooms(package: Path = PACKAGE) -> dict[str, Room]:
     """Every room by its name, with the rooms that its files import from."""
     found = {}
     for path in sorted(package.iterdir()):

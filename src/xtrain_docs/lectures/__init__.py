@@ -7,17 +7,17 @@ lecture; what several of them need lies one folder up (`evidence`, `runs`, `svg`
 `downloads`, and the tables and figures of the races).
 """
 
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 
-def modules() -> list[str]:
-    """Dotted names of what pages call by name: every file but the runs.
+@cache
+def load() -> None:
+    """Import what pages call by name: every file but the runs.
 
     Those import torch, and a table imports them when it is drawn.
     """
-    folder = Path(__file__).parent
-    return [
-        f"{__name__}.{file.parent.name}.{file.stem}"
-        for file in sorted(folder.glob("*/*.py"))
-        if not file.stem.startswith(("runs", "__"))
-    ]
+    for file in sorted(Path(__file__).parent.glob("*/*.py")):
+        if not file.stem.startswith(("runs", "__")):
+            import_module(f"{__name__}.{file.parent.name}.{file.stem}")
