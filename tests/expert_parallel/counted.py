@@ -145,7 +145,9 @@ def gradient_errors() -> dict[str, float]:
     """How far gradients of expert ranks are from one process, over their size."""
     rank, size = rank_and_size(None)
     generator = torch.Generator().manual_seed(3)
-    every = torch.randn(size, TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
+    every = torch.randn(
+        size, TOKENS, HIDDEN, dtype=torch.float64, generator=generator, device="cpu"
+    ).to(torch.get_default_device())
     full = full_layer()
     full(every).square().sum().backward()
     layer = GShardMoE.from_full(full)
