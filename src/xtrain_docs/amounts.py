@@ -84,3 +84,8 @@ def rounded(amount: float, significant: int = 3) -> str:
 def gib(size: float) -> str:
     """Bytes in GiB, two digits behind the dot; nothing is a dash."""
     return f"{size / GiB:.2f}" if size else "–"
+
+
+def count(amount: float) -> str:
+    """73728 as `73 728`."""
+    return f"{int(amount):,}".replace(",", NO_BREAK)

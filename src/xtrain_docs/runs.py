@@ -15,6 +15,10 @@ from . import kept, symbols
 ITEMSIZE = 4
 
 
+class EvidenceError(ValueError):
+    """A run contradicts a formula. Stops the build."""
+
+
 def remembered(
     function: Callable[..., Any],
     ranks: int,

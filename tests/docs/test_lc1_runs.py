@@ -8,7 +8,6 @@ import pytest
 
 from xtrain_docs import races as recorded
 from xtrain_docs import runs
-from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.figures import races
 from xtrain_docs.lectures.lc1 import (
     deadlocks,
@@ -18,6 +17,7 @@ from xtrain_docs.lectures.lc1 import (
     sync_and_async,
 )
 from xtrain_docs.lectures.lc1.traces import REGISTRY
+from xtrain_docs.runs import EvidenceError
 from xtrain_docs.svg import Axis, bar_chart
 from xtrain_docs.traces.record import encode
 

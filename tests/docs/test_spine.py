@@ -15,13 +15,13 @@ from xtrain.data_parallel import DistributedDataParallel
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 from xtrain_docs import config
-from xtrain_docs.evidence import EvidenceError
 from xtrain_docs.lectures.lc2 import runs_spine as lc2_runs
 from xtrain_docs.lectures.lc4 import runs_spine as lc4_runs
 from xtrain_docs.lectures.lc5 import runs_spine as lc5_runs
 from xtrain_docs.lectures.lc6 import runs_spine as lc6_runs
 from xtrain_docs.lectures.lc7 import runs_spine as lc7_runs
 from xtrain_docs.lectures.spine import curves
+from xtrain_docs.runs import EvidenceError
 from xtrain_docs.spine import compare, reference, training
 
 DATA_PARALLEL = (

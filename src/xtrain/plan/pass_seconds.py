@@ -44,9 +44,6 @@ class Pass(NamedTuple):
         return self.forward + self.backward_input + self.backward_weight
 
 
-NO_PASS = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
 class PassTimes:
     """Of one model on one machine: what layouts share is computed once.
 

@@ -1,7 +1,7 @@
 """Races against torch, drawn from the recorded benchmarks; empty until there is one."""
 
 from .. import races, values
-from ..evidence import EvidenceError
+from ..runs import EvidenceError
 from ..svg import Axis, bar_chart, document, fit, text
 from . import REGISTRY
 

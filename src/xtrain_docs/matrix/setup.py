@@ -1,6 +1,6 @@
 """How a training run of the support matrix is set up: what features change."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 from torch.optim import Optimizer
 
 STEPS = 3
-Optimize = Callable[..., Optimizer]
 
 
 @dataclass

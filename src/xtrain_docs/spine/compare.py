@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .. import runs
-from ..evidence import EvidenceError
+from ..runs import EvidenceError
 from ..svg import Axis, document, fit, line, text
 from ..tables import Table
 from .reference import Curve, difference, reference

@@ -4,8 +4,8 @@ import math
 import re
 
 from ... import config
-from ...evidence import EvidenceError
 from ...figures import REGISTRY
+from ...runs import EvidenceError
 from ...svg import document, fit, line, text
 
 WAITING = re.compile(r"^rank (\d+): waiting in (\w+)\(.*?\bdst=(\d+)", re.MULTILINE)

@@ -9,7 +9,7 @@ from xtrain.comm import CommLedger
 from xtrain.data_parallel import DistributedDataParallel
 
 from ... import runs
-from ...evidence import count
+from ...amounts import count
 from ...figures import REGISTRY
 from .boxes import Box, lanes
 

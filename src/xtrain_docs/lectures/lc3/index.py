@@ -6,7 +6,7 @@ from typing import Any
 from xtrain.plan import ModelShape, state_memory
 
 from ... import runs, values
-from ...evidence import count
+from ...amounts import count
 from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, rect, swatches, text
 from ...tables import REGISTRY as TABLES
