@@ -51,7 +51,7 @@ def spans(step, lane):
     "xtrain.zero.fsdp_schedule:UnitSchedule",
 )
 def test_a_unit_is_gathered_before_the_one_before_it_computes_and_freed_after(on_ranks):
-    for step in runs.remembered(stage_3.fsdp_step, 2, *SMALL):
+    for step in runs.remembered(stage_3.fsdp_step_by_the_clock, 2, *SMALL):
         gathers, whole = spans(step, "all-gather"), spans(step, "whole")
         scatters = spans(step, "reduce-scatter")
         for pass_, lane in enumerate(("forward", "backward")):
@@ -75,7 +75,7 @@ def test_a_unit_is_gathered_before_the_one_before_it_computes_and_freed_after(on
 @pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
 @pytest.mark.parametrize("stage", ["1", "2"])
 def test_stage_1_reduces_after_backward_and_stage_2_in_it(on_ranks, stage):
-    for step in runs.remembered(stage_1_and_2.zero_step, 2, stage, *SMALL):
+    for step in runs.remembered(stage_1_and_2.zero_step_by_the_clock, 2, stage, *SMALL):
         over = step["ends"]["backward"]
         for bucket in range(4):
             lanes = ("backward", "reduce-scatter", "whole", "step", "all-gather")

@@ -94,14 +94,14 @@ def test_the_three_numbers_of_a_token_give_its_loss(on_ranks):
 
 def test_spans_are_drawn_in_the_order_of_the_events(on_ranks):
     """Which order is right says tests/tensor_parallel."""
-    spans = overlap.timed(overlap.column_backward, 2, False, True)
+    spans = overlap.timed(overlap.column_backward_by_the_clock, 2, False, True)
     orders = {how: [what for what, *_ in found] for how, found in spans.items()}
     assert orders["False"] == ["matmul", "message", "wait", "matmul"]
     assert orders["True"] == ["matmul", "message", "matmul", "wait"]
     drawing = overlap.chart(spans, ["dX", "dW"], "title", "words")
     assert drawing.count("matmul: ") == 4
     assert drawing.count("rank waits: ") == 2
-    ring = overlap.timed(overlap.column_forward, 3, True, "ring")
+    ring = overlap.timed(overlap.column_forward_by_the_clock, 3, True, "ring")
     assert [what for what, *_ in ring["True"]] == ["message", "wait", "matmul"]
     step = ["message", "matmul", "wait"]
     assert [what for what, *_ in ring["ring"]] == [*step, *step, "matmul"]

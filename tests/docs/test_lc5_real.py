@@ -13,7 +13,7 @@ TRACE = "xtrain.schedules.chrome_trace:chrome_trace"
 
 
 def ran(world, name):
-    return world(2).run(real.sleeping_step, name, 4, 0.0)
+    return world(2).run(real.sleeping_step_by_the_clock, name, 4, 0.0)
 
 
 def spans_by_part(timeline):

@@ -14,9 +14,14 @@ from xtrain.plan import (
     memory_per_device,
     state_memory,
 )
-from xtrain_docs.lectures.planning import memory_math
+from xtrain_docs.lectures.planning import measured_memory, memory_math
 from xtrain_docs.lectures.planning.common import gpt_shape
-from xtrain_docs.lectures.planning.memory_math import CASES, Case, measured, predicted
+from xtrain_docs.lectures.planning.measured_memory import (
+    CASES,
+    Case,
+    measured,
+    predicted,
+)
 
 GIB = 2**30
 KINDS = ("weights", "gradients", "optimizer")
@@ -92,7 +97,7 @@ def test_every_state_is_predicted_to_the_byte(on_ranks):
                 assert more == 0, name
             elif case.layout.expert == 1:  # padding: a few elements of each unit
                 assert abs(more) <= 5 * 3 * 16, (name, rank, more)
-            kept = memory_math.predicted_activations(case, rank)
+            kept = measured_memory.predicted_activations(case, rank)
             assert (kept is None) == ("expert" in name)
             assert kept is None or one["activations"] == pytest.approx(kept, rel=0.02)
     for name, right in BY_HAND.items():
@@ -106,7 +111,9 @@ def test_every_state_is_predicted_to_the_byte(on_ranks):
     assert first["activations"] > 1.5 * last["activations"]
     one, other = measured(CASES["expert ranks"])
     assert one["activations"] != other["activations"]
-    assert len(memory_math.measured_runs()) == len(CASES) + 2  # two positions, twice
+    assert (
+        len(measured_memory.measured_runs()) == len(CASES) + 2
+    )  # two positions, twice
 
 
 def test_which_moment_is_the_fullest():

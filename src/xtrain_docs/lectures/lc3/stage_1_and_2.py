@@ -80,7 +80,7 @@ def zero_parts(ranks: int = 4) -> str:
     return fit(drawing, WIDTH)
 
 
-def zero_step(stage: str, layers: int, width: int, tokens: int) -> Step:
+def zero_step_by_the_clock(stage: str, layers: int, width: int, tokens: int) -> Step:
     """A step of stage 1 or 2, each layer a bucket, by this rank's clock.
 
     The gradients of a bucket are whole until its reduce-scatter was waited for.
@@ -129,7 +129,7 @@ def zero_timeline() -> str:
     """A step of stage 1 and one of stage 2 by rank 0's clock: a row for each bucket."""
     steps = {
         f"stage {stage}": runs.remembered(
-            zero_step, 2, stage, ROWS, MODEL_WIDTH, TOKENS
+            zero_step_by_the_clock, 2, stage, ROWS, MODEL_WIDTH, TOKENS
         )[0]
         for stage in ("1", "2")
     }

@@ -29,7 +29,7 @@ KEYS = {
 }
 
 
-def fsdp_step(layers: int, width: int, tokens: int) -> Step:
+def fsdp_step_by_the_clock(layers: int, width: int, tokens: int) -> Step:
     """A step of stage 3, each layer a unit, by this rank's clock."""
     clock = Clock()
     ready: list[int] = []  # whose gradients are complete: they are reduced in turn
@@ -79,7 +79,7 @@ def after(first: Callable[[], None], call: Callable[..., Any]) -> Callable[..., 
 @REGISTRY
 def fsdp_timeline() -> str:
     """A step of stage 3 by rank 0's clock: a row for each unit."""
-    step = runs.remembered(fsdp_step, 2, LAYERS, MODEL_WIDTH, TOKENS)[0]
+    step = runs.remembered(fsdp_step_by_the_clock, 2, LAYERS, MODEL_WIDTH, TOKENS)[0]
     words = (
         f"Each of {LAYERS} units is gathered before its forward and again before its "
         "backward, and freed after each. The next unit's all-gather is issued before "

@@ -83,7 +83,9 @@ def fastest(prepare: Callable[[], Callable[[Clock], Any]]) -> list[Span]:
     return min(found[1:], key=lambda spans: max(end for *_, end in spans))
 
 
-def column_backward(overlap: bool, tokens: int, features: int) -> list[Span]:
+def column_backward_by_the_clock(
+    overlap: bool, tokens: int, features: int
+) -> list[Span]:
     """Backward of a column layer: dX, its all-reduce, dW."""
     rows = features // dist.get_world_size()
 
@@ -109,7 +111,9 @@ def column_backward(overlap: bool, tokens: int, features: int) -> list[Span]:
         functions.TORCH = TORCH
 
 
-def column_forward(overlap: bool | str, tokens: int, features: int) -> list[Span]:
+def column_forward_by_the_clock(
+    overlap: bool | str, tokens: int, features: int
+) -> list[Span]:
     """Forward of a sequence-parallel column layer, in pieces or not."""
     size, gather = dist.get_world_size(), functions.gather
     x, weight = (torch.ones(n // size, features) for n in (tokens, features))
@@ -137,7 +141,7 @@ def dx_under_dw() -> str:
         "Without overlap the rank waits for the sum of dX before it computes dW; with "
         "overlap dW is computed while the sum travels."
     )
-    rows = timed(column_backward, 2, False, True)
+    rows = timed(column_backward_by_the_clock, 2, False, True)
     return chart(rows, ["dX", "dW"], "Backward of a column layer", words)
 
 
@@ -148,7 +152,7 @@ def gather_in_pieces() -> str:
         "The plain form waits for the whole all-gather and then multiplies once. The "
         "ring multiplies 4 pieces, and each but the last while the next arrives."
     )
-    rows = timed(column_forward, 4, True, "ring")
+    rows = timed(column_forward_by_the_clock, 4, True, "ring")
     return chart(rows, ["0", "3", "2", "1"], "Forward of a column layer", words)
 
 

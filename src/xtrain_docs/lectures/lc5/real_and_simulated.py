@@ -40,7 +40,9 @@ CLOSE = {4: 0.05, 8: 0.10}
 WIDTH, STEPS = 16, 5
 
 
-def sleeping_step(name: str, micro_batches: int, milliseconds: float) -> list[Row]:
+def sleeping_step_by_the_clock(
+    name: str, micro_batches: int, milliseconds: float
+) -> list[Row]:
     """On every rank: what it did in a step whose F, B and W sleep so long.
 
     The chunks of a rank share the time. It is the step that took all ranks the least
@@ -98,7 +100,9 @@ def real_and_simulated(
     milliseconds: float = 50.0,
 ) -> str:
     """A real step of sleeping stages below the simulated one; both as a trace."""
-    ran = runs.remembered(sleeping_step, ranks, name, micro_batches, milliseconds)
+    ran = runs.remembered(
+        sleeping_step_by_the_clock, ranks, name, micro_batches, milliseconds
+    )
     wanted = simulated(name, ranks, micro_batches, milliseconds)
     real = real_timeline(name, micro_batches, ran)
     parts = []
