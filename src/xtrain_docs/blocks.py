@@ -106,7 +106,9 @@ class BlocksPreprocessor(Preprocessor):
         try:
             if fence.language == "chart":
                 drawing, caption = charts.chart(fence)
-                return self._figure(drawing, values.filled(caption), "xt-fig xt-chart")
+                return self._figure(
+                    drawing, values.filled(caption), "xt-fig xt-fig-chart"
+                )
             found = parse_info(fence.info)
             return self._draw(fence, *found) if found else None
         except Exception as problem:

@@ -9,7 +9,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.random_values import random_values
 from tests.site.conftest import SITE
-from tests.site.test_browser import wait
+from tests.testing.processes import wait_until
 from xtrain_docs.calculators.answers import CALCULATORS, answer
 
 PAGES = {
@@ -51,7 +51,7 @@ def element(browser, name):
 
 def answered(browser, calculator) -> str:
     """What the calculator says once it has an answer, or a complaint."""
-    return wait(
+    return wait_until(
         lambda: (
             (says := browser.run(SAYS, calculator))
             and not says.startswith(("Loading", "Computing"))
