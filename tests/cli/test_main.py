@@ -30,7 +30,7 @@ LATENT = LLAMA | {
 }  # fmt: skip
 
 
-def refused(capsys, *words: str) -> str:
+def refused(capsys, *words):
     """What stands on standard error: one line; the exit code is 2."""
     try:
         code = cli.main(words)
@@ -128,7 +128,7 @@ def test_a_reader_who_leaves_early_ends_a_command_quietly(words):
     assert process.wait() == 0
 
 
-def test_version() -> None:
+def test_version():
     done = subprocess.run([*XTRAIN, "--version"], capture_output=True, text=True)
     assert done.stdout.strip() == f"xtrain {xtrain.__version__}"
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_told_in_a_line():
     assert done.stderr == "xtrain plan: [Errno 28] No space left on device\n"
 
 
-def on_a_terminal(columns: int, *words: str) -> list[str]:
+def on_a_terminal(columns, *words):
     """The lines of a command on a terminal of so many columns."""
     process, terminal = pty.fork()
     if process == 0:

@@ -11,7 +11,6 @@ import pytest
 from tests.plan.test_published import gpt
 from xtrain.plan import (
     DTYPES,
-    Accelerator,
     Layout,
     Link,
     ModelShape,
@@ -154,13 +153,6 @@ def test_devices_and_tokens_of_llama_3s_table_4(gpus, context, data, sequence, c
     assert layout.gpus == gpus
     assert layout.batch * sequence == 2**24
     assert replace(layout, data=4).gpus != gpus
-
-
-@pytest.mark.verifies("xtrain.plan.hardware:Accelerator")
-@pytest.mark.parametrize(("name", "share"), [("h200", 0.80), ("b200", 0.78)])
-def test_measured_matmul_share_of_newer_parts(name, share):
-    efficiency = Accelerator.preset(name).matmul_efficiency
-    assert efficiency == pytest.approx(share, abs=0.005)
 
 
 # -------------------------------------------------------------------------------- time

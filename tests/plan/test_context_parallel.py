@@ -17,8 +17,8 @@ from xtrain.plan import (
     hiding_tokens,
     ideal_pairs,
     pairs_by_step,
-    pairs_of_block,
 )
+from xtrain.plan.context_parallel import pairs_of_block
 
 PLAN = "xtrain.plan.context_parallel"
 BYTES = f"{PLAN}:context_bytes"

@@ -10,9 +10,9 @@ from xtrain.plan import (
     broken_rules,
     check_layout,
     layers_of_stage,
-    padded_vocabulary,
 )
 from xtrain.plan.layout import CHUNKS, SCHEDULE_NAMES
+from xtrain.plan.layout_rules import padded_vocabulary
 from xtrain.schedules import SCHEDULES
 
 RULES = "xtrain.plan.layout_rules:broken_rules"
