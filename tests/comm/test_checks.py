@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,17 +11,10 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from xtrain import comm
-from xtrain.comm import checks
-from xtrain.comm.checks import (
-    check_call,
-    group_or_world,
-    holds_all,
-    message_device,
-    refuse,
-    run_checks,
-)
-from xtrain.comm.debug_checks import compare_across_ranks
-from xtrain.comm.local_checks import LOCAL_CHECKS
+from xtrain.comm.calls import check_call, refuse
+from xtrain.comm.checks import group_or_world, holds_all, message_device
+from xtrain.comm.debug_checks import comparing
+from xtrain.comm.local_checks import check_tensor
 from xtrain.comm.rooted import root_of
 
 ILLEGAL = "do not make one and the same legal call"
@@ -247,8 +241,8 @@ def one_rank_wrong(bad: int) -> list[str]:
 @pytest.mark.parametrize(("size", "bad"), [(2, 0), (2, 1), (3, 1), (4, 3)])
 @pytest.mark.verifies(
     "xtrain.comm.debug_checks:debug_checks",
-    "xtrain.comm.checks:check_call",
-    "xtrain.comm.checks:refuse",
+    "xtrain.comm.calls:check_call",
+    "xtrain.comm.calls:refuse",
     "xtrain.comm.debug_checks:compare_across_ranks",
     "xtrain.comm.rooted:root_of",
     "xtrain.comm.rooted:_list_on_root",
@@ -309,8 +303,7 @@ def test_the_message_names_global_ranks(world):
 def legal_calls_pass() -> None:
     """The checks are in no ledger and change no result; they can be nested."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    before = dict(checks.CHECKS)
-    assert before | LOCAL_CHECKS == before
+    assert not comparing()
     with comm.debug_checks():
         with comm.CommLedger() as ledger:
             tensor = torch.arange(6.0) + rank
@@ -328,12 +321,12 @@ def legal_calls_pass() -> None:
         assert torch.equal(tensor, expected)
         assert all(event.kind in ("send", "recv") for event in ledger.events)
         with comm.debug_checks(False):
-            assert before == checks.CHECKS
-        assert checks.CHECKS["collective"] is compare_across_ranks
-    assert before == checks.CHECKS
+            assert not comparing()
+        assert comparing()
+    assert not comparing()
     with pytest.raises(KeyError), comm.debug_checks():
         raise KeyError("it is switched off again after an error")
-    assert before == checks.CHECKS
+    assert not comparing()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -342,20 +335,24 @@ def test_legal_calls_pass_and_the_ledger_sees_nothing_more(world, size):
     world(size).run(legal_calls_pass)
 
 
-def test_an_environment_variable_switches_the_checks_on():
-    code = """
-import os
-from xtrain.comm import checks
-from xtrain.comm.debug_checks import compare_across_ranks, install_checks
-for value in ("1", "0", "", "yes"):
-    os.environ["XTRAIN_DEBUG"] = value
-    install_checks()
-    print(checks.CHECKS["collective"] is compare_across_ranks)
-"""
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("0", False), ("", False), ("yes", True)]
+)
+def test_an_environment_variable_switches_the_checks_on(value, on, monkeypatch):
+    monkeypatch.setenv("XTRAIN_DEBUG", value)
+    code = "from xtrain.comm.debug_checks import comparing; print(comparing())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["True", "False", "False", "True"]
+    assert done.stdout.split() == [str(on)]
+
+
+@pytest.mark.verifies("xtrain.comm.debug_checks:comparing")
+def test_debug_checks_of_one_rank_are_its_own():
+    """Ranks may be threads of one process: a switch on one is off on the other."""
+    with comm.debug_checks(), ThreadPoolExecutor(1) as other:
+        assert comparing()
+        assert not other.submit(comparing).result()
 
 
 def non_members() -> None:
@@ -477,18 +474,18 @@ def check_call_alone() -> None:
     check_call("x", None, torch.ones(1).expand(2), written=[])
     with pytest.raises(ValueError, match="x: because"):
         refuse("x", None, "because")
-    run_checks("tensor", "x", tensor, None)
+    check_tensor("x", tensor, None)
     with pytest.raises(ValueError, match="x: expected a tensor, got list"):
-        run_checks("tensor", "x", [1], None)
+        check_tensor("x", [1], None)
     with pytest.raises(ValueError, match=r"x: needs a contiguous.*strides \[3\]"):
-        run_checks("tensor", "x", torch.ones(6)[::3], None, contiguous=True)
+        check_tensor("x", torch.ones(6)[::3], None, contiguous=True)
 
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.verifies(
-    "xtrain.comm.checks:check_call",
+    "xtrain.comm.calls:check_call",
     "xtrain.comm.local_checks:check_tensor",
-    "xtrain.comm.checks:refuse",
+    "xtrain.comm.calls:refuse",
 )
 def test_check_call_by_itself(world, size):
     world(size).run(check_call_alone)

@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xtrain.comm.call_agreement import is_counted
 from xtrain.comm.events import Event
-from xtrain.comm.rounds import COUNTERS, Round, paused
+from xtrain.comm.watched_work import WatchedWork
 from xtrain.comm.wire_bytes import bytes_sent_since, tcp_bytes_sent
 
-COUNTERS[:] = [Round]  # algorithms state what they issue together: count it
 MAX_VALUES = 64  # a ledger that keeps values keeps at most this many per message
 
 
@@ -52,6 +52,7 @@ class CommLedger(TorchDispatchMode):
         super().__init__()
         self.keep_values = values
         self.events: list[Event] = []
+        self._under_way: dict[int, WatchedWork] = {}  # messages, by number
         self._wire_start: dict[int, int] | None = None
         self._wire_end: int | None = None
 
@@ -95,29 +96,44 @@ class CommLedger(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        namespace = func.namespace
+        namespace, event = func.namespace, None
         if namespace == "c10d" or namespace.startswith("_c10d_functional"):
             # An outer ledger gets its turn when the call below reaches its mode.
-            self._record_call(func.name().split("::")[1].split(".")[0], args)
+            event = self._record_call(func.name().split("::")[1].split(".")[0], args)
         CommLedger._dispatching += namespace != "aten"
         try:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         finally:
             CommLedger._dispatching -= namespace != "aten"
+        if event is None or event.kind == "collective":
+            return result
+        return self._watched(event.number, dist.Work.unbox(result))
 
-    def _record_call(self, op: str, args: Any) -> None:
+    def _watched(self, number: int, work: dist.Work | None) -> Any:
+        """The work of a message; when it was waited for, its event learns of it."""
+
+        def note() -> None:
+            if self._under_way.pop(number, None) is not None:
+                event = replace(self.events[number], done=len(self.events))
+                self.events[number] = event
+
+        if work is None:  # of a call that is part of a batch
+            return None
+        # Kept here: torch's C++ holds a work without its Python half.
+        self._under_way[number] = watched = WatchedWork(work, note)
+        return watched.boxed()
+
+    def _record_call(self, op: str, args: Any) -> Event | None:
         if op in ("wait_tensor", "_wrap_tensor_autograd"):  # these move nothing
-            return
+            return None
         tensors = [t for arg in args for t in _tensors(arg)]
         payload = sum(t.numel() * t.element_size() for t in _tensors(args[0]))
-        if op == "send":
-            self._add("send", "send", _global_rank(args[1], args[2]), payload, tensors)
-        elif op == "recv_":
-            self._add("recv", "recv", _global_rank(args[1], args[2]), payload, tensors)
-        elif op == "recv_any_source_":
-            self._add("recv", "recv", None, payload, tensors)
-        else:
-            self._add("collective", op.rstrip("_"), None, payload, tensors)
+        if op in ("send", "recv_"):
+            peer = _global_rank(args[1], args[2])
+            return self._add(op.rstrip("_"), op.rstrip("_"), peer, payload, tensors)
+        if op == "recv_any_source_":
+            return self._add("recv", "recv", None, payload, tensors)
+        return self._add("collective", op.rstrip("_"), None, payload, tensors)
 
     def _add(
         self,
@@ -126,20 +142,19 @@ class CommLedger(TorchDispatchMode):
         peer: int | None,
         payload: int,
         tensors: list[Tensor],
-    ) -> None:
-        if paused.depth:
-            return
-        with Round() as number:  # of its own, unless one is open
-            pass
+    ) -> Event | None:
+        if not is_counted():
+            return None
         values = None
         if self.keep_values and kind == "send":
             flat = torch.cat([t.detach().reshape(-1) for t in tensors])
             if flat.numel() <= MAX_VALUES:
                 values = tuple(flat.tolist())
         nbytes = None if kind == "collective" else payload
-        rank = dist.get_rank()
-        event = Event(rank, kind, op, peer, payload, nbytes, number, values)
+        rank, number = dist.get_rank(), len(self.events)
+        event = Event(rank, kind, op, peer, payload, nbytes, number, values=values)
         self.events.append(event)
+        return event
 
 
 def record(
@@ -151,7 +166,7 @@ def record(
     and for a collective calls what it returns, when that has ended, with the bytes
     sent and received. Returns None when no ledger is open.
     """
-    if not CommLedger._open or paused.depth:
+    if not CommLedger._open or not is_counted():
         return None
     payload = sum(t.numel() * t.element_size() for t in tensors)
     places = []

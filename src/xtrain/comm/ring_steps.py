@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world, rank_and_size
 from xtrain.comm.p2p import batches, post_all, wait_all
-from xtrain.comm.rounds import one_round
 
 
 class RingSteps:
@@ -29,7 +28,7 @@ class RingSteps:
         rank, size = rank_and_size(group)
         self._group = group_or_world(group)
         self._after, self._before = (rank + 1) % size, (rank - 1) % size
-        self._ahead: list[tuple[int | None, list[dist.Work]]] = []  # round, receive
+        self._ahead: list[list[dist.Work]] = []  # receives
         self._taken: list[tuple[list[dist.Work], list[dist.Work]]] = []  # both ways
 
     def post_recvs(self, tensors: Sequence[Tensor]) -> None:
@@ -42,16 +41,13 @@ class RingSteps:
         for tensor in tensors:
             if batches(self._group, tensor.device):
                 return
-            with one_round() as number:
-                works = post_all([], [(tensor, self._before)], self._group)
-            self._ahead.append((number, works))
+            self._ahead.append(post_all([], [(tensor, self._before)], self._group))
 
     def send_recv(self, send: Tensor, recv: Tensor) -> None:
         """Take a step; return once `recv` is filled. `send` may still be on its way."""
         if self._ahead:
-            number, arriving = self._ahead.pop(0)
-            with one_round(number):
-                leaving = post_all([(send, self._after)], [], self._group)
+            arriving = self._ahead.pop(0)
+            leaving = post_all([(send, self._after)], [], self._group)
         else:
             works = post_all([(send, self._after)], [(recv, self._before)], self._group)
             receives = min(1, recv.numel())  # it comes first; empty: no message

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
-from xtrain.comm.rounds import one_round
 from xtrain.comm.work import Work
 from xtrain.pipeline_parallel.likes import (
     HEADER,
@@ -200,8 +199,7 @@ def post_each(
     call: Callable[..., dist.Work], tensors: Iterable[Tensor], peer: int
 ) -> list[dist.Work]:
     """Begin to send or to receive, one by one; empty tensors need no message."""
-    with one_round():
-        return [call([as_real(t)], peer, 0) for t in tensors if t.numel() > 0]
+    return [call([as_real(t)], peer, 0) for t in tensors if t.numel() > 0]
 
 
 def as_real(tensor: Tensor) -> Tensor:

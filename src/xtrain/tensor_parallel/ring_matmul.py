@@ -35,7 +35,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.autograd import check_divides
-from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.deferred import Later, stand_ins
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import fold_into
