@@ -16,6 +16,7 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Compute = Callable[..., Sequence[Tensor | None]]
@@ -41,3 +42,16 @@ def stand_ins(*weights: Tensor) -> tuple[Later | None, tuple[Tensor, ...]]:
     (None, weights) if no gradients are to wait here.
     """
     return QUEUES[0](*weights) if QUEUES else (None, weights)
+
+
+class BackwardAlwaysRuns(torch.autograd.Function):
+    """Base of a function whose backward must run, with None for absent gradients.
+
+    A weight that is the output of such a function has no stand-in that is cut off from
+    the graph: the backward of the inputs reaches the function too.
+    """
+
+
+def backward_always_runs(node: object) -> bool:
+    """Whether a tensor's `grad_fn` is of a `BackwardAlwaysRuns`."""
+    return issubclass(getattr(node, "_forward_cls", object), BackwardAlwaysRuns)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from xtrain.comm.deferred import QUEUES, Compute, Later
+from xtrain.comm.deferred import QUEUES, Compute, Later, backward_always_runs
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 KEEPS_NOTHING = {
@@ -142,7 +142,7 @@ def stand_in(weight: Tensor) -> Tensor:
 
     Autograd calls hooks with None for a gradient that does not come.
     """
-    if getattr(weight.grad_fn, "wants_to_know", False):
+    if backward_always_runs(weight.grad_fn):
         return weight
     return weight.detach().requires_grad_()
 
@@ -158,7 +158,7 @@ def may_wait(weight: Tensor) -> bool:
         node = node.next_functions[0][0]
     if node.name() == ACCUMULATE:
         return isinstance(node.variable, nn.Parameter)
-    return getattr(node, "wants_to_know", False)
+    return backward_always_runs(node)
 
 
 def node_of(queued: Queued) -> Tensor:
