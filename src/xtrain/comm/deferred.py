@@ -145,7 +145,7 @@ def without_graph(weight: Tensor) -> Tensor:
 
     Autograd calls hooks with None for a gradient that does not come.
     """
-    if getattr(weight.grad_fn, "wants_to_know", False):
+    if backward_always_runs(weight.grad_fn):
         return weight
     return weight.detach().requires_grad_()
 
@@ -161,7 +161,20 @@ def may_wait(weight: Tensor) -> bool:
         node = node.next_functions[0][0]
     if node.name() == ACCUMULATE:
         return isinstance(node.variable, nn.Parameter)
-    return getattr(node, "wants_to_know", False)
+    return backward_always_runs(node)
+
+
+class BackwardAlwaysRuns(torch.autograd.Function):
+    """Base of a function whose backward must run, with None for absent gradients.
+
+    A weight that is the output of such a function keeps its place in the graph: the
+    backward of the inputs reaches the function too.
+    """
+
+
+def backward_always_runs(node: object) -> bool:
+    """Whether a tensor's `grad_fn` is of a `BackwardAlwaysRuns`."""
+    return issubclass(getattr(node, "_forward_cls", object), BackwardAlwaysRuns)
 
 
 class _WeightGradients(torch.autograd.Function):
