@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.comm.deferred import active_queue
 from xtrain.comm.mesh import axis_group
 from xtrain.model.balance import update_biases
 from xtrain.model.checks import check_mesh
@@ -29,7 +30,6 @@ from xtrain.model.span import DecoderSpan
 from xtrain.model.span_weights import TIED
 from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
-from xtrain.pipeline_parallel.deferred_gradients import current
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.schedules import Schedule
 from xtrain.tensor_parallel.shards import check_features, check_ids
@@ -119,7 +119,7 @@ class OverlappedDecoderStage(DecoderStage):
 
     def _run_over(self, backwards: Pieces, inputs: tuple) -> Tensor:
         x, positions = (*inputs, None)[:2]
-        in_pieces = current() is None  # else its own backward comes as B and W
+        in_pieces = active_queue() is None  # else its own backward comes as B and W
         over = partial(forward_over, self.layers, backwards, in_pieces)
         return self.checked_run(x, positions, over)
 

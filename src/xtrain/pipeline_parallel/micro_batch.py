@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from xtrain.pipeline_parallel.deferred_gradients import suspended
+from xtrain.comm.deferred import suspended
 from xtrain.pipeline_parallel.split_backward import SplitBackward, split_backward
 
 
