@@ -15,9 +15,10 @@ with its payload and `nbytes` None: what it sends shows only in `wire_bytes`.
 `message_rounds` puts the ledgers of all ranks together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -44,9 +45,6 @@ class CommLedger(TorchDispatchMode):
     the ledger was open, the backend's headers included, TCP/IP headers and what TCP had
     to send again not; None where the system does not tell: everywhere but Linux).
     """
-
-    _open: ClassVar[list["CommLedger"]] = []
-    _dispatching = 0
 
     def __init__(self, values: bool = False):
         super().__init__()
@@ -78,12 +76,10 @@ class CommLedger(TorchDispatchMode):
     def __enter__(self) -> Self:
         self._wire_start = tcp_bytes_sent()
         self._wire_end = None
-        CommLedger._open.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        CommLedger._open.remove(self)
         if self._wire_start is not None:
             self._wire_end = bytes_sent_since(self._wire_start)
         super().__exit__(*exc)
@@ -100,25 +96,24 @@ class CommLedger(TorchDispatchMode):
         if namespace == "c10d" or namespace.startswith("_c10d_functional"):
             # An outer ledger gets its turn when the call below reaches its mode.
             event = self._record_call(func.name().split("::")[1].split(".")[0], args)
-        CommLedger._dispatching += namespace != "aten"
-        try:
-            result = func(*args, **(kwargs or {}))
-        finally:
-            CommLedger._dispatching -= namespace != "aten"
-        if event is None or event.kind == "collective":
-            return result
-        return self._watched(event.number, dist.Work.unbox(result))
+        if event is None:
+            return func(*args, **(kwargs or {}))
+        if event.kind == "collective":
+            with _bytes_filled_in(self.events, _group_of(func, args)):
+                return func(*args, **(kwargs or {}))
+        return self._watched(event, func(*args, **(kwargs or {})))
 
-    def _watched(self, number: int, work: dist.Work | None) -> Any:
+    def _watched(self, event: Event, boxed: Any) -> Any:
         """The work of a message; when it was waited for, its event learns of it."""
+        work, number = dist.Work.unbox(boxed), event.number
 
         def note() -> None:
-            if self._under_way.pop(number, None) is not None:
-                event = replace(self.events[number], done=len(self.events))
-                self.events[number] = event
+            self._under_way.pop(number, None)
+            if self.events[number : number + 1] == [event]:  # for the first time
+                self.events[number] = replace(event, done=len(self.events))
 
         if work is None:  # of a call that is part of a batch
-            return None
+            return boxed
         # Kept here: torch's C++ holds a work without its Python half.
         self._under_way[number] = watched = WatchedWork(work, note)
         return watched.boxed()
@@ -157,34 +152,40 @@ class CommLedger(TorchDispatchMode):
         return event
 
 
-def record(
-    kind: str, op: str, peer: int | None, tensors: Sequence[Tensor]
-) -> Callable[[int, int], None] | None:
-    """Tell every open ledger of a call that does not pass torch's dispatcher.
+@contextmanager
+def _bytes_filled_in(events: list[Event], group: Any) -> Iterator[None]:
+    """Have the last event get what the collectives issued in here send and receive.
 
-    A `torch.distributed` backend written in Python calls this for each of its calls,
-    and for a collective calls what it returns, when that has ended, with the bytes
-    sent and received. Returns None when no ledger is open.
+    Only a backend of ours tells: it calls the functions in `on_collective_end` of its
+    group when a collective that was issued meanwhile has ended.
     """
-    if not CommLedger._open or not is_counted():
-        return None
-    payload = sum(t.numel() * t.element_size() for t in tensors)
-    places = []
-    for ledger in CommLedger._open:
-        if not CommLedger._dispatching:  # or the event is there already
-            ledger._add(kind, op, peer, payload, list(tensors))
-        places.append((ledger.events, len(ledger.events) - 1))
+    listeners = getattr(group, "on_collective_end", None)
+    if listeners is None:
+        yield
+        return
+    place = len(events) - 1
 
     def settle(sent: int, received: int) -> None:
-        for events, place in places:  # several calls may be parts of one event
-            event = events[place]
-            events[place] = replace(
-                event,
-                nbytes=(event.nbytes or 0) + sent,
-                received=(event.received or 0) + received,
-            )
+        event = events[place]  # several collectives may be parts of one event
+        events[place] = replace(
+            event,
+            nbytes=(event.nbytes or 0) + sent,
+            received=(event.received or 0) + received,
+        )
 
-    return settle
+    listeners.append(settle)
+    try:
+        yield
+    finally:
+        listeners.remove(settle)
+
+
+def _group_of(func: Any, args: Any) -> Any:
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False))
+    if "process_group" in given:
+        return dist.ProcessGroup.unbox(given["process_group"])
+    return dist.distributed_c10d._resolve_process_group(given["group_name"])
 
 
 def _tensors(argument: Any) -> list[Tensor]:
