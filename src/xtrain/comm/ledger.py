@@ -105,7 +105,8 @@ class CommLedger(TorchDispatchMode):
 
     def _watched(self, event: Event, boxed: Any) -> Any:
         """The work of a message; when it was waited for, its event learns of it."""
-        work, number = dist.Work.unbox(boxed), event.number
+        work: dist.Work | None = dist.Work.unbox(boxed)
+        number = event.number
 
         def note() -> None:
             self._under_way.pop(number, None)
