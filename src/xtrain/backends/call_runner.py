@@ -32,7 +32,7 @@ from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progres
 from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.ledger import record
-from xtrain.comm.lost import PeersLost
+from xtrain.comm.transport_errors import PeersLost
 
 SMALL = 16  # elements; see `kept`
 
