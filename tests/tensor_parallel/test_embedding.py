@@ -86,9 +86,9 @@ def refusals() -> None:
             layer(torch.ones(2))
         with pytest.raises(ValueError, match="ids are NoneType, not int64"):
             layer(None)
-    with pytest.raises(ValueError, match="num_embeddings: 7 cannot be cut evenly"):
+    with pytest.raises(ValueError, match="num_embeddings: 7 is not divisible by"):
         VocabParallelEmbedding(7, 4)
-    with pytest.raises(ValueError, match="embedding_dim: 5 cannot be cut evenly"):
+    with pytest.raises(ValueError, match="embedding_dim: 5 is not divisible by"):
         HiddenParallelEmbedding(6, 5)
 
 

@@ -113,7 +113,7 @@ def test_it_sends_five_units_a_token_where_column_and_row_send_two(world, size):
 
 
 def refusals() -> None:
-    with pytest.raises(ValueError, match="out_features: 7 cannot be cut evenly for 2"):
+    with pytest.raises(ValueError, match="out_features: 7 is not divisible by 2"):
         AllGatherMLP(4, 7)
     with pytest.raises(ValueError, match="Tanh has no up_proj"):
         AllGatherMLP.from_full(nn.Tanh())

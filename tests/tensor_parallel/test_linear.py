@@ -187,9 +187,9 @@ def test_a_pair_of_sequence_slices_sends_five_half_all_reduces(world, size):
 
 def refusals() -> None:
     size = dist.get_world_size()
-    with pytest.raises(ValueError, match=r"out_features: 7 cannot be cut evenly for 2"):
+    with pytest.raises(ValueError, match=r"out_features: 7 is not divisible by 2"):
         ColumnParallelLinear(4, 7)
-    with pytest.raises(ValueError, match=r"in_features: 7 cannot be cut evenly for 2"):
+    with pytest.raises(ValueError, match=r"in_features: 7 is not divisible by 2"):
         RowParallelLinear(7, 4)
     with pytest.raises(ValueError, match="neither a weight"):
         ColumnParallelLinear.from_full(nn.Tanh())
@@ -212,7 +212,7 @@ def refusals() -> None:
     with pytest.raises(ValueError, match=r"input \[3, 4\], expected \[..., 2\]"):
         row(torch.ones(3, 4))
     rows = RowParallelLinear(4, 6, sequence_parallel=True)
-    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+    with pytest.raises(ValueError, match="3 is not divisible by 2"):
         rows(torch.ones(1, 3, 2))
 
 

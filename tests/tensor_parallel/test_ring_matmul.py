@@ -22,7 +22,7 @@ from tests.tensor_parallel.test_linear import (
     check_row_gradients,
     run_dense,
 )
-from xtrain.comm import CommLedger, Work, debug_checks
+from xtrain.comm import CommLedger, Work, debug_checks, ring_pass
 from xtrain.comm.p2p import post_all
 from xtrain.model.attention import Attention
 from xtrain.model.mlp import SwiGLU
@@ -32,7 +32,6 @@ from xtrain.tensor_parallel import (
     ParallelSwiGLU,
     RowParallelLinear,
     ring_all_gather_matmul,
-    ring_matmul,
     ring_matmul_reduce_scatter,
 )
 from xtrain.tensor_parallel.functions import column_linear, row_linear
@@ -40,7 +39,7 @@ from xtrain.tensor_parallel.functions import column_linear, row_linear
 COLUMN = "xtrain.tensor_parallel.ring_matmul:ring_all_gather_matmul"
 ROW = "xtrain.tensor_parallel.ring_matmul:ring_matmul_reduce_scatter"
 PARTS = [
-    "xtrain.tensor_parallel.ring_matmul:ring_pieces",
+    "xtrain.comm.ring_pass:RingPass",
     "xtrain.tensor_parallel.ring_matmul:ring_sum",
 ]
 RING = {"sequence_parallel": True, "overlap": "ring"}
@@ -237,13 +236,13 @@ def order_of_events() -> list[list[str]]:
     ):
         for phase in ("forward", "backward"):
             with Order() as order:
-                ring_matmul.post_all = order.post_all
+                ring_pass.post_all = order.post_all
                 if phase == "forward":
                     y = forward()
                 else:
                     y.sum().backward()
             seen.append(order.events)
-    ring_matmul.post_all = post_all
+    ring_pass.post_all = post_all
     return seen
 
 
@@ -273,10 +272,10 @@ def refusals() -> None:
         for dim in (2, -1, 3, -4):
             with pytest.raises(ValueError, match=f"dim={dim} is not a dim before"):
                 call(dim)
-    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+    with pytest.raises(ValueError, match="3 is not divisible by 2"):
         ring_matmul_reduce_scatter(x, weight, 1)
     row = RowParallelLinear(4, 6, **RING)
-    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+    with pytest.raises(ValueError, match="3 is not divisible by 2"):
         row(x)
     with debug_checks(), pytest.raises(ValueError, match="one and the same legal call"):
         ring_all_gather_matmul(torch.ones(2 + rank, 2), [weight], 0)

@@ -14,13 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import (
-    check_call,
-    message_device,
-    rank_and_size,
-    refuse,
-    shape_of,
-)
+from xtrain.comm.calls import check_call, refuse
+from xtrain.comm.checks import message_device, rank_and_size, shape_of
 from xtrain.comm.p2p import post_all
 from xtrain.comm.work import Work
 

@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import (
-    check_call,
-    message_device,
-    rank_and_size,
-    run_checks,
-    shape_of,
-)
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import message_device, rank_and_size, shape_of
 from xtrain.comm.p2p import ring_shift
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 from xtrain.comm.ring import (
@@ -41,8 +36,7 @@ def all_reduce(
 
     A small tensor takes the tree (few steps), a large one the ring (least volume).
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "all_reduce", group, [tensor], op=op)
+    _, size = check_call("all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     if flat.nbytes <= TREE_MAX_BYTES:
         tree_reduce(flat, 0, op, group)
@@ -148,8 +142,7 @@ def barrier(group: ProcessGroup | None = None) -> None:
     In step k a rank hears from the one 2^k behind it, which by then has heard from all
     2^k - 1 before that one; after the last step everyone has heard from everyone.
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "barrier", group, [])
+    _, size = check_call("barrier", group)
     token, landing = torch.zeros(
         2, 1, dtype=torch.float32, device=message_device(group)
     )

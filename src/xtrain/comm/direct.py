@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import are_contiguous, check_call, holds_all
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import are_contiguous, holds_all
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.transport_errors import naming_peers

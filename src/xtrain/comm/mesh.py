@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from xtrain.comm.call_agreement import reduce_question
 from xtrain.comm.checks import group_or_world, message_device
-from xtrain.comm.rounds import paused
 
 REPLICA_AXES = ("data", "expert_data")
 """Axes whose ranks hold the same parameters and bring other batches."""
@@ -117,9 +117,8 @@ def group_of_members(
     """
     held = len(dist.distributed_c10d._world.pg_names)
     counts = torch.tensor([held, -held], device=message_device(parts[0]))
-    with paused():
-        for part in parts:
-            dist.all_reduce(counts, dist.ReduceOp.MAX, group=part)
+    for part in parts:
+        reduce_question(counts, part, dist.ReduceOp.MAX)
     most, least = counts.tolist()
     if most != -least:
         raise ValueError(

@@ -16,13 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import (
-    check_call,
-    rank_and_size,
-    refuse,
-    run_checks,
-    shape_of,
-)
+from xtrain.comm.calls import check_call, refuse
+from xtrain.comm.checks import rank_and_size, shape_of
 from xtrain.comm.p2p import exchange_all, group_rank_of
 from xtrain.comm.tree import tree_broadcast, tree_reduce
 
@@ -36,7 +31,7 @@ def broadcast(
     """Copy rank `src`'s tensor into every rank's `tensor`: ceil(log2 N) steps."""
     root = root_of("broadcast", "src", src, group_src, group)
     same = (shape_of(tensor), f"src={root}")  # on all ranks
-    run_checks("collective", "broadcast", group, [tensor], compare=same)
+    check_call("broadcast", group, tensor, compare=same)
     flat = tensor.detach().contiguous().view(-1)
     tree_broadcast(flat, root, group)
     if not tensor.is_contiguous():
@@ -53,7 +48,7 @@ def broadcast_naive(
     root = root_of("broadcast_naive", "src", src, group_src, group)
     rank, size = rank_and_size(group)
     same = (shape_of(tensor), f"src={root}")  # on all ranks
-    run_checks("collective", "broadcast_naive", group, [tensor], compare=same)
+    check_call("broadcast_naive", group, tensor, compare=same)
     flat = tensor.detach().contiguous().view(-1)
     if rank == root:
         others = [other for other in range(size) if other != root]
@@ -78,7 +73,7 @@ def reduce(
     root = root_of("reduce", "dst", dst, group_dst, group)
     rank, _ = rank_and_size(group)
     same = (shape_of(tensor), f"dst={root}")  # on all ranks
-    run_checks("collective", "reduce", group, [tensor], op=op, compare=same)
+    check_call("reduce", group, tensor, op=op, compare=same)
     partial = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     tree_reduce(partial, root, op, group)
     if rank == root:

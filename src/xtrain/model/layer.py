@@ -6,7 +6,7 @@ Shapes: B batch, S sequence, H hidden.
 from torch import Tensor, nn
 
 from xtrain.expert_parallel import GShardMoE, MoE
-from xtrain.expert_parallel.events import Event
+from xtrain.expert_parallel.events import ChunkEvent
 from xtrain.model.parts import WholeParts
 
 
@@ -47,7 +47,7 @@ class OverlappedDecoderLayer(DecoderLayer):
     Called as a module it is a `DecoderLayer`.
     """
 
-    events: list[Event] | None = None
+    events: list[ChunkEvent] | None = None
 
     def attention(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
         """The first half, with its norm and residual."""

@@ -142,7 +142,7 @@ def check_cut(
         lengths["sequence"] = sequence
     for name, length in lengths.items():
         if length % ranks:
-            raise ValueError(f"{name}={length} cannot be cut evenly for {ranks} ranks")
+            raise ValueError(f"{name}={length} is not divisible by {ranks}")
     keys = shape.num_key_value_heads
     if keys % ranks and ranks % keys:
         raise ValueError(
