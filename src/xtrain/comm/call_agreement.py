@@ -55,8 +55,8 @@ def check_calls(
         if problem is not None:
             raise ValueError(with_name(name, problem))
         return
-    digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
-    numbers = torch.tensor([int(problem is not None), digest, -digest])
+    number = digest(said)
+    numbers = torch.tensor([int(problem is not None), number, -number])
     for group in groups:
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
     wrong, most, least = numbers.tolist()
@@ -66,6 +66,11 @@ def check_calls(
         problem = verdict(name, group, said, problem)
     if problem is not None:
         raise ValueError(with_name(name, problem))
+
+
+def digest(what: object) -> int:
+    """A number of 48 bits for what something prints as."""
+    return int(hashlib.sha256(repr(what).encode()).hexdigest()[:12], 16)
 
 
 def check_same_on(
