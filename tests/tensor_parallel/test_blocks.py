@@ -7,8 +7,7 @@ from torch import nn
 
 from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
 from xtrain.model import RopeScaling, XtrainConfig
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,

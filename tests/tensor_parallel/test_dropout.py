@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
 from tests.tensor_parallel.test_blocks import compare, config_of
 from xtrain.comm import debug_checks
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     DropoutAttention,
     ParallelAttention,

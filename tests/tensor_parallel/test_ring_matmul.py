@@ -24,8 +24,7 @@ from tests.tensor_parallel.test_linear import (
 )
 from xtrain.comm import CommLedger, Work, debug_checks
 from xtrain.comm.p2p import post_all
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
