@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.checkpoint.placement import Placement
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.comm.mesh import REPLICA_AXES, axis_group
 from xtrain.model.hf_names import hf_sources
 from xtrain.model.placement import is_first

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.checkpoint.placement import Placement
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.comm.mesh import BATCH_AXES, REPLICA_AXES, axis_group, joined_group
 from xtrain.model.config import XtrainConfig
 from xtrain.tensor_parallel.attention import key_replicas
