@@ -55,7 +55,7 @@ NORM = "xtrain.tensor_parallel.norm:ParallelRMSNorm"
 EMBEDDING = "xtrain.tensor_parallel.embedding:VocabParallelEmbedding"
 LOSS = "xtrain.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy"
 LOSS_FUNCTION = "xtrain.tensor_parallel.cross_entropy:_CrossEntropy"
-PLACEMENT = "xtrain.checkpoint.placement:Placement"
+PLACEMENT = "xtrain.checkpoint.parameter_slice:Placement"
 
 
 # ---------------------------------------------------------- the sums of the gradients

@@ -1,7 +1,7 @@
 """Groups whose ranks make different numbers of calls, as inside DDP's `join()`.
 
-A rank that has run out of inputs takes part in DDP's messages only. A check that asks
-all ranks in every step must be skipped there: it would wait for ever.
+A rank that has run out of inputs answers DDP's messages only. Any other call that asks
+all ranks in every step is left out inside `join()`: it would deadlock.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ _uneven: ContextVar[tuple[ProcessGroup | None, ...]] = ContextVar("uneven", defa
 def uneven_calls(group: ProcessGroup | None) -> Iterator[None]:
     """Inside, this rank may make calls that others of the group do not."""
     group = group or dist.group.WORLD
-    before = _uneven.set((*_uneven.get(), group))
+    token = _uneven.set((*_uneven.get(), group))
     try:
         yield
     finally:
-        _uneven.reset(before)
+        _uneven.reset(token)
 
 
 def has_uneven_calls(group: ProcessGroup | None) -> bool:
