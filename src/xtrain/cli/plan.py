@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_data(shape, arguments, batch, result, shown), indent=1))
     else:
-        from xtrain.plan_tables import show  # rich, which --json does without
+        from xtrain.cli.plan_tables import show  # rich, which --json does without
 
         show(shape, device, arguments, batch, assumed, result, shown)
     return 0 if result.found else 1

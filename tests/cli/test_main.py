@@ -1,15 +1,19 @@
 """What every command does with words it cannot use, and where its output goes."""
 
+import importlib
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
+import xtrain
 from xtrain import cli
+from xtrain.cli import doctor
 
 XTRAIN = [sys.executable, "-m", "xtrain"]
 PLAN = ["plan", "--model", "llama-3-8b", "--gpus", "8"]
@@ -124,6 +128,37 @@ def test_a_reader_who_leaves_early_ends_a_command_quietly(words):
     assert process.wait() == 0
 
 
+def test_version() -> None:
+    done = subprocess.run([*XTRAIN, "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == f"xtrain {xtrain.__version__}"
+
+
+def test_help_names_every_command_and_only_real_ones(capsys):
+    assert cli.main([]) == 2
+    text = " ".join(capsys.readouterr().out.split())
+    for name, (module_name, line) in cli.COMMANDS.items():
+        assert name in text and line in text
+        module = importlib.import_module(module_name)
+        assert callable(module.run) and callable(module.add_arguments)
+
+
+def test_a_command_is_a_module_with_two_functions(monkeypatch):
+    module = types.ModuleType("a_command_of_this_test")
+    module.add_arguments = lambda parser: parser.add_argument("--n", type=int)  # type: ignore[attr-defined]
+    module.run = lambda arguments: arguments.n + 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(cli.COMMANDS, "plus", (module.__name__, "add one"))
+    assert cli.main(["plus", "--n", "4"]) == 5
+
+
+def test_ctrl_c_ends_a_command_quietly(monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert cli.main(["doctor"]) == 130
+
+
 def test_a_refusal_of_several_lines_is_one():
     problem = ValueError("a first line\n  and a second,\tof 3 words")
     assert cli.refusal("xtrain plan", problem) == (
@@ -161,7 +196,7 @@ def on_a_terminal(columns: int, *words: str) -> list[str]:
     return said.decode().replace("\r\n", "\n").splitlines()
 
 
-@pytest.mark.verifies("xtrain.schedules.command:run")
+@pytest.mark.verifies("xtrain.cli.schedule:run")
 def test_a_drawing_is_as_wide_as_the_terminal(capsys):
     words = ["schedule", "zb_h1", "--micro-batches", "24"]
     lines = on_a_terminal(70, *words)
@@ -193,7 +228,7 @@ def test_the_help_shows_defaults(capsys, command):
     assert "None" not in said and "False" not in said
 
 
-@pytest.mark.verifies("xtrain.plan_command:run")
+@pytest.mark.verifies("xtrain.cli.plan:run")
 def test_a_path_with_brackets_is_shown_as_it_is(capsys, tmp_path):
     folder = tmp_path / "[bold]" / "[" / "]"
     folder.mkdir(parents=True)

@@ -1,13 +1,17 @@
-"""From what the ranks return to a `Measurement`: medians, ratios, bytes."""
+"""From what the ranks return to a `Measurement`: medians, ratios, bytes.
+
+Times of one contestant are summarised by their median, which slow outliers hardly move.
+Two contestants are compared by the ratio of their medians. Its spread are the quartiles
+of the ratios of single rounds, in which both ran one right after the other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xtrain.bench import medians
 from xtrain.bench.contestant_checks import Counts
 from xtrain.bench.race import Case, Race
-from xtrain.bench.record import Measurement, Result
+from xtrain.bench.race_record import ContestantResult, Measurement
 from xtrain.bench.sampling import Sample, keep
 
 
@@ -53,7 +57,7 @@ def measurement_of(
         rounds=len(baseline),
         other_load=_median_load(ranks[0], limit),
         results=[
-            Result(
+            ContestantResult(
                 name=contestant.name,
                 **_times(times[contestant.name]),
                 calls=ranks[0].calls[contestant.name],
@@ -79,7 +83,7 @@ def _median_load(result: RankResult, limit: float) -> float | None:
         for sample in samples
         if sample.other_load is not None and keep(sample, limit) is not None
     ]
-    return medians.quantile(loads, 0.5) if loads else None
+    return quantile(loads, 0.5) if loads else None
 
 
 def _bytes(ranks: Sequence[RankResult], name: str) -> dict[str, Any]:
@@ -92,11 +96,9 @@ def _bytes(ranks: Sequence[RankResult], name: str) -> dict[str, Any]:
 
 def _times(samples: Sequence[float | None]) -> dict[str, Any]:
     times = [seconds for seconds in samples if seconds is not None]
-    found = medians.summarize(times) if times else None
+    shares = {"seconds": 0.5, "seconds_low": 0.25, "seconds_high": 0.75}
     return {
-        "seconds": found.median if found else None,
-        "seconds_low": found.low if found else None,
-        "seconds_high": found.high if found else None,
+        **{name: quantile(times, at) if times else None for name, at in shares.items()},
         "kept": len(times),
         "dropped": len(samples) - len(times),
     }
@@ -105,13 +107,43 @@ def _times(samples: Sequence[float | None]) -> dict[str, Any]:
 def _ratios(
     baseline: Sequence[float | None], times: Sequence[float | None], own: bool
 ) -> dict[str, Any]:
-    both = any(
-        b is not None and t is not None for b, t in zip(baseline, times, strict=True)
+    found = None if own else compare(baseline, times)
+    return dict(
+        zip(("ratio", "ratio_low", "ratio_high"), found or (None,) * 3, strict=True)
     )
-    if own or not both:
-        return dict.fromkeys(("ratio", "ratio_low", "ratio_high"))
-    found = medians.compare(baseline, times)
-    return {"ratio": found.ratio, "ratio_low": found.low, "ratio_high": found.high}
+
+
+def compare(
+    baseline: Sequence[float | None], contestant: Sequence[float | None]
+) -> tuple[float, float, float] | None:
+    """Baseline over contestant (above 1, the contestant is faster), and its spread.
+
+    The ratio of medians, and the quartiles of the rounds' ratios. Times have one entry
+    per round, None for a dropped sample; None when no round has both.
+    """
+    pairs = zip(baseline, contestant, strict=True)
+    ratios = [b / c for b, c in pairs if b is not None and c is not None]
+    if not ratios:
+        return None
+    first, second = (
+        quantile([t for t in times if t is not None], 0.5)
+        for times in (baseline, contestant)
+    )
+    return first / second, quantile(ratios, 0.25), quantile(ratios, 0.75)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, linear between neighbours.
+
+    ValueError for no values.
+    """
+    if not values:
+        raise ValueError("no values: every sample was dropped")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def all_or_none(counts: list[int | None]) -> list[int] | None:

@@ -7,7 +7,7 @@ import pytest
 from xtrain.cli import main
 from xtrain.plan import Layout, ModelShape, estimate, sent_by_axis, traffic_per_step
 
-COMMAND = "xtrain.plan_command:run"
+COMMAND = "xtrain.cli.plan:run"
 WORDS = ["plan", "--model", "llama-3-70b", "--gpus", "64", "--gpu", "a100-80gb",
          "--sequence", "8192"]  # fmt: skip
 

@@ -3,22 +3,118 @@
 import argparse
 import dataclasses
 import datetime
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from xtrain.bench import machine, record, report
-from xtrain.bench.options import add_arguments
+from xtrain.bench import machine, report
 from xtrain.bench.race import Race, RaceError
+from xtrain.bench.race_record import (
+    SCHEMA,
+    Measurement,
+    Record,
+    finished,
+    new_output,
+    partial,
+    write,
+)
 from xtrain.bench.race_sets import choose, list_lines, load, names
-from xtrain.bench.record_files import finished, new_output, partial
 from xtrain.bench.runner import run_measurement
-from xtrain.bench.settings import QUICK, Settings
+from xtrain.bench.sampling import QUICK, Settings
 from xtrain.plan.checks import require_positive
 from xtrain.testing import World
 
-__all__ = ["add_arguments", "run"]
+MOST_RANKS, MOST_BYTES = 64, 2**36
+UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `xtrain bench`."""
+    parser.add_argument(
+        "name", nargs="?", help="which set of races, such as lc1 (see --list)"
+    )
+    parser.add_argument("--list", action="store_true", help="show all races")
+    parser.add_argument(
+        "--quick", action="store_true", help="few short samples, nothing written"
+    )
+    parser.add_argument(
+        "--race", action="append", metavar="NAME", help="this race only; repeatable"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=numbers,
+        metavar="N,N",
+        help="numbers of ranks instead of the race's own",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=sizes,
+        metavar="S,S",
+        help="sizes instead of the race's own, such as 4KiB,16MiB",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help=f"samples wanted of each contestant (default: {Settings().rounds}, with "
+        f"--quick {QUICK.rounds})",
+    )
+    parser.add_argument(
+        "--other-load-limit",
+        type=float,
+        metavar="SHARE",
+        help="drop samples during which others used more of the machine than this "
+        f"(default: {Settings().other_load_limit:g}, with --quick "
+        f"{QUICK.other_load_limit:g} while some are left)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where to write the record; by default docs/data/bench/NAME.json of the "
+        "checkout for a full run, nowhere for a part of one",
+    )
+    parser.add_argument(
+        "--another",
+        action="store_true",
+        help="this is another machine than that of the record: write NAME-2.json, or "
+        "the next number, and leave the others; pages show what all machines gave",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the measurements of that record that have enough samples, run the "
+        "others: for machines that are quiet only now and then",
+    )
+
+
+def numbers(text: str) -> list[int]:
+    """`2,4`: numbers of ranks, 64 at most, as each is a process."""
+    found = [int(part) for part in text.split(",")]
+    if not all(1 <= ranks <= MOST_RANKS for ranks in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: numbers of ranks are from 1 to {MOST_RANKS}"
+        )
+    return found
+
+
+def sizes(text: str) -> list[int]:
+    """`4KiB,16MiB` in bytes."""
+    found = [parse_size(part) for part in text.split(",")]
+    if not all(1 <= size <= MOST_BYTES for size in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes are from 1 B to 64 GiB")
+    return found
+
+
+def parse_size(text: str) -> int:
+    """`16MiB` as 16777216. Units: B, KiB, MiB, GiB."""
+    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 16MiB")
+    return int(match[1]) * unit
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         for measurement in run_races(chosen, settings, done, arguments.quick):
             made.measurements.append(measurement)
             if output is not None:
-                record.write(made, partial(output))
+                write(made, partial(output))
     except RaceError as error:
         # The ranks' own words; the error of the World adds every rank's traceback.
         print(f"not timed: {error.__cause__ or error}", file=sys.stderr)
@@ -64,11 +160,11 @@ def _output(arguments: argparse.Namespace) -> Path | None:
 
 def _new_record(
     arguments: argparse.Namespace, title: str, settings: Settings, with_facts: bool
-) -> record.Record:
+) -> Record:
     """A record of this machine, today, still without measurements."""
     words = [arguments.name, *(["--quick"] if arguments.quick else [])]
-    return record.Record(
-        schema=record.SCHEMA,
+    return Record(
+        schema=SCHEMA,
         name=arguments.name,
         title=title,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -84,9 +180,9 @@ def _new_record(
 def run_races(
     chosen: Sequence[Race],
     settings: Settings,
-    done: Sequence[record.Measurement] = (),
+    done: Sequence[Measurement] = (),
     rough: bool = False,
-) -> Iterator[record.Measurement]:
+) -> Iterator[Measurement]:
     """Run every race at every size and world size, printing each when it is done.
 
     Measurements that are in `done` are not run again. A `rough` look has numbers on a

@@ -1,8 +1,8 @@
 """Results as data: what `xtrain bench` writes and what pages read.
 
-    Record      one run of the command: machine, versions, date, settings
-      Measurement      one race at one size and number of ranks
-        Result  one contestant in it
+    Record                 one run of the command: machine, versions, date, settings
+      Measurement          one race at one size and number of ranks
+        ContestantResult   one contestant in it
 
 All times are seconds, all sizes bytes.
 """
@@ -19,7 +19,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Result:
+class ContestantResult:
     """One contestant of a measurement.
 
     `seconds` is the median of the kept samples with its quartiles, None when every
@@ -64,9 +64,9 @@ class Measurement:
     backend: str
     rounds: int
     other_load: float | None
-    results: list[Result]
+    results: list[ContestantResult]
 
-    def result(self, name: str) -> Result:
+    def result(self, name: str) -> ContestantResult:
         """The result of the contestant of that name; ValueError if it did not run."""
         for result in self.results:
             if result.name == name:
@@ -95,13 +95,9 @@ class Record:
 
     def measurement(self, race: str, size: int, ranks: int) -> Measurement:
         """The measurement of one race; ValueError if it was not run."""
-        for measurement in self.measurements:
-            if (measurement.race, measurement.size, measurement.ranks) == (
-                race,
-                size,
-                ranks,
-            ):
-                return measurement
+        for found in self.measurements:
+            if (found.race, found.size, found.ranks) == (race, size, ranks):
+                return found
         raise ValueError(
             f"{self.name}: no measurement of {race!r}, {size} bytes on {ranks} ranks"
         )
@@ -162,3 +158,35 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, plain) or (kind is not bool and isinstance(data, bool)):
         raise ValueError(f"{where}: expected {kind}, got {data!r}")
     return data
+
+
+def new_output(folder: Path, name: str, another: bool) -> Path:
+    """NAME.json, or for another machine the first of NAME-2.json, ... not there."""
+    output, number = folder / f"{name}.json", 2
+    while another and output.is_file():
+        output, number = folder / f"{name}-{number}.json", number + 1
+    return output
+
+
+def partial(output: Path) -> Path:
+    """Where the measurements of an unfinished run lie, so that it can be resumed."""
+    return output.with_name(output.name + ".partial")
+
+
+def finished(made: Record, path: Path | None) -> list[Measurement]:
+    """The measurements of a record, finished or not, in which none lacks samples.
+
+    ValueError when there is no such record, or when it comes from another machine,
+    other versions or other settings: such measurements do not belong to the new ones.
+    """
+    if path is not None and partial(path).is_file():
+        path = partial(path)
+    if path is None or not path.is_file():
+        raise ValueError(f"nothing to resume: no record {path or '(see --output)'}")
+    old = read(path)
+    for what in ("name", "machine", "versions", "settings"):
+        before, now = getattr(old, what), getattr(made, what)
+        if before != now:
+            raise ValueError(f"cannot resume {path}: its {what} is {before}, not {now}")
+    wanted = made.settings["rounds"]
+    return [m for m in old.measurements if min(r.kept for r in m.results) >= wanted]

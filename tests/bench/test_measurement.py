@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.bench.medians import compare, quantile, summarize
+from xtrain.bench.measurement import compare, quantile
 
 
 @pytest.mark.parametrize(
@@ -39,32 +39,27 @@ def test_quartiles_agree_with_the_standard_library(values):
 
 def test_no_values_is_an_error_that_says_why():
     with pytest.raises(ValueError, match="every sample was dropped"):
-        summarize([])
+        quantile([], 0.5)
 
 
 def test_one_very_slow_sample_does_not_move_the_median_much():
-    assert summarize([1.0, 1.1, 0.9, 50.0, 1.0]).median == 1.0
+    assert quantile([1.0, 1.1, 0.9, 50.0, 1.0], 0.5) == 1.0
 
 
-def test_ratio_is_of_medians_and_spread_is_of_rounds():
-    # Medians 4 and 2, so 2x. Rounds: 4/1, 4/2, 6/3, 2/2 = 4, 2, 2, 1.
-    found = compare([4.0, 4.0, 6.0, 2.0], [1.0, 2.0, 3.0, 2.0])
-    assert found.ratio == pytest.approx(2.0)
-    assert found.low == pytest.approx(1.75)  # 1 + 0.75 (2 - 1)
-    assert found.high == pytest.approx(2.5)  # 2 + 0.25 (4 - 2)
-    assert found.count == 4
-
-
-def test_dropped_samples_take_their_round_out_of_the_spread():
-    # Medians: baseline of 4, 8 = 6; contestant of 2, 1 = 1.5. One full round: 8/2.
-    found = compare([4.0, None, 8.0], [None, 1.0, 2.0])
-    assert found.ratio == pytest.approx(4.0)
-    assert (found.low, found.high, found.count) == (4.0, 4.0, 1)
-
-
-def test_no_round_with_both_sides_is_an_error():
-    with pytest.raises(ValueError, match="no values"):
-        compare([1.0, None], [None, 1.0])
+@pytest.mark.parametrize(
+    ("baseline", "contestant", "expected"),
+    [
+        # Medians 4 and 2, so 2x. Rounds: 4/1, 4/2, 6/3, 2/2 = 4, 2, 2, 1, whose
+        # quartiles are 1 + 0.75 (2 - 1) and 2 + 0.25 (4 - 2).
+        ([4.0, 4.0, 6.0, 2.0], [1.0, 2.0, 3.0, 2.0], (2.0, 1.75, 2.5)),
+        # Medians: baseline of 4, 8 = 6; contestant of 2, 1 = 1.5. One full round: 8/2.
+        ([4.0, None, 8.0], [None, 1.0, 2.0], (4.0, 4.0, 4.0)),
+        ([1.0, None], [None, 1.0], None),
+    ],
+)
+def test_ratio_is_of_medians_and_spread_is_of_rounds(baseline, contestant, expected):
+    found = compare(baseline, contestant)
+    assert found == (expected and pytest.approx(expected))
 
 
 def test_drift_of_the_machine_cancels_in_the_rounds():
@@ -72,5 +67,4 @@ def test_drift_of_the_machine_cancels_in_the_rounds():
     speed = [1.0 + 0.9 * step for step in range(11)]
     random.Random(3).shuffle(speed)
     found = compare([3.0 * s for s in speed], [2.0 * s for s in speed])
-    assert found.low == found.high == pytest.approx(1.5)
-    assert found.ratio == pytest.approx(1.5)
+    assert found == pytest.approx((1.5, 1.5, 1.5))

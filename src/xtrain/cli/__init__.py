@@ -1,11 +1,11 @@
-"""The `xtrain` command.
+"""The `xtrain` command: `main` runs one of its subcommands.
 
-A subcommand is a module with `add_arguments(parser)` and `run(arguments) -> int`.
-It is imported only when it is asked for, so that `xtrain --help` needs no torch. To
-add one, write the module and put its line into `COMMANDS`.
+A subcommand is a module of this folder with `add_arguments(parser)` and
+`run(arguments) -> int`. It is imported only when it is called, so that `xtrain --help`
+needs no torch. To add one, write the module and put its line into `COMMANDS`.
 
-What a command cannot do it raises as a ValueError or an OSError: here that becomes one
-line on standard error and exit code 2. A reader who leaves early (`| head`) ends it.
+A ValueError or OSError of a command becomes one line on standard error and exit code 2.
+A closed pipe (`| head`) ends a command with exit code 0.
 """
 
 import argparse
@@ -13,29 +13,19 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import xtrain
 
-
-class Command(NamedTuple):
-    """One subcommand: the module that has it, and its line in the help."""
-
-    module: str
-    help: str
-
-
-LONGEST = 200  # characters of a refusal
+LONGEST = 200  # characters of an error
 NO_DEFAULT = (None, False, argparse.SUPPRESS)
 
-COMMANDS = {
-    "doctor": Command("xtrain.doctor.command", "say what this machine can run"),
-    "copy": Command("xtrain.copying.command", "hand out code that runs without xtrain"),
-    "schedule": Command(
-        "xtrain.schedules.command", "show and time a pipeline schedule"
-    ),
-    "plan": Command("xtrain.plan_command", "choose a layout for a model and devices"),
-    "bench": Command("xtrain.bench.command", "race our code against the usual choice"),
+COMMANDS = {  # its module, and its line in the help
+    "doctor": ("xtrain.cli.doctor", "print what this machine can run"),
+    "copy": ("xtrain.cli.copying", "write code that runs without xtrain"),
+    "schedule": ("xtrain.cli.schedule", "show and time a pipeline schedule"),
+    "plan": ("xtrain.cli.plan", "choose a layout for a model and devices"),
+    "bench": ("xtrain.cli.bench", "race our code against the usual choice"),
 }
 
 
@@ -49,14 +39,14 @@ class Defaults(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line, as the commands do."""
+    """An error of usage is one line, as those of the commands are."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, refusal(self.prog, message) + "\n")
 
 
 def refusal(prog: str, problem: object) -> str:
-    """One line of at most `LONGEST` characters, whatever was typed."""
+    """The error as one line of at most `LONGEST` characters."""
     if isinstance(problem, OSError) and problem.filename is not None:
         problem = f"{problem.strerror}: {problem.filename}"
     line = " ".join(f"{prog}: {problem}".split())
@@ -72,15 +62,15 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         "--version", action="version", version=f"xtrain {xtrain.__version__}"
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, command in COMMANDS.items():
+    for name, (module_name, text) in COMMANDS.items():
         subparser = subparsers.add_parser(
             name,
-            help=command.help,
-            description=_sentence(command.help),
+            help=text,
+            description=f"{text[:1].upper()}{text[1:]}.",
             formatter_class=Defaults,
         )
         if name == chosen:
-            module = import_module(command.module)
+            module = import_module(module_name)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     return parser
@@ -105,22 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has seen enough, as `| head` has
+    except BrokenPipeError:  # as of `| head`
         _drop_output()
     except (ValueError, OSError) as problem:
         try:
             print(refusal(f"xtrain {arguments.command}", problem), file=sys.stderr)
             print(end="", flush=True)
-        except OSError:  # what was printed has no place to go: a full disk
+        except OSError:  # a full disk
             _drop_output()
         return 2
     return code
 
 
 def _drop_output() -> None:
-    """Send what is still to be printed nowhere: at its end Python would complain."""
+    """Discard buffered output: Python would fail to flush it when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from xtrain import cli
+from xtrain.cli.copying import listing
 from xtrain.copying import whiteboard
-from xtrain.copying.command import listing
 from xtrain.copying.forms import forms
 from xtrain.copying.library import SOURCE, library, needed
 
