@@ -7,9 +7,8 @@ from .. import runs
 from ..runs import EvidenceError
 from ..svg import Axis, document, fit, line, text
 from ..tables import Table
-from .reference import Curve, difference, reference
+from .reference import RANKS, Curve, difference, reference
 
-RANKS = (2, 4)
 EXACT, ROUNDED = 1e-12, 0.2
 """How far a curve may be from the reference: in float64, and with 16-bit numbers."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 400, 300, 40, 44
@@ -22,20 +21,20 @@ class Row:
 
     Attributes:
         name: as figure and table call it.
-        function, argument: what runs on every rank and gives a curve.
+        function, arguments: what runs on every rank and gives a curve.
         ranks: world sizes on which it can run.
         right: gives the curve of one process that it has to reproduce.
     """
 
     name: str
-    function: Callable[[str], Curve]
-    argument: str
+    function: Callable[..., Curve]
+    arguments: tuple[str, ...]
     ranks: tuple[int, ...] = RANKS
     right: Callable[[], Curve] = reference
 
     def curve(self, ranks: int) -> Curve:
         """Its curve on so many ranks, held against the reference."""
-        found = runs.remembered(self.function, ranks, self.argument)
+        found = runs.remembered(self.function, ranks, *self.arguments)
         return checked(found, self.right(), f"{self.name}, {ranks} ranks")
 
 
