@@ -1,6 +1,7 @@
 """Races against torch, drawn from the recorded benchmarks."""
 
-from .. import races, values
+from .. import races
+from ..amounts import bytes_
 from ..runs import EvidenceError
 from ..svg import Axis, bar_chart, fit
 from ..tables.races import names_in
@@ -28,7 +29,7 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> 
     also: dict[tuple[str, str], list[float]] = {}
     found = races.measurements(record, race, ranks)
     for measurement in found:
-        size = values.bytes_(measurement.size)
+        size = bytes_(measurement.size)
         ratios = {r.name: r.ratio for r in measurement.results[1:] if r.ratio}
         if ratios := chosen(ratios, only):
             bars[size] = ratios

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .. import races
-from ..values import bytes_, number, percent, seconds, si
+from ..amounts import bytes_, number, percent, seconds, si
 from . import REGISTRY, Table
 
 if TYPE_CHECKING:

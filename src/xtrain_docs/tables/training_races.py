@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .. import races
-from ..values import bytes_, number
+from ..amounts import bytes_, number
 from . import REGISTRY, Table
 from .races import names_in, results
 

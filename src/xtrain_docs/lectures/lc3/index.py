@@ -5,8 +5,8 @@ from typing import Any
 
 from xtrain.plan import ModelShape, state_memory
 
-from ... import runs, values
-from ...amounts import count
+from ... import runs
+from ...amounts import bytes_, count
 from ...figures import REGISTRY as FIGURES
 from ...svg import document, fit, rect, swatches, text
 from ...tables import REGISTRY as TABLES
@@ -63,7 +63,7 @@ def zero_picture(ranks: int = 4) -> str:
         for stage in STAGES
     }
     title = f"Model state of one of {ranks} ranks, by stage"
-    return stacked(bars, KINDS, title, lambda part, _: values.bytes_(part))
+    return stacked(bars, KINDS, title, lambda part, _: bytes_(part))
 
 
 @FIGURES
