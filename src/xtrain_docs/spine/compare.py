@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .. import runs
 from ..runs import EvidenceError
-from ..svg import Axis, document, fit, line, text
+from ..svg import Axis, Frame, document, fit, line, text
 from ..tables import Table
 from .reference import RANKS, Curve, difference, reference
 
@@ -86,24 +86,13 @@ def figure_of(rows: Sequence[Row], ranks: int) -> str:
 
 def chart(right: list[float], curves: dict[str, list[float]], title: str) -> str:
     """Marks of different wrappers are at different steps, so that none is hidden."""
-    x, y = Axis("step", high=len(right)), Axis("loss")
+    y = Axis("loss")
     highest = max(right + [loss for losses in curves.values() for loss in losses])
-    ends = y.ends([0.0, highest])
     key, top = legend(list(curves))
-
-    def px(step: int) -> float:
-        return LEFT + (WIDTH - LEFT - 10) * step / len(right)
-
-    def py(loss: float) -> float:
-        return top + (HEIGHT - BOTTOM - top) * (1 - y.place(loss, ends))
-
-    parts = [*key, text(6, top - 12, "loss", "xt-label")]
-    for tick in y.tick_values(ends):
-        parts.append(line(LEFT, py(tick), WIDTH - 10, py(tick), "xt-grid"))
-        parts.append(text(LEFT - 8, py(tick) + 4, f"{tick:g}", "xt-tick", "end"))
-    for tick in x.tick_values((0, len(right))):
-        at = px(int(tick))
-        parts.append(text(at, HEIGHT - BOTTOM + 18, f"{tick:g}", "xt-tick", "middle"))
+    ends, size = (0, len(right)), (WIDTH - LEFT - 10, HEIGHT - BOTTOM - top)
+    frame = Frame(Axis("step"), y, ends, y.ends([0.0, highest]), LEFT, top, *size)
+    px, py = frame.px, frame.py
+    parts = [*key, text(6, top - 12, "loss", "xt-label"), *frame.axes()]
     parts.append(text(WIDTH - 10, HEIGHT - 6, "step", "xt-label", "end"))
     path = " ".join(f"{px(i):.1f},{py(v):.1f}" for i, v in enumerate(right, start=1))
     parts.append(f'<polyline points="{path}" class="xt-line xt-s7"/>')
