@@ -1,8 +1,4 @@
-"""What attention over several ranks refuses, on every rank, before anything is sent.
-
-The package hands these to `xtrain.comm.checks.CHECKS`, where the algorithms find them;
-a copy of an algorithm has none.
-"""
+"""The checks of attention over several ranks, made before anything is sent."""
 
 import math
 from typing import Any

@@ -1,18 +1,21 @@
-"""Sums over data ranks, once in a step, when a stage has its last gradient.
+"""The gradients of a step: summed over data ranks, divided by the count, added.
 
 backwards of the schedule    inside no_sync(): gradients add up, nothing is sent
 REDUCE of a stage            reduce_gradients() of what is around it
 end of the step              what stages share over the pipeline, and what waited
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from xtrain.pipeline_parallel.shared import SharedGradients
+from xtrain.comm.main_grad import add_to_gradient, leave_gradient, unround
+from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
 from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
-from xtrain.pipeline_parallel.wrappers import reduces_shards
 
 
 class Reductions:
@@ -20,11 +23,24 @@ class Reductions:
 
     Args:
         stages: this rank's.
-        shared: sums what stages have in common over the pipeline.
+        mirrored: whether another rank holds each of them, too.
+        group: the ranks of the pipeline, which sum what their stages share.
     """
 
-    def __init__(self, stages: Sequence[PipelineStage], shared: SharedGradients):
-        self.stages, self.shared = list(stages), shared
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        mirrored: bool,
+        group: ProcessGroup | None,
+    ):
+        self.stages = list(stages)
+        sharded = {
+            parameter
+            for stage in stages
+            if reduces_shards(stage.reduction)
+            for parameter in stage.parameters()
+        }
+        self.shared = SharedGradients(held_by_name(stages, mirrored), group, sharded)
         self.of = self._found()
         self._pending: dict[GradientReduction, set[int]] = {}
 
@@ -78,3 +94,50 @@ class Reductions:
         for reduction in self._pending:
             reduction.reduce_gradients()
         self.shared.sum(of_sharded=False)
+
+
+class PreviousGradients:
+    """The gradients from before a step, kept apart until the step is over.
+
+    grad    before | None, then the sums of the step | before + sums / count
+                   | a step that fails               | before
+
+    Args:
+        parameters: their `grad` is None from now on.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]):
+        self.before = {p: kept(unround(p)) for p in parameters}
+        for parameter in self.before:
+            parameter.grad = None
+
+    def put_back(self) -> None:
+        """Give the parameters what they had; the step's gradients are dropped."""
+        for parameter, old in self.before.items():
+            parameter.grad = None
+            if old is not None:
+                leave_gradient(parameter, old)
+
+    @torch.no_grad()
+    def add(self, count: Tensor) -> None:
+        """Divide the step's gradients by the count, and add what was there before."""
+        for parameter, old in self.before.items():
+            new = unround(parameter)
+            if new is not None:
+                new.div_(count.to(new.device))
+            parts = [part for part in (old, new) if part is not None]
+            parameter.grad = None
+            for part in parts:
+                add_to_gradient(parameter, part)
+
+
+def kept(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that stays while others are summed: DDP's is a view of its bucket."""
+    if type(gradient) is Tensor and gradient._base is not None:
+        return gradient.clone()
+    return gradient
+
+
+def reduces_shards(reduction: Any) -> bool:
+    """Whether it cuts whole gradients into shards of its own, as ZeRO 1 and 2 do."""
+    return reduction is not None and not isinstance(reduction, nn.Module)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.testing.placement import (
+from xtrain.testing.backend_choice import (
     SHARING_ENVIRONMENT,
     Choice,
     Machine,

@@ -1,4 +1,4 @@
-"""The weights of a span of the decoder: their first values, slices and gradients.
+"""The weights of some parts of the decoder: their first values, slices and gradients.
 
 A parameter has the name that it has in the whole model. By it everything is found: the
 first values, which are a slice of the full tensor's, drawn from a seed derived from the
@@ -16,18 +16,18 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint import Shard
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.checkpoint.pieces import whole
-from xtrain.checkpoint.placement import Placement
 from xtrain.comm.mesh import axis_group, set_mesh
 from xtrain.comm.wrapper_rules import mark_as_slices, summed_over
 from xtrain.expert_parallel import TopKRouter
 from xtrain.model.config import XtrainConfig
 from xtrain.model.context import SequenceCut
 from xtrain.model.gradient_sums import check_skips, sum_gradients
-from xtrain.model.initialize import full_weight
-from xtrain.model.placement import (
+from xtrain.model.mesh_axes import axis_size
+from xtrain.model.parameters import (
     GRADIENT_AXES,
-    axis_size,
+    full_weight,
     is_summed_over,
     placement_of,
 )
@@ -36,10 +36,10 @@ TIED = "embed_tokens.weight"
 """The one weight of embedding and head, if they are tied: both ends hold it."""
 
 
-class SpanWeights(nn.Module):
-    """What the parameters of a span are, and what is done with them as wholes.
+class DecoderWeights(nn.Module):
+    """What the parameters of these parts are, and what is done with them as wholes.
 
-    The attributes are those of `DecoderSpan`, which makes the modules.
+    The attributes are those of `DecoderParts`, which makes the modules.
     """
 
     config: XtrainConfig

@@ -1,4 +1,4 @@
-"""Which slice of each parameter a rank holds, and who sums its gradient.
+"""What a parameter's name stands for: its slices, who sums its gradient, first values.
 
     embed_tokens  lm_head         rows (vocabulary)   cut over "tensor"
     q_proj  gate_proj  up_proj    rows (outputs)      cut over "tensor"
@@ -16,16 +16,21 @@ those of everything but experts are summed over both, those of experts over
 ranks hold alike: norms, routers, and key heads that are fewer than the ranks. Of those
 ranks the first one's counts in the norm of all gradients, and one of them writes it
 into a checkpoint.
+
+At the start a parameter is drawn whole, in fp32 on the CPU, from a seed made of its
+name. A rank takes its slice of that, so every layout, dtype and device starts from the
+same model, and no draw depends on the ones before it.
 """
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
+import torch
+from torch import Tensor
 
-from xtrain.checkpoint.placement import Placement
-from xtrain.comm.mesh import BATCH_AXES, REPLICA_AXES, axis_group, joined_group
+from xtrain.checkpoint.parameter_slice import Placement
+from xtrain.comm.mesh import REPLICA_AXES
 from xtrain.model.config import XtrainConfig
 from xtrain.tensor_parallel.attention import key_replicas
 
@@ -80,57 +85,15 @@ def tensor_placement(
     return Placement(is_first=rank == 0)
 
 
-def axis_size(mesh: DeviceMesh | None, axis: str) -> int:
-    """1 for an axis that the mesh does not have."""
-    group = axis_group(mesh, axis)
-    return 1 if group is None else group.size()
+def full_weight(name: str, shape: Sequence[int], seed: int, std: float) -> Tensor:
+    """The whole parameter `name` at the start: ones for a norm, else normal numbers."""
+    if name.endswith("norm.weight"):
+        return torch.ones(*shape, device="cpu")
+    generator = torch.Generator().manual_seed(seed_of(name, seed))
+    return torch.randn(*shape, generator=generator, device="cpu").mul_(std)
 
 
-def batch_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
-    """The ranks that bring other batches: of "data", or of both axes of experts.
-
-    None on a mesh that has none of them. Every rank of the mesh calls it.
-    """
-    names = () if mesh is None else mesh.mesh_dim_names or ()
-    axes = [axis for axis in BATCH_AXES if axis in names]
-    above = [axis for axis in axes if axis_size(mesh, axis) > 1]
-    if mesh is None or len(above) < 2:
-        return axis_group(mesh, (above or axes or ["data"])[0])
-    return joined_group(mesh, tuple(above))
-
-
-def groups_to_all(mesh: DeviceMesh | None) -> list[ProcessGroup]:
-    """Groups through which all ranks of the mesh hear of each other; data ranks first.
-
-    They have the timeout of the mesh. Every rank of the mesh calls it.
-    """
-    names = () if mesh is None else mesh.mesh_dim_names or ()
-    others = (axis_group(mesh, axis) for axis in names if axis not in BATCH_AXES)
-    groups = [batch_group(mesh), *others]
-    return [group for group in groups if group is not None and group.size() > 1]
-
-
-def is_first(group: ProcessGroup | None) -> bool:
-    """Whether this is rank 0 of an axis; of one that the mesh does not have it is."""
-    return group is None or group.rank() == 0
-
-
-def mesh_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
-    """All ranks of a mesh; None without a mesh.
-
-    ValueError for a mesh of several axes that is not that of all ranks: it has no group
-    of its own.
-    """
-    if mesh is None or mesh.ndim == 1:
-        return None if mesh is None else mesh.get_group()
-    check_whole_world(mesh)
-    return dist.group.WORLD
-
-
-def check_whole_world(mesh: DeviceMesh | None) -> None:
-    """ValueError unless all ranks are in the mesh."""
-    if mesh is not None and mesh.size() != dist.get_world_size():
-        raise ValueError(
-            f"a mesh of {mesh.size()} ranks in a world of {dist.get_world_size()}: "
-            "all ranks save, load and clip together"
-        )
+def seed_of(name: str, seed: int) -> int:
+    """32 bits, as many as torch's generator on the CPU uses."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")

@@ -3,8 +3,8 @@
     number     0          1        2       ...   L          L + 1
                embedding, layer 0, layer 1, ..., layer L-1, norm and head
 
-    span of a stage           range(2, 4): layers 1 and 2, nothing else is allocated
-    span of the whole model   range(0, L + 2)
+    parts of a stage           range(2, 4): layers 1 and 2, nothing else is allocated
+    parts of the whole model   range(0, L + 2)
 
 Parameters have the names of the whole model: see `span_weights`.
 
@@ -22,35 +22,29 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autograd import check_divides
-from xtrain.comm.checks import run_checks
+from xtrain.comm.debug_checks import check_same_values
 from xtrain.comm.mesh import axis_group, replica_group
 from xtrain.expert_parallel import MoE, Routing
 from xtrain.model.balance import CopyCounts
 from xtrain.model.checks import check_inputs
 from xtrain.model.config import XtrainConfig
 from xtrain.model.context import sequence_cut
-from xtrain.model.layer import make_layer
+from xtrain.model.decoder_weights import DecoderWeights
 from xtrain.model.loss import IGNORED
-from xtrain.model.parts import CutParts, WholeParts
-from xtrain.model.placement import (
-    axis_size,
-    batch_group,
-    groups_to_all,
-    mesh_group,
-)
-from xtrain.model.span_weights import SpanWeights
+from xtrain.model.mesh_axes import axis_size, batch_group, groups_to_all, mesh_group
+from xtrain.model.modules import PlainModules, TensorParallelModules
 from xtrain.tensor_parallel.shards import check_ids
 
 Carried = Mapping[str, dict[str, Any]]
 """Entries of a checkpoint's files that nothing here reads, by the file's name."""
 
 
-class DecoderSpan(SpanWeights):
+class DecoderParts(DecoderWeights):
     """The parts of the decoder with these numbers.
 
     Args:
-        span: their numbers, as above.
-        is_copy: another rank holds the same span and counts for both.
+        parts: their numbers, as above.
+        is_copy: another rank holds the same parts and counts for both.
     """
 
     carried: Carried = MappingProxyType({})
@@ -59,7 +53,7 @@ class DecoderSpan(SpanWeights):
         self,
         config: XtrainConfig,
         mesh: DeviceMesh | None,
-        span: range,
+        parts: range,
         *,
         is_copy: bool = False,
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
@@ -70,7 +64,7 @@ class DecoderSpan(SpanWeights):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.config, self.mesh, self.span, self.is_copy = config, mesh, span, is_copy
+        self.config, self.mesh, self.parts, self.is_copy = config, mesh, parts, is_copy
         self.sequence_parallel = sequence_parallel
         self.copies = CopyCounts(config)
         self.tensor, self.expert = (
@@ -83,22 +77,22 @@ class DecoderSpan(SpanWeights):
         )
         if self.context is not None:
             attention = self.context.attend
-        parts = WholeParts(config, attention, self.expert)
+        make = PlainModules(config, attention, self.expert)
         if self.tensor is not None:
             cut = sequence_parallel, self.tensor, self.expert
-            parts = CutParts(config, attention, *cut)
+            make = TensorParallelModules(config, attention, *cut)
         last = config.num_hidden_layers + 1
-        self.has_embedding, self.has_head = 0 in span, last in span
+        self.has_embedding, self.has_head = 0 in parts, last in parts
         with torch.device("meta"):  # filled below, each weight once
             if self.has_embedding or (self.has_head and config.tie_word_embeddings):
-                self.embed_tokens = parts.embedding()
+                self.embed_tokens = make.embedding()
             self.layers = nn.ModuleList()
-            for number in span:
+            for number in parts:
                 if 0 < number < last:  # named by its number in the whole model
-                    layer = make_layer(parts, number - 1)
+                    layer = make.layer(number - 1)
                     self.layers.add_module(str(number - 1), layer)
             if self.has_head:
-                self.norm, self.lm_head = parts.norm(), parts.head()
+                self.norm, self.lm_head = make.norm(), make.head()
         self.to(dtype or torch.get_default_dtype())
         self._tie_and_mark()
         device = torch.device(device or torch.get_default_device())
@@ -184,7 +178,7 @@ class DecoderSpan(SpanWeights):
         axes = [group for group in groups if group is not None]
         names = "tokens", "labels", "positions", "token_mask"
         given = dict(zip(names, batch, strict=False))
-        run_checks("values", "batches", axes, given)
+        check_same_values("batches", axes, given)
 
     def all_ranks(self) -> ProcessGroup | None:
         """The group of all ranks of the mesh: they save, load and clip together."""

@@ -24,9 +24,9 @@ from torch.distributed import ProcessGroup, Store
 
 from xtrain.comm.agreement import shortened
 from xtrain.comm.checks import group_or_world
-from xtrain.comm.lost import in_short, is_timeout
 from xtrain.comm.mesh import timeout_of
 from xtrain.comm.p2p import post_all
+from xtrain.comm.transport_errors import in_short, is_timeout
 
 WAITS, FAILED = "xtrain/pipeline/waits", "xtrain/pipeline/failed"
 LOST, SILENT = "is lost", "does not answer"  # it ended, or nothing came in time
@@ -151,13 +151,13 @@ def asked(question: Callable[..., Any], *arguments: object) -> Any:
     return answers[0] if answers else None
 
 
-def exchange_all(
+def exchange_by_peer(
     sends: list[tuple[Tensor, int]],
     recvs: list[tuple[Tensor, int]],
     group: ProcessGroup | None,
     at: object,
 ) -> None:
-    """`xtrain.comm.p2p.exchange_all`, peer by peer: one that is lost has a name."""
+    """As `exchange_all`; the error names the peer that was lost."""
     group = group_or_world(group)
     posted = []
     for peer in sorted({peer for _, peer in (*sends, *recvs)}):

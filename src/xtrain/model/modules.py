@@ -1,18 +1,18 @@
-"""The modules a decoder is made of: whole ones, or ones cut over groups of ranks.
+"""The modules a decoder is made of: whole, or cut over groups of ranks.
 
 group of       cuts                           made by
-tensor         everything but norms, router   CutParts
-expert         the experts of a layer         either
+tensor         everything but norms, router   TensorParallelModules
+expert         the experts of a layer         both
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.model.attention import Attention
 from xtrain.model.config import XtrainConfig
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, DecoderLayer, OverlappedDecoderLayer, SwiGLU
 from xtrain.model.moe import make_moe
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
@@ -23,7 +23,7 @@ from xtrain.tensor_parallel import (
 )
 
 
-class WholeParts:
+class PlainModules:
     """Every module whole, on one device.
 
     Args:
@@ -54,7 +54,13 @@ class WholeParts:
             return make_moe(self.config, self.expert)
         return SwiGLU(self.config)
 
-    def sends_copies(self, layer: int) -> bool:
+    def layer(self, number: int = 0) -> DecoderLayer:
+        """The layer of the model with this number."""
+        kind = OverlappedDecoderLayer if self.overlaps(number) else DecoderLayer
+        halves = self.norm(), self.attention(), self.norm(), self.mlp(number)
+        return kind(*halves)
+
+    def overlaps(self, layer: int) -> bool:
         """Whether a layer's only messages are those to experts on other ranks."""
         expert = self.expert
         return self.config.is_moe(layer) and expert is not None and expert.size() > 1
@@ -63,7 +69,7 @@ class WholeParts:
         return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
 
 
-class CutParts(WholeParts):
+class TensorParallelModules(PlainModules):
     """Every module cut over the ranks of `group`; norms are whole on each."""
 
     def __init__(
@@ -75,22 +81,24 @@ class CutParts(WholeParts):
         expert: ProcessGroup | None = None,
     ):
         super().__init__(config, attention, expert)
-        self.sequence_parallel, self.group = sequence_parallel, group
+        self.group = group
+        self.cut: dict[str, Any] = {
+            "sequence_parallel": sequence_parallel,
+            "group": group,
+        }
 
     def embedding(self) -> nn.Module:
         return VocabParallelEmbedding(
             self.config.vocab_size,
             self.config.hidden_size,
-            sequence_parallel=self.sequence_parallel,
-            group=self.group,
+            **self.cut,
         )
 
     def norm(self) -> nn.Module:
         return ParallelRMSNorm(
             self.config.hidden_size,
             self.config.rms_norm_eps,
-            sequence_parallel=self.sequence_parallel,
-            group=self.group,
+            **self.cut,
         )
 
     def attention(self) -> nn.Module:
@@ -103,30 +111,26 @@ class CutParts(WholeParts):
             rope_theta=config.rope_theta,
             rope_scaling=config.rope_scaling,
             attention=self.attention_function,
-            sequence_parallel=self.sequence_parallel,
-            group=self.group,
+            **self.cut,
         )
 
     def mlp(self, layer: int = 0) -> nn.Module:
         if self.config.is_moe(layer):
-            return make_moe(
-                self.config, self.expert, self.group, self.sequence_parallel
-            )
+            cut = self.group, self.cut["sequence_parallel"]
+            return make_moe(self.config, self.expert, *cut)
         return ParallelSwiGLU(
             self.config.hidden_size,
             self.config.intermediate_size,
-            sequence_parallel=self.sequence_parallel,
-            group=self.group,
+            **self.cut,
         )
 
-    def sends_copies(self, layer: int) -> bool:
-        return False  # every half of a layer sends
+    def overlaps(self, layer: int) -> bool:
+        return False  # both halves of a layer send
 
     def head(self) -> nn.Module:
         return ColumnParallelLinear(
             self.config.hidden_size,
             self.config.vocab_size,
             bias=False,
-            sequence_parallel=self.sequence_parallel,
-            group=self.group,
+            **self.cut,
         )

@@ -1,6 +1,6 @@
-"""What the tensors of a message look like, and a header that says so in numbers.
+"""Shapes and dtypes of a message's tensors, and the header that carries them.
 
-(Like([2, 8], bfloat16, needs_gradient), Like([2], int64))
+(TensorMeta([2, 8], bfloat16, needs_gradient), TensorMeta([2], int64))
 -> 2 | dtype 3, 1, 2 dims, 2, 8 | dtype 4, 0, 1 dim, 2 | 0 0 0 ...
 """
 
@@ -18,11 +18,11 @@ DTYPES = (
 HEADER = 256
 """Numbers in a header: how many tensors, and of each dtype, gradient, dims, shape."""
 NOTHING = -1
-"""What a header begins with if there is nothing to send, as its stage has failed."""
+"""What a header begins with if its stage has failed, and sends nothing else."""
 
 
-class Like(NamedTuple):
-    """What a tensor in a message looks like."""
+class TensorMeta(NamedTuple):
+    """Shape and dtype of a tensor in a message, and whether a gradient comes back."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -33,44 +33,46 @@ class Like(NamedTuple):
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}{grad}"
 
 
-Likes = tuple[Like, ...]
+Metas = tuple[TensorMeta, ...]
 
 
-def likes_of(tensors: tuple[Tensor, ...]) -> Likes:
-    """What these tensors look like."""
-    return tuple(Like(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+def metas_of(tensors: tuple[Tensor, ...]) -> Metas:
+    """Shapes and dtypes of these tensors."""
+    return tuple(TensorMeta(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
 
 
-def as_words(likes: Likes) -> str:
+def as_words(metas: Metas) -> str:
     """For an error."""
-    return ", ".join(map(str, likes)) or "no tensors"
+    return ", ".join(map(str, metas)) or "no tensors"
 
 
-def write_header(likes: Likes | None) -> Tensor:
+def write_header(metas: Metas | None) -> Tensor:
     """Shapes and dtypes as numbers; None for nothing."""
-    numbers = [NOTHING] if likes is None else [len(likes)]
-    for shape, dtype, needs_gradient in likes or ():
+    numbers = [NOTHING] if metas is None else [len(metas)]
+    for shape, dtype, needs_gradient in metas or ():
         numbers += [DTYPES.index(dtype), int(needs_gradient), len(shape), *shape]
     padded = torch.zeros(HEADER, dtype=torch.int64)
     padded[: len(numbers)] = torch.tensor(numbers)
     return padded
 
 
-def read_header(header: Tensor) -> Likes | None:
+def read_header(header: Tensor) -> Metas | None:
     """What `write_header` was given."""
     count, *numbers = header.tolist()
     if count == NOTHING:
         return None
-    likes = []
+    metas = []
     for _ in range(count):
         dtype, needs_gradient, dims, *numbers = numbers
-        likes.append(Like(tuple(numbers[:dims]), DTYPES[dtype], bool(needs_gradient)))
+        metas.append(
+            TensorMeta(tuple(numbers[:dims]), DTYPES[dtype], bool(needs_gradient))
+        )
         numbers = numbers[dims:]
-    return tuple(likes)
+    return tuple(metas)
 
 
 def check_sendable(tensors: tuple[Tensor, ...], device: torch.device) -> None:
-    """ValueError unless a message can carry these, and a header can say what they are.
+    """ValueError unless a message can carry these, and a header can describe them.
 
     Args:
         device: where the rank's messages live.

@@ -1,4 +1,4 @@
-"""Which messages of a pipeline wait for one another: with NCCL, those of one queue.
+"""Which messages of a pipeline wait for one another with NCCL: those of a communicator.
 
 NCCL runs what one communicator gets in order. torch makes a communicator for each pair
 of ranks, at their first message. With `init_process_group(device_id=...)` it takes the
@@ -15,27 +15,22 @@ from xtrain.comm.mesh import group_of_members, timeout_of
 from xtrain.comm.p2p import batches
 
 
-def runs_in_order(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Whether messages of two ranks, both ways, run one after the other: with NCCL."""
-    return batches(group_or_world(group), device)
-
-
-def group_of_its_own(
+def second_group(
     group: ProcessGroup | None, device: torch.device
 ) -> ProcessGroup | None:
-    """The same ranks, for the messages one way; None where one group does for both."""
-    if not runs_in_order(group, device):
-        return None
+    """The same ranks, for the messages to lower ranks; None where one group does."""
     group = group_or_world(group)
+    if not batches(group, device):
+        return None
     ranks = dist.get_process_group_ranks(group)
     return group_of_members(ranks, [group], timeout_of(group))
 
 
-def check_queues(group: ProcessGroup | None, device: torch.device) -> str | None:
-    """Why a pipeline could wait for ever over this group; None if it could not."""
+def check_communicators(group: ProcessGroup | None, device: torch.device) -> str | None:
+    """Why ranks of this group could wait in a circle; None if they could not."""
     group = group_or_world(group)
     bound = getattr(group, "bound_device_id", None)
-    if bound is None or group.size() == 1 or not runs_in_order(group, device):
+    if bound is None or group.size() == 1 or not batches(group, device):
         return None
     return (
         f"the group is bound to {bound} by device_id, so {group.name()} runs the "
