@@ -141,10 +141,7 @@ def test_a_run_that_was_cut_leaves_the_record_alone_and_is_resumed(
     assert "400 B" not in capsys.readouterr().out
     assert [
         measurement.size for measurement in race_record.read(path).measurements
-    ] == [
-        400,
-        800,
-    ]
+    ] == [400, 800]
     assert list(tmp_path.iterdir()) == [path]
 
 

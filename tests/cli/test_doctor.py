@@ -135,8 +135,7 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "state"),
-    [(None, "note"), ((2, 29, 7), "note"), ((2, 30, 3), "ok")],
+    ("version", "state"), [(None, "note"), ((2, 29, 7), "note"), ((2, 30, 3), "ok")]
 )
 def test_doctor_on_sharing_a_gpu(monkeypatch, version, state):
     monkeypatch.setattr(checks, "_nccl_version", lambda: version)

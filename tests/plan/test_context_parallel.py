@@ -75,8 +75,7 @@ def test_sixteen_tokens_on_four_ranks():
 
 @pytest.mark.verifies(f"{PLAN}:critical_pairs", f"{PLAN}:ideal_pairs")
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "paths"),
-    [(4, 8, (228, 144, 132)), (8, 4, (122, 80, 66))],
+    ("ranks", "tokens", "paths"), [(4, 8, (228, 144, 132)), (8, 4, (122, 80, 66))]
 )
 def test_critical_paths_of_other_sizes(ranks, tokens, paths):
     found = [critical_pairs(b, ranks, tokens) for b in ("none", "striped", "zigzag")]

@@ -17,6 +17,7 @@ from xtrain.plan import (
     experts_for_free,
     hiding_width,
     nodes_visited,
+    overlap_speedup,
     routed_bytes,
 )
 from xtrain.plan.experts import ExpertMemory, expert_seconds
@@ -227,3 +228,12 @@ def test_width_at_which_products_hide_the_all_to_alls():
     compute, sent = expert_seconds(2, 3, 5, 4, flops=1.0, bandwidth=1.0)
     assert compute == 2 * 3 * (2 * 3) * 5  # three products, two FLOPs an element
     assert sent == 2 * all_to_all_bytes(1, 5, 2, 4)
+
+
+@pytest.mark.verifies(f"{PLAN}:overlap_speedup")
+def test_overlap_gains_most_where_both_take_as_long():
+    assert overlap_speedup(1.0, 1.0) == 2
+    assert overlap_speedup(1.0, 0.5) == overlap_speedup(0.5, 1.0) == 1.5
+    assert overlap_speedup(3.0, 0) == 1
+    with pytest.raises(ValueError, match="communication=-1"):
+        overlap_speedup(1.0, -1)

@@ -120,10 +120,7 @@ def test_palms_own_utilization():
     """6 N + 12 L a d s; N = 540.35 B is given, as the paper counts it."""
     attention = 3 * attention_flops(PALM, 2048)
     assert attention == 12 * 118 * 48 * 256 * 2048
-    for per_token, percent in (
-        (6 * 540.35e9 + attention, 46.2),
-        (6 * 540.35e9, 45.7),
-    ):
+    for per_token, percent in ((6 * 540.35e9 + attention, 46.2), (6 * 540.35e9, 45.7)):
         found = 100 * utilization(238.3e3 * per_token, 1.0, 6144, 275e12)
         assert found == pytest.approx(percent, rel=7e-4)
 
@@ -150,10 +147,7 @@ def test_torchtitan_on_eight_h100(tokens, percent, error):
 @pytest.mark.verifies("xtrain.plan.throughput:training_days")
 @pytest.mark.parametrize(
     ("parameters", "tokens", "gpus", "achieved", "days", "error"),
-    [
-        (175e9, 300e9, 1024, 140e12, 34, 4e-3),
-        (1008e9, 450e9, 3072, 163e12, 84, 2e-3),
-    ],
+    [(175e9, 300e9, 1024, 140e12, 34, 4e-3), (1008e9, 450e9, 3072, 163e12, 84, 2e-3)],
 )
 def test_days_of_training(parameters, tokens, gpus, achieved, days, error):
     found = training_days(parameters, tokens, gpus, achieved)

@@ -127,10 +127,7 @@ def test_formula_counts_what_a_simulation_moves(algorithm, simulate, numel, rank
     results, wire = simulate(data)
     assert results == [[sum(column) for column in zip(*data, strict=True)]] * ranks
     traffic = collective_traffic(algorithm, numel, ranks)
-    assert (traffic.sent, traffic.received) == (
-        tuple(wire.sent),
-        tuple(wire.received),
-    )
+    assert (traffic.sent, traffic.received) == (tuple(wire.sent), tuple(wire.received))
 
 
 @pytest.mark.verifies(f"{T}:chunk_sizes", f"{T}:ring_reduce_scatter")

@@ -234,6 +234,14 @@ def hiding_width(
     return communication / compute
 
 
+def overlap_speedup(compute: float, communication: float) -> float:
+    """Time one after the other over time side by side: 2 at most, where both equal."""
+    require_positive("compute", compute)
+    if communication:
+        require_positive("communication", communication)
+    return (compute + communication) / max(compute, communication)
+
+
 def check_chosen(top_k: int, num_experts: int) -> None:
     """ValueError unless a token can have `top_k` different experts."""
     require_whole("num_experts", num_experts)

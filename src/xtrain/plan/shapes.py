@@ -209,7 +209,7 @@ PRESETS = {  # in the order of SIZES
     "mixtral-8x7b": (32000, 4096, 14336, 32, 32, 8),
 }
 EXPERTS: dict[str, dict[str, Any]] = {
-    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2}
 }
 OTHERS: dict[str, ModelShape] = {}
 """Shapes of other kinds, which build on this one: `xtrain.plan.published` adds them."""

@@ -185,8 +185,7 @@ def sleeping() -> Race:
     """Every schedule of ours and those of torch, against a step without a bubble."""
     ours = [
         Contestant(
-            name,
-            partial(pipeline_trial, sleepers, partial(made, name, None), our_step),
+            name, partial(pipeline_trial, sleepers, partial(made, name, None), our_step)
         )
         for name in SCHEDULES
     ]
