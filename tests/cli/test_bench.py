@@ -211,7 +211,7 @@ def test_a_quick_look_at_a_busy_machine_has_numbers_and_a_caveat(monkeypatch, ca
     assert "A test, 400 B" in header and len(rows) == 2
     for row in rows:
         assert re.search(r"\d (us|ms|s) +\d", row) and "0 of 2" in row
-    assert re.fullmatch(r"  rough: others used \d+% of the machine meanwhile", caveat)
+    assert re.fullmatch(r"  rough: other processes used \d+% of the machine", caveat)
     monkeypatch.setattr(bench, "QUICK", SHORT)
     assert cli.main(["bench", "lc1", "--quick"]) == 0
     assert "rough" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Mixtures of experts as trials: forward and backward, the same for everyone.
+"""Mixtures of experts as trials: forward and backward, the same for all contestants.
 
     one process   rank 0 has all tokens and all experts, the others wait
     on ranks      every rank has its tokens and its experts
