@@ -26,17 +26,6 @@ def test_list_shows_every_race(capsys):
     assert "against gloo all-reduce" in shown
 
 
-@pytest.mark.parametrize("words", [["lc99"], []])
-def test_an_unknown_set_names_the_known_ones(words, capsys):
-    assert cli.main(["bench", *words]) == 2
-    assert "lc1" in capsys.readouterr().err
-
-
-def test_an_unknown_race_names_the_known_ones(capsys):
-    assert cli.main(["bench", "lc1", "--race", "marathon"]) == 2
-    assert "no race marathon; there are: all_reduce_small" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("4KiB", 4096), ("16MiB", 2**24), ("1GiB", 2**30), ("12", 12), ("8 b", 8)],
