@@ -1,6 +1,7 @@
 """Data parallelism equals one process on the whole batch, and torch's own class."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.collective_choice import CHOICES, collectives_named
+from xtrain.comm.collective_choice import CHOICES, TORCH, collectives_named
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.testing import expect_error
@@ -55,7 +56,7 @@ def train(kind, reduction, micro_batches, frozen, choice, cap):
 
 @pytest.mark.verifies(
     "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.data_parallel.ddp:broadcast_all",
+    "xtrain.data_parallel.replicas:broadcast_all",
     "xtrain.comm.backward:Reducer",
     "xtrain.data_parallel.buckets:Bucket",
     "xtrain.data_parallel.buckets:make_buckets",
@@ -254,13 +255,13 @@ def overlapped():
     """The order of gradients and collectives of one backward."""
     events = []
     bare = nn.Sequential(*[nn.Linear(300, 300) for _ in range(4)])
-    model = DistributedDataParallel(bare, bucket_cap_mb=0.4)
 
     def all_reduce(tensor, group=None):
         events.append("send")
-        return dist.all_reduce(tensor, group=group, async_op=True)
+        return TORCH.all_reduce(tensor, group=group)
 
-    model._issue_all_reduce = all_reduce
+    watched = replace(TORCH, all_reduce=all_reduce)
+    model = DistributedDataParallel(bare, bucket_cap_mb=0.4, collectives=watched)
     for layer in bare:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _: events.append("gradient")
@@ -459,7 +460,7 @@ def bad_reduction():
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.same_model:check_same_model",
+    "xtrain.data_parallel.replicas:check_model",
     "xtrain.data_parallel.ddp:DistributedDataParallel",
 )
 def test_bad_models_and_options_are_refused_on_every_rank(world):

@@ -1,6 +1,7 @@
 """Ranks with different numbers of batches."""
 
 import contextlib
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.training import adamw, batch_of, largest_difference, loss_of, make_mo
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.data_parallel.join import shadow_step
 from xtrain.testing import expect_error
 from xtrain.zero import LossScaler
 
@@ -290,14 +292,13 @@ def shadows_with_buffers(steps):
     """On a rank without inputs: whose step it met, and its buffer after that."""
     rank = dist.get_rank()
     model = DistributedDataParallel(Remembers(rank))
-    shadow, seen = model._shadow, []
+    seen = []
 
-    def look(host):
-        shadow(host)
-        seen.append((host, model.module.seen[0].item()))
+    def look(model, source_rank):
+        shadow_step(model, source_rank)
+        seen.append((source_rank, model.module.seen[0].item()))
 
-    model._shadow = look
-    with model.join():
+    with mock.patch("xtrain.data_parallel.join.shadow_step", look), model.join():
         for step in range(steps[rank]):
             model(torch.full((1,), 1.0 + step + 10 * rank).double()).backward()
             model.zero_grad()

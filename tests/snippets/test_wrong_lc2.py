@@ -70,7 +70,7 @@ def replicas_agree(wrap) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.verifies(DDP, NAIVE, "xtrain.data_parallel.ddp:broadcast_all")
+@pytest.mark.verifies(DDP, NAIVE, "xtrain.data_parallel.replicas:broadcast_all")
 def test_a_broadcast_into_a_copy_shares_nothing(worlds, size):
     for right in (NaiveDataParallel, DistributedDataParallel):
         worlds[size].run(weights_are_shared, right)

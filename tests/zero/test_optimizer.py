@@ -55,7 +55,7 @@ def scheduled(stage, schedule):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
+    "xtrain.zero.grad_scaler:Markers", "xtrain.zero.optimizer:ZeroOptimizer"
 )
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stage", [1, 2])
@@ -101,7 +101,7 @@ def resumed(dtype, stage):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
+    "xtrain.zero.grad_scaler:Markers", "xtrain.zero.optimizer:ZeroOptimizer"
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_state_dict_brings_back_every_bit(world, dtype):
@@ -136,7 +136,7 @@ def state_of_another(what):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
+    "xtrain.zero.grad_scaler:Markers", "xtrain.zero.optimizer:ZeroOptimizer"
 )
 @pytest.mark.parametrize(
     ("what", "match"),
@@ -183,7 +183,7 @@ def late_ones(model):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
+    "xtrain.zero.grad_scaler:Markers", "xtrain.zero.optimizer:ZeroOptimizer"
 )
 @pytest.mark.parametrize("stage", [1, 2])
 def test_parameters_may_come_later(world, stage):
@@ -258,7 +258,7 @@ def scaled(stage, clip):
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
+    "xtrain.zero.grad_scaler:Markers", "xtrain.zero.optimizer:ZeroOptimizer"
 )
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("clip", [False, True])

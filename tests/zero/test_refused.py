@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.comm.collective_choice import DIRECT, RING
+from xtrain.comm.wrapper_rules import claim
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.testing import expect_error
 from xtrain.zero import (
@@ -139,10 +140,10 @@ def cases(odd):
     # Two wrappers around one module.
     yield (
         lambda: ddp(ddp()),
-        "checked.DistributedDataParallel reduces the gradients of",
+        "ddp.DistributedDataParallel reduces the gradients of",
     )
-    yield lambda: ddp(naive()), "checked.NaiveDataParallel reduces the gradients"
-    yield lambda: fsdp(ddp()), "checked.DistributedDataParallel reduces the gradients"
+    yield lambda: ddp(naive()), "naive.NaiveDataParallel reduces the gradients"
+    yield lambda: fsdp(ddp()), "ddp.DistributedDataParallel reduces the gradients"
     yield lambda: ddp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     yield lambda: fsdp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     torchs = nn.parallel.DistributedDataParallel
@@ -205,8 +206,7 @@ def late_and_odd(what):
     odd = dist.get_rank() == 1
     extra = nn.Linear(2, 2 + (odd and what == "shape"))
     if odd and what == "owned":
-        ddp_like = extra.weight
-        ddp_like._gradients_reduced_by = "DistributedDataParallel"
+        claim([extra.weight], "DistributedDataParallel")
     group = {"params": extra.parameters(), "lr": 0.1 + (odd and what == "lr")}
     optimizer.add_param_group(group)
 

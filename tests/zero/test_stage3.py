@@ -828,9 +828,9 @@ def relied_on():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
     "xtrain.zero.flat_param_group:become_shard",
-    "xtrain.zero.fsdp_checkpoint:load_state",
+    "xtrain.zero.fsdp_checkpoint:load_full_state",
 )
 def test_what_programs_around_it_rely_on(world):
     """An optimizer made before, whole shapes and tensors, decay of what is idle."""

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from xtrain.checkpoint.placement import placement_in
 from xtrain.comm.wrapper_rules import check_counted
-from xtrain.data_parallel.ddp import DistributedDataParallel
+from xtrain.data_parallel import DistributedDataParallel
 from xtrain.pipeline_parallel.stage import PipelineStage
-from xtrain.zero.fsdp import FullyShardedDataParallel
-from xtrain.zero.optimizer import ZeroOptimizer
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 Held = tuple[Tensor, bool]
 """A gradient, and whether this rank adds it to the norm."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.backward import Reduction
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.deferred import BackwardAlwaysRuns
@@ -29,6 +28,7 @@ from xtrain.comm.main_grad import (
 )
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
+from xtrain.zero.grad_scaler import shard_gradient
 
 Owner = tuple[nn.Module, str]  # a module and the name of its parameter
 FullGradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
@@ -172,18 +172,14 @@ class FlatParamGroup:
             elif gradient is not None:
                 view.add_(gradient)
 
-    def start_reduce(self) -> Reduction:
+    def start_reduce(self) -> Work:
         """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
         assert self.full_grad is not None
         flat, self.full_grad = self.full_grad.to(self.reduce_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         finish = partial(self.add_reduced_gradients, reduced)
-        return Reduction(work, finish, keep=flat)
-
-    def as_gradient(self, part: Tensor) -> Tensor:
-        """What becomes a local shard's `grad`."""
-        return part
+        return Work([work], finish, keep=flat)
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""
@@ -192,7 +188,7 @@ class FlatParamGroup:
             reduced.div_(self.size)
         parts = self.layout.pieces(reduced, self.rank)
         for local, part in zip(self.local_shards, parts, strict=True):
-            add_to_gradient(local, part, self.as_gradient)
+            add_to_gradient(local, part, partial(shard_gradient, group=self.group))
 
 
 def become_shard(original: nn.Parameter, piece: Tensor) -> nn.Parameter:

@@ -13,7 +13,8 @@ next to the shards of each dtype and device there is an empty parameter whose em
 gradient speaks for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
 
-Unscale = Callable[[Tensor, Tensor], None]
+Kind = tuple[torch.dtype, torch.device]
 UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 NORMS = (torch._foreach_norm, torch.linalg.vector_norm, torch.norm, Tensor.norm)
 
@@ -31,7 +32,7 @@ NORMS = (torch._foreach_norm, torch.linalg.vector_norm, torch.norm, Tensor.norm)
 class MarkerGradient(Tensor):
     """An empty gradient; `unscale(found_inf, inverse_scale)` speaks for all shards."""
 
-    unscale: Unscale
+    unscale: Callable[[Tensor, Tensor], None]
 
     @classmethod
     def __torch_function__(
@@ -49,16 +50,35 @@ class MarkerGradient(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def marker(dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """A parameter without elements."""
-    return nn.Parameter(torch.empty(0, dtype=dtype, device=device))
+class Markers:
+    """Of each dtype and device of the shards an empty parameter; see above.
 
+    Args:
+        unscale: called with dtype and device, `found_inf` and `inverse_scale`.
+    """
 
-def mark(parameter: nn.Parameter, unscale: Unscale) -> None:
-    """Give a marker its gradient."""
-    gradient = torch.empty_like(parameter).as_subclass(MarkerGradient)
-    gradient.unscale = unscale
-    parameter.grad = gradient
+    def __init__(self, unscale: Callable[[Kind, Tensor, Tensor], None]):
+        self._unscale = unscale
+        self._parameters: dict[Kind, nn.Parameter] = {}
+
+    def add(self, kinds: Iterable[Kind]) -> list[nn.Parameter]:
+        """One for each kind that has none yet; returns the new ones."""
+        new = [kind for kind in dict.fromkeys(kinds) if kind not in self._parameters]
+        for dtype, device in new:
+            empty = torch.empty(0, dtype=dtype, device=device)
+            self._parameters[dtype, device] = nn.Parameter(empty)
+        return [self._parameters[kind] for kind in new]
+
+    def set(self) -> None:
+        """Give each its gradient."""
+        for kind, parameter in self._parameters.items():
+            gradient = torch.empty_like(parameter).as_subclass(MarkerGradient)
+            gradient.unscale = partial(self._unscale, kind)
+            parameter.grad = gradient
+
+    def clear(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
 
 class ShardGradient(Tensor):
