@@ -7,7 +7,7 @@
 
 A hook on each parameter runs when its gradient is complete. All ranks must issue the
 same collectives in the same order, whatever order their gradients come in, so buckets
-leave strictly one after the other. What is left at the end of backward leaves then.
+are issued strictly in order, those that are incomplete at the end of backward.
 
 The messages are those of `reduce`, which issues a bucket's collective.
 """
@@ -25,7 +25,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that calls the method as long as its object is alive.
 
     The garbage collector does not see a parameter's hooks: one that held a wrapper
-    would keep it, its gradients and its process group for ever.
+    would keep it, its gradients and its process group alive.
     """
     alive = weakref.WeakMethod(method)
     return lambda *args: call(*args) if (call := alive()) else None

@@ -1,4 +1,4 @@
-"""What every wrapper asks of the modules, parameters and options that it is given.
+"""Checks that all wrappers share, and the record of who reduces a gradient.
 
 Each check is about this rank alone; `xtrain.comm.agreement` makes what it raises an
 error on every rank. Each parameter has a record of who reduces its gradient, so that no

@@ -9,7 +9,7 @@ bucket are, its all-reduce is issued, and backward goes on. At the end of backwa
 handles are waited for, so gradients are ready when `backward()` returns.
 
 All ranks must issue the same collectives in the same order, whatever order their
-gradients come in: buckets leave strictly one after the other.
+gradients come in: buckets are issued strictly in order.
 
 Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
 2020.
@@ -184,7 +184,7 @@ class DistributedDataParallel(nn.Module):
         self._finish([p for b in self._reducer.buckets for p in b.waiting])
 
     def _finish(self, unused: list[nn.Parameter], shadow: bool = False) -> None:
-        """Send what is left, `unused` as zeros, and wait for everything."""
+        """Send what is left, `unused` as zeros, and wait for all buckets."""
         if self._join_state is not None:
             self._join_state.in_step = False
         for parameter in [p for b in self._reducer.buckets for p in b.waiting]:

@@ -4,8 +4,8 @@
               all-reduce every gradient, divide by N
               same gradients -> same update -> same weights again
 
-It is correct, and slow in two ways that `DistributedDataParallel` mends: one collective
-a parameter pays the latency over and over, and nothing is sent while backward computes.
+It is correct and slow, for two reasons that `DistributedDataParallel` removes: one
+collective a parameter pays the latency each time, and messages wait for backward.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Parameters of one unit, flat and sharded: gather them, use them, free them.
 
     at rest       shard (1/N of the group)           full buffer empty
-    forward       all-gather -> views of the full buffer stand in for the parameters
+    forward       all-gather -> modules compute with views of the full buffer
                   -> freed
     backward      all-gather again -> full gradients -> reduce-scatter -> freed
 
@@ -86,7 +86,7 @@ class FlatParamGroup:
         self._nbytes = self.full.untyped_storage().nbytes()
         self.full.untyped_storage().resize_(0)
         self._gathering: Work | None = None
-        self._sent: Tensor | None = None  # what an all-gather under way reads
+        self._sent: Tensor | None = None  # input of the all-gather under way
         self.is_full = False
         self.full_grad: Tensor | None = None  # whole gradients, not reduced yet
         # Unshard needs an input that asks for a gradient; it gets none.
@@ -134,7 +134,7 @@ class FlatParamGroup:
     def use_full_parameters(
         self, on_gradients: Callable[[FullGradients], None]
     ) -> None:
-        """Let views of the full buffer stand in for the parameters.
+        """Let modules compute with views of the full buffer.
 
         `on_gradients` gets their gradients in backward, once all are there.
         """
@@ -173,7 +173,7 @@ class FlatParamGroup:
                 view.add_(gradient)
 
     def start_reduce(self) -> Work:
-        """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
+        """Issue the reduce-scatter of the whole gradients, and free them here."""
         assert self.full_grad is not None
         flat, self.full_grad = self.full_grad.to(self.reduce_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
@@ -192,7 +192,7 @@ class FlatParamGroup:
 
 
 def become_shard(original: nn.Parameter, piece: Tensor) -> nn.Parameter:
-    """The parameter itself, with its local piece: who holds it already trains that."""
+    """The parameter itself, with its local piece: optimizers made before train that."""
     if original.is_meta:
         return nn.Parameter(piece, requires_grad=original.requires_grad)
     original.data, original.grad = piece, None

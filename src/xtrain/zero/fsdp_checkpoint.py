@@ -33,8 +33,8 @@ def save_units(
     shards = shards_of(units, module)
     if rank_and_size(group)[0] == 0:
         shards += buffers_of(module)
-    everyone = all_ranks_of(module, group)
-    return save_checkpoint(directory, step, shards, optimizer, extra, everyone)
+    all_ranks = all_ranks_of(module, group)
+    return save_checkpoint(directory, step, shards, optimizer, extra, all_ranks)
 
 
 def load_units(
@@ -59,10 +59,10 @@ def load_full_units(
     aliases = aliases_in(module)
     wanted = [(shard, aliases[shard.name]) for shard in shards_of(units, module)]
     wanted += [(shard, {shard.name}) for shard in buffers_of(module)]
-    everyone = all_ranks_of(module, group)
-    with raising_everywhere(CheckpointError, group=everyone):
+    all_ranks = all_ranks_of(module, group)
+    with raising_everywhere(CheckpointError, group=all_ranks):
         check_safetensors(path, wanted)
-    with raising_everywhere(CheckpointError, group=everyone):
+    with raising_everywhere(CheckpointError, group=all_ranks):
         read_safetensors(path, wanted)
 
 

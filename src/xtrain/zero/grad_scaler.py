@@ -1,12 +1,12 @@
-"""How `torch.amp.GradScaler` learns of an infinity in another rank's shard.
+"""Let `torch.amp.GradScaler` see an infinity in any rank's shard.
 
     rank 0   shards  . . . .   marker --+
     rank 1   shards  . inf .   marker --+--> largest `found_inf` of all --> all skip
 
 GradScaler divides the gradients in an optimizer's `param_groups` by its scale and looks
 for infinities in them, one operator call for each dtype and device. With shards the
-infinity is one rank's alone, and a rank that skipped its step alone would leave the
-others waiting, or with other weights. So the class of a gradient takes over that
+infinity is on one rank only, and if that rank alone skipped its step, the others would
+wait for it, or have other weights. So the class of a gradient takes over that
 operator, as the tensors of torch's own fully_shard do, and asks all ranks. The shards'
 gradients of FSDP are of such a class. Those of ZeRO 1 and 2 are made in the step, so
 next to the shards of each dtype and device there is an empty parameter whose empty
@@ -99,7 +99,7 @@ class ShardGradient(Tensor):
                 ask_all_ranks(found_inf, group)
         return result
 
-    # elsewhere it is no rank's shard any more
+    # a copy is an ordinary tensor
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 

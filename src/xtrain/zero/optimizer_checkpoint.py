@@ -45,14 +45,14 @@ def save_buckets(
     `optimizer` steps the buckets' masters.
     """
     rank, _ = rank_and_size(group)
-    everyone = all_ranks_of(module, group)
-    with raising_everywhere(ValueError, group=everyone):
+    all_ranks = all_ranks_of(module, group)
+    with raising_everywhere(ValueError, group=all_ranks):
         by_bucket = shards_of(buckets, module, rank)
     shards = [shard for shards in by_bucket.values() for shard in shards]
     if rank == 0:
         shards += whole_of(buckets, module)
     states = cut_states(by_bucket, optimizer, rank)
-    return save_state(directory, step, shards, states, optimizer, extra, everyone)
+    return save_state(directory, step, shards, states, optimizer, extra, all_ranks)
 
 
 def load_buckets(
@@ -64,8 +64,8 @@ def load_buckets(
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill the masters, the optimizer's state and what is whole; its step and extra."""
     rank, _ = rank_and_size(group)
-    everyone = all_ranks_of(module, group)
-    with raising_everywhere(ValueError, group=everyone):
+    all_ranks = all_ranks_of(module, group)
+    with raising_everywhere(ValueError, group=all_ranks):
         by_bucket = shards_of(buckets, module, rank)
     shards = [shard for shards in by_bucket.values() for shard in shards]
     made = States()
@@ -77,7 +77,7 @@ def load_buckets(
         return made
 
     everything = shards + whole_of(buckets, module)
-    result = load_state(path, everything, make_states, optimizer, everyone)
+    result = load_state(path, everything, make_states, optimizer, all_ranks)
     merge_step_counts(by_bucket, made, optimizer)
     return result
 
