@@ -147,7 +147,7 @@ BROKEN = {
     "another's stage": (
         0, lambda a: a.append(Action("F", 1, 0)), r"rank 0 does 1F0, .* is on rank 1"
     ),
-    "no such micro-batch": (0, lambda a: a.append(Action("F", 0, 9)), r"0F9 is of no"),
+    "no such micro-batch": (0, lambda a: a.append(Action("F", 0, 9)), r"0F9 is out"),
     "backward before forward": (1, lambda a: a.reverse(), r"deadlocks: rank 0"),
 }  # fmt: skip
 

@@ -1,14 +1,15 @@
-"""What the ranks of a pipeline agree on: before a step, and after it.
+"""What the ranks of a pipeline agree on, before and after a step.
 
     before   is any batch wrong?  have shapes changed since the last step?
     after    the sum and the count of the loss; has any rank failed?
 
-Each is a few numbers of every rank, which rank 0 collects and hands to all: point to
-point, so that a rank which does not answer has a name. Data ranks do the same after
-it. Only if something is wrong do they tell each other what.
+Each is a few numbers of every rank, which rank 0 gathers and sends to all: point to
+point, so that a rank which does not answer can be named. Then data ranks do the same.
+If something is wrong, the ranks exchange it in words.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NoReturn
 
 import torch
@@ -143,18 +144,10 @@ def raise_together(
     if isinstance(error, NothingArrived):
         error = None
     errors = ValueError, RuntimeError
-    if data_group is None:
-        with raising_everywhere(*errors, group=group):
-            _raise(error)
-    else:
-        with (
-            raising_everywhere(*errors, group=data_group),
-            raising_everywhere(*errors, group=group),
-        ):
-            _raise(error)
+    with ExitStack() as stack:
+        if data_group is not None:
+            stack.enter_context(raising_everywhere(*errors, group=data_group))
+        stack.enter_context(raising_everywhere(*errors, group=group))
+        if error is not None:
+            raise error
     raise AssertionError("unreachable: some rank has an error")
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error

@@ -122,7 +122,7 @@ def check_batch(what: str, batch: Any, micro_batches: int) -> str | None:
         if not isinstance(tensor, Tensor):
             return f"{what} hold {type(tensor).__name__}, not tensors only"
         if tensor.dim() == 0:
-            return f"{what} hold a tensor of no dimensions, which has no rows to cut"
+            return f"{what} hold a tensor of 0 dimensions, which has no rows to cut"
         if tensor.requires_grad:
             return (
                 f"{what} require a gradient, but none is sent back to the caller: put "

@@ -35,7 +35,7 @@ class Computations:
 
     Args:
         stages: this rank's, by index.
-        messages: know what the ranks have agreed on.
+        messages: have the shapes that the ranks have agreed on.
         loss: takes what the last stage returns.
         inputs: of each micro-batch that begins on this rank.
     """

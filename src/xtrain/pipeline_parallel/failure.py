@@ -40,12 +40,12 @@ class StepFailure:
         """Keep the error of what runs inside, with the action that raised it.
 
         Args:
-            reducing: gradients are summed: whoever waits for them has failed, too, and
-                a rank that gives another reason knows more.
+            reducing: gradients are being summed. Such an error is often the effect of
+                another rank's, whose reason is raised then.
 
         Raises:
-            RankLost: a rank was lost, so the groups are of no more use. One that ended
-                while gradients were summed is named at the end of the step.
+            RankLost: a rank was lost, so the groups cannot be used any more. One that
+                ended while gradients were summed is named at the end of the step.
         """
         try:
             yield

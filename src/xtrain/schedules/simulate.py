@@ -133,7 +133,7 @@ def simulate(
 
 
 class _Player:
-    """Lets each rank run until it has to wait, and goes on with whoever it woke."""
+    """Runs each rank until it has to wait; what it waits for makes it ready again."""
 
     def __init__(
         self, schedule: Schedule, times: dict[str, float], pair: float, p2p: float
