@@ -4,10 +4,7 @@ A small pipeline that does the lists of any schedule whose backwards are whole: 
 layer a stage, one tensor a message, sends that are not waited for before the end.
 """
 
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -52,34 +49,6 @@ def loss_sum(y: Tensor, target: Tensor) -> Tensor:
     return ((y - target) ** 2).sum()
 
 
-class Held:
-    """Counts the micro-batches of which autograd holds something."""
-
-    def __init__(self) -> None:
-        self.tensors: Counter[int] = Counter()
-        self.most = 0
-
-    @contextmanager
-    def of(self, micro_batch: int) -> Iterator[None]:
-        """A forward of this micro-batch."""
-
-        def pack(tensor: Tensor) -> Callable[[], Tensor]:
-            def kept() -> Tensor:
-                return tensor
-
-            self.tensors[micro_batch] += 1
-            weakref.finalize(kept, self.dropped, micro_batch)
-            return kept
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
-            yield
-        self.most = max(self.most, sum(n > 0 for n in self.tensors.values()))
-
-    def dropped(self, micro_batch: int) -> None:
-        """Autograd let go of one of its tensors."""
-        self.tensors[micro_batch] -= 1
-
-
 class SmallPipeline:
     """A rank's stages, and what travels between them."""
 
@@ -88,7 +57,6 @@ class SmallPipeline:
         self.schedule = SCHEDULES[name](size, micro_batches)
         self.actions = with_messages(self.schedule).actions[rank]
         self.stages = {s: layer(s) for s in self.schedule.stages_of(rank)}
-        self.held = Held()
         self.waiting: dict[tuple[str, int, int], Tensor] = {}  # for F or B of a stage
         self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.sent: list[tuple[Any, Tensor]] = []
@@ -121,10 +89,9 @@ class SmallPipeline:
 
     def forward(self, stage: int, i: int) -> None:
         x = self.waiting.pop(("F", stage, i)) if stage else self.inputs[i].clone()
-        with self.held.of(i):
-            y = self.stages[stage](x.requires_grad_())
-            if stage == self.schedule.stages - 1:
-                y = loss_sum(y, self.targets[i]) / self.divisors[i]
+        y = self.stages[stage](x.requires_grad_())
+        if stage == self.schedule.stages - 1:
+            y = loss_sum(y, self.targets[i]) / self.divisors[i]
         self.graphs[stage, i] = x, y
         self.waiting["F", stage + 1, i] = y.detach()
 
@@ -160,27 +127,11 @@ class SmallPipeline:
         return {s: next(module.parameters()) for s, module in self.stages.items()}
 
 
-def most_held(name: str, micro_batches: int) -> int:
-    """Micro-batches whose tensors autograd holds at the same time on this rank."""
-    pipeline = SmallPipeline(name, micro_batches)
-    pipeline.step(*batch(0, micro_batches))
-    return pipeline.held.most
-
-
 def gradients(name: str, micro_batches: int) -> Weights:
     """Of the stages of this rank, after one step."""
     pipeline = SmallPipeline(name, micro_batches)
     pipeline.step(*batch(0, micro_batches))
     return {s: weight.grad for s, weight in pipeline.weights.items()}
-
-
-def trained(name: str, micro_batches: int, steps: int) -> Weights:
-    """Weights of the stages of this rank, stepped once after each batch."""
-    pipeline = SmallPipeline(name, micro_batches)
-    for step in range(steps):
-        pipeline.step(*batch(step, micro_batches))
-        pipeline.update()
-    return pipeline.weights
 
 
 def messages_only(

@@ -12,7 +12,6 @@ from torch import nn
 
 from tests.pipeline_parallel import small_pipeline, small_runs
 from tests.pipeline_parallel.small_pipeline import (
-    LEARNING_RATE,
     WIDTH,
     batch,
     drawn,
@@ -37,8 +36,6 @@ from xtrain_docs.lectures.lc5.errata import ORDERS, slots, waited
 
 MESSAGES = "xtrain.schedules.passes:with_messages"
 DUALPIPE = "xtrain.schedules.dualpipe:dualpipe"
-WHOLE = ("gpipe", "one_f_one_b", "interleaved")
-"""Schedules of whole backwards that hold each stage once."""
 
 
 NOTES = {"F": (0, 1, 1, 2), "B": (3, 2, 2, 3)}
@@ -99,60 +96,6 @@ def test_the_notes_draw_actions_before_what_they_need():
     timeline = simulate(gpipe(4, 1), 1.0, 0.5, 0.5)
     assert timeline.makespan == 8
     assert timeline.idle_fraction == 6 / 8
-
-
-# --------------------------------------------------- E69: memory, counted in real runs
-
-
-@pytest.mark.verifies(
-    MESSAGES,
-    "xtrain.schedules.gpipe:gpipe",
-    "xtrain.schedules.one_f_one_b:one_f_one_b",
-    "xtrain.schedules.simulate:Timeline",
-)
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("m", [2, 8])
-def test_autograd_holds_m_micro_batches_in_gpipe_and_p_minus_r_in_1f1b(world, size, m):
-    assert world(size).run(small_pipeline.most_held, "gpipe", m) == [m] * size
-    held = world(size).run(small_pipeline.most_held, "one_f_one_b", m)
-    assert held == [min(m, size - rank) for rank in range(size)]
-    if m >= size:
-        assert sum(held) == size * (size + 1) / 2
-    assert tuple(held) == simulate(one_f_one_b(size, m)).peak_activations
-
-
-# ----------------------------------------------------- E71: one step for each batch
-
-
-def trained_alone(stages: int, micro_batches: int, steps: int) -> dict:
-    """Weights after some steps in one process, with the whole batch at once."""
-    model = nn.Sequential(*map(layer, range(stages)))
-    for step in range(steps):
-        inputs, targets = map(torch.cat, batch(step, micro_batches))
-        (loss_sum(model(inputs), targets) / len(inputs)).backward()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= LEARNING_RATE * weight.grad
-                weight.grad = None
-    return {s: next(model[s].parameters()) for s in range(stages)}
-
-
-@pytest.mark.verifies(
-    MESSAGES,
-    "xtrain.schedules.one_f_one_b:one_f_one_b",
-    "xtrain.schedules.interleaved:interleaved",
-)
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_pipeline_with_a_flush_trains_as_one_process(world, size):
-    """One step of the optimizer after each batch, three batches."""
-    for name in WHOLE:
-        m = 2 * size
-        stages = SCHEDULES[name](size, m).stages
-        right = trained_alone(stages, m, 3)
-        for found in world(size).run(small_pipeline.trained, name, m, 3):
-            assert found
-            for stage, weight in found.items():
-                close(weight, right[stage])
 
 
 # --------------------------------------------- E72: what splitting backward is good for

@@ -179,19 +179,11 @@ def frozen_parameters(recompute):
 
 
 CASES = [
-    leaf_input,
-    non_leaf_input,
-    no_input_needs_a_gradient,
-    integers_in,
-    arguments_that_are_no_tensors,
-    several_outputs,
-    one_tensor_twice,
-    an_output_that_is_the_input,
-    dropout,
-    backward_while_others_draw,
-    one_within_another,
-    frozen_parameters,
-]
+    leaf_input, non_leaf_input, no_input_needs_a_gradient, integers_in,
+    arguments_that_are_no_tensors, several_outputs, one_tensor_twice,
+    an_output_that_is_the_input, dropout, backward_while_others_draw,
+    one_within_another, frozen_parameters,
+]  # fmt: skip
 
 # ----------------------------------------------------- cases beyond the whiteboard form
 
@@ -286,14 +278,10 @@ def a_gradient_within(recompute):
 
 
 CASES_BEYOND = [
-    keywords_and_nested_inputs,
-    nested_outputs,
-    a_gradient_within,
-    gradients_without_backward,
-    some_gradients_first,
-    twice_over_one_graph,
+    keywords_and_nested_inputs, nested_outputs, a_gradient_within,
+    gradients_without_backward, some_gradients_first, twice_over_one_graph,
     higher_derivatives,
-]
+]  # fmt: skip
 
 
 CASES_OF_OURS = [containers_that_the_function_empties]
