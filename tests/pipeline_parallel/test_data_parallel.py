@@ -38,7 +38,7 @@ CHECKS = (
     "xtrain.pipeline_parallel.wrappers:check_reduction",
     "xtrain.pipeline_parallel.wrappers:check_inside",
     "xtrain.pipeline_parallel.wrappers:check_shared",
-    "xtrain.pipeline_parallel.agreement:agree_on_stages",
+    "xtrain.pipeline_parallel.checks:check_pipeline",
 )
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same, raising_everywhere
-from xtrain.comm.checks import group_or_world, message_device, rank_and_size
+from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.checks import group_or_world, message_device
 from xtrain.pipeline_parallel.lost_ranks import exchange_by_peer
 
 
@@ -27,33 +27,6 @@ class NothingArrived(Exception):
 
 class NotReduced(RuntimeError):
     """Gradients could not be summed over data ranks: perhaps one of them had failed."""
-
-
-def agree_on_stages(
-    problem: str | None,
-    schedule: str,
-    group: ProcessGroup | None,
-    data_group: ProcessGroup | None,
-) -> None:
-    """Let all ranks go on, or none.
-
-    Args:
-        problem: what is wrong with this rank's stages.
-        schedule: in words that differ if its order does.
-
-    Raises:
-        ValueError: on every rank: one has a problem, schedules differ, or data ranks do
-            not have the same stages.
-    """
-    known: dict[str, object] = {"schedule": schedule}
-    if data_group is None:
-        check_same("stages", [], group, known, problem)
-        return
-    with raising_everywhere(ValueError, group=group):
-        with raising_everywhere(ValueError, group=data_group):
-            check_same("stages", [], group, known, problem)
-        place = {"rank in the pipeline": rank_and_size(group)[0]}
-        check_same("data ranks", [], data_group, known | place)
 
 
 def agree_to_begin(

@@ -21,11 +21,7 @@ from xtrain.schedules import Action
 
 
 class StepFailure:
-    """What went wrong first on this rank; `error` is None while nothing has.
-
-    Args:
-        group: the ranks of the pipeline.
-    """
+    """`error` is the first one of this rank; None before that."""
 
     def __init__(self, group: ProcessGroup):
         self.group = group

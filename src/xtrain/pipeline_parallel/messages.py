@@ -52,11 +52,7 @@ from xtrain.schedules.action import MESSAGES
 class Messages:
     """The messages of one rank's actions.
 
-    Args:
-        schedule: with messages.
-        group: the ranks of the pipeline.
-        device: where tensors live.
-        down: another group for messages to lower ranks; `group` carries both otherwise.
+    `down` is the group for messages to lower ranks; without it `group` carries both.
     """
 
     def __init__(

@@ -57,12 +57,7 @@ def received(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class MicroBatch:
-    """One micro-batch in one stage, from its forward to its last gradient.
-
-    Args:
-        module: of the stage.
-        splits: whether its backward will come in two parts.
-    """
+    """One micro-batch in one stage; `splits` if its backward comes in two parts."""
 
     def __init__(self, module: nn.Module, splits: bool):
         self.module = module

@@ -40,7 +40,6 @@ class SharedGradients:
 
     Args:
         held: this rank's, by name.
-        group: the ranks of the pipeline.
         sharded: those whose gradients a `ZeroOptimizer` will cut into shards.
 
     Raises:
