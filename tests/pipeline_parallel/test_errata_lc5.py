@@ -218,7 +218,7 @@ def test_mirrored_stages_have_parts_of_the_gradient_and_their_sum_is_right(world
 
 
 def as_reported(name: str, ranks: int, f: float, b: float, w: float) -> float:
-    """The idle time by the DualPipe report's table; `b` is the whole backward."""
+    """The idle time by the DualPipe report's table; `b` is the full backward."""
     if name == "dualpipe":
         return (ranks / 2 - 1) * ((f + b) + b - 3 * w)
     return (ranks - 1) * (f + b - (2 * w if name == "zb_h1" else 0))

@@ -86,7 +86,7 @@ class MicroBatch:
         return self
 
     def __call__(self) -> None:
-        """The whole backward, from `outputs` and their `gradients`."""
+        """The full backward, from `outputs` and their `gradients`."""
         if self.outputs:
             with suspended():  # an overlapped pair's forward may be under way
                 torch.autograd.backward(self.outputs, self.gradients)

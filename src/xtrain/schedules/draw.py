@@ -1,7 +1,7 @@
 """A timeline as a picture: one row a rank, one cell an action, as long as it took.
 
     render_svg    for a page or a file: colours for forward, input gradient, weight
-                  gradient and whole backward, numbers of micro-batches; later
+                  gradient and full backward, numbers of micro-batches; later
                   chunks of a rank, and the other direction, are paler; the
                   halves of an overlapped pair share one cell
     render_text   for a terminal

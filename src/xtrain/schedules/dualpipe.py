@@ -37,7 +37,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_simple(ranks: int, micro_batches: int) -> Schedule:
-    """DualPipe's order with whole backwards only, W not split off."""
+    """DualPipe's order with full backwards only, W not split off."""
     return _two_ways("dualpipe_simple", ranks, micro_batches, split=False)
 
 
