@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.pipeline_parallel import small_pipeline, small_runs
-from tests.pipeline_parallel.small_pipeline import (
+from tests.pipeline_parallel import small_runs
+from tests.pipeline_parallel.small_runs import (
     WIDTH,
     batch,
+    close,
     drawn,
+    exposed,
     layer,
     loss_sum,
+    too_early,
 )
-from tests.pipeline_parallel.small_runs import exposed, too_early
 from tests.pipeline_parallel.waiting_sends import waits_forever
 from xtrain.plan import pipeline_idle
 from xtrain.schedules import (
@@ -72,10 +74,6 @@ def on_gloo(xtrain_worlds):
     """Skip elsewhere: what blocks and what is held is that of gloo and of CPUs."""
     if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
         pytest.skip("runs of gloo on CPUs")
-
-
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 # ------------------------------------------------- E67: a picture of one micro-batch
@@ -205,7 +203,7 @@ def test_mirrored_stages_have_parts_of_the_gradient_and_their_sum_is_right(world
     model = nn.Sequential(*map(layer, range(size)))
     inputs, targets = map(torch.cat, batch(0, m))
     (loss_sum(model(inputs), targets) / len(inputs)).backward()
-    found = world(size).run(small_pipeline.gradients, name, m)
+    found = world(size).run(small_runs.parts_of_gradients, name, m)
     for stage in range(size):
         right = next(model[stage].parameters()).grad
         parts = [gradients[stage] for gradients in found if stage in gradients]
@@ -263,12 +261,12 @@ def test_with_a_fixed_batch_more_pipelines_have_fewer_micro_batches_and_idle_mor
 def test_1f1b_stands_still_if_its_sends_wait_for_their_receive(world):
     """On gloo, whose send waits. GPipe gets through, and so do fused messages."""
     ranks = world(4)
-    found = ranks.run(small_pipeline.messages_only, "one_f_one_b", 8, False, 2.0)
+    found = ranks.run(small_runs.messages_only, "one_f_one_b", 8, False, 2.0)
     assert found == ["0SEND_F3", "1SEND_F2", "2SEND_F1", "3SEND_B0"]
     assert dict(enumerate(found)) == waits_forever(one_f_one_b(4, 8))
     for name, fused in (("gpipe", False), ("one_f_one_b", True), ("chimera", True)):
         assert not waits_forever(SCHEDULES[name](4, 8), fused)
-        through = ranks.run(small_pipeline.messages_only, name, 8, fused, 60.0)
+        through = ranks.run(small_runs.messages_only, name, 8, fused, 60.0)
         assert through == [""] * 4, name
 
 
@@ -282,7 +280,7 @@ def test_1f1b_runs_with_waiting_sends_if_even_and_odd_ranks_order_them_different
     assert not waits_forever(schedule, by_parity=True)
     if p <= 4:  # with real messages on gloo, too
         arguments = ("one_f_one_b", 8, False, 60.0, True)
-        found = world(p).run(small_pipeline.messages_only, *arguments)
+        found = world(p).run(small_runs.messages_only, *arguments)
         assert found == [""] * p
 
 
