@@ -21,8 +21,8 @@ from xtrain.model import RopeScaling, XtrainModel, load_hf, load_hf_stages, save
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 
-SAME = "xtrain.model.same_model:check_same_config"
-BATCH = "xtrain.model.span:DecoderSpan"
+SAME = "xtrain.model.checks:check_same_config"
+BATCH = "xtrain.model.decoder_parts:DecoderParts"
 
 FIELDS = {
     "seed": 1,
@@ -110,7 +110,7 @@ def part_of_a_world() -> None:
 
 
 @pytest.mark.verifies(
-    SAME, "xtrain.model.same_model:groups_of", "xtrain.model.loss:sum_unless"
+    SAME, "xtrain.model.checks:groups_of", "xtrain.model.loss:sum_unless"
 )
 def test_so_it_is_on_a_mesh_of_some_ranks(world):
     world(5).run(part_of_a_world)

@@ -96,7 +96,7 @@ def collectives_named(name: str) -> Collectives:
 def default_collectives(
     group: ProcessGroup | None, device: torch.device
 ) -> Collectives:
-    """Whose collectives sharded training uses unless told: torch's, on gloo DIRECT.
+    """The default collectives of sharded training: torch's, and DIRECT on gloo.
 
     gloo has no reduce-scatter of its own: it runs a whole all-reduce and keeps a piece,
     which is twice the bytes.

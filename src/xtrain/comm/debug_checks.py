@@ -64,7 +64,7 @@ def contents(tensor: Tensor | None) -> str:
 
 @dataclass(slots=True)
 class Report:
-    """What one rank tells the others about its call; shapes are keyed by group rank."""
+    """One rank's call as the others see it; shapes are keyed by group rank."""
 
     global_rank: int
     what: str
@@ -76,7 +76,7 @@ class Report:
 def compare_across_ranks(call: CollectiveCall, problem: str | None) -> None:
     """ValueError on every rank unless all make the same call and none has a problem.
 
-    Over two groups, the axes of a mesh, every rank of the mesh hears of every other.
+    Over two groups, the axes of a mesh, every rank of the mesh gets every report.
     """
     reports = [report_of(call, problem)]
     axes = [call.group] + [call.other_group] * (call.other_group is not None)
@@ -102,7 +102,7 @@ def compare_across_ranks(call: CollectiveCall, problem: str | None) -> None:
 
 
 def report_of(call: CollectiveCall, problem: str | None) -> Report:
-    """This rank's report; of a call with a problem nothing but that is told."""
+    """This rank's report; of a call with a problem it holds the problem alone."""
     if problem is not None:
         return Report(dist.get_rank(), call.name, problem)
     compare = call.compare

@@ -24,7 +24,7 @@ from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.transport_errors import naming_peers
 from xtrain.comm.work import Work
 
-TAG = 3  # messages of the program's own may travel meanwhile; theirs is 0 unless said
+TAG = 3  # the program's own messages, under way meanwhile, have tag 0 by default
 
 
 def direct_all_gather(

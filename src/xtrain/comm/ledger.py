@@ -43,7 +43,7 @@ class CommLedger(TorchDispatchMode):
     Attributes: `bytes_sent`, `bytes_received`, `messages` (sends), `events` (a list of
     `Event` in issue order), `wire_bytes` (bytes this process's TCP sockets sent while
     the ledger was open, the backend's headers included, TCP/IP headers and what TCP had
-    to send again not; None where the system does not tell: everywhere but Linux).
+    retransmissions not; None except on Linux, which counts them).
     """
 
     def __init__(self, values: bool = False):
@@ -157,7 +157,7 @@ class CommLedger(TorchDispatchMode):
 def _bytes_filled_in(events: list[Event], group: Any) -> Iterator[None]:
     """Have the last event get what the collectives issued in here send and receive.
 
-    Only a backend of ours tells: it calls the functions in `on_collective_end` of its
+    A backend of ours calls the functions in `on_collective_end` of its
     group when a collective that was issued meanwhile has ended.
     """
     listeners = getattr(group, "on_collective_end", None)

@@ -79,7 +79,7 @@ def groups_along(
 
 
 def timeout_of(group: ProcessGroup | None) -> timedelta | None:
-    """How long a call in this group waits; None if its backend does not tell."""
+    """The timeout of a call in this group; None if its backend has no such option."""
     group = group_or_world(group)
     options = getattr(group._get_backend(message_device(group)), "options", None)
     return getattr(options, "_timeout", None)
@@ -179,9 +179,9 @@ def set_mesh(module: nn.Module, mesh: DeviceMesh | None) -> None:
 
 
 def mesh_of(held: nn.Module | Iterable[Tensor]) -> DeviceMesh | None:
-    """The mesh of a module, or of parameters; None if it was told of none.
+    """The mesh of a module, or of parameters; None without `set_mesh`.
 
-    An optimizer gets parameters alone, so each of them knows its mesh too. ValueError
+    An optimizer gets parameters alone, so `set_mesh` marks each of them. ValueError
     for parts of several meshes.
     """
     parts: list[nn.Module | Tensor]

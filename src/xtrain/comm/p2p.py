@@ -42,14 +42,14 @@ def recv(
     """Receive into `tensor` (any strides); returns the sender's global rank."""
     peer = group_rank_of("src", src, group_src, group)
     check_tensor("recv", tensor, group, written=True)
-    landing = (
+    buffer = (
         tensor
         if tensor.is_contiguous()
         else torch.empty_like(tensor, memory_format=torch.contiguous_format)
     )
-    irecv(landing, group=group, tag=tag, group_src=peer).wait()
-    if landing is not tensor:
-        tensor.copy_(landing)
+    irecv(buffer, group=group, tag=tag, group_src=peer).wait()
+    if buffer is not tensor:
+        tensor.copy_(buffer)
     return dist.get_global_rank(group_or_world(group), peer)
 
 
@@ -116,8 +116,8 @@ def exchange_all(
     check_messages("exchange", sends, recvs, group)
     own_sends = [t.detach() for t, peer in sends if peer == me]
     own_recvs = [t.detach() for t, peer in recvs if peer == me]
-    for landing, tensor in zip(own_recvs, own_sends, strict=True):
-        landing.copy_(tensor)
+    for buffer, tensor in zip(own_recvs, own_sends, strict=True):
+        buffer.copy_(tensor)
     sends = [(t, peer) for t, peer in sends if peer != me]
     recvs = [(t, peer) for t, peer in recvs if peer != me]
     wait_all(post_all(sends, recvs, group))
@@ -131,7 +131,7 @@ def post_all(
 ) -> list[dist.Work]:
     """Post messages (contiguous tensor, group rank of another), to be waited for.
 
-    Empty tensors send no message. NCCL knows no tags.
+    Empty tensors send no message. NCCL ignores tags.
     """
     group = group_or_world(group)
     recvs = [(t, peer) for t, peer in recvs if t.numel() > 0]
@@ -155,7 +155,7 @@ def wait_all(works: list[dist.Work]) -> None:
 
 
 def batches(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether the backend wants what is issued together in one batch, as NCCL does."""
+    """Whether messages posted together must be one batch, as under NCCL."""
     own = type(group) is ProcessGroup  # unbatched, kernels could wait for each other
     return own and group._get_backend(device).supports_coalescing
 

@@ -1,7 +1,8 @@
 """Collectives with a root: one rank has the tensor at the beginning, or at the end.
 
-Each takes the arguments of its torch twin and leaves the same result. Where torch
-leaves a tensor undefined (all but the root's after `reduce`), ours leaves it unchanged.
+Each takes the arguments of torch's function of that name and has the same result. Where
+torch leaves a tensor undefined (all but the root's after `reduce`), ours leaves it
+unchanged.
 
     broadcast        one has it         -> all have it            binomial tree
     reduce           all have a part    -> one has the sum        binomial tree
@@ -99,13 +100,13 @@ def gather(
     if pieces is None:
         exchange_all([(tensor.detach().contiguous(), root)], [], group)
         return
-    landings = [piece.detach().contiguous() for piece in pieces]
-    sources = list(enumerate(landings))
-    landings[root].copy_(tensor.detach())
+    buffers = [piece.detach().contiguous() for piece in pieces]
+    sources = list(enumerate(buffers))
+    buffers[root].copy_(tensor.detach())
     exchange_all([], [(t, r) for r, t in sources if r != root], group)
-    for piece, landing in zip(pieces, landings, strict=True):
+    for piece, buffer in zip(pieces, buffers, strict=True):
         if not piece.is_contiguous():
-            piece.detach().copy_(landing)
+            piece.detach().copy_(buffer)
 
 
 def scatter(
@@ -125,10 +126,10 @@ def scatter(
     root = root_of("scatter", "src", src, group_src, group)
     pieces = _list_on_root("scatter", "scatter_list", scatter_list, root, tensor, group)
     if pieces is None:
-        landing = tensor.detach().contiguous()
-        exchange_all([], [(landing, root)], group)
+        buffer = tensor.detach().contiguous()
+        exchange_all([], [(buffer, root)], group)
         if not tensor.is_contiguous():
-            tensor.detach().copy_(landing)
+            tensor.detach().copy_(buffer)
         return
     tensor.detach().copy_(pieces[root].detach())
     outgoing = [(piece.detach().contiguous(), r) for r, piece in enumerate(pieces)]
@@ -146,7 +147,7 @@ def root_of(
     try:
         return group_rank_of(name, rank, group_rank, group)
     except ValueError as error:
-        rank_and_size(group)  # who is not a member cannot tell the members
+        rank_and_size(group)  # a rank outside the group raises alone
         refuse(call, group, str(error))
 
 

@@ -127,9 +127,9 @@ def _halve_and_double(
         partner = rank ^ distance
         low, high = piece.tensor_split(2)
         keep, give = (low, high) if rank < partner else (high, low)
-        landing = incoming[: keep.numel()]
-        wait_all(post_all([(give, partner)], [(landing, partner)], group))
-        fold_into(keep, landing, op)
+        buffer = incoming[: keep.numel()]
+        wait_all(post_all([(give, partner)], [(buffer, partner)], group))
+        fold_into(keep, buffer, op)
         undo.append((keep, give, partner))
         piece, distance = keep, distance // 2
     for keep, give, partner in reversed(undo):  # all-gather: swap back what is finished

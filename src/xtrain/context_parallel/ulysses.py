@@ -25,7 +25,7 @@ from xtrain.comm.autograd import gather
 from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.comm.collective_choice import TORCH
 from xtrain.context_parallel.checks import check_attention
-from xtrain.context_parallel.masked_attention import masked_attention
+from xtrain.context_parallel.running_attention import masked_attention
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
