@@ -1,4 +1,4 @@
-"""What may sum the gradients of stages over data ranks, and what may not.
+"""Which wrappers may sum the gradients of stages over data ranks.
 
     stage.module = DistributedDataParallel(stage.module, ...)    or FSDP
     stage.reduction = ZeroOptimizer(...)                         of one stage or several
@@ -8,11 +8,11 @@ Its wrapper may be over fewer of them, as experts differ on the ranks of one axi
 the caller sums over the others after the step, by `sync_gradients`.
 
 The runner runs every backward inside `no_sync()`, and calls `reduce_gradients()` when a
-stage has its last gradient. What has not both of them would reduce the gradients of
-every micro-batch, or of none. The runner divides by the count of the whole batch of all
-data ranks, so gradients have to be summed over these ranks, and not averaged.
+stage has its last gradient. A wrapper without these methods would reduce the gradients
+of every micro-batch, or of none. The runner divides by the count of the whole batch of
+all data ranks, so wrappers have to sum over these ranks, not average.
 
-Each check speaks of this rank alone.
+Each check is of this rank alone.
 """
 
 from collections.abc import Sequence
@@ -81,11 +81,11 @@ def check_reduction(
                 "ZeroOptimizer of xtrain"
             )
     if not hasattr(reduction, "process_group"):
-        return None  # not one of ours: whoever wrote it knows
+        return None  # written by the user, who chose its ranks
     over = dist.get_process_group_ranks(group_or_world(reduction.process_group))
     data = ranks_of(data_group)
     if mesh_of(stage.module) is not None:
-        return None  # it was asked when it was made, and the data group above
+        return None  # checked when it was made; the data group above
     if over != data:
         given = "no data_group" if data_group is None else f"data_group {data}"
         return (
