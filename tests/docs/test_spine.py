@@ -46,10 +46,13 @@ CONTEXT = (
 EXPERTS = (
     "xtrain.expert_parallel.gshard:GShardMoE",
     "xtrain.model.moe:make_moe",
-    "xtrain.model.auxiliary_losses:auxiliary_loss",
-    "xtrain.model.placement:batch_group",
+    "xtrain.model.balance:auxiliary_loss",
+    "xtrain.model.mesh_axes:batch_group",
 )
-TENSOR = ("xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of")
+TENSOR = (
+    "xtrain.model.modules:TensorParallelModules",
+    "xtrain.model.parameters:placement_of",
+)
 
 
 @pytest.mark.verifies(MODEL, "xtrain.model.loss:mean_cross_entropy")

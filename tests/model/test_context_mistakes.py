@@ -18,7 +18,7 @@ from xtrain.model.context import SequenceCut
 
 MODEL = "xtrain.model.decoder:XtrainModel"
 CUT = ("xtrain.model.context:SequenceCut", "xtrain.model.context:sequence_cut")
-CHECKS = ("xtrain.model.context:check_options", "xtrain.model.checks:check_mesh")
+CHECKS = ("xtrain.model.context:check_options", "xtrain.model.mesh_axes:check_mesh")
 
 
 def local_positions(cut):

@@ -12,7 +12,11 @@ from xtrain.model.layer import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 MODEL = "xtrain.model.decoder:XtrainModel"
-PARTS = (MODEL, "xtrain.model.placement:placement_of", "xtrain.model.parts:CutParts")
+PARTS = (
+    MODEL,
+    "xtrain.model.parameters:placement_of",
+    "xtrain.model.modules:TensorParallelModules",
+)
 LOSS = "xtrain.model.loss:mean_cross_entropy"
 
 

@@ -14,8 +14,7 @@ from tests.tensor_parallel.dense import (
     random_of,
 )
 from xtrain.model import RopeScaling, XtrainConfig
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,

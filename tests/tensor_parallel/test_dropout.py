@@ -22,8 +22,7 @@ from tests.tensor_parallel.dense import (
 )
 from tests.tensor_parallel.test_blocks import compare, config_of
 from xtrain.comm import debug_checks
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     DropoutAttention,
     ParallelAttention,

@@ -19,8 +19,7 @@ from tests.tensor_parallel.test_blocks import compare, config_of
 from tests.tensor_parallel.test_linear import RING, layers_of_sequence
 from xtrain.comm import CommLedger, Work, debug_checks, ring_pass
 from xtrain.comm.p2p import post_all
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,

@@ -6,15 +6,34 @@ tell each other in words, and all raise.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.agreement import check_same
 from xtrain.comm.checks import message_device
-from xtrain.comm.rounds import paused
+
+_is_counted: ContextVar[bool] = ContextVar("is_counted", default=True)
+
+
+def is_counted() -> bool:
+    """Whether a ledger counts the calls of this rank now."""
+    return _is_counted.get()
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Calls made inside are a check's own questions: no ledger counts them."""
+    before = _is_counted.set(False)
+    try:
+        yield
+    finally:
+        _is_counted.reset(before)
 
 
 def check_calls(
@@ -36,8 +55,8 @@ def check_calls(
         if problem is not None:
             raise ValueError(with_name(name, problem))
         return
-    digest = int(hashlib.sha256(repr(said).encode()).hexdigest()[:12], 16)
-    numbers = torch.tensor([int(problem is not None), digest, -digest])
+    number = digest(said)
+    numbers = torch.tensor([int(problem is not None), number, -number])
     for group in groups:
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
     wrong, most, least = numbers.tolist()
@@ -49,6 +68,11 @@ def check_calls(
         raise ValueError(with_name(name, problem))
 
 
+def digest(what: object) -> int:
+    """A number of 48 bits for what something prints as."""
+    return int(hashlib.sha256(repr(what).encode()).hexdigest()[:12], 16)
+
+
 def check_same_on(
     what: str,
     groups: Sequence[ProcessGroup | None],
@@ -56,11 +80,21 @@ def check_same_on(
     problem: str | None = None,
 ) -> None:
     """The same in words at once, on any device; no ledger counts it."""
-    with paused():
+    with uncounted():
         for group in groups:
             problem = verdict(what, group, said, problem)
     if problem is not None:
         raise ValueError(problem)
+
+
+def reduce_question(
+    number: Tensor,
+    group: ProcessGroup | None,
+    op: ReduceOp.RedOpType = ReduceOp.SUM,
+) -> None:
+    """All-reduce a number that a check asks for; no ledger counts it."""
+    with uncounted():
+        dist.all_reduce(number, op, group=group)
 
 
 def with_name(name: str, problem: str) -> str:

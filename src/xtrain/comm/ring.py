@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, holds_all, rank_and_size, run_checks
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import holds_all, rank_and_size
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 from xtrain.comm.ring_pass import RingPass
 
@@ -37,8 +38,7 @@ def ring_all_reduce(
 
     Each rank sends 2(N-1)/N of the tensor in 2(N-1) steps.
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "ring_all_reduce", group, [tensor], op=op)
+    _, size = check_call("ring_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat.tensor_split(size)
     reduce_scatter_chunks(chunks, op, group)

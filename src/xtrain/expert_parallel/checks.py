@@ -1,8 +1,4 @@
-"""What a layer cut over ranks refuses, on every rank, before anything is sent.
-
-The package hands this to `xtrain.comm.checks.CHECKS`, where the layer finds it; a copy
-of the layer has none.
-"""
+"""What a layer cut over ranks refuses, on every rank, before anything is sent."""
 
 import torch
 from torch import Tensor

@@ -34,8 +34,9 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.autograd import check_divides
-from xtrain.comm.checks import check_call, rank_and_size
-from xtrain.comm.deferred import Later, stand_ins
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.deferred import Deferral, deferral
 from xtrain.comm.reduce_op import fold_into
 from xtrain.comm.ring_pass import RingPass
 
@@ -51,7 +52,7 @@ def ring_all_gather_matmul(
         dim: the sequence dim of x.
     """
     dim = checked("ring_all_gather_matmul", x, dim, group)
-    later, weights = stand_ins(*weights)
+    later, weights = deferral(*weights)
     return _RingColumnLinear.apply(x, dim, group, later, *weights)
 
 
@@ -68,7 +69,7 @@ def ring_matmul_reduce_scatter(
     name, size = "ring_matmul_reduce_scatter", rank_and_size(group)[1]
     dim = checked(name, x, dim, group)
     check_divides(f"{name}: dim {dim} of {list(x.shape)}", x.shape[dim], size)
-    later, (weight,) = stand_ins(weight)
+    later, (weight,) = deferral(weight)
     return _RingRowLinear.apply(x, weight, dim, group, later)
 
 
@@ -97,7 +98,7 @@ class _RingColumnLinear(torch.autograd.Function):
         x: Tensor,
         dim: int,
         group: ProcessGroup | None,
-        later: Later | None,
+        later: Deferral | None,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
@@ -139,7 +140,7 @@ class _RingRowLinear(torch.autograd.Function):
         weight: Tensor,
         dim: int,
         group: ProcessGroup | None,
-        later: Later | None,
+        later: Deferral | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dim, ctx.group, ctx.later = dim, group, later

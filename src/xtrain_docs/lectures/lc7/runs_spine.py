@@ -9,7 +9,7 @@ import torch.distributed as dist
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
 from xtrain.model.layer import DecoderLayer
-from xtrain.model.placement import batch_group
+from xtrain.model.mesh_axes import batch_group
 from xtrain.zero import FullyShardedDataParallel
 
 from ...spine.training import ADAMW, CONFIG, Training, run
