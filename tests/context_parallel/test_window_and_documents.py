@@ -13,6 +13,7 @@ from xtrain.context_parallel.block_attention import TILES
 from xtrain.context_parallel.sequence_mask import SequenceMask
 from xtrain.plan import pairs_by_step
 
+GATHERED = "xtrain.context_parallel.all_gather_attention:all_gather_attention"
 LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
 WINDOWS = (None, 1, 2, 7, 100)
 IDS = ("one", "packed", "shuffled", "padding", "different per sequence")
@@ -74,19 +75,12 @@ def test_ring_attention_with_windows_and_documents(world, ranks):
     check(world, ranks, "ring")
 
 
+@pytest.mark.parametrize("name", ["all_gather", "ulysses"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.verifies(
-    "xtrain.context_parallel.all_gather_attention:all_gather_attention"
-)
-def test_all_gather_attention_with_windows_and_documents(world, ranks):
-    check(world, ranks, "all_gather")
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.verifies("xtrain.context_parallel.ulysses:ulysses_attention")
+@pytest.mark.verifies(GATHERED, "xtrain.context_parallel.ulysses:ulysses_attention")
 @pytest.mark.verifies("xtrain.context_parallel.running_attention:masked_attention")
-def test_ulysses_attention_with_windows_and_documents(world, ranks):
-    check(world, ranks, "ulysses")
+def test_the_others_with_windows_and_documents(world, ranks, name):
+    check(world, ranks, name)
 
 
 @pytest.mark.parametrize(("causal", "balance"), LAYOUTS)
