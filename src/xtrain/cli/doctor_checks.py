@@ -137,7 +137,7 @@ def check_nccl() -> Finding:
 
 def check_sharing() -> Finding:
     """May several ranks use one GPU? Then one GPU is enough to verify on."""
-    from xtrain.testing.placement import SHARING_NCCL
+    from xtrain.testing.backend_choice import SHARING_NCCL
 
     version = _nccl_version()
     if version is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import problem_of
-from xtrain.comm.call_agreement import check_calls
+from xtrain.comm.call_agreement import check_same_call
 from xtrain.comm.ring_pass import RingPass
 
 State = tuple[Tensor, Tensor]
@@ -127,7 +127,7 @@ def check_online_softmax(
     if problem is None:
         same |= {"rows": list(scores.shape[:-1]), "features": values.shape[-1]}
         same |= {"scores' dtype": scores.dtype, "values' dtype": values.dtype}
-    check_calls(name, (group,), same, None if problem is None else f"{name}: {problem}")
+    check_same_call(name, (group,), same, problem)
 
 
 def check_scores(scores: Tensor, values: Tensor) -> None:
