@@ -110,6 +110,7 @@ def test_the_bias_changes_the_choice_and_never_the_gates():
     assert not (before.experts_Tk[:, 0] == 5).all()
     chosen = after.logits_TE.sigmoid().gather(1, after.experts_Tk)
     close(after.gates_Tk, chosen / chosen.sum(-1, keepdim=True))
+    close(after.probabilities_TE, before.probabilities_TE)
     assert "balance_bias" in router.state_dict()
     assert [name for name, _ in router.named_parameters()] == ["weight"]
 
@@ -127,10 +128,11 @@ def gate_gradients(**options) -> torch.Tensor:
 
 
 @pytest.mark.verifies(ROUTER)
-def test_whom_a_softmax_gate_and_a_sigmoid_gate_compete_with():
+def test_which_logits_a_softmax_gate_and_a_sigmoid_gate_depend_on():
     chosen, others = [5, 2, 7], [0, 1, 3, 4, 6]
     softmax = gate_gradients(renormalize=False)
     assert (softmax[:, others] < 0).all(), "any other logit that rises takes from it"
+    assert (softmax != 0).all(), "all logits get a gradient"
     sigmoid = gate_gradients(score="sigmoid", renormalize=False)
     assert not sigmoid[:, others].any()
     assert torch.equal(sigmoid[:, chosen] != 0, torch.eye(3, dtype=torch.bool))

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.twins import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh

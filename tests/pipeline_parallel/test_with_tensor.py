@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.model.stage_training import wrapped
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.twins import batch, close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, clip_stages_grad_norm_
