@@ -21,7 +21,7 @@ MODEL = "xtrain.model.decoder:XtrainModel"
 SPAN = "xtrain.model.decoder_parts:DecoderParts"
 PLACES = (
     "xtrain.model.parameters:placement_of",
-    "xtrain.checkpoint.placement:Placement",
+    "xtrain.checkpoint.parameter_slice:Placement",
 )
 SUMS = "xtrain.model.gradient_sums:check_skip"
 BIASES = "xtrain.model.balance:update_biases"
@@ -90,7 +90,7 @@ def save_and_look(directory):
     return stored
 
 
-@pytest.mark.verifies("xtrain.checkpoint.placement:Placement")
+@pytest.mark.verifies("xtrain.checkpoint.parameter_slice:Placement")
 def test_an_experts_slice_is_one_box_and_a_router_is_written_once(world, tmp_path):
     stored = world(4).run(save_and_look, str(tmp_path))[0]
     gate = {tuple(box) for box in stored["layers.1.mlp.experts.gate_proj"]}

@@ -179,7 +179,7 @@ def batches(shape, axes) -> list[str]:
     return said
 
 
-@pytest.mark.verifies(BATCH, "xtrain.comm.debug_checks:compare_values")
+@pytest.mark.verifies(BATCH, "xtrain.comm.debug_checks:check_same_values")
 def test_under_debug_checks_batches_of_tensor_and_context_ranks_are_compared(world):
     assert "checksum" in world(2).run(batches, (2,), ("tensor",))[0][0]
     world(4).run(batches, (2, 2), ("context", "tensor"))

@@ -47,7 +47,7 @@ def prepare(
     """`function` of this kind with its arguments, made from the whole tensor.
 
     Every rank brings a whole one of its own, one-dimensional: what it reduces, or has
-    its part of. Where only the root's counts, zeros stand in for the others'.
+    its part of. Where only the root's counts, the others have zeros.
     """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is not one of {KINDS}")

@@ -31,7 +31,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_gather_split
-from xtrain.comm.rounds import paused
 from xtrain.model.balance import auxiliary_loss, update_biases
 from xtrain.model.checks import check_same_config
 from xtrain.model.config import XtrainConfig
@@ -163,8 +162,7 @@ class XtrainModel(DecoderParts):
         if labels is not None:
             count = count_labels(labels, self.data, problem, self.everyone)
         else:
-            with paused():
-                sum_unless(problem, None, self._called_together())
+            sum_unless(problem, None, self._called_together())
         logits_BSV = self.run(tokens, positions, mask=token_mask)
         cut = self.context
         if labels is not None:

@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autograd import check_divides
-from xtrain.comm.checks import run_checks
+from xtrain.comm.debug_checks import check_same_values
 from xtrain.comm.mesh import axis_group, replica_group
 from xtrain.expert_parallel import MoE, Routing
 from xtrain.model.balance import CopyCounts
@@ -178,7 +178,7 @@ class DecoderParts(DecoderWeights):
         axes = [group for group in groups if group is not None]
         names = "tokens", "labels", "positions", "token_mask"
         given = dict(zip(names, batch, strict=False))
-        run_checks("values", "batches", axes, given)
+        check_same_values("batches", axes, given)
 
     def all_ranks(self) -> ProcessGroup | None:
         """The group of all ranks of the mesh: they save, load and clip together."""

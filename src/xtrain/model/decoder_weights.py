@@ -16,8 +16,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.checkpoint import Shard
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.checkpoint.pieces import whole
-from xtrain.checkpoint.placement import Placement
 from xtrain.comm.mesh import axis_group, set_mesh
 from xtrain.comm.wrapper_rules import mark_as_slices, summed_over
 from xtrain.expert_parallel import TopKRouter

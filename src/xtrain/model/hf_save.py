@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.checkpoint.placement import Placement
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.comm.mesh import REPLICA_AXES, axis_group
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.decoder_parts import DecoderParts

@@ -29,7 +29,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from xtrain.checkpoint.placement import Placement
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.comm.mesh import REPLICA_AXES
 from xtrain.model.config import XtrainConfig
 from xtrain.tensor_parallel.attention import key_replicas

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from xtrain.checkpoint.placement import placement_in
+from xtrain.checkpoint.parameter_slice import placement_in
 from xtrain.comm.wrapper_rules import check_counted
 from xtrain.data_parallel.ddp import DistributedDataParallel
 from xtrain.model.balance import update_biases

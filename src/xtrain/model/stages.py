@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.comm.deferred import active_queue
 from xtrain.comm.mesh import axis_group
 from xtrain.model.checks import check_same_config
 from xtrain.model.config import XtrainConfig
@@ -26,7 +27,6 @@ from xtrain.model.loss import IGNORED, sum_cross_entropy
 from xtrain.model.mesh_axes import axis_size, check_mesh
 from xtrain.model.overlapped_layers import Pieces, forward_over, layers_before
 from xtrain.pipeline_parallel.cut import balanced_cut
-from xtrain.pipeline_parallel.deferred_gradients import current
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.schedules import Schedule
 from xtrain.tensor_parallel.shards import check_features, check_ids
@@ -115,7 +115,7 @@ class OverlappedDecoderStage(DecoderStage):
 
     def _run_over(self, backwards: Pieces, inputs: tuple) -> Tensor:
         x, positions = (*inputs, None)[:2]
-        in_pieces = current() is None  # else its own backward comes as B and W
+        in_pieces = active_queue() is None  # else its own backward comes as B and W
         over = partial(forward_over, self.layers, backwards, in_pieces)
         return self.checked_run(x, positions, over)
 
