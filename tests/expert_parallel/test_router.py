@@ -276,7 +276,7 @@ WRONG_TOKENS = {
     "one token": ((torch.zeros(HIDDEN), None), r"needs \[T, 6\]"),
     "a batch": ((torch.zeros(2, 3, HIDDEN), None), r"needs \[T, 6\]"),
     "another size": ((torch.zeros(3, 5), None), r"\[3, 5\]: needs \[T, 6\]"),
-    "integers": ((torch.zeros(3, HIDDEN, dtype=torch.int64), None), "not floating"),
+    "integers": ((torch.zeros(3, HIDDEN).long(), None), "not a floating-point"),
     "a mask of numbers": ((torch.zeros(3, HIDDEN), torch.ones(3)), "needs bool"),
     "a long mask": (
         (torch.zeros(3, HIDDEN), torch.ones(4, dtype=torch.bool)), r"needs bool \[3\]",
@@ -286,7 +286,7 @@ WRONG_TOKENS = {
 
 @pytest.mark.parametrize("case", WRONG_TOKENS)
 @pytest.mark.verifies(f"{MODULE}:check_tokens")
-def test_tokens_that_are_none_are_refused(case):
+def test_tokens_and_masks_that_do_not_fit_are_refused(case):
     (x, mask), message = WRONG_TOKENS[case]
     with pytest.raises(ValueError, match=message):
         check_tokens(x, HIDDEN, mask)

@@ -217,7 +217,7 @@ def damaged(folder):
         (folder / "config.json").write_text(json.dumps(values | change))
         yield str(change), said
     (folder / "config.json").write_text(json.dumps(values | {"rope_scaling": [1]}))
-    yield "rope", "are no table"
+    yield "rope", "are not a table"
     (folder / "config.json").write_text(json.dumps(values))
     with_tensors(tensors | {name: tensors[name].bfloat16()})
     yield "dtypes", "torch.bfloat16, torch.float32 in one checkpoint: pass dtype"
