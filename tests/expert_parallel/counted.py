@@ -16,7 +16,6 @@ from xtrain.expert_parallel import (
     MoE,
     Routing,
     TopKRouter,
-    combine,
     dispatch,
     plan_dispatch,
 )
@@ -103,38 +102,6 @@ def messages_of_both() -> dict[str, list[Any]]:
 def received_rows() -> int:
     """How many rows the experts of this rank get in one dispatch."""
     return sum(plan_dispatch(full_layer().router(own_tokens())).received)
-
-
-def bytes_of_layer(uniform: bool) -> dict[str, Any]:
-    """Bytes that this rank sends for one layer, and its copies for each rank."""
-    rank, size = rank_and_size(None)
-    torch.manual_seed(rank)
-    x_TH = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, requires_grad=True)
-    layer = GShardMoE.from_full(full_layer(), collectives=DIRECT)
-    routing = layer.router(x_TH)
-    if uniform:
-        copy = torch.arange(TOKENS * TOP_K).view(TOKENS, TOP_K)
-        routing = routing_of(copy % EXPERTS, EXPERTS)
-    ranks = routing.experts_Tk.flatten() // (EXPERTS // size)
-    found: dict[str, Any] = {"copies": torch.bincount(ranks, minlength=size).tolist()}
-    with CommLedger() as ledger:
-        plan = plan_dispatch(routing, collectives=DIRECT)
-    found["counts"] = ledger.bytes_sent
-    with CommLedger() as ledger:
-        rows_NH = dispatch(x_TH, plan)
-    found["dispatch"] = ledger.bytes_sent
-    outputs_NH = layer.experts(rows_NH, plan.counts_L)
-    with CommLedger() as ledger:
-        out_TH = combine(outputs_NH, routing.gates_Tk, plan)
-    found["combine"] = ledger.bytes_sent
-    with CommLedger() as ledger:
-        (grad_NH,) = torch.autograd.grad(out_TH.sum(), outputs_NH, retain_graph=True)
-    found["combine, backward"] = ledger.bytes_sent
-    (grad_NH,) = torch.autograd.grad(outputs_NH, rows_NH, grad_NH)
-    with CommLedger() as ledger:
-        torch.autograd.grad(rows_NH, x_TH, grad_NH)
-    found["dispatch, backward"] = ledger.bytes_sent
-    return found
 
 
 # ------------------------------------------------------------------ nodes of a token

@@ -18,7 +18,6 @@ from xtrain.expert_parallel import (
     load_balancing_loss,
     within_capacity,
 )
-from xtrain.plan import all_to_all_bytes, routed_bytes
 from xtrain_docs.lectures.lc7.balance import training
 
 BALANCE = "xtrain.expert_parallel.balance"
@@ -310,29 +309,6 @@ def test_a_dropped_copy_adds_nothing_and_dropless_computes_all():
     close(some[kept.all(1)], whole[kept.all(1)])
     assert not some[~kept.any(1)].any()
     assert (some != whole)[~kept.all(1)].any()
-
-
-# -------------------------------------------------------------------------- q101: bytes
-
-
-@pytest.mark.verifies("xtrain.plan.experts:all_to_all_bytes")
-@pytest.mark.verifies("xtrain.plan.experts:routed_bytes")
-def test_bytes_of_each_all_to_all_are_those_of_the_routing(world):
-    phases = ("dispatch", "combine", "combine, backward", "dispatch, backward")
-    for ranks in (1, 2, 4):
-        for one in world(ranks).run(counted.bytes_of_layer, True):
-            formula = all_to_all_bytes(16, 2, 6, ranks, itemsize=8)
-            assert formula == 16 * 2 * 6 * 8 * (ranks - 1) / ranks
-            assert [one[phase] for phase in phases] == [formula] * 4
-            assert one["counts"] == 8 * 8 * (ranks - 1) / ranks  # 8 experts, int64
-        found = world(ranks).run(counted.bytes_of_layer, False)
-        table = [one["copies"] for one in found]
-        there = routed_bytes(table, 6, itemsize=8)
-        back = routed_bytes(list(zip(*table, strict=True)), 6, itemsize=8)
-        for rank, one in enumerate(found):
-            assert [one[phase] for phase in phases] == [
-                there[rank], back[rank], there[rank], back[rank],
-            ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------- q102: scale
