@@ -23,31 +23,31 @@ from typing_extensions import deprecated
 from tests.backends.faults import Ranks, only_in_a_wait, stay
 from tests.testing.processes import alive, wait_until
 from xtrain.backends import rendezvous
-from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, Call
-from xtrain.backends.liveness import Peers
+from xtrain.backends.calls import BETWEEN, KINDS, NOWHERE, PROGRAM, CollectiveCall
 from xtrain.backends.operation import Operation, Steps
+from xtrain.backends.peers import Peers
 from xtrain.backends.progress import Progress
 from xtrain.backends.rendezvous import Rendezvous, host_key
-from xtrain.backends.swaps import MAX_CALLS, Swaps
+from xtrain.backends.swaps import MAX_CALLS, SwapDetector
 
 # What the tests here prove, for their marks.
 FROM_THE_START = (
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.peer_monitor:PeerMonitor",
+    "xtrain.backends.peers:Peers",
+    "xtrain.backends.peers:PeerMonitor",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.rendezvous:Rendezvous",
     "xtrain.backends.call_runner:CallRunner",
 )
 ESTABLISHED = (
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.peer_monitor:PeerMonitor",
+    "xtrain.backends.peers:Peers",
+    "xtrain.backends.peers:PeerMonitor",
     "xtrain.backends.process_group:XtrainProcessGroup",
     "xtrain.backends.progress:Progress",
     "xtrain.backends.call_runner:CallRunner",
 )
 FORMING = (
-    "xtrain.backends.liveness:Peers",
+    "xtrain.backends.peers:Peers",
     "xtrain.backends.rendezvous:Rendezvous",
 )
 
@@ -282,7 +282,7 @@ def late_to_a_new_group(say) -> None:
     *FORMING,
     "xtrain.backends.progress:Progress",
     "xtrain.backends.call_runner:CallRunner",
-    "xtrain.backends.peer_monitor:PeerMonitor",
+    "xtrain.backends.peers:PeerMonitor",
 )
 def test_a_rank_that_comes_late_is_told_who_gave_up_and_why(backend, tmp_path):
     sign = tmp_path / "late"
@@ -673,7 +673,7 @@ def swap_warned_of(swap, length: int) -> list[str]:
 
 
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda s: s.__name__)
-@pytest.mark.verifies(*FROM_THE_START, "xtrain.backends.swaps:Swaps")
+@pytest.mark.verifies(*FROM_THE_START, "xtrain.backends.swaps:SwapDetector")
 def test_swapped_calls_are_warned_of_by_every_rank_once_for_each_line(ours, swap):
     lines = lines_of(swap)
     for length in (12, 300_000):
@@ -740,9 +740,12 @@ def test_ranks_that_take_turns_on_two_lines_are_warned_and_served(ours):
         assert told and all("Are these calls swapped?" in each for each in told)
 
 
-@pytest.mark.verifies("xtrain.backends.swaps:Swaps")
+@pytest.mark.verifies("xtrain.backends.swaps:SwapDetector")
 def test_a_program_of_ever_new_calls_from_two_lines_fills_no_memory():
-    swaps, call = Swaps(0), Call("all_reduce", None, None, None, NOWHERE)
+    swaps, call = (
+        SwapDetector(0),
+        CollectiveCall("all_reduce", None, None, None, NOWHERE),
+    )
     for number in range(3 * MAX_CALLS):
         swaps.note(call, [2 * number, 2 * number + 1])
     assert len(swaps._mine) <= MAX_CALLS
@@ -1071,7 +1074,7 @@ def test_a_short_wait_ends_and_the_operation_goes_on(ours):
     ours(2).run(waits_a_little)
 
 
-@pytest.mark.verifies("xtrain.backends.liveness:Peers")
+@pytest.mark.verifies("xtrain.backends.peers:Peers")
 @pytest.mark.parametrize("has_pidfd", [True, False])
 def test_peers_are_watched_with_and_without_pidfd(monkeypatch, has_pidfd):
     if not has_pidfd:

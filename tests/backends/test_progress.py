@@ -373,7 +373,7 @@ def late_for_a_barrier(say) -> None:
         dist.barrier(hasty)
 
 
-@pytest.mark.verifies(*PROGRESS, "xtrain.backends.peer_monitor:PeerMonitor")
+@pytest.mark.verifies(*PROGRESS, "xtrain.backends.peers:PeerMonitor")
 def test_a_call_has_the_timeout_that_it_is_given(backend):
     with Ranks(backend, 2, late_for_a_barrier, timeout=2 * PATIENT) as ranks:
         assert ranks[0].hear(PATIENT) == ("ended", None)
@@ -441,8 +441,8 @@ def over_and_over(say, call, calls: int) -> None:
 
 @pytest.mark.verifies(
     *PROGRESS,
-    "xtrain.backends.liveness:Peers",
-    "xtrain.backends.peer_monitor:PeerMonitor",
+    "xtrain.backends.peers:Peers",
+    "xtrain.backends.peers:PeerMonitor",
 )
 def test_a_rank_that_is_stopped_is_named_wherever_it_stopped(backend):
     """In the middle of a call all ranks are there, and one of them does not go on."""

@@ -34,7 +34,6 @@ from xtrain.backends.acceptor import MAX_HANDSHAKES, MAX_LOGGED, Acceptor, refus
 from xtrain.backends.connect import Dialler, close_all, connect_all
 from xtrain.backends.connections import Connection
 from xtrain.backends.handshake import ANSWER, HELLO, MAGIC, Refused, admit, dial, proof
-from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import (
     DTYPES,
     HEADER,
@@ -43,6 +42,7 @@ from xtrain.backends.messages import (
     Receive,
     send_message,
 )
+from xtrain.backends.peers import Peers
 from xtrain.backends.rendezvous import (
     PeerAddress,
     Rendezvous,

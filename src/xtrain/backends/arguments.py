@@ -46,7 +46,7 @@ def check_fits(name: str, size: int, whole: Tensor, part: Tensor) -> None:
         )
 
 
-def check_twins(
+def check_pieces(
     name: str, rank: int, size: int, pieces: Sequence[Tensor], own: Tensor
 ) -> None:
     """ValueError unless each rank has a piece, and its own looks like `own`."""

@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from xtrain.backends.arguments import check_servable, flatten
 from xtrain.backends.calls import (
     NOWHERE,
-    Call,
+    CollectiveCall,
     CollectiveMismatch,
     call_site,
     fingerprint,
@@ -27,9 +27,9 @@ from xtrain.backends.calls import (
 )
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
-from xtrain.backends.peer_monitor import PeerMonitor
+from xtrain.backends.peers import PeerMonitor
 from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
-from xtrain.backends.swaps import Swaps
+from xtrain.backends.swaps import SwapDetector
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.lost import PeersLost
 
@@ -74,7 +74,7 @@ class CallRunner:
         # half is gone: DDP's join does so with its count of ranks.
         self.kept: deque[dist.Work] = deque(maxlen=16)
         self._compare_lines = os.environ.get("XTRAIN_COMPARE_LINES", "0") != "0"
-        self._swaps = Swaps(rank)
+        self._swaps = SwapDetector(rank)
 
     def collective(
         self,
@@ -99,7 +99,7 @@ class CallRunner:
         self.check_ready(name, tensors)
         if detail is None and tensors:
             detail = shape_and_dtype(tensors[0])
-        call = Call(
+        call = CollectiveCall(
             name, detail, op, None if root is None else self.global_rank(root),
             call_site() if self.compares_calls else NOWHERE, extra_text,
         )  # fmt: skip
@@ -136,7 +136,7 @@ class CallRunner:
         return work
 
     def _checked(
-        self, call: Call, steps: Steps, listeners: tuple[Listener, ...]
+        self, call: CollectiveCall, steps: Steps, listeners: tuple[Listener, ...]
     ) -> Steps:
         """Run steps; when the ranks turn out to be in different calls, say which."""
         transport = self.transport

@@ -95,7 +95,7 @@ def shape_and_dtype(tensor: Tensor) -> ShapeAndDtype:
     return tensor.shape, tensor.dtype
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """One call of a collective: what its ranks compare and what they are shown."""
 
     name: str
@@ -112,7 +112,7 @@ class Call(NamedTuple):
         return f"{signature(*self[:4])}{extra} at {self.site}"
 
 
-class Message(NamedTuple):
+class PointToPointCall(NamedTuple):
     """One end of a message, in global ranks."""
 
     name: str

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from xtrain.backends.call_runner import CallRunner
-from xtrain.backends.liveness import Peers
-from xtrain.backends.peer_monitor import PeerMonitor
+from xtrain.backends.peers import PeerMonitor, Peers
 from xtrain.backends.progress import Progress
 
 
@@ -61,7 +60,7 @@ class Group(dist.ProcessGroup):
         self._timeout = timeout.total_seconds()
         self._names: dict[str, str] = {}
         self._global_ranks: list[int] = []
-        self.stand_in = dist.ProcessGroup(rank, size)  # see `operators`
+        self.cpp_group = dist.ProcessGroup(rank, size)  # see `operators`
         self._peers = Peers()
         try:
             self._transport = make_transport(

@@ -50,6 +50,7 @@ HEADER = struct.Struct(f"<qIQ{MAX_SITE}s")  # tag, dtype code, payload bytes, si
 MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
 JOINED_BYTES = 1 << 14  # up to here header and payload are written at once
 SCRATCH_BYTES = 1 << 16  # what is dropped is read in pieces of this size
+BLOCK_BYTES = 256 << 10  # reduced at a time: stays in a core's own cache
 
 
 class ProtocolError(RuntimeError):

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.backends.arguments import check_fits, check_twins, one_dtype, row_sizes
+from xtrain.backends.arguments import check_fits, check_pieces, one_dtype, row_sizes
 from xtrain.backends.calls import reduce_op, shape_and_dtype, shape_of, shapes_of
 from xtrain.backends.group import Group
-from xtrain.backends.make_shared import make_shared
 from xtrain.backends.observers import unobserved
 from xtrain.backends.operation import Steps
 from xtrain.backends.operators import as_operator
 from xtrain.backends.point_to_point import post_receive, post_send
+from xtrain.backends.shared_tensors import make_shared
 from xtrain.backends.works import Finished, Several
 
 OPERATORS = (
@@ -97,7 +97,7 @@ class XtrainProcessGroup(Group):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
         (outputs_,), (input,) = outputs, inputs
-        check_twins("all_gather", self._rank, self._size, outputs_, input)
+        check_pieces("all_gather", self._rank, self._size, outputs_, input)
         shapes = tuple(shape_and_dtype(t) for t in outputs_)
         return self._collective(
             "all_gather", opts, outputs_, outputs_, [input], detail=shapes,
@@ -122,7 +122,7 @@ class XtrainProcessGroup(Group):
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> dist.Work:
         (output,), (inputs_,) = outputs, inputs
-        check_twins("reduce_scatter", self._rank, self._size, inputs_, output)
+        check_pieces("reduce_scatter", self._rank, self._size, inputs_, output)
         op, shapes = reduce_op(opts), tuple(shape_and_dtype(t) for t in inputs_)
         return self._collective(
             "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=shapes,

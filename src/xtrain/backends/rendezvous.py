@@ -18,7 +18,7 @@ from types import TracebackType
 
 from torch.distributed import Store
 
-from xtrain.backends.liveness import Peers
+from xtrain.backends.peers import Peers
 
 POLL_SECONDS = 0.001
 RECHECK_SECONDS = 0.02  # between two lines that are read once more

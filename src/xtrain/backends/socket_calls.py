@@ -19,7 +19,6 @@ from torch.distributed import Store
 from xtrain.backends.calls import compare
 from xtrain.backends.connect import connect_all
 from xtrain.backends.handshake import COLLECTIVES, MESSAGES
-from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import (
     MAX_MESSAGE_BYTES,
     Inbox,
@@ -29,6 +28,7 @@ from xtrain.backends.messages import (
     write_all,
 )
 from xtrain.backends.operation import Steps, interleave
+from xtrain.backends.peers import Peers
 
 CALL_HEADER = struct.Struct(
     "<QQQ"
