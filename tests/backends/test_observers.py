@@ -310,3 +310,24 @@ def nothing_is_asked_twice() -> int:
 @pytest.mark.verifies(*OBSERVED)
 def test_unobserved_calls_take_the_direct_way(ours):
     ours(2).run(nothing_is_asked_twice)
+
+
+def waited_for_under_a_mode(path: str, length: int) -> Counter:
+    """Rank 1 comes late, so that rank 0 does its part of the sum in `wait`."""
+    tensor, store = torch.ones(length), dist.FileStore(path, 2)
+    if dist.get_rank() == 1:
+        store.wait([str(length)])
+    with Seen() as seen:
+        work = dist.all_reduce(tensor, async_op=True)
+        store.set(str(length), "posted")
+        work.wait()
+    assert bool((tensor == 2).all())
+    return seen.names
+
+
+def test_a_mode_sees_no_operation_of_a_wait(ours, tmp_path):
+    path = str(tmp_path / "store")
+    for length in (10, 300_000):
+        for names in ours(2).run(waited_for_under_a_mode, path, length):
+            assert [name for name in names if name.startswith("aten")] == []
+            assert any("allreduce" in name for name in names)

@@ -11,9 +11,9 @@ from xtrain.backends.observers import OwnDispatch, has_own_dispatch
 
 
 def check_servable(name: str, backend: str, tensor: Tensor) -> None:
-    """ValueError unless the tensor is memory of this host, as it stands.
+    """ValueError unless the tensor is dense memory of this host.
 
-    OwnDispatch for a subclass that has to be asked first, a FakeTensor say.
+    OwnDispatch for a subclass with a `__torch_dispatch__` of its own, as FakeTensor.
     """
     if type(tensor) is not Tensor and has_own_dispatch(tensor):
         raise OwnDispatch(

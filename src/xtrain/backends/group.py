@@ -22,7 +22,7 @@ def refuse_other_devices(backend: str) -> None:
     """ValueError when torch is making a group of several backends, as "cpu:a,cuda:b".
 
     It takes a ProcessGroup in Python for all of the group and drops the other backends
-    without a word. It does not tell a backend about the others either, so that is read
+    silently. It does not tell a backend about the others either, so that is read
     in its function that makes groups.
     """
     frame: FrameType | None = sys._getframe(1)
@@ -78,7 +78,7 @@ class Group(dist.ProcessGroup):
             self._global_rank, self.compares_calls,
         )  # fmt: skip
         self.on_collective_end = self._runner.on_collective_end
-        # A process that ends in good order says so, as if it had destroyed the group.
+        # A process that exits leaves the group, as if it had destroyed it.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
 
     def getBackendName(self) -> str:

@@ -1,4 +1,4 @@
-"""The other ranks of a group: whose process is alive, and which waits are in vain.
+"""The other ranks of a group: whose process is alive, and which waits cannot end.
 
 A pidfd becomes readable when its process has ended, for whatever reason; one system
 call checks those of all peers. Without pidfds each peer is checked by its id. Peers on
@@ -68,7 +68,7 @@ class Peers:
 
 
 class PeerMonitor:
-    """Ends the waits of one rank in one group that are in vain.
+    """Ends the waits of one rank in one group that cannot succeed.
 
     Args:
         transport: knows which ranks have come to the call, and which have left.
@@ -92,7 +92,7 @@ class PeerMonitor:
         self.broken: RuntimeError | None = None
 
     def check(self, operation: Operation) -> None:
-        """Raise when `operation` waits in vain."""
+        """Raise when what `operation` waits for cannot come, or its time is up."""
         me = f"rank {self._global_rank(self._rank)} waited in {operation.call}"
         missing = self._transport.missing()
         left = {*self._transport.left()}

@@ -2,9 +2,9 @@
 """A torch.distributed backend in Python: torch's calls in, steps of a transport out.
 
 torch hands every call of a group to methods of its `ProcessGroup`. A subclass written
-in Python can be registered as a backend, and DDP, FSDP2, DTensor and pipelining never
-know the difference. This one makes sure that all ranks are in the same call, lets the
-transport do it, and returns a `Work` to wait for.
+in Python can be registered as a backend, and DDP, FSDP2, DTensor and pipelining run on
+it unchanged. This one makes sure that all ranks are in the same call, has the transport
+run it, and returns a `Work` to wait for.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,31 +25,14 @@ from xtrain.backends.shared_tensors import make_shared
 from xtrain.backends.works import Finished, Several
 
 OPERATORS = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single",
+    "all_gather_single_coalesced", "all_to_all_single", "allgather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce",
+    "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast",
+    "gather", "recv", "recv_anysource", "reduce", "reduce_scatter",
+    "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
 
 
 class XtrainProcessGroup(Group):
@@ -192,12 +175,11 @@ class XtrainProcessGroup(Group):
             return self._transport.all_to_all(received, sent, check)
 
         return self._collective(
-            "gather", opts, outputs_, outputs_, [input], root=root,
+            "gather", opts, outputs_, outputs_, [input], root=root, steps=steps,
             detail=one_dtype("gather", [input, *outputs_]),
             extra_text=lambda: (
                 f"sends {shape_of(input)}, expects {shapes_of(outputs_)}"
             ),
-            steps=steps,
         )  # fmt: skip
 
     def scatter(
@@ -214,12 +196,11 @@ class XtrainProcessGroup(Group):
             return self._transport.all_to_all(received, sent, check)
 
         return self._collective(
-            "scatter", opts, outputs, [output], inputs_, root=root,
+            "scatter", opts, outputs, [output], inputs_, root=root, steps=steps,
             detail=one_dtype("scatter", [output, *inputs_]),
             extra_text=lambda: (
                 f"sends {shapes_of(inputs_)}, expects {shape_of(output)}"
             ),
-            steps=steps,
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> dist.Work:

@@ -125,8 +125,8 @@ class SharedMemory:
         if check:
             for peer in self.others:
                 if self.words[peer][FINGERPRINT + step % 2] != check:
-                    everyone = [words[FINGERPRINT + step % 2] for words in self.words]
-                    self.line_mismatch = compare(everyone)
+                    checks = [words[FINGERPRINT + step % 2] for words in self.words]
+                    self.line_mismatch = compare(checks)
                     break
 
     def sidebands(self) -> list[int]:

@@ -139,11 +139,11 @@ def reserve(shape: torch.Size, dtype: torch.dtype) -> int:
 
 
 def available_bytes() -> int:
-    """What the system could hand out without taking it from anybody."""
+    """Memory that the system can hand out without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
-    return 1 << 62  # it does not say
+    return 1 << 62  # unknown
 
 
 def bytes_for(shape: torch.Size, dtype: torch.dtype) -> int:
