@@ -20,7 +20,7 @@ from tests.comm.test_ledger import (
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.socket_calls import INLINE_BYTES
 from xtrain.comm import CommLedger
-from xtrain.comm.rounds import paused
+from xtrain.comm.call_agreement import uncounted
 
 # What the tests here prove, for their marks.
 COUNTED = (
@@ -146,7 +146,7 @@ def settled_when_they_end(path: str) -> None:
         store.wait(["issued"])
     with CommLedger() as outer, CommLedger(values=True) as inner:
         works = [dist.all_reduce(tensors[0], async_op=True)]
-        with paused():  # neither an event of its own nor a part of the one before
+        with uncounted():  # neither an event of its own nor a part of the one before
             works.append(dist.all_reduce(tensors[1], async_op=True))
         works += [dist.all_reduce(tensor, async_op=True) for tensor in tensors[2:]]
     works.append(dist.all_reduce(torch.ones(9), async_op=True))  # after them
@@ -164,7 +164,7 @@ def settled_when_they_end(path: str) -> None:
     assert size == 2 and not dist.group.WORLD.on_collective_end
 
 
-@pytest.mark.verifies(*COUNTED, "xtrain.comm.rounds:paused")
+@pytest.mark.verifies(*COUNTED, "xtrain.comm.call_agreement:uncounted")
 def test_an_event_gets_the_bytes_of_its_own_call_when_that_has_ended(ours, tmp_path):
     ours(2).run(settled_when_they_end, str(tmp_path / "store"))
 

@@ -31,7 +31,7 @@ from xtrain.backends.peers import PeerMonitor
 from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
 from xtrain.backends.swaps import SwapDetector
 from xtrain.backends.works import Finished, Pending
-from xtrain.comm.lost import PeersLost
+from xtrain.comm.transport_errors import PeersLost
 
 SMALL = 16  # elements; see `kept`
 Listener = Callable[[int, int], None]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xtrain.backends.operation import Operation
-from xtrain.comm.lost import PeersLost
+from xtrain.comm.transport_errors import PeersLost
 
 STATES = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "R": "running"}
 

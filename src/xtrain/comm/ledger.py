@@ -25,11 +25,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xtrain.comm.call_agreement import is_counted
 from xtrain.comm.events import Event
-from xtrain.comm.rounds import COUNTERS, Round, paused
+from xtrain.comm.watched_work import WatchedWork
 from xtrain.comm.wire_bytes import bytes_sent_since, tcp_bytes_sent
 
-COUNTERS[:] = [Round]  # algorithms state what they issue together: count it
 MAX_VALUES = 64  # a ledger that keeps values keeps at most this many per message
 
 
@@ -43,13 +43,14 @@ class CommLedger(TorchDispatchMode):
     Attributes: `bytes_sent`, `bytes_received`, `messages` (sends), `events` (a list of
     `Event` in issue order), `wire_bytes` (bytes this process's TCP sockets sent while
     the ledger was open, the backend's headers included, TCP/IP headers and what TCP had
-    to send again not; None where the system does not tell: everywhere but Linux).
+    retransmissions not; None except on Linux, which counts them).
     """
 
     def __init__(self, values: bool = False):
         super().__init__()
         self.keep_values = values
         self.events: list[Event] = []
+        self._under_way: dict[int, WatchedWork] = {}  # messages, by number
         self._wire_start: dict[int, int] | None = None
         self._wire_end: int | None = None
 
@@ -91,29 +92,44 @@ class CommLedger(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        namespace = func.namespace
+        namespace, event = func.namespace, None
         if namespace == "c10d" or namespace.startswith("_c10d_functional"):
             # An outer ledger gets its turn when the call below reaches its mode.
-            before = len(self.events)
-            self._record_call(func.name().split("::")[1].split(".")[0], args)
-            if len(self.events) > before:
-                with _bytes_filled_in(self.events, _group_of(func, args)):
-                    return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            event = self._record_call(func.name().split("::")[1].split(".")[0], args)
+        if event is None:
+            return func(*args, **(kwargs or {}))
+        if event.kind == "collective":
+            with _bytes_filled_in(self.events, _group_of(func, args)):
+                return func(*args, **(kwargs or {}))
+        return self._watched(event, func(*args, **(kwargs or {})))
 
-    def _record_call(self, op: str, args: Any) -> None:
+    def _watched(self, event: Event, boxed: Any) -> Any:
+        """The work of a message; when it was waited for, its event learns of it."""
+        work: dist.Work | None = dist.Work.unbox(boxed)
+        number = event.number
+
+        def note() -> None:
+            self._under_way.pop(number, None)
+            if self.events[number : number + 1] == [event]:  # for the first time
+                self.events[number] = replace(event, done=len(self.events))
+
+        if work is None:  # of a call that is part of a batch
+            return boxed
+        # Kept here: torch's C++ holds a work without its Python half.
+        self._under_way[number] = watched = WatchedWork(work, note)
+        return watched.boxed()
+
+    def _record_call(self, op: str, args: Any) -> Event | None:
         if op in ("wait_tensor", "_wrap_tensor_autograd"):  # these move nothing
-            return
+            return None
         tensors = [t for arg in args for t in _tensors(arg)]
         payload = sum(t.numel() * t.element_size() for t in _tensors(args[0]))
-        if op == "send":
-            self._add("send", "send", _global_rank(args[1], args[2]), payload, tensors)
-        elif op == "recv_":
-            self._add("recv", "recv", _global_rank(args[1], args[2]), payload, tensors)
-        elif op == "recv_any_source_":
-            self._add("recv", "recv", None, payload, tensors)
-        else:
-            self._add("collective", op.rstrip("_"), None, payload, tensors)
+        if op in ("send", "recv_"):
+            peer = _global_rank(args[1], args[2])
+            return self._add(op.rstrip("_"), op.rstrip("_"), peer, payload, tensors)
+        if op == "recv_any_source_":
+            return self._add("recv", "recv", None, payload, tensors)
+        return self._add("collective", op.rstrip("_"), None, payload, tensors)
 
     def _add(
         self,
@@ -122,27 +138,26 @@ class CommLedger(TorchDispatchMode):
         peer: int | None,
         payload: int,
         tensors: list[Tensor],
-    ) -> None:
-        if paused.depth:
-            return
-        with Round() as number:  # of its own, unless one is open
-            pass
+    ) -> Event | None:
+        if not is_counted():
+            return None
         values = None
         if self.keep_values and kind == "send":
             flat = torch.cat([t.detach().reshape(-1) for t in tensors])
             if flat.numel() <= MAX_VALUES:
                 values = tuple(flat.tolist())
         nbytes = None if kind == "collective" else payload
-        rank = dist.get_rank()
-        event = Event(rank, kind, op, peer, payload, nbytes, number, values)
+        rank, number = dist.get_rank(), len(self.events)
+        event = Event(rank, kind, op, peer, payload, nbytes, number, values=values)
         self.events.append(event)
+        return event
 
 
 @contextmanager
 def _bytes_filled_in(events: list[Event], group: Any) -> Iterator[None]:
     """Have the last event get what the collectives issued in here send and receive.
 
-    Only a backend of ours tells: it calls the functions in `on_collective_end` of its
+    A backend of ours calls the functions in `on_collective_end` of its
     group when a collective that was issued meanwhile has ended.
     """
     listeners = getattr(group, "on_collective_end", None)
