@@ -13,13 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.training import (
-    Model,
-    batch_of,
-    largest_difference,
-    loss_of,
-    make_model,
-)
+from tests.training import Model, batch_of, largest_difference, loss_of, make_model
 from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
@@ -30,11 +24,7 @@ from xtrain.checkpoint import (
     whole,
 )
 from xtrain.testing import RankError, World, expect_error
-from xtrain.zero import (
-    AdamW,
-    FullyShardedDataParallel,
-    ZeroOptimizer,
-)
+from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
 LATEST = "xtrain.checkpoint.folder:latest"
 PIECE = "xtrain.checkpoint.pieces:Piece"

@@ -15,13 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.checkpoint.crafted import change_index, drop
-from tests.checkpoint.test_checkpoint import (
-    Run,
-    load_small,
-    refused,
-    save_small,
-    small,
-)
+from tests.checkpoint.test_checkpoint import Run, load_small, refused, save_small, small
 from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
@@ -74,8 +68,7 @@ def point(run, name):
 
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.verifies(
-    "xtrain.checkpoint.opening:open_everywhere",
-    "xtrain.checkpoint.reader:open_same",
+    "xtrain.checkpoint.opening:open_everywhere", "xtrain.checkpoint.reader:open_same"
 )
 def test_ranks_load_what_rank_0_finds_or_nothing(world, copies, stage):
     assert on_all(world, copies, stage) == 2

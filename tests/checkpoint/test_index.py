@@ -14,13 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.crafted import change_index, drop, pieces, update
 from tests.checkpoint.test_checkpoint import load_small, save_small
 from tests.checkpoint.test_company import save
-from xtrain.checkpoint import (
-    About,
-    CheckpointError,
-    CheckpointReader,
-    Piece,
-    latest,
-)
+from xtrain.checkpoint import About, CheckpointError, CheckpointReader, Piece, latest
 from xtrain.checkpoint.files import write_file
 from xtrain.checkpoint.folder import prepare, publish
 from xtrain.checkpoint.index import crc, make_index
@@ -202,16 +196,10 @@ CRAFTED = {
     "a tensor without pieces": (tensor("w", pieces=[]), r"w: element \[0, 0\] is in"),
     "no first piece": (drop("tensors", "w", "pieces", 0), r"w: element \[0, 0\]"),
     "no last piece": (drop("tensors", "w", "pieces", 1), r"w: element \[0, 2\]"),
-    "beyond the end": (
-        piece(1, [3, 1]),
-        r"size \[3, 1\] at \[0, 2\] of \[2, 3\]",
-    ),
+    "beyond the end": (piece(1, [3, 1]), r"size \[3, 1\] at \[0, 2\] of \[2, 3\]"),
     "a piece that begins at the end": (piece(0, [0, 3]), r"at \[0, 3\] of \[2, 3\]"),
     "a piece without elements": (piece(1, [2, 0]), r"size \[2, 0\] at \[0, 2\] of"),
-    "a larger piece": (
-        piece(1, [2, 3], 0),
-        r"two pieces have element \[0, 2\]",
-    ),
+    "a larger piece": (piece(1, [2, 3], 0), r"two pieces have element \[0, 2\]"),
     "an offset below 0": (piece(0, [0, -1]), r"at \[0, -1\]: no numbers"),
     "an offset of floats": (piece(0, [0, 2.0]), r"at \[0, 2.0\]: no numbers"),
     "an offset of bools": (piece(0, [False, 2]), r"at \[False, 2\]: no numbers"),
@@ -236,10 +224,7 @@ CRAFTED = {
     "a gap in a corner": (piece(1, [1, 1]), r"w: element \[1, 2\] is in no piece"),
     "a larger shape": (tensor("w", shape=[3, 3]), r"w: element \[2, 0\] is in no"),
     "a shape of other dims": (tensor("w", shape=[6]), "of 1 dims"),
-    "format 1, not 2": (
-        update(format=1),
-        r"elements \[0, 0\] to \[2, 2\] of 6",
-    ),
+    "format 1, not 2": (update(format=1), r"elements \[0, 0\] to \[2, 2\] of 6"),
     "a format that is true": (update(format=True), "format True"),
     "a format to come": (update(format=3), "has format 3, this re"),
     "another shape of as many": (tensor("w", shape=[3, 2]), r"of \[3, 2\]"),
@@ -362,10 +347,7 @@ def test_a_file_must_have_what_the_index_says_and_nothing_else(
             index["tensors"]["weight"]["pieces"][0][3] = checksum
 
     change_index(path, change)
-    with (
-        pytest.raises(CheckpointError, match=match),
-        CheckpointReader(path) as reader,
-    ):
+    with pytest.raises(CheckpointError, match=match), CheckpointReader(path) as reader:
         reader.verify([])
 
 

@@ -13,10 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tests.comm.reference import (
-    check_all_reduce,
-    check_all_reduce_extras,
-)
+from tests.comm.reference import check_all_reduce, check_all_reduce_extras
 from tests.comm.test_all_to_all import TABLES, even_and_one_sided, single_cases
 from tests.comm.test_collectives import (
     broadcast_cases,
