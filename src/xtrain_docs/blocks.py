@@ -1,4 +1,4 @@
-"""Markdown extension: figures, tables and traces drawn by code at build time.
+"""Figures, tables and traces, drawn by code at build time.
 
     ```figure wait_circle ranks=8
     The caption, as Markdown; `{{ }}` in it is computed as elsewhere.
@@ -21,8 +21,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from markdown import Markdown
-from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
 from . import charts, config, fences, lectures, values
@@ -174,21 +172,3 @@ class AnchorsPreprocessor(Preprocessor):
 
 def _caption(text: str, name: str) -> list[str]:
     return [text, f"{{ .{name} }}"] if text else []
-
-
-class BlocksExtension(Extension):
-    """`xtrain_docs.blocks` in mkdocs.yml.
-
-    Runs after Python-Markdown has normalised whitespace (30), which would break the
-    marks of stored HTML, and before fences (25) and raw HTML (20) are read.
-    """
-
-    def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(RawPreprocessor(md), "xtrain-raw", 29.5)
-        md.preprocessors.register(AnchorsPreprocessor(md), "xtrain-anchors", 20.5)
-        md.preprocessors.register(BlocksPreprocessor(md), "xtrain-blocks", 29)
-
-
-def makeExtension(**options: Any) -> BlocksExtension:
-    """Called by Python-Markdown."""
-    return BlocksExtension(**options)

@@ -1,4 +1,4 @@
-"""Markdown extension: show a symbol of the source, or a snippet, by name.
+"""Show a symbol of the source, or a snippet, by name.
 
 A fence whose first line is ``--8<-- "package.module:name"`` becomes a bar (place in
 the source, reference entry, and of a public name the command that copies it), the code
@@ -14,10 +14,7 @@ import base64
 import re
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
-from markdown import Markdown
-from markdown.extensions import Extension
 from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 
@@ -218,17 +215,3 @@ class NotePostprocessor(Postprocessor):
             f'{comment}<span class="xt-note" data-n="{number}" role="img" '
             f'aria-label="note {number}"></span>'
         )
-
-
-class EmbedExtension(Extension):
-    """`xtrain_docs.embed` in mkdocs.yml."""
-
-    def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(EmbedPreprocessor(md), "xtrain-embed", 45)
-        md.preprocessors.register(LinkPreprocessor(md), "xtrain-links", 46)
-        md.postprocessors.register(NotePostprocessor(md), "xtrain-notes", 5)
-
-
-def makeExtension(**options: Any) -> EmbedExtension:
-    """Called by Python-Markdown."""
-    return EmbedExtension(**options)

@@ -4,7 +4,6 @@ The packages are part of the docs extra and are published under the Open Font Li
 Without one of them the site still builds: that text falls back to a system font.
 """
 
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from . import config
+from .generated import digest
 
 LATIN = "U+0020-007E, U+00A0-00FF, U+0131, U+0152-0153, U+2010-2027, U+2030-203A"
 SIGNS = "U+2190-2199, U+21C4, U+2200-22FF, U+2212, U+00D7, U+2264-2265, U+2713, U+25B6"
@@ -109,7 +109,7 @@ def write_fonts(folder: Path | None = None) -> int:
             continue
         known = json.dumps(asdict(face), sort_keys=True) + inspect.getsource(make)
         known += str(source.stat().st_size)
-        stamp = hashlib.sha256(known.encode()).hexdigest()[:8]
+        stamp = digest(known.encode())
         name = f"{face.family}-{face.style}-{stamp}.woff2"
         kept.add(name)
         if not (folder / name).is_file():

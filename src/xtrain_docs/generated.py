@@ -1,6 +1,12 @@
-"""Pages that code writes: not committed, and left alone while they would not change."""
+"""Files that a build writes: left alone while they would not change, none committed."""
 
+import hashlib
 from pathlib import Path
+
+
+def digest(content: bytes, digits: int = 8) -> str:
+    """Hexadecimal digits of the SHA-256: another content has others."""
+    return hashlib.sha256(content).hexdigest()[:digits]
 
 
 def write(path: Path, text: str) -> Path:

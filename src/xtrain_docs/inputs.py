@@ -11,7 +11,6 @@ So do the records of tests that ran here, the packages' versions, and settings.
 Standard library only, so that to ask takes no time.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from . import config
+from .generated import digest
 
 AROUND = "versions or settings"
 
@@ -30,7 +30,7 @@ def state() -> dict[str, str]:
     records = (file for folder in config.RECORDS for file in folder.glob("*.json"))
     files = sorted({*_listed(config.ROOT, ()), *records})
     names = {path.relative_to(config.ROOT).as_posix(): path for path in files}
-    found = {name: _digest(path.read_bytes()) for name, path in names.items()}
+    found = {name: digest(path.read_bytes(), 16) for name, path in names.items()}
     return {AROUND: around(), **found}
 
 
@@ -55,11 +55,7 @@ def around() -> str:
     packages = sorted(f"{one.name} {one.version}" for one in distributions())
     ours = sorted(item for item in os.environ.items() if item[0].startswith("XTRAIN_"))
     machine = (sys.version, platform.platform(), os.cpu_count(), str(config.ROOT))
-    return _digest(repr((machine, packages, ours)).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+    return digest(repr((machine, packages, ours)).encode(), 16)
 
 
 def place(target: Path) -> Path:

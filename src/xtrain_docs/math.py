@@ -1,4 +1,4 @@
-"""Markdown extension: TeX to MathML at build time, no script in the reader's way.
+"""TeX to MathML at build time, no script in the reader's way.
 
 `$x$` in a line, `$$` on lines of their own (or around one line) for a display.
 A command that the converter does not know, or a missing argument, stops the build.
@@ -8,11 +8,8 @@ import html
 import re
 import xml.etree.ElementTree as ET
 from functools import lru_cache
-from typing import Any
 
 from latex2mathml.converter import convert
-from markdown import Markdown
-from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
@@ -124,16 +121,3 @@ class DisplayMath(Preprocessor):
                 return "\n".join([*block, text.removesuffix("$$")]), i + 1
             block.append(text)
         raise MathError(f"a $$ that is never closed: {lines[at].strip()}")
-
-
-class MathExtension(Extension):
-    """`xtrain_docs.math` in mkdocs.yml."""
-
-    def extendMarkdown(self, md: Markdown) -> None:
-        md.inlinePatterns.register(InlineMath(INLINE, md), "xtrain-math", 185)
-        md.preprocessors.register(DisplayMath(md), "xtrain-display-math", 28)
-
-
-def makeExtension(**options: Any) -> MathExtension:
-    """Called by Python-Markdown."""
-    return MathExtension(**options)

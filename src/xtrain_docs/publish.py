@@ -10,7 +10,6 @@
   listings in the search index, blank space of templates and marks without a colour.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
+
+from .generated import digest
 
 IMPORT = re.compile(r"""@import\s+url\(["']?(?P<path>[^"')]+)["']?\)\s*;""")
 ADDRESS = re.compile(
@@ -148,7 +149,7 @@ class _Styles:
 
     def _inline(self, style: str) -> str:
         """A long style of a page as a sheet, so that pages share it."""
-        name = f"assets/inline.{_digest(style.encode())}.css"
+        name = f"assets/inline.{digest(style.encode())}.css"
         (self.site / name).write_text(style)
         return name
 
@@ -181,7 +182,7 @@ class _Styles:
             (found["family"], found["style"]): normpath(join(folder, found["path"]))
             for found in FONT.finditer(text)
         }
-        name = f"{folder}/site.{_digest(text.encode())}.css"
+        name = f"{folder}/site.{digest(text.encode())}.css"
         (self.site / folder).mkdir(parents=True, exist_ok=True)
         (self.site / name).write_text(text)
         return name, fonts
@@ -206,10 +207,6 @@ def _named_by_content(path: Path) -> str | None:
     """Give a file its digest as part of its name; returns the name."""
     if not path.is_file():
         return None
-    name = f"{path.stem}.{_digest(path.read_bytes())}{path.suffix}"
+    name = f"{path.stem}.{digest(path.read_bytes())}{path.suffix}"
     os.replace(path, path.with_name(name))
     return name
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:8]

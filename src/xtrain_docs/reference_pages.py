@@ -1,6 +1,9 @@
 """A page for each room of xtrain, from its docstrings: docs/en/reference/*.md."""
 
 import ast
+import re
+
+from xtrain.evidence.source import module_name
 
 from . import config, symbols
 from .blocks import RAW
@@ -12,29 +15,21 @@ def modules() -> list[str]:
     """Every public module of xtrain that defines something public."""
     found = []
     for path in sorted((config.SOURCE / "xtrain").rglob("*.py")):
-        parts = path.relative_to(config.SOURCE).with_suffix("").parts
-        if parts[-1] == "__init__":
-            parts = parts[:-1]
-        if any(part.startswith("_") or part == "self_checks" for part in parts):
-            continue
-        if not (path.parent / "__init__.py").is_file():
-            continue
-        tree = ast.parse(path.read_text())
-        public = [
-            node
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            and not node.name.startswith("_")
-        ]
-        constants = [
-            node
-            for node in tree.body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            and path.name != "__init__.py"
-        ]
-        if public or constants:
-            found.append(".".join(parts))
+        module = module_name(path, config.SOURCE)
+        hidden = re.search(r"\b_|\.self_checks\b", module)
+        if not hidden and (path.parent / "__init__.py").is_file():
+            package = path.name == "__init__.py"
+            body = ast.parse(path.read_text()).body
+            if any(is_public(node, package) for node in body):
+                found.append(module)
     return found
+
+
+def is_public(node: ast.stmt, package: bool) -> bool:
+    """A function, a class, or a constant of a file that is not a package's."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return not node.name.startswith("_")
+    return isinstance(node, ast.Assign | ast.AnnAssign) and not package
 
 
 def _summary(module: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from xtrain.evidence.source import names
+from xtrain.evidence.source import module_file, names
 
 from . import config
 
@@ -48,11 +48,10 @@ class Symbol:
 def module_path(module: str, root: Path | None = None) -> Path:
     """The file of a dotted module below `root`, or SymbolError."""
     root = root or config.SOURCE
-    base = root.joinpath(*module.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
-    raise SymbolError(f"no module {module!r} below {root.name}/")
+    path = module_file(module, root)
+    if path is None:
+        raise SymbolError(f"no module {module!r} below {root.name}/")
+    return path
 
 
 @lru_cache(maxsize=512)

@@ -24,27 +24,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from markdown import Markdown
-from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
 from . import fences, lectures, races, verification
-from .amounts import (
-    FILTERS,
-    NO_BREAK,
-    UNIT,
-    GiB,
-    KiB,
-    MiB,
-    bytes_,
-    digits,
-    number,
-    percent,
-    seconds,
-    si,
-    times,
-)
+from .amounts import FILTERS, NO_BREAK, UNIT, GiB, KiB, MiB, number
 
 VALUES: dict[str, Any] = {
     "KiB": KiB, "MiB": MiB, "GiB": GiB, "KB": 10**3, "MB": 10**6, "GB": 10**9,
@@ -229,35 +213,3 @@ class CitedInline(InlineProcessor):
         span = ET.Element("span", {"class": f"xt-{m['kind']}"})
         span.text = m["text"]
         return span, m.start(0), m.end(0)
-
-
-class ValuesExtension(Extension):
-    """`xtrain_docs.values` in mkdocs.yml."""
-
-    def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(ValuesPreprocessor(md), "xtrain-values", 44)
-        md.inlinePatterns.register(CitedInline(CITED, md), "xtrain-cited", 176)
-
-
-def makeExtension(**options: Any) -> ValuesExtension:
-    """Called by Python-Markdown."""
-    return ValuesExtension(**options)
-
-
-__all__ = [
-    "FILTERS",
-    "GiB",
-    "KiB",
-    "MiB",
-    "VALUES",
-    "bytes_",
-    "digits",
-    "evaluate",
-    "makeExtension",
-    "number",
-    "percent",
-    "seconds",
-    "si",
-    "times",
-    "value",
-]

@@ -21,7 +21,7 @@ from xtrain.comm.direct import (
     direct_all_reduce,
     direct_reduce_scatter,
 )
-from xtrain.comm.ring_steps import RingSteps
+from xtrain.comm.ring_pass import RingPass
 from xtrain.comm.tree import tree_broadcast, tree_reduce
 
 HALVES = [0, 2], [1, 3]
@@ -170,13 +170,13 @@ def point_to_point(group, members, me):
     assert torch.equal(landing, inputs[1 - me])
     comm.ring_shift(mine, landing.zero_(), group=group)
     assert torch.equal(landing, inputs[1 - me])
-    ring = RingSteps(group)
-    ring.send_recv(mine, landing.zero_())
-    ring.wait_sends()
+    ring = RingPass(group)
+    ring.start(mine, landing.zero_())
+    ring.wait()
     assert torch.equal(landing, inputs[1 - me])
     ring.post_recvs([landing.zero_()])
-    ring.send_recv(mine, landing)
-    ring.wait_sends()
+    ring.start(mine, landing)
+    ring.wait()
     assert torch.equal(landing, inputs[1 - me])
 
 

@@ -6,12 +6,12 @@ import re
 import markdown
 
 from xtrain_docs import config, fences, values
+from xtrain_docs.amounts import NO_BREAK
 
 EXTENSIONS = [
     "abbr", "admonition", "attr_list", "def_list", "footnotes", "md_in_html", "tables",
     "toc", "pymdownx.details", "pymdownx.highlight", "pymdownx.inlinehilite",
-    "pymdownx.superfences", "pymdownx.tabbed", "xtrain_docs.embed",
-    "xtrain_docs.values", "xtrain_docs.blocks", "xtrain_docs.math",
+    "pymdownx.superfences", "pymdownx.tabbed", "xtrain_docs.extension",
 ]  # fmt: skip
 OPTIONS = {"pymdownx.tabbed": {"alternate_style": True}}
 
@@ -39,6 +39,6 @@ def page_rows(page: str, header: str) -> list[list[str]]:
         if not line.startswith("|"):
             return rows
         text = html.unescape(re.sub("<[^>]+>", "", values.filled(line)))
-        text = text.replace(values.NO_BREAK, " ")
+        text = text.replace(NO_BREAK, " ")
         rows.append([cell.strip() for cell in text.strip("|").split(" | ")])
     return rows

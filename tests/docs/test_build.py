@@ -38,8 +38,7 @@ theme: {name: mkdocs, highlightjs: false}
 plugins: [autorefs]
 strict: %s
 validation: {absolute_links: relative_to_docs}
-markdown_extensions: [attr_list, pymdownx.superfences, xtrain_docs.embed,
-  xtrain_docs.values, xtrain_docs.blocks, xtrain_docs.math]
+markdown_extensions: [attr_list, pymdownx.superfences, xtrain_docs.extension]
 """
 
 

@@ -11,13 +11,13 @@ import tarfile
 import zipfile
 
 import pytest
-from markdown import Markdown
 
+from tests.docs.rendering import render
 from tests.random_values import random_values
 from xtrain.plan import Assumptions, Layout, ModelShape, memory_over_step, search
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs import config, pyodide
-from xtrain_docs.blocks import BlockError, BlocksExtension, parse_info
+from xtrain_docs.blocks import BlockError, parse_info
 from xtrain_docs.build import has_calculators
 from xtrain_docs.calculators import element as made
 from xtrain_docs.calculators.answers import CALCULATORS, answer
@@ -261,8 +261,6 @@ def test_only_a_site_with_a_calculator_gets_python(tmp_path):
 def test_the_element_is_no_word_of_a_paragraph(monkeypatch):
     """A form inside of a paragraph would end it, and leave the element empty."""
     monkeypatch.setattr(made, "is_ready", lambda: True)
-    page = Markdown(extensions=[BlocksExtension()]).convert(
-        "```calculator pipeline\nA caption.\n```"
-    )
+    page = render("```calculator pipeline\nA caption.\n```")
     assert "<div><xtrain-calculator" in page
     assert "<p><div>" not in page and "<p><xtrain" not in page

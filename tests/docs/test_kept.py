@@ -75,7 +75,7 @@ COMMITTED = [
     (path.stem, asked)
     for path in sorted(kept.committed().glob("*.json"))
     if path.stem != "transcripts"  # tests/snippets runs every snippet
-    if not path.stem.endswith("runs_spine")  # test_spine runs those
+    if path.stem != "spine_wrappers"  # test_spine runs those
     for asked in kept.shelf(path).read()
     if "by_the_clock" not in asked  # times, which are others in every run
 ]

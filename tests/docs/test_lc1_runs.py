@@ -98,11 +98,6 @@ def test_one_shot_shows_its_messages(on_ranks):
     assert [len(step["messages"]) for step in steps] == [6]
 
 
-def test_a_race_without_a_record_says_so(tmp_path):
-    drawing = races.lc1_race("all_reduce", record="none")
-    assert "No recorded race yet" in drawing
-
-
 def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
     def result(name, ratio):
         empty = dict.fromkeys(
@@ -127,7 +122,10 @@ def test_a_race_is_drawn_from_its_record(tmp_path, monkeypatch):
     assert "1 MiB, tree: 0.50x" in both
     with pytest.raises(EvidenceError, match="no {'rings'}"):
         races.lc1_race("all_reduce", only="ring; rings", record="made-up")
-    assert "No recorded race" in races.lc1_race("all_reduce", 2, record="made-up")
+    with pytest.raises(ValueError, match="no measurements of 'all_reduce' on 2 ranks"):
+        races.lc1_race("all_reduce", 2, record="made-up")
+    with pytest.raises(ValueError, match="no record none.json: `xtrain bench none`"):
+        races.lc1_race("all_reduce", record="none")
 
 
 def test_names_above_a_narrow_chart_take_as_many_rows_as_they_need():

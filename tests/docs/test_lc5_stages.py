@@ -10,8 +10,8 @@ from xtrain_docs.lectures.lc5 import stages
 BOX = r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="18"'
 MODEL = (
     "xtrain.model.stages:make_modules",
-    "xtrain.model.span:DecoderSpan",
-    "xtrain.model.span_weights:SpanWeights",
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
 )
 
 

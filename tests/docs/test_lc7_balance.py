@@ -29,7 +29,7 @@ def test_pictures_of_the_runs(on_ranks):
     assert shares == sorted(shares, reverse=True) and shares[-1] == 0
 
 
-@pytest.mark.verifies("xtrain.expert_parallel.placement:plan_placement")
+@pytest.mark.verifies("xtrain.expert_parallel.expert_placement:plan_placement")
 def test_replicas_make_the_ranks_equal(on_ranks):
     slow = [placement.slowdown("none", slots) for slots in placement.SLOTS]
     assert slow == sorted(slow, reverse=True)

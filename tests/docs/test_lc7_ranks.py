@@ -32,7 +32,7 @@ def test_tokens_go_to_their_experts_and_two_outputs_come_back(on_ranks):
 
 
 @pytest.mark.verifies(
-    "xtrain.model.placement:is_summed_over", "xtrain.model.placement:placement_of"
+    "xtrain.model.parameters:is_summed_over", "xtrain.model.parameters:placement_of"
 )
 def test_who_holds_and_sums_what():
     router, down = "mlp.router.weight", "mlp.experts.down_proj"

@@ -15,9 +15,9 @@ from xtrain.model import XtrainModel
 from xtrain.zero import ZeroOptimizer
 
 MODEL = "xtrain.model.decoder:XtrainModel"
-SPAN = "xtrain.model.span:DecoderSpan"
+SPAN = "xtrain.model.decoder_parts:DecoderParts"
 PLACES = (
-    "xtrain.model.placement:placement_of",
+    "xtrain.model.parameters:placement_of",
     "xtrain.checkpoint.parameter_slice:Placement",
 )
 SUMS = "xtrain.model.gradient_sums:check_skip"
@@ -157,6 +157,6 @@ def refused() -> None:
         model.sync_gradients(skip=())
 
 
-@pytest.mark.verifies(MODEL, SUMS, "xtrain.model.checks:check_expert_axes")
+@pytest.mark.verifies(MODEL, SUMS, "xtrain.model.mesh_axes:check_expert_axes")
 def test_what_does_not_fit_experts_is_refused_on_every_rank(world):
     world(4).run(refused)

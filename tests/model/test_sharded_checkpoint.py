@@ -15,7 +15,7 @@ PARTS = (
     "xtrain.checkpoint.parameter_slice:Placement",
     "xtrain.checkpoint.pieces:Shard",
     "xtrain.model.decoder:XtrainModel",
-    "xtrain.model.placement:placement_of",
+    "xtrain.model.parameters:placement_of",
 )
 WRAPPED = (
     *PARTS,
@@ -267,6 +267,6 @@ def two_axes_of_half_the_world():
         model.all_ranks()
 
 
-@pytest.mark.verifies("xtrain.model.placement:mesh_group")
+@pytest.mark.verifies("xtrain.model.mesh_axes:mesh_group")
 def test_a_mesh_without_a_group_of_its_own_is_refused(world):
     world(8).run(two_axes_of_half_the_world)

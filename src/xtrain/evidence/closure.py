@@ -138,8 +138,12 @@ def _candidates(name: str, folders: Folders) -> tuple[Path, ...]:
         for folder in folders
         for depth in range(1, len(parts) + 1)
     )
-    pairs = ((base / "__init__.py", base.with_suffix(".py")) for base in bases)
-    return tuple(path for pair in pairs for path in pair)
+    return tuple(path for base in bases for path in module_files(base))
+
+
+def module_files(base: Path) -> tuple[Path, Path]:
+    """What the path a/b can mean: a package's a/b/__init__.py, or a module's a/b.py."""
+    return base / "__init__.py", base.with_suffix(".py")
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:

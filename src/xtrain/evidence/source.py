@@ -1,4 +1,4 @@
-"""Find a symbol's definition without importing its module.
+"""Find the file of a module, and the definition of a symbol, without importing them.
 
 A symbol is "package.module:name": a function, class or constant at the top level of its
 module.
@@ -8,6 +8,8 @@ import ast
 import importlib.util
 from functools import cache
 from pathlib import Path
+
+from xtrain.evidence.closure import module_files
 
 
 def definition(symbol: str) -> ast.stmt:
@@ -24,17 +26,28 @@ def locate(symbol: str) -> tuple[Path, str]:
     module, separator, name = symbol.partition(":")
     if not separator or not name.isidentifier():
         raise ValueError(f"{symbol!r} is not of the form 'package.module:name'")
-    top, *rest = module.split(".")
     # Only the top package is looked up by Python; going deeper would import it.
-    spec = importlib.util.find_spec(top)
-    if spec and spec.origin and not rest:
-        return Path(spec.origin), name
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder, *rest)
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                return candidate, name
-    raise ValueError(f"{symbol!r}: there is no module {module}")
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    places: list[str | None] = [spec.origin] if spec else []
+    if spec is not None and spec.submodule_search_locations is not None:
+        places = list(spec.submodule_search_locations)
+    path = module_file(module, *(Path(place).parent for place in places if place))
+    if path is None:
+        raise ValueError(f"{symbol!r}: there is no module {module}")
+    return path, name
+
+
+def module_file(module: str, *folders: Path) -> Path | None:
+    """The file of a dotted module below one of the folders; None without one."""
+    bases = (folder.joinpath(*module.split(".")) for folder in folders)
+    files = (file for base in bases for file in module_files(base))
+    return next(filter(Path.is_file, files), None)
+
+
+def module_name(file: Path, folder: Path) -> str:
+    """The dotted name of a file below the folder; a package's for its `__init__.py`."""
+    parts = file.relative_to(folder).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def names(node: ast.stmt) -> list[str]:

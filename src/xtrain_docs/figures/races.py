@@ -1,9 +1,14 @@
-"""Races against torch, drawn from the recorded benchmarks; empty until there is one."""
+"""Races against torch, drawn from the recorded benchmarks."""
 
-from .. import races, values
+from .. import races
+from ..amounts import bytes_
 from ..runs import EvidenceError
-from ..svg import Axis, bar_chart, document, fit, text
+from ..svg import Axis, bar_chart, fit
+from ..tables.races import names_in
+from ..tables.training_races import steps_of
 from . import REGISTRY
+
+Bars = dict[str, dict[str, float]]
 
 
 @REGISTRY
@@ -20,42 +25,64 @@ def lc1_race(race: str, ranks: int = 4, only: str = "", record: str = "lc1") -> 
     Raises:
         EvidenceError: the race has no contestant of that name.
     """
-    if not (races.RECORDS / f"{record}.json").is_file():
-        return no_record(race, ranks)
-    found = races.record(record)
-    wanted = [name.strip() for name in only.split(";") if name.strip()]
-    bars: dict[str, dict[str, float]] = {}
+    bars: Bars = {}
     also: dict[tuple[str, str], list[float]] = {}
-    baseline = ""
-    for measurement in found.measurements:
-        if measurement.race != race or measurement.ranks != ranks:
-            continue
-        baseline = measurement.results[0].name
-        ratios = {
-            result.name: result.ratio
-            for result in measurement.results[1:]
-            if result.ratio is not None and (not wanted or result.name in wanted)
-        }
-        size = values.bytes_(measurement.size)
-        if ratios:
+    found = races.measurements(record, race, ranks)
+    for measurement in found:
+        size = bytes_(measurement.size)
+        ratios = {r.name: r.ratio for r in measurement.results[1:] if r.ratio}
+        if ratios := chosen(ratios, only):
             bars[size] = ratios
         for name in ratios:
             others = races.ratios(record, measurement, name)[1:]
             also[size, name] = [ratio for ratio in others if ratio is not None]
-    drawn = {name for inner in bars.values() for name in inner}
-    if baseline and not drawn >= set(wanted):
-        raise EvidenceError(f"{race}, {ranks} ranks: no {set(wanted) - drawn} in it")
-    if not bars:
-        return no_record(race, ranks)
-    where = f"{found.machine.get('cores', '')} cores, {found.date[:10]}"
+    require(bars, only, f"{race}, {ranks} ranks")
+    machine = races.record(record).machine
+    where = f"{machine.get('cores', '')} cores, {races.race_date(record)[:10]}"
     if any(also.values()):
         where += "; strokes: other machines"
-    title = f"{ranks} ranks on {found.measurements[0].backend}"
-    return ratio_bars(bars, baseline, where, title, 400, also)
+    title = f"{ranks} ranks on {found[0].backend}"
+    return ratio_bars(bars, found[0].results[0].name, where, title, 400, also)
+
+
+@REGISTRY
+def training_race(
+    record: str, prefix: str = "", ranks: int = 4, only: str = "", steps: str = ""
+) -> str:
+    """How many times as fast as the baseline the contestants are, step by step.
+
+    Args:
+        record: name of the record, such as lc2.
+        prefix: how the races' names begin, such as fsdp_.
+        only: contestants to show, separated by semicolons; all by default.
+        steps: how the races' names end, likewise; SHAPES by default.
+    """
+    bars: Bars = {}
+    for shape in steps_of(steps):
+        for measurement in races.measurements(record, prefix + shape, ranks):
+            baseline, *results = measurement.results
+            ratios = {result.name: races.ratio(result) for result in results}
+            bars[shape] = chosen(ratios, only)
+    require(bars, only, record)
+    where = f"{races.race_cores(record)} cores, {races.race_date(record)}"
+    return ratio_bars(bars, baseline.name, where, f"{ranks} ranks", 420)
+
+
+def chosen(ratios: dict[str, float], only: str) -> dict[str, float]:
+    """Those of the contestants in `only`; all if it names none."""
+    wanted = names_in(only) or list(ratios)
+    return {name: ratio for name, ratio in ratios.items() if name in wanted}
+
+
+def require(bars: Bars, only: str, where: str) -> None:
+    """EvidenceError unless there are bars, and some of every contestant in `only`."""
+    missing = set(names_in(only)) - {name for inner in bars.values() for name in inner}
+    if missing or not bars:
+        raise EvidenceError(f"{where}: no {missing or 'contestant'} in it")
 
 
 def ratio_bars(
-    bars: dict[str, dict[str, float]],
+    bars: Bars,
     baseline: str,
     where: str,
     title: str,
@@ -79,13 +106,3 @@ def ratio_bars(
         also=also,
     )
     return fit(drawing, width)
-
-
-def no_record(race: str, ranks: int) -> str:
-    """The picture that stands where a race has not been recorded yet."""
-    lines = [
-        text(16, 34, f"No recorded race yet: {race}, {ranks} ranks.", "xt-label"),
-        text(16, 58, "xtrain bench lc1 writes one.", "xt-tick"),
-    ]
-    words = f"{race}, {ranks} ranks"
-    return fit(document(400, 80, lines, "No recorded race yet", words), 400)

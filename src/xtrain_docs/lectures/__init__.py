@@ -3,8 +3,8 @@
     lc1/<page>.py    what the page computes: runs on ranks, tables, figures, traces
 
 A lecture imports nothing of another one, and nothing outside this folder imports a
-lecture; what several of them need lies one folder up (`evidence`, `runs`, `svg`,
-`downloads`, and the tables and figures of the races).
+lecture; what several of them need lies one folder up (`runs`, `svg`, and the
+tables and figures of the races).
 """
 
 from functools import cache
@@ -14,10 +14,7 @@ from pathlib import Path
 
 @cache
 def load() -> None:
-    """Import what pages call by name: every file but the runs.
-
-    Those import torch, and a table imports them when it is drawn.
-    """
+    """Import what pages call by name."""
     for file in sorted(Path(__file__).parent.glob("*/*.py")):
-        if not file.stem.startswith(("runs", "__")):
+        if file.stem != "__init__":
             import_module(f"{__name__}.{file.parent.name}.{file.stem}")

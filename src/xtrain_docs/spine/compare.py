@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from .. import runs
 from ..runs import EvidenceError
-from ..svg import Axis, document, fit, line, text
+from ..svg import Axis, Frame, document, fit, line, text
 from ..tables import Table
-from .reference import Curve, difference, reference
+from .reference import RANKS, Curve, difference, reference
 
-RANKS = (2, 4)
 EXACT, ROUNDED = 1e-12, 0.2
 """How far a curve may be from the reference: in float64, and with 16-bit numbers."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 400, 300, 40, 44
@@ -22,20 +21,20 @@ class Row:
 
     Attributes:
         name: as figure and table call it.
-        function, argument: what runs on every rank and gives a curve.
+        function, arguments: what runs on every rank and gives a curve.
         ranks: world sizes on which it can run.
         right: gives the curve of one process that it has to reproduce.
     """
 
     name: str
-    function: Callable[[str], Curve]
-    argument: str
+    function: Callable[..., Curve]
+    arguments: tuple[str, ...]
     ranks: tuple[int, ...] = RANKS
     right: Callable[[], Curve] = reference
 
     def curve(self, ranks: int) -> Curve:
         """Its curve on so many ranks, held against the reference."""
-        found = runs.remembered(self.function, ranks, self.argument)
+        found = runs.remembered(self.function, ranks, *self.arguments)
         return checked(found, self.right(), f"{self.name}, {ranks} ranks")
 
 
@@ -87,24 +86,13 @@ def figure_of(rows: Sequence[Row], ranks: int) -> str:
 
 def chart(right: list[float], curves: dict[str, list[float]], title: str) -> str:
     """Marks of different wrappers are at different steps, so that none is hidden."""
-    x, y = Axis("step", high=len(right)), Axis("loss")
+    y = Axis("loss")
     highest = max(right + [loss for losses in curves.values() for loss in losses])
-    ends = y.ends([0.0, highest])
     key, top = legend(list(curves))
-
-    def px(step: int) -> float:
-        return LEFT + (WIDTH - LEFT - 10) * step / len(right)
-
-    def py(loss: float) -> float:
-        return top + (HEIGHT - BOTTOM - top) * (1 - y.place(loss, ends))
-
-    parts = [*key, text(6, top - 12, "loss", "xt-label")]
-    for tick in y.tick_values(ends):
-        parts.append(line(LEFT, py(tick), WIDTH - 10, py(tick), "xt-grid"))
-        parts.append(text(LEFT - 8, py(tick) + 4, f"{tick:g}", "xt-tick", "end"))
-    for tick in x.tick_values((0, len(right))):
-        at = px(int(tick))
-        parts.append(text(at, HEIGHT - BOTTOM + 18, f"{tick:g}", "xt-tick", "middle"))
+    ends, size = (0, len(right)), (WIDTH - LEFT - 10, HEIGHT - BOTTOM - top)
+    frame = Frame(Axis("step"), y, ends, y.ends([0.0, highest]), LEFT, top, *size)
+    px, py = frame.px, frame.py
+    parts = [*key, text(6, top - 12, "loss", "xt-label"), *frame.axes()]
     parts.append(text(WIDTH - 10, HEIGHT - 6, "step", "xt-label", "end"))
     path = " ".join(f"{px(i):.1f},{py(v):.1f}" for i, v in enumerate(right, start=1))
     parts.append(f'<polyline points="{path}" class="xt-line xt-s7"/>')

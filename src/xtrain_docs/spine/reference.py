@@ -16,6 +16,8 @@ from typing import Any
 from .. import config
 
 Curve = dict[str, Any]
+RANKS = (2, 4)
+"""World sizes at which wrappers reproduce it."""
 TOLERANCE = 1e-9
 """Another processor, or another torch, may add up in another order."""
 

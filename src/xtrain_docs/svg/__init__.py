@@ -5,6 +5,7 @@
     axes       Axis: scales and ticks
     lines      line_chart
     bars       bar_chart
+    stacked    bars of several parts
     timeline   TimeAxis: what happened when
 
 Colours are CSS classes (`xt-s0` .. `xt-s7` for series), so light and dark need one
@@ -14,12 +15,14 @@ drawing. Every drawing has a title and a description for readers who do not see 
 from .axes import Axis
 from .bars import bar_chart, beside
 from .keys import rank_key, swatches
-from .lines import line_chart
+from .lines import Frame, line_chart
 from .shapes import cell, document, fit, line, rect, text
+from .stacked import stacked
 from .timeline import TimeAxis
 
 __all__ = [
     "Axis",
+    "Frame",
     "TimeAxis",
     "bar_chart",
     "beside",
@@ -30,6 +33,7 @@ __all__ = [
     "line_chart",
     "rank_key",
     "rect",
+    "stacked",
     "swatches",
     "text",
 ]

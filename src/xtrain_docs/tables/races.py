@@ -1,25 +1,39 @@
 """Tables of the recorded races."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .. import races
-from ..values import bytes_, number, percent, seconds, si
+from ..amounts import bytes_, number, percent, seconds, si
 from . import REGISTRY, Table
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Measurement, Record, Result
+    from xtrain.bench.race_record import ContestantResult, Measurement, Record
 
 
 @REGISTRY
 def race_results(race: str, ranks: int, record: str = "lc1") -> Table:
     """One race at every size: time, ratio, spread and dropped samples."""
-    rows = []
-    for measurement in races.measurements(record, race, ranks):
-        for result in measurement.results:
-            size = bytes_(measurement.size) if result is measurement.results[0] else ""
-            rows.append([size, *cells(result, measurement, record)])
-    header = ["tensor", *columns(record)]
-    return Table(header, rows, "l" + "l" + "r" * (len(header) - 2))
+    found = races.measurements(record, race, ranks)
+    return results("tensor", record, ((bytes_(m.size), m) for m in found))
+
+
+def names_in(words: str) -> list[str]:
+    """The names that semicolons separate."""
+    return [name.strip() for name in words.split(";") if name.strip()]
+
+
+def results(
+    head: str, record: str, found: "Iterable[tuple[str, Measurement]]"
+) -> Table:
+    """A row for each contestant; the first column names its measurement once."""
+    rows = [
+        [name if place == 0 else "", *cells(result, measurement, record)]
+        for name, measurement in found
+        for place, result in enumerate(measurement.results)
+    ]
+    header = [head, *columns(record)]
+    return Table(header, rows, "ll" + "r" * (len(header) - 2))
 
 
 def columns(record: str) -> list[str]:
@@ -30,7 +44,9 @@ def columns(record: str) -> list[str]:
             *others]  # fmt: skip
 
 
-def cells(result: "Result", measurement: "Measurement", record: str) -> list[str]:
+def cells(
+    result: "ContestantResult", measurement: "Measurement", record: str
+) -> list[str]:
     baseline = result is measurement.results[0]
     time = "" if result.seconds is None else seconds(result.seconds)
     if baseline:
@@ -50,7 +66,7 @@ def _elsewhere(ratio: float | None) -> str:
     return "not raced" if ratio is None else _times(ratio)
 
 
-def _spread(result: "Result") -> str:
+def _spread(result: "ContestantResult") -> str:
     low, high = result.ratio_low, result.ratio_high
     if low is None or high is None:
         return ""

@@ -3,27 +3,45 @@
 from typing import TYPE_CHECKING
 
 from .. import races
-from ..values import bytes_, number
+from ..amounts import bytes_, number
 from . import REGISTRY, Table
-from .races import cells, columns
+from .races import names_in, results
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Result
+    from xtrain.bench.race_record import ContestantResult
     from xtrain.bench.training import Shape
 
 SHAPES = ("compute", "send", "small")
 """Ends of the races' names, and their order in tables, unless a page names others."""
 
 
+@REGISTRY
+def training_results(
+    record: str, ranks: int, prefix: str = "", steps: str = ""
+) -> Table:
+    """All steps of one kind of race: time, ratio, spread and dropped samples.
+
+    Args:
+        prefix: how the races' names begin, such as fsdp_.
+        steps: how they end, separated by semicolons; SHAPES by default.
+    """
+    found = (
+        (shape, measurement)
+        for shape in steps_of(steps)
+        for measurement in races.measurements(record, prefix + shape, ranks)
+    )
+    return results("step", record, found)
+
+
 def steps_of(steps: str) -> list[str]:
     """The names in `steps`, which semicolons separate; SHAPES without any."""
-    return [name.strip() for name in steps.split(";") if name.strip()] or list(SHAPES)
+    return names_in(steps) or list(SHAPES)
 
 
 @REGISTRY
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
-    from xtrain.bench.steps import COMPUTE, SEND, SIZES, SMALL
+    from xtrain.bench.training import COMPUTE, SEND, SIZES, SMALL
 
     names = {COMPUTE: "compute", SEND: "send", SMALL: "small"}
     return steps_table([(names[shape], shape, size) for shape, size in SIZES.items()])
@@ -49,26 +67,6 @@ def steps_table(steps: "list[tuple[str, Shape, int]]") -> Table:
         )
     header = ["step", "layers", "width", "parameters", "weights", "batch", "tokens"]
     return Table(header, rows, "lrrrrrr")
-
-
-@REGISTRY
-def training_results(
-    record: str, ranks: int, prefix: str = "", steps: str = ""
-) -> Table:
-    """All steps of one kind of race: time, ratio, spread and dropped samples.
-
-    Args:
-        prefix: how the races' names begin, such as fsdp_.
-        steps: how they end, separated by semicolons; SHAPES by default.
-    """
-    rows = []
-    for shape in steps_of(steps):
-        for measurement in races.measurements(record, prefix + shape, ranks):
-            for result in measurement.results:
-                step = shape if result is measurement.results[0] else ""
-                rows.append([step, *cells(result, measurement, record)])
-    header = ["step", *columns(record)]
-    return Table(header, rows, "ll" + "r" * (len(header) - 2))
 
 
 @REGISTRY
@@ -100,7 +98,7 @@ def training_goals(record: str, prefix: str = "") -> Table:
     return Table(header, rows, "llr" + "r" * len(ranks))
 
 
-def _against_goal(result: "Result") -> str:
+def _against_goal(result: "ContestantResult") -> str:
     """The ratio; with as many digits as it takes to see that a goal was missed."""
     ratio, goal = races.ratio(result), result.goal
     if goal is None or ratio >= goal:

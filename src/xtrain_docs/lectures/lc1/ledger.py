@@ -9,7 +9,8 @@ from xtrain import comm
 from xtrain.comm.collective_choice import ALL_GATHER, REDUCE_SCATTER
 from xtrain.comm.collective_kinds import kind_of, prepare
 
-from ... import runs, values
+from ... import runs
+from ...amounts import bytes_
 from ...figures import REGISTRY
 from ...svg import Axis, bar_chart, fit
 
@@ -58,6 +59,6 @@ def wire_bars(ranks: int = 4, size: int = 3 * 2**19) -> str:
         bars,
         Axis("bytes sent by an average rank (M: the tensor)", format="{:.2f} M".format),
         f"Bytes of one call on {ranks} ranks",
-        f"A tensor of {values.bytes_(size)}; averages over the ranks.",
+        f"A tensor of {bytes_(size)}; averages over the ranks.",
     )
     return fit(drawing, 400)

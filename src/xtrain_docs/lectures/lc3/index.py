@@ -1,17 +1,14 @@
 """What each stage holds, and where a model's parameters lie."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from xtrain.plan import ModelShape, state_memory
 
-from ... import runs, values
-from ...amounts import count
+from ... import runs
+from ...amounts import bytes_, count
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, rect, swatches, text
+from ...svg import stacked
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
-from .common import EDGE, KINDS, STAGES, WIDTH, Tower, Training
+from .common import KINDS, STAGES, Tower, Training
 
 MODELS = ("llama-2-7b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b")
 
@@ -63,7 +60,7 @@ def zero_picture(ranks: int = 4) -> str:
         for stage in STAGES
     }
     title = f"Model state of one of {ranks} ranks, by stage"
-    return stacked(bars, KINDS, title, lambda part, _: values.bytes_(part))
+    return stacked(bars, KINDS, title, lambda part, _: bytes_(part))
 
 
 @FIGURES
@@ -82,34 +79,3 @@ def model_parameters() -> str:
     return stacked(
         bars, names, title, lambda part, of: f"{100 * part / of:.0f} %", True
     )
-
-
-def stacked(
-    bars: Mapping[str, Sequence[float]],
-    names: Sequence[str],
-    title: str,
-    tell: Any,
-    shares: bool = False,
-) -> str:
-    """Bars of several parts; `shares`: all as long, with words in the parts."""
-    left, right = 110, 0 if shares else 74
-    most = max(map(sum, bars.values()))
-    parts, y = swatches(names, y=4, opacity=0.4, radius=2)
-    words = []
-    for name, sizes in bars.items():
-        y += 34
-        of = sum(sizes)
-        scale, at = (EDGE - left - right) / (of if shares else most), float(left)
-        parts.append(text(6, y + 9, name, "xt-label"))
-        for colour, size in enumerate(sizes):
-            wide, said = scale * size, tell(size, of)
-            hover = f"{names[colour]}: {said}"
-            parts.append(rect(at, y - 8, max(wide - 1, 1), 26, colour, opacity=0.4,
-                              radius=2, hover=hover))  # fmt: skip
-            if shares and wide > 32:
-                parts.append(text(at + wide / 2, y + 9, said, "xt-label", "middle"))
-            at += wide
-            words.append(f"{name}, {hover}")
-        if not shares:
-            parts.append(text(at + 8, y + 9, tell(of, of), "xt-value-text"))
-    return fit(document(WIDTH, int(y + 26), parts, title, "; ".join(words)), WIDTH)

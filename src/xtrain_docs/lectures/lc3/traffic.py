@@ -10,7 +10,8 @@ from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import RING
 from xtrain.comm.work import Work
 
-from ... import runs, values
+from ... import runs
+from ...amounts import bytes_
 from ...figures import REGISTRY
 from ...svg import document, fit, line, rect, text
 from .common import STAGES, WIDTH, Tower, Training
@@ -76,7 +77,7 @@ def step_calls(ranks: int = 4) -> str:
             dy = 12 if call == "reduce-scatter" else 0
             height = 22 if call == "all-reduce" else 10
             _, _, colour, opacity, _ = LANES[call]
-            hover = f"{name}, {phase}: {call}, {values.bytes_(sent)}"
+            hover = f"{name}, {phase}: {call}, {bytes_(sent)}"
             parts.append(rect(at[phase], y + dy, sent * unit - 1.2, height, colour,
                               opacity=opacity, radius=1.5, hover=hover))  # fmt: skip
             at[phase] += sent * unit

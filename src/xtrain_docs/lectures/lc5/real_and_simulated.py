@@ -23,12 +23,12 @@ from xtrain.schedules import SCHEDULES, Timeline, parse_action, render_svg, simu
 from xtrain.schedules.chrome_trace import chrome_trace, timeline_of
 
 from ... import races, runs
+from ...amounts import percent, seconds
 from ...downloads import trace_link
 from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...tables.training_races import steps_table
-from ...values import percent, seconds
 from .common import HEADING, TITLES
 
 Row = list[Any]

@@ -2,11 +2,12 @@
 
 from functools import lru_cache
 
-from xtrain.expert_parallel.placement import ExpertPlacement, plan_placement
+from xtrain.expert_parallel.expert_placement import ExpertPlacement, plan_placement
 
+from ...amounts import times
 from ...figures import REGISTRY
 from ...svg import document, fit, line, rect, text
-from ...values import times, value
+from ...values import value
 from .balance import EXPERTS, told
 
 RANKS, SLOTS = 4, (0, 2, 3, 4)

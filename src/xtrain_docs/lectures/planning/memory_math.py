@@ -14,12 +14,11 @@ from xtrain.plan import (
 
 from ...amounts import GiB, number
 from ...figures import REGISTRY as FIGURES
-from ...svg import document, fit, line, rect, swatches, text
+from ...svg import stacked
 from ...values import value
 from .common import SEQUENCE, gpt_shape, playbook_shape, step_bytes
 
 DENSE = "llama-3-8b"
-WIDTH, LEFT, ROW = 400, 112, 24
 
 
 @value
@@ -37,28 +36,10 @@ def memory_phases() -> str:
         phase: {kind.replace("_", " "): size for kind, size in memory.parts().items()}
         for phase, memory in step_phases(1).items()
     }
-    named = next(iter(phases.values()))
-    kinds = [kind for kind in named if any(parts[kind] for parts in phases.values())]
-    drawn, row = swatches(kinds, apart=36, letter=7.2)
-    top = y = int(row) + 26
-    scale = (WIDTH - LEFT - 66) / max(sum(parts.values()) for parts in phases.values())
-    words = []
-    for phase, parts in phases.items():
-        drawn.append(text(LEFT - 8, y + 16, phase, "xt-tick", "end"))
-        at = float(LEFT)
-        for colour, kind in enumerate(kinds):
-            wide = parts[kind] * scale
-            said = f"{phase}, {kind}: {number(parts[kind] / GiB)} GiB"
-            if wide:
-                drawn.append(rect(at, y + 2, wide, ROW - 5, colour, hover=said))
-            at += wide
-        total = f"{number(sum(parts.values()) / GiB)} GiB"
-        drawn.append(text(at + 6, y + 16, total, "xt-value-text"))
-        words.append(f"{phase} {total}")
-        y += ROW
-    drawn.append(line(LEFT, top, LEFT, y, "xt-axis"))
+    kinds = [k for k in phases["at rest"] if any(p[k] for p in phases.values())]
+    bars = {phase: [parts[k] for k in kinds] for phase, parts in phases.items()}
     title = "Memory of a step, ZeRO-1"
-    return fit(document(WIDTH, y + 8, drawn, title, "; ".join(words)), WIDTH)
+    return stacked(bars, kinds, title, lambda size, _: f"{number(size / GiB)} GiB")
 
 
 # ------------------------------------------------------------------- who disagrees
