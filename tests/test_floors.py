@@ -39,8 +39,6 @@ FLOORS = [
     {"model"},
     {"train"},
     {"practice", "bench"},
-    {"doctor", "plan_tables"},
-    {"plan_command"},
     {"cli"},
     {"__main__"},
 ]
@@ -165,7 +163,7 @@ def test_lectures_share_only_what_lies_below_them() -> None:
         ("xtrain_docs/runs.py", "from .lectures.lc1.runs import call", True),
         ("xtrain_docs/blocks.py", "from . import lectures", False),
         ("xtrain/bench/races/lc3.py", "from xtrain.bench.races.lc2 import R", True),
-        ("xtrain/bench/races/lc3.py", "from xtrain.bench.steps import SEND", False),
+        ("xtrain/bench/races/lc3.py", "from xtrain.bench.training import SEND", False),
     ],
 )
 def test_a_lecture_in_another_one_is_seen(
@@ -177,29 +175,33 @@ def test_a_lecture_in_another_one_is_seen(
     assert bool(foreign_lectures(path, tmp_path)) is broken
 
 
-def imports_of_the_ledger(source: str) -> list[str]:
-    """Imports by which a file of comm would bring the ledger along."""
+INSTRUMENTS = ("ledger", "events", "message_rounds", "watched_work", "wire_bytes")
+
+
+def imports_of_instruments(source: str) -> list[str]:
+    """Imports by which a file of comm would know of the ledger that watches it."""
+    known = ["xtrain.comm", *(f"xtrain.comm.{name}" for name in INSTRUMENTS)]
     return [
         module
         for _, module in imported_modules(ast.parse(source), "xtrain.comm")
-        if module in ("xtrain.comm", "xtrain.comm.ledger")
+        if module in known
     ]
 
 
-def test_no_algorithm_brings_the_ledger_along() -> None:
-    """They count their rounds in `comm.rounds`, which the ledger reads."""
+def test_algorithms_know_nothing_of_their_instruments() -> None:
     algorithms = {path.stem: path for path in (SOURCE / "xtrain/comm").glob("*.py")}
-    del algorithms["__init__"]  # which exports the ledger with everything else
-    del algorithms["ledger"]
-    assert {"p2p", "ring", "tree", "checks", "rounds"} <= algorithms.keys()
+    for name in ("__init__", *INSTRUMENTS):  # the package exports everything
+        del algorithms[name]
+    assert {"p2p", "ring", "tree", "checks", "calls"} <= algorithms.keys()
     for name, path in algorithms.items():
-        assert imports_of_the_ledger(path.read_text()) == [], name
+        assert imports_of_instruments(path.read_text()) == [], name
 
 
 @pytest.mark.parametrize(
     "source",
     [
         "from xtrain.comm.ledger import record",
+        "from xtrain.comm.message_rounds import Message",
         "from .ledger import record",
         "import xtrain.comm.ledger",
         "from xtrain.comm import CommLedger",
@@ -207,7 +209,7 @@ def test_no_algorithm_brings_the_ledger_along() -> None:
     ],
 )
 def test_an_import_of_the_ledger_is_seen(source: str) -> None:
-    assert len(imports_of_the_ledger(source)) == 1
+    assert len(imports_of_instruments(source)) == 1
 
 
 def test_the_package_itself_imports_nothing() -> None:

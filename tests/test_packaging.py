@@ -212,7 +212,7 @@ def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
     wheel = build("wheel", tmp_path)
     assert wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"xtrain/__init__.py", "xtrain/py.typed", "xtrain/cli.py"} <= names
+    assert {"xtrain/__init__.py", "xtrain/py.typed", "xtrain/cli/__init__.py"} <= names
     metadata = {n for n in names if ".dist-info/" in n}
     assert any(n.endswith("entry_points.txt") for n in metadata)
     assert any(n.endswith("licenses/LICENSE") for n in metadata)

@@ -23,7 +23,7 @@ CHEAP = 0.15  # seconds
 SIZES = 2
 LONG = {
     "backends/test_two_hosts.py": ["test_two_hosts_reduce_train_and_notice_the_cut"],
-    "bench/test_command.py": [
+    "cli/test_bench.py": [
         "test_a_part_of_a_run_writes_only_where_it_is_told",
         "test_resume_refuses_a_record_made_otherwise",
         "test_resume_runs_only_what_has_too_few_samples",

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.model import XtrainConfig
-from xtrain.model.attention import Attention
+from xtrain.model.layer import Attention
 from xtrain.tensor_parallel import ParallelAttention
 
 dist.init_process_group("gloo")

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from xtrain.comm import CommLedger
 from xtrain.model import XtrainConfig
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import SwiGLU
 from xtrain.tensor_parallel import ParallelSwiGLU
 
 dist.init_process_group("gloo")

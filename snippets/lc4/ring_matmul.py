@@ -3,14 +3,14 @@ import torch
 import torch.distributed as dist
 
 from xtrain.comm import CommLedger
+from xtrain.comm.ring_pass import RingPass
 from xtrain.tensor_parallel import ColumnParallelLinear
-from xtrain.tensor_parallel.ring_matmul import ring_pieces
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
 x = torch.full((4, 6), float(rank))  # 4 of 12 tokens, 6 features
-for owner, piece in ring_pieces(x):
+for owner, piece in RingPass().visits(x):
     assert piece.eq(owner).all()
     if rank == 0:
         print(f"rank 0 multiplies the tokens of rank {owner}")

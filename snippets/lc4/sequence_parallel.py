@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.model import XtrainConfig
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import SwiGLU
 from xtrain.tensor_parallel import ParallelRMSNorm, ParallelSwiGLU
 
 dist.init_process_group("gloo")

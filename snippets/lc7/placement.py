@@ -1,5 +1,5 @@
 # python snippets/lc7/placement.py
-from xtrain.expert_parallel.placement import plan_placement
+from xtrain.expert_parallel.expert_placement import plan_placement
 
 loads = [90, 130, 40, 60, 300, 20, 80, 80]  # tokens of eight experts
 plan = plan_placement(loads, ranks=4, slots_per_rank=2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import config
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Measurement, Record, Result
+    from xtrain.bench.race_record import ContestantResult, Measurement, Record
 
 RECORDS = config.ROOT / "docs" / "data" / "bench"
 
@@ -26,7 +26,7 @@ def record(name: str) -> "Record":
 @cache
 def records(name: str) -> "list[Record]":
     """The records of all machines, NAME.json first."""
-    from xtrain.bench.record import read
+    from xtrain.bench.race_record import read
 
     path = RECORDS / f"{name}.json"
     if not path.is_file():
@@ -67,7 +67,7 @@ def measurements(name: str, race: str, ranks: int) -> "list[Measurement]":
     return found
 
 
-def ratio(result: "Result") -> float:
+def ratio(result: "ContestantResult") -> float:
     """Times as fast as the baseline; ValueError when it was not measured."""
     if result.ratio is None:
         raise ValueError(f"{result.name}: not measured, all samples were dropped")
@@ -145,7 +145,7 @@ def race_dropped(name: str) -> int:
     )
 
 
-def outside(result: "Result") -> bool:
+def outside(result: "ContestantResult") -> bool:
     """Whether the ratio of medians lies outside the middle half of its own rounds."""
     low, ratio, high = result.ratio_low, result.ratio, result.ratio_high
     if low is None or ratio is None or high is None:

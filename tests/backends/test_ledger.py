@@ -20,6 +20,7 @@ from tests.comm.test_ledger import (
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.socket_calls import INLINE_BYTES
 from xtrain.comm import CommLedger
+from xtrain.comm.call_agreement import uncounted
 
 # What the tests here prove, for their marks.
 COUNTED = (
@@ -27,7 +28,6 @@ COUNTED = (
     "xtrain.backends.socket_calls:SocketCalls",
     "xtrain.backends.sockets:Sockets",
     "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:record",
 )
 
 SMALL, LARGE = 1000, 400_000  # floats, divisible by every size below
@@ -136,6 +136,37 @@ def messages_too() -> None:
 @pytest.mark.verifies(*COUNTED)
 def test_messages_are_counted_with_global_ranks(ours):
     ours(3).run(messages_too)
+
+
+def settled_when_they_end(path: str) -> None:
+    """Two ledgers and four calls under way; rank 1 comes late to all of them."""
+    rank, size, store = dist.get_rank(), dist.get_world_size(), dist.FileStore(path, 2)
+    tensors = [torch.ones(n) for n in (4, 6, 8, 200_000)]
+    if rank == 1:
+        store.wait(["issued"])
+    with CommLedger() as outer, CommLedger(values=True) as inner:
+        works = [dist.all_reduce(tensors[0], async_op=True)]
+        with uncounted():  # neither an event of its own nor a part of the one before
+            works.append(dist.all_reduce(tensors[1], async_op=True))
+        works += [dist.all_reduce(tensor, async_op=True) for tensor in tensors[2:]]
+    works.append(dist.all_reduce(torch.ones(9), async_op=True))  # after them
+    if rank == 0:
+        for ledger in (outer, inner):
+            assert [event.nbytes for event in ledger.events] == [None] * 3
+            assert [event.received for event in ledger.events] == [None] * 3
+        store.set("issued", "yes")
+    for work in works:
+        work.wait()
+    for ledger in (outer, inner):
+        assert [event.payload for event in ledger.events] == [16, 32, 800_000]
+        assert [event.nbytes for event in ledger.events] == [16, 32, 800_000]
+        assert [event.received for event in ledger.events] == [16, 32, 800_000]
+    assert size == 2 and not dist.group.WORLD.on_collective_end
+
+
+@pytest.mark.verifies(*COUNTED, "xtrain.comm.call_agreement:uncounted")
+def test_an_event_gets_the_bytes_of_its_own_call_when_that_has_ended(ours, tmp_path):
+    ours(2).run(settled_when_they_end, str(tmp_path / "store"))
 
 
 @pytest.mark.verifies(*COUNTED)

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from xtrain.bench import command, race_sets, record
-from xtrain.bench.record import Measurement, Record, Result
+from xtrain.bench import race_record, race_sets
+from xtrain.bench.race_record import ContestantResult, Measurement, Record
+from xtrain.cli.bench import checkout
 
-RESULT = Result(
+RESULT = ContestantResult(
     name="ring",
     seconds=0.002,
     seconds_low=0.001,
@@ -39,7 +40,7 @@ MEASUREMENT = Measurement(
     "all_reduce", "All-reduce", 24, 2, "gloo", 17, 0.01, [BASELINE, RESULT]
 )
 RECORD = Record(
-    schema=record.SCHEMA,
+    schema=race_record.SCHEMA,
     name="lc1",
     title="Lecture 1",
     date="2026-11-21",
@@ -59,16 +60,16 @@ def data():
 def read(tmp_path, data):
     path = tmp_path / "lc1.json"
     path.write_text(json.dumps(data))
-    return record.read(path)
+    return race_record.read(path)
 
 
 def test_written_is_read_back(tmp_path):
     path = tmp_path / "new" / "lc1.json"
-    record.write(RECORD, path)
-    assert record.read(path) == RECORD
+    race_record.write(RECORD, path)
+    assert race_record.read(path) == RECORD
 
 
-def test_heats_and_results_are_found_by_name():
+def test_measurements_and_results_are_found_by_name():
     assert RECORD.measurement("all_reduce", 24, 2).result("ring") is RESULT
     with pytest.raises(ValueError, match="no measurement of 'all_reduce', 25 bytes"):
         RECORD.measurement("all_reduce", 25, 2)
@@ -108,18 +109,18 @@ def test_a_value_of_another_type_is_named(tmp_path, data, field, value):
 
 
 def test_another_schema_is_refused(tmp_path, data):
-    data["schema"] = record.SCHEMA + 1
+    data["schema"] = race_record.SCHEMA + 1
     with pytest.raises(ValueError, match="schema"):
         read(tmp_path, data)
 
 
-COMMITTED = sorted((command.checkout() / "docs" / "data" / "bench").glob("*.json"))
+COMMITTED = sorted((checkout() / "docs" / "data" / "bench").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 def test_committed_records_are_whole(path):
     """Read, and hold every measurement of today's races, with honest bytes."""
-    found = record.read(path)
+    found = race_record.read(path)
     assert re.fullmatch(rf"{found.name}(-\d+)?", path.stem)  # a machine each
     races = {race.name: race for race in race_sets.load(found.name).RACES}
     expected = {

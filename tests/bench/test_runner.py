@@ -11,8 +11,7 @@ import torch.distributed as dist
 from tests.bench import contestants
 from xtrain.bench import Case, Goal, RaceError, collective_trials, runner
 from xtrain.bench.runner import run_measurement, run_on_rank
-from xtrain.bench.sampling import Sample, keep
-from xtrain.bench.settings import SINGLE_ROUNDS, Settings
+from xtrain.bench.sampling import SINGLE_ROUNDS, Sample, Settings, keep
 from xtrain.comm import ring_all_reduce
 from xtrain.plan import collective_traffic
 

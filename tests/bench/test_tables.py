@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.bench.test_record import BASELINE, MEASUREMENT, RECORD, RESULT
-from xtrain.bench import record
+from xtrain.bench import race_record
 from xtrain_docs import races, values
 from xtrain_docs.figures.races import lc1_race, training_race
 from xtrain_docs.tables import races as tables
@@ -36,7 +36,7 @@ MADE_UP = dataclasses.replace(
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch, tmp_path):
-    record.write(MADE_UP, tmp_path / "lc1.json")
+    race_record.write(MADE_UP, tmp_path / "lc1.json")
     monkeypatch.setattr(races, "RECORDS", tmp_path)
     races.records.cache_clear()
     yield
@@ -123,7 +123,7 @@ def another(tmp_path):
     measurements = [dataclasses.replace(MEASUREMENT, results=[BASELINE, slower])]
     facts = {"wake_seconds": 90e-6, "copy_bytes_per_second": 12e9}
     second = dataclasses.replace(MADE_UP, measurements=measurements, facts=facts)
-    record.write(second, tmp_path / "lc1-2.json")
+    race_record.write(second, tmp_path / "lc1-2.json")
     races.records.cache_clear()
 
 
@@ -175,7 +175,7 @@ STEPS = [
 @pytest.fixture
 def steps(tmp_path):
     def write(measurements):
-        record.write(
+        race_record.write(
             dataclasses.replace(MADE_UP, measurements=measurements),
             tmp_path / "steps.json",
         )

@@ -13,9 +13,9 @@ from tests.bench.test_runner import SHORT
 from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
 from xtrain.bench.races import lc2, lc3, lc4
 from xtrain.bench.runner import run_measurement
-from xtrain.bench.steps import SEND
 from xtrain.bench.training import (
     CHECKED,
+    SEND,
     TOLERANCE,
     Shape,
     adamw,

@@ -415,9 +415,8 @@ CASES = [
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("cases", CASES, ids=lambda cases: cases.__name__)
 @pytest.mark.verifies(
-    "xtrain.comm.checks:check_call",
+    "xtrain.comm.calls:check_call",
     "xtrain.comm.local_checks:check_tensor",
-    "xtrain.comm.local_checks:check_collective",
     "xtrain.comm.local_checks:check_messages",
     "xtrain.comm.local_checks:check_peer",
     "xtrain.comm.local_checks:local_problem",

@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -10,32 +12,26 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from xtrain import comm
-from xtrain.comm import checks
-from xtrain.comm.checks import (
-    check_call,
-    group_or_world,
-    holds_all,
-    message_device,
-    refuse,
-    run_checks,
-)
-from xtrain.comm.debug_checks import compare_across_ranks
-from xtrain.comm.local_checks import LOCAL_CHECKS
+from xtrain.comm.calls import check_call, refuse
+from xtrain.comm.checks import group_or_world, holds_all, message_device
+from xtrain.comm.debug_checks import comparing
+from xtrain.comm.local_checks import check_tensor
 from xtrain.comm.rooted import root_of
 
 ILLEGAL = "do not make one and the same legal call"
 
 
 def alone_wrong():
-    """(name, f(wrong), what the message must hold): `wrong` is true on one rank."""
+    """(function, right arguments, those of the wrong rank, what the message holds)."""
     size, rank = dist.get_world_size(), dist.get_rank()
     two, three = torch.ones(2), torch.ones(3)
-    ints = torch.ones(2, dtype=torch.int64)
-    stranger = dist.get_world_size() + 3
+    ints, meta = torch.ones(2, dtype=torch.int64), torch.ones(2, device="meta")
+    stranger = size + 3
 
-    def pieces(shape=(2,), root=0):
-        return [torch.ones(shape) for _ in range(size)] if rank == root else None
+    def pieces(elements=2, root=0):
+        return [torch.ones(elements)] * size if rank == root else None
 
+    SUM, MAX, BAND = ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BAND
     for function in (
         comm.all_reduce,
         comm.ring_all_reduce,
@@ -44,187 +40,140 @@ def alone_wrong():
         comm.parameter_server_all_reduce,
         comm.one_shot_all_reduce,
     ):
-        name = function.__name__
-        yield name, lambda w, f=function: f(three if w else two), r"\[2\] & \[3\]"
-        yield name, lambda w, f=function: f(ints if w else two), "float32 & int64"
-        yield (
-            name,
-            lambda w, f=function: f(two, ReduceOp.MAX if w else ReduceOp.SUM),
-            "SUM & MAX",
-        )
-        yield (
-            name,
-            lambda w, f=function: f(two, ReduceOp.BAND if w else ReduceOp.SUM),
-            "BAND needs an integer tensor",
-        )
-        yield (
-            name,
-            lambda w, f=function: f(torch.ones(2, device="meta") if w else two),
-            "tensor on meta",
-        )
-        yield name, lambda w, f=function: f(None if w else two), "NoneType"
-        yield name, lambda w, f=function: f(two, None if w else ReduceOp.SUM), "None"
-        yield (
-            name,
-            lambda w, f=function: f(torch.ones(1).expand(2) if w else two),
-            "share memory",
-        )
-    yield (
-        "one tree, one ring",
-        lambda w: comm.all_reduce(torch.ones(20_000 if w else 10)),
-        r"all_reduce\(\[10\] & all_reduce\(\[20000\]",
-    )
-    yield (
-        "two collectives",
-        lambda w: comm.ring_all_reduce(two) if w else comm.broadcast(two, 0),
-        r"broadcast\( & ring_all_reduce\(",
-    )
-    yield (
-        "barrier",
-        lambda w: comm.broadcast(two, 0) if w else comm.barrier(),
-        "barrier",
-    )
-
+        for wrong, match in (
+            ((three, SUM), r"\[2\] & \[3\]"),
+            ((ints, SUM), "float32 & int64"),
+            ((two, MAX), "SUM & MAX"),
+            ((two, BAND), "BAND needs an integer tensor"),
+            ((meta, SUM), "tensor on meta"),
+            ((None, SUM), "NoneType"),
+            ((two, None), "None"),
+            ((torch.ones(1).expand(2), SUM), "share memory"),
+        ):
+            yield function, (two, SUM), wrong, match
     for function, end in (
         (comm.broadcast, "src"),
         (comm.broadcast_naive, "src"),
         (comm.reduce, "dst"),
     ):
-        name = function.__name__
-        yield name, lambda w, f=function: f(three if w else two, 0), r"\[2\] & \[3\]"
-        yield name, lambda w, f=function: f(ints if w else two, 0), "float32 & int64"
-        yield name, lambda w, f=function: f(two, int(w)), f"{end}=0 & {end}=1"
-        yield (
-            name,
-            lambda w, f=function: f(two, stranger if w else 0),
-            f"{end}={stranger} is not in the group",
-        )
-        yield (
-            name,
-            lambda w, f=function: f(two, ReduceOp.SUM if w else 0),
-            "is not a rank number",
-        )
+        for wrong, match in (
+            ((three, 0), r"\[2\] & \[3\]"),
+            ((ints, 0), "float32 & int64"),
+            ((two, 1), f"{end}=0 & {end}=1"),
+            ((two, stranger), f"{end}={stranger} is not in the group"),
+            ((two, SUM), "is not a rank number"),
+        ):
+            yield function, (two, 0), wrong, match
+    for function, end in ((comm.gather, "dst"), (comm.scatter, "src")):
+        ends = r"sends \[[23]\] to rank \d, which expects \[[23]\]"
+        for wrong, match in (
+            ((two, pieces(root=1), 1), "root=0|must be None"),
+            ((two, pieces(), stranger), f"{end}={stranger}"),
+            ((three, pieces(3), 0), ends),
+            ((two, [two], 0), r"must be None on rank|needs \d tensors"),
+        ):
+            yield function, (two, pieces(), 0), wrong, match
 
-    for name, end in (("gather", "dst"), ("scatter", "src")):
-        function = getattr(comm, name)
-        yield (
-            f"{name} root",
-            lambda w, f=function, e=end: f(
-                two, pieces(root=1) if w else pieces(), **{e: int(w)}
-            ),
-            "root=0|must be None",
-        )
-        yield (
-            f"{name} stranger",
-            lambda w, f=function, e=end: f(two, pieces(), **{e: stranger if w else 0}),
-            f"{end}={stranger}",
-        )
-        yield (
-            f"{name} shape",
-            lambda w, f=function: f(three if w else two, pieces((3,) if w else (2,))),
-            r"sends \[[23]\] to rank \d, which expects \[[23]\]",
-        )
-        yield (
-            f"{name} no list",
-            lambda w, f=function: f(two, [two] if w else pieces()),
-            "must be None on rank|needs \\d tensors",
-        )
+    all_two, all_three = [two] * size, [three] * size
+    each_two = [torch.ones(2) for _ in range(size)]
+    one_three = [two if other == rank else three for other in range(size)]
+    # One more row to the right neighbour than it expects.
+    rows = [1 + (other == (rank + 1) % size) for other in range(size)]
+    even, row, column = [1] * size, torch.ones(size, 5), torch.ones(size)
     yield (
-        "all_gather",
-        lambda w: comm.all_gather(
-            [torch.ones(3 if w else 2) for _ in range(size)], three if w else two
-        ),
+        comm.all_reduce,
+        (torch.ones(10),),
+        (torch.ones(20_000),),
+        r"all_reduce\(\[10\] & all_reduce\(\[20000\]",
+    )
+    yield (
+        comm.all_gather,
+        (all_two, two),
+        ([torch.ones(3)] * size, three),
         r"\[2\] & \[3\]",
     )
     yield (
-        "all_gather count",
-        lambda w: comm.all_gather([torch.ones(2)] * (size + w), two),
+        comm.all_gather,
+        (all_two, two),
+        ([*all_two, two], two),
         f"{size + 1} output tensors",
     )
     yield (
-        "reduce_scatter",
-        lambda w: comm.reduce_scatter(
-            three if w else two, [three if w else two] * size
-        ),
+        comm.reduce_scatter,
+        (two, all_two),
+        (three, all_three),
         r"\[2\] & \[3\]",
     )
     yield (
-        "reduce_scatter_tensor",
-        lambda w: comm.reduce_scatter_tensor(two, torch.ones(2 * size + w)),
+        comm.reduce_scatter_tensor,
+        (two, torch.ones(2 * size)),
+        (two, torch.ones(2 * size + 1)),
         rf"\[{2 * size + 1}\] must hold {size} times \[2\]",
     )
     yield (
-        "all_gather_into_tensor",
-        lambda w: comm.all_gather_into_tensor(
-            torch.ones((3 if w else 2) * size), three if w else two
-        ),
+        comm.all_gather_into_tensor,
+        (torch.ones(2 * size), two),
+        (torch.ones(3 * size), three),
         r"\[2\] & \[3\]",
     )
     yield (
-        "all_to_all",
-        lambda w: comm.all_to_all(
-            [torch.ones(2) for _ in range(size)], [ints if w else two] * size
-        ),
+        comm.all_to_all,
+        (each_two, all_two),
+        (each_two, [ints] * size),
         "float32 & int64",
     )
     yield (
-        "all_to_all shapes",
-        lambda w: comm.all_to_all(
-            [torch.ones(2) for _ in range(size)],
-            [three if w and other != rank else two for other in range(size)],
-        ),
+        comm.all_to_all,
+        (each_two, all_two),
+        (each_two, one_three),
         r"sends \[3\] to rank \d, which expects \[2\]",
     )
-    # One more row to the right neighbour than it expects.
-    rows = [1 + (other == (rank + 1) % size) for other in range(size)]
-    arriving = [1] * size
     yield (
-        "splits",
-        lambda w: comm.all_to_all_single(
-            torch.ones(size, 5),
-            torch.ones(size + w, 5),
-            arriving,
-            rows if w else arriving,
-        ),
+        comm.all_to_all_single,
+        (row, row.clone(), even, even),
+        (row, torch.ones(size + 1, 5), even, rows),
         r"sends \[2, 5\] to rank \d, which expects \[1, 5\]",
     )
     yield (
-        "split sum",
-        lambda w: comm.all_to_all_single(
-            torch.ones(size), torch.ones(size), arriving, [2] * size if w else arriving
-        ),
+        comm.all_to_all_single,
+        (column, column.clone(), even, even),
+        (column, column.clone(), even, [2] * size),
         f"sum to {2 * size}",
     )
     yield (
-        "rows",
-        lambda w: comm.all_to_all_single(torch.ones(size, 3 + w), torch.ones(size, 3)),
+        comm.all_to_all_single,
+        (torch.ones(size, 3), torch.ones(size, 3)),
+        (torch.ones(size, 4), torch.ones(size, 3)),
         "rows differ",
     )
     yield (
-        "exchange_split_sizes",
-        lambda w: comm.exchange_split_sizes([1] * (size + size * w)),
+        comm.exchange_split_sizes,
+        (even,),
+        (even * 2,),
         f"needs {size} sizes",
     )
-    yield (
-        "broadcast_object",
-        lambda w: comm.broadcast_object("hello", src=stranger if w else 0),
-        f"src={stranger}",
-    )
-    yield (
-        "broadcast_object root",
-        lambda w: comm.broadcast_object("hello", src=int(w)),
-        "src=0 & src=1",
-    )
+    yield comm.broadcast_object, ("hello", 0), ("hello", stranger), f"src={stranger}"
+    yield comm.broadcast_object, ("hello", 0), ("hello", 1), "src=0 & src=1"
+
+
+def other_calls():
+    """(call, call of the wrong rank, what the message holds)."""
+    two = torch.ones(2)
+    broadcast = partial(comm.broadcast, two, 0)
+    yield broadcast, partial(comm.ring_all_reduce, two), r"broadcast\( & ring_all_red"
+    yield comm.barrier, broadcast, "barrier"
 
 
 def one_rank_wrong(bad: int) -> list[str]:
     rank, size = dist.get_rank(), dist.get_world_size()
     problems = []
     with comm.debug_checks(), comm.CommLedger() as ledger:
-        for name, call, match in list(alone_wrong()):
-            before = len(ledger.events)
+        calls = [(partial(f, *a), partial(f, *b), m) for f, a, b, m in alone_wrong()]
+        for *both, match in calls + list(other_calls()):
+            before, call = len(ledger.events), both[rank == bad]
+            name = call.func.__name__ if hasattr(call, "func") else call.__name__
             try:
-                call(rank == bad)
+                call()
             except ValueError as error:
                 text = str(error)
                 wanted = [ILLEGAL, *match.split(" & ")]
@@ -247,8 +196,8 @@ def one_rank_wrong(bad: int) -> list[str]:
 @pytest.mark.parametrize(("size", "bad"), [(2, 0), (2, 1), (3, 1), (4, 3)])
 @pytest.mark.verifies(
     "xtrain.comm.debug_checks:debug_checks",
-    "xtrain.comm.checks:check_call",
-    "xtrain.comm.checks:refuse",
+    "xtrain.comm.calls:check_call",
+    "xtrain.comm.calls:refuse",
     "xtrain.comm.debug_checks:compare_across_ranks",
     "xtrain.comm.rooted:root_of",
     "xtrain.comm.rooted:_list_on_root",
@@ -309,8 +258,7 @@ def test_the_message_names_global_ranks(world):
 def legal_calls_pass() -> None:
     """The checks are in no ledger and change no result; they can be nested."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    before = dict(checks.CHECKS)
-    assert before | LOCAL_CHECKS == before
+    assert not comparing()
     with comm.debug_checks():
         with comm.CommLedger() as ledger:
             tensor = torch.arange(6.0) + rank
@@ -328,12 +276,12 @@ def legal_calls_pass() -> None:
         assert torch.equal(tensor, expected)
         assert all(event.kind in ("send", "recv") for event in ledger.events)
         with comm.debug_checks(False):
-            assert before == checks.CHECKS
-        assert checks.CHECKS["collective"] is compare_across_ranks
-    assert before == checks.CHECKS
+            assert not comparing()
+        assert comparing()
+    assert not comparing()
     with pytest.raises(KeyError), comm.debug_checks():
         raise KeyError("it is switched off again after an error")
-    assert before == checks.CHECKS
+    assert not comparing()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -342,20 +290,24 @@ def test_legal_calls_pass_and_the_ledger_sees_nothing_more(world, size):
     world(size).run(legal_calls_pass)
 
 
-def test_an_environment_variable_switches_the_checks_on():
-    code = """
-import os
-from xtrain.comm import checks
-from xtrain.comm.debug_checks import compare_across_ranks, install_checks
-for value in ("1", "0", "", "yes"):
-    os.environ["XTRAIN_DEBUG"] = value
-    install_checks()
-    print(checks.CHECKS["collective"] is compare_across_ranks)
-"""
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("0", False), ("", False), ("yes", True)]
+)
+def test_an_environment_variable_switches_the_checks_on(value, on, monkeypatch):
+    monkeypatch.setenv("XTRAIN_DEBUG", value)
+    code = "from xtrain.comm.debug_checks import comparing; print(comparing())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["True", "False", "False", "True"]
+    assert done.stdout.split() == [str(on)]
+
+
+@pytest.mark.verifies("xtrain.comm.debug_checks:comparing")
+def test_debug_checks_of_one_rank_are_its_own():
+    """Ranks may be threads of one process: a switch on one is off on the other."""
+    with comm.debug_checks(), ThreadPoolExecutor(1) as other:
+        assert comparing()
+        assert not other.submit(comparing).result()
 
 
 def non_members() -> None:
@@ -477,18 +429,18 @@ def check_call_alone() -> None:
     check_call("x", None, torch.ones(1).expand(2), written=[])
     with pytest.raises(ValueError, match="x: because"):
         refuse("x", None, "because")
-    run_checks("tensor", "x", tensor, None)
+    check_tensor("x", tensor, None)
     with pytest.raises(ValueError, match="x: expected a tensor, got list"):
-        run_checks("tensor", "x", [1], None)
+        check_tensor("x", [1], None)
     with pytest.raises(ValueError, match=r"x: needs a contiguous.*strides \[3\]"):
-        run_checks("tensor", "x", torch.ones(6)[::3], None, contiguous=True)
+        check_tensor("x", torch.ones(6)[::3], None, contiguous=True)
 
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.verifies(
-    "xtrain.comm.checks:check_call",
+    "xtrain.comm.calls:check_call",
     "xtrain.comm.local_checks:check_tensor",
-    "xtrain.comm.checks:refuse",
+    "xtrain.comm.calls:refuse",
 )
 def test_check_call_by_itself(world, size):
     world(size).run(check_call_alone)

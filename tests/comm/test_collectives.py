@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
 
 from tests.comm.reference import (
     ARITHMETIC,
@@ -17,26 +16,21 @@ from tests.comm.reference import (
     Laid,
     SameEverywhere,
     assert_reduced,
-    check_all_reduce,
-    check_all_reduce_extras,
     input_of,
     legal,
 )
 from xtrain.comm import (
     CommLedger,
     all_gather,
-    all_reduce,
     barrier,
     broadcast,
     broadcast_naive,
-    exchange,
     gather,
     message_rounds,
     reduce,
     reduce_scatter,
     scatter,
 )
-from xtrain.comm.collectives import TREE_MAX_BYTES
 
 DTYPES = FLOATS + INTS
 SIZES = [1, 2, 3, 4]
@@ -103,28 +97,6 @@ def reduce_cases(reduce=reduce, ops=ARITHMETIC + BITS, layouts=LAYOUTS) -> None:
 @pytest.mark.verifies("xtrain.comm.rooted:reduce")
 def test_reduce_equals_one_process_and_leaves_the_others_alone(world, size):
     world(size).run(reduce_cases)
-
-
-def all_reduce_cases() -> None:
-    check_all_reduce(all_reduce)
-    check_all_reduce_extras(all_reduce)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for numel in (TREE_MAX_BYTES // 4, TREE_MAX_BYTES // 4 + 1):
-        inputs = [input_of(r, (numel,), torch.float32) for r in range(size)]
-        mine = inputs[rank].clone()
-        with CommLedger() as ledger:
-            all_reduce(mine)
-        assert_reduced(mine, inputs, ReduceOp.SUM)
-        if size == 4:
-            # The tree's root sends the tensor twice, a ring's rank 1.5 times.
-            tree = numel * 4 <= TREE_MAX_BYTES
-            assert (ledger.messages == 6) != tree
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.verifies("xtrain.comm.collectives:all_reduce")
-def test_all_reduce_equals_one_process(world, size):
-    world(size).run(all_reduce_cases)
 
 
 def gather_and_scatter_cases(gather=gather, scatter=scatter, layouts=LAYOUTS) -> None:
@@ -288,70 +260,3 @@ def test_nobody_leaves_a_barrier_before_all_have_come(world, size):
             for message in messages:
                 heard[message.dst] |= before[message.src]
         assert heard == [set(range(size))] * size
-
-
-def sub_groups() -> None:
-    """src and dst are global ranks; group_src and group_dst are ranks in the group."""
-    rank = dist.get_rank()
-    for members in ([2, 3], [1, 3], [3, 1, 2], [0]):
-        group = dist.new_group(members)
-        members = dist.get_process_group_ranks(group) if rank in members else members
-        if rank not in members:
-            continue
-        me, size, last = members.index(rank), len(members), members[-1]
-        for where in ("global", "group"):
-            at = {"global": ("", last), "group": ("group_", size - 1)}[where]
-            src, dst = {f"{at[0]}src": at[1]}, {f"{at[0]}dst": at[1]}
-
-            tensor = torch.full((3,), float(rank))
-            broadcast(tensor, group=group, **src)
-            assert torch.equal(tensor, torch.full((3,), float(last)))
-            tensor = torch.full((3,), float(rank))
-            broadcast_naive(tensor, group=group, **src)
-            assert torch.equal(tensor, torch.full((3,), float(last)))
-
-            tensor = torch.full((3,), float(rank))
-            reduce(tensor, group=group, **dst)
-            expected = sum(members) if rank == last else rank
-            assert torch.equal(tensor, torch.full((3,), float(expected)))
-
-            pieces = [torch.zeros(2) for _ in members] if rank == last else None
-            gather(torch.full((2,), float(rank)), pieces, group=group, **dst)
-            if pieces:
-                assert [int(p[0]) for p in pieces] == members
-            piece = torch.zeros(2)
-            scatter(piece, pieces, group=group, **src)
-            assert piece.tolist() == [rank, rank]
-
-        outputs = [torch.zeros(1) for _ in members]
-        all_gather(outputs, torch.full((1,), float(rank)), group)
-        assert [int(o) for o in outputs] == members
-        output = torch.zeros(1)
-        reduce_scatter(
-            output, [torch.tensor([10.0 * m + rank]) for m in members], group=group
-        )
-        assert float(output) == 10 * rank * size + sum(members)
-        barrier(group)
-        check_all_reduce(all_reduce, group, shapes=((7,), ()))
-
-        landing = torch.zeros(2)
-        right, left = members[(me + 1) % size], members[(me - 1) % size]
-        exchange(torch.full((2,), float(rank)), right, landing, left, group=group)
-        assert landing.tolist() == [left, left]
-
-
-@pytest.mark.verifies(
-    "xtrain.comm.rooted:broadcast",
-    "xtrain.comm.rooted:broadcast_naive",
-    "xtrain.comm.rooted:reduce",
-    "xtrain.comm.rooted:gather",
-    "xtrain.comm.rooted:scatter",
-    "xtrain.comm.collectives:all_gather",
-    "xtrain.comm.collectives:reduce_scatter",
-    "xtrain.comm.collectives:all_reduce",
-    "xtrain.comm.collectives:barrier",
-    "xtrain.comm.p2p:exchange",
-    "xtrain.comm.p2p:group_rank_of",
-)
-def test_groups_of_any_ranks(world):
-    world(4).run(sub_groups)

@@ -28,7 +28,7 @@ from xtrain.comm import (
     ring_all_reduce,
 )
 from xtrain.plan import collective_traffic
-from xtrain.plan.all_reduce_traffic import hierarchical_between_nodes
+from xtrain.plan.collective_traffic import hierarchical_between_nodes
 
 MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (4, 2)]
 

@@ -1,5 +1,6 @@
 """CommLedger counts to the byte, and message_rounds finds what runs side by side."""
 
+import itertools
 import os
 import socket
 import struct
@@ -14,10 +15,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from xtrain import comm
+from xtrain.comm.call_agreement import uncounted
 from xtrain.comm.events import Event
-from xtrain.comm.ledger import MAX_VALUES, record
+from xtrain.comm.ledger import MAX_VALUES
 from xtrain.comm.message_rounds import Message
-from xtrain.comm.rounds import one_round, paused
 from xtrain.comm.wire_bytes import tcp_bytes_sent
 from xtrain.plan import collective_traffic
 
@@ -248,27 +249,10 @@ def nested() -> None:
     with inner:
         comm.ring_all_reduce(torch.ones(size))
     assert inner.bytes_sent == 4 * once + extra
-
-    # record() is what a backend written in Python calls.
-    with comm.CommLedger() as outer, comm.CommLedger(values=True) as inner:
-        record("send", "send", 0, [torch.ones(2), torch.zeros(1, dtype=torch.int64)])
-        with paused():
-            # None: nobody is to fill in what it moved, or the event before gets it.
-            assert record("send", "send", 0, [torch.ones(9)]) is None
-            comm.ring_all_reduce(torch.ones(9))
-        settle = record("collective", "all_reduce", None, [torch.ones(4)])
-        record("recv", "recv", 0, [torch.ones(3)])
-    for ledger in (outer, inner):
-        assert [e.nbytes for e in ledger.events] == [16, None, 12]
-        assert [e.payload for e in ledger.events] == [16, 16, 12]
-        assert (ledger.bytes_sent, ledger.bytes_received) == (16, 12)
-    settle(20, 30)  # the collective has ended: what it sent and received
-    for ledger in (outer, inner):
-        assert [e.nbytes for e in ledger.events] == [16, 20, 12]
-        assert [e.received for e in ledger.events] == [None, 30, None]
-        assert (ledger.bytes_sent, ledger.bytes_received) == (36, 42)
-    assert inner.events[0].values == (1, 1, 0)
-    assert outer.events[0].values is None
+    with comm.CommLedger() as outer, uncounted():
+        comm.ring_all_reduce(torch.ones(9))
+        dist.all_reduce(torch.ones(9))
+    assert outer.events == []
 
 
 def torchs_counter_inside_and_outside() -> None:
@@ -298,18 +282,14 @@ def closed_ledgers_cost_nothing() -> None:
     with pytest.raises(KeyError), comm.CommLedger() as failed:
         raise KeyError("inside")
     assert _get_current_dispatch_mode() is None
-    assert comm.CommLedger._open == []
     comm.ring_all_reduce(torch.ones(4))
-    assert record("send", "send", 0, [torch.ones(2)]) is None
     assert ledger.events == failed.events == []
     assert ledger.bytes_sent == ledger.bytes_received == ledger.messages == 0
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.verifies(
-    "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.ledger:record",
-    "xtrain.comm.rounds:paused",
+    "xtrain.comm.ledger:CommLedger", "xtrain.comm.call_agreement:uncounted"
 )
 def test_ledgers_nest_and_leave_nothing_behind(world, size):
     world(size).run(nested)
@@ -466,28 +446,25 @@ def asynchronous() -> None:
     assert issued == 2 * (size - 1)
     assert waiting.events == []
     assert ledger.bytes_sent == 4 * (size - 1)
-    assert len({event.round for event in ledger.events}) == 1
+    # All of it was posted before any of it was waited for.
+    assert {event.done for event in ledger.events} == {issued}
     with comm.CommLedger() as ledger:
-        landing = torch.empty(1)
-        with one_round(), one_round():  # one in the other is still one
-            works = [
-                comm.irecv(landing, (rank - 1) % size),
-                comm.isend(torch.ones(1), (rank + 1) % size),
-            ]
-        for work in works:
-            work.wait()
-        comm.ring_shift(torch.ones(1), landing)
-        comm.barrier()
-    rounds = [event.round for event in ledger.events]
-    assert rounds == sorted(rounds)
-    assert len(set(rounds)) == 2 + (size - 1).bit_length()
+        arriving = torch.empty(1)
+        receive = comm.irecv(arriving, (rank - 1) % size)
+        send = comm.isend(torch.ones(1), (rank + 1) % size)
+        assert [event.done for event in ledger.events] == [None, None]
+        receive.wait()
+        assert [event.done for event in ledger.events] == [2, None]
+        comm.ring_shift(torch.ones(1), arriving)
+        send.wait()
+    assert [event.number for event in ledger.events] == [0, 1, 2, 3]
+    assert [event.done for event in ledger.events] == [2, 4, 4, 4]
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.verifies(
     "xtrain.comm.ledger:CommLedger",
-    "xtrain.comm.rounds:Round",
-    "xtrain.comm.rounds:one_round",
+    "xtrain.comm.watched_work:WatchedWork",
     "xtrain.comm.p2p:post_all",
 )
 def test_asynchronous_calls_are_counted_when_issued(world, size):
@@ -510,25 +487,29 @@ def test_events_name_global_ranks(world):
     assert events == [[], [(1, "recv", 3, 20)], [], [(3, "send", 1, 20)]]
 
 
-def event(rank, kind, peer, round_, nbytes=1):
-    return Event(rank, kind, kind, peer, nbytes, nbytes, round_)
+def trace(rank, *calls):
+    """Events of a rank: (kind, peer, bytes, number of calls when it was waited for)."""
+    return [
+        Event(rank, kind, kind, peer, nbytes, nbytes, number, done)
+        for number, (kind, peer, nbytes, done) in enumerate(calls)
+    ]
 
 
 @pytest.mark.verifies(
     "xtrain.comm.message_rounds:message_rounds",
     "xtrain.comm.message_rounds:pair_up",
-    "xtrain.comm.message_rounds:travel_times",
+    "xtrain.comm.message_rounds:rounds_of",
     "xtrain.comm.message_rounds:Message",
     "xtrain.comm.events:Event",
 )
 def test_rounds_of_made_up_traces():
-    # A chain 0 -> 1 -> 2: two rounds. 3 -> 4 runs beside its first hop.
+    # A chain 0 -> 1 -> 2: two rounds. 3 -> 4 is not part of it.
     chain = [
-        [event(0, "send", 1, 1, 5)],
-        [event(1, "recv", 0, 1, 5), event(1, "send", 2, 2, 6)],
-        [event(2, "recv", 1, 9, 6)],
-        [event(3, "send", 4, 4, 7)],
-        [event(4, "recv", 3, 2, 7)],
+        trace(0, ("send", 1, 5, 1)),
+        trace(1, ("recv", 0, 5, 1), ("send", 2, 6, 2)),
+        trace(2, ("recv", 1, 6, 1)),
+        trace(3, ("send", 4, 7, 1)),
+        trace(4, ("recv", 3, 7, 1)),
     ]
     rounds = comm.message_rounds(chain)
     assert rounds == [
@@ -537,44 +518,66 @@ def test_rounds_of_made_up_traces():
     ]
     # In any order of ranks.
     assert [len(r) for r in comm.message_rounds(chain[::-1])] == [2, 1]
+    # Posted, but not waited for when the send leaves: no chain.
+    chain[1] = trace(1, ("recv", 0, 5, 2), ("send", 2, 6, 2))
+    assert [len(r) for r in comm.message_rounds(chain)] == [3]
+    chain[1] = trace(1, ("recv", 0, 5, None), ("send", 2, 6, None))
+    assert [len(r) for r in comm.message_rounds(chain)] == [3]
 
-    # A swap in one round each; two sends of one round leave together.
+    # A swap is one round, whichever call of a rank comes first.
     swap = [
-        [event(0, "send", 1, 1), event(0, "recv", 1, 1)],
-        [event(1, "recv", 0, 1), event(1, "send", 0, 1)],
+        trace(0, ("send", 1, 1, 2), ("recv", 1, 1, 2)),
+        trace(1, ("recv", 0, 1, 2), ("send", 0, 1, 2)),
     ]
     assert [len(r) for r in comm.message_rounds(swap)] == [2]
 
-    # Between one pair, messages keep their order.
-    twice = [
-        [event(0, "send", 1, 1, 10), event(0, "send", 1, 2, 20)],
-        [event(1, "recv", 0, 1, 10), event(1, "recv", 0, 2, 20)],
+    # Two messages share a round if both ends post them together; if one end waits in
+    # between, the second is one round later.
+    together, waits = (2, 2), (1, 2)
+    for ends in itertools.product((together, waits), repeat=2):
+        twice = [
+            trace(
+                0, *(("send", 1, b, d) for b, d in zip((10, 20), ends[0], strict=True))
+            ),
+            trace(
+                1, *(("recv", 0, b, d) for b, d in zip((10, 20), ends[1], strict=True))
+            ),
+        ]
+        rounds = comm.message_rounds(twice)
+        sizes = [[10], [20]] if waits in ends else [[10, 20]]
+        assert [[m.nbytes for m in r] for r in rounds] == sizes
+
+    # What a rank waited for before an earlier send counts for all its later ones.
+    later = [
+        trace(0, ("send", 1, 1, 1)),
+        trace(1, ("recv", 0, 1, 1), ("send", 2, 2, 3), ("send", 2, 3, 3)),
+        trace(2, ("recv", 1, 2, 2), ("recv", 1, 3, 2)),
     ]
-    assert [[m.nbytes for m in r] for r in comm.message_rounds(twice)] == [[10], [20]]
+    assert [len(r) for r in comm.message_rounds(later)] == [1, 2]
 
     # Collectives of a foreign backend carry no messages.
-    collective = Event(0, "collective", "allreduce", None, 24, None, 1)
+    collective = Event(0, "collective", "allreduce", None, 24, None, 0)
     assert comm.message_rounds([[collective], []]) == []
     assert comm.message_rounds([]) == []
 
 
 @pytest.mark.verifies(
     "xtrain.comm.message_rounds:message_rounds",
-    "xtrain.comm.message_rounds:travel_times",
+    "xtrain.comm.message_rounds:rounds_of",
 )
 def test_traces_that_cannot_be_are_refused():
     with pytest.raises(
         ValueError, match="1 sends from rank 0 to rank 1, but 0 receives"
     ):
-        comm.message_rounds([[event(0, "send", 1, 1)], []])
+        comm.message_rounds([trace(0, ("send", 1, 1, 1)), []])
     with pytest.raises(
         ValueError, match="0 sends from rank 1 to rank 0, but 1 receives"
     ):
-        comm.message_rounds([[event(0, "recv", 1, 1)], []])
-    # Both send first and receive after: a deadlock, unless issued together.
-    both_send = [
-        [event(0, "send", 1, 1), event(0, "recv", 1, 2)],
-        [event(1, "send", 0, 1), event(1, "recv", 0, 2)],
+        comm.message_rounds([trace(0, ("recv", 1, 1, 1)), []])
+    # Each receives before it sends: no run can have recorded that.
+    both_receive = [
+        trace(0, ("recv", 1, 1, 1), ("send", 1, 1, 2)),
+        trace(1, ("recv", 0, 1, 1), ("send", 0, 1, 2)),
     ]
-    with pytest.raises(ValueError, match="wait for each other in a circle"):
-        comm.message_rounds(both_send)
+    with pytest.raises(ValueError, match="arrives before it is sent"):
+        comm.message_rounds(both_receive)

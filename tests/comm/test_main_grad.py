@@ -267,7 +267,7 @@ def through_the_runner(dtype, value, wrapped, choice):
 
 
 @pytest.mark.verifies(
-    "xtrain.pipeline_parallel.set_aside:SetAside",
+    "xtrain.pipeline_parallel.gradients:PreviousGradients",
     "xtrain.pipeline_parallel.runner:PipelineRunner",
 )
 def test_sums_grow_in_a_pipeline(world):

@@ -1,10 +1,7 @@
-"""Combining two partial results, and properties that hold for any size."""
+"""Combining two partial results, or the shares of several ranks."""
 
 import pytest
 import torch
-import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.distributed import ReduceOp
 
 from tests.comm.reference import (
@@ -12,12 +9,10 @@ from tests.comm.reference import (
     BITS,
     FLOATS,
     INTS,
-    SameEverywhere,
     assert_reduced,
     input_of,
     legal,
 )
-from xtrain import comm
 from xtrain.comm.reduce_op import (
     BITWISE,
     COMBINE,
@@ -99,46 +94,3 @@ def test_shares_add_up_in_their_order_and_16_bit_ones_in_fp32():
         assert output.tolist() == [256.0 * large + 4] * 2
         reduce_into(output, [narrow[0], narrow[0]], ReduceOp.AVG)
         assert output.tolist() == [256.0 * large] * 2
-
-
-def any_all_reduce(name: str, numel: int, op, dtype) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    inputs = [input_of(r, (numel,), dtype, numel) for r in range(size)]
-    mine = inputs[rank].clone()
-    getattr(comm, name)(mine, op)
-    assert_reduced(mine, inputs, op, (name, numel, op, dtype))
-    same = SameEverywhere()
-    same.add(mine)
-    same.check()
-
-
-ALL_REDUCES = st.sampled_from(
-    [
-        "all_reduce",
-        "ring_all_reduce",
-        "tree_all_reduce",
-        "halving_doubling_all_reduce",
-        "parameter_server_all_reduce",
-        "one_shot_all_reduce",
-    ]
-)
-OPS_AND_DTYPES = st.sampled_from(
-    [(op, dtype) for op in ARITHMETIC for dtype in FLOATS + INTS if legal(op, dtype)]
-)
-
-
-@pytest.mark.verifies(
-    "xtrain.comm.collectives:all_reduce",
-    "xtrain.comm.ring:ring_all_reduce",
-    "xtrain.comm.tree:tree_all_reduce",
-    "xtrain.comm.tree:halving_doubling_all_reduce",
-    "xtrain.comm.parameter_server:parameter_server_all_reduce",
-    "xtrain.comm.one_shot:one_shot_all_reduce",
-)
-def test_any_size_any_number_of_ranks(world):
-    @settings(max_examples=40, derandomize=True, deadline=None, database=None)
-    @given(ALL_REDUCES, st.integers(1, 4), st.integers(0, 300), OPS_AND_DTYPES)
-    def check(name, size, numel, op_and_dtype):
-        world(size).run(any_all_reduce, name, numel, *op_and_dtype)
-
-    check()

@@ -21,18 +21,20 @@ from xtrain.comm.direct import (
     direct_all_reduce,
     direct_reduce_scatter,
 )
-from xtrain.comm.ring_steps import RingSteps
+from xtrain.comm.ring_pass import RingPass
 from xtrain.comm.tree import tree_broadcast, tree_reduce
 
 HALVES = [0, 2], [1, 3]
-SHAPE = (2, 5)  # of which two ranks get a row each
 
 
-def mine_and_all(members, shape=SHAPE):
-    """What this rank brings, and what each member does: group ranks in order."""
-    half = members[0]
+def mine_and_all(members, shape=None):
+    """What this rank brings, and what each member does: group ranks in order.
+
+    Whole numbers, whose sums are exact. Without a shape there is a row for each member.
+    """
+    half, shape = members[0] % 2, shape or (len(members), 5)
     dtype, shape = (torch.float32, torch.float64)[half], (*shape[:-1], shape[-1] + half)
-    inputs = [input_of(rank, shape, dtype) for rank in members]
+    inputs = [input_of(rank, shape, dtype).mul(1000).round() for rank in members]
     return inputs[members.index(dist.get_rank())].clone(), inputs
 
 
@@ -168,13 +170,13 @@ def point_to_point(group, members, me):
     assert torch.equal(landing, inputs[1 - me])
     comm.ring_shift(mine, landing.zero_(), group=group)
     assert torch.equal(landing, inputs[1 - me])
-    ring = RingSteps(group)
-    ring.send_recv(mine, landing.zero_())
-    ring.wait_sends()
+    ring = RingPass(group)
+    ring.start(mine, landing.zero_())
+    ring.wait()
     assert torch.equal(landing, inputs[1 - me])
     ring.post_recvs([landing.zero_()])
-    ring.send_recv(mine, landing)
-    ring.wait_sends()
+    ring.start(mine, landing)
+    ring.wait()
     assert torch.equal(landing, inputs[1 - me])
 
 
@@ -195,9 +197,9 @@ def objects(group, members, me):
 
 
 def barrier(group, members, me):
-    token = torch.full((1,), float(me))
-    comm.broadcast(token, group=group, group_src=1)
-    assert token.item() == 1
+    token, last = torch.full((1,), float(me)), len(members) - 1
+    comm.broadcast(token, group=group, group_src=last)
+    assert token.item() == last
     if members[0] == 0:  # the other group has none
         comm.barrier(group)
 
@@ -277,3 +279,39 @@ def every_all_reduce(name: str) -> None:
 @pytest.mark.parametrize("name", ALL_REDUCES)
 def test_every_operation_of_every_all_reduce_in_two_groups(world, name):
     world(4).run(every_all_reduce, name)
+
+
+def in_groups_of_any_ranks() -> None:
+    """src and dst are global ranks; group_src and group_dst are ranks in the group."""
+    rank = dist.get_rank()
+    for ranks in ([2, 3], [1, 3], [3, 1, 2], [0]):
+        group = dist.new_group(ranks)
+        if rank not in ranks:
+            continue
+        members = dist.get_process_group_ranks(group)
+        me = members.index(rank)
+        for case in (scattered, gathered, rooted, barrier):
+            case(group, members, me)
+        comm.barrier(group)
+        check_all_reduce(comm.all_reduce, group, shapes=((7,), ()))
+        landing = torch.zeros(2)
+        right, left = members[(me + 1) % len(members)], members[me - 1]
+        comm.exchange(torch.full((2,), float(rank)), right, landing, left, group=group)
+        assert landing.tolist() == [left, left]
+
+
+@pytest.mark.verifies(
+    "xtrain.comm.rooted:broadcast",
+    "xtrain.comm.rooted:broadcast_naive",
+    "xtrain.comm.rooted:reduce",
+    "xtrain.comm.rooted:gather",
+    "xtrain.comm.rooted:scatter",
+    "xtrain.comm.collectives:all_gather",
+    "xtrain.comm.collectives:reduce_scatter",
+    "xtrain.comm.collectives:all_reduce",
+    "xtrain.comm.collectives:barrier",
+    "xtrain.comm.p2p:exchange",
+    "xtrain.comm.p2p:group_rank_of",
+)
+def test_groups_of_any_ranks(world):
+    world(4).run(in_groups_of_any_ranks)

@@ -170,7 +170,7 @@ def losses():
         stage, gpipe(1, 300), lambda y, t: ((t + 0 * y).sum(), 1), alone
     )
     assert runner.step(rows, rows).item() == 1.0  # 300 ones are 256 in bf16
-    yield "pipeline_parallel.step:Step"
+    yield "pipeline_parallel.loss:StepLoss"
     logits, labels = drawn(16, 8 * RANKS, seed=3), torch.arange(16)
     mine = logits.chunk(RANKS, -1)[rank].contiguous()
     loss = vocab_parallel_cross_entropy(mine, labels)

@@ -9,8 +9,6 @@ from tests.comm.reference import (
     FLOATS,
     INTS,
     assert_reduced,
-    check_all_reduce,
-    check_all_reduce_extras,
     input_of,
 )
 from xtrain.comm import (
@@ -23,26 +21,6 @@ from xtrain.comm.tree import tree_broadcast, tree_reduce
 from xtrain.plan import collective_traffic
 
 SIZES = [1, 2, 3, 4, 5, 8]
-
-
-def all_reduce_cases(all_reduce) -> None:
-    check_all_reduce(all_reduce)
-    check_all_reduce_extras(all_reduce)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.comm.tree:tree_all_reduce")
-def test_tree_all_reduce_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, tree_all_reduce)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 8])
-@pytest.mark.verifies(
-    "xtrain.comm.tree:halving_doubling_all_reduce",
-    "xtrain.comm.tree:_halve_and_double",
-)
-def test_halving_doubling_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, halving_doubling_all_reduce)
 
 
 def every_root() -> None:

@@ -20,7 +20,7 @@ from xtrain.context_parallel.block_attention import TILES, BlockAttention, best_
 from xtrain.plan import context_bytes, critical_pairs, pairs_by_step
 
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
-VISITS = "xtrain.context_parallel.rotation:Ring"
+VISITS = "xtrain.comm.ring_pass:RingPass"
 BALANCES = ("none", "striped", "zigzag")
 
 

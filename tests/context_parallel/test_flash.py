@@ -13,7 +13,7 @@ from xtrain.context_parallel import (
 )
 from xtrain.context_parallel.flash import backward_tiles, forward_tiles
 from xtrain.context_parallel.mask import Tokens, Visible
-from xtrain.context_parallel.masked_attention import masked_attention
+from xtrain.context_parallel.running_attention import masked_attention
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
 FLASH = "xtrain.context_parallel.flash"
@@ -89,7 +89,7 @@ def test_a_query_that_sees_nothing_has_zeros_everywhere():
 
 
 @pytest.mark.parametrize(("window", "packed"), [(None, False), (3, False), (2, True)])
-@pytest.mark.verifies("xtrain.context_parallel.masked_attention:masked_attention")
+@pytest.mark.verifies("xtrain.context_parallel.running_attention:masked_attention")
 def test_gradients_are_those_of_finite_differences(window, packed, monkeypatch):
     monkeypatch.setattr(mask, "TILE", 3)
     q, k, v, _ = (t[:, :, :, :3].requires_grad_() for t in qkv(2, 1, 5, batch=1))

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from tests.context_parallel.attention_cases import dense, qkv
 from tests.devices import randn
+from xtrain.comm.ring_pass import RingPass
 from xtrain.context_parallel import (
     flash_attention_backward,
     flash_attention_forward,
@@ -14,7 +15,6 @@ from xtrain.context_parallel import (
 )
 from xtrain.context_parallel.block_attention import TILES, BlockAttention
 from xtrain.context_parallel.online_softmax import merge, softmax_block, weights
-from xtrain.context_parallel.ring_attention import Ring
 from xtrain.plan import context_bytes
 
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
@@ -131,20 +131,20 @@ def computed_before_arrival() -> int:
             dist.send(begun, 0, group=aside)
         return TILES.forward(*args)
 
-    def hook(ring, x):
+    def hook(ring, x, by=1):
         if rank == 0 and not said:
             said.append(torch.zeros(1))
             dist.recv(said[0], 1, group=aside)
-        return rotate(ring, x)
+        return pass_on(ring, x, by)
 
-    rotate, Ring.rotate = Ring.rotate, hook
+    pass_on, RingPass.pass_on = RingPass.pass_on, hook
     try:
         q, k, v, _ = qkv(2, 2, 4)
         ring_attention(
             q, k, v, False, block_attention=BlockAttention(forward, TILES.backward)
         )
     finally:
-        Ring.rotate = rotate
+        RingPass.pass_on = pass_on
         dist.destroy_process_group(aside)
     return int(said[0]) if rank == 0 else 1
 

@@ -100,7 +100,7 @@ def told(names: dict, cases: dict, wrong_ranks: list[int]) -> list[tuple]:
 @pytest.mark.parametrize("wrong_ranks", [[0, 1], [1]])
 @pytest.mark.verifies(f"{CHECKS}:check_attention", f"{CHECKS}:check_lengths")
 @pytest.mark.verifies(f"{CHECKS}:check_hidden", f"{CHECKS}:check_tensors")
-@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_same_call")
 def test_a_wrong_call_is_refused_on_every_rank_before_any_message(
     world, xtrain_worlds, wrong_ranks
 ):
@@ -124,15 +124,15 @@ def test_ranks_that_call_differently_are_refused(world, xtrain_worlds):
             assert DIFFERENT[case][1] in error, (name, case, error)
 
 
-@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_same_call")
 def test_on_a_gpu_a_rank_looks_at_its_own_call_and_says_whose_it_is(monkeypatch):
     gpu = torch.device("meta")  # stands for one
     monkeypatch.setattr(call_agreement, "message_device", lambda group: gpu)
-    assert call_agreement.check_calls("attention", [None], {}, None) is None
+    assert call_agreement.check_same_call("attention", [None], {}, None) is None
     with pytest.raises(ValueError, match="^attention: q is odd$"):
-        call_agreement.check_calls("attention", [None], {}, "q is odd")
+        call_agreement.check_same_call("attention", [None], {}, "q is odd")
     with pytest.raises(ValueError, match="^attention is odd$"):
-        call_agreement.check_calls("attention", [None], {}, "attention is odd")
+        call_agreement.check_same_call("attention", [None], {}, "attention is odd")
 
 
 def heads_of(ranks: int) -> str:

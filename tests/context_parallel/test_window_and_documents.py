@@ -110,7 +110,7 @@ def test_all_gather_attention_with_windows_and_documents(world, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.verifies("xtrain.context_parallel.ulysses:ulysses_attention")
-@pytest.mark.verifies("xtrain.context_parallel.masked_attention:masked_attention")
+@pytest.mark.verifies("xtrain.context_parallel.running_attention:masked_attention")
 def test_ulysses_attention_with_windows_and_documents(world, ranks):
     check(world, ranks, "ulysses")
 

@@ -137,7 +137,7 @@ def test_a_public_name_comes_with_the_command_that_copies_it(pretend_verified):
     out = render(page(reference="xtrain.comm.ring:ring_all_reduce"))
     assert "<code>xtrain copy ring_all_reduce --library -o DIR</code>" in out
     assert "base64" not in out
-    out = render(page(reference="xtrain.comm.ring_steps:RingSteps"))
+    out = render(page(reference="xtrain.comm.ring_pass:RingPass"))
     assert "xtrain copy" not in out
 
 

@@ -48,7 +48,7 @@ def test_a_picture_says_what_the_table_declares_and_fits_a_phone(ranks, parts):
     assert drawing.count("identity_all_reduce") == 1
 
 
-@pytest.mark.verifies("xtrain.model.placement:placement_of")
+@pytest.mark.verifies("xtrain.model.parameters:placement_of")
 def test_the_pictures_of_weights_show_every_rank_and_who_holds_the_same():
     heads, weights = attention.gqa_heads(), whole_model.slices_of_a_model()
     for drawing in (heads, weights, hugging_face.bytes_of_a_file()):

@@ -148,8 +148,8 @@ def test_runs_of_a_segment_lie_between_two_backwards():
 BOX = r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="18"'
 MODEL = (
     "xtrain.model.stages:make_modules",
-    "xtrain.model.span:DecoderSpan",
-    "xtrain.model.span_weights:SpanWeights",
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
 )
 
 

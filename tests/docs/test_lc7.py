@@ -40,7 +40,7 @@ def test_pictures_of_the_runs(on_ranks):
     assert shares == sorted(shares, reverse=True) and shares[-1] == 0
 
 
-@pytest.mark.verifies("xtrain.expert_parallel.placement:plan_placement")
+@pytest.mark.verifies("xtrain.expert_parallel.expert_placement:plan_placement")
 def test_replicas_make_the_ranks_equal(on_ranks):
     slow = [placement.slowdown("none", slots) for slots in placement.SLOTS]
     assert slow == sorted(slow, reverse=True)
@@ -124,7 +124,7 @@ def test_tokens_go_to_their_experts_and_two_outputs_come_back(on_ranks):
 
 
 @pytest.mark.verifies(
-    "xtrain.model.placement:is_summed_over", "xtrain.model.placement:placement_of"
+    "xtrain.model.parameters:is_summed_over", "xtrain.model.parameters:placement_of"
 )
 def test_who_holds_and_sums_what():
     router, down = "mlp.router.weight", "mlp.experts.down_proj"

@@ -28,15 +28,19 @@ MODEL = "xtrain.model.decoder:XtrainModel"
 EXPERTS = (
     "xtrain.expert_parallel.gshard:GShardMoE",
     "xtrain.model.moe:make_moe",
-    "xtrain.model.auxiliary_losses:auxiliary_loss",
-    "xtrain.model.placement:batch_group",
+    "xtrain.model.balance:auxiliary_loss",
+    "xtrain.model.mesh_axes:batch_group",
+)
+TENSOR = (
+    "xtrain.model.modules:TensorParallelModules",
+    "xtrain.model.parameters:placement_of",
 )
 LECTURES = [  # how many layouts run on 2 ranks, and on 4; what they verify
     pytest.param("lc2", 3, 3, marks=pytest.mark.verifies(
         "xtrain.data_parallel.naive:NaiveDataParallel", DDP)),
     pytest.param("lc3", 4, 4, marks=pytest.mark.verifies(*ZERO)),
     pytest.param("lc4", 2, 5, marks=pytest.mark.verifies(
-        "xtrain.model.parts:CutParts", "xtrain.model.placement:placement_of",
+        *TENSOR,
         DDP, *ZERO)),
     pytest.param("lc5", 2, 5, marks=pytest.mark.verifies(
         "xtrain.pipeline_parallel.runner:PipelineRunner",

@@ -15,7 +15,7 @@ RING = "xtrain.comm.ring:ring_all_reduce"
 SCATTER = "xtrain.comm.ring:ring_reduce_scatter"
 LEDGER = "xtrain.comm.ledger:CommLedger"
 TREE = "xtrain.comm.tree:tree_all_reduce"
-FORMULA = "xtrain.plan.collective_time:crossover"
+FORMULA = "xtrain.plan.cost:crossover"
 CONSTANT = "xtrain.testing.plugin:WORLD_SIZES"
 
 

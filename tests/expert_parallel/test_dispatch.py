@@ -7,19 +7,20 @@ import torch.distributed as dist
 from tests.expert_parallel import reference
 from tests.expert_parallel.moe_cases import HIDDEN, close
 from xtrain.comm.collective_choice import collectives_named
+from xtrain.comm.work import Work
 from xtrain.expert_parallel import Routing, combine, dispatch, plan_dispatch
 from xtrain.expert_parallel.dispatch import (
-    PendingRows,
     experts_per_rank,
     issue_combine,
     issue_dispatch,
     order_by_expert,
+    waited,
 )
 
 MODULE = "xtrain.expert_parallel.dispatch"
 PLAN = [f"{MODULE}:plan_dispatch", f"{MODULE}:DispatchPlan"]
 WAY = [f"{MODULE}:{n}" for n in ("dispatch", "combine", "_Dispatch", "_Combine")]
-HALVES = [f"{MODULE}:{n}" for n in ("issue_dispatch", "issue_combine", "PendingRows")]
+HALVES = [f"{MODULE}:{n}" for n in ("issue_dispatch", "issue_combine", "waited")]
 NAMES = ("torch", "direct", "ring")
 
 
@@ -54,8 +55,8 @@ def all_routings(tokens: list[int], experts: int, top_k: int) -> list[Routing]:
         return [random_routing(n, experts, top_k, r) for r, n in enumerate(tokens)]
 
 
-def travel(tokens: list[int], experts: int, top_k: int, name: str) -> int:
-    """Rows that say where they come from go to their experts and back."""
+def dispatch_and_combine(tokens: list[int], experts: int, top_k: int, name: str) -> int:
+    """Rows that carry their rank and token go to their experts and back."""
     rank, size = dist.get_rank(), dist.get_world_size()
     routings = all_routings(tokens, experts, top_k)
     routing, local = on_device(routings[rank]), experts // size
@@ -76,7 +77,7 @@ def travel(tokens: list[int], experts: int, top_k: int, name: str) -> int:
     assert (plan.counts_L.tolist(), plan.sent, plan.received) == (counts, sent, came)
     assert plan.tokens_M.tolist() == [t for _, t, _ in copies_of(routings[rank])]
 
-    # A token is (its rank, its number): what arrives tells whose it is.
+    # A token is (its rank, its number).
     x = torch.tensor([[rank, t] for t in range(tokens[rank])], dtype=torch.float64)
     x = x.view(tokens[rank], 2).to(device).requires_grad_()
     rows = dispatch(x, plan)
@@ -101,8 +102,8 @@ def travel(tokens: list[int], experts: int, top_k: int, name: str) -> int:
     return len(rows)
 
 
-def journeys(cases: list[tuple]) -> list[int]:
-    return [travel(*case) for case in cases]
+def all_cases(cases: list[tuple]) -> list[int]:
+    return [dispatch_and_combine(*case) for case in cases]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
@@ -114,7 +115,7 @@ def test_rows_reach_their_experts_and_come_back_weighted(world, ranks):
     cases += [(ragged, experts, 2, name) for name in NAMES[1:]]
     others = (even, [0] * ranks, [0] * (ranks - 1) + [5])
     cases += [(tokens, experts, 3, "torch") for tokens in others]
-    by_rank = world(ranks).run(journeys, cases)
+    by_rank = world(ranks).run(all_cases, cases)
     for number, (tokens, *rest) in enumerate(cases):
         kept = sum(len(copies_of(r)) for r in all_routings(tokens, *rest[:2]))
         assert sum(found[number] for found in by_rank) == kept, "tokens are conserved"
@@ -130,18 +131,14 @@ def halves(name: str) -> tuple[list, int]:
         copies = x[plan.tokens_M]
         pending.append((plan, copies, issue_dispatch(copies, plan)))
     back = []
-    for plan, copies, work in reversed(pending):
-        assert isinstance(work, PendingRows)
-        rows = work.wait()
-        assert torch.equal(rows, dispatch_again(copies, plan)), "sorted by expert"
+    for plan, copies, under_way in reversed(pending):
+        assert isinstance(under_way[0], Work)
+        rows = waited(under_way)
+        assert torch.equal(rows, waited(issue_dispatch(copies, plan))), "by expert"
         back.append((copies, issue_combine(rows, plan)))
-    for copies, work in reversed(back):
-        assert torch.equal(work.wait(), copies), "combine is the inverse of dispatch"
+    for copies, under_way in reversed(back):
+        assert torch.equal(waited(under_way), copies), "combine inverts dispatch"
     return len(back)
-
-
-def dispatch_again(copies: torch.Tensor, plan) -> torch.Tensor:
-    return issue_dispatch(copies, plan).wait()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ from xtrain.plan import all_to_all_bytes, routed_bytes
 from xtrain_docs.lectures.lc7.balance import training
 
 BALANCE = "xtrain.expert_parallel.balance"
-CAPACITY = "xtrain.expert_parallel.capacity"
+CAPACITY = "xtrain.expert_parallel.routing"
 GSHARD = "xtrain.expert_parallel.gshard:GShardMoE"
 MOE = "xtrain.expert_parallel.moe:MoE"
 ROUTER = "xtrain.expert_parallel.router:TopKRouter"

@@ -19,7 +19,7 @@ from tests.expert_parallel.moe_cases import (
 )
 from tests.expert_parallel.reference import Rules
 from tests.expert_parallel.test_router import CASES
-from xtrain.expert_parallel import DeepSeekMoE, moe_backward, moe_forward
+from xtrain.expert_parallel import DeepSeekMoE, expert_mlp, moe_backward, moe_forward
 
 MODULE = "xtrain.expert_parallel.moe"
 LAYER = f"{MODULE}:MoE"
@@ -253,7 +253,8 @@ def test_a_mixture_of_copies_of_one_mlp_begins_as_it(renormalize):
         made[name][:] = made[name][0].clone()
     layer = layer_of(Rules(2, renormalize=renormalize), made)
     x = reference.tokens(TOKENS, HIDDEN)
-    mlp = layer.experts(x, torch.tensor([TOKENS] + [0] * (EXPERTS - 1)))
+    counts = torch.tensor([TOKENS] + [0] * (EXPERTS - 1))
+    mlp = expert_mlp(x, counts, *layer.experts.parameters())
     if renormalize:
         close(layer(x), mlp)
     else:  # with a router that knows nothing: 2 of 8 equal gates

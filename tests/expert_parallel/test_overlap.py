@@ -15,10 +15,12 @@ from tests.expert_parallel.overlap_cases import (
     prefill_errors,
     refused,
 )
+from xtrain.expert_parallel.events import ChunkEvent, event, exposed_seconds
 from xtrain.testing import expect_error
 
 OVERLAP = "xtrain.expert_parallel.overlap"
 CHUNKS = "xtrain.expert_parallel.overlap_chunks"
+EVENTS = "xtrain.expert_parallel.events"
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 4])
 
 
@@ -129,7 +131,6 @@ def check_windows(names: list[str], last: int) -> None:
 
 
 @pytest.mark.verifies(f"{OVERLAP}:run_pair")
-@pytest.mark.verifies("xtrain.expert_parallel.events:event")
 def test_each_message_of_a_pair_lies_under_a_chunk_of_the_other(world):
     for names in world(2).run(names_of_a_pair):
         assert names == words(PAIR)
@@ -162,3 +163,26 @@ def test_what_does_not_fit_is_refused_on_every_rank(world, xtrain_worlds, what, 
     if what == "hidden":
         skip_unless_mistakes_are_told(xtrain_worlds)
     expect_error(world(2), refused, what, match=match)
+
+
+# -------------------------------------------------------------------------- events
+
+
+@pytest.mark.verifies(f"{EVENTS}:event")
+@pytest.mark.verifies(f"{EVENTS}:ChunkEvent")
+def test_what_is_done_becomes_an_event_where_there_is_a_list():
+    events: list[ChunkEvent] = []
+    for target in (events, None):
+        with event(target, "F", "mlp", "compute"):
+            inside = len(events)
+    (found,) = events
+    assert inside == 1, "nothing is added without a list"
+    assert found.name == "compute F mlp"
+    assert found.begin <= found.end
+
+
+@pytest.mark.verifies(f"{EVENTS}:exposed_seconds")
+def test_only_waits_are_exposed():
+    kinds = (("compute", 4.0), ("issue", 2.0), ("wait", 1.0), ("wait", 0.5))
+    events = [ChunkEvent("F", "mlp", kind, 10.0, 10.0 + took) for kind, took in kinds]
+    assert exposed_seconds(events) == 1.5

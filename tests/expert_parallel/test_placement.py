@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.expert_parallel.expert_placement import (
+    ExpertPlacement,
+    Move,
+    plan_placement,
+)
 from xtrain.expert_parallel.packing import pack, replica_counts
-from xtrain.expert_parallel.placement import ExpertPlacement, Move, plan_placement
 
-MODULE = "xtrain.expert_parallel.placement"
+MODULE = "xtrain.expert_parallel.expert_placement"
 PACKING = "xtrain.expert_parallel.packing"
 TABLE = f"{MODULE}:ExpertPlacement"
 PLAN = f"{MODULE}:plan_placement"

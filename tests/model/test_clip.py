@@ -24,7 +24,7 @@ from xtrain.zero import AdamW, ZeroOptimizer, clip_sharded_grad_norm_
 CLIP = (
     "xtrain.zero.clip:clip_sharded_grad_norm_",
     "xtrain.model.decoder:XtrainModel",
-    "xtrain.model.placement:placement_of",
+    "xtrain.model.parameters:placement_of",
 )
 WRAPPED = (
     *CLIP,

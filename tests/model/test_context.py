@@ -8,8 +8,8 @@ MODEL = "xtrain.model.decoder:XtrainModel"
 CUT = ("xtrain.model.context:SequenceCut", "xtrain.model.context:sequence_cut")
 LOSS = "xtrain.model.loss:mean_cross_entropy"
 SUMS = (
-    "xtrain.model.span:DecoderSpan",
-    "xtrain.model.span_weights:SpanWeights",
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
     "xtrain.model.gradient_sums:sum_gradients",
 )
 ONE_KEY = (("num_key_value_heads", 1),)

@@ -18,7 +18,7 @@ from xtrain.model.context import SequenceCut
 
 MODEL = "xtrain.model.decoder:XtrainModel"
 CUT = ("xtrain.model.context:SequenceCut", "xtrain.model.context:sequence_cut")
-CHECKS = ("xtrain.model.context:check_options", "xtrain.model.checks:check_mesh")
+CHECKS = ("xtrain.model.context:check_options", "xtrain.model.mesh_axes:check_mesh")
 
 
 def local_positions(cut):
@@ -190,7 +190,7 @@ def refused() -> list[str]:
     tries("10 cannot be cut into 4 equal parts for balance='zigzag' on 2 ranks: pad it "
           "to 12", lambda: zigzag(tokens[:, :10]))  # fmt: skip
     tries("into 2 equal parts for balance='striped'", lambda: striped(tokens[:, :9]))
-    tries("sequence of 22 on 2 context ranks: 11 cannot be cut evenly for 2",
+    tries("sequence of 22 on 2 context ranks: 11 is not divisible by 2",
           lambda: sequence(tokens[:, :22]))  # fmt: skip
     tries("22 cannot", lambda: zigzag.loss(tokens[:, :22], tokens[:, :22]))
     tries("context_attention='rings' is none of ring, all_gather, ulysses",

@@ -101,7 +101,7 @@ def files(directory) -> None:
 
 
 @pytest.mark.verifies(
-    CUT, "xtrain.model.hf_load:load_hf", "xtrain.model.hf_collect:Collector"
+    CUT, "xtrain.model.hf_load:load_hf", "xtrain.model.hf_save:Collector"
 )
 def test_published_files_are_read_and_written_on_context_ranks(world, tmp_path):
     world(4).run(files, tmp_path)

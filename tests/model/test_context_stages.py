@@ -17,7 +17,7 @@ from xtrain.schedules import SCHEDULES
 
 VERIFIED = (
     "xtrain.model.stages:DecoderStage",
-    "xtrain.model.stages:clip_stages_grad_norm_",
+    "xtrain.model.stage_gradients:clip_stages_grad_norm_",
     "xtrain.model.stage_gradients:of_zero",
     "xtrain.model.context:SequenceCut",
     "xtrain.model.gradient_sums:sum_gradients",

@@ -19,8 +19,8 @@ BATCH, LENGTH, HEADS, HEAD_DIM, HIDDEN = 3, 24, 12, 2, 7
 MODEL = (
     "xtrain.model.layer:DecoderLayer",
     "xtrain.model.context:SequenceCut",
-    "xtrain.model.span:DecoderSpan",
-    "xtrain.model.span_weights:SpanWeights",
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
 )
 
 

@@ -12,8 +12,8 @@ from xtrain.model.loss import mean_cross_entropy
 PARTS = (
     "xtrain.model.decoder:XtrainModel",
     "xtrain.model.layer:DecoderLayer",
-    "xtrain.model.attention:Attention",
-    "xtrain.model.mlp:SwiGLU",
+    "xtrain.model.layer:Attention",
+    "xtrain.model.layer:SwiGLU",
     "xtrain.model.moe:make_moe",
     "xtrain.tensor_parallel.rope:rope_cos_sin",
     "xtrain.tensor_parallel.rope:apply_rotary",
@@ -140,7 +140,7 @@ def test_16_bit_logits_are_summed_in_fp32():
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.verifies("xtrain.model.attention:Attention")
+@pytest.mark.verifies("xtrain.model.layer:Attention")
 def test_no_token_sees_a_later_one():
     model, (tokens, _) = model_of("four for one"), batch()
     before = model(tokens)
@@ -150,7 +150,7 @@ def test_no_token_sees_a_later_one():
     assert (after[:, 3:] - before[:, 3:]).abs().amin(dim=(0, 2)).min() > 0
 
 
-@pytest.mark.verifies("xtrain.model.attention:Attention")
+@pytest.mark.verifies("xtrain.model.layer:Attention")
 def test_the_attention_that_is_handed_in_is_the_one_that_runs():
     """Called as torch's is: what ring attention will stand in for."""
     calls = []

@@ -9,10 +9,10 @@ from tests.model.configs import config_of
 from tests.model.test_decoder import batch, model_of
 from xtrain.expert_parallel import Routing, load_balancing_loss, router_z_loss
 from xtrain.model import XtrainModel
-from xtrain.model.auxiliary_losses import auxiliary_loss
+from xtrain.model.balance import auxiliary_loss
 from xtrain.pipeline_parallel import checkpoint
 
-AUX = "xtrain.model.auxiliary_losses:auxiliary_loss"
+AUX = "xtrain.model.balance:auxiliary_loss"
 BIAS = "xtrain.model.balance:CopyCounts"
 UPDATE = "xtrain.model.balance:update_biases"
 
@@ -127,7 +127,7 @@ def test_biases_move_by_the_copies_of_every_micro_batch_trained_on():
     assert torch.equal(bias, 0.25 * (20.0 - expected[2]).sign())
 
 
-@pytest.mark.verifies("xtrain.model.span:DecoderSpan")
+@pytest.mark.verifies("xtrain.model.decoder_parts:DecoderParts")
 def test_biases_stay_in_fp32_and_begin_with_zeros_from_the_meta_device():
     model = biased(torch.bfloat16)
     later = XtrainModel(model.config, device="meta", dtype=torch.bfloat16)

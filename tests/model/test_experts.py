@@ -7,8 +7,8 @@ from tests.model.expert_cases import Case, train_all
 MODEL = "xtrain.model.decoder:XtrainModel"
 MOE = "xtrain.model.moe:make_moe"
 CUT = "xtrain.model.moe:TensorMoE"
-PLACES = ("xtrain.model.placement:placement_of", "xtrain.model.placement:batch_group")
-LOSSES = "xtrain.model.auxiliary_losses:auxiliary_loss"
+PLACES = ("xtrain.model.parameters:placement_of", "xtrain.model.mesh_axes:batch_group")
+LOSSES = "xtrain.model.balance:auxiliary_loss"
 BIASES = "xtrain.model.balance:update_biases"
 TIED = (("num_key_value_heads", 2), ("tie_word_embeddings", True))
 POOLED = (("router_aux_loss_pooled", True),)

@@ -8,12 +8,12 @@ from tests.model.stage_training import Layout, StageTraining, one_process
 from tests.model.test_on_a_mesh import close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.model import XtrainModel
-from xtrain.model.stages import part_costs, stage_spans
+from xtrain.model.stages import part_costs, stage_parts
 from xtrain.schedules import gpipe
 
 STAGES = "xtrain.model.stages:DecoderStage"
-BIASES = "xtrain.model.stages:update_stages_balance_biases"
-CLIP = "xtrain.model.stages:clip_stages_grad_norm_"
+BIASES = "xtrain.model.stage_gradients:update_stages_balance_biases"
+CLIP = "xtrain.model.stage_gradients:clip_stages_grad_norm_"
 DEEP, LIMIT = {"num_hidden_layers": 4}, 0.3
 KINDS = {"mixtral": MIXTRAL | DEEP, "deepseek": DEEPSEEK | DEEP}
 
@@ -116,7 +116,7 @@ def saved_and_loaded(directory) -> None:
         close(again.state_dict()[name], tensor, name)
 
 
-@pytest.mark.verifies(STAGES, "xtrain.model.span:DecoderSpan")
+@pytest.mark.verifies(STAGES, "xtrain.model.decoder_parts:DecoderParts")
 def test_what_stages_of_experts_save_a_whole_model_loads(world, tmp_path):
     world(4).run(saved_and_loaded, str(tmp_path))
 
@@ -133,7 +133,7 @@ def test_a_layer_with_experts_costs_what_a_token_meets():
     assert sum((embedding, first, *others, head)) == 10 * config.flops_per_token(
         10, causal=True
     )
-    assert [list(span) for span in stage_spans(config, 2)] == [[0, 1, 2], [3, 4]]
+    assert [list(span) for span in stage_parts(config, 2)] == [[0, 1, 2], [3, 4]]
 
 
 @pytest.mark.verifies("xtrain.model.stages:check_no_auxiliary_loss")

@@ -15,10 +15,10 @@ from xtrain.model import XtrainModel
 from xtrain.zero import ZeroOptimizer
 
 MODEL = "xtrain.model.decoder:XtrainModel"
-SPAN = "xtrain.model.span:DecoderSpan"
+SPAN = "xtrain.model.decoder_parts:DecoderParts"
 PLACES = (
-    "xtrain.model.placement:placement_of",
-    "xtrain.checkpoint.placement:Placement",
+    "xtrain.model.parameters:placement_of",
+    "xtrain.checkpoint.parameter_slice:Placement",
 )
 SUMS = "xtrain.model.gradient_sums:check_skip"
 BIASES = "xtrain.model.balance:update_biases"
@@ -105,7 +105,7 @@ def save_and_look(directory):
     return stored
 
 
-@pytest.mark.verifies("xtrain.checkpoint.placement:Placement")
+@pytest.mark.verifies("xtrain.checkpoint.parameter_slice:Placement")
 def test_an_experts_slice_is_one_box_and_a_router_is_written_once(world, tmp_path):
     stored = world(4).run(save_and_look, str(tmp_path))[0]
     gate = {tuple(box) for box in stored["layers.1.mlp.experts.gate_proj"]}
@@ -157,6 +157,6 @@ def refused() -> None:
         model.sync_gradients(skip=())
 
 
-@pytest.mark.verifies(MODEL, SUMS, "xtrain.model.checks:check_expert_axes")
+@pytest.mark.verifies(MODEL, SUMS, "xtrain.model.mesh_axes:check_expert_axes")
 def test_what_does_not_fit_experts_is_refused_on_every_rank(world):
     world(4).run(refused)

@@ -372,7 +372,7 @@ def refuses_all(folder) -> None:
         assert len(str(caught.value).replace(str(folder), "")) <= 200
 
 
-@pytest.mark.verifies(LOAD, CONFIG, "xtrain.model.hf_shapes:check_counts")
+@pytest.mark.verifies(LOAD, CONFIG, "xtrain.model.hf_names:check_counts")
 def test_a_config_that_no_model_can_have_is_refused_at_once_by_its_field(
     world, tmp_path
 ):

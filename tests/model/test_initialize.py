@@ -5,11 +5,11 @@ import torch
 
 from tests.model.configs import config_of
 from xtrain.model import XtrainModel
-from xtrain.model.initialize import full_weight, seed_of
+from xtrain.model.parameters import full_weight, seed_of
 
 
 @pytest.mark.verifies(
-    "xtrain.model.initialize:full_weight", "xtrain.model.decoder:XtrainModel"
+    "xtrain.model.parameters:full_weight", "xtrain.model.decoder:XtrainModel"
 )
 def test_a_weight_depends_on_its_name_and_the_seed_alone():
     """Neither on other layers, nor on torch's own generator."""
@@ -25,7 +25,7 @@ def test_a_weight_depends_on_its_name_and_the_seed_alone():
             assert not torch.equal(parameter, model.get_parameter(name)), name
 
 
-@pytest.mark.verifies("xtrain.model.initialize:full_weight")
+@pytest.mark.verifies("xtrain.model.parameters:full_weight")
 def test_no_two_parameters_start_alike():
     model = XtrainModel(config_of("as many key heads", hidden_size=24))
     seeds = {seed_of(name, 0) for name, _ in model.named_parameters()}
@@ -35,7 +35,7 @@ def test_no_two_parameters_start_alike():
     assert first.shape == second.shape and not torch.equal(first, second)
 
 
-@pytest.mark.verifies("xtrain.model.initialize:full_weight")
+@pytest.mark.verifies("xtrain.model.parameters:full_weight")
 def test_matrices_have_the_deviation_of_the_config_and_norms_are_ones():
     weight = full_weight("lm_head.weight", (300, 200), 0, 0.02)
     assert abs(weight.std().item() / 0.02 - 1) < 0.02
@@ -44,7 +44,7 @@ def test_matrices_have_the_deviation_of_the_config_and_norms_are_ones():
         assert torch.equal(full_weight(name, (5,), 0, 0.02), torch.ones(5))
 
 
-@pytest.mark.verifies("xtrain.model.initialize:full_weight")
+@pytest.mark.verifies("xtrain.model.parameters:full_weight")
 def test_they_are_drawn_on_the_cpu_whatever_the_default_device_is():
     for name in ("norm.weight", "lm_head.weight"):
         here = full_weight(name, (3, 2), 0, 0.02)

@@ -43,7 +43,7 @@ LOAD = "xtrain.model.hf_load:load_hf"
 LOAD_STAGES = "xtrain.model.hf_load:load_hf_stages"
 SAVE = "xtrain.model.hf_save:save_hf"
 MODEL = "xtrain.model.decoder:XtrainModel"
-LOSSES = "xtrain.model.auxiliary_losses:auxiliary_loss"
+LOSSES = "xtrain.model.balance:auxiliary_loss"
 NAMES = "xtrain.model.hf_names:hf_sources"
 CONFIG = "xtrain.model.hf_config:config_from_hf"
 

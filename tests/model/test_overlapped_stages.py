@@ -12,8 +12,9 @@ from tests.model.test_on_a_mesh import close, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, overlapped_layers
 from xtrain.model.layer import OverlappedDecoderLayer
-from xtrain.model.placement import batch_group
-from xtrain.model.stages import OverlappedDecoderStage, update_stages_balance_biases
+from xtrain.model.mesh_axes import batch_group
+from xtrain.model.stage_gradients import update_stages_balance_biases
+from xtrain.model.stages import OverlappedDecoderStage
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 

@@ -21,8 +21,8 @@ from xtrain.model import RopeScaling, XtrainModel, load_hf, load_hf_stages, save
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 
-SAME = "xtrain.model.same_model:check_same_config"
-BATCH = "xtrain.model.span:DecoderSpan"
+SAME = "xtrain.model.checks:check_same_config"
+BATCH = "xtrain.model.decoder_parts:DecoderParts"
 
 FIELDS = {
     "seed": 1,
@@ -110,7 +110,7 @@ def part_of_a_world() -> None:
 
 
 @pytest.mark.verifies(
-    SAME, "xtrain.model.same_model:groups_of", "xtrain.model.loss:sum_unless"
+    SAME, "xtrain.model.checks:groups_of", "xtrain.model.loss:sum_unless"
 )
 def test_so_it_is_on_a_mesh_of_some_ranks(world):
     world(5).run(part_of_a_world)
@@ -180,7 +180,7 @@ def batches(shape, axes) -> list[str]:
     return said
 
 
-@pytest.mark.verifies(BATCH, "xtrain.comm.debug_checks:compare_values")
+@pytest.mark.verifies(BATCH, "xtrain.comm.debug_checks:check_same_values")
 def test_under_debug_checks_batches_of_tensor_and_context_ranks_are_compared(world):
     assert "checksum" in world(2).run(batches, (2,), ("tensor",))[0][0]
     world(4).run(batches, (2, 2), ("context", "tensor"))

@@ -12,14 +12,14 @@ from xtrain.checkpoint import CheckpointError, CheckpointReader, latest
 from xtrain.model import XtrainModel
 
 PARTS = (
-    "xtrain.checkpoint.placement:Placement",
+    "xtrain.checkpoint.parameter_slice:Placement",
     "xtrain.checkpoint.pieces:Shard",
     "xtrain.model.decoder:XtrainModel",
-    "xtrain.model.placement:placement_of",
+    "xtrain.model.parameters:placement_of",
 )
 WRAPPED = (
     *PARTS,
-    "xtrain.checkpoint.placement:placement_in",
+    "xtrain.checkpoint.parameter_slice:placement_in",
     "xtrain.zero.checked_optimizer:ZeroOptimizer",
     "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
 )
@@ -107,7 +107,7 @@ def save_and_look(directory, changes):
     return found
 
 
-@pytest.mark.verifies("xtrain.checkpoint.placement:Placement", *PARTS[2:])
+@pytest.mark.verifies("xtrain.checkpoint.parameter_slice:Placement", *PARTS[2:])
 def test_what_several_tensor_ranks_hold_is_written_once(world, tmp_path):
     """Key heads, norms, tied heads and all of their moments; slices are one box."""
     (plain, sharded), *_ = world(4).run(save_and_look, str(tmp_path), ONE_KEY_TIED)
@@ -267,6 +267,6 @@ def two_axes_of_half_the_world():
         model.all_ranks()
 
 
-@pytest.mark.verifies("xtrain.model.placement:mesh_group")
+@pytest.mark.verifies("xtrain.model.mesh_axes:mesh_group")
 def test_a_mesh_without_a_group_of_its_own_is_refused(world):
     world(8).run(two_axes_of_half_the_world)

@@ -14,20 +14,20 @@ from tests.model.stage_training import Layout, StageTraining, one_process
 from tests.model.test_hf import memory_of_its_own
 from tests.model.test_on_a_mesh import batch, close, config_of
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, clip_stages_grad_norm_, span_weights
-from xtrain.model.stages import part_costs, stage_spans
+from xtrain.model import XtrainModel, clip_stages_grad_norm_, decoder_weights
+from xtrain.model.stages import part_costs, stage_parts
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import SCHEDULES, gpipe, one_f_one_b
 
 STAGES = (
     "xtrain.model.decoder:XtrainModel",
-    "xtrain.model.span:DecoderSpan",
-    "xtrain.model.span_weights:SpanWeights",
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
     "xtrain.model.stages:DecoderStage",
     "xtrain.model.stages:make_modules",
     "xtrain.model.stages:as_stages",
 )
-CLIP = "xtrain.model.stages:clip_stages_grad_norm_"
+CLIP = "xtrain.model.stage_gradients:clip_stages_grad_norm_"
 LIMIT = 0.3  # below the norm of every step
 DEEP = {"num_hidden_layers": 6, "num_key_value_heads": 2}
 TIED = DEEP | {"tie_word_embeddings": True}
@@ -158,7 +158,7 @@ def grows_by_its_stage():
     """The most that this process has grown while it made its stage, and its size."""
     mesh = init_mesh((4,), ("pipeline",))
     config = config_of(**WIDE)
-    seen, full_weight = [], span_weights.full_weight
+    seen, full_weight = [], decoder_weights.full_weight
 
     def watching(*args):
         found = full_weight(*args)
@@ -166,7 +166,7 @@ def grows_by_its_stage():
         return found
 
     before = memory_of_its_own()
-    with mock.patch.object(span_weights, "full_weight", watching):
+    with mock.patch.object(decoder_weights, "full_weight", watching):
         (stage,) = XtrainModel.stages(config, mesh, gpipe(4, 4))
     most = max(*seen, memory_of_its_own()) - before
     return most, sum(p.nbytes for p in stage.parameters())
@@ -198,7 +198,7 @@ def costs_of_head(config):
 
 @pytest.mark.verifies(
     "xtrain.model.stages:part_costs",
-    "xtrain.model.stages:stage_spans",
+    "xtrain.model.stages:stage_parts",
     "xtrain.model.stages:make_modules",
 )
 def test_stages_cost_the_same_flops_and_the_head_counts_as_layers():
@@ -209,17 +209,17 @@ def test_stages_cost_the_same_flops_and_the_head_counts_as_layers():
         assert sum(costs) == total and costs[0] == 0 and len(costs) == 10
         assert costs[-1] == 6 * 500 * 20 * sequence
     assert part_costs(config, 64)[1] > 64 * part_costs(config, 1)[1]
-    spans = stage_spans(config, 4)
+    spans = stage_parts(config, 4)
     assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
     assert 2 < costs_of_head(config) < 3, "in layers"
     assert [len(span) for span in spans] == [3, 3, 3, 1]  # the embedding is free
     # A longer sequence makes layers dearer, so that one more goes to the head's stage.
-    assert len(stage_spans(config, 2, 4096)[-1]) > len(stage_spans(config, 2)[-1])
+    assert len(stage_parts(config, 2, 4096)[-1]) > len(stage_parts(config, 2)[-1])
     schedule = SCHEDULES["interleaved"](1, 2, 2)
     for sequence in (1, 4096):
         made = XtrainModel.stages(config, None, schedule, sequence=sequence)
-        held = [stage.module.span for stage in made]
-        assert held == stage_spans(config, 2, sequence)
+        held = [stage.module.parts for stage in made]
+        assert held == stage_parts(config, 2, sequence)
 
 
 def too_many():
@@ -268,7 +268,7 @@ def stage_by_stage(sequence_parallel):
     stages = XtrainModel.stages(
         config, mesh, SCHEDULES["interleaved"](1, 1, 4), **options
     )
-    ends = [span.stop - 2 for span in stage_spans(config, 4)[:-1]]
+    ends = [span.stop - 2 for span in stage_parts(config, 4)[:-1]]
     assert all(0 <= a < b for a, b in pairwise(ends))
     for given in (None, positions):
         inner.clear()

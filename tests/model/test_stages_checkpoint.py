@@ -14,8 +14,8 @@ from xtrain.checkpoint import (
 from xtrain.model import XtrainModel
 
 PARTS = (
-    "xtrain.model.span:DecoderSpan",
-    "xtrain.model.span_weights:SpanWeights",
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
     "xtrain.model.stages:make_modules",
     "xtrain.checkpoint.pieces:Shard",
 )

@@ -21,7 +21,7 @@ from xtrain.zero import FullyShardedDataParallel
 
 LOAD = "xtrain.model.hf_load:load_hf_stages"
 SAVE = "xtrain.model.hf_save:save_hf"
-COLLECT = "xtrain.model.hf_collect:Collector"
+COLLECT = "xtrain.model.hf_save:Collector"
 DEEP = {"num_hidden_layers": 5, "num_key_value_heads": 2}
 TIED = DEEP | {"tie_word_embeddings": True}
 
@@ -151,7 +151,7 @@ def missing_in_another_stage(folder) -> None:
         load_hf_stages(folder, mesh, gpipe(2, 2))
 
 
-@pytest.mark.verifies(LOAD, "xtrain.model.hf_shapes:whole_shapes")
+@pytest.mark.verifies(LOAD, "xtrain.model.hf_names:whole_shapes")
 def test_a_tensor_too_many_is_named_by_every_rank(world, tmp_path):
     """Also by the rank whose own tensors are all there."""
     save_hf(made(DEEP | {"num_hidden_layers": 6}), tmp_path)
@@ -170,7 +170,7 @@ def sharded(folder) -> None:
         save_hf(stages, folder / "out")
 
 
-@pytest.mark.verifies("xtrain.model.hf_shapes:check_own_shapes")
+@pytest.mark.verifies("xtrain.model.hf_names:check_own_shapes")
 def test_stages_that_a_wrapper_has_sharded_are_not_saved(world, tmp_path):
     world(2).run(sharded, tmp_path)
     assert not (tmp_path / "out").exists()

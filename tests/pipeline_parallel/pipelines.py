@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tests.devices import randn
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
-from xtrain.pipeline_parallel.step import micro_batches
+from xtrain.pipeline_parallel.micro_batch import micro_batches
 from xtrain.schedules import SCHEDULES, Schedule, with_messages, with_reductions
 
 WIDTH = 6

@@ -24,9 +24,9 @@ REDUCE_ONCE = "ddp", "zero 1", "zero 2", "fsdp", "fsdp kept"
 STEPS = 3
 RUNNER = (
     "xtrain.pipeline_parallel.runner:PipelineRunner",
-    "xtrain.pipeline_parallel.reductions:Reductions",
+    "xtrain.pipeline_parallel.gradients:Reductions",
     "xtrain.pipeline_parallel.stage:PipelineStage",
-    "xtrain.pipeline_parallel.step:Step",
+    "xtrain.pipeline_parallel.executor:Executor",
 )
 WRAPPED = (
     "xtrain.data_parallel.ddp:DistributedDataParallel",
@@ -232,7 +232,7 @@ def failing(wrappers: tuple[str, ...]) -> list[float]:
     return errors
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.step:Step")
+@pytest.mark.verifies("xtrain.pipeline_parallel.failure:StepFailure")
 def test_a_stage_that_fails_on_one_data_rank_ends_the_step_of_all(world):
     for errors in world(4).run(failing, ("ddp", "zero 1", "zero 2")):
         assert max(errors) < 1e-12

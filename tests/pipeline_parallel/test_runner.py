@@ -48,7 +48,8 @@ def check(schedule: Schedule, results: list[dict]) -> None:
 
 @pytest.mark.verifies(
     "xtrain.pipeline_parallel.runner:PipelineRunner",
-    "xtrain.pipeline_parallel.step:Step",
+    "xtrain.pipeline_parallel.executor:Executor",
+    "xtrain.pipeline_parallel.computations:Computations",
     "xtrain.pipeline_parallel.micro_batch:received",
     "xtrain.pipeline_parallel.messages:Messages",
 )

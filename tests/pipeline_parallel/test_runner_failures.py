@@ -145,7 +145,7 @@ FAILURES = [  # place, kind of error, what is said
 
 @pytest.mark.verifies(
     "xtrain.pipeline_parallel.agreement:sums_of_all",
-    "xtrain.pipeline_parallel.step:Step",
+    "xtrain.pipeline_parallel.failure:StepFailure",
 )
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -168,7 +168,7 @@ def test_what_fails_on_one_rank_is_said_by_all_and_the_next_step_works(
         assert first[2] == "1", place
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.likes:check_sendable")
+@pytest.mark.verifies("xtrain.pipeline_parallel.message_header:check_sendable")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_stage_whose_output_changes_for_the_same_input_is_named(world, name):
     for place, now in (("shape", "[2, 5] float64"), ("dtype", "[2, 6] float32")):

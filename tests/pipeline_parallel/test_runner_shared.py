@@ -21,8 +21,8 @@ from tests.pipeline_parallel.pipelines import (
     worst_gradient,
 )  # fmt: skip
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
+from xtrain.pipeline_parallel.micro_batch import micro_batches
 from xtrain.pipeline_parallel.shared import fingerprint
-from xtrain.pipeline_parallel.step import micro_batches
 from xtrain.testing import expect_error
 
 ROWS = 9

@@ -32,15 +32,15 @@ from tests.pipeline_parallel.split_stages import (
     same,
     split_in_order,
 )
+from xtrain.comm.deferred import suspended
 from xtrain.pipeline_parallel import checkpoint as our_checkpoint
 from xtrain.pipeline_parallel import split_backward
-from xtrain.pipeline_parallel.deferred_gradients import suspended
 from xtrain.whiteboard.pipeline_parallel.split_backward import (
     split_backward as on_a_page,
 )
 
 SPLIT = "xtrain.pipeline_parallel.split_backward"
-DEFERRED = "xtrain.pipeline_parallel.deferred_gradients"
+DEFERRED = "xtrain.comm.deferred"
 PARTS = (
     f"{SPLIT}:split_backward",
     f"{SPLIT}:SplitBackward",
@@ -203,7 +203,7 @@ def test_an_activation_that_is_a_leaf_is_no_weight():
         torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.verifies(f"{DEFERRED}:stand_in")
+@pytest.mark.verifies(f"{DEFERRED}:without_graph")
 @pytest.mark.parametrize(
     ("kind", "form"),
     [(Blocks, split_backward), (Tied, split_backward), (Fused, split_backward),
@@ -246,7 +246,7 @@ def test_a_gradient_is_added_and_its_tensors_are_freed_before_the_next():
     with split_backward() as split:
         y = stage(x)
     split.backward_input(y, torch.ones_like(y))
-    kept = [weakref.ref(t) for queued in split._queue for t in queued.tensors]
+    kept = [weakref.ref(t) for queued in split.queue for t in queued.tensors]
     del x, y
     for layer in layers:
         layer.weight.register_post_accumulate_grad_hook(

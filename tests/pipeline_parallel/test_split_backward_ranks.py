@@ -83,8 +83,8 @@ def check_layer(name, layer, x, dtype) -> None:
 
 
 @pytest.mark.verifies(
-    "xtrain.comm.deferred:stand_ins",
-    "xtrain.pipeline_parallel.deferred_gradients:Deferral",
+    "xtrain.comm.deferred:deferral",
+    "xtrain.comm.deferred:Deferral",
     "xtrain.tensor_parallel.functions:_ColumnLinear",
     "xtrain.tensor_parallel.functions:_RowLinear",
     "xtrain.tensor_parallel.functions:_column_weight_gradients",
@@ -252,7 +252,7 @@ def fully_sharded_chain() -> None:
         close(weights[name], parameter.detach(), name)
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.deferred_gradients:stand_in")
+@pytest.mark.verifies("xtrain.comm.deferred:without_graph")
 def test_a_fully_sharded_unit_is_freed_when_its_b_is_over(world):
     world(2).run(fully_sharded_chain)
 

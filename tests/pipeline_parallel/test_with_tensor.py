@@ -21,7 +21,7 @@ VERIFIED = (
     "xtrain.model.stages:DecoderStage",
 )
 CLIP = (
-    "xtrain.model.stages:clip_stages_grad_norm_",
+    "xtrain.model.stage_gradients:clip_stages_grad_norm_",
     "xtrain.model.stage_gradients:gradients_of",
     "xtrain.model.stage_gradients:of_zero",
     "xtrain.model.stage_gradients:unwrapped",
@@ -215,7 +215,7 @@ def test_pipeline_data_and_tensor_ranks_train_as_one_process(world):
     check(world, [Layout("zb_v", 2, 2, 2, "fsdp")], UNTIED)
 
 
-@pytest.mark.verifies(*VERIFIED, "xtrain.model.span:DecoderSpan")
+@pytest.mark.verifies(*VERIFIED, "xtrain.model.decoder_parts:DecoderParts")
 def test_a_run_goes_on_from_a_checkpoint_under_another_wrapper(world, tmp_path):
     layouts = [
         Layout("one_f_one_b", 2, 2, 1, "ddp"),

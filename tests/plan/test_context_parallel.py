@@ -166,7 +166,7 @@ def test_bytes_by_formula():
     ("way", "changes", "message"),
     [
         ("star", {}, "way='star' is none of ring, all_gather, ulysses"),
-        ("ulysses", {"ranks": 3}, "heads=4 cannot be cut evenly for 3 ranks"),
+        ("ulysses", {"ranks": 3}, "heads=4 is not divisible by 3 ranks"),
         ("ring", {"key_heads": 3}, "heads=4 is not a multiple of key_heads=3"),
         ("ring", {"tokens": 0}, "tokens=0"),
     ],

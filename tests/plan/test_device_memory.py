@@ -29,10 +29,10 @@ from xtrain.plan.layout import SCHEDULE_NAMES
 from xtrain.schedules import SCHEDULES, simulate
 
 GIB = 2**30
-DEVICE = "xtrain.plan.device:device_parameters"
+DEVICE = "xtrain.plan.layout:device_parameters"
 MEMORY = "xtrain.plan.device_memory:memory_per_device"
 PHASE = "xtrain.plan.device_memory:memory_over_step"
-LAYER = "xtrain.plan.layer_activations:layer_activations"
+LAYER = "xtrain.plan.activations:layer_activations"
 HELD = "xtrain.plan.device_memory:held_micro_batches"
 LLAMA = ModelShape.preset("llama-3-70b")
 FOLKLORE = Layout(tensor=8, pipeline=2, data=4, sequence_parallel=True, micro_batches=8)

@@ -63,7 +63,7 @@ def test_the_bubble_is_its_closed_form():
     assert estimator.estimate(finer).parts["bubble"] == pytest.approx(idle / 2)
 
 
-@pytest.mark.verifies(ESTIMATOR, "xtrain.plan.links:Links")
+@pytest.mark.verifies(ESTIMATOR, "xtrain.plan.transfer:Links")
 def test_links_by_where_the_group_stands():
     """Inside a node NVLink; outside the network, times the adapters of a ring."""
     estimator = Estimator(LLAMA, "h100", 2048, Assumptions(link_efficiency=1.0))
@@ -261,7 +261,7 @@ def test_stages_2_and_3_with_a_pipeline_behind_a_flag():
 EXACT = Assumptions(link_efficiency=1.0, dtypes="zero16")
 
 
-@pytest.mark.verifies("xtrain.plan.links:Links")
+@pytest.mark.verifies("xtrain.plan.transfer:Links")
 @pytest.mark.parametrize(
     ("sizes", "axis", "ranks", "stride_times_ranks", "rate"),
     [

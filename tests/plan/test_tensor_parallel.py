@@ -19,7 +19,7 @@ from xtrain.plan.tensor_parallel import (
 )
 
 CALLS = "xtrain.plan.tensor_parallel:tensor_parallel_calls"
-CALL = "xtrain.plan.tensor_parallel:Call"
+CALL = "xtrain.plan.tensor_parallel:TensorParallelCall"
 LAYER = "xtrain.plan.tensor_parallel:layer_calls"
 BF16 = 2
 
@@ -73,8 +73,8 @@ def test_eight_ten_and_twelve_activations_a_layer(ranks):
 def test_one_rank_sends_nothing_and_a_bad_cut_is_refused():
     assert tensor_parallel_calls(GPT3, 1, 8, 1) == []
     for ranks, options, message in (
-        (5, {}, "num_attention_heads=96 cannot be cut evenly for 5 ranks"),
-        (8, {"sequence_parallel": True}, "sequence=9 cannot be cut evenly for 8"),
+        (5, {}, "num_attention_heads=96 is not divisible by 5 ranks"),
+        (8, {"sequence_parallel": True}, "sequence=9 is not divisible by 8"),
         (0, {}, "ranks=0"),
     ):
         with pytest.raises(ValueError, match=message):

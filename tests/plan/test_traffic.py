@@ -13,8 +13,7 @@ from xtrain.plan import (
     chunk_sizes,
     collective_traffic,
 )
-from xtrain.plan.all_reduce_traffic import hierarchical_between_nodes
-from xtrain.plan.collective_traffic import ALGORITHMS
+from xtrain.plan.collective_traffic import ALGORITHMS, hierarchical_between_nodes
 
 sizes = st.integers(0, 200)
 worlds = st.integers(1, 40)
@@ -116,8 +115,8 @@ def simulate_halving_doubling(data):
 @pytest.mark.verifies(
     "xtrain.plan.traffic:chunk_sizes",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:halving_doubling_all_reduce",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
+    "xtrain.plan.collective_traffic:halving_doubling_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
 )
 @given(sizes, st.integers(1, 12))
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_formula_counts_what_a_simulation_moves(algorithm, simulate, numel, rank
 @pytest.mark.verifies(
     "xtrain.plan.traffic:chunk_sizes",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.ring_traffic:ring_reduce_scatter",
+    "xtrain.plan.traffic:ring_reduce_scatter",
 )
 @given(sizes, st.integers(1, 12))
 def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
@@ -156,14 +155,14 @@ def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
 
 @pytest.mark.verifies(
     "xtrain.plan.collective_traffic:all_to_all",
-    "xtrain.plan.rooted_traffic:broadcast",
-    "xtrain.plan.rooted_traffic:broadcast_naive",
+    "xtrain.plan.traffic:broadcast",
+    "xtrain.plan.traffic:broadcast_naive",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.rooted_traffic:gather",
-    "xtrain.plan.all_reduce_traffic:hierarchical_all_reduce",
-    "xtrain.plan.all_reduce_traffic:recursive_doubling_all_reduce",
-    "xtrain.plan.rooted_traffic:reduce",
-    "xtrain.plan.rooted_traffic:scatter",
+    "xtrain.plan.traffic:gather",
+    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
+    "xtrain.plan.collective_traffic:recursive_doubling_all_reduce",
+    "xtrain.plan.traffic:reduce",
+    "xtrain.plan.traffic:scatter",
 )
 @given(sizes, worlds, st.data())
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
@@ -192,11 +191,11 @@ def test_what_is_sent_is_received(algorithm, numel, ranks, data):
 @pytest.mark.verifies(
     "xtrain.plan.traffic:all_reduce_lower_bound",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:halving_doubling_all_reduce",
-    "xtrain.plan.all_reduce_traffic:one_shot_all_reduce",
-    "xtrain.plan.all_reduce_traffic:parameter_server_all_reduce",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
-    "xtrain.plan.all_reduce_traffic:tree_all_reduce",
+    "xtrain.plan.collective_traffic:halving_doubling_all_reduce",
+    "xtrain.plan.collective_traffic:one_shot_all_reduce",
+    "xtrain.plan.collective_traffic:parameter_server_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.collective_traffic:tree_all_reduce",
 )
 @given(sizes, worlds)
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
@@ -208,7 +207,7 @@ def test_no_all_reduce_beats_the_lower_bound(algorithm, numel, ranks):
 @pytest.mark.verifies(
     "xtrain.plan.traffic:all_reduce_lower_bound",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
 )
 @given(st.integers(1, 50), worlds)
 def test_the_ring_meets_the_lower_bound(pieces, ranks):
@@ -221,7 +220,7 @@ def test_the_ring_meets_the_lower_bound(pieces, ranks):
 @pytest.mark.verifies(
     "xtrain.plan.traffic:all_reduce_lower_bound",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
 )
 @given(sizes, worlds)
 def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
@@ -233,7 +232,7 @@ def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
 @pytest.mark.verifies(
     "xtrain.plan.traffic:all_reduce_lower_bound",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:halving_doubling_all_reduce",
+    "xtrain.plan.collective_traffic:halving_doubling_all_reduce",
 )
 @given(st.integers(1, 20), powers)
 def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
@@ -244,9 +243,9 @@ def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
 
 @pytest.mark.verifies(
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.ring_traffic:ring_all_gather",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
-    "xtrain.plan.ring_traffic:ring_reduce_scatter",
+    "xtrain.plan.traffic:ring_all_gather",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_reduce_scatter",
 )
 @given(sizes, worlds)
 def test_all_reduce_is_reduce_scatter_then_all_gather(numel, ranks):
@@ -265,12 +264,12 @@ def test_chunks_are_cut_as_torch_cuts_them(numel, parts):
 
 
 @pytest.mark.verifies(
-    "xtrain.plan.rooted_traffic:broadcast",
-    "xtrain.plan.rooted_traffic:broadcast_naive",
+    "xtrain.plan.traffic:broadcast",
+    "xtrain.plan.traffic:broadcast_naive",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:parameter_server_all_reduce",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
-    "xtrain.plan.all_reduce_traffic:tree_all_reduce",
+    "xtrain.plan.collective_traffic:parameter_server_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.collective_traffic:tree_all_reduce",
 )
 def test_hubs_and_trees_load_ranks_unevenly():
     naive = collective_traffic("broadcast_naive", 10, 8, root=3)
@@ -285,9 +284,9 @@ def test_hubs_and_trees_load_ranks_unevenly():
 
 
 @pytest.mark.verifies(
-    "xtrain.plan.rooted_traffic:broadcast_naive",
+    "xtrain.plan.traffic:broadcast_naive",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.rooted_traffic:van_de_geijn_broadcast",
+    "xtrain.plan.traffic:van_de_geijn_broadcast",
 )
 def test_a_scattered_broadcast_spreads_the_roots_load():
     whole = 64
@@ -302,8 +301,8 @@ def test_a_scattered_broadcast_spreads_the_roots_load():
 @pytest.mark.verifies(
     "xtrain.plan.traffic:all_reduce_lower_bound",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:hierarchical_all_reduce",
-    "xtrain.plan.all_reduce_traffic:hierarchical_between_nodes",
+    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
+    "xtrain.plan.collective_traffic:hierarchical_between_nodes",
 )
 def test_hierarchy_sends_one_share_across_nodes():
     numel, local, nodes = 64, 4, 2
@@ -321,11 +320,11 @@ def test_hierarchy_sends_one_share_across_nodes():
 
 @pytest.mark.verifies(
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:hierarchical_all_reduce",
-    "xtrain.plan.all_reduce_traffic:hierarchical_between_nodes",
-    "xtrain.plan.ring_traffic:ring_all_gather",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
-    "xtrain.plan.ring_traffic:ring_reduce_scatter",
+    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
+    "xtrain.plan.collective_traffic:hierarchical_between_nodes",
+    "xtrain.plan.traffic:ring_all_gather",
+    "xtrain.plan.traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_reduce_scatter",
 )
 @given(sizes, st.integers(1, 6), st.integers(1, 6))
 def test_a_hierarchy_counts_its_three_steps_on_the_padded_tensor(numel, local, nodes):
@@ -361,7 +360,7 @@ def test_all_to_all_keeps_its_own_piece_at_home():
 
 @pytest.mark.verifies(
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.ring_traffic:ring_all_reduce",
+    "xtrain.plan.traffic:ring_all_reduce",
 )
 def test_bytes_multiply_by_the_item_size():
     traffic = collective_traffic("ring_all_reduce", 13, 4)
@@ -372,7 +371,7 @@ def test_bytes_multiply_by_the_item_size():
 @pytest.mark.verifies(
     "xtrain.plan.collective_traffic:all_to_all",
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:recursive_doubling_all_reduce",
+    "xtrain.plan.collective_traffic:recursive_doubling_all_reduce",
 )
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -391,7 +390,7 @@ def test_bad_questions_are_refused(arguments, message):
 
 @pytest.mark.verifies(
     "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.all_reduce_traffic:hierarchical_all_reduce",
+    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
 )
 def test_hierarchy_must_divide_the_ranks():
     with pytest.raises(ValueError, match="6 ranks do not divide into nodes of 4"):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from xtrain import comm
 from xtrain.plan import collective_traffic
-from xtrain.plan.all_reduce_traffic import hierarchical_between_nodes
+from xtrain.plan.collective_traffic import hierarchical_between_nodes
 
 NUMELS = (1, 7, 64, 257)
 ITEMSIZE = torch.float32.itemsize

@@ -105,7 +105,7 @@ def test_the_table_of_the_terminal_shows_when_everything_begins():
     assert "2F0" in chunks and "3BW1" in chunks
 
 
-@pytest.mark.verifies("xtrain.schedules.command:run")
+@pytest.mark.verifies("xtrain.cli.schedule:run")
 def test_the_command_prints_draws_and_hands_out_data(capsys, tmp_path):
     file = tmp_path / "a.svg"
     words = ["schedule", "zb-h1", "--stages", "4", "--micro-batches", "8"]

@@ -49,13 +49,13 @@ IDENTITY_SUM = "xtrain.comm.autograd:identity_sum"
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
 COLUMN_FUNCTION = "xtrain.tensor_parallel.functions:_ColumnLinear"
 ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"
-CUT = "xtrain.tensor_parallel.linear:CutLinear"
+CUT = "xtrain.tensor_parallel.linear:ShardedLinear"
 ATTENTION = "xtrain.tensor_parallel.attention:ParallelAttention"
 NORM = "xtrain.tensor_parallel.norm:ParallelRMSNorm"
 EMBEDDING = "xtrain.tensor_parallel.embedding:VocabParallelEmbedding"
 LOSS = "xtrain.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy"
 LOSS_FUNCTION = "xtrain.tensor_parallel.cross_entropy:_CrossEntropy"
-PLACEMENT = "xtrain.checkpoint.placement:Placement"
+PLACEMENT = "xtrain.checkpoint.parameter_slice:Placement"
 
 
 # ---------------------------------------------------------- the sums of the gradients
@@ -477,7 +477,7 @@ def counts_every_parameter_once(count, key_heads) -> None:
     assert count(XtrainModel(config, mesh)) == config.parameters
 
 
-@pytest.mark.verifies(PLACEMENT, "xtrain.model.placement:placement_of")
+@pytest.mark.verifies(PLACEMENT, "xtrain.model.parameters:placement_of")
 def test_parameters_are_counted_from_the_table_and_not_by_their_names(worlds):
     for key_heads in (1, 2):
         worlds[2].run(counts_every_parameter_once, count_by_placement, key_heads)

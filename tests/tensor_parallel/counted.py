@@ -20,6 +20,7 @@ from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import RING
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.tensor_parallel import (
+    AllGatherMLP,
     ColumnParallelLinear,
     ParallelAttention,
     RowParallelLinear,
@@ -27,31 +28,23 @@ from xtrain.tensor_parallel import (
 from xtrain.testing.saved import SavedTensors
 from xtrain.zero import FullyShardedDataParallel
 
-
-def mlp_of(name: str) -> nn.Module:
-    """HIDDEN to four times that and back, of column layers alone or column and row.
-
-    The weights are the same: each layer keeps its slice of the one that is drawn.
-    """
-    torch.manual_seed(0)
-    inner = 4 * HIDDEN
-    gather = name == MLPS[0]
-    up = ColumnParallelLinear(HIDDEN, inner, bias=False, gather_output=gather)
-    if gather:
-        down: nn.Module = ColumnParallelLinear(
-            inner, HIDDEN, bias=False, gather_output=True
-        )
-    else:
-        down = RowParallelLinear(inner, HIDDEN, bias=False)
-    return nn.Sequential(up, nn.GELU(), down)
-
-
 MLPS = ("all-gather only", "column, then row")
 
 
 def bytes_of_mlp(name: str) -> tuple[int, int, list[float]]:
-    """Bytes sent over our ring, forward and backward; and the output's first row."""
-    mlp = mlp_of(name)
+    """Bytes sent over our ring, forward and backward; and the output's first row.
+
+    HIDDEN to four times that and back. Both MLPs keep slices of the same weights.
+    """
+    torch.manual_seed(0)
+    inner = 4 * HIDDEN
+    if name == MLPS[0]:
+        mlp: nn.Module = AllGatherMLP(HIDDEN, inner, bias=False)
+    else:
+        column = ColumnParallelLinear(HIDDEN, inner, bias=False)
+        mlp = nn.Sequential(
+            column, nn.GELU(), RowParallelLinear(inner, HIDDEN, bias=False)
+        )
     x = torch.randn(BATCH, SEQUENCE, HIDDEN, requires_grad=True)
     with collectives_of("ring"):
         with CommLedger() as forward:

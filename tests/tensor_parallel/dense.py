@@ -1,9 +1,10 @@
 """What the tests of tensor parallelism share: random tensors, slices, comparisons."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -43,6 +44,19 @@ def sub_group(members):
     """Of these ranks; None on the others, which take no further part."""
     group = dist.new_group(members)
     return group if dist.get_rank() in members else None
+
+
+ON_GROUPS = pytest.mark.parametrize(
+    ("size", "members"), [(1, None), (2, None), (3, None), (4, None), (4, [1, 3])]
+)
+"""All ranks of a world, and a part of them."""
+
+
+def on_group(members, case: Callable[..., None], *args) -> None:
+    """Run `case(group, *args)` on these ranks; None for all."""
+    group = sub_group(members) if members else None
+    if members is None or group is not None:
+        case(group, *args)
 
 
 @contextmanager

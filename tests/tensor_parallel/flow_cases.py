@@ -21,11 +21,9 @@ from tests.tensor_parallel.dense import fill, mine, random_of
 from xtrain.comm import CommLedger
 from xtrain.comm.work import Work
 from xtrain.model import XtrainConfig
-from xtrain.model.attention import Attention
-from xtrain.model.layer import DecoderLayer
-from xtrain.model.mlp import SwiGLU
-from xtrain.model.parts import CutParts, WholeParts
-from xtrain.model.placement import placement_of
+from xtrain.model.layer import Attention, SwiGLU
+from xtrain.model.modules import PlainModules, TensorParallelModules
+from xtrain.model.parameters import placement_of
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     HiddenParallelEmbedding,
@@ -92,8 +90,10 @@ class CutCrossEntropy(nn.Module):
 def cut_layer(sequence_parallel: bool, whole: nn.Module) -> nn.Module:
     """A decoder layer with this rank's slices of a whole one's weights."""
     group = dist.group.WORLD
-    parts = CutParts(CONFIG, F.scaled_dot_product_attention, sequence_parallel, group)
-    layer = DecoderLayer(parts).double()
+    parts = TensorParallelModules(
+        CONFIG, F.scaled_dot_product_attention, sequence_parallel, group
+    )
+    layer = parts.layer().double()
     full = dict(whole.named_parameters())
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -163,10 +163,10 @@ def of_layer(sequence_parallel: bool) -> Case:
         MLP=("mlp", "out"),
     )
     dim = 1 if sequence_parallel else None
-    parts = WholeParts(CONFIG, F.scaled_dot_product_attention)
+    parts = PlainModules(CONFIG, F.scaled_dot_product_attention)
     cut = partial(cut_layer, sequence_parallel)
     return Case(
-        lambda: fill(DecoderLayer(parts)),
+        lambda: fill(parts.layer()),
         cut,
         named,
         input_dim=dim,

@@ -5,10 +5,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.dense import (
+    ON_GROUPS,
+    close,
+    fill,
+    mine,
+    on_group,
+    random_of,
+)
 from xtrain.model import RopeScaling, XtrainConfig
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -74,10 +80,7 @@ def has_sequence_slices(module: nn.Module) -> bool:
     )
 
 
-def blocks(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def blocks(group) -> None:
     size = dist.get_world_size(group)
     x = random_of(5, 3, 2 * size, 6)
     norm = fill(nn.RMSNorm(6, 1e-5))
@@ -94,14 +97,9 @@ def blocks(members=None) -> None:
 
 
 @pytest.mark.verifies(NORM, SWIGLU)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_norm_and_swiglu_are_those_of_one_device(world, size):
-    world(size).run(blocks)
-
-
-@pytest.mark.verifies(NORM, SWIGLU)
-def test_blocks_keep_to_their_group(world):
-    world(4).run(blocks, [1, 3])
+@ON_GROUPS
+def test_norm_and_swiglu_are_those_of_one_device(world, size, members):
+    world(size).run(on_group, members, blocks)
 
 
 def heads_of(size: int):
@@ -113,10 +111,7 @@ def heads_of(size: int):
         yield 8, 2
 
 
-def attends(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def attends(group) -> None:
     size = dist.get_world_size(group)
     x, positions = random_of(6, 2, 3 * size, 6), torch.arange(3 * size) * 7
     rows = {f"{n}_proj.weight": 0 for n in "qkv"} | {"o_proj.weight": 1}
@@ -130,14 +125,11 @@ def attends(members=None) -> None:
 
 
 @pytest.mark.verifies(ATTENTION, *SUM)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_attention_is_that_of_one_device_for_any_number_of_key_heads(world, size):
-    world(size).run(attends)
-
-
-@pytest.mark.verifies(ATTENTION, *SUM)
-def test_attention_keeps_to_its_group(world):
-    world(4).run(attends, [1, 3])
+@ON_GROUPS
+def test_attention_is_that_of_one_device_for_any_number_of_key_heads(
+    world, size, members
+):
+    world(size).run(on_group, members, attends)
 
 
 def replicas_begin_and_stay_equal(steps: int) -> list[torch.Tensor]:
@@ -165,16 +157,16 @@ def test_replicas_of_a_key_head_begin_equal_and_stay_equal(world):
 
 
 def refusals() -> None:
-    with pytest.raises(ValueError, match="num_attention_heads: 3 cannot be cut evenly"):
+    with pytest.raises(ValueError, match="num_attention_heads: 3 is not divisible by"):
         ParallelAttention(6, 3, 3, 4)
-    with pytest.raises(ValueError, match="8 cannot be cut evenly for 3"):
+    with pytest.raises(ValueError, match="8 is not divisible by 3"):
         ParallelAttention(6, 8, 3, 4)
     with pytest.raises(ValueError, match="has no head_dim: pass it"):
         ParallelAttention.from_full(nn.Tanh())
     block = ParallelSwiGLU(6, 4)
     with pytest.raises(ValueError, match=r"input \[2, 5\], expected \[..., 6\]"):
         block(torch.ones(2, 5))
-    with pytest.raises(ValueError, match="intermediate_size: 5 cannot be cut evenly"):
+    with pytest.raises(ValueError, match="intermediate_size: 5 is not divisible by"):
         ParallelSwiGLU(6, 5)
     biased = fill(SwiGLU(config_of(4, 2, 4)))
     biased.up_proj = nn.Linear(6, 4)

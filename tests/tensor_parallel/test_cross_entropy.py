@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tests.devices import on_cpu
-from tests.tensor_parallel.dense import mine, random_of, sub_group
+from tests.tensor_parallel.dense import ON_GROUPS, mine, on_group, random_of
 from xtrain.comm import CommLedger
 from xtrain.comm.autograd import all_gather_split
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
@@ -44,10 +44,7 @@ def cases(size: int):
         yield logits, labels
 
 
-def against_torch(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def against_torch(group) -> None:
     size = dist.get_world_size(group)
     options = itertools.product((0.0, 0.1), (0.0, 1e-2), ("mean", "sum", "none"))
     for (logits, labels), chosen in itertools.product(cases(size), list(options)):
@@ -71,14 +68,9 @@ def against_torch(members=None) -> None:
 
 
 @pytest.mark.verifies(SYMBOL, FUNCTION)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_losses_and_gradients_are_torchs(world, size):
-    world(size).run(against_torch)
-
-
-@pytest.mark.verifies(SYMBOL)
-def test_it_keeps_to_its_group(world):
-    world(4).run(against_torch, [1, 3])
+@ON_GROUPS
+def test_losses_and_gradients_are_torchs(world, size, members):
+    world(size).run(on_group, members, against_torch)
 
 
 def in_16_bits() -> None:

@@ -12,11 +12,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.dense import (
+    ON_GROUPS,
+    close,
+    fill,
+    mine,
+    on_group,
+    random_of,
+)
 from tests.tensor_parallel.test_blocks import compare, config_of
 from xtrain.comm import debug_checks
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     DropoutAttention,
     ParallelAttention,
@@ -36,11 +42,8 @@ RANK_RNG = "xtrain.tensor_parallel.dropout:rank_rng"
 ATTENTION = "xtrain.tensor_parallel.attention_dropout:DropoutAttention"
 
 
-def slices_of_one_mask(members=None) -> None:
+def slices_of_one_mask(group) -> None:
     """A slice along any dim gets its slice of what the whole tensor would get."""
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
     size = dist.get_world_size(group)
     whole = random_of(1, 2 * size, size, 3 * size)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -58,14 +61,9 @@ def slices_of_one_mask(members=None) -> None:
 
 
 @pytest.mark.verifies(*DROPOUT)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_mask_of_a_slice_is_the_slice_of_the_mask(world, size):
-    world(size).run(slices_of_one_mask)
-
-
-@pytest.mark.verifies(*DROPOUT)
-def test_dropout_counts_the_ranks_of_its_group(world):
-    world(4).run(slices_of_one_mask, [1, 3])
+@ON_GROUPS
+def test_the_mask_of_a_slice_is_the_slice_of_the_mask(world, size, members):
+    world(size).run(on_group, members, slices_of_one_mask)
 
 
 def masks_and_next_numbers(fused: bool) -> dict[str, torch.Tensor]:
@@ -162,10 +160,7 @@ def whole_and_cut(group, sequence_parallel, key_heads=2):
     return whole, cut
 
 
-def like_the_whole_model(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def like_the_whole_model(group) -> None:
     size = dist.get_world_size(group)
     x = random_of(5, 2, 3 * size, 6)
     rows = {f"attention.{n}_proj.weight": 0 for n in "qkv"}
@@ -185,14 +180,9 @@ def seed_again(module, inputs) -> None:
 
 
 @pytest.mark.verifies(*DROPOUT, ATTENTION)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_cut_model_with_dropout_is_the_whole_one(world, size):
-    world(size).run(like_the_whole_model)
-
-
-@pytest.mark.verifies(*DROPOUT, ATTENTION)
-def test_a_cut_model_with_dropout_keeps_to_its_group(world):
-    world(4).run(like_the_whole_model, [0, 2])
+@ON_GROUPS
+def test_a_cut_model_with_dropout_is_the_whole_one(world, size, members):
+    world(size).run(on_group, members, like_the_whole_model)
 
 
 def train(sequence_parallel: bool, steps: int) -> None:

@@ -6,7 +6,14 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.devices import on_cpu
-from tests.tensor_parallel.dense import close, fill, mine, random_of, sub_group
+from tests.tensor_parallel.dense import (
+    ON_GROUPS,
+    close,
+    fill,
+    mine,
+    on_group,
+    random_of,
+)
 from xtrain.tensor_parallel import HiddenParallelEmbedding, VocabParallelEmbedding
 
 VOCAB = "xtrain.tensor_parallel.embedding:VocabParallelEmbedding"
@@ -21,10 +28,7 @@ def ids_at_every_boundary(vocabulary: int, size: int) -> torch.Tensor:
     return torch.tensor([row, row[::-1]])
 
 
-def against_dense(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def against_dense(group) -> None:
     size = dist.get_world_size(group)
     dense = fill(nn.Embedding(5 * size, 3 * size))
     ids = ids_at_every_boundary(5 * size, size)
@@ -53,14 +57,9 @@ def against_dense(members=None) -> None:
 
 
 @pytest.mark.verifies(VOCAB, HIDDEN)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_outputs_and_gradients_are_those_of_the_whole_table(world, size):
-    world(size).run(against_dense)
-
-
-@pytest.mark.verifies(VOCAB, HIDDEN)
-def test_embeddings_keep_to_their_group(world):
-    world(4).run(against_dense, [1, 3])
+@ON_GROUPS
+def test_outputs_and_gradients_are_those_of_the_whole_table(world, size, members):
+    world(size).run(on_group, members, against_dense)
 
 
 def new_ones_are_cut() -> None:
@@ -86,9 +85,9 @@ def refusals() -> None:
             layer(torch.ones(2))
         with pytest.raises(ValueError, match="ids are NoneType, not int64"):
             layer(None)
-    with pytest.raises(ValueError, match="num_embeddings: 7 cannot be cut evenly"):
+    with pytest.raises(ValueError, match="num_embeddings: 7 is not divisible by"):
         VocabParallelEmbedding(7, 4)
-    with pytest.raises(ValueError, match="embedding_dim: 5 cannot be cut evenly"):
+    with pytest.raises(ValueError, match="embedding_dim: 5 is not divisible by"):
         HiddenParallelEmbedding(6, 5)
 
 

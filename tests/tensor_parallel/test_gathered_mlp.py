@@ -1,4 +1,4 @@
-"""The MLP that gathers after each layer: like the dense one, and what it sends."""
+"""The MLP that gathers after each layer, against the dense one."""
 
 import pytest
 import torch
@@ -7,21 +7,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.tensor_parallel.dense import (
+    ON_GROUPS,
     close,
     fill,
     mine,
-    our_collectives,
+    on_group,
     random_of,
-    sub_group,
 )
-from xtrain.comm import CommLedger
-from xtrain.tensor_parallel import (
-    AllGatherMLP,
-    ColumnParallelLinear,
-    RowParallelLinear,
-)
+from xtrain.tensor_parallel import AllGatherMLP
 
-MLP = "xtrain.tensor_parallel.gathered_mlp:AllGatherMLP"
+MLP = "xtrain.tensor_parallel.mlp:AllGatherMLP"
 
 
 class Dense(nn.Module):
@@ -35,11 +30,8 @@ class Dense(nn.Module):
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
-def train(members=None) -> None:
+def train(group) -> None:
     """Outputs, all gradients, and the weights after several steps."""
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
     size = dist.get_world_size(group)
     for bias, activation in ((True, F.gelu), (False, F.relu)):
         dense = fill(Dense(2 * size, 3 * size, bias, activation))
@@ -66,54 +58,13 @@ def train(members=None) -> None:
 
 
 @pytest.mark.verifies(MLP)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_gathering_after_each_layer_computes_the_dense_mlp(world, size):
-    world(size).run(train)
-
-
-@pytest.mark.verifies(MLP)
-def test_the_mlp_keeps_to_its_group(world):
-    world(4).run(train, [1, 2])
-
-
-@our_collectives()
-def bytes_of_both(hidden: int, tokens: int) -> list[tuple[int, int]]:
-    """(forward, backward): gathering after each layer; column, then row."""
-    gathered = AllGatherMLP(hidden, 4 * hidden)
-    column = ColumnParallelLinear(hidden, 4 * hidden)
-    pair = nn.Sequential(column, nn.GELU(), RowParallelLinear(4 * hidden, hidden))
-    sent = []
-    for model in (gathered, pair):
-        x = torch.ones(tokens, hidden, requires_grad=True)
-        with CommLedger() as ledger:
-            y = model(x)
-        forward = moved(ledger)
-        with CommLedger() as ledger:
-            y.sum().backward()
-        sent.append((forward, moved(ledger)))
-    return sent
-
-
-def moved(ledger: CommLedger) -> int:
-    """Bytes sent; the backend's own all-reduces by the least that they must send."""
-    size = dist.get_world_size()
-    foreign = [e for e in ledger.events if e.nbytes is None]
-    assert {event.op for event in foreign} <= {"allreduce"}
-    sums = sum(event.payload for event in foreign)
-    return ledger.bytes_sent + 2 * sums * (size - 1) // size
-
-
-@pytest.mark.verifies(MLP)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_it_sends_five_units_a_token_where_column_and_row_send_two(world, size):
-    hidden, tokens = 12, 10
-    unit = hidden * tokens * 4 * (size - 1) // size
-    expected = [(5 * unit, 10 * unit), (2 * unit, 2 * unit)]
-    assert world(size).run(bytes_of_both, hidden, tokens) == [expected] * size
+@ON_GROUPS
+def test_gathering_after_each_layer_computes_the_dense_mlp(world, size, members):
+    world(size).run(on_group, members, train)
 
 
 def refusals() -> None:
-    with pytest.raises(ValueError, match="out_features: 7 cannot be cut evenly for 2"):
+    with pytest.raises(ValueError, match="out_features: 7 is not divisible by 2"):
         AllGatherMLP(4, 7)
     with pytest.raises(ValueError, match="Tanh has no up_proj"):
         AllGatherMLP.from_full(nn.Tanh())

@@ -1,17 +1,20 @@
 """Column and row layers against `nn.Linear`: outputs, all gradients, what they send."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from tests.tensor_parallel.dense import (
+    ON_GROUPS,
     close,
     fill,
     mine,
+    on_group,
     our_collectives,
     random_of,
-    sub_group,
 )
 from xtrain.comm import CommLedger
 from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -27,122 +30,84 @@ FUNCTIONS = [
 ]
 
 
-def run_dense(dense: nn.Module, x, grad):
-    """Output and gradients of the whole layer; `grad` is that of its output."""
-    dense.zero_grad()
-    x = x.clone().requires_grad_()
+def layers(dense, group, sequence: bool):
+    """(layer, dim of which a rank gets a slice of x, and of y); None for the whole."""
+    for gather, overlap in itertools.product((False, True), repeat=2):
+        options = {"gather_output": gather, "overlap": overlap}
+        column = ColumnParallelLinear.from_full(dense, group, **options)
+        yield column, None, None if gather else -1
+    for split in (False, True):
+        row = RowParallelLinear.from_full(dense, group, split_input=split)
+        yield row, None if split else -1, None
+    if sequence:
+        yield from layers_of_sequence(dense, group)
+
+
+def layers_of_sequence(dense, group, overlap=True):
+    options = {"sequence_parallel": True, "overlap": overlap}
+    yield ColumnParallelLinear.from_full(dense, group, **options), -2, -1
+    yield RowParallelLinear.from_full(dense, group, **options), -1, -2
+
+
+def compare(dense, shape, group, layers) -> None:
+    """The outputs and all gradients of `layers` with those of `dense`."""
+    x = random_of(3, *shape, dense.in_features).requires_grad_()
+    grad = random_of(4, *shape, dense.out_features)
     y = dense(x)
     y.backward(grad)
-    return y.detach(), x.grad
+
+    def part(whole, dim):
+        return whole.detach() if dim is None else mine(whole.detach(), dim, group)
+
+    for layer, x_dim, y_dim in layers:
+        local = part(x, x_dim).clone().requires_grad_()
+        out = layer(local)
+        close(out, part(y, y_dim), "y")
+        out.backward(part(grad, y_dim))
+        close(local.grad, part(x.grad, x_dim), "dX")
+        close(layer.weight.grad, part(dense.weight.grad, layer.dim), "dW")
+        if dense.bias is not None:
+            bias_dim = 0 if layer.dim == 0 else None
+            close(layer.bias.grad, part(dense.bias.grad, bias_dim), "db")
 
 
-def against_dense(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def against_dense(group) -> None:
     size = dist.get_world_size(group)
-    features, outputs = 2 * size, 3 * size
     for shape in ((5,), (3, size), (0, size), (1, 3 * size)):  # [T] or [B, S]
         for bias in (False, True):
-            dense = fill(nn.Linear(features, outputs, bias))
-            x = random_of(3, *shape, features)
-            grad = random_of(4, *shape, outputs)
-            y, grad_x = run_dense(dense, x, grad)
-            column(dense, x, y, grad, grad_x, group)
-            row(dense, x, y, grad, grad_x, group)
-            if len(shape) == 2:
-                column_of_sequence(dense, x, y, grad, grad_x, group)
-                row_of_sequence(dense, x, y, grad, grad_x, group)
-
-
-def column(dense, x, y, grad, grad_x, group) -> None:
-    for gather in (False, True):
-        for overlap in (False, True):
-            layer = ColumnParallelLinear.from_full(
-                dense, group, gather_output=gather, overlap=overlap
-            )
-            local = x.clone().requires_grad_()
-            out = layer(local)
-            close(out, y if gather else mine(y, -1, group), "y")
-            out.backward(grad if gather else mine(grad, -1, group))
-            close(local.grad, grad_x, "dX")
-            check_column_gradients(layer, dense, group)
-
-
-def column_of_sequence(dense, x, y, grad, grad_x, group) -> None:
-    layer = ColumnParallelLinear.from_full(dense, group, sequence_parallel=True)
-    local = mine(x, -2, group).clone().requires_grad_()
-    out = layer(local)
-    close(out, mine(y, -1, group), "y")
-    out.backward(mine(grad, -1, group))
-    close(local.grad, mine(grad_x, -2, group), "dX")
-    check_column_gradients(layer, dense, group)
-
-
-def check_column_gradients(layer, dense, group) -> None:
-    close(layer.weight.grad, mine(dense.weight.grad, 0, group), "dW")
-    if dense.bias is not None:
-        close(layer.bias.grad, mine(dense.bias.grad, 0, group), "db")
-
-
-def row(dense, x, y, grad, grad_x, group) -> None:
-    for split in (False, True):
-        layer = RowParallelLinear.from_full(dense, group, split_input=split)
-        local = (x if split else mine(x, -1, group)).clone().requires_grad_()
-        out = layer(local)
-        close(out, y, "y")
-        out.backward(grad)
-        close(local.grad, grad_x if split else mine(grad_x, -1, group), "dX")
-        check_row_gradients(layer, dense, group)
-
-
-def row_of_sequence(dense, x, y, grad, grad_x, group) -> None:
-    layer = RowParallelLinear.from_full(dense, group, sequence_parallel=True)
-    local = mine(x, -1, group).clone().requires_grad_()
-    out = layer(local)
-    close(out, mine(y, -2, group), "y")
-    out.backward(mine(grad, -2, group))
-    close(local.grad, mine(grad_x, -1, group), "dX")
-    check_row_gradients(layer, dense, group)
-
-
-def check_row_gradients(layer, dense, group) -> None:
-    close(layer.weight.grad, mine(dense.weight.grad, 1, group), "dW")
-    if dense.bias is not None:
-        close(layer.bias.grad, dense.bias.grad, "db")
+            dense = fill(nn.Linear(2 * size, 3 * size, bias))
+            compare(dense, shape, group, layers(dense, group, len(shape) == 2))
 
 
 @pytest.mark.verifies(COLUMN, ROW, *FUNCTIONS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_outputs_and_all_gradients_are_those_of_the_whole_layer(world, size):
-    world(size).run(against_dense)
+@ON_GROUPS
+def test_outputs_and_all_gradients_are_those_of_the_whole_layer(world, size, members):
+    world(size).run(on_group, members, against_dense)
 
 
-@pytest.mark.verifies(COLUMN, ROW)
-def test_layers_keep_to_their_group(world):
-    world(4).run(against_dense, [1, 3])
-
-
-def train_a_pair(steps: int) -> None:
+def train_a_pair(steps: int, options: dict) -> None:
     """Column, tanh, row: several steps of AdamW leave the slices of the whole pair."""
     size = dist.get_world_size()
     first, second = fill(nn.Linear(5, 4 * size)), fill(nn.Linear(4 * size, 3), 2)
-    column, row = (
-        ColumnParallelLinear.from_full(first),
-        RowParallelLinear.from_full(second),
-    )
+    column = ColumnParallelLinear.from_full(first, **options)
+    row = RowParallelLinear.from_full(second, **options)
     whole = nn.Sequential(first, nn.Tanh(), second)
     cut = nn.Sequential(column, nn.Tanh(), row)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (whole, cut)]
     for step in range(steps):
-        x, target = random_of(10 + step, 7, 5), random_of(50 + step, 7, 3)
+        x = random_of(10 + step, 3, 2 * size, 5)
+        target = random_of(50 + step, 3, 2 * size, 3)
         losses = []
         for model, optimizer in zip((whole, cut), optimizers, strict=True):
+            if model is cut and options:
+                x, target = mine(x, 1), mine(target, 1)
             optimizer.zero_grad()
-            loss = (model(x) - target).square().mean()
+            loss = (model(x) - target).square().sum()
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
+        if options:  # of this rank's slice of the sequence
+            dist.all_reduce(losses[1])
         close(losses[1], losses[0], f"loss of step {step}")
     close(column.weight, mine(first.weight, 0), "column weight")
     close(column.bias, mine(first.bias, 0), "column bias")
@@ -150,10 +115,16 @@ def train_a_pair(steps: int) -> None:
     close(row.bias, second.bias, "row bias")
 
 
+RING = {"sequence_parallel": True, "overlap": "ring"}
+
+
 @pytest.mark.verifies(COLUMN, ROW)
+@pytest.mark.verifies("xtrain.tensor_parallel.ring_matmul:ring_all_gather_matmul")
+@pytest.mark.verifies("xtrain.tensor_parallel.ring_matmul:ring_matmul_reduce_scatter")
+@pytest.mark.parametrize("options", [{}, RING], ids=["whole", "ring"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size):
-    world(size).run(train_a_pair, 4)
+def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size, options):
+    world(size).run(train_a_pair, 4, options)
 
 
 @our_collectives()
@@ -187,9 +158,9 @@ def test_a_pair_of_sequence_slices_sends_five_half_all_reduces(world, size):
 
 def refusals() -> None:
     size = dist.get_world_size()
-    with pytest.raises(ValueError, match=r"out_features: 7 cannot be cut evenly for 2"):
+    with pytest.raises(ValueError, match=r"out_features: 7 is not divisible by 2"):
         ColumnParallelLinear(4, 7)
-    with pytest.raises(ValueError, match=r"in_features: 7 cannot be cut evenly for 2"):
+    with pytest.raises(ValueError, match=r"in_features: 7 is not divisible by 2"):
         RowParallelLinear(7, 4)
     with pytest.raises(ValueError, match="neither a weight"):
         ColumnParallelLinear.from_full(nn.Tanh())
@@ -212,7 +183,7 @@ def refusals() -> None:
     with pytest.raises(ValueError, match=r"input \[3, 4\], expected \[..., 2\]"):
         row(torch.ones(3, 4))
     rows = RowParallelLinear(4, 6, sequence_parallel=True)
-    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+    with pytest.raises(ValueError, match="3 is not divisible by 2"):
         rows(torch.ones(1, 3, 2))
 
 
@@ -252,7 +223,9 @@ def starts_equal_whatever_the_number_of_ranks() -> None:
     row = RowParallelLinear(12, 24)
     assert torch.equal(row.weight, mine(dense.weight, 1))
     assert torch.equal(row.bias, dense.bias)
-    assert row.weight.shape == (24, 12 // dist.get_world_size())
+    size = dist.get_world_size()
+    shapes = [list(module.weight.shape) for module in (dense, layer, row)]
+    assert shapes == [[24, 12], [24 // size, 12], [24, 12 // size]]
 
 
 @pytest.mark.verifies(COLUMN, ROW)

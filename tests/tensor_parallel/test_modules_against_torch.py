@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from tests.tensor_parallel.dense import fill
 from xtrain.comm import CommLedger
 from xtrain.model import XtrainConfig
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import SwiGLU
 
 WHOLE = {"input_layouts": Replicate(), "output_layouts": Replicate()}
 

@@ -1,38 +1,31 @@
 """The pieces of a ring against one all-gather or reduce-scatter: results and bytes."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.tensor_parallel import test_linear
 from tests.tensor_parallel.dense import (
+    ON_GROUPS,
     close,
     fill,
-    mine,
+    on_group,
     our_collectives,
     random_of,
-    sub_group,
 )
 from tests.tensor_parallel.test_blocks import compare, config_of
-from tests.tensor_parallel.test_linear import (
-    check_column_gradients,
-    check_row_gradients,
-    run_dense,
-)
-from xtrain.comm import CommLedger, Work, debug_checks
+from tests.tensor_parallel.test_linear import RING, layers_of_sequence
+from xtrain.comm import CommLedger, Work, debug_checks, ring_pass
 from xtrain.comm.p2p import post_all
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
     ParallelSwiGLU,
     RowParallelLinear,
     ring_all_gather_matmul,
-    ring_matmul,
     ring_matmul_reduce_scatter,
 )
 from xtrain.tensor_parallel.functions import column_linear, row_linear
@@ -40,48 +33,23 @@ from xtrain.tensor_parallel.functions import column_linear, row_linear
 COLUMN = "xtrain.tensor_parallel.ring_matmul:ring_all_gather_matmul"
 ROW = "xtrain.tensor_parallel.ring_matmul:ring_matmul_reduce_scatter"
 PARTS = [
-    "xtrain.tensor_parallel.ring_matmul:ring_pieces",
+    "xtrain.comm.ring_pass:RingPass",
     "xtrain.tensor_parallel.ring_matmul:ring_sum",
 ]
-RING = {"sequence_parallel": True, "overlap": "ring"}
 
 
-def against_dense(members=None) -> None:
-    group = sub_group(members) if members else None
-    if members and group is None:
-        return
+def against_dense(group) -> None:
     size = dist.get_world_size(group)
     for shape, bias in (((size,), False), ((3, size), True), ((1, 3 * size), False)):
         dense = fill(nn.Linear(2 * size, 3 * size, bias))
-        x, grad = random_of(3, *shape, 2 * size), random_of(4, *shape, 3 * size)
-        y, grad_x = run_dense(dense, x, grad)
-
-        column = ColumnParallelLinear.from_full(dense, group, **RING)
-        local = mine(x, -2, group).clone().requires_grad_()
-        out = column(local)
-        close(out, mine(y, -1, group), "column y")
-        out.backward(mine(grad, -1, group))
-        close(local.grad, mine(grad_x, -2, group), "column dX")
-        check_column_gradients(column, dense, group)
-
-        row = RowParallelLinear.from_full(dense, group, **RING)
-        local = mine(x, -1, group).clone().requires_grad_()
-        out = row(local)
-        close(out, mine(y, -2, group), "row y")
-        out.backward(mine(grad, -2, group))
-        close(local.grad, mine(grad_x, -1, group), "row dX")
-        check_row_gradients(row, dense, group)
+        rings = layers_of_sequence(dense, group, "ring")
+        test_linear.compare(dense, shape, group, rings)
 
 
 @pytest.mark.verifies(COLUMN, ROW, *PARTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_pieces_on_a_ring_make_the_whole_layer(world, size):
-    world(size).run(against_dense)
-
-
-@pytest.mark.verifies(COLUMN, ROW, *PARTS)
-def test_rings_keep_to_their_group(world):
-    world(4).run(against_dense, [3, 1])
+@ON_GROUPS
+def test_pieces_on_a_ring_make_the_whole_layer(world, size, members):
+    world(size).run(on_group, members, against_dense)
 
 
 def blocks() -> None:
@@ -144,33 +112,6 @@ def like_the_plain_form(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_rings_compute_what_the_plain_form_does(world, size, dtype):
     world(size).run(like_the_plain_form, dtype)
-
-
-def train(steps: int) -> None:
-    size = dist.get_world_size()
-    first, second = fill(nn.Linear(5, 4 * size)), fill(nn.Linear(4 * size, 5), 2)
-    whole = nn.Sequential(first, nn.Tanh(), second)
-    column = ColumnParallelLinear.from_full(first, **RING)
-    row = RowParallelLinear.from_full(second, **RING)
-    cut = nn.Sequential(column, nn.Tanh(), row)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (whole, cut)]
-    for step in range(steps):
-        x, target = random_of(10 + step, 3, 2 * size, 5), random_of(50, 3, 2 * size, 5)
-        for model, optimizer in zip((whole, cut), optimizers, strict=True):
-            part = partial(mine, dim=1) if model is cut else torch.clone
-            optimizer.zero_grad()
-            (model(part(x)) - part(target)).square().sum().backward()
-            optimizer.step()
-    close(column.weight, mine(first.weight, 0), "column weight")
-    close(column.bias, mine(first.bias, 0), "column bias")
-    close(row.weight, mine(second.weight, 1), "row weight")
-    close(row.bias, second.bias, "row bias")
-
-
-@pytest.mark.verifies(COLUMN, ROW)
-@pytest.mark.parametrize("size", [2, 3])
-def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size):
-    world(size).run(train, 3)
 
 
 @our_collectives()
@@ -237,13 +178,13 @@ def order_of_events() -> list[list[str]]:
     ):
         for phase in ("forward", "backward"):
             with Order() as order:
-                ring_matmul.post_all = order.post_all
+                ring_pass.post_all = order.post_all
                 if phase == "forward":
                     y = forward()
                 else:
                     y.sum().backward()
             seen.append(order.events)
-    ring_matmul.post_all = post_all
+    ring_pass.post_all = post_all
     return seen
 
 
@@ -273,10 +214,10 @@ def refusals() -> None:
         for dim in (2, -1, 3, -4):
             with pytest.raises(ValueError, match=f"dim={dim} is not a dim before"):
                 call(dim)
-    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+    with pytest.raises(ValueError, match="3 is not divisible by 2"):
         ring_matmul_reduce_scatter(x, weight, 1)
     row = RowParallelLinear(4, 6, **RING)
-    with pytest.raises(ValueError, match="3 cannot be cut evenly for 2 ranks"):
+    with pytest.raises(ValueError, match="3 is not divisible by 2"):
         row(x)
     with debug_checks(), pytest.raises(ValueError, match="one and the same legal call"):
         ring_all_gather_matmul(torch.ones(2 + rank, 2), [weight], 0)

@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401
 from xtrain.evidence.results import by_symbol
 from xtrain.evidence.store import Store
 from xtrain.testing import placement, plugin
-from xtrain.testing.placement import Machine
+from xtrain.testing.backend_choice import Machine
 
 CONFTEST = 'pytest_plugins = ["xtrain.testing.plugin"]'
 INI = """

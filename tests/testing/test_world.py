@@ -119,7 +119,7 @@ def test_spawned_ranks_do_the_same():
 
 def test_a_backend_of_ours_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(
-        sys.modules["xtrain.testing.placement"].LATE_BACKENDS,
+        sys.modules["xtrain.testing.backend_choice"].LATE_BACKENDS,
         "xtrain-socket",
         "xtrain.no_such_backends:register",
     )
@@ -140,7 +140,7 @@ def test_a_backend_of_ours_is_registered_by_name(monkeypatch, tmp_path):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(
-        sys.modules["xtrain.testing.placement"].LATE_BACKENDS,
+        sys.modules["xtrain.testing.backend_choice"].LATE_BACKENDS,
         "xtrain-shm",
         "fake_backend:register",
     )

@@ -33,7 +33,6 @@ from tests.comm.test_ring import (
     reduce_scatter_cases,
 )
 from xtrain.comm import CommLedger, message_rounds
-from xtrain.comm.rounds import one_round
 from xtrain.copying.forms import forms, header
 from xtrain.plan import collective_traffic
 
@@ -265,19 +264,9 @@ def prepared(name: str, numel: int, dtype) -> Callable[[], None]:
 
 
 def events_of(name: str, numel: int, dtype):
-    """What a ledger sees; messages that are posted in one batch are one round."""
-    run, post = prepared(name, numel, dtype), dist.batch_isend_irecv
-
-    def in_one_round(calls):
-        with one_round():
-            return post(calls)
-
-    dist.batch_isend_irecv = in_one_round
-    try:
-        with CommLedger() as ledger:
-            run()
-    finally:
-        dist.batch_isend_irecv = post
+    run = prepared(name, numel, dtype)
+    with CommLedger() as ledger:
+        run()
     return ledger.events
 
 

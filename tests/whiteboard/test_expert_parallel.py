@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.tensor_parallel.dense import random_of, sub_group
 from xtrain import expert_parallel as library
-from xtrain.expert_parallel.capacity import within_capacity
+from xtrain.expert_parallel.routing import within_capacity
 from xtrain.whiteboard.expert_parallel import (
     overlapped_all_to_all as overlapped_file,
 )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.whiteboard.test_rules import form_of
-from xtrain.copying.forms import forms, header
+from xtrain.copying.forms import check_file, forms, header
 from xtrain.copying.self_checks import harness
 
 FORMS = {n: path for n, path in forms().items() if path.parent.name != "schedules"}
@@ -31,8 +31,8 @@ there: the tests of their folders compare them."""
 
 
 def checks_of(name: str) -> ModuleType:
-    folder = FORMS[name].parent.name
-    return importlib.import_module(f"xtrain.copying.self_checks.{folder}")
+    stem = check_file(name).stem
+    return importlib.import_module(f"xtrain.copying.self_checks.{stem}")
 
 
 def cases(*sizes: int) -> list:
@@ -64,7 +64,7 @@ def checked(name: str, halves: bool = False) -> list[str]:
         raise AssertionError(f"{dtype}: {problem}") from None
     finally:
         torch.set_default_dtype(before)
-        harness.say, harness.Here.group = say, None
+        harness.say = say
     return said
 
 

@@ -18,8 +18,7 @@ from tests.tensor_parallel.test_blocks import config_of, heads_of
 from tests.tensor_parallel.test_cross_entropy import cases
 from xtrain.comm import CommLedger
 from xtrain.copying.forms import forms, header
-from xtrain.model.attention import Attention
-from xtrain.model.mlp import SwiGLU
+from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel.attention import key_replicas
 from xtrain.tensor_parallel.rope import apply_rotary, rope_cos_sin
 from xtrain.whiteboard.tensor_parallel.column_parallel_linear import (

@@ -31,10 +31,10 @@ from xtrain.backends.peer_monitor import PeerMonitor
 from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
 from xtrain.backends.swaps import Swaps
 from xtrain.backends.works import Finished, Pending
-from xtrain.comm.ledger import record
-from xtrain.comm.lost import PeersLost
+from xtrain.comm.transport_errors import PeersLost
 
 SMALL = 16  # elements; see `kept`
+Listener = Callable[[int, int], None]
 
 
 class CallRunner:
@@ -46,6 +46,10 @@ class CallRunner:
         monitor: says whether the group is broken.
         global_rank: the rank in the default group of a rank of this group.
         compares_calls: the ranks make sure that all are in the same call.
+
+    `on_collective_end` are functions to call with the bytes of tensors that a
+    collective has sent and received, once it has ended: those that are in the list when
+    the collective is issued.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class CallRunner:
         self.global_rank, self.compares_calls = global_rank, compares_calls
         self.closed = False
         self.calls = 0
+        self.on_collective_end: list[Listener] = []
         crowded = transport.size >= (os.cpu_count() or 1)
         self.post_seconds = CROWDED_POST_SECONDS if crowded else POST_SECONDS
         # torch's C++ may hold a work alone, and would wait forever on one whose Python
@@ -107,8 +112,9 @@ class CallRunner:
             check = fingerprint(name, detail, op, call.root, line, strict)
         flat_out = [flatten(tensor) for tensor in outputs]
         flat_in = [flatten(tensor) for tensor in inputs]
-        settle = record("collective", name, None, inputs or outputs)
-        running = self._checked(call, steps(check, *flat_out, *flat_in), settle)
+        running = self._checked(
+            call, steps(check, *flat_out, *flat_in), tuple(self.on_collective_end)
+        )
         for tensor, flat in zip(outputs, flat_out, strict=True):
             if not tensor.is_contiguous():
                 running = copy_back(running, tensor, flat)
@@ -130,7 +136,7 @@ class CallRunner:
         return work
 
     def _checked(
-        self, call: Call, steps: Steps, settle: Callable[[int, int], None] | None
+        self, call: Call, steps: Steps, listeners: tuple[Listener, ...]
     ) -> Steps:
         """Run steps; when the ranks turn out to be in different calls, say which."""
         transport = self.transport
@@ -155,8 +161,8 @@ class CallRunner:
             transport.in_call = False
         if transport.line_mismatch:
             self._swaps.note(call, transport.line_mismatch)
-        if settle is not None:
-            settle(transport.sent - sent, transport.received - received)
+        for listener in listeners:
+            listener(transport.sent - sent, transport.received - received)
 
     def check_ready(self, name: str, tensors: Sequence[Tensor]) -> None:
         """RuntimeError when this group has ended, ValueError for a foreign tensor."""

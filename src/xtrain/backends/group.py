@@ -78,6 +78,7 @@ class Group(dist.ProcessGroup):
             backend, rank, self._transport, self._progress, self._monitor,
             self._global_rank, self.compares_calls,
         )  # fmt: skip
+        self.on_collective_end = self._runner.on_collective_end
         # A process that ends in good order says so, as if it had destroyed the group.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
 

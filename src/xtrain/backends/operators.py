@@ -88,9 +88,8 @@ def _dispatched(
     finally:
         for mode in reversed(modes):
             _push_mode(mode)
-    if bottom.work is not None:
-        return bottom.work
-    # A mode has answered without running the operator: nothing was sent.
+    # A mode may have put a work of its own in place of bottom's, or have answered
+    # without running the operator.
     work = result[-1] if isinstance(result, (tuple, list)) else result
     return dist.Work.unbox(work)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from xtrain.backends.liveness import Peers
 from xtrain.backends.operation import Operation
-from xtrain.comm.lost import PeersLost
+from xtrain.comm.transport_errors import PeersLost
 
 
 class PeerMonitor:

@@ -9,7 +9,6 @@ from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_me
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.works import Pending
-from xtrain.comm.ledger import record
 
 
 def post_send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Work:
@@ -19,7 +18,6 @@ def post_send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Wo
     runner.check_peer("send", dst)
     flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     peer = runner.global_rank(dst)
-    record("send", "send", peer, [flat])
     call = Message("send", tensor, "dst", peer, call_site())
     steps = send_message(
         runner.transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
@@ -41,7 +39,6 @@ def post_receive(
     runner.check_ready("recv", tensors)
     buffer = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     names = [runner.global_rank(source) for source in sources]
-    record("recv", "recv", names[0] if len(names) == 1 else None, [buffer])
     posted = Receive(raw(buffer), tag, DTYPE_CODES[tensor.dtype])
     inboxes = [runner.transport.inbox[source] for source in sources]
     call = Message("recv", tensor, "src", names, call_site())

@@ -1,7 +1,7 @@
 """Measurements as a text table for the terminal."""
 
-from xtrain.bench.record import Measurement, Result
-from xtrain.bench.settings import Settings
+from xtrain.bench.race_record import ContestantResult, Measurement
+from xtrain.bench.sampling import Settings
 
 
 def measurement_lines(measurement: Measurement) -> list[str]:
@@ -35,7 +35,7 @@ def caveat_lines(measurement: Measurement, settings: Settings) -> list[str]:
     return [f"  rough: others used {load:.0%} of the machine meanwhile"]
 
 
-def _row(result: Result, measurement: Measurement) -> list[str]:
+def _row(result: ContestantResult, measurement: Measurement) -> list[str]:
     baseline = result is measurement.results[0]
     time = "-" if result.seconds is None else seconds_text(result.seconds)
     ratio = "-" if result.ratio is None else f"{result.ratio:.2f}x"
@@ -53,7 +53,7 @@ def _row(result: Result, measurement: Measurement) -> list[str]:
     ]
 
 
-def sent_text(result: Result) -> str:
+def sent_text(result: ContestantResult) -> str:
     """What a rank sends in one call, and how that is known."""
     if result.bytes_sent is not None:
         return f"{_span(result.bytes_sent)} = formula"
@@ -64,12 +64,12 @@ def sent_text(result: Result) -> str:
     return "-"
 
 
-def peak_text(result: Result) -> str:
+def peak_text(result: ContestantResult) -> str:
     """The most memory that any rank took."""
     return "-" if result.peak_bytes is None else bytes_text(max(result.peak_bytes))
 
 
-def goal_text(result: Result) -> str:
+def goal_text(result: ContestantResult) -> str:
     """The goal and whether it was met; empty without a goal."""
     if result.goal is None:
         return ""

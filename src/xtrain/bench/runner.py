@@ -12,7 +12,7 @@ when the last rank starts until the last rank ends. It is dropped when other
 processes used more of the machine than the limit meanwhile (`xtrain.bench.machine`);
 the rounds go on until enough samples are kept, or the most rounds are done.
 
-`contestant_checks`, `sampling` and `results` hold the three parts of it.
+`contestant_checks`, `sampling` and `measurement` hold the three parts of it.
 """
 
 import gc
@@ -25,18 +25,19 @@ import torch.distributed as dist
 
 from xtrain.bench import machine, memory
 from xtrain.bench.contestant_checks import check_contestants
+from xtrain.bench.measurement import RankResult, all_or_none, measurement_of
 from xtrain.bench.race import Case, Race
-from xtrain.bench.record import Measurement
-from xtrain.bench.results import RankResult, all_or_none, measurement_of
+from xtrain.bench.race_record import Measurement
 from xtrain.bench.sampling import (
     TICKS_PER_SAMPLE,
     Sample,
+    Settings,
     keep,
+    settings_for,
     take_sample,
     wait_for_quiet,
     warm_up,
 )
-from xtrain.bench.settings import Settings, settings_for
 from xtrain.testing import World
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xtrain.comm.deferred import stand_ins
+from xtrain.comm.deferred import deferral
 
 Sleep = Callable[[float], object]
 
@@ -45,7 +45,7 @@ class SleepingLayer(nn.Module):
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer sleeps B, too
         x = _PauseInBackward.apply(x, pause)
-        later, (weight,) = stand_ins(self.weight)
+        later, (weight,) = deferral(self.weight)
         if later is None:
             return x * _PauseInBackward.apply(weight, pause)
         return _Scale.apply(later, pause, x, weight)

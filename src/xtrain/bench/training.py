@@ -9,7 +9,7 @@ The loss of a rank in step k depends on the weights that k - 1 updates left on a
 ranks, so losses that agree say that gradients were averaged and weights updated alike.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain import backends
-from xtrain.bench.race import Case, Trial
+from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
 from xtrain.comm.mesh import timeout_of
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.plan import Traffic
@@ -47,6 +47,13 @@ class Shape:
     batch: int
     sequence: int
     kv_heads: int = KV_HEADS
+
+
+MiB = 2**20
+COMPUTE, SEND, SMALL = Shape(4, 4, 256), Shape(8, 1, 64), Shape(4, 1, 64)
+"""Much to compute, much to send, and little of both."""
+SIZES = {COMPUTE: 16 * MiB, SEND: 96 * MiB, SMALL: 2 * MiB}
+"""Bytes of all weights, and so of all gradients."""
 
 
 def group_on(backend: str) -> ProcessGroup:
@@ -138,3 +145,29 @@ def sum_of(parts: Iterable[Traffic]) -> Traffic:
 def adamw(model: nn.Module) -> Optimizer:
     """torch's fused AdamW over all parameters."""
     return torch.optim.AdamW(model.parameters(), **OPTIONS)
+
+
+def step_race(
+    name: str,
+    title: str,
+    shape: Shape,
+    sides: tuple[Contestant, ...],
+    goals: Mapping[str, float | None],
+) -> Race:
+    """A race of training steps of one shape."""
+    size = SIZES[shape]
+    return Race(
+        name,
+        title,
+        sides,
+        sizes=(size,),
+        tolerance=TOLERANCE,
+        checked_calls=CHECKED,
+        memory=shape is SEND,
+        goals=tuple(
+            Goal(who, ratio, size, ranks)
+            for who, ratio in goals.items()
+            if ratio is not None
+            for ranks in (2, 4)
+        ),
+    )

@@ -12,7 +12,6 @@ from xtrain.comm.all_to_all import (
     exchange_split_sizes,
 )
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import prefer_direct_on_gloo
 from xtrain.comm.collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -23,7 +22,7 @@ from xtrain.comm.collectives import (
     reduce_scatter_single,
     reduce_scatter_tensor,
 )
-from xtrain.comm.debug_checks import debug_checks, install_checks
+from xtrain.comm.debug_checks import debug_checks
 from xtrain.comm.hierarchical import hierarchical_all_reduce
 from xtrain.comm.ledger import CommLedger
 from xtrain.comm.mesh import axis_ranks, init_mesh, mesh_coordinates
@@ -49,9 +48,6 @@ from xtrain.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatt
 from xtrain.comm.rooted import broadcast, broadcast_naive, gather, reduce, scatter
 from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
 from xtrain.comm.work import Work
-
-install_checks()  # before anybody can call anything of this package
-prefer_direct_on_gloo()
 
 Handle = Work  # what it was called when only all-to-all returned one
 

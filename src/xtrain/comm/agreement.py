@@ -1,4 +1,4 @@
-"""Questions that all ranks answer together: a mistake is an error on every rank.
+"""Agreement of all ranks: a mistake on one rank is an error on every rank.
 
     rank 0   options, tensors, what is wrong here --+
     rank 1   options, tensors, what is wrong here --+--> all-gather --> the same verdict
@@ -91,7 +91,7 @@ def raising_everywhere(
     kind, problem, cause = -1, None, None
     try:
         yield
-    except Exception as error:  # whatever it is, the others must hear of it
+    except Exception as error:  # of any kind: all ranks must raise
         fits = [n for n, known in enumerate(errors) if isinstance(error, known)]
         kind, cause = (fits or [len(errors) - 1])[0], error
         expected = isinstance(error, (*errors, OSError))
@@ -110,7 +110,7 @@ def with_ranks(
     """Each problem once, after the ranks that have it unless all have the same.
 
     A problem that begins with ranks stands as it is: they have been named within
-    another group. Of many problems the first are told, and how many more there are.
+    another group. Of many problems the first ones are given, and the number of others.
 
     Args:
         ranks: how they are named: their global ranks.
@@ -121,14 +121,14 @@ def with_ranks(
             found.setdefault(problem, []).append(rank)
     if list(map(len, found.values())) == [len(problems)]:
         return shortened(next(iter(found)))
-    told = [
+    texts = [
         problem if WITH_RANKS.match(problem) else f"{named_ranks(who)}: {problem}"
         for problem, who in found.items()
     ]
-    text, room = told[0], LIMIT - len("; 1000000 more")
-    for n, problem in enumerate(told[1:], 1):
+    text, room = texts[0], LIMIT - len("; 1000000 more")
+    for n, problem in enumerate(texts[1:], 1):
         if len(f"{text}; {problem}") > room:
-            return f"{shortened(text, room)}; {len(told) - n} more"
+            return f"{shortened(text, room)}; {len(texts) - n} more"
         text += f"; {problem}"
     return shortened(text)
 
@@ -166,7 +166,7 @@ def shortened(text: str, limit: int = LIMIT) -> str:
 
 
 def global_ranks(group: ProcessGroup | None) -> list[int]:
-    """The ranks of a group, as all groups know them."""
+    """The global ranks of a group."""
     if is_alone(group):
         return [0]
     return dist.get_process_group_ranks(group_or_world(group))
@@ -176,7 +176,7 @@ def text_of(error: BaseException) -> str:
     """What an error prints as, also if that fails."""
     try:
         return str(error)
-    except Exception as broken:  # others must hear of it all the same
+    except Exception as broken:  # all ranks must raise all the same
         return f"an error whose text raises {type(broken).__name__}"
 
 
@@ -223,7 +223,7 @@ def as_text(value: object) -> str:
 
 
 def problem_of(*checks: Callable[[], None]) -> str | None:
-    """What the first check that fails says, for `check_same` to tell all ranks.
+    """The message of the first check that fails, for `check_same`.
 
     Any error counts: a rank that raised alone would leave the others waiting.
     """
@@ -232,6 +232,6 @@ def problem_of(*checks: Callable[[], None]) -> str | None:
             check()
         except ValueError as error:
             return str(error)
-        except Exception as error:  # whatever it is, the others must hear of it
+        except Exception as error:  # of any kind: all ranks must raise
             return f"{type(error).__name__}: {error}"
     return None

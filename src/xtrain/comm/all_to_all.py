@@ -5,7 +5,7 @@
     rank 2: g h i        rank 2: c f i
 
 Pieces may have different sizes, empty ones included, as in expert parallelism. A
-receiver must know what it will get: `exchange_split_sizes` tells it, by an all-to-all
+receiver needs the sizes first: `exchange_split_sizes` sends them, by an all-to-all
 of N integers. Each rank sends everything but its own piece, (N-1)/N of its input when
 pieces are equal.
 """
@@ -14,13 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import (
-    check_call,
-    message_device,
-    rank_and_size,
-    refuse,
-    shape_of,
-)
+from xtrain.comm.calls import check_call, refuse
+from xtrain.comm.checks import message_device, rank_and_size, shape_of
 from xtrain.comm.p2p import post_all
 from xtrain.comm.work import Work
 
@@ -53,20 +48,20 @@ def all_to_all_async(
         ],
     )  # fmt: skip
     outgoing = [t.detach().contiguous() for t in inputs]
-    landings = [t.detach().contiguous() for t in outputs]
+    buffers = [t.detach().contiguous() for t in outputs]
     # Everyone begins with the next rank, so no receiver is met by all at once.
     order = [(rank + step) % size for step in range(1, size)]
     works = post_all(
         [(outgoing[peer], peer) for peer in order],
-        [(landings[peer], peer) for peer in order],
+        [(buffers[peer], peer) for peer in order],
         group,
     )
-    landings[rank].copy_(outgoing[rank])  # while the messages travel
+    buffers[rank].copy_(outgoing[rank])  # while the messages travel
 
     def finish() -> None:
-        for output, landing in zip(outputs, landings, strict=True):
+        for output, buffer in zip(outputs, buffers, strict=True):
             if not output.is_contiguous():
-                output.detach().copy_(landing)
+                output.detach().copy_(buffer)
 
     return Work(works, finish, keep=outgoing)
 
@@ -107,15 +102,15 @@ def all_to_all_single_async(
         problems.append(f"rows differ: {list(input.shape)} and {list(output.shape)}")
     rules = [(False, problem) for problem in problems]
     check_call("all_to_all_single", group, output, input, rules=rules, compare=())
-    landing = output.detach().contiguous()
+    buffer = output.detach().contiguous()
     work = all_to_all_async(
-        list(landing.split(_splits(output, output_split_sizes, size))),
+        list(buffer.split(_splits(output, output_split_sizes, size))),
         list(input.detach().split(_splits(input, input_split_sizes, size))),
         group,
     )
     if output.is_contiguous():
         return work
-    return Work([work], lambda: output.detach().copy_(landing))
+    return Work([work], lambda: output.detach().copy_(buffer))
 
 
 def exchange_split_sizes(

@@ -1,4 +1,4 @@
-"""What `torch.autocast` does to tensors that it does not know the functions of."""
+"""`torch.autocast` for functions that are not in its lists."""
 
 import torch
 from torch import Tensor

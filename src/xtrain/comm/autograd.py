@@ -236,7 +236,7 @@ def slice_of(x: Tensor, dim: int, group: ProcessGroup | None = None) -> Tensor:
 def check_divides(what: str, length: int, size: int) -> None:
     """ValueError unless `size` ranks can hold equal slices."""
     if length % size:
-        raise ValueError(f"{what}: {length} cannot be cut evenly for {size} ranks")
+        raise ValueError(f"{what}: {length} is not divisible by {size}")
 
 
 def all_reduce_async(x: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Work]:

@@ -84,7 +84,6 @@ DIRECT = Collectives(
     all_to_all_single_async,
 )
 CHOICES = {choice.name: choice for choice in (TORCH, RING, DIRECT)}
-FOR_GLOO: list[Collectives] = []  # DIRECT, once xtrain.comm is imported
 
 
 def collectives_named(name: str) -> Collectives:
@@ -94,22 +93,13 @@ def collectives_named(name: str) -> Collectives:
     return CHOICES[name]
 
 
-def prefer_direct_on_gloo() -> None:
-    """Have `default_collectives` return DIRECT on gloo.
-
-    Called when `xtrain.comm` is imported. A copy of what uses `default_collectives` is
-    shorter without DIRECT, and has torch's everywhere.
-    """
-    FOR_GLOO[:] = [DIRECT]
-
-
 def default_collectives(
     group: ProcessGroup | None, device: torch.device
 ) -> Collectives:
-    """Whose collectives sharded training uses unless told: torch's, on gloo DIRECT.
+    """The default collectives of sharded training: torch's, and DIRECT on gloo.
 
     gloo has no reduce-scatter of its own: it runs a whole all-reduce and keeps a piece,
     which is twice the bytes.
     """
     on_gloo = "cpu:gloo" in dist.get_backend_config(group)
-    return FOR_GLOO[0] if FOR_GLOO and on_gloo and device.type == "cpu" else TORCH
+    return DIRECT if on_gloo and device.type == "cpu" else TORCH

@@ -1,6 +1,6 @@
 """The collectives of torch.distributed without a root, from send and receive alone.
 
-Each takes the arguments of its torch twin and leaves the same result.
+Each takes the arguments of torch's function of that name and has the same result.
 
     all_reduce       all have a part    -> all have the sum       tree or ring, by size
     all_gather       all have a piece   -> all have all pieces    ring
@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import (
-    check_call,
-    message_device,
-    rank_and_size,
-    run_checks,
-    shape_of,
-)
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import message_device, rank_and_size, shape_of
 from xtrain.comm.p2p import ring_shift
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 from xtrain.comm.ring import (
@@ -41,8 +36,7 @@ def all_reduce(
 
     A small tensor takes the tree (few steps), a large one the ring (least volume).
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "all_reduce", group, [tensor], op=op)
+    _, size = check_call("all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     if flat.nbytes <= TREE_MAX_BYTES:
         tree_reduce(flat, 0, op, group)
@@ -77,14 +71,14 @@ def all_gather(
             ),
         ],
     )  # fmt: skip
-    landings = [t.detach().contiguous() for t in tensor_list]
-    landings[rank].copy_(tensor.detach())
+    buffers = [t.detach().contiguous() for t in tensor_list]
+    buffers[rank].copy_(tensor.detach())
     for step in range(size - 1):
         send_piece, recv_piece = (rank - step) % size, (rank - 1 - step) % size
-        ring_shift(landings[send_piece], landings[recv_piece], group=group)
-    for output, landing in zip(tensor_list, landings, strict=True):
+        ring_shift(buffers[send_piece], buffers[recv_piece], group=group)
+    for output, buffer in zip(tensor_list, buffers, strict=True):
         if not output.is_contiguous():
-            output.detach().copy_(landing)
+            output.detach().copy_(buffer)
 
 
 def all_gather_into_tensor(
@@ -145,16 +139,13 @@ reduce_scatter_single = reduce_scatter_tensor
 def barrier(group: ProcessGroup | None = None) -> None:
     """Return when every rank has called it (dissemination barrier: ceil(log2 N) steps).
 
-    In step k a rank hears from the one 2^k behind it, which by then has heard from all
-    2^k - 1 before that one; after the last step everyone has heard from everyone.
+    In step k a rank receives from the one 2^k before it, which by then depends on the
+    2^k - 1 before that one; after the last step every rank depends on every other.
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "barrier", group, [])
-    token, landing = torch.zeros(
-        2, 1, dtype=torch.float32, device=message_device(group)
-    )
+    _, size = check_call("barrier", group)
+    token, buffer = torch.zeros(2, 1, dtype=torch.float32, device=message_device(group))
     distance = 1
     while distance < size:
-        ring_shift(token, landing, shift=distance, group=group)
+        ring_shift(token, buffer, shift=distance, group=group)
         distance *= 2
-    landing.cpu()  # a GPU has queued the messages; this waits until they are here
+    buffer.cpu()  # a GPU has queued the messages; this waits until they are here

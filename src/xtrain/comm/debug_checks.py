@@ -1,8 +1,8 @@
 """Compare every rank's call before it runs.
 
-`checks` refuses what one rank can see alone. That rank 0 passes 4 elements and rank 1
-passes 5 takes a question to the others, asked before every call while `debug_checks()`
-is on, at the price of one small exchange:
+`local_checks` refuses what one rank can see alone. That rank 0 passes 4 elements and
+rank 1 passes 5 takes a question to the others, asked before every call while
+`debug_checks()` is on, at the price of one small exchange:
 
     with debug_checks():              # or the environment variable XTRAIN_DEBUG=1
         ring_all_reduce(tensor)       # ValueError on every rank, with every rank's call
@@ -12,8 +12,8 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,51 +21,37 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import describe
-from xtrain.comm.call_agreement import check_same_on
-from xtrain.comm.checks import CHECKS, group_or_world
-from xtrain.comm.local_checks import (
-    LOCAL_CHECKS,
-    MISSING,
-    Call,
-    check_collective,
-    dtype_name,
-    local_problem,
-)
+from xtrain.comm.call_agreement import check_same_on, uncounted
+from xtrain.comm.checks import group_or_world
+from xtrain.comm.local_checks import MISSING, CollectiveCall, dtype_name
 from xtrain.comm.reduce_op import op_name
-from xtrain.comm.rounds import paused
+
+_on = os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0")
+_comparing: ContextVar[bool] = ContextVar("comparing", default=_on)
+
+
+def comparing() -> bool:
+    """Whether `debug_checks` are on for this rank."""
+    return _comparing.get()
 
 
 @contextmanager
 def debug_checks(enabled: bool = True) -> Iterator[None]:
     """Compare every call of an `xtrain.comm` collective across ranks before it runs."""
-    before = CHECKS["collective"] is compare_across_ranks
-    _switch(enabled)
+    before = _comparing.set(enabled)
     try:
         yield
     finally:
-        _switch(before)
+        _comparing.reset(before)
 
 
-def _switch(on: bool) -> None:
-    CHECKS["collective"] = compare_across_ranks if on else check_collective
-    CHECKS["values"] = compare_values if on else _nothing
-
-
-def install_checks() -> None:
-    """Have all calls checked by this rank's rules, or as XTRAIN_DEBUG says."""
-    CHECKS.update(LOCAL_CHECKS)
-    _switch(os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0"))
-
-
-def _nothing(*_: Any) -> None:
-    """What costs an exchange is not asked."""
-
-
-def compare_values(
+def check_same_values(
     what: str, groups: Sequence[ProcessGroup], tensors: Mapping[str, Tensor | None]
 ) -> None:
-    """ValueError on every rank of these axes unless all have the same elements."""
-    check_same_on(what, groups, {n: contents(t) for n, t in tensors.items()})
+    """Under `debug_checks`, ValueError on every rank of these axes unless all have the
+    same elements; else no question is asked."""
+    if comparing():
+        check_same_on(what, groups, {n: contents(t) for n, t in tensors.items()})
 
 
 def contents(tensor: Tensor | None) -> str:
@@ -78,7 +64,7 @@ def contents(tensor: Tensor | None) -> str:
 
 @dataclass(slots=True)
 class Report:
-    """What one rank tells the others about its call; shapes are keyed by group rank."""
+    """One rank's call as the others see it; shapes are keyed by group rank."""
 
     global_rank: int
     what: str
@@ -87,19 +73,18 @@ class Report:
     receives: dict[int, list[int]] = field(default_factory=dict)
 
 
-def compare_across_ranks(*arguments: Any, **more: Any) -> None:
+def compare_across_ranks(call: CollectiveCall, problem: str | None) -> None:
     """ValueError on every rank unless all make the same call and none has a problem.
 
-    Over two groups, the axes of a mesh, every rank of the mesh hears of every other.
+    Over two groups, the axes of a mesh, every rank of the mesh gets every report.
     """
-    call = Call(*arguments, **more)
-    reports = [report_of(call, local_problem(call))]
+    reports = [report_of(call, problem)]
     axes = [call.group] + [call.other_group] * (call.other_group is not None)
     for group in axes:
         size = group_or_world(group).size()
         gathered: list[list[Report]] = [[] for _ in range(size)]
         if size > 1:
-            with paused():
+            with uncounted():
                 dist.all_gather_object(gathered, reports, group=group)
             reports = [report for part in gathered for report in part]
     same = len({report.what for report in reports}) == 1
@@ -116,8 +101,8 @@ def compare_across_ranks(*arguments: Any, **more: Any) -> None:
     )
 
 
-def report_of(call: Call, problem: str | None) -> Report:
-    """This rank's report; of a call with a problem nothing but that is told."""
+def report_of(call: CollectiveCall, problem: str | None) -> Report:
+    """This rank's report; of a call with a problem it holds the problem alone."""
     if problem is not None:
         return Report(dist.get_rank(), call.name, problem)
     compare = call.compare

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import are_contiguous, check_call, holds_all
-from xtrain.comm.lost import naming_peers
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import are_contiguous, holds_all
 from xtrain.comm.p2p import post_all
 from xtrain.comm.reduce_op import reduce_into
+from xtrain.comm.transport_errors import naming_peers
 from xtrain.comm.work import Work
 
-TAG = 3  # messages of the program's own may travel meanwhile; theirs is 0 unless said
+TAG = 3  # the program's own messages, under way meanwhile, have tag 0 by default
 
 
 def direct_all_gather(

@@ -20,8 +20,11 @@ class Event:
     nbytes: int | None
     """Bytes this rank sent (for a receive: received) for it; None if only the backend
     knows."""
-    round: int
-    """Calls of one round were issued together, before any of them was waited for."""
+    number: int
+    """How many calls this rank had recorded before."""
+    done: int | None = None
+    """Of a message: how many calls this rank had recorded when it had waited for it;
+    None as long as it has not."""
     values: tuple[float, ...] | None = None
     """The values sent, where the ledger keeps them."""
     received: int | None = None

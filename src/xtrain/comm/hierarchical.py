@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.nn.functional import pad
 
-from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.reduce_op import divide_if_average
 from xtrain.comm.ring import all_gather_chunks, reduce_scatter_chunks
 

@@ -15,20 +15,21 @@ with its payload and `nbytes` None: what it sends shows only in `wire_bytes`.
 `message_rounds` puts the ledgers of all ranks together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xtrain.comm.call_agreement import is_counted
 from xtrain.comm.events import Event
-from xtrain.comm.rounds import COUNTERS, Round, paused
+from xtrain.comm.watched_work import WatchedWork
 from xtrain.comm.wire_bytes import bytes_sent_since, tcp_bytes_sent
 
-COUNTERS[:] = [Round]  # algorithms state what they issue together: count it
 MAX_VALUES = 64  # a ledger that keeps values keeps at most this many per message
 
 
@@ -42,16 +43,14 @@ class CommLedger(TorchDispatchMode):
     Attributes: `bytes_sent`, `bytes_received`, `messages` (sends), `events` (a list of
     `Event` in issue order), `wire_bytes` (bytes this process's TCP sockets sent while
     the ledger was open, the backend's headers included, TCP/IP headers and what TCP had
-    to send again not; None where the system does not tell: everywhere but Linux).
+    retransmissions not; None except on Linux, which counts them).
     """
-
-    _open: ClassVar[list["CommLedger"]] = []
-    _dispatching = 0
 
     def __init__(self, values: bool = False):
         super().__init__()
         self.keep_values = values
         self.events: list[Event] = []
+        self._under_way: dict[int, WatchedWork] = {}  # messages, by number
         self._wire_start: dict[int, int] | None = None
         self._wire_end: int | None = None
 
@@ -77,12 +76,10 @@ class CommLedger(TorchDispatchMode):
     def __enter__(self) -> Self:
         self._wire_start = tcp_bytes_sent()
         self._wire_end = None
-        CommLedger._open.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        CommLedger._open.remove(self)
         if self._wire_start is not None:
             self._wire_end = bytes_sent_since(self._wire_start)
         super().__exit__(*exc)
@@ -95,29 +92,44 @@ class CommLedger(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        namespace = func.namespace
+        namespace, event = func.namespace, None
         if namespace == "c10d" or namespace.startswith("_c10d_functional"):
             # An outer ledger gets its turn when the call below reaches its mode.
-            self._record_call(func.name().split("::")[1].split(".")[0], args)
-        CommLedger._dispatching += namespace != "aten"
-        try:
+            event = self._record_call(func.name().split("::")[1].split(".")[0], args)
+        if event is None:
             return func(*args, **(kwargs or {}))
-        finally:
-            CommLedger._dispatching -= namespace != "aten"
+        if event.kind == "collective":
+            with _bytes_filled_in(self.events, _group_of(func, args)):
+                return func(*args, **(kwargs or {}))
+        return self._watched(event, func(*args, **(kwargs or {})))
 
-    def _record_call(self, op: str, args: Any) -> None:
+    def _watched(self, event: Event, boxed: Any) -> Any:
+        """The work of a message; when it was waited for, its event learns of it."""
+        work: dist.Work | None = dist.Work.unbox(boxed)
+        number = event.number
+
+        def note() -> None:
+            self._under_way.pop(number, None)
+            if self.events[number : number + 1] == [event]:  # for the first time
+                self.events[number] = replace(event, done=len(self.events))
+
+        if work is None:  # of a call that is part of a batch
+            return boxed
+        # Kept here: torch's C++ holds a work without its Python half.
+        self._under_way[number] = watched = WatchedWork(work, note)
+        return watched.boxed()
+
+    def _record_call(self, op: str, args: Any) -> Event | None:
         if op in ("wait_tensor", "_wrap_tensor_autograd"):  # these move nothing
-            return
+            return None
         tensors = [t for arg in args for t in _tensors(arg)]
         payload = sum(t.numel() * t.element_size() for t in _tensors(args[0]))
-        if op == "send":
-            self._add("send", "send", _global_rank(args[1], args[2]), payload, tensors)
-        elif op == "recv_":
-            self._add("recv", "recv", _global_rank(args[1], args[2]), payload, tensors)
-        elif op == "recv_any_source_":
-            self._add("recv", "recv", None, payload, tensors)
-        else:
-            self._add("collective", op.rstrip("_"), None, payload, tensors)
+        if op in ("send", "recv_"):
+            peer = _global_rank(args[1], args[2])
+            return self._add(op.rstrip("_"), op.rstrip("_"), peer, payload, tensors)
+        if op == "recv_any_source_":
+            return self._add("recv", "recv", None, payload, tensors)
+        return self._add("collective", op.rstrip("_"), None, payload, tensors)
 
     def _add(
         self,
@@ -126,50 +138,55 @@ class CommLedger(TorchDispatchMode):
         peer: int | None,
         payload: int,
         tensors: list[Tensor],
-    ) -> None:
-        if paused.depth:
-            return
-        with Round() as number:  # of its own, unless one is open
-            pass
+    ) -> Event | None:
+        if not is_counted():
+            return None
         values = None
         if self.keep_values and kind == "send":
             flat = torch.cat([t.detach().reshape(-1) for t in tensors])
             if flat.numel() <= MAX_VALUES:
                 values = tuple(flat.tolist())
         nbytes = None if kind == "collective" else payload
-        rank = dist.get_rank()
-        event = Event(rank, kind, op, peer, payload, nbytes, number, values)
+        rank, number = dist.get_rank(), len(self.events)
+        event = Event(rank, kind, op, peer, payload, nbytes, number, values=values)
         self.events.append(event)
+        return event
 
 
-def record(
-    kind: str, op: str, peer: int | None, tensors: Sequence[Tensor]
-) -> Callable[[int, int], None] | None:
-    """Tell every open ledger of a call that does not pass torch's dispatcher.
+@contextmanager
+def _bytes_filled_in(events: list[Event], group: Any) -> Iterator[None]:
+    """Have the last event get what the collectives issued in here send and receive.
 
-    A `torch.distributed` backend written in Python calls this for each of its calls,
-    and for a collective calls what it returns, when that has ended, with the bytes
-    sent and received. Returns None when no ledger is open.
+    A backend of ours calls the functions in `on_collective_end` of its
+    group when a collective that was issued meanwhile has ended.
     """
-    if not CommLedger._open or paused.depth:
-        return None
-    payload = sum(t.numel() * t.element_size() for t in tensors)
-    places = []
-    for ledger in CommLedger._open:
-        if not CommLedger._dispatching:  # or the event is there already
-            ledger._add(kind, op, peer, payload, list(tensors))
-        places.append((ledger.events, len(ledger.events) - 1))
+    listeners = getattr(group, "on_collective_end", None)
+    if listeners is None:
+        yield
+        return
+    place = len(events) - 1
 
     def settle(sent: int, received: int) -> None:
-        for events, place in places:  # several calls may be parts of one event
-            event = events[place]
-            events[place] = replace(
-                event,
-                nbytes=(event.nbytes or 0) + sent,
-                received=(event.received or 0) + received,
-            )
+        event = events[place]  # several collectives may be parts of one event
+        events[place] = replace(
+            event,
+            nbytes=(event.nbytes or 0) + sent,
+            received=(event.received or 0) + received,
+        )
 
-    return settle
+    listeners.append(settle)
+    try:
+        yield
+    finally:
+        listeners.remove(settle)
+
+
+def _group_of(func: Any, args: Any) -> Any:
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False))
+    if "process_group" in given:
+        return dist.ProcessGroup.unbox(given["process_group"])
+    return dist.distributed_c10d._resolve_process_group(given["group_name"])
 
 
 def _tensors(argument: Any) -> list[Tensor]:

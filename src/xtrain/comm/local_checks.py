@@ -5,7 +5,7 @@ What one rank cannot see alone (rank 0 passes 4 elements, rank 1 passes 5) takes
 question to the others, and `xtrain.comm.debug_checks` asks it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ MISSING: Any = object()  # None is what a caller may pass by mistake
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """A collective call of this rank: what is asked of it, and compared between ranks.
 
     All tensors are of one dtype, on one device that the backend serves; `op` fits the
@@ -45,14 +45,6 @@ class Call:
     other_group: ProcessGroup | None = None
 
 
-def check_collective(*call: Any, **more: Any) -> None:
-    """ValueError for what this rank can see wrong with a collective call."""
-    known = Call(*call, **more)
-    problem = local_problem(known)
-    if problem is not None:
-        raise ValueError(f"{known.name}: {problem}")
-
-
 def check_tensor(
     name: str,
     tensor: Tensor,
@@ -61,7 +53,9 @@ def check_tensor(
     written: bool = False,
 ) -> None:
     """ValueError for a tensor that cannot be sent, or received into."""
-    problem = local_problem(Call(name, group, [tensor], written=[tensor] * written))
+    problem = local_problem(
+        CollectiveCall(name, group, [tensor], written=[tensor] * written)
+    )
     if problem is None and contiguous and not tensor.is_contiguous():
         problem = (
             f"needs a contiguous tensor, got shape {list(tensor.shape)} with "
@@ -114,19 +108,11 @@ def check_peer(
         raise ValueError(f"group_{name}={group_rank} is not in 0..{size - 1}")
 
 
-LOCAL_CHECKS: dict[str, Callable[..., None]] = {
-    "collective": check_collective,
-    "tensor": check_tensor,
-    "messages": check_messages,
-    "peer": check_peer,
-}
-
-
 def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def local_problem(call: Call) -> str | None:
+def local_problem(call: CollectiveCall) -> str | None:
     """What this rank can see wrong with its call, or None; it must be a member."""
     rank_and_size(call.group)
     problem = _problem_of_tensors(call.tensors, call.group)
@@ -139,7 +125,7 @@ def local_problem(call: Call) -> str | None:
     return problem
 
 
-def _written(call: Call) -> Sequence[Tensor]:
+def _written(call: CollectiveCall) -> Sequence[Tensor]:
     if call.written is not None:
         return call.written
     if call.sends or call.receives:

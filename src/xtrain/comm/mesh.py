@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from xtrain.comm.call_agreement import reduce_question
 from xtrain.comm.checks import group_or_world, message_device
-from xtrain.comm.rounds import paused
 
 REPLICA_AXES = ("data", "expert_data")
 """Axes whose ranks hold the same parameters and bring other batches."""
@@ -79,7 +79,7 @@ def groups_along(
 
 
 def timeout_of(group: ProcessGroup | None) -> timedelta | None:
-    """How long a call in this group waits; None if its backend does not tell."""
+    """The timeout of a call in this group; None if its backend has no such option."""
     group = group_or_world(group)
     options = getattr(group._get_backend(message_device(group)), "options", None)
     return getattr(options, "_timeout", None)
@@ -117,9 +117,8 @@ def group_of_members(
     """
     held = len(dist.distributed_c10d._world.pg_names)
     counts = torch.tensor([held, -held], device=message_device(parts[0]))
-    with paused():
-        for part in parts:
-            dist.all_reduce(counts, dist.ReduceOp.MAX, group=part)
+    for part in parts:
+        reduce_question(counts, part, dist.ReduceOp.MAX)
     most, least = counts.tolist()
     if most != -least:
         raise ValueError(
@@ -180,9 +179,9 @@ def set_mesh(module: nn.Module, mesh: DeviceMesh | None) -> None:
 
 
 def mesh_of(held: nn.Module | Iterable[Tensor]) -> DeviceMesh | None:
-    """The mesh of a module, or of parameters; None if it was told of none.
+    """The mesh of a module, or of parameters; None without `set_mesh`.
 
-    An optimizer gets parameters alone, so each of them knows its mesh too. ValueError
+    An optimizer gets parameters alone, so `set_mesh` marks each of them. ValueError
     for parts of several meshes.
     """
     parts: list[nn.Module | Tensor]

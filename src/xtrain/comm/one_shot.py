@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.calls import check_call
 from xtrain.comm.reduce_op import reduce_into
 
 
@@ -26,8 +26,7 @@ def one_shot_all_reduce(
 
     All ranks add in rank order, so all get the same bits. fp16 and bf16 add in fp32.
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "one_shot_all_reduce", group, [tensor], op=op)
+    _, size = check_call("one_shot_all_reduce", group, tensor, op=op)
     copies = tensor.detach().reshape(-1).expand(size, -1).contiguous()
     theirs = torch.empty_like(copies)
     dist.all_to_all_single(theirs, copies, group=group)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import group_or_world, rank_and_size, run_checks
-from xtrain.comm.rounds import one_round
+from xtrain.comm.checks import group_or_world, rank_and_size
+from xtrain.comm.local_checks import check_messages, check_peer, check_tensor
 
 
 def send(
@@ -41,15 +41,15 @@ def recv(
 ) -> int:
     """Receive into `tensor` (any strides); returns the sender's global rank."""
     peer = group_rank_of("src", src, group_src, group)
-    run_checks("tensor", "recv", tensor, group, written=True)
-    landing = (
+    check_tensor("recv", tensor, group, written=True)
+    buffer = (
         tensor
         if tensor.is_contiguous()
         else torch.empty_like(tensor, memory_format=torch.contiguous_format)
     )
-    irecv(landing, group=group, tag=tag, group_src=peer).wait()
-    if landing is not tensor:
-        tensor.copy_(landing)
+    irecv(buffer, group=group, tag=tag, group_src=peer).wait()
+    if buffer is not tensor:
+        tensor.copy_(buffer)
     return dist.get_global_rank(group_or_world(group), peer)
 
 
@@ -62,7 +62,7 @@ def isend(
 ) -> dist.Work:
     """Start sending; do not touch `tensor` before `.wait()` of the result returned."""
     peer = group_rank_of("dst", dst, group_dst, group)
-    run_checks("tensor", "isend", tensor, group)
+    check_tensor("isend", tensor, group)
     refuse_itself("isend", peer, group)
     return group_or_world(group).send([tensor.detach().contiguous()], peer, tag)
 
@@ -79,7 +79,7 @@ def irecv(
     It must be contiguous; `recv` takes any strides.
     """
     peer = group_rank_of("src", src, group_src, group)
-    run_checks("tensor", "irecv", tensor, group, contiguous=True)
+    check_tensor("irecv", tensor, group, contiguous=True)
     refuse_itself("irecv", peer, group)
     return group_or_world(group).recv([tensor.detach()], peer, tag)
 
@@ -113,11 +113,11 @@ def exchange_all(
     What a rank sends to itself is copied.
     """
     me, _ = rank_and_size(group)
-    run_checks("messages", "exchange", sends, recvs, group)
+    check_messages("exchange", sends, recvs, group)
     own_sends = [t.detach() for t, peer in sends if peer == me]
     own_recvs = [t.detach() for t, peer in recvs if peer == me]
-    for landing, tensor in zip(own_recvs, own_sends, strict=True):
-        landing.copy_(tensor)
+    for buffer, tensor in zip(own_recvs, own_sends, strict=True):
+        buffer.copy_(tensor)
     sends = [(t, peer) for t, peer in sends if peer != me]
     recvs = [(t, peer) for t, peer in recvs if peer != me]
     wait_all(post_all(sends, recvs, group))
@@ -131,22 +131,21 @@ def post_all(
 ) -> list[dist.Work]:
     """Post messages (contiguous tensor, group rank of another), to be waited for.
 
-    Empty tensors send no message. NCCL knows no tags.
+    Empty tensors send no message. NCCL ignores tags.
     """
     group = group_or_world(group)
     recvs = [(t, peer) for t, peer in recvs if t.numel() > 0]
     sends = [(t, peer) for t, peer in sends if t.numel() > 0]
     if not sends and not recvs:
         return []
-    with one_round():
-        if batches(group, (recvs or sends)[0][0].device):
-            post = partial(dist.P2POp, group=group, tag=tag)
-            calls = [post(dist.irecv, t, group_peer=peer) for t, peer in recvs]
-            calls += [post(dist.isend, t, group_peer=peer) for t, peer in sends]
-            return dist.batch_isend_irecv(calls)
-        # Receives first: a message that finds its receive posted is not held up.
-        works = [group.recv([tensor], peer, tag) for tensor, peer in recvs]
-        return works + [group.send([tensor], peer, tag) for tensor, peer in sends]
+    if batches(group, (recvs or sends)[0][0].device):
+        post = partial(dist.P2POp, group=group, tag=tag)
+        calls = [post(dist.irecv, t, group_peer=peer) for t, peer in recvs]
+        calls += [post(dist.isend, t, group_peer=peer) for t, peer in sends]
+        return dist.batch_isend_irecv(calls)
+    # Receives first: a message that finds its receive posted is not held up.
+    works = [group.recv([tensor], peer, tag) for tensor, peer in recvs]
+    return works + [group.send([tensor], peer, tag) for tensor, peer in sends]
 
 
 def wait_all(works: list[dist.Work]) -> None:
@@ -156,7 +155,7 @@ def wait_all(works: list[dist.Work]) -> None:
 
 
 def batches(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether the backend wants what is issued together in one batch, as NCCL does."""
+    """Whether messages posted together must be one batch, as under NCCL."""
     own = type(group) is ProcessGroup  # unbatched, kernels could wait for each other
     return own and group._get_backend(device).supports_coalescing
 
@@ -184,7 +183,7 @@ def group_rank_of(
     name: str, rank: int | None, group_rank: int | None, group: ProcessGroup | None
 ) -> int:
     """The peer's rank inside the group, from its global or its group rank."""
-    run_checks("peer", name, rank, group_rank, group)
+    check_peer(name, rank, group_rank, group)
     if group_rank is not None:
         return group_rank
     members = dist.get_process_group_ranks(group_or_world(group))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.calls import check_call
 from xtrain.comm.p2p import exchange_all
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 
@@ -26,8 +26,7 @@ def parameter_server_all_reduce(
 
     The server sends N-1 times the tensor, every other rank once.
     """
-    rank, size = rank_and_size(group)
-    run_checks("collective", "parameter_server_all_reduce", group, [tensor], op=op)
+    rank, size = check_call("parameter_server_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     if rank == 0:
         incoming = torch.empty_like(flat)

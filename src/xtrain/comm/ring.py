@@ -2,10 +2,10 @@
 
     rank 0 -> rank 1 -> rank 2 -> ... -> rank N-1 -> rank 0
 
-The tensor is cut into N chunks, and chunk c starts its journey behind rank c.
-Reduce-scatter: each rank passes a partial sum on and adds what arrives; after N-1 steps
-rank r holds the finished chunk r. All-gather: the finished chunks make the same journey
-and are kept. All-reduce is the one after the other.
+The tensor is cut into N chunks, and chunk c starts at rank c+1. Reduce-scatter: each
+rank passes a partial sum on and adds what arrives; after N-1 steps rank r holds the
+finished chunk r. All-gather: the finished chunks are passed on in the same way and
+kept. All-reduce is the one after the other.
 
 Every step uses every link at once, so a rank waits for its neighbour only. For a
 tensor of M bytes each rank sends (N-1)/N M in reduce-scatter and in all-gather, so
@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import check_call, holds_all, rank_and_size, run_checks
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import holds_all, rank_and_size
 from xtrain.comm.reduce_op import divide_if_average, fold_into
-from xtrain.comm.ring_steps import RingSteps
+from xtrain.comm.ring_pass import RingPass
 
 
 def ring_all_reduce(
@@ -37,8 +38,7 @@ def ring_all_reduce(
 
     Each rank sends 2(N-1)/N of the tensor in 2(N-1) steps.
     """
-    _, size = rank_and_size(group)
-    run_checks("collective", "ring_all_reduce", group, [tensor], op=op)
+    _, size = check_call("ring_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat.tensor_split(size)
     reduce_scatter_chunks(chunks, op, group)
@@ -56,14 +56,15 @@ def reduce_scatter_chunks(
     """
     rank, size = rank_and_size(group)
     incoming = torch.empty_like(chunks[0])
-    ring = RingSteps(group)
+    ring = RingPass(group)
     for step in range(size - 1):
         partial = chunks[(rank - 1 - step) % size]
         mine = chunks[(rank - 2 - step) % size]
-        ring.send_recv(partial, incoming[: mine.numel()])
+        ring.start(partial, incoming[: mine.numel()])
+        ring.wait_recv()
         fold_into(mine, incoming[: mine.numel()], op)
     divide_if_average(chunks[rank], op, size)
-    ring.wait_sends()  # what has been sent may be overwritten now
+    ring.wait()  # what was sent may be overwritten now
 
 
 def all_gather_chunks(
@@ -71,15 +72,16 @@ def all_gather_chunks(
 ) -> None:
     """Copy rank r's chunk r into every other's, in place.
 
-    What arrives is final, so it replaces, and nothing has to wait for it.
+    Chunks arrive in their final places, so all receives are posted first.
     """
     rank, size = rank_and_size(group)
     arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
-    ring = RingSteps(group)
+    ring = RingPass(group)
     ring.post_recvs(arriving)
     for step, chunk in enumerate(arriving):
-        ring.send_recv(chunks[(rank - step) % size], chunk)
-    ring.wait_sends()
+        ring.start(chunks[(rank - step) % size], chunk)
+        ring.wait_recv()
+    ring.wait()
 
 
 def ring_reduce_scatter(
@@ -100,21 +102,22 @@ def ring_reduce_scatter(
     chunks = input.detach().contiguous().view(size, -1)
     result = output.detach()
     inside = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
-    landing = (
+    last = (  # the buffer of the last step
         torch.empty_like(chunks[0])
         if inside or not output.is_contiguous()
         else result.view(-1)
     )
-    buffers = landing, torch.empty_like(landing)
+    buffers = last, torch.empty_like(last)
     partial = chunks[(rank - 1) % size]
-    ring = RingSteps(group)
+    ring = RingPass(group)
     for step in range(size - 1):
-        incoming = buffers[(size - step) % 2]  # in turn, and the landing comes last
-        ring.wait_sends()  # the step before this one sent from that buffer
-        ring.send_recv(partial, incoming)
+        incoming = buffers[(size - step) % 2]
+        ring.wait()  # the step before this one sent from that buffer
+        ring.start(partial, incoming)
+        ring.wait_recv()
         fold_into(incoming, chunks[(rank - 2 - step) % size], op)
         partial = incoming
-    ring.wait_sends()
+    ring.wait()
     if partial.data_ptr() != result.data_ptr():
         result.copy_(partial.view(output.shape))
     divide_if_average(result, op, size)
@@ -135,12 +138,13 @@ def ring_all_gather(
     chunks = gathered.view(size, -1)
     passed_on = input.detach().contiguous().view(-1)
     arriving = [chunks[(rank - 1 - step) % size] for step in range(size - 1)]
-    ring = RingSteps(group)
+    ring = RingPass(group)
     ring.post_recvs(arriving)
     for chunk in arriving:
-        ring.send_recv(passed_on, chunk)
+        ring.start(passed_on, chunk)
+        ring.wait_recv()
         passed_on = chunk
     chunks[rank].copy_(input.detach().reshape(-1))  # while the last send leaves
-    ring.wait_sends()
+    ring.wait()
     if not output.is_contiguous():
         output.detach().copy_(gathered)

@@ -1,7 +1,8 @@
 """Collectives with a root: one rank has the tensor at the beginning, or at the end.
 
-Each takes the arguments of its torch twin and leaves the same result. Where torch
-leaves a tensor undefined (all but the root's after `reduce`), ours leaves it unchanged.
+Each takes the arguments of torch's function of that name and has the same result. Where
+torch leaves a tensor undefined (all but the root's after `reduce`), ours leaves it
+unchanged.
 
     broadcast        one has it         -> all have it            binomial tree
     reduce           all have a part    -> one has the sum        binomial tree
@@ -16,13 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import (
-    check_call,
-    rank_and_size,
-    refuse,
-    run_checks,
-    shape_of,
-)
+from xtrain.comm.calls import check_call, refuse
+from xtrain.comm.checks import rank_and_size, shape_of
 from xtrain.comm.p2p import exchange_all, group_rank_of
 from xtrain.comm.tree import tree_broadcast, tree_reduce
 
@@ -36,7 +32,7 @@ def broadcast(
     """Copy rank `src`'s tensor into every rank's `tensor`: ceil(log2 N) steps."""
     root = root_of("broadcast", "src", src, group_src, group)
     same = (shape_of(tensor), f"src={root}")  # on all ranks
-    run_checks("collective", "broadcast", group, [tensor], compare=same)
+    check_call("broadcast", group, tensor, compare=same)
     flat = tensor.detach().contiguous().view(-1)
     tree_broadcast(flat, root, group)
     if not tensor.is_contiguous():
@@ -53,7 +49,7 @@ def broadcast_naive(
     root = root_of("broadcast_naive", "src", src, group_src, group)
     rank, size = rank_and_size(group)
     same = (shape_of(tensor), f"src={root}")  # on all ranks
-    run_checks("collective", "broadcast_naive", group, [tensor], compare=same)
+    check_call("broadcast_naive", group, tensor, compare=same)
     flat = tensor.detach().contiguous().view(-1)
     if rank == root:
         others = [other for other in range(size) if other != root]
@@ -78,7 +74,7 @@ def reduce(
     root = root_of("reduce", "dst", dst, group_dst, group)
     rank, _ = rank_and_size(group)
     same = (shape_of(tensor), f"dst={root}")  # on all ranks
-    run_checks("collective", "reduce", group, [tensor], op=op, compare=same)
+    check_call("reduce", group, tensor, op=op, compare=same)
     partial = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     tree_reduce(partial, root, op, group)
     if rank == root:
@@ -104,13 +100,13 @@ def gather(
     if pieces is None:
         exchange_all([(tensor.detach().contiguous(), root)], [], group)
         return
-    landings = [piece.detach().contiguous() for piece in pieces]
-    sources = list(enumerate(landings))
-    landings[root].copy_(tensor.detach())
+    buffers = [piece.detach().contiguous() for piece in pieces]
+    sources = list(enumerate(buffers))
+    buffers[root].copy_(tensor.detach())
     exchange_all([], [(t, r) for r, t in sources if r != root], group)
-    for piece, landing in zip(pieces, landings, strict=True):
+    for piece, buffer in zip(pieces, buffers, strict=True):
         if not piece.is_contiguous():
-            piece.detach().copy_(landing)
+            piece.detach().copy_(buffer)
 
 
 def scatter(
@@ -130,10 +126,10 @@ def scatter(
     root = root_of("scatter", "src", src, group_src, group)
     pieces = _list_on_root("scatter", "scatter_list", scatter_list, root, tensor, group)
     if pieces is None:
-        landing = tensor.detach().contiguous()
-        exchange_all([], [(landing, root)], group)
+        buffer = tensor.detach().contiguous()
+        exchange_all([], [(buffer, root)], group)
         if not tensor.is_contiguous():
-            tensor.detach().copy_(landing)
+            tensor.detach().copy_(buffer)
         return
     tensor.detach().copy_(pieces[root].detach())
     outgoing = [(piece.detach().contiguous(), r) for r, piece in enumerate(pieces)]
@@ -151,7 +147,7 @@ def root_of(
     try:
         return group_rank_of(name, rank, group_rank, group)
     except ValueError as error:
-        rank_and_size(group)  # who is not a member cannot tell the members
+        rank_and_size(group)  # a rank outside the group raises alone
         refuse(call, group, str(error))
 
 

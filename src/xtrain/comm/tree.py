@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.p2p import post_all, wait_all
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 
@@ -72,7 +73,7 @@ def tree_all_reduce(
     2 ceil(log2 N) steps of the whole tensor: good for small tensors, twice or more the
     ring's volume for large ones.
     """
-    run_checks("collective", "tree_all_reduce", group, [tensor], op=op)
+    check_call("tree_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     tree_reduce(flat, 0, op, group)
     tree_broadcast(flat, 0, group)
@@ -91,8 +92,7 @@ def halving_doubling_all_reduce(
     first folds its tensor into a partner's and gets the result back at the end: two
     more steps and one more tensor each way for these pairs.
     """
-    rank, size = rank_and_size(group)
-    run_checks("collective", "halving_doubling_all_reduce", group, [tensor], op=op)
+    rank, size = check_call("halving_doubling_all_reduce", group, tensor, op=op)
     flat = tensor.detach().contiguous().view(-1)
     core = 1 << (size.bit_length() - 1)  # the largest power of two <= size
 
@@ -127,9 +127,9 @@ def _halve_and_double(
         partner = rank ^ distance
         low, high = piece.tensor_split(2)
         keep, give = (low, high) if rank < partner else (high, low)
-        landing = incoming[: keep.numel()]
-        wait_all(post_all([(give, partner)], [(landing, partner)], group))
-        fold_into(keep, landing, op)
+        buffer = incoming[: keep.numel()]
+        wait_all(post_all([(give, partner)], [(buffer, partner)], group))
+        fold_into(keep, buffer, op)
         undo.append((keep, give, partner))
         piece, distance = keep, distance // 2
     for keep, give, partner in reversed(undo):  # all-gather: swap back what is finished

@@ -1,7 +1,7 @@
 """What the TCP sockets of this process have sent, as the system counts it.
 
 A backend's own headers are in these bytes, TCP/IP headers are not, nor what TCP had to
-send again. Only Linux tells (`TCP_INFO`, from Linux 4.19 on).
+send again. Linux only (`TCP_INFO`, from Linux 4.19 on).
 """
 
 import os

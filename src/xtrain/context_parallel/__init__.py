@@ -1,27 +1,22 @@
 """lc6: attention over a sequence that is cut over the ranks of a group."""
 
-from xtrain.comm.checks import CHECKS
 from xtrain.context_parallel.all_gather_attention import all_gather_attention
 from xtrain.context_parallel.balance import (
     local_positions,
     shard_sequence,
     unshard_sequence,
 )
-from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import (
     flash_attention_backward,
     flash_attention_forward,
 )
 from xtrain.context_parallel.hybrid import hybrid_attention
 from xtrain.context_parallel.online_softmax import (
-    check_online_softmax,
     online_softmax,
     ring_online_softmax,
 )
 from xtrain.context_parallel.ring_attention import ring_attention
 from xtrain.context_parallel.ulysses import ulysses_attention
-
-CHECKS.update(attention=check_attention, online_softmax=check_online_softmax)
 
 __all__ = [
     "all_gather_attention",

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autocast import cast_by_autocast
-from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
+from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
 from xtrain.context_parallel.running_attention import (
     Gradients,
@@ -45,8 +46,8 @@ def all_gather_attention(
 ) -> Tensor:
     """`ring_attention` by gathering; the arguments are the same."""
     q, k, v = cast_by_autocast(q, k, v)
-    run_checks(
-        "attention", "all_gather_attention",
+    check_attention(
+        "all_gather_attention",
         q, k, v, group, causal=causal, scale=scale,
         balance=balance, window=window, documents=documents,
     )  # fmt: skip

@@ -1,8 +1,4 @@
-"""What attention over several ranks refuses, on every rank, before anything is sent.
-
-The package hands these to `xtrain.comm.checks.CHECKS`, where the algorithms find them;
-a copy of an algorithm has none.
-"""
+"""The checks of attention over several ranks, made before anything is sent."""
 
 import math
 from typing import Any
@@ -12,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import describe, problem_of
-from xtrain.comm.call_agreement import check_calls
+from xtrain.comm.call_agreement import check_same_call
 from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.context_parallel.balance import check_balance
 from xtrain.context_parallel.flash import checked_scale
@@ -48,12 +44,17 @@ def check_attention(
         problem = broken[0]
     trained = torch.is_grad_enabled()
     tensors = {"q": q, "k": k, "v": v, "documents": documents}
-    said: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         key: describe(t if trained else t.detach()) if isinstance(t, Tensor) else t
         for key, t in tensors.items()
     }
-    said |= {"causal": causal, "balance": balance, "scale": scale, "window": window}
-    check_calls(name, groups, said, None if problem is None else f"{name}: {problem}")
+    arguments |= {
+        "causal": causal,
+        "balance": balance,
+        "scale": scale,
+        "window": window,
+    }
+    check_same_call(name, groups, arguments, problem)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autocast import cast_by_autocast
-from xtrain.comm.checks import run_checks
 from xtrain.context_parallel.block_attention import BlockAttention
+from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.ring_attention import ring_attention
 from xtrain.context_parallel.ulysses import (
     documents_of_row,
@@ -62,8 +62,8 @@ def hybrid_attention(
     """
     inner, outer = mesh[ulysses].get_group(), mesh[ring].get_group()
     q, k, v = cast_by_autocast(q, k, v)
-    run_checks(
-        "attention", "hybrid_attention",
+    check_attention(
+        "hybrid_attention",
         q, k, v, inner, outer, causal=causal, scale=scale,
         balance=balance, window=window, documents=documents,
         rules=(heads_divide(q, inner),),

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import problem_of
-from xtrain.comm.call_agreement import check_calls
-from xtrain.comm.checks import run_checks
-from xtrain.context_parallel.rotation import Ring
+from xtrain.comm.call_agreement import check_same_call
+from xtrain.comm.ring_pass import RingPass
 
 State = tuple[Tensor, Tensor]
 
@@ -108,11 +107,12 @@ def ring_online_softmax(
         ValueError: on every rank: as many values as there are not scores, or rows,
             features or dtypes that differ between ranks.
     """
-    run_checks("online_softmax", "ring_online_softmax", scores, values, group)
+    check_online_softmax("ring_online_softmax", scores, values, group)
     wide = torch.promote_types(scores.dtype, torch.float32)
     output, lse = softmax_block(scores.to(wide), values.to(wide))
     state = None
-    for _, seen in Ring(group).visits(torch.cat([output, lse.unsqueeze(-1)], -1)):
+    mine = torch.cat([output, lse.unsqueeze(-1)], -1)
+    for _, seen in RingPass(group).visits(mine):
         state = merge(state, (seen[..., :-1], seen[..., -1]))
     assert state is not None
     return state[0].to(values.dtype), state[1]
@@ -127,7 +127,7 @@ def check_online_softmax(
     if problem is None:
         same |= {"rows": list(scores.shape[:-1]), "features": values.shape[-1]}
         same |= {"scores' dtype": scores.dtype, "values' dtype": values.dtype}
-    check_calls(name, (group,), same, None if problem is None else f"{name}: {problem}")
+    check_same_call(name, (group,), same, problem)
 
 
 def check_scores(scores: Tensor, values: Tensor) -> None:

@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autocast import cast_by_autocast
-from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.ring_pass import RingPass
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
+from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
-from xtrain.context_parallel.rotation import Ring
 from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
@@ -76,8 +77,8 @@ def ring_attention(
         ValueError: on every rank: shapes that do not fit, or that differ between ranks.
     """
     q, k, v = cast_by_autocast(q, k, v)
-    run_checks(
-        "attention", "ring_attention",
+    check_attention(
+        "ring_attention",
         q, k, v, group, causal=causal, scale=scale, balance=balance,
         window=window, documents=documents,
     )  # fmt: skip
@@ -103,7 +104,7 @@ class _RingAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
     ) -> Tensor:
-        ring = Ring(group)
+        ring = RingPass(group)
         running = RunningAttention(attention, q, scale)
         for owner, kv in ring.visits(torch.stack([k, v]), mask.steps):
             running.add(mask.block(ring.rank, owner), kv)
@@ -115,23 +116,23 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @first_derivative
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        ring = Ring(ctx.group)
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
-        dkv, travels, kept, steps = None, None, None, ctx.mask.steps
+        ring, sums = RingPass(ctx.group), RingPass(ctx.group)
+        dkv, arriving, steps = None, None, ctx.mask.steps
         visits = ring.visits(torch.stack([k, v]), steps)
         for step, (owner, kv) in enumerate(visits, 1):
             block = ctx.mask.block(ring.rank, owner)
             part = gradients.of_block(block, kv)
             if not any(ctx.needs_input_grad[5:]):
                 continue
-            if travels is not None:  # what ranks before us have added up for these keys
-                dkv, kept = travels.wait(), travels
+            sums.wait()  # for the sum over the ranks before this one
+            dkv = add_up(arriving, part, block, kv)
             by = 1 if step < steps else 1 - steps  # the last hop returns to the owner
-            travels = ring.rotate(add_up(dkv, part, block, kv), by)
+            arriving = sums.pass_on(dkv, by)
         dq = gradients.dq.to(q.dtype)
-        if travels is None:
+        if arriving is None:
             return None, None, None, None, dq, None, None
-        dk, dv = travels.wait().to(k.dtype)  # the sums of this rank's own keys
-        del kept
+        sums.wait()
+        dk, dv = arriving.to(k.dtype)
         return None, None, None, None, dq, dk, dv

@@ -22,9 +22,10 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.autograd import gather
-from xtrain.comm.checks import Rule, rank_and_size, run_checks
+from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.comm.collective_choice import TORCH
-from xtrain.context_parallel.masked_attention import masked_attention
+from xtrain.context_parallel.checks import check_attention
+from xtrain.context_parallel.running_attention import masked_attention
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
@@ -50,8 +51,8 @@ def ulysses_attention(
         ValueError: on every rank: shapes that do not fit, heads that do not divide.
     """
     q, k, v = cast_by_autocast(q, k, v)
-    run_checks(
-        "attention", "ulysses_attention",
+    check_attention(
+        "ulysses_attention",
         q, k, v, group, causal=causal, scale=scale, window=window,
         documents=documents, rules=(heads_divide(q, group),),
     )  # fmt: skip

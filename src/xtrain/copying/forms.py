@@ -69,13 +69,10 @@ def self_check(
         above: the text below which it stands, and whose imports it does not repeat.
         instead: definitions that replace those of the harness.
     """
-    folder = forms(package)[name].parent.name
-    checks = package / "copying" / "self_checks"
-    shared = [checks / "harness.py", checks / "training.py"]
+    folder, check = forms(package)[name].parent.name, check_file(name, package)
+    shared = [check.with_name("harness.py"), check.with_name("training.py")]
     parts = Parts([] if folder == WITHOUT_RANKS else shared)
-    parts.add(checks / f"{folder}.py")
-    if f"check_{name}" not in parts.text:
-        raise FileNotFoundError(f"{folder}.py has no check_{name}")
+    parts.add(check)
     below = parts.reached(f"check_{name}", "run")
     lines = [
         *parts.imports_of(below, besides=above),
@@ -88,6 +85,14 @@ def self_check(
         "",
     ]
     return "\n".join(lines)
+
+
+def check_file(name: str, package: Path = PACKAGE) -> Path:
+    """The file that has `check_NAME`; FileNotFoundError if there is none."""
+    for path in sorted((package / "copying" / "self_checks").glob("*.py")):
+        if f"\ndef check_{name}(" in path.read_text(encoding="utf-8"):
+            return path
+    raise FileNotFoundError(f"no self-check check_{name}")
 
 
 def same_name(name: str, names: Iterable[str]) -> str | None:
@@ -110,15 +115,16 @@ class Parts:
         """What a file defines, and what it imports that is not ours."""
         source = path.read_text(encoding="utf-8") if path.is_file() else ""
         for node in ast.parse(source).body:
-            if isinstance(node, ast.Assign):
-                bound = (n for t in node.targets for n in ast.walk(t))
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = getattr(node, "targets", [getattr(node, "target", None)])
+                bound = (n for t in targets for n in ast.walk(t))
                 names = [n.id for n in bound if isinstance(n, ast.Name)]
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                 names = [node.name]
             else:
                 self.imports |= imported(node)
                 continue
-            gap = "\n" if isinstance(node, ast.Assign) else "\n\n"
+            gap = "\n\n" if isinstance(node, ast.FunctionDef | ast.ClassDef) else "\n"
             text = gap + str(ast.get_source_segment(source, node))
             uses = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
             self.text |= dict.fromkeys(names, text)

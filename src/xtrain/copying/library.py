@@ -130,8 +130,21 @@ def write_library(reference: str, folder: Path, root: Path = SOURCE) -> tuple[in
         raise CopyError(f"module {module} has no {name!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CopyError(f"{folder} exists and is not an empty folder")
+    texts = package_texts(module, package, root)
+    texts[Path("__init__.py")] = (
+        f'"""{name}, of xtrain, with what it needs; see LICENSE."""\n'
+    )
+    texts[Path("check.py")] = check_of(renamed(module, package), name, node)
+    for path, text in (texts | {Path("LICENSE"): licence(root)}).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return len(texts), sum(len(text.splitlines()) for text in texts.values())
+
+
+def package_texts(module: str, package: str, root: Path) -> dict[Path, str]:
+    """The files of the package: the modules that one needs, with short `__init__`s."""
     modules, exported = needed(module, root)
-    texts = {}
+    texts: dict[Path, str] = {}
     for one in modules:
         path = file_of(one, root)
         assert path is not None
@@ -142,16 +155,7 @@ def write_library(reference: str, folder: Path, root: Path = SOURCE) -> tuple[in
         lines = [f"from {home} import {n}" for n, home in sorted(asked.items())]
         short = renamed("\n".join([*lines, ""]), package) if lines else ""
         texts.setdefault(parent / "__init__.py", short)
-    texts[Path("__init__.py")] = (
-        f'"""{name}, of xtrain, with what it needs; see LICENSE."""\n'
-    )
-    texts[Path("check.py")] = check_of(renamed(module, package), name, node)
-    texts[Path("LICENSE")] = licence(root)
-    for path, text in texts.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
-    python = [text for path, text in texts.items() if path.suffix == ".py"]
-    return len(python), sum(len(text.splitlines()) for text in python)
+    return texts
 
 
 IMPORT = re.compile(r"(?m)^(?P<before>\s*(?:from|import)\s+)xtrain\b")

@@ -28,7 +28,9 @@ def locate(symbol: str) -> tuple[Path, str]:
         raise ValueError(f"{symbol!r} is not of the form 'package.module:name'")
     # Only the top package is looked up by Python; going deeper would import it.
     spec = importlib.util.find_spec(module.partition(".")[0])
-    places = (spec.submodule_search_locations or [spec.origin]) if spec else []
+    places: list[str | None] = [spec.origin] if spec else []
+    if spec is not None and spec.submodule_search_locations is not None:
+        places = list(spec.submodule_search_locations)
     path = module_file(module, *(Path(place).parent for place in places if place))
     if path is None:
         raise ValueError(f"{symbol!r}: there is no module {module}")

@@ -1,19 +1,21 @@
 """lc7: mixtures of experts, and experts on several ranks."""
 
-from xtrain.comm.checks import CHECKS
 from xtrain.expert_parallel.balance import (
     load_balancing_loss,
     router_z_loss,
     sequence_balance_loss,
     update_balance_bias,
 )
-from xtrain.expert_parallel.capacity import within_capacity
-from xtrain.expert_parallel.checks import check_experts_call
 from xtrain.expert_parallel.dispatch import (
     DispatchPlan,
     combine,
     dispatch,
     plan_dispatch,
+)
+from xtrain.expert_parallel.expert_placement import (
+    ExpertPlacement,
+    Move,
+    plan_placement,
 )
 from xtrain.expert_parallel.experts import (
     Experts,
@@ -25,12 +27,9 @@ from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.moe import DeepSeekMoE, MoE
 from xtrain.expert_parallel.moe_by_hand import moe_backward, moe_forward
 from xtrain.expert_parallel.overlap import OverlappedMoEBlock, overlapped_prefill
-from xtrain.expert_parallel.placement import ExpertPlacement, Move, plan_placement
 from xtrain.expert_parallel.router import TopKRouter
-from xtrain.expert_parallel.routing import Routing, top_k_gradient
+from xtrain.expert_parallel.routing import Routing, top_k_gradient, within_capacity
 from xtrain.plan.experts import expert_capacity
-
-CHECKS.update(experts=check_experts_call)
 
 __all__ = [
     "DeepSeekMoE",

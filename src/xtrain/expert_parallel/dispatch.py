@@ -7,11 +7,11 @@
     dispatch all-to-all of the copies; what arrives is sorted by expert once more
     combine  all-to-all back: what was received is sent, what was sent is received
 
-Rank r of e has experts r L to (r + 1) L - 1, L = E / e. The backward of dispatch is the
-way of combine and the other way round, with the same splits, so four all-to-alls a
-layer send k H elements a token each, and the share (e - 1) / e of it to other ranks if
-routing is uniform. Ranks without tokens, and experts without copies, take part with
-none.
+Rank r of e has experts r L to (r + 1) L - 1, L = E / e. The backward of dispatch sends
+as combine does, and that of combine as dispatch does, with the same splits. So four
+all-to-alls a layer send k H elements a token each, of which the share (e - 1) / e goes
+to other ranks if routing is uniform. Ranks without tokens and experts without copies
+take part with none.
 
 Source: Lepikhin et al., GShard, 2020.
 
@@ -20,6 +20,7 @@ sent by this rank, N rows received by it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -41,25 +42,42 @@ class DispatchPlan:
         copies_M: this rank's kept copies sorted by expert, as numbers of entries of its
             [T, k] table.
         top_k: k; copy c is of token c // k.
-        sent: how many copies go to each rank.
-        received: how many rows come from each rank.
-        by_expert_N: the received rows' order by expert.
-        counts_L: how many rows each expert of this rank gets.
+        sent_eL: how many copies go to each expert of each rank.
+        received_eL: how many rows come from each rank for each expert of this one,
+            once the counts have arrived.
     """
 
     copies_M: Tensor
     top_k: int
-    sent: list[int]
-    received: list[int]
-    by_expert_N: Tensor
-    counts_L: Tensor
+    sent_eL: Tensor
+    received_eL: Tensor
     group: ProcessGroup | None
     collectives: Collectives = TORCH
 
     @property
     def tokens_M(self) -> Tensor:
-        """Whose token each copy is."""
+        """The token of each copy."""
         return self.copies_M // self.top_k
+
+    @cached_property
+    def sent(self) -> list[int]:
+        """How many copies go to each rank."""
+        return self.sent_eL.sum(1).tolist()
+
+    @cached_property
+    def received(self) -> list[int]:
+        """How many rows come from each rank; reading it waits for the device."""
+        return self.received_eL.sum(1).tolist()
+
+    @cached_property
+    def counts_L(self) -> Tensor:
+        """How many rows each expert of this rank gets."""
+        return self.received_eL.sum(0)
+
+    @cached_property
+    def by_expert_N(self) -> Tensor:
+        """The received rows' order by expert."""
+        return order_by_expert(self.received_eL)
 
 
 def plan_dispatch(
@@ -70,63 +88,38 @@ def plan_dispatch(
     """Exchange counts, one all-to-all of E integers; the CPU waits for them.
 
     Raises:
-        ValueError: the experts do not divide by the ranks.
+        ValueError: the number of experts is not divisible by the group size.
     """
-    return issue_counts(routing, group, collectives).wait()
-
-
-class PendingPlan:
-    """Counts under way: `wait()` returns the plan."""
-
-    def __init__(
-        self,
-        work: Work,
-        sent_eL: Tensor,
-        arriving_eL: Tensor,
-        copies_M: Tensor,
-        rest: tuple[int, ProcessGroup | None, Collectives],
-    ):
-        self.work, self.sent_eL, self.arriving_eL = work, sent_eL, arriving_eL
-        self.copies_M, self.rest = copies_M, rest
-
-    def wait(self) -> DispatchPlan:
-        """What every rank sends to every other."""
-        self.work.wait()
-        arriving_eL, (top_k, group, collectives) = self.arriving_eL, self.rest
-        return DispatchPlan(
-            self.copies_M,
-            top_k,
-            self.sent_eL.sum(1).tolist(),
-            arriving_eL.sum(1).tolist(),
-            order_by_expert(arriving_eL),
-            arriving_eL.sum(0),
-            group,
-            collectives,
-        )
+    return waited(issue_counts(routing, group, collectives))
 
 
 def issue_counts(
     routing: Routing,
     group: ProcessGroup | None = None,
     collectives: Collectives = TORCH,
-) -> PendingPlan:
-    """Begin to tell each rank how many copies its experts get from this one."""
+) -> tuple[Work, DispatchPlan]:
+    """Begin to tell each rank how many copies its experts get from this one.
+
+    The plan can be followed when the work has been waited for.
+    """
     _, size = rank_and_size(group)
     local = experts_per_rank(routing.num_experts, size)
     counts_E = routing.counts_E
     copies_M = sort_copies(routing.experts_Tk, routing.kept_Tk, counts_E)
     sent_eL = counts_E.view(size, local)
-    arriving_eL = torch.empty_like(sent_eL)
-    work = collectives.all_to_all_single(arriving_eL, sent_eL, group=group)
-    rest = routing.experts_Tk.shape[1], group, collectives
-    return PendingPlan(work, sent_eL, arriving_eL, copies_M, rest)
+    received_eL = torch.empty_like(sent_eL)
+    work = collectives.all_to_all_single(received_eL, sent_eL, group=group)
+    top_k = routing.experts_Tk.shape[1]
+    plan = DispatchPlan(copies_M, top_k, sent_eL, received_eL, group, collectives)
+    return Work([work], finish=lambda: plan.received), plan
 
 
 def experts_per_rank(num_experts: int, ranks: int) -> int:
     """L; ValueError unless each rank gets as many."""
     if num_experts % ranks:
         raise ValueError(
-            f"{num_experts} experts on {ranks} ranks: each needs as many as the others"
+            f"{num_experts} experts on {ranks} ranks: num_experts must be divisible by "
+            "the group size"
         )
     return num_experts // ranks
 
@@ -138,36 +131,34 @@ def order_by_expert(arriving_eL: Tensor) -> Tensor:
     return experts_eL.repeat_interleave(arriving_eL.flatten()).argsort(stable=True)
 
 
-class PendingRows:
-    """Rows under way: `wait()` returns them."""
-
-    def __init__(self, work: Work, landing: Tensor, order: Tensor | None = None):
-        self.work, self.landing, self.order = work, landing, order
-
-    def wait(self) -> Tensor:
-        """In the order of their experts, or of the copies that were sent."""
-        self.work.wait()
-        return self.landing if self.order is None else self.landing[self.order]
-
-
-def issue_dispatch(copies_MH: Tensor, plan: DispatchPlan) -> PendingRows:
-    """Begin to send each copy to its expert; to become rows [N, H] sorted by expert."""
-    landing_NH = copies_MH.new_empty(sum(plan.received), *copies_MH.shape[1:])
+def issue_dispatch(copies_MH: Tensor, plan: DispatchPlan) -> tuple[Work, Tensor]:
+    """Begin to send each copy to its expert: the rows [N, H] sorted by expert, which
+    are there when the work has been waited for."""
+    by_sender_NH = copies_MH.new_empty(sum(plan.received), *copies_MH.shape[1:])
     work = plan.collectives.all_to_all_single(
-        landing_NH, copies_MH.contiguous(), plan.received, plan.sent, plan.group
+        by_sender_NH, copies_MH.contiguous(), plan.received, plan.sent, plan.group
     )
-    return PendingRows(work, landing_NH, plan.by_expert_N)
+    rows_NH, order_N = torch.empty_like(by_sender_NH), plan.by_expert_N
+    sort = partial(torch.index_select, by_sender_NH, 0, order_N, out=rows_NH)
+    return Work([work], finish=sort), rows_NH
 
 
-def issue_combine(rows_NH: Tensor, plan: DispatchPlan) -> PendingRows:
-    """Begin to send each row back to its token's rank; to become copies [M, H]."""
+def issue_combine(rows_NH: Tensor, plan: DispatchPlan) -> tuple[Work, Tensor]:
+    """Begin to send each row back to its token's rank: the copies [M, H], likewise."""
     by_sender_NH = rows_NH.new_empty(rows_NH.shape)  # contiguous, as rows may not be
     by_sender_NH[plan.by_expert_N] = rows_NH
-    landing_MH = rows_NH.new_empty(sum(plan.sent), *rows_NH.shape[1:])
+    copies_MH = rows_NH.new_empty(sum(plan.sent), *rows_NH.shape[1:])
     work = plan.collectives.all_to_all_single(
-        landing_MH, by_sender_NH, plan.sent, plan.received, plan.group
+        copies_MH, by_sender_NH, plan.sent, plan.received, plan.group
     )
-    return PendingRows(work, landing_MH)
+    return work, copies_MH
+
+
+def waited(under_way: tuple[Work, Any]) -> Any:
+    """What a call under way fills, when it is filled."""
+    work, result = under_way
+    work.wait()
+    return result
 
 
 def dispatch(x_TH: Tensor, plan: DispatchPlan) -> Tensor:
@@ -185,21 +176,21 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, copies_MH: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.plan = plan
-        return issue_dispatch(copies_MH, plan).wait()
+        return waited(issue_dispatch(copies_MH, plan))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NH: Tensor) -> tuple[Tensor, None]:
-        return issue_combine(grad_NH, ctx.plan).wait(), None
+        return waited(issue_combine(grad_NH, ctx.plan)), None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_NH: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.plan = plan
-        return issue_combine(rows_NH, plan).wait()
+        return waited(issue_combine(rows_NH, plan))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_MH: Tensor) -> tuple[Tensor, None]:
-        return issue_dispatch(grad_MH, ctx.plan).wait(), None
+        return waited(issue_dispatch(grad_MH, ctx.plan)), None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 KINDS = ("compute", "issue", "wait")
 
 
-class Event(NamedTuple):
+class ChunkEvent(NamedTuple):
     """One thing that a rank did.
 
     Attributes:
@@ -36,14 +36,16 @@ class Event(NamedTuple):
 
 
 @contextmanager
-def event(events: list[Event] | None, batch: str, chunk: str, kind: str) -> Iterator:
+def event(
+    events: list[ChunkEvent] | None, batch: str, chunk: str, kind: str
+) -> Iterator:
     """What is done inside becomes one of `events`, if there is a list."""
     begin = time.perf_counter()
     yield
     if events is not None:
-        events.append(Event(batch, chunk, kind, begin, time.perf_counter()))
+        events.append(ChunkEvent(batch, chunk, kind, begin, time.perf_counter()))
 
 
-def exposed_seconds(events: Iterable[Event]) -> float:
+def exposed_seconds(events: Iterable[ChunkEvent]) -> float:
     """How long the rank waited for messages and did nothing else."""
     return sum(e.end - e.begin for e in events if e.kind == "wait")

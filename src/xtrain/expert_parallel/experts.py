@@ -8,8 +8,8 @@
     dx = da gate + du up
 
 silu(a) = a s with s = sigmoid(a), so silu'(a) = s (1 + a (1 - s)), which torch has as
-one kernel. Forward keeps x, a and u; z is computed again in backward. Autograd would
-find the same: see `expert_mlp(..., backward="autograd")`.
+one kernel. Forward keeps x, a and u; z is computed again in backward. Autograd
+finds the same: see `expert_mlp(..., backward="autograd")`.
 
 Source: Shazeer, GLU Variants Improve Transformer, 2020.
 
@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from xtrain.comm.autocast import cast_by_autocast
 from xtrain.expert_parallel.grouped import Rows, rows_of
+from xtrain.expert_parallel.routing import Routing, sort_copies, weighted_sum
 
 SILU_BACKWARD: Any = torch.ops.aten.silu_backward
 """(dz, a) -> dz silu'(a)."""
@@ -249,23 +250,24 @@ class Experts(nn.Module):
             bound = 1 / math.sqrt(weight.shape[2])
             nn.init.uniform_(weight, -bound, bound)
 
-    def forward(
-        self,
-        x: Tensor,
-        counts_E: Tensor,
-        copies_M: Tensor | None = None,
-        gates_Tk: Tensor | None = None,
-    ) -> Tensor:
-        """Rows [N, H] sorted by expert, in and out, and how many each expert has.
-
-        Args:
-            copies_M, gates_Tk: with these, `x` are tokens [T, H], and so is the result:
-                see `routed_mlp`.
-        """
+    def forward(self, x_NH: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows [N, H] sorted by expert, in and out, and how many each expert has."""
         weights = self.gate_proj, self.up_proj, self.down_proj
-        if copies_M is None or gates_Tk is None:
-            return expert_mlp(x, counts_E, *weights, self.path, self.backward)
-        return routed_mlp(x, gates_Tk, copies_M, counts_E, *weights, self.path)
+        return expert_mlp(x_NH, counts_E, *weights, self.path, self.backward)
+
+
+class RoutedExperts(Experts):
+    """All experts of a layer: called with tokens and their routing."""
+
+    def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:  # type: ignore[override]
+        """Each token's copies through their experts, and their weighted sum: [T, H]."""
+        counts_E, gates_Tk = routing.counts_E, routing.gates_Tk
+        copies_M = sort_copies(routing.experts_Tk, routing.kept_Tk, counts_E)
+        weights = self.gate_proj, self.up_proj, self.down_proj
+        if self.backward == "by_hand":
+            return routed_mlp(x_TH, gates_Tk, copies_M, counts_E, *weights, self.path)
+        rows_MH = super().forward(x_TH[copies_M // gates_Tk.shape[1]], counts_E)
+        return weighted_sum(rows_MH, gates_Tk, copies_M)
 
 
 def check_experts(

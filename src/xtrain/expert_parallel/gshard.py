@@ -21,8 +21,9 @@ from typing import Any, Self
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size, run_checks
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH, Collectives
+from xtrain.expert_parallel.checks import check_experts_call
 from xtrain.expert_parallel.dispatch import (
     combine,
     dispatch,
@@ -44,7 +45,7 @@ class GShardMoE(MoE):
         collectives: whose all-to-all.
 
     Raises:
-        ValueError: the experts do not divide by the ranks; before any communication.
+        ValueError: num_experts is not divisible by the group size; before any message.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class GShardMoE(MoE):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """This rank's tokens [..., H], in and out; every rank of the group calls it."""
-        run_checks("experts", "GShardMoE", x, mask, self, self.group)
+        check_experts_call("GShardMoE", x, mask, self, self.group)
         return super().forward(x, mask)
 
     def routed(self, x_TH: Tensor, routing: Routing) -> Tensor:

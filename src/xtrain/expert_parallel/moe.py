@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xtrain.expert_parallel.experts import Experts
+from xtrain.expert_parallel.experts import Experts, RoutedExperts
 from xtrain.expert_parallel.router import TopKRouter
-from xtrain.expert_parallel.routing import Routing, sort_copies, weighted_sum
+from xtrain.expert_parallel.routing import Routing
 
 
 class MoE(nn.Module):
@@ -33,7 +33,8 @@ class MoE(nn.Module):
         shared_intermediate_size: that of an expert which every token goes through
             besides, with a gate of 1; 0 for none.
         backward, path: of the experts, see `expert_mlp`.
-        local_experts: how many of the experts are held here; all unless given.
+        local_experts: how many of the experts are held here and called with rows, for
+            `GShardMoE`; all unless given.
         router_options: see `TopKRouter`.
 
     Attributes:
@@ -62,13 +63,11 @@ class MoE(nn.Module):
         self.router = TopKRouter(
             hidden_size, num_experts, top_k, **router_options, **made
         )
-        self.experts = Experts(
-            num_experts if local_experts is None else local_experts,
-            hidden_size,
-            intermediate_size,
-            backward=backward,
-            path=path,
-            **made,
+        inner: dict[str, Any] = {"backward": backward, "path": path, **made}
+        self.experts: Experts = (
+            RoutedExperts(num_experts, hidden_size, intermediate_size, **inner)
+            if local_experts is None
+            else Experts(local_experts, hidden_size, intermediate_size, **inner)
         )
         self.shared = None
         if shared_intermediate_size:
@@ -86,13 +85,7 @@ class MoE(nn.Module):
 
     def routed(self, x_TH: Tensor, routing: Routing) -> Tensor:
         """What the routed experts add."""
-        counts_E = routing.counts_E
-        copies_M = sort_copies(routing.experts_Tk, routing.kept_Tk, counts_E)
-        if self.experts.backward == "by_hand":
-            return self.experts(x_TH, counts_E, copies_M, routing.gates_Tk)
-        k = routing.experts_Tk.shape[1]
-        rows_MH = self.experts(x_TH[copies_M // k], counts_E)
-        return weighted_sum(rows_MH, routing.gates_Tk, copies_M)
+        return self.experts(x_TH, routing)
 
 
 class DeepSeekMoE(MoE):

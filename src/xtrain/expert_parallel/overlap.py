@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xtrain.comm.checks import run_checks
-from xtrain.expert_parallel.events import Event
+from xtrain.expert_parallel.checks import check_experts_call
+from xtrain.expert_parallel.events import ChunkEvent
 from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.moe import MoE
 from xtrain.expert_parallel.overlap_backward import BackwardChunks
@@ -56,7 +56,7 @@ class OverlappedMoEBlock(nn.Module):
         check_moe(moe)
         self.attention, self.moe = attention, moe
         self.norm = nn.Identity() if norm is None else norm
-        self.events: list[Event] | None = None
+        self.events: list[ChunkEvent] | None = None
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         """The whole block, [..., H] in and out."""
@@ -88,7 +88,7 @@ class OverlappedMoEBlock(nn.Module):
     def check(self, name: str, x: Tensor) -> None:
         """ValueError on every rank unless all have tokens that fit; one small message,
         before any other is under way."""
-        run_checks("experts", name, x, None, self.moe, self.moe.group)
+        check_experts_call(name, x, None, self.moe, self.moe.group)
 
 
 def check_moe(moe: MoE) -> None:

@@ -3,8 +3,8 @@
     combine -> mlp -> dispatch -> attention, shared
 
 Each chunk is one call of autograd on the piece that forward left, and messages are sent
-by hand: gradients of what combine brought go the way of dispatch, and those of what
-dispatch brought the way of combine. There are no counts: the plan is forward's.
+by hand: gradients of what combine returned are dispatched, and those of dispatched rows
+are combined. No counts are sent: the plan is forward's.
 
 Shapes: M copies, N rows, H hidden.
 """
@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from xtrain.expert_parallel.dispatch import PendingRows, issue_combine, issue_dispatch
+from xtrain.comm.work import Work
+from xtrain.expert_parallel.dispatch import issue_combine, issue_dispatch, waited
 from xtrain.expert_parallel.events import event
 from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 
@@ -34,7 +35,7 @@ class BackwardChunks:
                 "and one backward uses it up"
             )
         self.forward, self.grad, self.batch = forward, grad, batch
-        self.pending: PendingRows | None = None
+        self.pending: tuple[Work, Tensor] | None = None
 
     def issue_combine(self) -> None:
         """The weighted sum, and begin to send the gradients of the experts' outputs."""
@@ -97,7 +98,7 @@ class BackwardChunks:
     def received(self, chunk: str) -> Tensor | None:
         """The gradients under way; None if no rank has any."""
         with self.event(chunk, "wait"):
-            rows = None if self.pending is None else self.pending.wait()
+            rows = None if self.pending is None else waited(self.pending)
         self.pending = None
         return rows
 

@@ -27,20 +27,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xtrain.comm.work import Work
 from xtrain.expert_parallel.dispatch import (
     DispatchPlan,
-    PendingPlan,
-    PendingRows,
     issue_combine,
     issue_counts,
     issue_dispatch,
+    waited,
 )
-from xtrain.expert_parallel.events import Event, event
+from xtrain.expert_parallel.events import ChunkEvent, event
 from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.router import RouterStats
 from xtrain.expert_parallel.routing import Routing, weighted_sum
 
-Way = Callable[[Tensor, DispatchPlan], PendingRows]
+Issue = Callable[[Tensor, DispatchPlan], tuple[Work, Tensor]]
 
 
 class HasChunks(Protocol):
@@ -56,7 +56,7 @@ class HasChunks(Protocol):
     def moe(self) -> GShardMoE: ...
 
     @property
-    def events(self) -> list[Event] | None: ...
+    def events(self) -> list[ChunkEvent] | None: ...
 
 
 class ForwardChunks:
@@ -91,7 +91,7 @@ class ForwardChunks:
         self.x, self.shape = self.begin(x), x.shape
         self.dx: Tensor | None = None
         self.auxiliary: tuple[Tensor, ...] = ()
-        self.pending: PendingRows | None = None
+        self.pending: tuple[Work, Tensor] | None = None
 
     def attention(self) -> None:
         """Attention and the router; then the counts are issued."""
@@ -102,9 +102,8 @@ class ForwardChunks:
             self.x_TH = self.block.norm(h).flatten(0, -2)
             self.routing = moe.router(self.x_TH)
         with self.event("counts", "issue"):
-            self.counts: PendingPlan | None = issue_counts(
-                self.routing, moe.group, moe.collectives
-            )
+            given = self.routing, moe.group, moe.collectives
+            self.counts, self.plan = issue_counts(*given)
         held = self.routing.logits_TE, self.routing.probabilities_TE
         self.auxiliary = tuple(map(self.begin, held))
         moe.router.stats = RouterStats(with_leaves(self.routing, *self.auxiliary))
@@ -117,10 +116,8 @@ class ForwardChunks:
 
     def issue_dispatch(self) -> None:
         """Wait for the counts, and begin to send the copies."""
-        assert self.counts is not None
         with self.event("counts", "wait"):
-            self.plan: DispatchPlan = self.counts.wait()
-        self.counts = None
+            self.counts.wait()
         with self.event("dispatch", "issue"):
             self.copies_MH = self.x_TH[self.plan.tokens_M]
             del self.x_TH
@@ -165,14 +162,14 @@ class ForwardChunks:
         self.issue_combine()
         return self.wait_combine()
 
-    def received(self, chunk: str, sent: Tensor, way_back: Way) -> Tensor:
+    def received(self, chunk: str, sent: Tensor, issue_back: Issue) -> Tensor:
         """The rows under way, with a gradient if what was sent has one."""
         assert self.pending is not None
         with self.event(chunk, "wait"):
-            rows = self.pending.wait()
+            rows = waited(self.pending)
         self.pending = None
         if not self.in_pieces:
-            return _Received.apply(sent, rows, self.plan, way_back)
+            return _Received.apply(sent, rows, self.plan, issue_back)
         return rows.requires_grad_(sent.requires_grad)
 
     def event(self, chunk: str, kind: str) -> AbstractContextManager:
@@ -180,19 +177,19 @@ class ForwardChunks:
 
 
 class _Received(torch.autograd.Function):
-    """Rows that were sent, where they are now; the gradient takes the way back."""
+    """Rows sent -> rows received; backward sends the gradients back."""
 
     @staticmethod
     def forward(
-        ctx: Any, sent: Tensor, rows: Tensor, plan: DispatchPlan, way_back: Way
+        ctx: Any, sent: Tensor, rows: Tensor, plan: DispatchPlan, issue_back: Issue
     ) -> Tensor:
-        ctx.plan, ctx.way_back = plan, way_back
+        ctx.plan, ctx.issue_back = plan, issue_back
         return rows.view_as(rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.way_back(grad, ctx.plan).wait(), None, None, None
+        return waited(ctx.issue_back(grad, ctx.plan)), None, None, None
 
 
 def leaf(tensor: Tensor) -> Tensor:

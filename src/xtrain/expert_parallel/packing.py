@@ -5,7 +5,7 @@
     replica_counts   8 becomes 4 4, the first 2 becomes 1 1: [2, 2, 1, 1]
     pack             [0 1 2] carries 4 + 1 + 2, [0 1 3] carries 4 + 1 + 1
 
-`placement` says what for. Both are deterministic: of equals, the first.
+`expert_placement` says what for. Both are deterministic: of equals, the first.
 """
 
 import heapq

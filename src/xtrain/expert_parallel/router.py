@@ -28,8 +28,7 @@ from xtrain.expert_parallel.balance import (
     router_z_loss,
     update_balance_bias,
 )
-from xtrain.expert_parallel.capacity import within_capacity
-from xtrain.expert_parallel.routing import Routing
+from xtrain.expert_parallel.routing import Routing, within_capacity
 from xtrain.plan.experts import expert_capacity
 
 

@@ -4,8 +4,11 @@ from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.hf_load import load_hf, load_hf_stages
 from xtrain.model.hf_save import save_hf
-from xtrain.model.placement import batch_group
-from xtrain.model.stages import clip_stages_grad_norm_, update_stages_balance_biases
+from xtrain.model.mesh_axes import batch_group
+from xtrain.model.stage_gradients import (
+    clip_stages_grad_norm_,
+    update_stages_balance_biases,
+)
 from xtrain.tensor_parallel.rope import RopeScaling
 
 __all__ = [

@@ -1,64 +1,76 @@
-"""What a model refuses, before anything is computed or sent."""
+"""What a model refuses before anything is computed or sent.
 
+All ranks of a mesh make one model, so what it is made of is compared once:
+
+    rank 0   config, options, mesh --+
+    rank 1   config, options, mesh --+--> all-gather --> the same verdict
+
+Weights are drawn from the seed and slices of one config: ranks with different values
+would train a wrong model.
+"""
+
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
+from xtrain.comm.agreement import problem_of
+from xtrain.comm.call_agreement import check_same_on
 from xtrain.model.config import XtrainConfig
 
-AXES = {
-    "pipeline": "XtrainModel.stages(config, mesh, schedule) makes the stages of a rank",
-}
-"""Axes that a whole model cannot be cut over, and what can."""
-EXPERT_AXES = ("expert_data", "expert")
-CUT_OVER = ("data", *EXPERT_AXES, "context", "tensor")
 
-
-def check_mesh(
-    mesh: DeviceMesh | None, config: XtrainConfig, also: tuple[str, ...] = ()
+def check_same_config(
+    config: XtrainConfig,
+    mesh: DeviceMesh | None,
+    options: Mapping[str, Any],
+    problem: str | None = None,
 ) -> None:
-    """ValueError for an axis above 1 over which the model cannot be cut.
+    """ValueError on every rank unless all make the same model.
 
     Args:
-        also: axes over which it can be cut, besides `CUT_OVER`.
+        options: of the model; the device may differ.
+        problem: what is wrong on this rank.
     """
+    problem = problem_of(lambda: check_config(config)) or problem
     if mesh is None:
+        if problem is not None:
+            raise ValueError(problem)
         return
-    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-    for axis, size in zip(names, mesh.shape, strict=True):
-        if size > 1 and axis not in (*CUT_OVER, *also):
-            known = ", ".join((*CUT_OVER, *AXES))
-            hint = AXES.get(axis, f"known axes are {known}")
-            raise ValueError(
-                f"mesh axis {axis!r} has size {size}, but this model cannot be cut "
-                f"over it: {hint}"
-            )
-    check_expert_axes(dict(zip(names, mesh.shape, strict=True)), config)
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    said: dict[str, object] = {} if problem else fields_of(config)
+    said |= {name: value for name, value in options.items() if name != "device"}
+    said |= {"dtype": dtype, "mesh": f"{mesh.mesh_dim_names} {tuple(mesh.shape)}"}
+    check_same_on("models", groups_of(mesh), said, problem)
 
 
-def check_expert_axes(sizes: dict[str, int], config: XtrainConfig) -> None:
-    """ValueError unless a mesh with these axes may have expert ranks."""
-    above = [axis for axis in EXPERT_AXES if sizes.get(axis, 1) > 1]
-    if not above:
-        return
-    if not config.num_local_experts:
-        raise ValueError(
-            f"mesh axis {above[0]!r} has size {sizes[above[0]]}, but this model has no "
-            'experts, num_local_experts=0: its data axis is "data"'
-        )
-    if sizes.get("data", 1) > 1:
-        raise ValueError(
-            f"mesh axes 'data' and {above[0]!r}: with experts the data axis is "
-            'written as ("expert_data", "expert"), and never together with "data"'
-        )
-    experts, ranks = config.num_local_experts, sizes.get("expert", 1)
-    if experts % ranks:
-        raise ValueError(
-            f"num_local_experts={experts} on {ranks} expert ranks: each needs as many "
-            "as the others"
-        )
+def check_config(config: object) -> None:
+    if not isinstance(config, XtrainConfig):
+        raise ValueError(f"config is a {type(config).__name__}, not an XtrainConfig")
+
+
+def fields_of(config: Any) -> dict[str, object]:
+    """A config's values by name; those of a part after the part's name."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            parts = fields_of(value).items()
+            found |= {f"{field.name}.{name}": part for name, part in parts}
+        else:
+            found[field.name] = value
+    return found
+
+
+def groups_of(mesh: DeviceMesh) -> list[ProcessGroup]:
+    """Groups through which all ranks of a mesh hear of each other."""
+    if mesh.size() == dist.get_world_size():
+        return [dist.group.WORLD]  # type: ignore[list-item]
+    return [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
 
 def check_inputs(

@@ -28,7 +28,7 @@ from xtrain.context_parallel import (
 )
 from xtrain.context_parallel.balance import BALANCES, check_balance
 from xtrain.model.config import XtrainConfig
-from xtrain.model.placement import axis_size
+from xtrain.model.mesh_axes import axis_size
 
 ATTENTIONS = ("ring", "all_gather", "ulysses")
 

@@ -31,23 +31,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_gather_split
-from xtrain.comm.rounds import paused
-from xtrain.model.auxiliary_losses import auxiliary_loss
-from xtrain.model.balance import update_biases
-from xtrain.model.checks import check_mesh
+from xtrain.model.balance import auxiliary_loss, update_biases
+from xtrain.model.checks import check_same_config
 from xtrain.model.config import XtrainConfig
+from xtrain.model.decoder_parts import DecoderParts
 from xtrain.model.gradient_sums import check_not_sharded
 from xtrain.model.loss import count_labels, mean_cross_entropy, sum_unless
-from xtrain.model.placement import axis_size, is_first
-from xtrain.model.same_model import check_same_config
-from xtrain.model.span import DecoderSpan
+from xtrain.model.mesh_axes import axis_size, check_mesh, is_first
 from xtrain.model.stages import as_stages, make_modules
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import Schedule
 from xtrain.zero.clip import clip_sharded_grad_norm_
 
 
-class XtrainModel(DecoderSpan):
+class XtrainModel(DecoderParts):
     """The whole decoder: embedding, layers, norm and head.
 
     On the meta device it takes no memory; `to_empty` and then `reset_parameters` (or a
@@ -165,8 +162,7 @@ class XtrainModel(DecoderSpan):
         if labels is not None:
             count = count_labels(labels, self.data, problem, self.everyone)
         else:
-            with paused():
-                sum_unless(problem, None, self._called_together())
+            sum_unless(problem, None, self._called_together())
         logits_BSV = self.run(tokens, positions, mask=token_mask)
         cut = self.context
         if labels is not None:

@@ -19,6 +19,7 @@ from xtrain.checkpoint import About, CheckpointError
 from xtrain.checkpoint.bare_file import about, opened_safetensors, read_box
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
+from xtrain.model.decoder_parts import Carried, DecoderParts
 from xtrain.model.hf_config import CARRIED, config_from_hf
 from xtrain.model.hf_files import (
     CONFIG,
@@ -30,10 +31,8 @@ from xtrain.model.hf_files import (
     only_dtype,
     read_json,
 )
-from xtrain.model.hf_names import hf_sources, tensors_of
-from xtrain.model.hf_shapes import check_counts, whole_shapes
-from xtrain.model.placement import check_whole_world
-from xtrain.model.span import Carried, DecoderSpan
+from xtrain.model.hf_names import check_counts, hf_sources, tensors_of, whole_shapes
+from xtrain.model.mesh_axes import check_whole_world
 from xtrain.model.stages import as_stages, check_ranks, make_modules
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import Schedule
@@ -113,7 +112,7 @@ def _look(
     return config, files, dtype or only_dtype(there), carried
 
 
-def _load(modules: Sequence[DecoderSpan], files: Files, carried: Carried) -> None:
+def _load(modules: Sequence[DecoderParts], files: Files, carried: Carried) -> None:
     """Give modules on the meta device memory, and what the files have for them."""
     for module in modules:
         module.carried = carried
@@ -122,7 +121,7 @@ def _load(modules: Sequence[DecoderSpan], files: Files, carried: Carried) -> Non
             _fill(module, path, names)
 
 
-def _fill(module: DecoderSpan, path: Path, names: set[str]) -> None:
+def _fill(module: DecoderParts, path: Path, names: set[str]) -> None:
     """Copy this rank's slices out of one file."""
     with opened_safetensors(path) as opened:
         for name, parameter in module.named_parameters():

@@ -4,7 +4,6 @@ Shapes: B batch, S sequence, V vocabulary.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from math import prod
 
 import torch
@@ -14,9 +13,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import all_reduce_identity
-from xtrain.comm.call_agreement import check_same_on
+from xtrain.comm.call_agreement import check_same_on, reduce_question
 from xtrain.comm.checks import group_or_world, message_device
-from xtrain.comm.rounds import paused
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
 
 IGNORED = -100
@@ -57,7 +55,7 @@ def sum_unless(
 
     Args:
         number: not needed of a rank with a problem.
-        data: whose sum is wanted; that of the others is a check, in no ledger.
+        data: whose sum is wanted; the sum over the others is a check.
     """
     if not groups:
         if problem is not None:
@@ -67,8 +65,10 @@ def sum_unless(
         number = torch.tensor(0, device=message_device(groups[0]))
     both = torch.stack([number, number.new_tensor(int(problem is not None))])
     for group in groups:
-        with nullcontext() if group is data else paused():
+        if group is data:
             dist.all_reduce(both, group=group)
+        else:
+            reduce_question(both, group)
     if both.device.type != "cpu":
         torch._assert_async(both[1] == 0)
     elif both[1] > 0:

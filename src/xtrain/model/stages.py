@@ -8,7 +8,7 @@ Stages cost about the same FLOPs. A rank makes the modules of its own stages alo
 Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,26 +17,22 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_reduce_identity
+from xtrain.comm.deferred import active_queue
 from xtrain.comm.mesh import axis_group
-from xtrain.model.balance import update_biases
-from xtrain.model.checks import check_mesh
+from xtrain.model.checks import check_same_config
 from xtrain.model.config import XtrainConfig
+from xtrain.model.decoder_parts import DecoderParts
+from xtrain.model.decoder_weights import TIED
 from xtrain.model.loss import IGNORED, sum_cross_entropy
+from xtrain.model.mesh_axes import axis_size, check_mesh
 from xtrain.model.overlapped_layers import Pieces, forward_over, layers_before
-from xtrain.model.placement import axis_size
-from xtrain.model.same_model import check_same_config
-from xtrain.model.span import DecoderSpan
-from xtrain.model.span_weights import TIED
-from xtrain.model.stage_gradients import gradients_of, unwrapped
 from xtrain.pipeline_parallel.cut import balanced_cut
-from xtrain.pipeline_parallel.deferred_gradients import current
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.schedules import Schedule
 from xtrain.tensor_parallel.shards import check_features, check_ids
-from xtrain.zero.clip import clip_sharded_grad_norm_
 
 
-class DecoderStage(DecoderSpan):
+class DecoderStage(DecoderParts):
     """What one virtual stage holds of the decoder; called in the order of stages."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -64,7 +60,7 @@ class DecoderStage(DecoderSpan):
             self.check_call(x, positions=positions)
             self.check_same_batch(x, None, positions)
         else:
-            check_features(f"decoder parts {self.span}", x, self.config.hidden_size)
+            check_features(f"decoder parts {self.parts}", x, self.config.hidden_size)
         return self.run(x, positions, through)
 
     def loss_fn(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +115,7 @@ class OverlappedDecoderStage(DecoderStage):
 
     def _run_over(self, backwards: Pieces, inputs: tuple) -> Tensor:
         x, positions = (*inputs, None)[:2]
-        in_pieces = current() is None  # else its own backward comes as B and W
+        in_pieces = active_queue() is None  # else its own backward comes as B and W
         over = partial(forward_over, self.layers, backwards, in_pieces)
         return self.checked_run(x, positions, over)
 
@@ -138,7 +134,7 @@ def part_costs(config: XtrainConfig, sequence: int = 1) -> list[int]:
     return [0, *costs, total - sum(costs)]
 
 
-def stage_spans(config: XtrainConfig, stages: int, sequence: int = 1) -> list[range]:
+def stage_parts(config: XtrainConfig, stages: int, sequence: int = 1) -> list[range]:
     """Which parts of the decoder, by number, each of so many stages holds."""
     costs = part_costs(config, sequence)
     if stages > len(costs):
@@ -192,13 +188,13 @@ def make_modules(
     check_same_config(config, mesh, cut | options, problem)
     group = axis_group(mesh, "pipeline")
     rank = 0 if group is None else group.rank()
-    spans = stage_spans(config, schedule.stages, sequence)
+    parts = stage_parts(config, schedule.stages, sequence)
     kind = OverlappedDecoderStage if hides_messages(mesh, schedule) else DecoderStage
     return {
         stage: kind(
             config,
             mesh,
-            spans[stage],
+            parts[stage],
             is_copy=schedule.rank_of(stage, 0) != rank,
             **options,
         )
@@ -227,39 +223,3 @@ def as_stages(modules: dict[int, DecoderStage], count: int) -> list[PipelineStag
                 )
         stages.append(PipelineStage(module, index, count, shared=shared))
     return stages
-
-
-def stage_modules(stages: Sequence[PipelineStage]) -> list[DecoderStage]:
-    """Their modules without wrappers; ValueError for those of another model."""
-    modules = [unwrapped(stage) for stage in stages]
-    for stage, module in zip(stages, modules, strict=True):
-        if not isinstance(module, DecoderStage):
-            raise ValueError(
-                f"stage {stage.index} is a {type(module).__name__}: give the stages "
-                "that XtrainModel.stages has made"
-            )
-    return modules  # type: ignore[return-value]
-
-
-def update_stages_balance_biases(
-    stages: Sequence[PipelineStage], rate: float = 1e-3
-) -> None:
-    """`XtrainModel.update_balance_biases` of a model in stages.
-
-    Every rank of the mesh calls it with its stages; the loads are those of all of them,
-    mirrored stages included.
-    """
-    update_biases(stage_modules(stages), rate)
-
-
-def clip_stages_grad_norm_(stages: Sequence[PipelineStage], max_norm: float) -> Tensor:
-    """Scale the gradients of all stages to a norm of at most `max_norm`.
-
-    Every rank of the mesh calls it with its stages, after the gradients are summed,
-    bare or under DDP, FSDP or a `ZeroOptimizer`. Returns what the norm was: that of the
-    full model, in which tied and mirrored parameters, and what several tensor or data
-    ranks hold alike, count once.
-    """
-    modules, held = stage_modules(stages), gradients_of(stages)
-    gradients, counts = [g for g, _ in held], [count for _, count in held]
-    return clip_sharded_grad_norm_(gradients, max_norm, modules[0].all_ranks(), counts)

@@ -8,7 +8,6 @@ point, so that a rank which does not answer has a name. Data ranks do the same a
 it. Only if something is wrong do they tell each other what.
 """
 
-import hashlib
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -18,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same, raising_everywhere
 from xtrain.comm.checks import group_or_world, message_device, rank_and_size
-from xtrain.pipeline_parallel.lost import exchange_all
+from xtrain.pipeline_parallel.lost_ranks import exchange_by_peer
 
 
 class NothingArrived(Exception):
@@ -27,11 +26,6 @@ class NothingArrived(Exception):
 
 class NotReduced(RuntimeError):
     """Gradients could not be summed over data ranks: perhaps one of them had failed."""
-
-
-def digest(what: object) -> int:
-    """A number of 48 bits for what something prints as."""
-    return int(hashlib.sha256(repr(what).encode()).hexdigest()[:12], 16)
 
 
 def agree_on_stages(
@@ -132,11 +126,13 @@ def of_all_ranks(mine: Sequence[float], group: ProcessGroup | None, at: str) -> 
     table[me] = torch.tensor(mine, dtype=torch.float64)
     table = table.to(message_device(group))
     if me == 0:
-        exchange_all([], [(table[peer], peer) for peer in range(1, size)], group, at)
-        exchange_all([(table, peer) for peer in range(1, size)], [], group, at)
+        exchange_by_peer(
+            [], [(table[peer], peer) for peer in range(1, size)], group, at
+        )
+        exchange_by_peer([(table, peer) for peer in range(1, size)], [], group, at)
     else:
-        exchange_all([(table[me], 0)], [], group, at)
-        exchange_all([], [(table, 0)], group, at)
+        exchange_by_peer([(table[me], 0)], [], group, at)
+        exchange_by_peer([], [(table, 0)], group, at)
     return table
 
 

@@ -1,7 +1,7 @@
 """What is wrong with what a rank brings: stages, a schedule, a batch.
 
-Each function returns a problem in words, or None: one rank's problem is an error on all
-of them, which `agreement` and `check_same` see to.
+`check_pipeline` raises on every rank. Each of the others returns a problem in words, or
+None: one rank's problem becomes an error on all of them in `agreement`.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,35 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.pipeline_parallel.agreement import digest
+from xtrain.comm.agreement import check_same
+from xtrain.comm.call_agreement import digest
+from xtrain.comm.checks import rank_and_size
+from xtrain.pipeline_parallel.agreement import agree_on_stages
+from xtrain.pipeline_parallel.communicators import check_communicators
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.pipeline_parallel.wrappers import check_wrappers
 from xtrain.schedules import Schedule, validate
 from xtrain.schedules.action import COMPUTE
+
+
+def check_pipeline(
+    stages: Sequence[Any],
+    schedule: Any,
+    loss_fn: Any,
+    group: ProcessGroup | None,
+    data_group: ProcessGroup | None,
+) -> None:
+    """What a runner is made of: ValueError on every rank if any has a problem."""
+    given = {"data_group": data_group is not None}
+    check_same("stages", [], group, given, check_data_group(data_group))
+    rank, size = rank_and_size(group)
+    problem = (
+        check_schedule(schedule, size)
+        or check_stages(stages, schedule, rank, loss_fn)
+        or check_wrappers(stages, data_group)
+        or check_communicators(group, device_of(stages))
+    )
+    agree_on_stages(problem, named(schedule), group, data_group)
 
 
 def check_schedule(schedule: Any, size: int) -> str | None:
@@ -131,3 +156,11 @@ def check_mode(device: str) -> str | None:
             "torch.autocast(..., dtype=torch.bfloat16)"
         )
     return None
+
+
+def device_of(stages: Sequence[PipelineStage]) -> torch.device:
+    """Where the stages' parameters are; torch's default device if there are none."""
+    for stage in stages:
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            return tensor.device
+    return torch.get_default_device()

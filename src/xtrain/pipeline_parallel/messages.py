@@ -29,18 +29,24 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
-from xtrain.comm.rounds import one_round
 from xtrain.comm.work import Work
-from xtrain.pipeline_parallel.likes import (
+from xtrain.pipeline_parallel.communicators import second_group
+from xtrain.pipeline_parallel.lost_ranks import naming_lost_ranks
+from xtrain.pipeline_parallel.message_header import (
     HEADER,
-    Like,
-    Likes,
-    likes_of,
+    Metas,
+    TensorMeta,
+    metas_of,
     read_header,
     write_header,
 )
-from xtrain.pipeline_parallel.lost import naming_lost_ranks
-from xtrain.schedules import Action, Schedule
+from xtrain.schedules import (
+    Action,
+    Schedule,
+    forward_only,
+    with_messages,
+    with_reductions,
+)
 from xtrain.schedules.action import MESSAGES
 
 
@@ -69,15 +75,17 @@ class Messages:
             sends_that_arrived(schedule, self.rank, peer)
             for peer in range(schedule.ranks)
         ]
-        self.likes: dict[tuple[int, int], Likes | None] = {}
+        self.metas: dict[tuple[int, int], Metas | None] = {}
         """What each stage returns for each micro-batch; None if it has failed."""
+        self.signature: object = None
+        """Of the shapes that the ranks have agreed on; None for none."""
         self.begin(negotiate=True)
 
     def begin(self, negotiate: bool) -> None:
         """Start a step, and await the first message of each rank."""
         self._negotiates = negotiate
         if negotiate:
-            self.likes.clear()
+            self.metas.clear()
         self._sends: dict[int, list[Work]] = defaultdict(list)
         self._expected: dict[int, deque[Action]] = defaultdict(deque)
         self._received: dict[int, int] = defaultdict(int)
@@ -98,11 +106,11 @@ class Messages:
         """
         peer = message_peer(self.schedule, action)
         if action.kind == "SEND_F" and self._negotiates:
-            likes = None if tensors is None else likes_of(tensors)
-            self.likes[action.stage, action.micro_batch] = likes
-            tensors = (write_header(likes).to(self.device), *(tensors or ()))
+            metas = None if tensors is None else metas_of(tensors)
+            self.metas[action.stage, action.micro_batch] = metas
+            tensors = (write_header(metas).to(self.device), *(tensors or ()))
         elif tensors is None:
-            tensors = tuple(self._empty(x).zero_() for x in self._likes_of(action))
+            tensors = tuple(self._empty(x).zero_() for x in self._metas_of(action))
         tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
         group = self._down if peer < self.rank else self._up
         with naming_lost_ranks(peer, self._up, action):
@@ -123,8 +131,8 @@ class Messages:
         if not self._negotiates and self._expected[peer]:
             self._await_next(peer)
         self._forget_sends(peer)
-        for tensor, like in zip(tensors, self._likes_of(action), strict=True):
-            tensor.requires_grad_(like.needs_gradient and action.kind == "RECV_F")
+        for tensor, meta in zip(tensors, self._metas_of(action), strict=True):
+            tensor.requires_grad_(meta.needs_gradient and action.kind == "RECV_F")
         return tensors
 
     def finish(self) -> None:
@@ -152,35 +160,35 @@ class Messages:
                     call = group.send if sends else group.recv
                     Work(post_each(call, first, peer)).wait()
 
-    def agreed(self, stage: int, i: int) -> Likes | None:
+    def agreed(self, stage: int, i: int) -> Metas | None:
         """What a stage has to return, if that is agreed."""
-        return None if self._negotiates else self.likes[stage, i]
+        return None if self._negotiates else self.metas[stage, i]
 
     def has_failed(self, action: Action) -> bool:
         """Whether nothing arrived, because the rank that sends has failed."""
         received = action.kind == "RECV_F"
-        return received and self.likes[action.stage - 1, action.micro_batch] is None
+        return received and self.metas[action.stage - 1, action.micro_batch] is None
 
-    def _likes_of(self, action: Action) -> Likes:
-        """What the tensors of a message look like."""
+    def _metas_of(self, action: Action) -> Metas:
+        """What the tensors of a message look meta."""
         kind, stage, i, _ = action
         before = kind in ("RECV_F", "SEND_B")  # the stage that returned the activation
-        likes = self.likes[stage - before, i] or ()
-        return tuple(x for x in likes if kind.endswith("F") or x.needs_gradient)
+        metas = self.metas[stage - before, i] or ()
+        return tuple(x for x in metas if kind.endswith("F") or x.needs_gradient)
 
-    def _empty(self, like: Like) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype, device=self.device)
+    def _empty(self, meta: TensorMeta) -> Tensor:
+        return torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
 
     def _await_next(self, peer: int) -> None:
         action = self._expected[peer][0]
-        tensors = tuple(self._empty(like) for like in self._likes_of(action))
+        tensors = tuple(self._empty(meta) for meta in self._metas_of(action))
         self._posted[peer] = tensors, self._post_recv(peer, action, tensors)
 
     def _recv_header(self, peer: int, action: Action) -> None:
         numbers = torch.empty(HEADER, dtype=torch.int64, device=self.device)
         with naming_lost_ranks(peer, self._up, action):
             self._post_recv(peer, action, (numbers,)).wait()
-        self.likes[action.stage - 1, action.micro_batch] = read_header(numbers)
+        self.metas[action.stage - 1, action.micro_batch] = read_header(numbers)
 
     def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
         group = self._up if peer < self.rank else self._down
@@ -196,12 +204,22 @@ class Messages:
         self._ended[peer] = max(self._ended[peer], arrived)
 
 
+def messages_of(
+    schedule: Schedule, group: ProcessGroup | None, device: torch.device
+) -> tuple[Messages, Messages]:
+    """Those of a step, and those of its forwards alone, over the same groups."""
+    down = second_group(group, device)
+    step = Messages(with_messages(with_reductions(schedule)), group, device, down)
+    if down is not None:
+        step.connect()
+    return step, Messages(with_messages(forward_only(schedule)), group, device, down)
+
+
 def post_each(
     call: Callable[..., dist.Work], tensors: Iterable[Tensor], peer: int
 ) -> list[dist.Work]:
     """Begin to send or to receive, one by one; empty tensors need no message."""
-    with one_round():
-        return [call([as_real(t)], peer, 0) for t in tensors if t.numel() > 0]
+    return [call([as_real(t)], peer, 0) for t in tensors if t.numel() > 0]
 
 
 def as_real(tensor: Tensor) -> Tensor:

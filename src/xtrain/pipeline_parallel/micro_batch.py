@@ -8,6 +8,7 @@ The outputs themselves are not kept: backward begins at their edges of the graph
 their memory is free as soon as they have been sent.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from xtrain.pipeline_parallel.deferred_gradients import suspended
+from xtrain.comm.deferred import suspended
 from xtrain.pipeline_parallel.split_backward import SplitBackward, split_backward
+from xtrain.schedules import Schedule
 
 
 def as_tuple(value: Any, what: str) -> tuple[Tensor, ...]:
@@ -28,6 +30,25 @@ def as_tuple(value: Any, what: str) -> tuple[Tensor, ...]:
                 f"{what} is {type(one).__name__}, not a tensor or a tuple of tensors"
             )
     return values
+
+
+def micro_batches(batch: Tensor | Sequence[Tensor] | None, count: int) -> list[Any]:
+    """A batch cut along dimension 0 into `count` parts; nothing for None."""
+    if batch is None:
+        return []
+    if isinstance(batch, Tensor):
+        return list(torch.tensor_split(batch, count))
+    return list(zip(*(torch.tensor_split(t, count) for t in batch), strict=True))
+
+
+def own_micro_batches(
+    batch: Any, stage: int, *, schedule: Schedule, rank: int
+) -> dict[int, Any]:
+    """Those of a batch that are in this stage on this rank, by their number."""
+    numbers = range(schedule.micro_batches)
+    own = [i for i in numbers if schedule.rank_of(stage, i) == rank]
+    rows = micro_batches(batch, len(numbers)) if own else []
+    return {i: rows[i] for i in own if rows}
 
 
 def received(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

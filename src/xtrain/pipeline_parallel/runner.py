@@ -15,47 +15,34 @@ Bubble Pipeline Parallelism, 2023; DeepSeek-AI, DeepSeek-V3, 2024.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same
+from xtrain.comm.call_agreement import digest
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.main_grad import accumulate_in_fp32
-from xtrain.pipeline_parallel.agreement import (
-    agree_on_stages,
-    agree_to_begin,
-    digest,
-    sums_of_all,
-)
+from xtrain.pipeline_parallel.agreement import agree_to_begin, sums_of_all
 from xtrain.pipeline_parallel.checks import (
     check_batch,
-    check_data_group,
     check_mode,
-    check_schedule,
-    check_stages,
-    named,
+    check_pipeline,
+    device_of,
     needs_stage,
     rows_of,
 )
-from xtrain.pipeline_parallel.lost import forget
-from xtrain.pipeline_parallel.messages import Messages
-from xtrain.pipeline_parallel.queues import check_queues, group_of_its_own
-from xtrain.pipeline_parallel.reductions import Reductions
-from xtrain.pipeline_parallel.set_aside import SetAside
-from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
+from xtrain.pipeline_parallel.computations import Computations
+from xtrain.pipeline_parallel.executor import Executor
+from xtrain.pipeline_parallel.gradients import PreviousGradients, Reductions
+from xtrain.pipeline_parallel.loss import LossFunction, StepLoss
+from xtrain.pipeline_parallel.lost_ranks import forget
+from xtrain.pipeline_parallel.messages import Messages, messages_of
+from xtrain.pipeline_parallel.micro_batch import own_micro_batches
 from xtrain.pipeline_parallel.stage import PipelineStage
-from xtrain.pipeline_parallel.step import LossFunction, Step
-from xtrain.pipeline_parallel.wrappers import check_wrappers, reduces_shards
-from xtrain.schedules import (
-    Action,
-    Schedule,
-    forward_only,
-    with_messages,
-    with_reductions,
-)
+from xtrain.schedules import Action, Schedule
 
 Batch = Tensor | Sequence[Tensor] | None
 
@@ -93,46 +80,19 @@ class PipelineRunner:
     ):
         several = isinstance(stages, list | tuple | nn.ModuleList)
         own: list[PipelineStage] = list(stages) if several else [stages]  # type: ignore
-        self.rank, size = rank_and_size(group)
         forget()  # what this rank wrote about an earlier pipeline
-        given = {"data_group": data_group is not None}
-        check_same("stages", [], group, given, check_data_group(data_group))
-        problem = (
-            check_schedule(schedule, size)
-            or check_stages(own, schedule, self.rank, loss_fn)
-            or check_wrappers(own, data_group)
-            or check_queues(group, device_of(own))
-        )
-        agree_on_stages(problem, named(schedule), group, data_group)
+        check_pipeline(own, schedule, loss_fn, group, data_group)
+        self.rank = rank_and_size(group)[0]
         self.stages = {stage.index: stage for stage in own}
         self.schedule, self.loss_fn = schedule, loss_fn
         self.group, self.data_group = group, data_group
         self.parameters = list(dict.fromkeys(p for s in own for p in s.parameters()))
         accumulate_in_fp32(self.parameters, fp32_gradients)
-        mirrored = schedule.placement == "mirror"
-        sharded = {
-            p for s in own if reduces_shards(s.reduction) for p in s.parameters()
-        }
-        self._shared = SharedGradients(held_by_name(own, mirrored), group, sharded)
-        self._reductions = Reductions(own, self._shared)
-        device = device_of(own)
-        down = group_of_its_own(group, device)
-        full = with_messages(with_reductions(schedule))
-        forwards = with_messages(forward_only(schedule))
-        self._messages = Messages(full, group, device, down)
-        if down is not None:
-            self._messages.connect()
-        self._forwards = Messages(forwards, group, device, down)
-        self._signatures: dict[Messages, object] = {}
-        last = schedule.stages - 1
-        self._failed = False
+        self._reductions = Reductions(own, schedule.placement == "mirror", group)
+        self._messages, self._forwards = messages_of(schedule, group, device_of(own))
         self._needs_inputs = needs_stage(schedule, 0, self.rank)
-        self._needs_targets = needs_stage(schedule, last, self.rank)
-        self._splits = {
-            (action.stage, action.micro_batch)
-            for action in schedule.actions[self.rank]
-            if action.kind == "W"
-        }
+        self._needs_targets = needs_stage(schedule, schedule.stages - 1, self.rank)
+        self._failed = False
         self.executed: list[Action] = []
         """What the last call did, in order, messages included."""
         self.times: list[tuple[float, float]] = []
@@ -161,11 +121,12 @@ class PipelineRunner:
         """
         problem = check_mode(self._messages.device.type) or self._reductions.changed()
         step = self._begin(self._messages, self.loss_fn, inputs, targets, problem)
-        before = SetAside(self._reductions.parameters())
+        before = PreviousGradients(self._reductions.parameters())
         try:
             with torch.enable_grad(), self._reductions.no_sync():
                 step.run()
-                step.attempt(self._reductions.reduce_rest)
+                with step.failure.caught("the sum of gradients", reducing=True):
+                    self._reductions.reduce_rest()
             total, count = self._end(step)
         except BaseException:
             before.put_back()
@@ -187,7 +148,8 @@ class PipelineRunner:
         step = self._begin(self._forwards, None, inputs, None)
         step.run()
         self._end(step)
-        return [step.outputs[i] for i in sorted(step.outputs)]
+        outputs = step.computations.loss.outputs
+        return [outputs[i] for i in sorted(outputs)]
 
     def _begin(
         self,
@@ -196,7 +158,7 @@ class PipelineRunner:
         inputs: Batch,
         targets: Batch,
         problem: str | None = None,
-    ) -> Step:
+    ) -> Executor:
         """A step with its micro-batches, when all ranks are ready for it."""
         m, needed = self.schedule.micro_batches, []
         if self._needs_inputs:
@@ -208,30 +170,32 @@ class PipelineRunner:
         rows = [] if problem else [rows_of(batch) for batch in needed]
         known = digest(None if problem else self._shapes(inputs))
         signature = agree_to_begin(problem, rows, known, self.group, self.data_group)
-        negotiate = self._signatures.get(messages) != signature
+        negotiate = messages.signature != signature
         if negotiate:
-            self._shared.check_equal()
+            self._reductions.shared.check_equal()
         messages.begin(negotiate)
-        self._signatures[messages] = signature
-        reduce = self._reductions.reduce
-        step = Step(self.stages, messages, loss_fn, self._splits, reduce)
-        step.load(
-            inputs if self._needs_inputs else None,
-            targets if self._needs_targets else None,
-        )
-        return step
+        messages.signature = signature
+        own = partial(own_micro_batches, schedule=self.schedule, rank=self.rank)
+        loss = StepLoss(loss_fn, own(targets, self.schedule.stages - 1))
+        computations = Computations(self.stages, messages, loss, own(inputs, 0))
+        return Executor(computations, messages, self._reductions.reduce)
 
-    def _end(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _end(self, step: Executor) -> tuple[Tensor, Tensor]:
         """The sum of the loss and the count (at least 1) of all ranks."""
         self.executed, self.times = step.executed, step.times
-        self.peak_activations = step.peak / self.schedule.chunks
+        self.peak_activations = step.computations.peak / self.schedule.chunks
+        loss, failure = step.computations.loss, step.failure
+        if problem := loss.wrong_count():
+            stage = self.schedule.stages - 1
+            failure.keep(ValueError(f"stage {stage}: {problem}"))
         try:
             total, count = sums_of_all(
-                step.total, step.count, step.failure, self.group, self.data_group
+                loss.total, loss.count, failure.error, self.group, self.data_group
             )
         except (ValueError, RuntimeError):  # on every rank
-            self._signatures.clear()  # what was agreed need not be what was sent
-            self._failed = self._failed or step.failure is not None
+            # what was agreed need not be what was sent
+            self._messages.signature = self._forwards.signature = None
+            self._failed = self._failed or failure.error is not None
             raise
         if self._failed:
             self._failed = False
@@ -249,11 +213,3 @@ class PipelineRunner:
             [stage.module.training for stage in self.stages.values()],
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
-
-
-def device_of(stages: Sequence[PipelineStage]) -> torch.device:
-    """Where the stages' parameters are; torch's default device if there are none."""
-    for stage in stages:
-        for tensor in (*stage.parameters(), *stage.buffers()):
-            return tensor.device
-    return torch.get_default_device()

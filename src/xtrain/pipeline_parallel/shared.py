@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.main_grad import gradient_dtype, set_gradient, unround
-from xtrain.pipeline_parallel.lost import exchange_all
+from xtrain.pipeline_parallel.lost_ranks import exchange_by_peer
 from xtrain.pipeline_parallel.stage import PipelineStage
 
 Shared = dict[str, list[nn.Parameter]]
@@ -132,7 +132,7 @@ class SharedGradients:
             others = [peer for peer in ranks if peer != self.rank]
             sends += [(tensor, peer) for peer in others for tensor in own]
             recvs += [(part, peer) for peer in others for part in parts[name][peer]]
-        exchange_all(sends, recvs, self.group, "the sum of shared gradients")
+        exchange_by_peer(sends, recvs, self.group, "the sum of shared gradients")
         for name, by_rank in parts.items():
             in_one_order = [by_rank[rank] for rank in sorted(by_rank)]
             if not any(exists.item() for _, exists in in_one_order):

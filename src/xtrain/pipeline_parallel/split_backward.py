@@ -28,8 +28,7 @@ from torch.autograd import _make_grads
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from xtrain.comm.deferred import Later
-from xtrain.pipeline_parallel.deferred_gradients import DeferredGradients
+from xtrain.comm.deferred import Deferral, DeferredGradients
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
 
@@ -53,7 +52,7 @@ class SplitBackward(DeferredGradients):
             called = CALLS[func](*args, **kwargs)
             if called is not None and called[1].requires_grad:
                 x, *weights = as_autocast(*called)
-                later, places = self.stand_ins(*weights)
+                later, places = self.deferral(*weights)
                 if later is not None:
                     return _Linear.apply(later, x, *places)
         return func(*args, **kwargs)
@@ -72,7 +71,7 @@ class SplitBackward(DeferredGradients):
         try:
             run_backward(self, outputs, gradients)
         except BaseException:
-            self.forget_deferred()
+            self.queue.clear()
             raise
         finally:
             self.deferring = False
@@ -92,7 +91,7 @@ class SplitBackward(DeferredGradients):
         try:
             self.compute_deferred()
         finally:
-            self.forget_deferred()
+            self.queue.clear()
 
     def backward(
         self,
@@ -177,7 +176,7 @@ class _Linear(torch.autograd.Function):
     """x W^T + b, whose backward leaves dW and db to `later`."""
 
     @staticmethod
-    def forward(ctx: Any, later: Later, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, later: Deferral, x: Tensor, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, weights[0])
         ctx.later, ctx.nones = later, [None] * len(weights)
         return F.linear(x, *weights)

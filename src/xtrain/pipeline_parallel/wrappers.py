@@ -16,10 +16,8 @@ Each check speaks of this rank alone.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
@@ -134,8 +132,3 @@ def check_shared(stage: PipelineStage) -> str | None:
                 "DistributedDataParallel or ZeroOptimizer"
             )
     return None
-
-
-def reduces_shards(reduction: Any) -> bool:
-    """Whether it cuts whole gradients into shards of its own, as ZeRO 1 and 2 do."""
-    return reduction is not None and not isinstance(reduction, nn.Module)

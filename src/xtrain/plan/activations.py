@@ -7,17 +7,41 @@
     between a column and a row      24         24 / t               24 / t
     scores: softmax, mask, dropout   5 a s/h   5 a s/h / t          5 a s/h / t
 
-Elements of two bytes, dropout masks of one; a GELU layer four times as wide; scores are
-kept, as they are without a fused attention. "selective" recomputes the scores, "full"
-the whole layer from its input.
+`activation_memory` counts that layer: elements of two bytes, dropout masks of one; a
+GELU layer four times as wide; scores are kept, as they are without a fused attention.
+"selective" recomputes the scores, "full" the whole layer from its input.
 
-Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer
-Models, 2022, section 4 and table 2.
+`layer_activations` counts a layer with fused attention, SwiGLU and RMSNorm:
 
-Symbols: s sequence, b batch, h hidden size, a heads, t tensor ranks.
+    in units of one token, 2 bytes an element      elements      divided by t
+    inputs of two norms, and what they return      4 h           with slices only
+    queries, output of attention                   2 a d         yes
+    keys, values                                   2 k d         yes
+    gate, up, and their product                    3 f           yes
+    log-sum-exp of attention, fp32                 a             yes
+
+    sum with slices of the sequence over t    (12 h + 4 h k/a + 6 f) / t bytes a token
+
+Of experts, a token's k copies go in and come out, each with its own inner values; the
+router keeps its scores and probabilities in fp32. A recomputed layer keeps its input
+alone and, during its recomputation, everything of one layer. A fused kernel recomputes
+the scores of attention by itself, so "selective" frees nothing.
+
+Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer
+Models, 2022, section 4 and table 2; own count of what each operation reads in backward;
+Dao et al., 2022 (the log-sum-exp).
+
+Symbols: s sequence, b batch, h hidden size, a heads, k key heads, d head size, f inner
+size, t tensor ranks.
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
+
+from xtrain.plan.checks import require_whole
+from xtrain.plan.published import LatentShape
+from xtrain.plan.shapes import ModelShape
+from xtrain.plan.traffic import FP32
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -57,3 +81,86 @@ def activation_memory(
     if recompute == "none":
         inside += Fraction(5 * heads * sequence, hidden)
     return float(unit * (10 * outside + inside * share))
+
+
+HALF = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LayerActivations:
+    """Bytes on one rank, by what they are."""
+
+    norms: float
+    """What goes into the two norms and comes out of them; or a layer's one input."""
+    attention: float
+    statistics: float
+    mlp: float
+    experts: float = 0.0
+    """Copies of tokens before and after the experts, and the router's scores."""
+
+    @property
+    def total(self) -> float:
+        return self.norms + self.attention + self.statistics + self.mlp + self.experts
+
+
+def layer_activations(
+    shape: ModelShape,
+    tokens: int,
+    *,
+    layer: int | None = None,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    itemsize: int = HALF,
+) -> LayerActivations:
+    """What a layer keeps of `tokens` tokens of a micro-batch, on one rank.
+
+    Args:
+        tokens: that a rank has in attention: batch x sequence / context ranks.
+        layer: its number; the last unless given.
+        tensor: ranks that share the layer.
+        sequence_parallel: they share the sequence outside its matrices, too.
+        recompute: "none", "selective" (the same here) or "full".
+        itemsize: bytes of an activation.
+    """
+    require_whole("tokens", tokens)
+    require_whole("tensor", tensor)
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute={recompute!r} is not one of {RECOMPUTE}")
+    number = shape.num_hidden_layers - 1 if layer is None else layer
+    unit = tokens * itemsize
+    outside = unit * shape.hidden_size / (tensor if sequence_parallel else 1)
+    if recompute == "full":
+        return LayerActivations(outside, 0.0, 0.0, 0.0)
+    moe = shape.is_moe(number)
+    inner = shape.mlp_matrices * shape.intermediate_size
+    if moe:  # shared experts are one SwiGLU
+        inner = 3 * shape.n_shared_experts * (shape.moe_intermediate_size or 0)
+    return LayerActivations(
+        norms=4 * outside,
+        attention=unit * _attention_elements(shape, tensor),
+        statistics=FP32 * tokens * shape.num_attention_heads / tensor,
+        mlp=unit * inner / tensor,
+        experts=_expert_bytes(shape, tokens, tensor, itemsize) if moe else 0.0,
+    )
+
+
+def _attention_elements(shape: ModelShape, tensor: int) -> float:
+    """Queries, keys, values and the output, of one token on one rank."""
+    heads = shape.num_attention_heads
+    if isinstance(shape, LatentShape):
+        keys = shape.head_dim + shape.qk_rope_head_dim
+        cut = heads * (2 * keys + 2 * shape.v_head_dim) / tensor
+        # Before and after the norm of each rank, whole on every tensor rank.
+        ranks = 2 * (shape.q_lora_rank + shape.kv_lora_rank) + shape.qk_rope_head_dim
+        return cut + ranks
+    key_heads = max(shape.num_key_value_heads / tensor, 1)
+    return 2 * shape.head_dim * (heads / tensor + key_heads)
+
+
+def _expert_bytes(shape: ModelShape, tokens: int, tensor: int, itemsize: int) -> float:
+    """Of routed experts under even routing: as many copies arrive as leave."""
+    copies = tokens * shape.num_experts_per_tok
+    inner = 3 * (shape.moe_intermediate_size or 0) / tensor
+    scores = 2 * FP32 * tokens * shape.num_local_experts
+    return copies * (2 * shape.hidden_size + inner) * itemsize + scores

@@ -62,7 +62,7 @@ def context_bytes(
     of_a_head = batch * tokens * head_dim
     if way == "ulysses":
         if heads % ranks:
-            raise ValueError(f"heads={heads} cannot be cut evenly for {ranks} ranks")
+            raise ValueError(f"heads={heads} is not divisible by {ranks} ranks")
         sent = 2 * heads + 2 * math.lcm(key_heads, ranks)
         each = (ranks - 1) * sent * of_a_head // ranks * itemsize
         return each, each

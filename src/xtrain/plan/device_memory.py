@@ -19,12 +19,10 @@ Narayanan et al., 2021, section 2.2; torch's FSDP2 (what is gathered when).
 
 from dataclasses import dataclass, fields, replace
 
-from xtrain.plan.activations import activation_memory
+from xtrain.plan.activations import HALF, activation_memory, layer_activations
 from xtrain.plan.bubble import pipeline_activations
-from xtrain.plan.device import DeviceParameters, device_parameters
-from xtrain.plan.layer_activations import HALF, layer_activations
-from xtrain.plan.layout import Layout
-from xtrain.plan.memory import RECIPES, Recipe, state_memory
+from xtrain.plan.layout import DeviceParameters, Layout, device_parameters
+from xtrain.plan.memory import Recipe, recipe_of, state_memory
 from xtrain.plan.shapes import ModelShape
 
 LOGIT_BYTES = 10
@@ -109,15 +107,6 @@ def memory_per_device(
     return DeviceMemory(
         *states, kept, live, logits, *gathered_bytes(held, layout, kind)
     )
-
-
-def recipe_of(recipe: str | Recipe) -> Recipe:
-    """The recipe of that name; ValueError names those that are known."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe={recipe!r}: there are {sorted(RECIPES)}")
-    return RECIPES[recipe]
 
 
 def state_bytes(

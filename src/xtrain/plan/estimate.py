@@ -17,30 +17,27 @@ Sources: Narayanan et al., 2021; the alpha-beta model and closed forms of
 `xtrain.plan.cost` and `xtrain.plan.bubble`.
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from xtrain.plan.bubble import pipeline_delay, pipeline_idle
 from xtrain.plan.checks import require_positive, require_share, require_whole
-from xtrain.plan.device import DeviceParameters, device_parameters
 from xtrain.plan.device_memory import (
     DeviceMemory,
     layer_bytes,
     memory_per_device,
     pipeline_positions,
-    recipe_of,
     state_bytes,
     verdict,
 )
 from xtrain.plan.hardware import Accelerator
-from xtrain.plan.layout import PLACEMENTS, Layout
+from xtrain.plan.layout import PLACEMENTS, DeviceParameters, Layout, device_parameters
 from xtrain.plan.layout_rules import check_layout
-from xtrain.plan.links import Links
+from xtrain.plan.memory import recipe_of
 from xtrain.plan.pass_seconds import Pass, PassTimes, cut_of
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.step_traffic import data_transfers, message_size
 from xtrain.plan.throughput import hardware_flops, model_flops
-from xtrain.plan.transfer import dtypes_of
+from xtrain.plan.transfer import Links, dtypes_of
 
 GIB = 2**30
 
@@ -153,7 +150,10 @@ class Estimator:
         """Of a layout that breaks no rule."""
         memory, position = self.fullest(layout)
         slowest = max(
-            (self.rank_pass(layout, rank) for rank in set(self.positions(layout))),
+            (
+                self.rank_pass(layout, rank)
+                for rank in pipeline_positions(layout).values()
+            ),
             key=lambda one: one.seconds,
         )
         parts = self.seconds(layout, slowest)
@@ -173,9 +173,6 @@ class Estimator:
         )
 
     # -------------------------------------------------------------- memory
-
-    def positions(self, layout: Layout) -> Iterable[int]:
-        return pipeline_positions(layout).values()
 
     def held(self, layout: Layout, rank: int) -> DeviceParameters:
         key = ("held", layout.tensor, layout.pipeline, layout.chunks, layout.expert,

@@ -85,11 +85,6 @@ class Accelerator:
 Preset = TypeVar("Preset", Link, Accelerator)
 
 
-def peak_flops(clock_hz: float, fma_per_clock: int, units: int) -> float:
-    """FLOP/s of `units` tensor cores that each do `fma_per_clock` multiply-adds."""
-    return clock_hz * fma_per_clock * units * 2
-
-
 def _look_up(table: dict[str, Preset], name: str, kind: str) -> Preset:
     try:
         return table[name.lower()]
@@ -127,84 +122,23 @@ LINKS: dict[str, Link] = _by_name(
 )
 
 ACCELERATORS: dict[str, Accelerator] = _by_name(
-    Accelerator(
-        "v100",
-        flops=125 * TERA,
-        memory=32 * GB,
-        memory_bandwidth=0.90 * TERA,
-        link=LINKS["nvlink2"],
-        network=LINKS["infiniband-edr"],
-        source=_THIRD_PARTY + "; fp16 only",
-        confirmed=False,
-    ),
-    Accelerator(
-        "a100-40gb",
-        flops=312 * TERA,
-        memory=40 * GB,
-        memory_bandwidth=1.555 * TERA,
-        link=LINKS["nvlink3"],
-        network=LINKS["infiniband-hdr"],
-        source=_THIRD_PARTY,
-        matmul=271 * TERA,
-        confirmed=False,
-    ),
-    Accelerator(
-        "a100-80gb",
-        flops=312 * TERA,
-        memory=80 * GB,
-        memory_bandwidth=2.039 * TERA,
-        link=LINKS["nvlink3"],
-        network=LINKS["infiniband-hdr"],
-        source=_MLENG + "; memory bandwidth also given as 2.00 TB/s",
-        matmul=271 * TERA,
-    ),
-    Accelerator(
-        "h100",
-        flops=989.4 * TERA,
-        memory=80 * GB,
-        memory_bandwidth=3.35 * TERA,
-        link=LINKS["nvlink4"],
-        network=LINKS["infiniband-ndr"],
-        source=_MLENG,
-        matmul=794.5 * TERA,
-    ),
-    Accelerator(
-        "h200",
-        flops=989 * TERA,
-        memory=141 * GB,
-        memory_bandwidth=4.8 * TERA,
-        link=LINKS["nvlink4"],
-        network=LINKS["infiniband-ndr"],
-        source=_MLENG,
-        matmul=794.5 * TERA,
-    ),
-    Accelerator(
-        "b200",
-        flops=2250 * TERA,
-        memory=180 * GB,
-        memory_bandwidth=8.0 * TERA,
-        link=LINKS["nvlink5"],
-        network=LINKS["infiniband-ndr"],
-        source=_MLENG + "; 192 GB physical, adapters of 50 to 100 GB/s",
-        matmul=1745 * TERA,
-    ),
-    Accelerator(
-        "mi300x",
-        flops=1307.4 * TERA,
-        memory=192 * GB,
-        memory_bandwidth=5.3 * TERA,
-        link=LINKS["xgmi-mi300x"],
-        network=LINKS["infiniband-ndr"],
-        source=_MLENG,
-        matmul=668 * TERA,
-    ),
-    Accelerator(
-        "tpu-v5p",
-        flops=459 * TERA,
-        memory=95 * GB,
-        memory_bandwidth=2.765 * TERA,
-        link=LINKS["ici-v5p"],
-        network=None,
-        source=_TPU,
-    ),
-)
+    # name, FLOP/s, memory, its bandwidth, link, network, source, products measured
+    Accelerator("v100", 125 * TERA, 32 * GB, 0.90 * TERA, LINKS["nvlink2"],
+                LINKS["infiniband-edr"], _THIRD_PARTY + "; fp16 only", confirmed=False),
+    Accelerator("a100-40gb", 312 * TERA, 40 * GB, 1.555 * TERA, LINKS["nvlink3"],
+                LINKS["infiniband-hdr"], _THIRD_PARTY, 271 * TERA, confirmed=False),
+    Accelerator("a100-80gb", 312 * TERA, 80 * GB, 2.039 * TERA, LINKS["nvlink3"],
+                LINKS["infiniband-hdr"],
+                _MLENG + "; memory bandwidth also given as 2.00 TB/s", 271 * TERA),
+    Accelerator("h100", 989.4 * TERA, 80 * GB, 3.35 * TERA, LINKS["nvlink4"],
+                LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA),
+    Accelerator("h200", 989 * TERA, 141 * GB, 4.8 * TERA, LINKS["nvlink4"],
+                LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA),
+    Accelerator("b200", 2250 * TERA, 180 * GB, 8.0 * TERA, LINKS["nvlink5"],
+                LINKS["infiniband-ndr"],
+                _MLENG + "; 192 GB physical, adapters of 50 to 100 GB/s", 1745 * TERA),
+    Accelerator("mi300x", 1307.4 * TERA, 192 * GB, 5.3 * TERA, LINKS["xgmi-mi300x"],
+                LINKS["infiniband-ndr"], _MLENG, 668 * TERA),
+    Accelerator("tpu-v5p", 459 * TERA, 95 * GB, 2.765 * TERA, LINKS["ici-v5p"],
+                None, _TPU),
+)  # fmt: skip

@@ -63,6 +63,15 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+def recipe_of(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name; ValueError names those that are known."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe={recipe!r}: there are {sorted(RECIPES)}")
+    return RECIPES[recipe]
+
+
 @dataclass(frozen=True, slots=True)
 class StateMemory:
     """Bytes per device of model state."""
@@ -103,10 +112,7 @@ def state_memory(
         raise ValueError(
             f"parameters={parameters} must not be negative, ranks={ranks} not below 1"
         )
-    if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe={recipe!r}: there are {sorted(RECIPES)}")
-        recipe = RECIPES[recipe]
+    recipe = recipe_of(recipe)
     shard = -(-parameters // ranks)
     held = [parameters if stage < divided_from else shard for divided_from in (3, 2, 1)]
     return StateMemory(

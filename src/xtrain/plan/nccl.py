@@ -1,13 +1,57 @@
-"""How long NCCL expects an all-reduce to take, and so which protocol it takes.
+"""NCCL: the bandwidths that nccl-tests prints, the times that its tuner expects.
 
-A call has a base latency, every hop one more, over NVLink or over the network; then the
-bytes go at a share of the bus that the protocol sets: "LL" and "LL128" are quick to
-begin and waste part of it, "Simple" is slow to begin and leaves all to the payload.
+    algbw = bytes / seconds
+    busbw = algbw * factor       2(p-1)/p for an all-reduce, (p-1)/p for its two halves
 
-Source: src/graph/tuning.cc of NCCL 2.28.
+busbw compares with the bandwidth of one link, whatever the number of ranks.
+
+In the tuner a call has a base latency and every hop one more, over NVLink or over the
+network; then the bytes go at a share of the bus that the protocol sets: "LL" and
+"LL128" have low latency and waste part of the bus, "Simple" has high latency and
+leaves all of it to the payload.
+
+Sources: the PERFORMANCE document of nccl-tests; src/graph/tuning.cc of NCCL 2.28.
 """
 
+from fractions import Fraction
+
 from xtrain.plan.traffic import ceil_log2
+
+
+def algorithm_bandwidth(bytes: float, seconds: float) -> float:
+    """algbw, bytes/s: the full tensor over the time. Falls as ranks grow."""
+    return bytes / seconds
+
+
+def bus_bandwidth_factor(collective: str, ranks: int) -> Fraction:
+    """What turns algbw into busbw, the rate that compares with one link's.
+
+    `bytes` is then the full tensor: the larger of input and output.
+    "all_reduce_in_network" is the factor for switches that add up (SHARP).
+    """
+    factors = {
+        "all_reduce": Fraction(2 * (ranks - 1), ranks),
+        "all_reduce_in_network": Fraction(ranks - 1, ranks + 1),
+        "reduce_scatter": Fraction(ranks - 1, ranks),
+        "all_gather": Fraction(ranks - 1, ranks),
+        "all_to_all": Fraction(ranks - 1, ranks),
+        "gather": Fraction(ranks - 1, ranks),
+        "scatter": Fraction(ranks - 1, ranks),
+        "broadcast": Fraction(1),
+        "reduce": Fraction(1),
+        "send_recv": Fraction(1),
+    }
+    if collective not in factors:
+        known = ", ".join(factors)
+        raise ValueError(f"unknown collective {collective!r}; known: {known}")
+    return factors[collective]
+
+
+def bus_bandwidth(collective: str, bytes: float, seconds: float, ranks: int) -> float:
+    """busbw, bytes/s: algbw of the full tensor times the factor of the collective."""
+    factor = float(bus_bandwidth_factor(collective, ranks))
+    return algorithm_bandwidth(bytes, seconds) * factor
+
 
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
 # For each protocol (ring, tree): microseconds of a call, of a hop over NVLink and over

@@ -13,13 +13,11 @@ messages for the next ones).
 
 from typing import Any, NamedTuple
 
-from xtrain.plan.device import DeviceParameters
-from xtrain.plan.layout import Layout
-from xtrain.plan.links import Links
+from xtrain.plan.layout import DeviceParameters, Layout
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.step_traffic import edge_transfers, layer_transfers
 from xtrain.plan.throughput import layer_forward_flops
-from xtrain.plan.transfer import Transfer, TransferDtypes
+from xtrain.plan.transfer import Links, Transfer, TransferDtypes
 
 
 class Pass(NamedTuple):

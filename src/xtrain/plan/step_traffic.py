@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from xtrain.plan.context_parallel import context_bytes
-from xtrain.plan.device import DeviceParameters, device_parameters
-from xtrain.plan.layout import PLACEMENTS, Layout
+from xtrain.plan.layout import PLACEMENTS, DeviceParameters, Layout, device_parameters
 from xtrain.plan.published import LatentShape
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.tensor_parallel import (
     GATHER,
-    Call,
+    TensorParallelCall,
     layer_calls,
     tensor_parallel_calls,
 )
@@ -96,7 +95,7 @@ def layer_transfers(
     return found + (_expert_transfers(shape, layout, local, sizes) if moe else [])
 
 
-def _tensor_transfers(calls: Sequence[Call]) -> list[Transfer]:
+def _tensor_transfers(calls: Sequence[TensorParallelCall]) -> list[Transfer]:
     """Equal calls of one layer together.
 
     Where the sequence is cut, backward gathers a block's input once more for the

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xtrain.plan.checks import require_positive, require_whole
-from xtrain.plan.collective_time import collective_time
 from xtrain.plan.collective_traffic import collective_traffic
+from xtrain.plan.cost import collective_time
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.traffic import FP32, Traffic
 
@@ -32,7 +32,7 @@ EXCHANGE = "one_shot_all_reduce"  # each rank's gradient to every rank with that
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TensorParallelCall:
     """One collective: where it stands, and the full tensor it is about.
 
     Attributes:
@@ -71,7 +71,7 @@ def tensor_parallel_calls(
     sequence_parallel: bool = False,
     recompute: bool = False,
     itemsize: int = 2,
-) -> list[Call]:
+) -> list[TensorParallelCall]:
     """All collectives of forward and backward of one micro-batch, on `ranks` ranks.
 
     Args:
@@ -91,43 +91,50 @@ def tensor_parallel_calls(
     whole = batch * sequence * shape.hidden_size
     into, out = (GATHER, SCATTER) if sequence_parallel else (None, REDUCE)
 
-    def block(part: str) -> list[Call]:
+    def call(part: str, backward: bool, algorithm: str) -> TensorParallelCall:
+        """A collective of all activations."""
+        return TensorParallelCall(part, backward, algorithm, whole, itemsize, ranks)
+
+    def block(part: str) -> list[TensorParallelCall]:
         """From replicated (or split) through two matrices and back."""
-        forward = [Call(part, False, into, whole, itemsize, ranks)] if into else []
-        forward.append(Call(part, False, out, whole, itemsize, ranks))
-        again = [replace(call, backward=True) for call in forward if recompute]
+        forward = [call(part, False, into)] if into else []
+        forward.append(call(part, False, out))
+        again = [replace(one, backward=True) for one in forward if recompute]
         # Backward of each: an all-reduce forward needs none, one is that of the input.
-        backward = [Call(part, True, out, whole, itemsize, ranks)]
+        backward = [call(part, True, out)]
         if into:  # the gradient of the output, and the input once more
-            gather = Call(part, True, into, whole, itemsize, ranks)
-            backward += [gather, gather]
+            backward += [call(part, True, into)] * 2
         return forward + again + backward
 
     layer = block("attention") + _key_replicas(shape, ranks, itemsize) + block("mlp")
-    calls = [Call("embedding", False, out, whole, itemsize, ranks)]
+    calls = [call("embedding", False, out)]
     calls += layer * shape.num_hidden_layers
-    calls.append(Call("head", True, out, whole, itemsize, ranks))
+    calls.append(call("head", True, out))
     if into:
-        calls.append(Call("embedding", True, into, whole, itemsize, ranks))
-        calls.append(Call("head", False, into, whole, itemsize, ranks))
-        calls.append(Call("head", True, into, whole, itemsize, ranks))
-        norm = Call("norm", True, REDUCE, shape.hidden_size, itemsize, ranks)
+        calls.append(call("embedding", True, into))
+        calls += [call("head", False, into), call("head", True, into)]
+        norm = replace(call("norm", True, REDUCE), numel=shape.hidden_size)
         calls += [norm] * (2 * shape.num_hidden_layers + 1)
-    tokens = batch * sequence
     largest, sums = (
-        Call("cross-entropy", False, REDUCE, count * tokens, FP32, ranks)
+        TensorParallelCall(
+            "cross-entropy", False, REDUCE, count * batch * sequence, FP32, ranks
+        )
         for count in (1, 2)
     )
     return [*calls, largest, sums]
 
 
-def _key_replicas(shape: ModelShape, ranks: int, itemsize: int) -> list[Call]:
+def _key_replicas(
+    shape: ModelShape, ranks: int, itemsize: int
+) -> list[TensorParallelCall]:
     """Ranks that hold the same key head add up the gradients of its two weights."""
     replicas = ranks // shape.num_key_value_heads
     if replicas <= 1:
         return []
     numel = shape.head_dim * shape.hidden_size
-    return [Call("attention", True, EXCHANGE, numel, itemsize, replicas)] * 2
+    return [
+        TensorParallelCall("attention", True, EXCHANGE, numel, itemsize, replicas)
+    ] * 2
 
 
 def check_cut(
@@ -142,7 +149,7 @@ def check_cut(
         lengths["sequence"] = sequence
     for name, length in lengths.items():
         if length % ranks:
-            raise ValueError(f"{name}={length} cannot be cut evenly for {ranks} ranks")
+            raise ValueError(f"{name}={length} is not divisible by {ranks} ranks")
     keys = shape.num_key_value_heads
     if keys % ranks and ranks % keys:
         raise ValueError(
@@ -159,7 +166,7 @@ def layer_calls(
     sequence_parallel: bool = False,
     recompute: bool = False,
     itemsize: int = 2,
-) -> list[Call]:
+) -> list[TensorParallelCall]:
     """`tensor_parallel_calls` of one layer, without what stands outside the layers."""
     one = replace(shape, num_hidden_layers=1, first_k_dense_replace=0)
     calls = tensor_parallel_calls(
@@ -176,7 +183,7 @@ def layer_calls(
     return inside + norms[1:]  # the first is that before the head
 
 
-def bytes_sent(calls: Sequence[Call]) -> int:
+def bytes_sent(calls: Sequence[TensorParallelCall]) -> int:
     """By the busiest rank in all of them."""
     return sum(call.traffic.max_sent for call in calls)
 
@@ -189,7 +196,7 @@ def layer_flops(shape: ModelShape, batch: int, sequence: int) -> int:
 
 
 def layer_seconds(
-    calls: Sequence[Call],
+    calls: Sequence[TensorParallelCall],
     flops: float,
     ranks: int,
     rate: float,

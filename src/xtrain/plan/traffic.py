@@ -15,12 +15,25 @@ stricter: there a rank sends and receives only one message at a time. (An empty
 chunk sends no message: a tensor of fewer elements than ranks may take fewer
 rounds.)
 
-The algorithms are in `rooted_traffic`, `ring_traffic` and `all_reduce_traffic`, and by
-their names in `collective_traffic`.
+    ring all-reduce, 4 ranks, M elements
 
-Source of the lower bound 2(p-1)/p: Patarasuk and Yuan, JPDC 69(2), 2009.
+      reduce-scatter, 3 steps      all-gather, 3 steps
+      rank r sends 3 chunks        rank r sends 3 chunks
+      3/4 M                        3/4 M                     = 2 (4-1)/4 M = 1.5 M
+
+    star        the root itself sends to, or receives from, every other rank
+    binomial    who has the tensor passes it on: 0 -> 4, then 0 -> 2 and 4 -> 6,
+                then every even rank to the next odd one (8 ranks)
+
+Here are rings and the collectives with a root; `collective_traffic` has the others, and
+all by name.
+
+Sources: Patarasuk and Yuan, JPDC 69(2), 2009 (ring, lower bound 2(p-1)/p); Thakur,
+Rabenseifner and Gropp, IJHPCA 19(1), 2005 (binomial); van de Geijn, 1994 (broadcast by
+scatter and all-gather).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -91,3 +104,94 @@ def all_reduce_lower_bound(ranks: int) -> Fraction:
 def ceil_log2(ranks: int) -> int:
     """Rounds until all ranks are reached when their number doubles each time."""
     return (ranks - 1).bit_length()
+
+
+def ring_reduce_scatter(numel: int, ranks: int) -> Traffic:
+    """`numel` elements in, rank r keeps the sum of chunk r: (p-1)/p of them sent."""
+    return _ring(chunk_sizes(numel, ranks), first=-1)
+
+
+def ring_all_gather(numel: int, ranks: int) -> Traffic:
+    """Every rank gives its chunk and ends with all `numel`: (p-1)/p of them sent."""
+    return _ring(chunk_sizes(numel, ranks), first=0)
+
+
+def ring_all_reduce(numel: int, ranks: int) -> Traffic:
+    """Reduce-scatter, then all-gather: 2(p-1)/p of `numel`, whatever p is."""
+    return ring_reduce_scatter(numel, ranks).then(ring_all_gather(numel, ranks))
+
+
+def _ring(chunks: Sequence[int], first: int) -> Traffic:
+    """p-1 steps around the ring; rank r starts with chunk r + first and walks down.
+
+    It sends p-1 chunks: all but the next one up. What arrives is what its left
+    neighbour, r-1, sends.
+    """
+    ranks, numel = len(chunks), sum(chunks)
+    sent = [numel - chunks[(rank + first + 1) % ranks] for rank in range(ranks)]
+    received = [sent[rank - 1] for rank in range(ranks)]
+    return Traffic(tuple(sent), tuple(received), ranks - 1)
+
+
+def broadcast_naive(numel: int, ranks: int, root: int = 0) -> Traffic:
+    """The root sends all `numel` elements to every other rank over its one link."""
+    return star_traffic(ranks, root, [numel] * ranks, outward=True)
+
+
+def broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
+    """Binomial tree: who has the `numel` elements passes them on, log2(p) rounds."""
+    sent, received = [0] * ranks, [0] * ranks
+    for parent, child in _binomial_edges(ranks, root):
+        sent[parent] += numel
+        received[child] += numel
+    return Traffic(tuple(sent), tuple(received), ceil_log2(ranks))
+
+
+def reduce(numel: int, ranks: int, root: int = 0) -> Traffic:
+    """The broadcast run backwards: every edge carries a partial sum of `numel` up."""
+    mirror = broadcast(numel, ranks, root)
+    return Traffic(mirror.received, mirror.sent, mirror.rounds)
+
+
+def scatter(numel: int, ranks: int, root: int = 0) -> Traffic:
+    """The root cuts `numel` elements and sends every other rank its piece directly."""
+    return star_traffic(ranks, root, chunk_sizes(numel, ranks), outward=True)
+
+
+def gather(numel: int, ranks: int, root: int = 0) -> Traffic:
+    """Every rank sends its piece to the root, which ends with `numel` elements."""
+    return star_traffic(ranks, root, chunk_sizes(numel, ranks), outward=False)
+
+
+def van_de_geijn_broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
+    """Scatter `numel` elements from the root, all-gather them around the ring."""
+    return scatter(numel, ranks, root).then(ring_all_gather(numel, ranks))
+
+
+def star_traffic(
+    ranks: int,
+    root: int,
+    pieces: Sequence[int],
+    outward: bool,
+    together: bool = True,
+) -> Traffic:
+    """One message between the root and every other rank; `pieces` by rank."""
+    leaves = tuple(0 if rank == root else pieces[rank] for rank in range(ranks))
+    hub = tuple(sum(leaves) if rank == root else 0 for rank in range(ranks))
+    sent, received = (hub, leaves) if outward else (leaves, hub)
+    return Traffic(sent, received, min(1, ranks - 1) if together else ranks - 1)
+
+
+def _binomial_edges(ranks: int, root: int) -> list[tuple[int, int]]:
+    """(parent, child) pairs of the broadcast tree, in the order of the rounds.
+
+    8 ranks, root 0: first 0 -> 4, then 0 -> 2 and 4 -> 6, then every even rank to
+    the next odd one.
+    """
+    edges = []
+    half = 1 << ceil_log2(ranks) >> 1
+    while half:
+        for position in range(0, ranks - half, 2 * half):
+            edges.append(((root + position) % ranks, (root + position + half) % ranks))
+        half //= 2
+    return edges

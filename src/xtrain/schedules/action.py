@@ -20,7 +20,7 @@ rank holds them (`Schedule.rank_of`).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 COMPUTE = ("F", "B", "W", "BW")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
@@ -31,15 +31,13 @@ FORM = re.compile(
 )
 
 
+@runtime_checkable
 class OverlapsBackward(Protocol):
     """A stage's module that runs its forward and another's backward into each other.
 
-    Whoever runs an overlapped pair calls this on the module of the forward, if it has
-    it; otherwise the forward is run, and then the backward. So it is if the stage is to
-    compute its forward again: what is recomputed is run as a whole.
-
-    A forward whose backward may come in a pair, but that is in none itself, is run by
-    the module's `forward_in_pieces(*inputs)` if it has that.
+    An overlapped pair is run by the module of the forward, if it has this; otherwise
+    as the forward and then the backward. So it is, too, if the stage is to compute its
+    forward again: that is run as a whole.
     """
 
     def forward_with_backward(self, inputs: tuple, backward: Any) -> Any:
@@ -49,6 +47,15 @@ class OverlapsBackward(Protocol):
             backward: `backward()` runs it at once. To run it in parts, it has the other
                 stage's `module`, and the `outputs` and `gradients` to begin with.
         """
+        ...
+
+
+@runtime_checkable
+class RunsInPieces(Protocol):
+    """A stage's module with a forward of its own for backwards that come in a pair."""
+
+    def forward_in_pieces(self, *inputs: Any) -> Any:
+        """What the module returns; used where the forward itself is in no pair."""
         ...
 
 

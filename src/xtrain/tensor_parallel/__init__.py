@@ -12,9 +12,8 @@ from xtrain.tensor_parallel.embedding import (
     HiddenParallelEmbedding,
     VocabParallelEmbedding,
 )
-from xtrain.tensor_parallel.gathered_mlp import AllGatherMLP
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from xtrain.tensor_parallel.mlp import ParallelSwiGLU
+from xtrain.tensor_parallel.mlp import AllGatherMLP, ParallelSwiGLU
 from xtrain.tensor_parallel.norm import ParallelRMSNorm
 from xtrain.tensor_parallel.ring_matmul import (
     ring_all_gather_matmul,

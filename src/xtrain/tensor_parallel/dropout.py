@@ -33,7 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import check_call, rank_and_size
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import rank_and_size
 
 # SplitMix64's, as signed numbers: torch multiplies int64 modulo 2 ** 64.
 STEP = 0x9E3779B97F4A7C15 - 2**64

@@ -36,7 +36,7 @@ from xtrain.tensor_parallel.shards import (
 )
 
 
-class CutEmbedding(nn.Module):
+class ShardedEmbedding(nn.Module):
     """What both share: a table [V, H] of which a rank holds a slice of `dim`.
 
     Built directly it draws the full table from torch's generator, as `nn.Embedding`
@@ -81,7 +81,7 @@ class CutEmbedding(nn.Module):
             copy_shard(self.weight, full.weight, self.dim, self.group)
 
 
-class VocabParallelEmbedding(CutEmbedding):
+class VocabParallelEmbedding(ShardedEmbedding):
     """An embedding of which each rank holds its share of the rows.
 
     Args:
@@ -120,7 +120,7 @@ class VocabParallelEmbedding(CutEmbedding):
         return all_reduce_identity(partial, self.group)
 
 
-class HiddenParallelEmbedding(CutEmbedding):
+class HiddenParallelEmbedding(ShardedEmbedding):
     """An embedding of which each rank holds its share of the columns.
 
     Args:

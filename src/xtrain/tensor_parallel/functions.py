@@ -46,7 +46,7 @@ from xtrain.comm.autograd import (
     reduce_scatter_async,
 )
 from xtrain.comm.collective_choice import TORCH
-from xtrain.comm.deferred import Later, stand_ins
+from xtrain.comm.deferred import Deferral, deferral
 from xtrain.comm.work import Work
 from xtrain.tensor_parallel.autocast import as_autocast
 from xtrain.tensor_parallel.ring_matmul import (
@@ -77,7 +77,7 @@ def column_linear(
     if overlap == "ring" and sequence_dim is not None:
         return ring_all_gather_matmul(x, weights, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
-    later, weights = stand_ins(*weights)
+    later, weights = deferral(*weights)
     return _ColumnLinear.apply(x, dim, overlap, group, later, *weights)
 
 
@@ -101,7 +101,7 @@ def row_linear(
     if overlap == "ring" and sequence_dim is not None:
         return ring_matmul_reduce_scatter(x, weight, sequence_dim, group)
     dim = None if sequence_dim is None else sequence_dim % x.dim()
-    later, (weight,) = stand_ins(weight)
+    later, (weight,) = deferral(weight)
     return _RowLinear.apply(x, weight, dim, group, later)
 
 
@@ -113,7 +113,7 @@ class _ColumnLinear(torch.autograd.Function):
         dim: int | None,
         overlap: bool,
         group: ProcessGroup | None,
-        later: Later | None,
+        later: Deferral | None,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
@@ -157,7 +157,7 @@ class _RowLinear(torch.autograd.Function):
         weight: Tensor,
         dim: int | None,
         group: ProcessGroup | None,
-        later: Later | None,
+        later: Deferral | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dim, ctx.group, ctx.later = dim, group, later

@@ -36,7 +36,7 @@ from xtrain.tensor_parallel.shards import (
 SEQUENCE_DIM = -2  # of [..., sequence, features]
 
 
-class CutLinear(nn.Module):
+class ShardedLinear(nn.Module):
     """What both layers share: a weight [O, K] of which a rank holds a slice of `dim`.
 
     Built directly it draws the full layer from torch's generator, as `nn.Linear` would,
@@ -96,7 +96,7 @@ class CutLinear(nn.Module):
             self.load_full(full.weight, full.bias)
 
 
-class ColumnParallelLinear(CutLinear):
+class ColumnParallelLinear(ShardedLinear):
     """A linear layer of which each rank computes its share of the output features.
 
     Args:
@@ -141,7 +141,7 @@ class ColumnParallelLinear(CutLinear):
         return all_gather_split(y, -1, self.group) if self.gather_output else y
 
 
-class RowParallelLinear(CutLinear):
+class RowParallelLinear(ShardedLinear):
     """A linear layer of which each rank multiplies its share of the input features.
 
     Args:

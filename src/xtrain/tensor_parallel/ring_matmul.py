@@ -23,22 +23,22 @@ in Large Deep Learning Models, 2023.
 Shapes: K input features, O output features, S sequence, N ranks; any dims before S.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp
 
 from xtrain.comm.autograd import check_divides
-from xtrain.comm.checks import check_call, rank_and_size
-from xtrain.comm.deferred import Later, stand_ins
-from xtrain.comm.p2p import post_all
+from xtrain.comm.calls import check_call
+from xtrain.comm.checks import rank_and_size
+from xtrain.comm.deferred import Deferral, deferral
 from xtrain.comm.reduce_op import fold_into
+from xtrain.comm.ring_pass import RingPass
 
 
 def ring_all_gather_matmul(
@@ -52,7 +52,7 @@ def ring_all_gather_matmul(
         dim: the sequence dim of x.
     """
     dim = checked("ring_all_gather_matmul", x, dim, group)
-    later, weights = stand_ins(*weights)
+    later, weights = deferral(*weights)
     return _RingColumnLinear.apply(x, dim, group, later, *weights)
 
 
@@ -69,30 +69,8 @@ def ring_matmul_reduce_scatter(
     name, size = "ring_matmul_reduce_scatter", rank_and_size(group)[1]
     dim = checked(name, x, dim, group)
     check_divides(f"{name}: dim {dim} of {list(x.shape)}", x.shape[dim], size)
-    later, (weight,) = stand_ins(weight)
+    later, (weight,) = deferral(weight)
     return _RingRowLinear.apply(x, weight, dim, group, later)
-
-
-def ring_pieces(
-    x: Tensor, group: ProcessGroup | None = None
-) -> Iterator[tuple[int, Tensor]]:
-    """(rank, its x) of all ranks, this one's first, for the caller to compute with.
-
-    While it does, what it was given travels on and the next piece arrives.
-    """
-    rank, size = rank_and_size(group)
-    after, before = (rank + 1) % size, (rank - 1) % size
-    piece = x.detach().contiguous()
-    works: list[dist.Work] = []
-    for step in range(size - 1):
-        arriving, finished = torch.empty_like(piece), works
-        works = post_all([(piece, after)], [(arriving, before)], group)  # issue
-        yield (rank - step) % size, piece  # compute
-        for work in works:  # wait
-            work.wait()
-        del finished  # one step late: gloo spins to free what has only just arrived
-        piece = arriving
-    yield (rank + 1) % size, piece
 
 
 def ring_sum(
@@ -100,21 +78,16 @@ def ring_sum(
 ) -> Tensor:
     """The sum over ranks of `part(r)`, on rank r; a part is computed when it is due.
 
-    The sum for rank r starts behind it and is added to on its way around the ring.
+    The sum for rank r starts at rank r + 1, and every rank adds its part.
     """
-    rank, size = rank_and_size(group)
-    after, before = (rank + 1) % size, (rank - 1) % size
-    total = part(before).contiguous()
-    works: list[dist.Work] = []
-    for step in range(1, size):
-        arriving, finished = torch.empty_like(total), works
-        works = post_all([(total, after)], [(arriving, before)], group)  # issue
-        mine = part((rank - 1 - step) % size)  # compute
-        for work in works:  # wait
-            work.wait()
-        del finished  # one step late, as above
-        fold_into(arriving, mine, ReduceOp.SUM)
+    ring = RingPass(group)
+    total = part((ring.rank - 1) % ring.size).contiguous()
+    for step in range(1, ring.size):
+        arriving = ring.pass_on(total)  # issue
+        mine = part((ring.rank - 1 - step) % ring.size)  # compute
+        ring.wait()
         total = arriving
+        fold_into(total, mine, ReduceOp.SUM)
     return total
 
 
@@ -125,14 +98,14 @@ class _RingColumnLinear(torch.autograd.Function):
         x: Tensor,
         dim: int,
         group: ProcessGroup | None,
-        later: Later | None,
+        later: Deferral | None,
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
         ctx.dim, ctx.group, ctx.later = dim, group, later
         outputs = {
             rank: [F.linear(piece, weight) for weight in weights]
-            for rank, piece in ring_pieces(x, group)
+            for rank, piece in RingPass(group).visits(x)
         }
         return tuple(in_rank_order(outputs, dim))
 
@@ -167,7 +140,7 @@ class _RingRowLinear(torch.autograd.Function):
         weight: Tensor,
         dim: int,
         group: ProcessGroup | None,
-        later: Later | None,
+        later: Deferral | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.dim, ctx.group, ctx.later = dim, group, later
@@ -185,7 +158,7 @@ class _RingRowLinear(torch.autograd.Function):
         pieces: dict[int, Tensor] = {}  # of dY, as they came
         grad_x: dict[int, list[Tensor]] = {}
         grad_weight: Tensor | None = None
-        for rank, piece in ring_pieces(grad, ctx.group):
+        for rank, piece in RingPass(ctx.group).visits(grad):
             if needs_x:
                 grad_x[rank] = [piece @ weight]
             if needs_weight:
@@ -221,7 +194,7 @@ def column_weight_gradients(
     """dW of all weights that read x, whose pieces go round the ring once more."""
     slices = [grad.chunk(rank_and_size(group)[1], dim) for grad in grads]
     totals: list[Tensor | None] = [None] * len(grads)
-    for rank, piece in ring_pieces(x, group) if any(needed) else ():
+    for rank, piece in RingPass(group).visits(x) if any(needed) else ():
         for number in (n for n, is_needed in enumerate(needed) if is_needed):
             grad = slices[number][rank]
             totals[number] = add_weight_gradient(totals[number], grad, piece)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from xtrain.evidence.recorder import Recorder
-from xtrain.testing.placement import (
+from xtrain.testing.backend_choice import (
     BACKENDS,
     Choice,
     Machine,

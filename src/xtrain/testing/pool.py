@@ -12,14 +12,14 @@ import pickle
 import sys
 
 from xtrain.evidence import executed
-from xtrain.testing.files import SharedFile
-from xtrain.testing.outcome import Outcome
-from xtrain.testing.placement import (
+from xtrain.testing.backend_choice import (
     Choice,
     rank_environment,
     registration,
     this_machine,
 )
+from xtrain.testing.files import SharedFile
+from xtrain.testing.outcome import Outcome
 from xtrain.testing.process import RankProcess
 from xtrain.testing.rank import RankSpec, rank_main
 from xtrain.testing.supervise import collect, explain

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from xtrain.evidence import executed
 from xtrain.testing import transport
+from xtrain.testing.backend_choice import registration
 from xtrain.testing.outcome import Outcome, failure
-from xtrain.testing.placement import registration
 from xtrain.testing.state import Clean
 
 

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from xtrain.evidence import executed
+from xtrain.testing.backend_choice import loopback
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome, failure
-from xtrain.testing.placement import loopback
 from xtrain.testing.process import RankProcess
 from xtrain.testing.supervise import collect, explain
 

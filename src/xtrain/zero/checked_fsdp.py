@@ -17,8 +17,8 @@ from torch import Size, Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import persistent_buffers
-from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.comm.agreement import as_text, check_same, problem_of, raise_everywhere
 from xtrain.comm.checks import message_device
 from xtrain.comm.collective_choice import Collectives, default_collectives

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.checkpoint.placement import all_ranks_of, placement_in
+from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.comm.agreement import problem_of, raise_everywhere
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.wrapper_mesh import ranks_to_reduce

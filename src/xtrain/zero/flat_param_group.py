@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.backward import Reduction
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives
+from xtrain.comm.deferred import BackwardAlwaysRuns
 from xtrain.comm.main_grad import (
     LOW,
     accumulate_in_fp32,
@@ -202,10 +203,11 @@ def become_shard(original: nn.Parameter, piece: Tensor) -> nn.Parameter:
     return original
 
 
-class Unshard(torch.autograd.Function):
+class Unshard(BackwardAlwaysRuns):
     """The gathered weights in autograd's graph; backward hands on their gradients.
 
-    Forward: sharded -> replicated. Backward: partial -> sharded.
+    Forward: sharded -> replicated. Backward: partial -> sharded. A backward without
+    any gradient frees the weights, too.
     """
 
     @staticmethod
@@ -216,7 +218,6 @@ class Unshard(torch.autograd.Function):
         *views: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.on_gradients = on_gradients
-        ctx.wants_to_know = True  # that backward is through, gradient or not
         ctx.set_materialize_grads(False)  # no zeros for what took no part
         return tuple(view.data for view in views)
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from xtrain.checkpoint.bare_file import check_safetensors, read_safetensors
 from xtrain.checkpoint.errors import CheckpointError
+from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
-from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.checkpoint.training_state import (
     load_checkpoint,
     save_checkpoint,

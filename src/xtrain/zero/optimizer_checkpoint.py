@@ -19,8 +19,8 @@ from xtrain.checkpoint.optimizer_state import (
     empty_state,
     wants_numbers_on_device,
 )
+from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
-from xtrain.checkpoint.placement import all_ranks_of, placement_in
 from xtrain.checkpoint.training_state import (
     load_state,
     save_state,

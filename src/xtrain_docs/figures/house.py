@@ -1,7 +1,6 @@
 """The rooms of the package, on the floors that their imports give them."""
 
 import ast
-import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from ..tables import Table
 from . import REGISTRY
 
 PACKAGE = Path(__file__).parents[2] / "xtrain"
-BY_NAME = re.compile(r'"(xtrain\.[\w.]+)"')
 WIDTH, LEFT, HIGH, GAP, BOX, IN_A_ROW = 420, 24, 34, 5, 28, 3
 
 
@@ -53,13 +51,9 @@ def rooms(package: Path = PACKAGE) -> dict[str, Room]:
 
 
 def used_by(file: Path, package: Path) -> set[str]:
-    """The first name below the package of everything that a file imports.
-
-    The command line imports a command when it is asked for, by the name in its table.
-    """
+    """The first name below the package of everything that a file imports."""
     own = ".".join(file.relative_to(package.parent).parent.parts)
-    named = BY_NAME.findall(file.read_text()) if file.name == "cli.py" else []
-    found = (name.split(".") for name in [*imports(file, own), *named])
+    found = (name.split(".") for name in imports(file, own))
     return {parts[1] for parts in found if parts[0] == package.name and parts[1:]}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from xtrain.checkpoint.placement import Placement
+from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.comm.autograd import (
     all_gather_split,
     identity_all_reduce,

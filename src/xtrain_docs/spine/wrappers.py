@@ -16,7 +16,7 @@ from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.model import XtrainModel, clip_stages_grad_norm_
 from xtrain.model.layer import DecoderLayer
-from xtrain.model.placement import batch_group
+from xtrain.model.mesh_axes import batch_group
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer

@@ -8,7 +8,7 @@ from ..amounts import bytes_, number, percent, seconds, si
 from . import REGISTRY, Table
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Measurement, Record, Result
+    from xtrain.bench.race_record import ContestantResult, Measurement, Record
 
 
 @REGISTRY
@@ -44,7 +44,9 @@ def columns(record: str) -> list[str]:
             *others]  # fmt: skip
 
 
-def cells(result: "Result", measurement: "Measurement", record: str) -> list[str]:
+def cells(
+    result: "ContestantResult", measurement: "Measurement", record: str
+) -> list[str]:
     baseline = result is measurement.results[0]
     time = "" if result.seconds is None else seconds(result.seconds)
     if baseline:
@@ -64,7 +66,7 @@ def _elsewhere(ratio: float | None) -> str:
     return "not raced" if ratio is None else _times(ratio)
 
 
-def _spread(result: "Result") -> str:
+def _spread(result: "ContestantResult") -> str:
     low, high = result.ratio_low, result.ratio_high
     if low is None or high is None:
         return ""

@@ -8,7 +8,7 @@ from . import REGISTRY, Table
 from .races import names_in, results
 
 if TYPE_CHECKING:
-    from xtrain.bench.record import Result
+    from xtrain.bench.race_record import ContestantResult
     from xtrain.bench.training import Shape
 
 SHAPES = ("compute", "send", "small")
@@ -41,7 +41,7 @@ def steps_of(steps: str) -> list[str]:
 @REGISTRY
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
-    from xtrain.bench.steps import COMPUTE, SEND, SIZES, SMALL
+    from xtrain.bench.training import COMPUTE, SEND, SIZES, SMALL
 
     names = {COMPUTE: "compute", SEND: "send", SMALL: "small"}
     return steps_table([(names[shape], shape, size) for shape, size in SIZES.items()])
@@ -98,7 +98,7 @@ def training_goals(record: str, prefix: str = "") -> Table:
     return Table(header, rows, "llr" + "r" * len(ranks))
 
 
-def _against_goal(result: "Result") -> str:
+def _against_goal(result: "ContestantResult") -> str:
     """The ratio; with as many digits as it takes to see that a goal was missed."""
     ratio, goal = races.ratio(result), result.goal
     if goal is None or ratio >= goal:

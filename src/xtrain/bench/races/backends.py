@@ -8,10 +8,11 @@ else is equal (`shared_memory_variants`).
 it is the gradients of all layers together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch.distributed as dist
+from torch import Tensor
 
 from xtrain.bench.backend_trials import (
     SHM,
@@ -33,7 +34,7 @@ from xtrain.bench.collective_trials import (
     broadcast_reference,
     reduce_scatter_reference,
 )
-from xtrain.bench.race import Contestant, Goal, Race
+from xtrain.bench.race import Case, Contestant, Goal, Race
 from xtrain.bench.shared_memory_variants import (
     CopyThenAdd,
     OneStep,
@@ -62,9 +63,35 @@ def goals(
     )
 
 
-def not_slower(sizes: Sequence[int]) -> tuple[Goal, ...]:
-    """Never behind gloo."""
-    return tuple(Goal(n, 1.0, size, 4) for n in (SHM, SOCKET) for size in sizes)
+def part(
+    kind: str,
+    function: Callable[..., object],
+    reference: Callable[[Case], list[Tensor]],
+) -> Race:
+    """Another collective: never slower than gloo."""
+    sizes = SIZES[:3]
+    return Race(
+        kind,
+        kind.replace("_", "-").capitalize(),
+        sides(on, kind, function),
+        sizes=sizes,
+        reference=reference,
+        goals=goals(dict.fromkeys((SHM, SOCKET), (1.0,) * 3), sizes),
+    )
+
+
+def trick(
+    name: str, title: str, variants: tuple[Contestant, ...], sizes: tuple[int, ...]
+) -> Race:
+    """All-reduces over shared memory that differ in one thing."""
+    return Race(
+        name,
+        title,
+        variants,
+        sizes=sizes,
+        ranks=(4,),
+        reference=all_reduce_reference,
+    )
 
 
 SHARED = Contestant("shared tensor", shared_trial)
@@ -110,38 +137,10 @@ RACES = [
         reference=all_reduce_reference,
         goals=goals({SHM: (0.5, 0.5), SHARED.name: (0.5, 0.5)}, SIZES[2:]),
     ),
-    Race(
-        "reduce_scatter",
-        "Reduce-scatter",
-        sides(on, "reduce_scatter", REDUCE_SCATTER),
-        sizes=SIZES[:3],
-        reference=reduce_scatter_reference,
-        goals=not_slower(SIZES[:3]),
-    ),
-    Race(
-        "all_gather",
-        "All-gather",
-        sides(on, "all_gather", ALL_GATHER),
-        sizes=SIZES[:3],
-        reference=all_gather_reference,
-        goals=not_slower(SIZES[:3]),
-    ),
-    Race(
-        "all_to_all",
-        "All-to-all",
-        sides(on, "all_to_all", dist.all_to_all_single),
-        sizes=SIZES[:3],
-        reference=all_to_all_reference,
-        goals=not_slower(SIZES[:3]),
-    ),
-    Race(
-        "broadcast",
-        "Broadcast",
-        sides(on, "broadcast", dist.broadcast),
-        sizes=SIZES[:3],
-        reference=broadcast_reference,
-        goals=not_slower(SIZES[:3]),
-    ),
+    part("reduce_scatter", REDUCE_SCATTER, reduce_scatter_reference),
+    part("all_gather", ALL_GATHER, all_gather_reference),
+    part("all_to_all", dist.all_to_all_single, all_to_all_reference),
+    part("broadcast", dist.broadcast, broadcast_reference),
     Race(
         "ping_pong",
         "A message there and one back",
@@ -162,36 +161,23 @@ RACES = [
     Race(
         "check",
         "The check for mismatches",
-        (
-            variant("with the check"),
-            variant("without", group=Unchecked),
-        ),
+        (variant("with the check"), variant("without", group=Unchecked)),
         sizes=SIZES[:1],
         reference=all_reduce_reference,
     ),
-    Race(
+    trick(
         "trick_one_step",
         "One step or two",
-        (
-            variant("two steps", TwoSteps),
-            variant("one step", OneStep),
-        ),
-        sizes=(4 * KiB, 64 * KiB, 256 * KiB, 1 * MiB),
-        ranks=(4,),
-        reference=all_reduce_reference,
+        (variant("two steps", TwoSteps), variant("one step", OneStep)),
+        (4 * KiB, 64 * KiB, 256 * KiB, 1 * MiB),
     ),
-    Race(
+    trick(
         "trick_yield",
         "Yield or sleep",
-        (
-            variant("sleep", group=Sleeping),
-            variant("yield"),
-        ),
-        sizes=(4 * KiB, 256 * KiB, 16 * MiB),
-        ranks=(4,),
-        reference=all_reduce_reference,
+        (variant("sleep", group=Sleeping), variant("yield")),
+        (4 * KiB, 256 * KiB, 16 * MiB),
     ),
-    Race(
+    trick(
         "trick_stage",
         "How large a stage",
         (
@@ -200,19 +186,12 @@ RACES = [
             variant("1 MiB", Pieces1M),
             variant("2 MiB"),
         ),
-        sizes=(16 * MiB, 64 * MiB),
-        ranks=(4,),
-        reference=all_reduce_reference,
+        (16 * MiB, 64 * MiB),
     ),
-    Race(
+    trick(
         "trick_two_shares",
         "The first two shares at once",
-        (
-            variant("copy one, add", CopyThenAdd),
-            variant("add two"),
-        ),
-        sizes=(4 * KiB, 256 * KiB, 16 * MiB),
-        ranks=(4,),
-        reference=all_reduce_reference,
+        (variant("copy one, add", CopyThenAdd), variant("add two")),
+        (4 * KiB, 256 * KiB, 16 * MiB),
     ),
 ]

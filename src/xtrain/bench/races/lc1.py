@@ -78,6 +78,34 @@ HIERARCHICAL = Contestant(
 )
 GLOO = Contestant("gloo all-reduce", partial(trial, "all_reduce", dist.all_reduce))
 
+REFERENCES = {
+    "reduce_scatter": reduce_scatter_reference,
+    "all_gather": all_gather_reference,
+}
+
+
+def part(
+    kind: str, gloo: Callable[..., object], ring: Callable[..., None], least: float
+) -> Race:
+    """A half of the all-reduce: the ring against gloo, and the ratio asked of it."""
+    title = kind.replace("_", "-")
+    return Race(
+        kind,
+        title.capitalize(),
+        (
+            Contestant(f"gloo {title}", partial(trial, kind, gloo)),
+            ours("ring", ring),
+        ),
+        sizes=(256 * KiB, 16 * MiB, 64 * MiB),
+        reference=REFERENCES[kind],
+        goals=tuple(
+            Goal("ring", least, size, ranks)
+            for size in (16 * MiB, 64 * MiB)
+            for ranks in (2, 4)
+        ),
+    )
+
+
 RACES = [
     Race(
         "all_reduce_small",
@@ -109,36 +137,6 @@ RACES = [
             Goal("ring", 1.0, 64 * MiB, 4),
         ),
     ),
-    Race(
-        "reduce_scatter",
-        "Reduce-scatter",
-        (
-            Contestant(
-                "gloo reduce-scatter", partial(trial, "reduce_scatter", REDUCE_SCATTER)
-            ),
-            ours("ring", ring_reduce_scatter),
-        ),
-        sizes=(256 * KiB, 16 * MiB, 64 * MiB),
-        reference=reduce_scatter_reference,
-        goals=tuple(
-            Goal("ring", 1.8, size, ranks)
-            for size in (16 * MiB, 64 * MiB)
-            for ranks in (2, 4)
-        ),
-    ),
-    Race(
-        "all_gather",
-        "All-gather",
-        (
-            Contestant("gloo all-gather", partial(trial, "all_gather", ALL_GATHER)),
-            ours("ring", ring_all_gather),
-        ),
-        sizes=(256 * KiB, 16 * MiB, 64 * MiB),
-        reference=all_gather_reference,
-        goals=tuple(
-            Goal("ring", 1.5, size, ranks)
-            for size in (16 * MiB, 64 * MiB)
-            for ranks in (2, 4)
-        ),
-    ),
+    part("reduce_scatter", REDUCE_SCATTER, ring_reduce_scatter, 1.8),
+    part("all_gather", ALL_GATHER, ring_all_gather, 1.5),
 ]

@@ -1,6 +1,6 @@
 """Lecture 2: our DistributedDataParallel against torch's.
 
-The three training steps of `xtrain.bench.steps`, of a small Llama-like model. All
+The three training steps of `xtrain.bench.training`, of a small Llama-like model. All
 sides use torch's fused AdamW and buckets of 25 MiB after a first one of 1 MiB, and
 their losses must agree.
 """
@@ -14,8 +14,18 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from xtrain.bench.race import Case, Contestant, Race
-from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
-from xtrain.bench.training import Shape, adamw, model_for, sum_of, training_trial
+from xtrain.bench.training import (
+    COMPUTE,
+    SEND,
+    SMALL,
+    MiB,
+    Shape,
+    adamw,
+    model_for,
+    step_race,
+    sum_of,
+    training_trial,
+)
 from xtrain.comm.collective_choice import RING
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.buckets import make_buckets
@@ -76,7 +86,7 @@ def contestants(shape: Shape) -> tuple[Contestant, ...]:
 def ddp_race(name: str, title: str, shape: Shape, shm_goal: float) -> Race:
     """Our class against torch's."""
     goals = {"ours": 0.98, "ours on xtrain-shm": shm_goal}
-    return race(name, title, shape, contestants(shape), goals)
+    return step_race(name, title, shape, contestants(shape), goals)
 
 
 RACES = [

@@ -21,12 +21,16 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
 
 from xtrain.bench.race import Case, Contestant, Race
-from xtrain.bench.steps import COMPUTE, SEND, SMALL, MiB, race
 from xtrain.bench.training import (
+    COMPUTE,
     OPTIONS,
+    SEND,
+    SMALL,
+    MiB,
     Shape,
     adamw,
     model_for,
+    step_race,
     sum_of,
     training_trial,
 )
@@ -121,7 +125,7 @@ def fsdp_race(
         Contestant("ours on xtrain-shm", on(our_fsdp, "xtrain-shm")),
     )
     goals = {"ours": gloo, "ours on xtrain-shm": shm}
-    return race(name, title, shape, sides, goals)
+    return step_race(name, title, shape, sides, goals)
 
 
 def zero_race(name: str, title: str, shape: Shape) -> Race:
@@ -140,7 +144,7 @@ def zero_race(name: str, title: str, shape: Shape) -> Race:
         Contestant("stage 1 on xtrain-shm", on(our_zero, "xtrain-shm")),
     )
     goals = {"stage 1": 1.0, "stage 1 on xtrain-shm": 1.0}
-    return race(name, title, shape, sides, goals)
+    return step_race(name, title, shape, sides, goals)
 
 
 RACES = [

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from xtrain.copying.self_checks.harness import Here, Sent, gradient, randn, same, sends
+from xtrain.copying.self_checks.harness import GROUP, Sent, gradient, randn, same, sends
 
 SIZES = {
     "ring_attention_backward": (1, 2, 3, 4),
@@ -172,7 +172,7 @@ def check_shard_sequence(form: Any, rank: int, size: int) -> None:
     for balance, part in parts.items():
         same(f"the positions of rank {rank}, {balance}", part, expected[balance])
         total = torch.zeros(48, dtype=torch.int64).index_fill_(0, part, 1)
-        dist.all_reduce(total, group=Here.group)
+        dist.all_reduce(total, group=GROUP.get())
         same("each of them on one rank", total, torch.ones_like(total))
     same("the tokens of a batch", tokens[1, :, 2], expected["zigzag"])
     keys = (parts["zigzag"] + 1).sum()  # that causal queries see

@@ -1,4 +1,4 @@
-"""Of experts: values and gradients of every expert for every token."""
+"""Of experts and their rows: values and gradients of every expert for every token."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.copying.self_checks.harness import Here, Sent, gradient, randn, same, sends
+from xtrain.copying.self_checks.harness import GROUP, Sent, gradient, randn, same, sends
 
 SIZES = {
     "combine": (4, 8),
@@ -63,23 +63,6 @@ def check_dispatch(form: Any, rank: int, size: int) -> None:
     )
 
 
-def check_expert_capacity(form: Any, rank: int, size: int) -> None:
-    """The mask of a loop that gives out places one by one."""
-    experts = randn(20, 8, seed=rank).topk(2)[1]
-    for factor, places in ((0.5, 3), (1.0, 5), (1.25, 7), (8.0, 40)):
-        with Sent() as sent:
-            capacity, kept = form(experts, 8, factor)
-        assert capacity == places
-        expected, taken = torch.zeros(20, 2, dtype=torch.bool), [0] * 8
-        for choice in range(2):
-            for token in range(20):
-                expert = int(experts[token, choice])
-                taken[expert] += 1
-                expected[token, choice] = taken[expert] <= places
-        same(f"kept with {places} places", kept.int(), expected.int())
-    sends(sent, "nothing", 0)
-
-
 def check_gshard_moe(form: Any, rank: int, size: int) -> None:
     """Eight experts over ranks that have 3, 4, 5 and 0 tokens: one process's."""
     tokens, each = [3, 4, 5, 0, 1, 2, 6, 4][:size], 8 // size
@@ -117,7 +100,7 @@ def check_gshard_moe(form: Any, rank: int, size: int) -> None:
         found, expected = gradient(getattr(layer, name)), gradient(full)
         same(f"d{name} of this rank's experts", found, expected.chunk(size)[rank])
     total = gradient(layer.router)
-    dist.all_reduce(total, group=Here.group)  # each rank has that of its tokens
+    dist.all_reduce(total, group=GROUP.get())  # each rank has that of its tokens
     same("the routers' gradients, summed", total, gradient(router))
 
     to = experts.div(each, rounding_mode="floor").split(tokens)  # the experts' ranks
@@ -135,39 +118,8 @@ def joined(part: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
     """The tokens of all ranks; one of them has none."""
     first, whole = sum(tokens[:rank]), part.new_zeros(sum(tokens), 6)
     whole[first : first + len(part)] = part.detach()
-    dist.all_reduce(whole, group=Here.group)
+    dist.all_reduce(whole, group=GROUP.get())
     return whole
-
-
-def check_load_balancing_loss(form: Any, rank: int, size: int) -> None:
-    """1 with equal loads, E at collapse; counts of copies are constants in backward."""
-    one = torch.tensor(1.0)
-    with Sent() as sent:
-        for tokens in (4, 64):  # for any number of tokens
-            even = torch.arange(2 * tokens).remainder(8).view(tokens, 2)
-            flat = torch.full((tokens, 8), 1 / 8)
-            same("equal loads", form(flat, even), one)
-        alone = torch.eye(8)[torch.zeros(10, dtype=torch.int64)]
-        found = form(alone, torch.zeros(10, 1, dtype=torch.int64))
-        same("one expert of 8 gets all", found, 8 * one)
-
-        logits = randn(10, 8, seed=rank).requires_grad_()
-        probabilities, mask = logits.softmax(-1), torch.arange(10) < 7
-        experts = probabilities.topk(2)[1]
-        loss = form(probabilities, experts, mask)
-        probabilities.retain_grad()
-        loss.backward()
-    total, share = 0.0, torch.zeros(8)
-    for token in range(7):
-        for choice in experts[token].tolist():
-            share[choice] += 1 / 14
-    for expert in range(8):
-        mean = sum(probabilities[t, expert].item() for t in range(7)) / 7
-        total += 8 * share[expert].item() * mean
-    same("7 of 10 tokens, 3 padded", loss.detach(), total * one)
-    expected = 8 / 7 * share.expand(10, 8) * mask.unsqueeze(1)
-    same("its gradient", gradient(probabilities), expected)
-    sends(sent, "nothing", 0)
 
 
 def check_moe_backward(form: Any, rank: int, size: int) -> None:
@@ -234,7 +186,7 @@ def check_overlapped_all_to_all(form: Any, rank: int, size: int) -> None:
         rows = x[i]
         for chunk in chunks:
             arriving = torch.empty_like(rows)
-            dist.all_to_all_single(arriving, chunk(i, rows), group=Here.group)
+            dist.all_to_all_single(arriving, chunk(i, rows), group=GROUP.get())
             rows = arriving
         expected.append(rows)
     done.clear()
@@ -245,83 +197,3 @@ def check_overlapped_all_to_all(form: Any, rank: int, size: int) -> None:
     assert done == [0, 1] * 4  # in turn
     nbytes = 2 * 4 * x[0].nbytes
     sends(sent, "(N-1)/N of what each chunk returns", (size - 1) / size * nbytes)
-
-
-def check_top_k_gradient(form: Any, rank: int, size: int) -> None:
-    """Autograd's gradient of top-k, and of gates that are made of it."""
-    logits = randn(12, 8, seed=rank).requires_grad_()
-    grad = randn(12, 3, seed=9)
-    values, experts = logits.sigmoid().topk(3)
-    values.backward(grad)
-    with Sent() as sent:
-        dscores = form(grad, experts, 8)
-    scores = logits.detach().sigmoid()
-    dlogits = dscores * scores * (1 - scores)
-    same("the gradient of sigmoid and top-k", dlogits, gradient(logits))
-    zeros = dscores.eq(0).sum(-1)
-    same("zero for the five others", zeros, torch.full_like(zeros, 5))
-
-    logits.grad = None
-    probabilities = logits.softmax(-1)
-    probabilities.gather(1, experts).backward(grad)
-    p = probabilities.detach()
-    dlogits = p * (dscores - (dscores * p).sum(-1, keepdim=True))
-    same("with a softmax all logits get one", dlogits, gradient(logits))
-    sends(sent, "nothing", 0)
-
-
-def check_top_k_router(form: Any, rank: int, size: int) -> None:
-    """Choices token by token; gradients are autograd's of gates mostly zero."""
-    x = randn(10, 6, seed=rank)
-    for score, groups, top_groups in (("softmax", 1, 1), ("sigmoid", 4, 2)):
-        router = form(6, 8, 4, score, groups=groups, top_groups=top_groups)
-        weight = router.weight.detach().clone().requires_grad_()
-        router.balance_bias[5] = 0.2  # into the choice, and not into the gates
-        with Sent() as sent:
-            experts, gates, probabilities = router(x)
-            gates.square().sum().backward()
-        logits = x @ weight.T
-        scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
-        chosen = torch.zeros(10, 8, dtype=torch.bool).scatter(1, experts, True)
-        kept = scores * chosen
-        whole = kept / kept.sum(-1, keepdim=True)
-        whole.square().sum().backward()
-        name = f"{score}, {top_groups} of {groups} groups"
-        same(f"gates, {name}", gates, whole.gather(1, experts))
-        same(f"gradient, {name}", gradient(router.weight), gradient(weight))
-        total = probabilities.sum(-1)
-        same("all scores of a token sum to 1", total, torch.ones_like(total))
-        best = torch.stack(
-            [choice(row, groups, top_groups) for row in scores + router.balance_bias]
-        )
-        same(f"experts, {name}", experts.sort(-1)[0], best.sort(-1)[0])
-    sends(sent, "nothing", 0)
-
-
-def choice(row: torch.Tensor, groups: int, top_groups: int) -> torch.Tensor:
-    """Four experts, the best ones of the groups with the largest sum of two."""
-    values = row.tolist()
-    step = 8 // groups
-    parts = [list(range(i, i + step)) for i in range(0, 8, step)]
-    parts.sort(key=lambda part: -sum(sorted(values[i] for i in part)[-2:]))
-    allowed = [i for part in parts[:top_groups] for i in part]
-    return torch.tensor(sorted(allowed, key=lambda i: -values[i])[:4])
-
-
-def check_update_balance_bias(form: Any, rank: int, size: int) -> None:
-    """A bias on a router that prefers two experts makes the loads even."""
-    bias = torch.zeros(4)
-    with Sent() as sent:
-        form(bias, torch.tensor([7, 1, 4, 4]), rate=0.5)
-    same("down, up, and as it was", bias, torch.tensor([-0.5, 0.5, 0.0, 0.0]))
-
-    scores = randn(1024, 8, seed=rank).add(torch.tensor([2, 1, 0, 0, 0, 0, 0, 0.0]))
-    bias = torch.zeros(8)
-    for step in range(400):
-        counts = torch.bincount((scores + bias).topk(2)[1].flatten(), minlength=8)
-        form(bias, counts, rate=0.1 if step < 100 else 0.01)
-    largest = counts.max() / 256
-    same(
-        "400 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1
-    )
-    sends(sent, "nothing", 0)

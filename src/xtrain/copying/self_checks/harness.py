@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -30,12 +31,7 @@ SENDS = {  # operation: which argument is the full tensor, how often a ring send
     "_reduce_scatter_base_": (1, 1),
     "alltoall_base_": (1, 1),
 }
-
-
-class Here:
-    """The group that a check runs in: None is all ranks."""
-
-    group: dist.ProcessGroup | None = None
+GROUP: ContextVar[Any] = ContextVar("group", default=None)  # of a check; None: all
 
 
 class Sent(TorchDispatchMode):
@@ -49,12 +45,12 @@ class Sent(TorchDispatchMode):
         name = func.name().removeprefix("c10d::")
         if name in SENDS:
             place, times = SENDS[name]
-            size = dist.get_world_size(Here.group)
+            size = dist.get_world_size(GROUP.get())
             share = times * (size - 1) / size if times else 1
             tensors = [args[place]] if torch.is_tensor(args[place]) else args[place]
             nbytes = sum(tensor.nbytes for tensor in tensors)
             pieces = args[4] if "alltoall" in name else []  # if they are uneven
-            me = dist.get_rank(Here.group)
+            me = dist.get_rank(GROUP.get())
             own = sum(pieces) and pieces[me] * nbytes / sum(pieces)
             self.messages += 1
             self.nbytes += nbytes - own if sum(pieces) else share * nbytes
@@ -67,7 +63,7 @@ class Sent(TorchDispatchMode):
 
 def global_ranks() -> list[int]:
     """The ranks of the group, as all ranks of the job are numbered."""
-    return dist.get_process_group_ranks(Here.group or dist.group.WORLD)
+    return dist.get_process_group_ranks(GROUP.get() or dist.group.WORLD)
 
 
 def randn(*shape: int, seed: int) -> Tensor:
@@ -96,8 +92,8 @@ def same(what: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-12) 
     allowed = tolerance * WIDER.get(actual.dtype, 1) * max(1.0, largest)
     error = (actual - expected).abs().max().item() if actual.numel() else 0.0
     if not error <= allowed:
-        sys.exit(f"rank {dist.get_rank(Here.group)}: WRONG by {error:.3g}: {what}")
-    dist.barrier(Here.group)  # every rank has compared
+        sys.exit(f"rank {dist.get_rank(GROUP.get())}: WRONG by {error:.3g}: {what}")
+    dist.barrier(GROUP.get())  # every rank has compared
     say(f"right on every rank: {what}")
 
 
@@ -108,7 +104,7 @@ def sends(sent: Sent, formula: str, nbytes: float) -> None:
     """
     mine = torch.tensor([sent.messages, sent.nbytes, nbytes], dtype=torch.float64)
     everyone = [torch.empty_like(mine) for _ in global_ranks()]
-    dist.all_gather(everyone, mine, Here.group)
+    dist.all_gather(everyone, mine, GROUP.get())
     for rank, (messages, counted, given) in enumerate(torch.stack(everyone).tolist()):
         line = f"rank {rank}: {messages:.0f} messages, {counted:,.0f} bytes sent; "
         say(line + f"{formula}: {given:,.0f}")
@@ -118,17 +114,17 @@ def sends(sent: Sent, formula: str, nbytes: float) -> None:
 
 def say(line: str) -> None:
     """Print once, not on every rank."""
-    if dist.get_rank(Here.group) == 0:
+    if dist.get_rank(GROUP.get()) == 0:
         print(line, flush=True)
 
 
 def in_group(check: Check, form: Any, group: dist.ProcessGroup | None) -> None:
     """Run a check in a group that this rank belongs to; None is all ranks."""
     names = [n for n in inspect.signature(form).parameters if n.endswith("group")]
-    Here.group = group
+    token = GROUP.set(group)
     told = partial(form, **{names[-1]: group}) if group else form
     check(told, dist.get_rank(group), dist.get_world_size(group))
-    Here.group = None
+    GROUP.reset(token)
 
 
 def takes_group(form: Any) -> bool:

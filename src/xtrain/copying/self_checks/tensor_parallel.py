@@ -154,7 +154,7 @@ def check_sequence_parallel_region(form: Any, rank: int, size: int) -> None:
 HEADS, HEAD_DIM, HIDDEN = 8, 4, 6
 
 
-class Attention(nn.Module):
+class PlainAttention(nn.Module):
     def __init__(self, key_heads: int):
         super().__init__()
         self.q_proj = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias=False)
@@ -177,7 +177,7 @@ def check_tensor_parallel_attention(form: Any, rank: int, size: int) -> None:
     x, grad = (randn(3, 5, HIDDEN, seed=n) for n in (1, 2))
     for key_heads in (8, 2):
         torch.manual_seed(0)  # the same whole layer on every rank
-        full = Attention(key_heads)
+        full = PlainAttention(key_heads)
         layer = form(full, head_dim=HEAD_DIM)
         whole, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
         y = full(whole)
@@ -205,7 +205,7 @@ def check_tensor_parallel_attention(form: Any, rank: int, size: int) -> None:
         sends(back, words, ring * nbytes)
 
 
-class SwiGLU(nn.Module):
+class PlainSwiGLU(nn.Module):
     def __init__(self, hidden: int, inner: int):
         super().__init__()
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
@@ -219,7 +219,7 @@ class SwiGLU(nn.Module):
 def check_tensor_parallel_mlp(form: Any, rank: int, size: int) -> None:
     """Five AdamW steps on its part of the inner size equal five of one process."""
     torch.manual_seed(0)  # the same whole block on every rank
-    full = SwiGLU(6, 24)
+    full = PlainSwiGLU(6, 24)
     mlp = form(full)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.02) for m in (full, mlp)]
     for step in range(5):

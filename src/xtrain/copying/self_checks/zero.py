@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from xtrain.copying.self_checks.harness import Here, Sent, randn, same, say, sends
+from xtrain.copying.self_checks.harness import GROUP, Sent, randn, same, say, sends
 from xtrain.copying.self_checks.training import five_steps, flat, model_of
 
 
@@ -77,7 +77,7 @@ def check_fully_sharded(form: Any, rank: int, size: int) -> None:
     units = [m for m in model.modules() if isinstance(m, type(model))]
     for unit, bare in zip(units, [alone.first, *alone.layers], strict=True):
         parts = [torch.empty_like(unit.shard) for _ in range(size)]
-        dist.all_gather(parts, unit.shard.detach(), Here.group)
+        dist.all_gather(parts, unit.shard.detach(), GROUP.get())
         mine = torch.cat(parts)[: sum(s.numel() for s in unit.shapes.values())]
         same("a block's weights after 5 steps", mine.detach(), flat(bare))
     held, full = (sum(p.nbytes for p in m.parameters()) for m in (model, alone))

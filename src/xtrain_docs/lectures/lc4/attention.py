@@ -3,7 +3,7 @@
 import torch
 
 from xtrain.model import XtrainConfig
-from xtrain.model.placement import placement_of
+from xtrain.model.parameters import placement_of
 from xtrain.tensor_parallel.rope import RopeScaling, scale_frequencies
 
 from ...figures import REGISTRY

@@ -1,7 +1,7 @@
 """The page on the whole model: which slice of each weight a rank holds."""
 
 from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.model.placement import placement_of
+from xtrain.model.parameters import placement_of
 
 from ...figures import REGISTRY
 from ...svg import document, fit, rank_key, rect, text

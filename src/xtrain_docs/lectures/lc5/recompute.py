@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.model import XtrainConfig
-from xtrain.model.layer import DecoderLayer
-from xtrain.model.parts import WholeParts
+from xtrain.model.modules import PlainModules
 from xtrain.pipeline_parallel import checkpoint
 from xtrain.testing.live import LiveStorages
 from xtrain.testing.saved import SavedTensors
@@ -37,8 +36,8 @@ Events = list[tuple[str, int]]
 def layers_and_input(count: int) -> tuple[nn.ModuleList, Tensor]:
     """Layers of an `XtrainModel`, in fp32."""
     torch.manual_seed(0)
-    parts = WholeParts(CONFIG, F.scaled_dot_product_attention)
-    layers = nn.ModuleList(DecoderLayer(parts) for _ in range(count))
+    parts = PlainModules(CONFIG, F.scaled_dot_product_attention)
+    layers = nn.ModuleList(parts.layer() for _ in range(count))
     return layers, torch.randn(BATCH, SEQUENCE, HIDDEN, requires_grad=True)
 
 

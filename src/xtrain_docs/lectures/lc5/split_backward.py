@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.model import XtrainConfig
-from xtrain.model.layer import DecoderLayer
-from xtrain.model.parts import WholeParts
+from xtrain.model.modules import PlainModules
 from xtrain.pipeline_parallel import split_backward
 from xtrain.plan import ModelShape, layer_activations
 
@@ -63,7 +62,7 @@ class Matmuls(TorchDispatchMode):
 
 def matmuls_by_part() -> dict[str, dict[str, int]]:
     """FLOPs of a decoder layer's matmuls in F, B and W, by whose they are."""
-    layer = DecoderLayer(WholeParts(CONFIG, attention))
+    layer = PlainModules(CONFIG, attention).layer()
     x = torch.randn(BATCH, SEQUENCE, CONFIG.hidden_size, requires_grad=True)
     names, done = {}, list[str]()
     for name, parameter in layer.named_parameters():

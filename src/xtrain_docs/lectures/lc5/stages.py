@@ -38,7 +38,7 @@ def stages_held(schedule: str) -> list[dict[str, Any]]:
     return [
         {
             "stage": stage.index,
-            "parts": [stage.module.span.start, stage.module.span.stop],
+            "parts": [stage.module.parts.start, stage.module.parts.stop],
             "parameters": sum(p.numel() for p in stage.parameters()),
         }
         for stage in XtrainModel.stages(config, mesh, made, device="meta")

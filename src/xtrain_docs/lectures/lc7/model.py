@@ -6,7 +6,7 @@ from math import prod
 from torch import nn
 
 from xtrain.model import XtrainConfig, XtrainModel
-from xtrain.model.placement import is_of_experts, is_summed_over, placement_of
+from xtrain.model.parameters import is_of_experts, is_summed_over, placement_of
 
 from ...figures import REGISTRY
 from ...svg import Axis, bar_chart, fit

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from xtrain.bench.sleeping import SleepingLayer
 from xtrain.bench.slow_network import SlowNetwork, slow_network
 from xtrain.expert_parallel import GShardMoE, OverlappedMoEBlock, overlapped_prefill
-from xtrain.expert_parallel.events import Event, exposed_seconds
+from xtrain.expert_parallel.events import ChunkEvent, exposed_seconds
 from xtrain.expert_parallel.overlap_backward import BackwardChunks
 from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 
@@ -100,7 +100,7 @@ def by_the_clock(kind: str, together: bool) -> Found:
         run = (pair if kind == "pair" else prefill)(blocks, together)
         dist.barrier()
         group.calls.clear()
-        events: list[Event] = []
+        events: list[ChunkEvent] = []
         for block in blocks:
             block.events = events
         run()
@@ -114,7 +114,7 @@ def by_the_clock(kind: str, together: bool) -> Found:
     return found[1 + spans[1:].index(min(spans[1:]))]
 
 
-def told(group: SlowNetwork, events: list[Event]) -> Found:
+def told(group: SlowNetwork, events: list[ChunkEvent]) -> Found:
     """[batch, chunk, kind, begin, end] of each event; messages last until they came."""
     zero = events[0].begin
     calls = iter(group.calls)

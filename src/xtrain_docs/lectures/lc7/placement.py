@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from xtrain.expert_parallel.placement import ExpertPlacement, plan_placement
+from xtrain.expert_parallel.expert_placement import ExpertPlacement, plan_placement
 
 from ...amounts import times
 from ...figures import REGISTRY

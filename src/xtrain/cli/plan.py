@@ -1,0 +1,148 @@
+"""`xtrain plan`: the layouts that a model can have on devices, ranked; and why not."""
+
+import argparse
+import json
+from typing import Any
+
+from xtrain.plan.checks import require_whole
+from xtrain.plan.config_json import load_shape
+from xtrain.plan.estimate import Assumptions, Estimate
+from xtrain.plan.hardware import ACCELERATORS, Accelerator
+from xtrain.plan.memory import RECIPES
+from xtrain.plan.published import PUBLISHED
+from xtrain.plan.search import SearchResult, SearchSpace, search
+from xtrain.plan.shapes import PRESETS, ModelShape
+from xtrain.plan.step_traffic import sent_by_axis, traffic_per_step
+from xtrain.plan.transfer import DTYPES
+
+GIB = 2**30
+AXES = ("tensor", "pipeline", "context", "expert")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words after `xtrain plan`."""
+    models = ", ".join(sorted({*PRESETS, *PUBLISHED}))
+    add = parser.add_argument
+    add("--model", required=True, metavar="NAME_OR_PATH",
+        help=f"{models}, or the path of a Hugging Face config.json")  # fmt: skip
+    add("--gpus", required=True, type=int, help="how many devices")
+    add("--gpu", default="h100", metavar="NAME", help=", ".join(sorted(ACCELERATORS)))
+    add("--sequence", type=int, default=4096, help="tokens of one sequence")
+    add("--batch", type=int, help="sequences of a step; 8 a device unless given")
+    for axis in AXES:
+        add(f"--{axis}", type=int, help=f"only this many {axis} ranks")
+    add("--zero", type=int, choices=range(4), help="only this stage")
+    add("--recompute", choices=("none", "full"), help="only this")
+    add("--recipe", default="megatron18", choices=sorted(RECIPES), metavar="NAME",
+        help="bytes a parameter: " + ", ".join(sorted(RECIPES)))  # fmt: skip
+    add("--dtypes", default="megatron-bf16", choices=sorted(DTYPES), metavar="NAME",
+        help="of what travels: " + ", ".join(sorted(DTYPES)))  # fmt: skip
+    add("--gpus-per-node", type=int, default=8, help="devices that NVLink joins")
+    add(
+        "--efficiency",
+        type=float,
+        default=0.6,
+        help="share of the peak that products reach",
+    )
+    add("--memory", type=float, metavar="GIB", help="of a device; the vendor's figure")
+    add("--reserve", type=float, default=4.0, metavar="GIB", help="to be left free")
+    add("--top", type=int, default=10, help="layouts shown")
+    add("--json", action="store_true", help="the same as data")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search and show; 1 if no layout fits."""
+    require_whole("top", arguments.top)
+    shape = load_shape(arguments.model)
+    device = Accelerator.preset(arguments.gpu)
+    assumed = assumptions_of(arguments, device)
+    batch = 8 * arguments.gpus if arguments.batch is None else arguments.batch
+    result = search(
+        shape,
+        device,
+        arguments.gpus,
+        arguments.sequence,
+        batch,
+        space=space_of(arguments),
+        assumptions=assumed,
+    )
+    shown = result.found[: arguments.top]
+    if arguments.json:
+        print(json.dumps(as_data(shape, arguments, batch, result, shown), indent=1))
+    else:
+        from xtrain.cli.plan_tables import show  # rich, which --json does without
+
+        show(shape, device, arguments, batch, assumed, result, shown)
+    return 0 if result.found else 1
+
+
+def assumptions_of(arguments: argparse.Namespace, device: Accelerator) -> Assumptions:
+    """The words of the command line as `Assumptions`."""
+    memory = arguments.memory
+    return Assumptions(
+        gpus_per_node=arguments.gpus_per_node,
+        efficiency=arguments.efficiency,
+        recipe=arguments.recipe,
+        dtypes=arguments.dtypes,
+        capacity=device.memory if memory is None else memory * GIB,
+        reserve=arguments.reserve * GIB,
+    )
+
+
+def space_of(arguments: argparse.Namespace) -> SearchSpace:
+    """All values, or the ones that were asked for."""
+    chosen: dict[str, Any] = {}
+    for name in (*AXES, "zero", "recompute"):
+        value = getattr(arguments, name)
+        if value is not None:
+            chosen[name] = (value,)
+    return SearchSpace(**chosen)
+
+
+def as_data(
+    shape: ModelShape,
+    arguments: argparse.Namespace,
+    batch: int,
+    result: SearchResult,
+    shown: list[Estimate],
+) -> dict[str, Any]:
+    """What the tables say, for other programs: bytes, seconds, shares."""
+    return {
+        "model": arguments.model,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "gpus": arguments.gpus,
+        "gpu": arguments.gpu,
+        "sequence": arguments.sequence,
+        "batch": batch,
+        "tried": result.tried,
+        "fit": len(result.found),
+        "layouts": [one_layout(shape, arguments, one) for one in shown],
+        "rejected": [
+            {name: getattr(one, name) for name in ("rule", "count", "example", "why")}
+            for one in result.rejected
+        ],
+    }
+
+
+def one_layout(
+    shape: ModelShape, arguments: argparse.Namespace, one: Estimate
+) -> dict[str, Any]:
+    """A layout with its memory, time and traffic."""
+    sent = traffic_per_step(
+        shape, one.layout, arguments.sequence, dtypes=arguments.dtypes
+    )
+    return {
+        "name": str(one.layout),
+        **vars(one.layout),
+        "seconds": one.seconds,
+        "seconds_by_part": one.parts,
+        "memory": one.memory.total,
+        "memory_by_part": one.memory.parts(),
+        "fullest_rank": one.position,
+        "verdict": one.verdict,
+        "tokens_per_second": one.tokens_per_second,
+        "mfu": one.mfu,
+        "hfu": one.hfu,
+        "sent_by_axis": sent_by_axis(sent),
+    }

@@ -1,0 +1,143 @@
+"""The gradients of a step: summed over data ranks, divided by the count, added.
+
+backwards of the schedule    inside no_sync(): gradients add up, nothing is sent
+REDUCE of a stage            reduce_gradients() of what is around it
+end of the step              what stages share over the pipeline, and what waited
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from xtrain.comm.main_grad import add_to_gradient, leave_gradient, unround
+from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
+from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
+
+
+class Reductions:
+    """What reduces the gradients of this rank's stages, and for which of them.
+
+    Args:
+        stages: this rank's.
+        mirrored: whether another rank holds each of them, too.
+        group: the ranks of the pipeline, which sum what their stages share.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        mirrored: bool,
+        group: ProcessGroup | None,
+    ):
+        self.stages = list(stages)
+        sharded = {
+            parameter
+            for stage in stages
+            if reduces_shards(stage.reduction)
+            for parameter in stage.parameters()
+        }
+        self.shared = SharedGradients(held_by_name(stages, mirrored), group, sharded)
+        self.of = self._found()
+        self._pending: dict[GradientReduction, set[int]] = {}
+
+    def _found(self) -> dict[GradientReduction, set[int]]:
+        found: dict[GradientReduction, set[int]] = {}
+        for stage in self.stages:
+            if stage.reduction is not None:
+                found.setdefault(stage.reduction, set()).add(stage.index)
+        return found
+
+    def changed(self) -> str | None:
+        """What has been done to the stages that a runner would not notice."""
+        if self._found() != self.of:
+            return "stages have been wrapped after they were handed to the runner"
+        return None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that may have gradients: the stages' own, and the shards ZeRO steps."""
+        found = dict.fromkeys(p for stage in self.stages for p in stage.parameters())
+        for reduction in self.of:
+            for group in getattr(reduction, "param_groups", ()):
+                found.update(dict.fromkeys(group["params"]))
+        return list(found)
+
+    def no_sync(self) -> ExitStack:
+        """A step's backwards run in here: every wrapper waits for its `reduce`."""
+        self._pending = {
+            reduction: set(stages) for reduction, stages in self.of.items()
+        }
+        inside = ExitStack()
+        for reduction in self.of:
+            inside.enter_context(reduction.no_sync())
+        return inside
+
+    def reduce(self, index: int) -> None:
+        """Sum a stage's gradients over the data ranks; it has its last gradient.
+
+        What reduces several stages waits for the last of them. A `ZeroOptimizer` cuts
+        gradients into shards of its own, so what stages share is summed before.
+        """
+        for reduction, waiting in list(self._pending.items()):
+            waiting.discard(index)
+            early = not (self.shared.exist and reduces_shards(reduction))
+            if early and not waiting:
+                del self._pending[reduction]
+                reduction.reduce_gradients()
+
+    def reduce_rest(self) -> None:
+        """Sum what stages share, before or after it is summed over the data ranks."""
+        self.shared.sum(of_sharded=True)
+        for reduction in self._pending:
+            reduction.reduce_gradients()
+        self.shared.sum(of_sharded=False)
+
+
+class PreviousGradients:
+    """The gradients from before a step, kept apart until the step is over.
+
+    grad    before | None, then the sums of the step | before + sums / count
+                   | a step that fails               | before
+
+    Args:
+        parameters: their `grad` is None from now on.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]):
+        self.before = {p: kept(unround(p)) for p in parameters}
+        for parameter in self.before:
+            parameter.grad = None
+
+    def put_back(self) -> None:
+        """Give the parameters what they had; the step's gradients are dropped."""
+        for parameter, old in self.before.items():
+            parameter.grad = None
+            if old is not None:
+                leave_gradient(parameter, old)
+
+    @torch.no_grad()
+    def add(self, count: Tensor) -> None:
+        """Divide the step's gradients by the count, and add what was there before."""
+        for parameter, old in self.before.items():
+            new = unround(parameter)
+            if new is not None:
+                new.div_(count.to(new.device))
+            parts = [part for part in (old, new) if part is not None]
+            parameter.grad = None
+            for part in parts:
+                add_to_gradient(parameter, part)
+
+
+def kept(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that stays while others are summed: DDP's is a view of its bucket."""
+    if type(gradient) is Tensor and gradient._base is not None:
+        return gradient.clone()
+    return gradient
+
+
+def reduces_shards(reduction: Any) -> bool:
+    """Whether it cuts whole gradients into shards of its own, as ZeRO 1 and 2 do."""
+    return reduction is not None and not isinstance(reduction, nn.Module)

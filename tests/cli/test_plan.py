@@ -1,0 +1,77 @@
+"""`xtrain plan`, as it is typed: tables, data, and errors."""
+
+import json
+
+import pytest
+
+from xtrain.cli import main
+from xtrain.plan import Layout, ModelShape, estimate, sent_by_axis, traffic_per_step
+
+COMMAND = "xtrain.cli.plan:run"
+WORDS = ["plan", "--model", "llama-3-70b", "--gpus", "64", "--gpu", "a100-80gb",
+         "--sequence", "8192"]  # fmt: skip
+
+
+@pytest.mark.verifies(COMMAND)
+def test_the_tables(capsys):
+    assert main([*WORDS, "--top", "3"]) == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 88
+    assert "70.55 B parameters, 64 x a100-80gb of 74.5 GiB" in lines[0]
+    assert "4.19 M tokens" in lines[1]
+    ranked = [line for line in lines if line[:2] in (" 1", "1 ", "2 ", "3 ", "4 ")]
+    assert [line.split()[0] for line in ranked] == ["1", "2", "3"]
+    for words in ("zero-with-pipeline", "2478 layouts tried", "M main gradients",
+                  "of which 4 should stay free", "seconds of 1: compute"):  # fmt: skip
+        assert words in said
+    bar = next(line for line in lines if line.startswith("[WW"))
+    assert len(bar) == 88 and bar.endswith("]")
+
+
+@pytest.mark.verifies(COMMAND)
+def test_the_same_as_data(capsys):
+    words = ["--json", "--top", "2", "--tensor", "8", "--pipeline", "2", "--zero", "1",
+             "--context", "1", "--recompute", "none", "--memory", "79.2"]  # fmt: skip
+    assert main([*WORDS, *words]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["parameters"] == 70_553_706_496 and len(data["layouts"]) == 2
+    assert "and a device has 79.2" in data["rejected"][0]["why"]
+    first = data["layouts"][0]
+    assert first["name"] == "TP8 PP2 DP4 ZeRO-1"
+    fields = {name: first[name] for name in Layout.__dataclass_fields__}
+    layout, shape = Layout(**fields), ModelShape.preset("llama-3-70b")
+    found = estimate(shape, layout, "a100-80gb", 8192)
+    assert first["seconds"] == found.seconds and first["mfu"] == found.mfu
+    assert first["memory"] == found.memory.total
+    assert first["memory_by_part"] == found.memory.parts()
+    sent = traffic_per_step(shape, layout, 8192)
+    assert first["sent_by_axis"] == sent_by_axis(sent)
+    assert sum(one["count"] for one in data["rejected"]) + data["fit"] == data["tried"]
+
+
+@pytest.mark.verifies(COMMAND)
+def test_no_layout_fits(capsys):
+    words = ["plan", "--model", "llama-3-70b", "--gpus", "2", "--gpu", "v100"]
+    assert main(words) == 1
+    said = capsys.readouterr().out
+    assert "no layout fits; why not:" in said and "memory" in said
+
+
+@pytest.mark.verifies(COMMAND)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "llama-9"], "preset 'llama-9'"),
+        (["--gpu", "a1"], "unknown accelerator 'a1'"),
+        (["--gpus", "0"], "gpus=0"),
+        (["--sequence", "0"], "sequence=0"),
+        (["--tensor", "5"], "cannot be divided"),
+        (["--efficiency", "0"], "efficiency=0"),
+    ],
+)
+def test_bad_words_end_with_2_and_a_line(capsys, words, said):
+    assert main([*WORDS, *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("xtrain plan: ") and said in captured.err
+    assert captured.out == ""
