@@ -100,7 +100,7 @@ def told(names: dict, cases: dict, wrong_ranks: list[int]) -> list[tuple]:
 @pytest.mark.parametrize("wrong_ranks", [[0, 1], [1]])
 @pytest.mark.verifies(f"{CHECKS}:check_attention", f"{CHECKS}:check_lengths")
 @pytest.mark.verifies(f"{CHECKS}:check_hidden", f"{CHECKS}:check_tensors")
-@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_same_call")
 def test_a_wrong_call_is_refused_on_every_rank_before_any_message(
     world, xtrain_worlds, wrong_ranks
 ):
@@ -124,15 +124,15 @@ def test_ranks_that_call_differently_are_refused(world, xtrain_worlds):
             assert DIFFERENT[case][1] in error, (name, case, error)
 
 
-@pytest.mark.verifies("xtrain.comm.call_agreement:check_calls")
+@pytest.mark.verifies("xtrain.comm.call_agreement:check_same_call")
 def test_on_a_gpu_a_rank_looks_at_its_own_call_and_says_whose_it_is(monkeypatch):
     gpu = torch.device("meta")  # stands for one
     monkeypatch.setattr(call_agreement, "message_device", lambda group: gpu)
-    assert call_agreement.check_calls("attention", [None], {}, None) is None
+    assert call_agreement.check_same_call("attention", [None], {}, None) is None
     with pytest.raises(ValueError, match="^attention: q is odd$"):
-        call_agreement.check_calls("attention", [None], {}, "q is odd")
+        call_agreement.check_same_call("attention", [None], {}, "q is odd")
     with pytest.raises(ValueError, match="^attention is odd$"):
-        call_agreement.check_calls("attention", [None], {}, "attention is odd")
+        call_agreement.check_same_call("attention", [None], {}, "attention is odd")
 
 
 def heads_of(ranks: int) -> str:
@@ -161,10 +161,17 @@ def cut_of(length: int | None, balance: str) -> str:
 
 @pytest.mark.parametrize(
     ("length", "balance", "message"),
-    [(6, "none", "cut into 4 equal parts"), (12, "zigzag", "pad it to 16"),
-     (8, "round", "'round' is none of"), (None, "none", "dim=1 is not one of")],
-)  # fmt: skip
+    [
+        (9, "none", "9 cannot be cut into 4 equal parts for balance='none' on 4 ranks"),
+        (9, "striped", "pad it to 12"),
+        (12, "zigzag", "cut into 8 equal parts for balance='zigzag' on 4 ranks"),
+        (12, "zigzag", "pad it to 16"),
+        (12, "striped", ""),
+        (8, "round", "balance='round' is none of none, striped, zigzag"),
+        (None, "none", "dim=1 is not one of"),
+    ],
+)
 @pytest.mark.verifies("xtrain.context_parallel.balance:check_balance")
 def test_a_sequence_that_cannot_be_cut_is_refused(world, length, balance, message):
     for said in world(4).run(cut_of, length, balance):
-        assert message in said
+        assert message in said and bool(message) == bool(said)

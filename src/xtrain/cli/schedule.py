@@ -140,19 +140,14 @@ def figures(timeline: Timeline) -> dict[str, str]:
 def as_data(timeline: Timeline) -> dict[str, object]:
     """The timeline for other programs."""
     schedule = timeline.schedule
+    sizes = "name", "ranks", "micro_batches", "chunks", "placement"
+    results = (
+        "makespan", "work", "idle", "bubble_over_ideal", "idle_fraction",
+        "peak_activations", "parameter_copies",
+    )  # fmt: skip
     return {
-        "name": schedule.name,
-        "ranks": schedule.ranks,
-        "micro_batches": schedule.micro_batches,
-        "chunks": schedule.chunks,
-        "placement": schedule.placement,
-        "makespan": timeline.makespan,
-        "work": timeline.work,
-        "idle": timeline.idle,
-        "bubble_over_ideal": timeline.bubble_over_ideal,
-        "idle_fraction": timeline.idle_fraction,
-        "peak_activations": timeline.peak_activations,
-        "parameter_copies": timeline.parameter_copies,
+        **{name: getattr(schedule, name) for name in sizes},
+        **{name: getattr(timeline, name) for name in results},
         "actions": [
             [
                 {"action": str(action), "start": start, "end": end}

@@ -1,8 +1,8 @@
-"""Whether all ranks make the same call: one small message each time it is made.
+"""Do all ranks make the same call? One small all-reduce each time it is made.
 
-A digest of what a rank says of its call, and its negative: if the largest of each over
-all ranks belong together, all have said the same. Only then is it over; else all ranks
-tell each other in words, and all raise.
+Each rank gives a digest of its call's arguments and the negative of it. The largest
+digest equals the smallest if and only if all agree. If they differ, all ranks gather
+the arguments in words, and all raise.
 """
 
 import hashlib
@@ -36,34 +36,32 @@ def uncounted() -> Iterator[None]:
         _is_counted.reset(before)
 
 
-def check_calls(
+def check_same_call(
     name: str,
     groups: Sequence[ProcessGroup | None],
-    said: Mapping[str, object],
+    arguments: Mapping[str, object],
     problem: str | None,
 ) -> None:
-    """ValueError on every rank if one has a problem or says something else.
+    """ValueError on every rank if one has a problem or other arguments.
 
-    On a GPU each rank looks at its own call only: to read what all have said would make
-    the CPU wait.
+    On a GPU each rank checks its own call only: reading the answer would make the CPU
+    wait.
 
     Args:
         groups: the axes of the mesh whose ranks are asked.
-        said: compared by what it prints as.
+        arguments: compared by what they print as.
     """
-    if any(message_device(group).type != "cpu" for group in groups):
-        if problem is not None:
-            raise ValueError(with_name(name, problem))
-        return
-    number = digest(said)
-    numbers = torch.tensor([int(problem is not None), number, -number])
-    for group in groups:
-        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
-    wrong, most, least = numbers.tolist()
-    if not wrong and most == -least:
-        return
-    for group in groups:  # what a row has found, its columns tell all others
-        problem = verdict(name, group, said, problem)
+    problem = problem and with_name(name, problem)
+    if all(message_device(group).type == "cpu" for group in groups):
+        number = digest(arguments)
+        numbers = torch.tensor([int(problem is not None), number, -number])
+        for group in groups:
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
+        wrong, most, least = numbers.tolist()
+        if not wrong and most == -least:
+            return
+        for group in groups:  # the second axis spreads what the first has found
+            problem = verdict(name, group, arguments, problem)
     if problem is not None:
         raise ValueError(with_name(name, problem))
 
@@ -76,13 +74,13 @@ def digest(what: object) -> int:
 def check_same_on(
     what: str,
     groups: Sequence[ProcessGroup | None],
-    said: Mapping[str, object],
+    arguments: Mapping[str, object],
     problem: str | None = None,
 ) -> None:
-    """The same in words at once, on any device; no ledger counts it."""
+    """`check_same` over several axes, on any device; no ledger counts it."""
     with uncounted():
         for group in groups:
-            problem = verdict(what, group, said, problem)
+            problem = verdict(what, group, arguments, problem)
     if problem is not None:
         raise ValueError(problem)
 
@@ -98,19 +96,19 @@ def reduce_question(
 
 
 def with_name(name: str, problem: str) -> str:
-    """The problem, and whose it is."""
+    """The problem, and the call that has it."""
     return problem if name in problem else f"{name}: {problem}"
 
 
 def verdict(
     what: str,
     group: ProcessGroup | None,
-    said: Mapping[str, object],
+    arguments: Mapping[str, object],
     problem: str | None,
 ) -> str | None:
-    """What `check_same` says on every rank of the group."""
+    """The message of `check_same`, the same on every rank of the group."""
     try:
-        check_same(what, [], group, said, problem)
+        check_same(what, [], group, arguments, problem)
     except ValueError as error:
         return str(error)
     return None

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import describe, problem_of
-from xtrain.comm.call_agreement import check_calls
+from xtrain.comm.call_agreement import check_same_call
 from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.context_parallel.balance import check_balance
 from xtrain.context_parallel.flash import checked_scale
@@ -27,11 +27,11 @@ def check_attention(
     documents: Tensor | None = None,
     rules: tuple[Rule, ...] = (),
 ) -> None:
-    """ValueError on every rank unless all call alike, with sequences cut alike.
+    """ValueError on every rank unless all make the same legal call.
 
     Args:
-        groups: the axes of all ranks asked, the one that `balance` is about last.
-        rules: what else must hold for this rank's call.
+        groups: the mesh axes to compare over; the last is the one `balance` cuts.
+        rules: further rules about this rank's call.
     """
     sizes = [rank_and_size(group)[1] for group in groups]
     problem = problem_of(
@@ -44,12 +44,17 @@ def check_attention(
         problem = broken[0]
     trained = torch.is_grad_enabled()
     tensors = {"q": q, "k": k, "v": v, "documents": documents}
-    said: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         key: describe(t if trained else t.detach()) if isinstance(t, Tensor) else t
         for key, t in tensors.items()
     }
-    said |= {"causal": causal, "balance": balance, "scale": scale, "window": window}
-    check_calls(name, groups, said, None if problem is None else f"{name}: {problem}")
+    arguments |= {
+        "causal": causal,
+        "balance": balance,
+        "scale": scale,
+        "window": window,
+    }
+    check_same_call(name, groups, arguments, problem)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
@@ -70,7 +75,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
 def check_lengths(
     q: Tensor, k: Tensor, causal: bool, balance: str, sizes: list[int]
 ) -> None:
-    """ValueError unless the sequences fit each other and are cut as `balance` cuts."""
+    """ValueError unless the lengths fit each other and `balance`."""
     queries, keys = q.shape[2], k.shape[2]
     if not queries or not keys:
         raise ValueError(
@@ -87,7 +92,7 @@ def check_lengths(
 def check_hidden(
     q: Tensor, k: Tensor, causal: bool, window: int | None, documents: Tensor | None
 ) -> None:
-    """ValueError unless window and documents are such."""
+    """ValueError unless window and documents are valid."""
     whole = isinstance(window, int) and not isinstance(window, bool)
     if window is not None and not (whole and window > 0 and causal):
         raise ValueError(

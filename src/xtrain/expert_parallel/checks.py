@@ -6,7 +6,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autocast import cast_by_autocast
-from xtrain.comm.call_agreement import check_calls
+from xtrain.comm.call_agreement import check_same_call
 from xtrain.expert_parallel.moe import MoE
 from xtrain.expert_parallel.router import check_tokens
 
@@ -17,7 +17,7 @@ def check_experts_call(
     """ValueError on every rank unless all call alike, with tokens of one size."""
     problem = problem_of(lambda: check_batch(x, mask, layer))
     router = layer.router
-    said = {
+    arguments = {
         "hidden size": layer.experts.hidden_size,
         "experts": router.num_experts,
         "top_k": router.top_k,
@@ -28,7 +28,7 @@ def check_experts_call(
         "gradient of experts": torch.is_grad_enabled()
         and any(weight.requires_grad for weight in layer.experts.parameters()),
     }
-    check_calls(name, [group], said, None if problem is None else f"{name}: {problem}")
+    check_same_call(name, [group], arguments, problem)
 
 
 def check_batch(x: Tensor, mask: Tensor | None, layer: MoE) -> None:
