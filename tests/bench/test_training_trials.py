@@ -1,4 +1,4 @@
-"""Training steps as trials: who trains wrongly is not timed; memory and wire bytes."""
+"""Training steps as trials: wrong training is not timed; memory and wire bytes."""
 
 import os
 import sys
