@@ -1,4 +1,4 @@
-"""What the original notes on pipelines say, run, and what is right beside it.
+"""The statements of the original notes on pipelines, run, beside the right ones.
 
 Each test is the proof of one entry of the errata page; more proofs of that page are in
 tests/schedules/test_closed_forms.py.

@@ -12,9 +12,9 @@ Message = tuple[str, int, int]  # F or B, the stage that computed it, the micro-
 def waits_forever(
     schedule: Schedule, fused: bool = False, by_parity: bool = False
 ) -> dict[int, str]:
-    """The ranks that never get to their end, with the messages at which they stand.
+    """The ranks that never finish, with the messages at which they wait.
 
-    A message passes when both of its ranks stand at it. Computing takes no time.
+    A message passes when both of its ranks are at it. Computing takes no time.
 
     Args:
         fused: sends and receives with no computation between them are posted together,
