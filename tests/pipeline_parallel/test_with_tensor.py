@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.model.stage_training import Layout, StageTraining
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.twins import batch, close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.model import XtrainModel
 

@@ -23,7 +23,7 @@ TIMES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words after `xtrain schedule`."""
+    """The options of `xtrain schedule`."""
     parser.add_argument("name", metavar="NAME", help=", ".join(SCHEDULES))
     parser.add_argument("--stages", type=int, default=4, help="ranks of the pipeline")
     parser.add_argument("--micro-batches", type=int, default=8, help="of a step")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def fitted(text: str) -> str:
-    """The drawing as it is, or for a narrower terminal in pieces one below the other.
+    """The drawing, cut for a narrower terminal into pieces below each other.
 
     Pieces end between two actions of every rank, if there is such a place.
     """
@@ -89,7 +89,7 @@ def _is_between(rows: list[str], at: int) -> bool:
 
 
 def _check_size(arguments: argparse.Namespace) -> None:
-    """ValueError for what could be neither made nor read."""
+    """ValueError for more cells or a wider range of times than a drawing holds."""
     count = arguments.stages * arguments.micro_batches * max(arguments.chunks or 1, 1)
     if count > MOST_CELLS:
         raise ValueError(f"stages x micro-batches x chunks are above {MOST_CELLS}")

@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
 from xtrain.comm.mesh import BATCH_AXES, axes_of_ranks, mesh_of, shorten, sizes_of
+from xtrain.comm.wrapper_rules import owner_of
 from xtrain.pipeline_parallel.stage import PipelineStage
 
 SIGNS = ("no_sync", "set_requires_gradient_sync", "reduce_gradients")
@@ -124,8 +125,8 @@ def check_shared(stage: PipelineStage) -> str | None:
     """Whether the stage still has what it shares, whole."""
     held = {id(parameter) for parameter in stage.parameters()}
     for name, parameter in stage.shared.items():
-        sharded = getattr(parameter, "_gradients_reduced_by", "")
-        if id(parameter) not in held or sharded == "FullyShardedDataParallel":
+        sharded = owner_of(parameter) == "FullyShardedDataParallel"
+        if id(parameter) not in held or sharded:
             return (
                 f"it shares {name!r} with other stages, but its wrapper holds a shard "
                 "of that, cut elsewhere than theirs: untie it, or use "
