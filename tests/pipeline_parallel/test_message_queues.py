@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import pytest
 
-from xtrain.pipeline_parallel.messages import message_peer
 from xtrain.schedules import (
     SCHEDULES,
     Action,
@@ -18,6 +17,7 @@ from xtrain.schedules import (
     forward_only,
     with_messages,
 )
+from xtrain.schedules.passes import message_peer
 
 
 def of_a_pair_each_way(peer: int, to: str) -> tuple:
@@ -129,7 +129,7 @@ def of_some_sizes(name: str) -> list[Schedule]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.verifies("xtrain.pipeline_parallel.messages:message_peer")
+@pytest.mark.verifies("xtrain.schedules.passes:message_peer")
 def test_with_a_queue_for_each_pair_and_direction_no_message_waits_forever(name):
     schedules = of_some_sizes(name)
     assert schedules
