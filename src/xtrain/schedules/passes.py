@@ -61,14 +61,12 @@ def forward_only(schedule: Schedule) -> Schedule:
 def message_of(schedule: Schedule, action: Action, way: str) -> Action | None:
     """The send or the receive (`way`: "SEND", "RECV") of an action, if it needs one."""
     kind, stage, i, _ = action
-    if kind not in ("F", "B", "BW"):
+    other = stage + (1 if (kind == "F") == (way == "SEND") else -1)
+    if kind not in ("F", "B", "BW") or not 0 <= other < schedule.stages:
         return None
-    message = Action(f"{way}_{kind[0]}", stage, i)
-    other = other_stage(message)
-    if not 0 <= other < schedule.stages:
+    if schedule.rank_of(other, i) == schedule.rank_of(stage, i):
         return None
-    here, there = schedule.rank_of(stage, i), schedule.rank_of(other, i)
-    return None if here == there else message
+    return Action(f"{way}_{kind[0]}", stage, i)
 
 
 def other_stage(message: Action) -> int:
