@@ -15,15 +15,9 @@ from tests.pipeline_parallel.small_runs import (
 from xtrain.schedules import one_f_one_b, simulate
 from xtrain_docs.lectures.lc5.errata import ORDERS
 
+pytestmark = pytest.mark.usefixtures("on_gloo")
 MESSAGES = "xtrain.schedules.passes:with_messages"
 ONE_F_ONE_B = "xtrain.schedules.one_f_one_b:one_f_one_b"
-
-
-@pytest.fixture(autouse=True)
-def on_gloo(xtrain_worlds):
-    """Skip elsewhere: these are small runs of gloo on CPUs."""
-    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
-        pytest.skip("runs of gloo on CPUs")
 
 
 # ------------------------------------------- q68, q69: two forwards, and how to overlap
