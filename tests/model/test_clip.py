@@ -28,8 +28,8 @@ CLIP = (
 )
 WRAPPED = (
     *CLIP,
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 KEYS = {"num_key_value_heads": 2}
 ONE_KEY_TIED = {"num_key_value_heads": 1, "tie_word_embeddings": True}
@@ -128,7 +128,7 @@ def test_only_parameters_that_are_cut_are_slices(world):
 
 @pytest.mark.verifies(
     "xtrain.comm.wrapper_rules:check_not_slices",
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
+    "xtrain.zero.optimizer:ZeroOptimizer",
 )
 def test_zero_refuses_to_clip_slices_without_their_module(world):
     world(2).run(without_the_module)

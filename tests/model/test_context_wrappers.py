@@ -18,9 +18,9 @@ MODEL = (
 )
 WRAPPED = (
     "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
+    "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.comm.wrapper_rules:pieces_of",
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 KEYS = {"num_key_value_heads": 2}
 LIMIT = 0.3  # below the norm of every step

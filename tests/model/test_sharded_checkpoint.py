@@ -20,8 +20,8 @@ PARTS = (
 WRAPPED = (
     *PARTS,
     "xtrain.checkpoint.parameter_slice:placement_in",
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 KEYS = {"num_key_value_heads": 2}  # on 4 tensor ranks each is on two
 ONE_KEY_TIED = {"num_key_value_heads": 1, "tie_word_embeddings": True}

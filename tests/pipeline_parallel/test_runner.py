@@ -92,7 +92,7 @@ def schedules(draw) -> Schedule:
 
 
 def with_pairs(order: list[Action]) -> list[Action]:
-    """A forward and the whole backward before it, as one pair."""
+    """A forward and the full backward before it, as one pair."""
     paired: list[Action] = []
     for action in order:
         if action.kind == "F" and paired and paired[-1].kind == "BW":

@@ -29,7 +29,7 @@ KINDS = (*IN_PLACE, *OF_PARTS)
 
 
 @dataclass(frozen=True)
-class Call:
+class PreparedCall:
     """A collective with its arguments: what this rank gives, and where its result is.
 
     Both are one tensor where it works in place. Where only the root gets a result, the
@@ -43,7 +43,7 @@ class Call:
 
 def prepare(
     kind: str, function: Callable[..., Any], whole: Tensor, root: int = 0
-) -> Call:
+) -> PreparedCall:
     """`function` of this kind with its arguments, made from the whole tensor.
 
     Every rank brings a whole one of its own, one-dimensional: what it reduces, or has
@@ -55,10 +55,10 @@ def prepare(
     if kind in ("broadcast", "scatter") and rank != root:
         whole = whole.new_zeros(whole.shape)
     if kind == "barrier":
-        return Call(function, whole, whole)
+        return PreparedCall(function, whole, whole)
     if kind in IN_PLACE:
         arguments = (whole,) if kind == "all_reduce" else (whole, root)
-        return Call(partial(function, *arguments), whole, whole)
+        return PreparedCall(partial(function, *arguments), whole, whole)
     if len(whole) % size:
         raise ValueError(
             f"{kind} of {len(whole)} elements on {size} ranks: they must divide evenly"
@@ -67,15 +67,15 @@ def prepare(
     if kind in ("all_gather", "all_to_all"):
         given = part if kind == "all_gather" else whole
         result = whole.new_zeros(whole.shape)
-        return Call(partial(function, result, given), given, result)
+        return PreparedCall(partial(function, result, given), given, result)
     if kind == "reduce_scatter":
-        return Call(partial(function, part.zero_(), whole), whole, part)
+        return PreparedCall(partial(function, part.zero_(), whole), whole, part)
     if kind == "gather":
         result = whole.new_zeros(whole.shape)
         parts = list(result.chunk(size)) if rank == root else None
-        return Call(partial(function, part, parts, root), part, result)
+        return PreparedCall(partial(function, part, parts, root), part, result)
     parts = list(whole.chunk(size)) if rank == root else None
-    return Call(partial(function, part.zero_(), parts, root), whole, part)
+    return PreparedCall(partial(function, part.zero_(), parts, root), whole, part)
 
 
 def kind_of(name: str) -> str:

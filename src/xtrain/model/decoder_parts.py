@@ -6,7 +6,7 @@
     parts of a stage           range(2, 4): layers 1 and 2, nothing else is allocated
     parts of the whole model   range(0, L + 2)
 
-Parameters have the names of the whole model: see `span_weights`.
+Parameters have the names of the whole model: see `decoder_weights`.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary, t tensor ranks, c context ranks.
 """

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from xtrain.checkpoint.parameter_slice import placement_in
 from xtrain.comm.wrapper_rules import check_counted
-from xtrain.data_parallel.ddp import DistributedDataParallel
+from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model.balance import update_biases
 from xtrain.model.stages import DecoderStage
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.clip import clip_sharded_grad_norm_
-from xtrain.zero.fsdp import FullyShardedDataParallel
-from xtrain.zero.optimizer import ZeroOptimizer
 
 Held = tuple[Tensor, bool]
 """A gradient, and whether this rank adds it to the norm."""
