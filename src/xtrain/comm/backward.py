@@ -5,8 +5,8 @@
     bucket 1                         full -> issued ..... wait
     bucket 2                                       left -> issue, wait
 
-A hook on each parameter says when its gradient is complete. All ranks must issue the
-same collectives in the same order, whatever order their gradients come in, so buckets
+A hook on each parameter tells when its gradient is complete. All ranks must issue the
+same collectives in the same order, in whichever order gradients come, so buckets
 leave strictly one after the other. What is left at the end of backward leaves then.
 
 This sends nothing itself: `reduce` issues a bucket's collective and returns its handle.
