@@ -43,10 +43,7 @@ LONG = {
         "test_the_committed_record_is_of_this_code",
         "test_the_committed_results_are_of_this_code",
     ],
-    "docs/test_spine.py": [
-        "test_a_mistake_leaves_the_curve",
-        "test_a_mistake_with_experts_leaves_their_curve",
-    ],
+    "docs/test_spine.py": ["test_a_mistake_leaves_the_curve"],
     "evidence/test_marks.py": ["test_ours_stand_on_single_tests"],
     "pipeline_parallel/test_runner_failures.py": [
         "test_a_rank_that_is_killed_ends_all_others_with_its_name"

@@ -53,7 +53,7 @@ def _site_address() -> None:
 
 
 def has_calculators(site: Path) -> bool:
-    """Does any page ask for Python in the browser?"""
+    """Does any page have a calculator, which runs Python in the browser?"""
     pages = site.rglob("*.html")
     return any("<xtrain-calculator" in page.read_text() for page in pages)
 

@@ -30,7 +30,7 @@ from .symbols import SymbolError, resolve
 
 @lru_cache(maxsize=1)
 def library_names() -> dict[str, str]:
-    """What `xtrain copy NAME --library` knows."""
+    """The names that `xtrain copy NAME --library` accepts."""
     return library()
 
 
@@ -66,7 +66,7 @@ def anchor(key: str) -> str:
 
 
 def symbol_block(reference: str, options: Options, language: str) -> list[str]:
-    """The Markdown that stands for an embedded symbol."""
+    """The Markdown of an embedded symbol."""
     symbol, public = resolve(reference), library_names()
     lines, attributes = annotate(shown_lines(symbol, options), options, reference)
     place = Place(symbol.path, symbol.first, symbol.last)
@@ -89,14 +89,14 @@ def symbol_block(reference: str, options: Options, language: str) -> list[str]:
 
 
 def path_in_bar(path: str, url: str) -> str:
-    """Where the code below stands, as Markdown; a link when a repository is named."""
+    """The path of the code below, as Markdown; a link when a repository is named."""
     shown = path.removeprefix("src/")
     link = f"[{shown}]({url})" if url else f"`{shown}`"
     return f"{link}{{ .xt-path }}"
 
 
 def file_block(reference: str, options: Options, fence: fences.Fence) -> list[str]:
-    """The Markdown that stands for a whole file of the repository."""
+    """The Markdown of a whole file of the repository."""
     path = config.ROOT / reference
     if not path.is_file() or not path.resolve().is_relative_to(config.ROOT):
         raise EmbedError(f"{reference}: there is no such file")

@@ -40,7 +40,7 @@ class Place:
         return config.source_url(self.path, self.first, self.last)
 
     def code(self) -> str:
-        """The lines as they stand."""
+        """The lines."""
         lines = (config.ROOT / self.path).read_text().splitlines()
         return "\n".join(lines[self.first - 1 : self.last])
 

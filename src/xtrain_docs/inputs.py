@@ -1,4 +1,4 @@
-"""What a build was made of, so that the next one knows whether it can be spared.
+"""The inputs of a build, to decide whether the next one can be skipped.
 
     python -m xtrain_docs.inputs      exit status 0, and a line that says so, when the
                                       site stands and what it was made of is as it was
@@ -59,7 +59,7 @@ def around() -> str:
 
 
 def place(target: Path) -> Path:
-    """The file that says what the site at `target` was made of."""
+    """The file with the inputs of the site at `target`."""
     return target.with_name(f"{target.name}.inputs.json")
 
 
@@ -71,7 +71,7 @@ def save(target: Path, before: dict[str, str]) -> None:
 
 
 def differences(target: Path) -> list[str]:
-    """What has changed since the site at `target` was built; `all` when none stands."""
+    """What has changed since the site at `target` was built; `all` if it was not."""
     if not place(target).is_file() or not (target / "index.html").is_file():
         return ["all"]
     before, now = json.loads(place(target).read_text()), state()

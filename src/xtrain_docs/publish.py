@@ -124,8 +124,8 @@ class _Styles:
         text = INLINE.sub(share, text)
         base = "" if hrefs[0].startswith("/") else self._place(page.parent)
         files = (*(self._file(base, href) for href in hrefs), *inline)
-        # A page may stand anywhere below the root (404.html): what leads to the first
-        # sheet leads to the others.
+        # A page may be anywhere below the root (404.html): the prefix of the first
+        # sheet is that of the others.
         root = hrefs[0].removesuffix(files[0])
         if files not in self.joined:
             self.joined[files] = self._write(files)
@@ -163,7 +163,7 @@ class _Styles:
         return folder.relative_to(self.site).as_posix()
 
     def _file(self, base: str, href: str) -> str:
-        """Where below the site a sheet lies."""
+        """The path of a sheet below the site."""
         path = normpath(join(base, href))
         if href.startswith("/"):  # /en/assets/x.css: the site is below the host's root
             parts = href.strip("/").split("/")

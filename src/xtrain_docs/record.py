@@ -19,7 +19,7 @@ from xtrain.evidence.store import Entries, Entry, Store
 from . import config, kept
 
 NAME = "gloo-cpu.json"
-"""The record of the tests that everybody can run; others come from their machines."""
+"""The record of the tests that run everywhere; others come from machines with GPUs."""
 
 
 def records() -> tuple[Store, Store]:
@@ -93,7 +93,7 @@ def unproved() -> list[str]:
             if "failed" in ended:
                 found.append(f"{symbol}, {where}: {ended['failed']} failed")
             elif "passed" not in ended:
-                found.append(f"{symbol}, {where}: no test proves it as it stands")
+                found.append(f"{symbol}, {where}: no passing test on its current code")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Is everything that the pages embed proved as it stands?
+"""Does a passing test prove everything that the pages embed?
 
     python -m xtrain_docs.stale        exit status 1, and which is not, when some is not
     python -m xtrain_docs.stale --files    prints the files of tests that must run
@@ -30,7 +30,7 @@ def unproved() -> dict[str, str]:
         except verification.UnverifiedError as error:
             reasons[reference] = str(error)
         except ValueError:
-            pass  # an unknown name: no test helps, and the build says what is wrong
+            pass  # an unknown name: no test helps, and the build names it
     return reasons
 
 
@@ -42,7 +42,7 @@ def files() -> set[str]:
 
 
 def all_files() -> set[str]:
-    """The files of marked tests that have not run on the code as it stands."""
+    """The files of marked tests that have not run on the current code."""
     marked = marked_tests(config.ROOT / "tests", config.ROOT)
     records = [file for folder in config.RECORDS for file in folder.glob("*.json")]
     ran = {function_of(test) for file in records for test in kept.shelf(file).good()}

@@ -33,8 +33,8 @@ class Symbol:
 
     @property
     def entry(self) -> str:
-        """The identifier of its reference entry: a method that says nothing of itself
-        has none, and its class's stands for it."""
+        """The identifier of its reference entry: a method without a docstring has
+        none, so that of its class."""
         if self.docstring or "." not in self.name:
             return self.dotted
         return self.dotted.rpartition(".")[0]

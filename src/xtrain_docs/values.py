@@ -203,12 +203,12 @@ CITED = r"\[(?P<text>[^\[\]]+)\]\{\s*\.(?P<kind>cited|given)\s*\}"
 
 
 class CitedInline(InlineProcessor):
-    """`[37 %]{.cited}`: from a source that stands beside; `.given`: assumed."""
+    """`[37 %]{.cited}`: from the source named beside it; `.given`: assumed."""
 
     def handleMatch(  # type: ignore[override]
         self, m: re.Match, data: str
     ) -> tuple[ET.Element, int, int]:
-        """A span, which guards know as a number that nobody has to compute."""
+        """A span, by which guards tell it from a typed number."""
         del data
         span = ET.Element("span", {"class": f"xt-{m['kind']}"})
         span.text = m["text"]

@@ -15,12 +15,12 @@ from . import config, symbols
 
 
 class UnverifiedError(ValueError):
-    """A page shows code that no passing test has verified as it stands."""
+    """A page shows code without a passing test on its current source."""
 
 
 @dataclass
 class Summary:
-    """All evidence for one symbol: of the code as it stands, and of older code."""
+    """All evidence for one symbol: of its current code, and of older code."""
 
     symbol: str
     current: list[Result] = field(default_factory=list)

@@ -7,6 +7,7 @@ hosts an older state than others.
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from xtrain.checkpoint.folder import pointer_to
 from xtrain.comm.agreement import raising_everywhere, with_ranks
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
+from xtrain.zero.fsdp_checkpoint import aliases_in
 
 OLD, NEW = "step-00000001", "step-00000002"
 SIZE = 3
@@ -315,13 +317,17 @@ class Tied(nn.Module):
         self.two.weight = self.one.weight
 
 
+def ordered_by_rank(module):
+    """The order of a set's elements differs from process to process."""
+    reverse = dist.get_rank() == 1
+    aliases = aliases_in(module).items()
+    return {name: sorted(names, reverse=reverse) for name, names in aliases}
+
+
 def load_tied(path):
-    """The order in which a set is gone through differs from process to process."""
     model = FullyShardedDataParallel(Tied())
-    original, model._aliases = model._aliases, {}
-    for name, names in original.items():
-        model._aliases[name] = sorted(names, reverse=dist.get_rank() == 1)
-    model.load_full(path)
+    with mock.patch("xtrain.zero.fsdp_checkpoint.aliases_in", ordered_by_rank):
+        model.load_full(path)
     return model.full_state_dict()["one.weight"]
 
 

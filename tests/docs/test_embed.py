@@ -88,24 +88,20 @@ def test_text_must_occur_in_exactly_one_line(toy, key):
         render(page(f"{key}: values"))
 
 
-def test_an_unknown_option_is_refused(toy):
-    with pytest.raises(EmbedError, match="not an option"):
-        render(page("highlight: return"))
-
-
-def test_an_unknown_name_lists_what_there_is(toy):
-    with pytest.raises(SymbolError, match="has no 'rang'.*ring, Wheel"):
-        render(page(reference="toy.ring:rang"))
-
-
-def test_an_unknown_module(toy):
-    with pytest.raises(SymbolError, match="no module 'toy.wring'"):
-        render(page(reference="toy.wring:ring"))
-
-
-def test_a_name_imported_from_elsewhere_is_refused_with_its_home(toy):
-    with pytest.raises(SymbolError, match="write 'toy.ring:ring'"):
-        render(page(reference="toy:ring"))
+@pytest.mark.parametrize(
+    ("reference", "lines", "why"),
+    [
+        ("toy.ring:ring", ["highlight: return"], "not an option"),
+        ("toy.ring:rang", [], "has no 'rang'.*ring, Wheel"),
+        ("toy.wring:ring", [], "no module 'toy.wring'"),
+        ("toy:ring", [], "write 'toy.ring:ring'"),  # imported from there
+    ],
+)
+def test_an_unknown_name_or_option_is_refused_with_what_there_is(
+    toy, reference, lines, why
+):
+    with pytest.raises((EmbedError, SymbolError), match=why):
+        render(page(*lines, reference=reference))
 
 
 def test_nothing_is_imported(toy):
@@ -114,20 +110,15 @@ def test_nothing_is_imported(toy):
     assert "return" in render(page(reference="toy.bomb:f"))
 
 
-def test_the_bar_says_where_the_code_is_and_leads_to_the_reference(toy):
+def test_the_bar_says_where_the_code_is_and_leads_to_the_reference(toy, monkeypatch):
     toy.record("toy.ring:ring")
     out = render(page())
     first = resolve("toy.ring:ring").first
     assert f'<code class="xt-path">toy/ring.py:{first}</code>' in out
     assert "toy.ring.ring" in out
-
-
-def test_the_bar_links_the_repository_that_is_named(toy, monkeypatch):
-    toy.record("toy.ring:ring")
     monkeypatch.setenv("XTRAIN_REPO_URL", "https://example.org/x/")
-    assert 'href="https://example.org/x/blob/main/src/toy/ring.py#L9-L16"' in render(
-        page()
-    )
+    link = 'href="https://example.org/x/blob/main/src/toy/ring.py#L9-L16"'
+    assert link in render(page())
 
 
 def test_a_private_name_has_no_reference_entry(toy):
@@ -189,22 +180,19 @@ def test_what_no_rank_ran_shows_no_backend(toy):
     assert "gloo on cpu" in render(page())
 
 
-def test_a_failed_test_is_not_evidence(toy):
-    toy.record("toy.ring:ring", outcome="failed")
-    with pytest.raises(verification.UnverifiedError, match="test_ring.* fails"):
-        render(page())
-
-
-def test_one_failure_outweighs_all_passes(toy):
-    toy.record("toy.ring:ring")
-    toy.record("toy.ring:ring", outcome="failed", backend="xtrain-shm")
-    with pytest.raises(verification.UnverifiedError, match="test_ring.* fails"):
-        render(page())
-
-
-def test_a_skipped_test_is_not_evidence(toy):
-    toy.record("toy.ring:ring", outcome="skipped")
-    with pytest.raises(verification.UnverifiedError):
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([{"outcome": "failed"}], "test_ring.* fails"),
+        ([{}, {"outcome": "failed", "backend": "xtrain-shm"}], "test_ring.* fails"),
+        ([{"outcome": "skipped"}], "code has changed|no recorded test"),
+    ],
+    ids=["failed", "failed on one backend", "skipped"],
+)
+def test_a_failed_or_skipped_test_is_not_evidence(toy, records, why):
+    for options in records:
+        toy.record("toy.ring:ring", **options)
+    with pytest.raises(verification.UnverifiedError, match=why):
         render(page())
 
 
@@ -270,14 +258,11 @@ def test_a_form_has_a_reference_entry_and_a_self_check_has_none():
     assert not [name for name in listed if "self_checks" in name]
 
 
-def test_a_form_on_a_page_counts_as_its_symbol(toy):
+def test_a_form_on_a_page_counts_as_its_symbol_a_function_or_a_class(toy):
     write_form(toy)
     toy.write("docs/en/a.md", page(reference=FORM_FILE))
     assert list(authored.embedded()) == [FORM_KEY]
     assert symbols.form_key("src/xtrain/comm/ring.py") is None
-
-
-def test_a_form_that_is_a_class_counts_as_the_class(toy):
     reference = "src/xtrain/whiteboard/zero/half_turn.py"
     toy.write(reference, "class _Half:\n    pass\n\n\nclass HalfTurn:\n    pass\n")
     key = "xtrain.whiteboard.zero.half_turn:HalfTurn"
@@ -287,19 +272,16 @@ def test_a_form_that_is_a_class_counts_as_the_class(toy):
 # --- files and links ------------------------------------------------------------------
 
 
-def test_a_snippet_and_its_transcript(toy):
-    toy.write("snippets/lc1/a.py", "# python snippets/lc1/a.py\nprint(1)\n")
+def test_a_snippet_its_transcript_and_a_broken_twin(toy):
+    for folder in ("lc1", "wrong/lc1"):
+        file = f"snippets/{folder}/a.py"
+        toy.write(file, f"# python {file}\nprint(1)\n")
+        out = render(page(reference=file))
+        assert 'download="a.py"' in out
+        assert ("xt-wrong" in out) == (folder == "wrong/lc1")
     toy.write("snippets/lc1/a.out", "1\n")
-    out = render(page(reference="snippets/lc1/a.py"))
-    assert 'download="a.py"' in out
-    text = render(page(reference="snippets/lc1/a.out"))
-    plain = re.sub(r"<[^>]+>", "", text)
+    plain = re.sub(r"<[^>]+>", "", render(page(reference="snippets/lc1/a.out")))
     assert "$ python snippets/lc1/a.py\n1" in plain
-
-
-def test_a_broken_twin_is_marked(toy):
-    toy.write("snippets/wrong/lc1/a.py", "# python snippets/wrong/lc1/a.py\n1\n")
-    assert "xt-wrong" in render(page(reference="snippets/wrong/lc1/a.py"))
 
 
 @pytest.mark.parametrize(

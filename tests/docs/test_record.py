@@ -50,7 +50,7 @@ def test_what_is_recorded_is_of_this_code(built, capsys):
     assert record.main(["--check"]) == 1
     out = capsys.readouterr().out
     assert "toys: ring is missing or old" in out
-    assert "toy.ring:ring, committed: no test proves it as it stands" in out
+    assert "toy.ring:ring, committed: no passing test on its current code" in out
     assert "run make record and commit docs/data" in out
     assert record.main([]) == 0
     assert record.main(["--check"]) == 0

@@ -182,5 +182,5 @@ def test_an_impossible_choice_stops_the_run(project, monkeypatch):
     result.stderr.fnmatch_lines(["ERROR: *needs a GPU that torch can see*"])
 
 
-def test_late_backends_are_among_the_backends():
+def test_the_plugin_and_the_choice_agree_on_backends():
     assert set(backend_choice.LATE_BACKENDS) < set(backend_choice.BACKENDS)

@@ -58,7 +58,7 @@ def used_by(file: Path, package: Path) -> set[str]:
 
 
 def floors() -> list[list[str]]:
-    """Rooms from the ground up: each stands above all that it imports from."""
+    """Rooms from the lowest floor up: each is above all rooms that it imports from."""
     known = rooms()
 
     @cache

@@ -27,7 +27,7 @@ from .toy import Toy
 
 @dataclass
 class Wrapped:
-    """A module in a wrapper, and what a training loop asks of them.
+    """A wrapped module with the calls that a training loop makes.
 
     Attributes:
         model: called with tokens.

@@ -23,7 +23,7 @@ TOLERANCE = 1e-9
 
 
 def path() -> Path:
-    """Where it lies."""
+    """Its file."""
     return config.ROOT / "docs" / "data" / "spine" / "reference.json"
 
 

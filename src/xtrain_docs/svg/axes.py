@@ -45,7 +45,7 @@ class Axis:
         return (low, high) if high > low else (low, low + 1)
 
     def place(self, value: float, ends: tuple[float, float]) -> float:
-        """Where a value lies between the ends, from 0 to 1."""
+        """The place of a value between the ends, from 0 to 1."""
         low, high = ends
         if self.scale == "linear":
             return (value - low) / (high - low)

@@ -83,7 +83,7 @@ class Groups:
         return self.wide * self.axis.place(value, self.ends)
 
     def px(self, value: float) -> float:
-        """Where a value lies."""
+        """The place of a value."""
         return self.left + self.length(value)
 
     def add(

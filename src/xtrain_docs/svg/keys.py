@@ -30,7 +30,7 @@ def swatches(
     radius: float = 3.0,
     width: float = 400.0,
 ) -> tuple[list[str], float]:
-    """Names behind small boxes of their colours, in rows; and where the last row lies.
+    """Names behind small boxes of their colours, in rows; and the y of the last row.
 
     Args:
         apart: from where a name begins to where the next one does, without its letters.

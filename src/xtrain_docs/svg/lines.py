@@ -73,11 +73,11 @@ class Frame:
         return self.top + self.high
 
     def px(self, value: float) -> float:
-        """Where a value of x lies."""
+        """The place of a value of x."""
         return self.left + self.wide * self.x.place(value, self.xs)
 
     def py(self, value: float) -> float:
-        """Where a value of y lies."""
+        """The place of a value of y."""
         return self.top + self.high * (1 - self.y.place(value, self.ys))
 
     def axes(self) -> list[str]:

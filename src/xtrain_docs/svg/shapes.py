@@ -76,7 +76,7 @@ def cell(
     dashes: str = "",
     hover: str = "",
 ) -> list[str]:
-    """A pale box with words in its middle, which stand `low` below its centre."""
+    """A pale box with words in its middle, `low` below its centre."""
     opacity = 1.0 if colour is None else opacity
     return [
         rect(x, y, width, height, colour, opacity=opacity, radius=radius,

@@ -34,7 +34,7 @@ class TimeAxis:
         opacity: float = 1.0,
         least: float = 1.5,
     ) -> str:
-        """From `begin` to `end`; it says what it is and when if it is pointed at.
+        """From `begin` to `end`, with its name and times as its title.
 
         Args:
             least: how wide it is at least, so that it can be seen.

@@ -43,5 +43,5 @@ def doctor() -> Table:
 
 
 def shown(text: str) -> str:
-    """The text without the interpreter's path, which is nobody's business."""
+    """The text without the interpreter's path."""
     return text.replace(f" ({sys.executable})", "")

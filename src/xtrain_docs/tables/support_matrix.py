@@ -1,8 +1,8 @@
-"""Tables of the support matrix: what the record says of tests/matrix/test_matrix.py.
+"""Tables of the support matrix, read from the record of tests/matrix/test_matrix.py.
 
-A test's name tells which cases it has run, and that it passed says that all of them
-came out as `xtrain_docs.matrix.cases` declares. What no recorded test has run on the
-code as it stands is "untried".
+A test's name gives the cases that it runs, and when it passes all of them come out as
+ `xtrain_docs.matrix.cases` declares. What no recorded test has run on the
+current code is "untried".
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ NONE = "no wrapper takes both"
 
 
 def backends_of(test: str) -> set[str]:
-    """On which backends a test has passed, with the code as it stands."""
+    """On which backends a test has passed, with the current code."""
     return {
         backend
         for passed in verification.ledger().summary(SYMBOL).good
@@ -111,7 +111,7 @@ def support_reasons() -> Table:
 
 
 def by_feature(entry: tuple[tuple[str, str, str], list[str]]) -> int:
-    """Where the first feature of a row stands among all."""
+    """The place of a row's first feature among all."""
     titles = [feature.title for feature in FEATURES.values()]
     return next(n for n, title in enumerate(titles) if entry[0][0].startswith(title))
 

@@ -16,7 +16,7 @@ from .boxes import Box, lanes
 
 
 class Skipping(nn.Sequential):
-    """A forward leaves out the layers that it is told to."""
+    """A forward without the layers whose numbers are given."""
 
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, skipped: list[int]

@@ -44,7 +44,7 @@ class Tower(nn.Module):
 
 
 class Training:
-    """A tower and its optimizer, sharded as a stage says; 0 is plain data parallelism.
+    """A tower and its optimizer, sharded by a stage; 0 is plain data parallelism.
 
     Args:
         bf16: bfloat16 weights with float32 masters; in stage 3 float32 shards, computed

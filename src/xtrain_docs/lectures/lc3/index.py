@@ -1,4 +1,4 @@
-"""What each stage holds, and where a model's parameters lie."""
+"""What each stage holds, and which parts of a model have its parameters."""
 
 from xtrain.plan import ModelShape, state_memory
 
@@ -65,7 +65,7 @@ def zero_picture(ranks: int = 4) -> str:
 
 @FIGURES
 def model_parameters() -> str:
-    """Where the parameters of published models lie, in percent: a bar for each."""
+    """Shares of the parameters of published models: a bar for each."""
     bars = {}
     for model in MODELS:
         shape = ModelShape.preset(model)

@@ -27,7 +27,7 @@ SCALE = 2.0**-24
 def parts_held(stage: str) -> list[list[list[int]]]:
     """Of each of KINDS, the ranges of elements that a rank has when backward is over.
 
-    Element i of the model is i / 2^24, so a tensor's first value tells where it lies.
+    Element i of the model is i / 2^24, so a tensor's first value is its place.
     """
     tower = Tower()
     parameters = list(tower.parameters())

@@ -20,7 +20,7 @@ from .common import WIDTH, Training
 LAYERS, MODEL_WIDTH, TOKENS = 4, 256, 128
 STEPS = 12  # the first one learns the order of the units, and warms the connections
 LEFT, ROW, HEAD = 60, 38, 16
-# where in its row a bar lies, how high it is, its colour, how opaque, and its words
+# offset of a bar in its row, its height, colour, opacity and words
 LANES = {
     "whole": (0, 36, 5, 0.2, ""),
     "all-gather": (3, 6, 0, 1.0, ""),
@@ -167,7 +167,7 @@ def panel(step: Step, rows: Sequence[str], axis: TimeAxis, top: float) -> list[s
 
 
 def legend(names: Mapping[str, str], columns: Sequence[int] = (6, 196)) -> list[str]:
-    """What the lanes are, each drawn as it lies in its row; `columns` begin at x."""
+    """A key of the lanes, each drawn as in its row; `columns` begin at x."""
     parts = []
     for index, (lane, words) in enumerate(names.items()):
         x, y = columns[index % len(columns)], 2 + 20 * (index // len(columns))

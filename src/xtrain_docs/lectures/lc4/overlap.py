@@ -29,7 +29,7 @@ Span = list[Any]
 TOKENS, FEATURES = 512, 1024
 TIMES = 8  # of which the first warms the connections
 WIDTH, LEFT, HIGH = 400, 84, 58
-# its words, where it lies in its row, how high it is, its colour and how opaque
+# its words, its offset in its row, its height, colour and opacity
 LANES: dict[str, tuple[str, int, int, int, float]] = {
     "matmul": ("matmul", 0, 20, 2, 0.4),
     "message": ("message under way", 24, 8, 0, 1.0),

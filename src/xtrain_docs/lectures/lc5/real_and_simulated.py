@@ -122,7 +122,7 @@ def sleeping_seconds(ranks: int, contestant: str) -> float:
 
 
 def simulated_seconds(name: str, ranks: int) -> float:
-    """The time that the simulator says for it."""
+    """Its simulated time."""
     part = 1e3 * part_seconds(Case(SLEEP, ranks))
     m = made(name, None, ranks).micro_batches
     return simulated(name, ranks, m, part).makespan / 1e3

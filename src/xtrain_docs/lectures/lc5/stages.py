@@ -96,7 +96,7 @@ def stage_box(of: dict[str, Any], ends: list[float], y: float, rank: int) -> lis
     first, stop = of["parts"]
     boxes = []
     for i in range(first, stop):
-        gap = 3 if i == stop - 1 else 1  # two stages side by side are told apart
+        gap = 3 if i == stop - 1 else 1  # a gap between two stages side by side
         wide = ends[i + 1] - ends[i] - gap
         boxes.append(rect(ends[i], y, wide, 18, rank, opacity=0.32))
     middle = (ends[first] + ends[stop]) / 2

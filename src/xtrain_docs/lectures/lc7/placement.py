@@ -73,7 +73,7 @@ def expert_placements(way: str = "none") -> str:
 
 
 def beside_line(x: float, wide: float, line: float, room: float = 7.0) -> float:
-    """Where a piece's number stands: in the middle, unless the line runs there."""
+    """Where a piece's number is written: in the middle, unless the line is there."""
     middle = x + wide / 2
     if abs(middle - line) >= room:
         return middle
