@@ -28,27 +28,25 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11.0", "3.11.2", "3.11.9", "3.12.0", "3.13.0")
 
 
-def pyproject() -> dict:
+def pyproject():
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def requirements(*extras: str) -> list[Requirement]:
+def requirements(*extras):
     project = pyproject()["project"]
-    lines = list(project["dependencies"]) + list(
-        pyproject()["build-system"]["requires"]
-    )
+    lines = project["dependencies"] + pyproject()["build-system"]["requires"]
     for extra in extras:
         lines += project["optional-dependencies"][extra]
     parsed = [Requirement(line) for line in lines]
     return [r for r in parsed if r.name != project["name"]]
 
 
-def pins() -> list[Requirement]:
+def pins():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith("#")]
 
 
-def environment(python: str) -> dict[str, str]:
+def environment(python):
     """What markers see on Linux with this Python."""
     return {
         "python_full_version": python,
@@ -57,7 +55,7 @@ def environment(python: str) -> dict[str, str]:
     }
 
 
-def pinned_version(name: str, python: str) -> Version | None:
+def pinned_version(name, python):
     """The version of `name` that the constraints choose on Linux with `python`."""
     found = [
         pin
@@ -72,7 +70,7 @@ def pinned_version(name: str, python: str) -> Version | None:
 # --- pyproject.toml and constraints.txt ---------------------------------------
 
 
-def test_supported_versions() -> None:
+def test_supported_versions():
     project = pyproject()["project"]
     assert project["requires-python"] == ">=3.11"
     torch = next(r for r in requirements() if r.name == "torch")
@@ -82,14 +80,14 @@ def test_supported_versions() -> None:
     assert project["scripts"] == {"xtrain": "xtrain.cli:main"}
 
 
-def test_ranges_are_open_in_pyproject() -> None:
+def test_ranges_are_open_in_pyproject():
     for requirement in requirements("docs", "test", "dev"):
         operators = {part.operator for part in requirement.specifier}
         assert ">=" in operators, f"{requirement} names no oldest version"
         assert "==" not in operators, f"{requirement} is a pin: constraints.txt"
 
 
-def test_every_constraint_is_an_exact_pin() -> None:
+def test_every_constraint_is_an_exact_pin():
     for pin in pins():
         specifiers = list(pin.specifier)
         assert len(specifiers) == 1, pin
@@ -101,7 +99,7 @@ def test_every_constraint_is_an_exact_pin() -> None:
     assert "://" not in text
 
 
-def test_torch_is_pinned_first_and_to_a_release() -> None:
+def test_torch_is_pinned_first_and_to_a_release():
     first = pins()[0]
     assert first.name == "torch"
     assert first.marker is None
@@ -109,14 +107,14 @@ def test_torch_is_pinned_first_and_to_a_release() -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_requirement_has_a_pin_inside_its_range(python: str) -> None:
+def test_every_requirement_has_a_pin_inside_its_range(python):
     for requirement in requirements("docs", "test", "dev"):
         version = pinned_version(requirement.name, python)
         assert version is not None, f"{requirement.name} has no pin for Python {python}"
         assert version in requirement.specifier, f"{version} is outside {requirement}"
 
 
-def installed_closure(names: set[str]) -> set[str]:
+def installed_closure(names):
     """`names` and what they need here, as far as it is installed, without torch."""
     seen: set[str] = set()
     todo = [canonicalize_name(name) for name in names]
@@ -137,18 +135,15 @@ def installed_closure(names: set[str]) -> set[str]:
     return seen
 
 
-def test_everything_the_extras_pull_is_pinned() -> None:
+def test_everything_the_extras_pull_is_pinned():
     python = ".".join(map(str, sys.version_info[:3]))
     roots = {requirement.name for requirement in requirements("docs", "test", "dev")}
-    missing = [
-        name
-        for name in sorted(installed_closure(roots))
-        if pinned_version(name, python) is None
-    ]
+    pulled = sorted(installed_closure(roots))
+    missing = [name for name in pulled if pinned_version(name, python) is None]
     assert missing == [], "add these to constraints.txt"
 
 
-def test_every_pin_admits_the_pythons_that_it_is_for() -> None:
+def test_every_pin_admits_the_pythons_that_it_is_for():
     """A patch release counts: Debian 12 has 3.11.2. Pins for another Python, which
     are not installed here, are looked at where that Python runs the tests."""
     refused, looked_at = [], 0
@@ -171,12 +166,12 @@ def test_every_pin_admits_the_pythons_that_it_is_for() -> None:
     assert refused == [], "give these a marker and an older release beside it"
 
 
-def test_the_pins_stand_in_order() -> None:
+def test_the_pins_stand_in_order():
     names = [canonicalize_name(pin.name) for pin in pins()[1:]]
     assert names == sorted(names)
 
 
-def build(target: str, folder: Path) -> Path:
+def build(target, folder):
     """The "wheel" or the "sdist" of this checkout."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target]
     done = subprocess.run(
@@ -189,9 +184,7 @@ def build(target: str, folder: Path) -> Path:
     return made
 
 
-def test_the_source_distribution_holds_every_file_of_the_repository(
-    tmp_path: Path,
-) -> None:
+def test_the_source_distribution_holds_every_file_of_the_repository(tmp_path):
     """So its tests have all they look at, also .ci/run and the workflows."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -206,9 +199,7 @@ def test_the_source_distribution_holds_every_file_of_the_repository(
     assert generated == []
 
 
-def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
-    tmp_path: Path,
-) -> None:
+def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(tmp_path):
     wheel = build("wheel", tmp_path)
     assert wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -226,7 +217,7 @@ def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
     installed, name = tmp_path / "installed", "ring_all_reduce"
     zipfile.ZipFile(wheel).extractall(installed)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words):
         return subprocess.run(
             [sys.executable, "-m", "xtrain", "copy", *words],
             cwd=installed,
@@ -246,7 +237,7 @@ def test_the_wheel_holds_the_package_and_nothing_that_needs_a_checkout(
 # --- licence and citation -------------------------------------------------------
 
 
-def test_the_licence_is_the_whole_apache_2() -> None:
+def test_the_licence_is_the_whole_apache_2():
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     for number in range(1, 10):
@@ -255,7 +246,7 @@ def test_the_licence_is_the_whole_apache_2() -> None:
     assert pyproject()["project"]["license"] == "Apache-2.0"
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
     assert str(citation["version"]) == xtrain.__version__
@@ -265,12 +256,12 @@ def test_the_citation_is_of_this_version() -> None:
 # --- README, CONTRIBUTING, Makefile -----------------------------------------------
 
 
-def test_readme_and_contributing_are_a_screen_each() -> None:
+def test_readme_and_contributing_are_a_screen_each():
     for name in ("README.md", "CONTRIBUTING.md"):
         assert len((ROOT / name).read_text().splitlines()) <= 70, name
 
 
-def test_the_page_on_installing_names_the_pinned_torch_and_the_newest_tested() -> None:
+def test_the_page_on_installing_names_the_pinned_torch_and_the_newest_tested():
     text = (ROOT / "docs/en/install.md").read_text()
     flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     newest = flow["jobs"]["cpu"]["strategy"]["matrix"]["torch"][-1]
@@ -280,7 +271,7 @@ def test_the_page_on_installing_names_the_pinned_torch_and_the_newest_tested() -
         assert f"`{pyproject()['project']['name']}`" in page, "the name on an index"
 
 
-def make_targets() -> set[str]:
+def make_targets():
     makefile = (ROOT / "Makefile").read_text()
     return set(re.findall(r"(?m)^([a-z-]+):", makefile))
 
@@ -289,7 +280,7 @@ def make_targets() -> set[str]:
     "document",
     ["README.md", "CONTRIBUTING.md", "docs/en/install.md", ".ci/run", "Makefile"],
 )
-def test_every_make_target_that_is_named_exists(document: str) -> None:
+def test_every_make_target_that_is_named_exists(document):
     text = (ROOT / document).read_text()
     pattern = (
         r"(?m)(?:`|^|'|#   ?|run: (?:>-\n +)?)make ((?:[a-z-]+ ?)+)(?=[\s`'A-Z(]|$)"
@@ -304,7 +295,7 @@ def test_every_make_target_that_is_named_exists(document: str) -> None:
 @pytest.mark.parametrize(
     "document", ["README.md", "CONTRIBUTING.md", "docs/en/install.md"]
 )
-def test_every_file_that_is_named_exists(document: str) -> None:
+def test_every_file_that_is_named_exists(document):
     text = (ROOT / document).read_text()
     named = re.findall(
         r"\b((?:src|tests|snippets|docs)/[\w/.-]*[\w/]|setup_env\.py)", text
@@ -320,7 +311,7 @@ def test_every_file_that_is_named_exists(document: str) -> None:
 @pytest.mark.parametrize(
     "target", ["site", "build", "serve", "test", "test-all", "check", "wheel"]
 )
-def test_make_can_plan_every_target(target: str) -> None:
+def test_make_can_plan_every_target(target):
     done = subprocess.run(
         ["make", "-n", target, "ARGS=-k ring", f"PYTHON={sys.executable}"],
         cwd=ROOT,
@@ -337,7 +328,7 @@ def test_make_can_plan_every_target(target: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_says_when_there_is_no_python(tmp_path: Path) -> None:
+def test_make_says_when_there_is_no_python(tmp_path):
     for tool in ("make", "sh", "getconf"):
         (tmp_path / tool).symlink_to(shutil.which(tool) or "")
     done = subprocess.run(
@@ -354,17 +345,17 @@ def test_make_says_when_there_is_no_python(tmp_path: Path) -> None:
 # --- workflows, hooks, CI ---------------------------------------------------------
 
 
-def workflows() -> list[Path]:
+def workflows():
     return sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def test_the_workflows_are_these() -> None:
+def test_the_workflows_are_these():
     names = [path.stem for path in workflows()]
     assert names == ["release", "site", "tests"]
 
 
 @pytest.mark.parametrize("path", workflows(), ids=lambda path: path.stem)
-def test_a_workflow_is_sound(path: Path) -> None:
+def test_a_workflow_is_sound(path):
     flow = yaml.safe_load(path.read_text())
     assert True in flow, "`on:` (which YAML reads as true) is missing"
     assert flow["permissions"] == {"contents": "read"}, "jobs ask for more themselves"
@@ -381,7 +372,7 @@ def test_a_workflow_is_sound(path: Path) -> None:
                 )
 
 
-def test_the_test_matrix_covers_what_is_supported() -> None:
+def test_the_test_matrix_covers_what_is_supported():
     flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     matrix = flow["jobs"]["cpu"]["strategy"]["matrix"]
     classifiers = pyproject()["project"]["classifiers"]
@@ -399,7 +390,7 @@ def test_the_test_matrix_covers_what_is_supported() -> None:
     assert flow["jobs"]["gpu"]["runs-on"] == ["self-hosted", "gpu"]
 
 
-def test_what_takes_long_runs_on_a_schedule() -> None:
+def test_what_takes_long_runs_on_a_schedule():
     flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     assert flow[True]["schedule"]  # YAML reads `on:` as true
     assert "make test-slow" in flow["jobs"]["slow"]["steps"][-1]["run"]
@@ -407,7 +398,7 @@ def test_what_takes_long_runs_on_a_schedule() -> None:
     assert '-m "slow or not slow" --hypothesis-profile=explore' in words
 
 
-def test_hooks_run_from_the_environment() -> None:
+def test_hooks_run_from_the_environment():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     for repo in config["repos"]:
         assert repo["repo"] == "local"
@@ -416,7 +407,7 @@ def test_hooks_run_from_the_environment() -> None:
             assert hook["entry"].startswith(".venv/bin/python -m ")
 
 
-def test_the_ci_script_is_strict_and_executable() -> None:
+def test_the_ci_script_is_strict_and_executable():
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
     text = script.read_text()
@@ -424,16 +415,13 @@ def test_the_ci_script_is_strict_and_executable() -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
-def test_every_folder_of_tests_is_a_package() -> None:
+def test_every_folder_of_tests_is_a_package():
     """Ranks import test functions by name, and two files may share a name."""
     folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
-    missing = [
-        str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()
-    ]
-    assert sorted(missing) == []
+    assert [f for f in folders if not (f / "__init__.py").exists()] == []
 
 
-def test_old_pythons_can_read_setup_env_far_enough_to_be_told() -> None:
+def test_old_pythons_can_read_setup_env_far_enough_to_be_told():
     source = (ROOT / "setup_env.py").read_text()
     ast.parse(source, feature_version=(3, 7))
     first = next(n for n in ast.parse(source).body if isinstance(n, ast.If))

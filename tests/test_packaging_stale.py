@@ -1,7 +1,6 @@
 """`python -m xtrain_docs.stale`: does `make site` have to run tests first?"""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ SYMBOL = "xtrain.plan.traffic:ceil_log2"
 TEST = "tests/t.py::t"
 
 
-def record(folder: Path, outcome: str = "passed", **changes: str) -> None:
+def record(folder, outcome="passed", **changes):
     entry = entry_of(TEST, [SYMBOL], config.ROOT)
     entry = replace(entry, value=value_of(outcome, 0, {SYMBOL: []}), **changes)
     about = {"backend": "gloo", "device": "cpu", "created": "2026-11-21T10:00:00"}
@@ -24,7 +23,7 @@ def record(folder: Path, outcome: str = "passed", **changes: str) -> None:
 
 
 @pytest.fixture
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def records(tmp_path, monkeypatch):
     """An empty folder of records, and a site whose pages embed one symbol."""
     monkeypatch.setattr(config, "RECORDS", (tmp_path,))
     monkeypatch.setattr(authored, "embedded", lambda: {SYMBOL: []})
@@ -32,24 +31,20 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_record_the_tests_must_run(
-    records: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_record_the_tests_must_run(records, capsys):
     assert stale.main() == 1
     assert SYMBOL in capsys.readouterr().out
 
 
-def test_with_a_current_record_they_need_not(
-    records: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_current_record_they_need_not(records, capsys):
     record(records)
     assert stale.main() == 0
     assert capsys.readouterr().out == ""
 
 
 def test_all_files_are_those_of_marked_tests_without_a_result(
-    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    records, monkeypatch, capsys
+):
     marked = {
         SYMBOL: {"tests/t.py::t", "tests/u.py::u"},
         "xtrain.plan.cost:Cost": set(),
@@ -70,6 +65,6 @@ def test_all_files_are_those_of_marked_tests_without_a_result(
     [{"key": "0" * 16}, {"outcome": "failed"}, {"torch": "1.0.0"}],
     ids=["the code has changed", "the test fails", "another torch"],
 )
-def test_otherwise_they_must(records: Path, changes: dict) -> None:
+def test_otherwise_they_must(records, changes):
     record(records, **changes)
     assert stale.main() == 1

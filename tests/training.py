@@ -101,6 +101,12 @@ def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
+def storages(tensors):
+    """Bytes of all memory behind some tensors, shared memory once."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in found.values())
+
+
 GROUPS = [[0, 3], [1, 2, 4]]  # of five ranks; most have another rank inside
 
 

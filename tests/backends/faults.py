@@ -23,6 +23,7 @@ import torch.distributed as dist
 import xtrain.backends
 from tests.testing.processes import asleep
 from xtrain.backends.progress import Progress
+from xtrain.backends.rendezvous import Rendezvous
 from xtrain.evidence import executed
 from xtrain.testing.lifetime import die_with_parent
 
@@ -80,26 +81,22 @@ class Ranks:
         watched = self.seen.symbols if self.seen else ()
         for rank in range(size):
             ours, theirs = _FORK.Pipe()
-            arguments = (
-                theirs,
-                backend,
-                str(self.store),
-                rank,
-                size,
-                timeout,
-                join,
-                environment,
-            )
-            arguments = (*arguments, linger, watched, os.getpid())
+            settings = (timeout, join, environment, linger, watched, os.getpid())
             process = _FORK.Process(
-                target=_main, args=(body, args, *arguments), daemon=True
-            )
+                target=_main, daemon=True,
+                args=(body, args, theirs, backend, str(self.store), rank, size,
+                      *settings),
+            )  # fmt: skip
             process.start()
             theirs.close()
             self.ranks.append(Rank(process, ours))
 
     def __getitem__(self, rank: int) -> Rank:
         return self.ranks[rank]
+
+    def hear(self, seconds: float = 60.0) -> list[Any]:
+        """The next word of every rank."""
+        return [rank.hear(seconds) for rank in self.ranks]
 
     def __enter__(self) -> "Ranks":
         return self
@@ -116,6 +113,18 @@ class Ranks:
         self._folder.cleanup()
 
 
+def after_rendezvous(act) -> None:
+    """Have this process call `act(addresses, group)` before it connects."""
+    exchange = Rendezvous.exchange_addresses
+
+    def spy(self, endpoint):
+        addresses, group = exchange(self, endpoint)
+        act(addresses, group)
+        return addresses, group
+
+    Rendezvous.exchange_addresses = spy
+
+
 def only_in_a_wait(handler: Callable[[int, Any], Any]) -> Callable[[int, Any], None]:
     """A signal handler that puts itself off until the signal finds a wait of ours."""
 
@@ -129,6 +138,18 @@ def only_in_a_wait(handler: Callable[[int, Any], Any]) -> Callable[[int, Any], N
             threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
     return handle
+
+
+def on(rank: int) -> bool:
+    return dist.get_rank() == rank
+
+
+def here(say: Callable[[Any], None]) -> None:
+    """Every rank says that it is in the group; rank 1 does nothing more."""
+    dist.barrier()
+    say("here")
+    if on(1):
+        stay()
 
 
 def stay() -> None:

@@ -111,16 +111,16 @@ def copies() -> None:
 
         mine = Laid(inputs[rank], layout)
         outputs = [Laid(torch.ones_like(t), layout) for t in inputs]
-        landing = [o.tensor for o in outputs]
-        wait(dist.all_gather(landing, mine.tensor, async_op=in_background))
+        into = [o.tensor for o in outputs]
+        wait(dist.all_gather(into, mine.tensor, async_op=in_background))
         for output, expected in zip(outputs, inputs, strict=True):
             assert torch.equal(output.tensor, expected), (shape, layout, dtype)
             output.assert_surroundings_untouched()
         mine.assert_untouched()
 
         outputs = [Laid(torch.ones_like(t), layout) for t in inputs]
-        landing = [o.tensor for o in outputs] if rank == root else None
-        wait(dist.gather(mine.tensor, landing, root, async_op=in_background))
+        into = [o.tensor for o in outputs] if rank == root else None
+        wait(dist.gather(mine.tensor, into, root, async_op=in_background))
         for output, expected in zip(outputs, inputs, strict=True):
             if rank == root:
                 assert torch.equal(output.tensor, expected), (shape, layout, dtype)
@@ -283,7 +283,7 @@ def handles() -> None:
             dist.all_gather_into_tensor(whole, torch.full((n,), float(rank)))
     assert wholes[1].tolist() == [float(r) for r in range(size) for _ in range(2)]
 
-    # Left alone, work that was started goes on without anybody waiting for it.
+    # Work that was started goes on when no thread waits for it.
     work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
     if rank == 0:
         wait_until(work.is_completed)
@@ -301,9 +301,9 @@ def objects() -> None:
     gathered = [None] * size
     dist.all_gather_object(gathered, {"rank": rank, "text": "x" * rank})
     assert gathered == [{"rank": r, "text": "x" * r} for r in range(size)]
-    said = [rank, "from", size - 1] if rank == size - 1 else [None] * 3
-    dist.broadcast_object_list(said, size - 1)
-    assert said == [size - 1, "from", size - 1]
+    words = [rank, "from", size - 1] if rank == size - 1 else [None] * 3
+    dist.broadcast_object_list(words, size - 1)
+    assert words == [size - 1, "from", size - 1]
     collected = [None] * size if rank == 0 else None
     dist.gather_object(rank * 2, collected, 0)
     assert rank or collected == [2 * r for r in range(size)]
@@ -358,7 +358,7 @@ def messages() -> None:
         assert dist.recv(arrived, left, tag=tag) == left
         assert arrived.item() == value
 
-    # From anybody, some waiting here already: each exactly once.
+    # From any source, some waiting here already: each exactly once.
     dist.barrier()
     if rank == 0:
         seen = []
@@ -433,19 +433,20 @@ def test_in_place(ours, size, numel):
 
 def bad_input() -> None:
     size = dist.get_world_size()
-    with pytest.raises(ValueError, match="dense CPU"):
-        dist.all_reduce(torch.eye(2).to_sparse())
+    right, one = (dist.get_rank() + 1) % size, torch.ones(1)
     lazy = torch.ones(2, dtype=torch.complex64).conj()
-    with pytest.raises(ValueError, match="resolve_conj"):
-        dist.group.WORLD.send([lazy], (dist.get_rank() + 1) % size, 0)
-    with pytest.raises(ValueError, match="rows do not divide"):
-        dist.all_to_all_single(torch.ones(size + 1), torch.ones(size + 1))
-    with pytest.raises(ValueError, match="must hold 3 times"):
-        dist.all_gather_into_tensor(torch.ones(2 * size), torch.ones(1))
-    with pytest.raises(ValueError, match="for its"):
-        dist.all_gather([torch.ones(2)] * size, torch.ones(3))
-    with pytest.raises(ValueError, match="dtype"):
-        dist.all_to_all_single(torch.ones(size), torch.ones(size).int())
+    even, odd, twice = torch.ones(size), torch.ones(size + 1), torch.ones(2 * size)
+    refused = {
+        "dense CPU": lambda: dist.all_reduce(torch.eye(2).to_sparse()),
+        "resolve_conj": lambda: dist.group.WORLD.send([lazy], right, 0),
+        "rows do not divide": lambda: dist.all_to_all_single(odd, odd.clone()),
+        "must hold 3 times": lambda: dist.all_gather_into_tensor(twice, one),
+        "for its": lambda: dist.all_gather([torch.ones(2)] * size, torch.ones(3)),
+        "dtype": lambda: dist.all_to_all_single(even, even.int()),
+    }
+    for rule, call in refused.items():
+        with pytest.raises(ValueError, match=rule):
+            call()
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == size

@@ -1,5 +1,6 @@
 """Modes, fake tensors and the profiler see what they see on gloo."""
 
+import operator
 from collections import Counter
 
 import pytest
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xtrain.backends import shared_empty
+from xtrain.backends import operators, shared_empty
 
 # What the tests here prove, for their marks.
 OBSERVED = (
@@ -139,6 +140,51 @@ def test_a_mode_may_answer_in_place_of_the_collective(ours):
     ours(2).run(answered_by_a_mode)
 
 
+class Watched(dist.Work):
+    """A work in place of another one."""
+
+    def __init__(self, inner: dist.Work):
+        super().__init__()
+        self.inner, self.waits = inner, 0
+
+    def wait(self, timeout=None) -> bool:
+        self.waits += 1
+        return self.inner.wait()
+
+
+def replaced_by_a_mode() -> None:
+    """A mode may return another work than it got: the caller waits for that one."""
+
+    class Replaces(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.made = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func.namespace != "c10d":
+                return result
+            boxed = result[-1] if isinstance(result, tuple) else result
+            self.made.append(Watched(dist.Work.unbox(boxed)))
+            boxed = self.made[-1].boxed()
+            return (result[0], boxed) if isinstance(result, tuple) else boxed
+
+    rank, tensor, total = dist.get_rank(), torch.zeros(3), torch.ones(3)
+    with Replaces() as mode:
+        works = [dist.irecv(tensor, 1 - rank), dist.isend(torch.ones(3), 1 - rank)]
+        works.append(dist.all_reduce(total, async_op=True))
+    for work in works:
+        work.wait()
+    assert [made.waits for made in mode.made] == [1, 1, 1]
+    assert all(map(operator.is_, works, mode.made))
+    assert tensor.tolist() == [1] * 3 and total.tolist() == [2] * 3
+
+
+@pytest.mark.verifies(*OBSERVED)
+def test_a_mode_may_replace_the_work_of_a_call(ours):
+    ours(2).run(replaced_by_a_mode)
+
+
 def in_function_modes() -> None:
     """Where new tensors would have no memory, or could not be made at all."""
 
@@ -251,8 +297,7 @@ def test_shared_tensors_under_a_mode(worlds_of):
 
 
 def nothing_is_asked_twice() -> int:
-    """Without anybody looking on, no call takes the way through the dispatcher."""
-    from xtrain.backends import operators
+    """With no mode and no profiler, no call passes the dispatcher."""
 
     def never(*args):
         raise AssertionError("through the dispatcher")
@@ -265,3 +310,24 @@ def nothing_is_asked_twice() -> int:
 @pytest.mark.verifies(*OBSERVED)
 def test_unobserved_calls_take_the_direct_way(ours):
     ours(2).run(nothing_is_asked_twice)
+
+
+def waited_for_under_a_mode(path: str, length: int) -> Counter:
+    """Rank 1 comes late, so that rank 0 does its part of the sum in `wait`."""
+    tensor, store = torch.ones(length), dist.FileStore(path, 2)
+    if dist.get_rank() == 1:
+        store.wait([str(length)])
+    with Seen() as seen:
+        work = dist.all_reduce(tensor, async_op=True)
+        store.set(str(length), "posted")
+        work.wait()
+    assert bool((tensor == 2).all())
+    return seen.names
+
+
+def test_a_mode_sees_no_operation_of_a_wait(ours, tmp_path):
+    path = str(tmp_path / "store")
+    for length in (10, 300_000):
+        for names in ours(2).run(waited_for_under_a_mode, path, length):
+            assert [name for name in names if name.startswith("aten")] == []
+            assert any("allreduce" in name for name in names)

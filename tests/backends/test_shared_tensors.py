@@ -234,8 +234,7 @@ def busy_in_place(say) -> None:
 @pytest.mark.verifies(*SHARED)
 def test_a_killed_rank_is_named_and_leaves_nothing():
     with Ranks("xtrain-shm", 3, busy_in_place) as ranks:
-        for rank in ranks.ranks:
-            assert rank.hear() == "here"
+        assert ranks.hear() == ["here"] * 3
         ranks[1].kill()
         for survivor in (ranks[0], ranks[2]):
             how, _, text = survivor.hear()

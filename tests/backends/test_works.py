@@ -6,7 +6,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.backends.operation import Operation
 from xtrain.backends.progress import Progress
@@ -162,36 +161,3 @@ def test_a_call_that_fails_before_it_returns_fails_when_waited_for(ours):
     first, second = ours(2).run(different_calls)
     assert first == second
     assert "[1] float32" in first[0] and "[2] float32" in first[0]
-
-
-class Seen(TorchDispatchMode):
-    """The operations that pass torch's dispatcher in this thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-def waited_for_under_a_mode(path: str, length: int) -> list[str]:
-    """Rank 1 comes late, so that rank 0 does its part of the sum in `wait`."""
-    tensor, store = torch.ones(length), dist.FileStore(path, 2)
-    if dist.get_rank() == 1:
-        store.wait([str(length)])
-    with Seen() as seen:
-        work = dist.all_reduce(tensor, async_op=True)
-        store.set(str(length), "posted")
-        work.wait()
-    assert bool((tensor == 2).all())
-    return seen.names
-
-
-def test_a_mode_sees_no_operation_of_a_wait(ours, tmp_path):
-    path = str(tmp_path / "store")
-    for length in (10, 300_000):
-        for names in ours(2).run(waited_for_under_a_mode, path, length):
-            assert [name for name in names if name.startswith("aten")] == []
-            assert any("allreduce" in name for name in names)

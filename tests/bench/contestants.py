@@ -47,6 +47,12 @@ def race_against_gloo(*contestants: Contestant, **changes) -> Race:
     return Race("test", "A test", (lc1.GLOO, *contestants), **options)
 
 
+def wrong_beside(right, wrong, size: int, **options) -> Race:
+    """A race of a right and a wrong trial of the same computation."""
+    sides = Contestant("one", right), Contestant("wrong", wrong)
+    return Race("wrong", "Wrong", sides, sizes=(size,), **options)
+
+
 def all_reduce(function, traffic=None) -> Contestant:
     return Contestant(
         function.__name__, partial(trial, "all_reduce", function), traffic

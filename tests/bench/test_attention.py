@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import context_parallel
 
+from tests.bench.contestants import wrong_beside
 from tests.bench.test_runner import SHORT
-from xtrain.bench import Case, Contestant, Race, RaceError
+from xtrain.bench import Case, RaceError
 from xtrain.bench import attention as attention_trials
 from xtrain.bench.attention import (
     TOLERANCE,
@@ -30,7 +31,7 @@ TRIAL = "xtrain.bench.attention:cut_trial"
 
 
 def local_only(q, k, v, group=None):
-    """Every rank attends to its own tokens, and to nobody else's."""
+    """Every rank attends to its own tokens, and to no others."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -62,14 +63,10 @@ def as_if_balanced(q, k, v, group=None):
     [(local_only, 0), (values_without_gradient, 3), (as_if_balanced, 0)],
 )
 def test_attention_with_a_wrong_output_or_gradient_is_not_timed(world, wrong, output):
-    race = Race(
-        "wrong",
-        "Wrong",
-        (
-            Contestant("one", partial(one_process_trial, partial(sdpa, causal=True))),
-            Contestant("wrong", partial(cut_trial, wrong, "none", "gloo")),
-        ),
-        sizes=(SIZE,),
+    race = wrong_beside(
+        partial(one_process_trial, partial(sdpa, causal=True)),
+        partial(cut_trial, wrong, "none", "gloo"),
+        SIZE,
         reference=partial(in_float64, True),
         tolerance=TOLERANCE,
     )

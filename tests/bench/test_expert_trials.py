@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 import torch
 
+from tests.bench.contestants import wrong_beside
 from tests.bench.test_runner import SHORT
-from xtrain.bench import Case, Contestant, Race, RaceError
+from xtrain.bench import Case, RaceError
 from xtrain.bench import experts as trials
 from xtrain.bench.experts import (
     MOE_TOLERANCE,
@@ -52,14 +53,10 @@ def gate_for_up(moe):
     [(twice_the_gates, 0), (router_without_gradient, 2), (gate_for_up, 3)],
 )
 def test_a_layer_with_a_wrong_output_or_gradient_is_not_timed(world, wrong, output):
-    race = Race(
-        "wrong",
-        "Wrong",
-        (
-            Contestant("one", partial(layer_trial, ours, SMALL)),
-            Contestant("wrong", partial(layer_trial, wrong, SMALL)),
-        ),
-        sizes=(SIZE,),
+    race = wrong_beside(
+        partial(layer_trial, ours, SMALL),
+        partial(layer_trial, wrong, SMALL),
+        SIZE,
         ranks=(1,),
         reference=partial(moe_in_float64, SMALL),
         tolerance=MOE_TOLERANCE,
@@ -75,13 +72,14 @@ def errors(case: Case) -> dict[str, float]:
     assert [list(t.shape) for t in right] == [
         [48, 8], [48, 8], [64, 8], [64, 16, 8], [64, 16, 8], [64, 8, 16]
     ]  # fmt: skip
+    layers = {
+        "ours": ours,
+        "loop": masked_loop,
+        "eager": partial(transformers_block, "eager"),
+        "grouped": partial(transformers_block, "grouped_mm"),
+    }
     ways = {
-        "ours": partial(layer_trial, ours, SMALL),
-        "loop": partial(layer_trial, masked_loop, SMALL),
-        "eager": partial(layer_trial, partial(transformers_block, "eager"), SMALL),
-        "grouped": partial(
-            layer_trial, partial(transformers_block, "grouped_mm"), SMALL
-        ),
+        **{name: partial(layer_trial, make, SMALL) for name, make in layers.items()},
         "ranks": partial(sharded_trial, SMALL),
     }
     found = {}

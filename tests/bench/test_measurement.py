@@ -27,9 +27,7 @@ def test_quantiles_worked_out_by_hand(values, share, expected):
     assert quantile(values, share) == pytest.approx(expected)
 
 
-@given(
-    st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=40),
-)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=40))
 def test_quartiles_agree_with_the_standard_library(values):
     low, middle, high = standard.quantiles(values, n=4, method="inclusive")
     assert quantile(values, 0.25) == pytest.approx(low)

@@ -28,11 +28,8 @@ ONCE = replace(SHORT, rounds=1, most_rounds=1)  # results are checked before the
 def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
     once = replace(race, rounds=1)  # also where a sample is a single call
     measurement = run_measurement(world(ranks), once, 4096, ONCE)
-    assert [result.name for result in measurement.results] == [
-        contestant.name
-        for contestant in race.contestants
-        if not contestant.ranks or ranks in contestant.ranks
-    ]
+    runs = [c.name for c in race.contestants if not c.ranks or ranks in c.ranks]
+    assert [result.name for result in measurement.results] == runs
     formulas = {c.name for c in race.contestants if c.traffic is not None}
     assert formulas or race not in SETS["lc1"]  # elsewhere often only gloo knows
     for result in measurement.results[1:]:
@@ -43,14 +40,12 @@ def test_race_is_correct_and_sends_what_the_plan_says(world, race, ranks):
         if result.name != "one-shot" and race not in SETS["lc4"]:
             assert result.bytes_sent == result.bytes_formula
         if result.wire_bytes and world(ranks).backend == "gloo":  # others: no TCP
-            for wire, formula in zip(
-                result.wire_bytes, result.bytes_formula, strict=True
-            ):
-                assert wire >= formula
+            both = zip(result.wire_bytes, result.bytes_formula, strict=True)
+            assert all(wire >= formula for wire, formula in both)
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_goals_belong_to_heats_that_are_run(name):
+def test_goals_belong_to_measurements_that_are_run(name):
     for race in SETS[name]:
         for goal in race.goals:
             assert goal.size in race.sizes
@@ -62,19 +57,18 @@ def test_race_names_are_unique():
         assert len({race.name for race in races}) == len(races)
 
 
-def test_a_race_that_is_not_one_is_refused():
-    with pytest.raises(ValueError, match="at least two contestants"):
-        Race("alone", "Alone", (lc1.GLOO,), sizes=(4,))
-    with pytest.raises(ValueError, match="different names"):
-        Race("twins", "Twins", (lc1.GLOO, lc1.GLOO), sizes=(4,))
-    with pytest.raises(ValueError, match="goals for"):
-        Race(
-            "goal",
-            "Goal",
-            (lc1.GLOO, lc1.RING),
-            sizes=(4,),
-            goals=(Goal("rign", 1.0, 4, 2),),
-        )
-    some = Contestant("some", lc1.GLOO.make, ranks=(2,))
-    with pytest.raises(ValueError, match="must run at every size"):
-        Race("baseline", "Baseline", (some, lc1.RING), sizes=(4,))
+SOME = Contestant("some", lc1.GLOO.make, ranks=(2,))
+
+
+@pytest.mark.parametrize(
+    ("sides", "goals", "said"),
+    [
+        ((lc1.GLOO,), (), "at least two contestants"),
+        ((lc1.GLOO, lc1.GLOO), (), "different names"),
+        ((lc1.GLOO, lc1.RING), (Goal("rign", 1.0, 4, 2),), "goals for"),
+        ((SOME, lc1.RING), (), "must run at every size"),
+    ],
+)
+def test_a_race_that_is_not_one_is_refused(sides, goals, said):
+    with pytest.raises(ValueError, match=said):
+        Race("wrong", "Wrong", sides, sizes=(4,), goals=goals)

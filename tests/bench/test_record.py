@@ -26,16 +26,8 @@ RESULT = ContestantResult(
     bytes_formula=[24, 24],
     wire_bytes=None,
 )
-BASELINE = dataclasses.replace(
-    RESULT,
-    name="gloo",
-    ratio=None,
-    ratio_low=None,
-    ratio_high=None,
-    goal=None,
-    bytes_sent=None,
-    bytes_formula=None,
-)
+UNKNOWN = ("ratio", "ratio_low", "ratio_high", "goal", "bytes_sent", "bytes_formula")
+BASELINE = dataclasses.replace(RESULT, name="gloo", **dict.fromkeys(UNKNOWN))
 MEASUREMENT = Measurement(
     "all_reduce", "All-reduce", 24, 2, "gloo", 17, 0.01, [BASELINE, RESULT]
 )

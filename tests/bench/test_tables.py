@@ -1,6 +1,6 @@
 """What the pages read from a record: tables and numbers, on a record made up here."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -11,26 +11,16 @@ from xtrain_docs.figures.races import lc1_race, training_race
 from xtrain_docs.tables import races as tables
 from xtrain_docs.tables import training_races as training
 
-SLOW = dataclasses.replace(
+SLOW = replace(
     RESULT, name="tree", seconds=0.004, ratio=0.5, ratio_low=0.4, ratio_high=0.6
 )
-LOST = dataclasses.replace(
-    RESULT,
-    name="lost",
-    seconds=None,
-    ratio=None,
-    ratio_low=None,
-    ratio_high=None,
-    kept=0,
-    dropped=17,
-)
-MADE_UP = dataclasses.replace(
+NONE = dict.fromkeys(("seconds", "ratio", "ratio_low", "ratio_high"))
+LOST = replace(RESULT, name="lost", kept=0, dropped=17, **NONE)
+MADE_UP = replace(
     RECORD,
     machine={"cores": 2, "cpu": "some CPU", "memory_bytes": 2**34, "system": "Linux 6"},
     settings={"rounds": 15, "sample_seconds": 0.1, "other_load_limit": 0.05},
-    measurements=[
-        dataclasses.replace(MEASUREMENT, results=[BASELINE, RESULT, SLOW, LOST])
-    ],
+    measurements=[replace(MEASUREMENT, results=[BASELINE, RESULT, SLOW, LOST])],
 )
 
 
@@ -52,7 +42,7 @@ def test_results_show_ratio_spread_and_dropped_samples():
 
 def test_a_ratio_outside_its_own_middle_half_is_marked_and_counted():
     assert values.evaluate('race_outside("lc1")') == "0"
-    away = dataclasses.replace(RESULT, ratio=0.99, ratio_low=1.0, ratio_high=1.03)
+    away = replace(RESULT, ratio=0.99, ratio_low=1.0, ratio_high=1.03)
     assert races.outside(away) and not races.outside(LOST)
     assert tables._spread(away) == "1.00 to 1.03, ratio outside"
     assert tables._spread(RESULT) == "1.20 to 1.30"
@@ -61,11 +51,8 @@ def test_a_ratio_outside_its_own_middle_half_is_marked_and_counted():
 
 def test_goals_are_met_missed_or_not_measured():
     verdicts = [row[-2:] for row in tables.race_goals().rows]
-    assert verdicts == [
-        ["1.25x", "met"],
-        ["0.50x", "**missed**"],
-        ["not measured", ""],
-    ]
+    missed = ["0.50x", "**missed**"]
+    assert verdicts == [["1.25x", "met"], missed, ["not measured", ""]]
 
 
 def test_what_was_lost_is_exactly_what_is_below_one():
@@ -74,11 +61,8 @@ def test_what_was_lost_is_exactly_what_is_below_one():
 
 def test_bytes_say_where_they_come_from():
     rows = tables.race_bytes("all_reduce", 24, 2).rows
-    assert rows[0][1:] == [
-        "known to the backend only",
-        "no messages of ours",
-        "not counted",
-    ]
+    unknown = ["known to the backend only", "no messages of ours", "not counted"]
+    assert rows[0][1:] == unknown
     assert rows[1] == ["ring", "24", "24", "not counted"]
 
 
@@ -117,10 +101,10 @@ def test_a_number_that_was_not_measured_stops_the_build(expression, why):
 @pytest.fixture
 def another(tmp_path):
     """The same races on a second machine, where the ring was slower; `tree` is new."""
-    slower = dataclasses.replace(RESULT, ratio=0.8)
-    measurements = [dataclasses.replace(MEASUREMENT, results=[BASELINE, slower])]
+    slower = replace(RESULT, ratio=0.8)
+    measurements = [replace(MEASUREMENT, results=[BASELINE, slower])]
     facts = {"wake_seconds": 90e-6, "copy_bytes_per_second": 12e9}
-    second = dataclasses.replace(MADE_UP, measurements=measurements, facts=facts)
+    second = replace(MADE_UP, measurements=measurements, facts=facts)
     race_record.write(second, tmp_path / "lc1-2.json")
     races.records.cache_clear()
 
@@ -163,9 +147,7 @@ def test_the_drawing_shows_the_other_machines(another, tmp_path):
 # ------------------------------------------------------------ whole training steps
 
 STEPS = [
-    dataclasses.replace(
-        MEASUREMENT, race=f"x_{shape}", results=[BASELINE, RESULT, SLOW]
-    )
+    replace(MEASUREMENT, race=f"x_{shape}", results=[BASELINE, RESULT, SLOW])
     for shape in reversed(training.SHAPES)
 ]
 
@@ -173,10 +155,8 @@ STEPS = [
 @pytest.fixture
 def steps(tmp_path):
     def write(measurements):
-        race_record.write(
-            dataclasses.replace(MADE_UP, measurements=measurements),
-            tmp_path / "steps.json",
-        )
+        made = replace(MADE_UP, measurements=measurements)
+        race_record.write(made, tmp_path / "steps.json")
         races.records.cache_clear()
 
     write(STEPS)
@@ -190,7 +170,7 @@ def test_steps_stand_below_each_other(steps):
 
 
 def test_a_page_may_name_other_steps(steps):
-    steps([dataclasses.replace(MEASUREMENT, race="x_small"), *STEPS[1:]])
+    steps([replace(MEASUREMENT, race="x_small"), *STEPS[1:]])
     rows = training.training_results("steps", 2, "x_", "small; compute").rows
     assert [row[0] for row in rows if row[0]] == ["small", "compute"]
     drawing = training_race("steps", "x_", 2, steps="small")
@@ -200,27 +180,14 @@ def test_a_page_may_name_other_steps(steps):
 
 
 def test_a_missed_goal_shows_even_where_rounding_hides_it(steps):
-    close = dataclasses.replace(RESULT, goal=1.2499)
-    just = dataclasses.replace(SLOW, goal=0.5)
-    steps(
-        [
-            dataclasses.replace(measurement, results=[BASELINE, close, just])
-            for measurement in (
-                *STEPS,
-                *(dataclasses.replace(h, ranks=4) for h in STEPS),
-            )
-        ]
-    )
+    close, just = replace(RESULT, goal=1.2499), replace(SLOW, goal=0.5)
+    on_four = [replace(measurement, ranks=4) for measurement in STEPS]
+    steps([replace(m, results=[BASELINE, close, just]) for m in (*STEPS, *on_four)])
     rows = training.training_goals("steps", "x_").rows
     assert rows[0] == ["compute", "ring", "1.25x", "1.25x", "1.25x"]
     assert rows[1] == ["", "tree", "0.50x", "0.50x", "0.50x"]
-    close = dataclasses.replace(RESULT, goal=1.2504)
-    steps(
-        [
-            dataclasses.replace(measurement, results=[BASELINE, close])
-            for measurement in STEPS
-        ]
-    )
+    close = replace(RESULT, goal=1.2504)
+    steps([replace(measurement, results=[BASELINE, close]) for measurement in STEPS])
     rows = training.training_goals("steps", "x_").rows
     assert rows[0] == ["compute", "ring", "1.25x", "**1.2500x, missed**"]
 
@@ -235,13 +202,13 @@ def test_bars_are_the_ratios_of_the_chosen(steps):
 
 def test_memory_is_that_of_the_busiest_rank(steps):
     def holding(result, *peaks):
-        return dataclasses.replace(result, peak_bytes=[n * 2**20 for n in peaks])
+        return replace(result, peak_bytes=[n * 2**20 for n in peaks])
 
     results = [holding(BASELINE, 400, 300), holding(RESULT, 100, 300)]
-    steps([dataclasses.replace(STEPS[1], results=results)])
+    steps([replace(STEPS[1], results=results)])
     rows = training.training_memory("steps", "x_").rows
     assert rows == [["gloo", "400 MiB", "1.00"], ["ring", "300 MiB", "0.75"]]
-    steps([dataclasses.replace(STEPS[1], results=[results[0], RESULT])])
+    steps([replace(STEPS[1], results=[results[0], RESULT])])
     with pytest.raises(ValueError, match="no peak of ring"):
         training.training_memory("steps", "x_")
 

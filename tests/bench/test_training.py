@@ -93,7 +93,7 @@ def test_who_trains_wrongly_is_not_timed(world, wrong):
 
 
 def test_one_checked_call_would_not_have_noticed(world):
-    """The first loss is that of the weights everybody begins with."""
+    """The first loss is that of the initial weights, equal on all sides."""
     race = race_of(slower, checked_calls=1)
     assert run_measurement(world(2), race, SIZE, SHORT).result("slower").kept == 2
 
@@ -113,9 +113,8 @@ def naive(model, group):
 
 
 def test_an_independent_side_agrees(world):
-    assert (
-        run_measurement(world(2), race_of(naive), SIZE, SHORT).result("naive").kept == 2
-    )
+    found = run_measurement(world(2), race_of(naive), SIZE, SHORT)
+    assert found.result("naive").kept == 2
 
 
 # ------------------------------------------------------------------------- memory
@@ -155,7 +154,7 @@ def test_races_that_do_not_ask_measure_no_memory(world):
     assert [result.peak_bytes for result in measurement.results] == [None, None]
 
 
-def test_where_nobody_tells_there_is_no_peak(monkeypatch, tmp_path):
+def test_without_the_kernels_files_there_is_no_peak(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_RESET", tmp_path / "missing")
     contestant = Contestant("c", partial(holding, 4))
     assert memory.peak_on_rank(contestant, Case(SIZE, 1), 1) is None
@@ -166,7 +165,7 @@ def test_where_nobody_tells_there_is_no_peak(monkeypatch, tmp_path):
 SIDES = {  # how many halves of a ring all-reduce: gloo's reduce-scatter counts as two
     lc2.torch_ddp: 2,
     lc2.our_ddp: 2,
-    lc3.torch_zero1: 3,  # all-reduce, then everybody broadcasts its part
+    lc3.torch_zero1: 3,  # all-reduce, then every rank broadcasts its part
     lc3.our_zero_with_torchs: 3,
     lc3.our_zero: 2,
     lc3.torch_fsdp: 4,  # gather, gather, reduce-scatter; but the root is gathered once

@@ -95,10 +95,7 @@ def test_state_wider_than_its_parameter_stays_so(tmp_path):
 
 
 WRONG = {
-    "momentum": (
-        {},
-        r"of optimizer 'AdamW', which does not fit SGD: one has no ams",
-    ),
+    "momentum": ({}, r"of optimizer 'AdamW', which does not fit SGD: one has no ams"),
     "lr": ({"lr": "x"}, "has lr='x', the optimizer 0.1"),
     "a bool": ({"lr": True}, "has lr=True, the optimizer 0.1"),
     "betas": ({"betas": [0.9]}, r"has betas=\[0.9\], the optimizer \(0.9, 0.999\)"),

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.training import (
-    Model,
-    batch_of,
-    largest_difference,
-    loss_of,
-    make_model,
-)
+from tests.training import Model, batch_of, largest_difference, loss_of, make_model
 from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
@@ -28,12 +24,16 @@ from xtrain.checkpoint import (
     whole,
 )
 from xtrain.testing import RankError, World, expect_error
-from xtrain.zero import (
-    AdamW,
-    FullyShardedDataParallel,
-    ZeroOptimizer,
-)
+from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
+LATEST = "xtrain.checkpoint.folder:latest"
+PIECE = "xtrain.checkpoint.pieces:Piece"
+READER = "xtrain.checkpoint.reader:CheckpointReader"
+STATE = [f"xtrain.checkpoint.training_state:{name}_state" for name in ("load", "save")]
+ZERO = "xtrain.zero.optimizer:ZeroOptimizer"
+FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
+
+refused = partial(expect_error, error=CheckpointError)  # by every rank
 BATCHES = 3  # a step's micro-batches, dealt out to whatever ranks there are
 
 
@@ -53,17 +53,13 @@ class Run:
         norms = [p for n, p in named if "norm" in n and p.requires_grad]
         others = [p for n, p in named if "norm" not in n and p.requires_grad]
         groups = [{"params": others}, {"params": norms, "weight_decay": 0.3}]
+        options = {"lr": lr, "amsgrad": True}
         if stage == 3:
-            self.optimizer = AdamW(groups, lr=lr, amsgrad=True)
+            self.optimizer = AdamW(groups, **options)
         else:
+            options |= {"bucket_cap_mb": 2**-10, "gradient_reduction": "sum"}
             self.optimizer = ZeroOptimizer(
-                groups,
-                torch.optim.AdamW,
-                stage=stage,
-                bucket_cap_mb=2**-10,
-                gradient_reduction="sum",
-                lr=lr,
-                amsgrad=True,
+                groups, torch.optim.AdamW, stage=stage, **options
             )
 
     def train(self, first, last):
@@ -113,13 +109,7 @@ def load_and_train(stage, path):
     return at_once, run.weights(), drawn
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.training_state:load_state",
-    "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.optimizer:ZeroOptimizer",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(LATEST, *STATE, ZERO, FSDP)
 @pytest.mark.parametrize(
     ("stage", "size"), [(1, 2), (2, 3), (3, 1), (3, 4)], ids=lambda v: str(v)
 )
@@ -159,12 +149,7 @@ def sixteen_bits(stage, directory, load):
     return shards, masters
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.training_state:load_state",
-    "xtrain.checkpoint.training_state:save_state",
-    "xtrain.zero.optimizer:ZeroOptimizer",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(*STATE, ZERO, FSDP)
 def test_masters_are_what_is_saved(world, tmp_path):
     """fp32 masters of 16-bit weights come back exactly, and into stage 3's shards."""
     saved = world(2).run(sixteen_bits, 2, str(tmp_path), False)
@@ -224,10 +209,7 @@ def killed_while_saving(directory, victim, after_writing):
         files.write_file = original
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(LATEST, FSDP)
 @pytest.mark.parametrize(("victim", "after"), [(0, True), (1, False)])
 def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, after):
     with World(3) as world:
@@ -245,7 +227,7 @@ def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, afte
     assert not list(tmp_path.glob(".partial-*"))
 
 
-def refused(directory, what):
+def save_that_fails(directory, what):
     rank = dist.get_rank()
     if what == "disk":
         original = files.save_file
@@ -265,28 +247,18 @@ def refused(directory, what):
             files.save_file = original
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(LATEST, FSDP)
 def test_a_failing_save_fails_on_every_rank(world, tmp_path):
     (expected, *_) = world(2).run(save_small, str(tmp_path), 1)
-    for what, match in (
-        ("disk", "rank 1.*No space"),
-        ("extra", "rank 0.*serializable"),
-    ):
-        expect_error(
-            world(2), refused, str(tmp_path), what, error=CheckpointError, match=match
-        )
+    for what, match in ("disk", "rank 1.*No space"), ("extra", "rank 0.*serializable"):
+        refused(world(2), save_that_fails, str(tmp_path), what, match=match)
         assert latest(tmp_path).name == "step-00000001"
         assert not list(tmp_path.glob(".partial-*"))
     (_, _, state), *_ = world(2).run(load_small, str(tmp_path))
     assert largest_difference(state, expected) == 0
     blocked = tmp_path / "file"
     blocked.write_text("")
-    expect_error(
-        world(2), refused, str(blocked), "", error=CheckpointError, match="not saved"
-    )
+    refused(world(2), save_that_fails, str(blocked), "", match="not saved")
 
 
 def damage(path: Path, how: str):
@@ -304,10 +276,7 @@ def damage(path: Path, how: str):
     path.write_bytes(data)
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(LATEST, FSDP)
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
 @pytest.mark.parametrize("file", ["rank-00001.safetensors", "index.json"])
 def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
@@ -315,18 +284,11 @@ def test_damage_is_refused_by_name_on_every_rank(world, tmp_path, file, how):
     path = latest(tmp_path) / file
     damage(path, how)
     match = "no index.json" if (file, how) == ("index.json", "missing") else "damaged"
-    errors = expect_error(
-        world(3), load_small, str(tmp_path), error=CheckpointError, match=match
-    )
+    errors = refused(world(3), load_small, str(tmp_path), match=match)
     assert all(file in str(error) for error in errors)
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.pieces:Piece",
-    "xtrain.checkpoint.reader:CheckpointReader",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(LATEST, PIECE, READER, FSDP)
 def test_flipped_bits_are_found(tmp_path, world):
     """Of its data, and of the index."""
     world(1).run(save_small, str(tmp_path), 1)
@@ -382,58 +344,35 @@ def load_other(path, kind):
         model.load_sharded(path, AdamW(groups))
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.optimizer:ZeroOptimizer", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(ZERO, FSDP)
 def test_another_model_is_told_by_names_and_shapes(world, tmp_path):
     world(2).run(save_small, str(tmp_path), 1)
-    for kind, lines in {
-        "wider": [
-            r"0\.weight: \[5, 3\] in the checkpoint, \[6, 3\] here",
-            r"1\.running_var: \[5\] in the checkpoint, \[6\] here",
-        ],
-        "zero": [r"0\.bias: \[5\] in the checkpoint, \[6\] here"],
-        "renamed": [
-            r"first\.weight: not in the checkpoint, \[5, 3\] here",
-            r"0\.weight: \[5, 3\] in the checkpoint, not here",
-            r"norm\.running_mean: not in the checkpoint",
-        ],
-        "groups": ["1 groups of parameters, the optimizer 4"],
-    }.items():
-        for line in lines:
-            expect_error(
-                world(2),
-                load_other,
-                str(tmp_path),
-                kind,
-                error=CheckpointError,
-                match=line,
-            )
+    for kind, line in (
+        ("wider", r"0\.weight: \[5, 3\] in the checkpoint, \[6, 3\] here"),
+        ("wider", r"1\.running_var: \[5\] in the checkpoint, \[6\] here"),
+        ("zero", r"0\.bias: \[5\] in the checkpoint, \[6\] here"),
+        ("renamed", r"first\.weight: not in the checkpoint, \[5, 3\] here"),
+        ("renamed", r"0\.weight: \[5, 3\] in the checkpoint, not here"),
+        ("renamed", r"norm\.running_mean: not in the checkpoint"),
+        ("groups", "1 groups of parameters, the optimizer 4"),
+    ):
+        refused(world(2), load_other, str(tmp_path), kind, match=line)
 
 
 def save_without_optimizer(directory):
     FullyShardedDataParallel(small()).save_sharded(directory, 4)
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_a_checkpoint_without_optimizer_state(world, tmp_path):
     world(2).run(save_without_optimizer, str(tmp_path))
-    expect_error(
-        world(2),
-        load_small,
-        str(tmp_path),
-        error=CheckpointError,
-        match="no optimizer state",
-    )
+    refused(world(2), load_small, str(tmp_path), match="no optimizer state")
     (step, extra, state), *_ = world(3).run(load_small, str(tmp_path), 8, 5, False)
     assert (step, extra) == (4, None)
     assert torch.equal(state["0.weight"], small().state_dict()["0.weight"])
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.reader:CheckpointReader",
-)
+@pytest.mark.verifies(LATEST, READER)
 def test_no_checkpoint_yet(tmp_path):
     assert latest(tmp_path) is None
     with pytest.raises(CheckpointError, match="no index.json"):
@@ -450,16 +389,10 @@ def missing_piece(directory):
     files.save_pieces(directory, 0, [piece])
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.files:save_pieces",
-    "xtrain.checkpoint.folder:latest",
-    "xtrain.checkpoint.pieces:Piece",
-)
+@pytest.mark.verifies("xtrain.checkpoint.files:save_pieces", LATEST, PIECE)
 def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
     match = r"weight: element \[3\] is in no piece"
-    expect_error(
-        world(2), missing_piece, str(tmp_path), error=CheckpointError, match=match
-    )
+    refused(world(2), missing_piece, str(tmp_path), match=match)
     assert latest(tmp_path) is None
 
 
@@ -467,49 +400,37 @@ def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
 
 
 class Counting:
-    """safe_open that counts the elements that were read."""
+    """A file that safe_open has opened, or a slice of it: counts what is read."""
 
     read = 0
 
-    def __init__(self, *args, **kwargs):
-        self.inner = ORIGINAL(*args, **kwargs)
+    def __init__(self, opened):
+        self.opened = opened
 
-    def __enter__(self):
-        self.opened = self.inner.__enter__()
-        return self
-
-    def __exit__(self, *exc):
-        return self.inner.__exit__(*exc)
-
-    def keys(self):
-        return self.opened.keys()
-
-    def get_tensor(self, name):
-        tensor = self.opened.get_tensor(name)
-        Counting.read += tensor.numel()
-        return tensor
+    def __getattr__(self, name):
+        return getattr(self.opened, name)
 
     def get_slice(self, name):
-        opened = self.opened.get_slice(name)
-        outer = self
+        return Counting(self.opened.get_slice(name))
 
-        class Slice:
-            def get_shape(self):
-                return opened.get_shape()
+    def get_tensor(self, name):
+        return self.count(self.opened.get_tensor(name))
 
-            def __getitem__(self, index):
-                tensor = opened[index]
-                outer_count(outer, tensor)
-                return tensor
+    def __getitem__(self, index):
+        return self.count(self.opened[index])
 
-        return Slice()
+    def count(self, tensor):
+        Counting.read += tensor.numel()
+        return tensor
 
 
 ORIGINAL = bare_file.safe_open
 
 
-def outer_count(_, tensor):
-    Counting.read += tensor.numel()
+@contextmanager
+def counting_open(*args, **kwargs):
+    with ORIGINAL(*args, **kwargs) as opened:
+        yield Counting(opened)
 
 
 def load_full(path, meta):
@@ -517,7 +438,7 @@ def load_full(path, meta):
     with torch.device("meta" if meta else torch.get_default_device()):
         bare = Model()
     model = FullyShardedDataParallel(bare.double())
-    bare_file.safe_open, Counting.read = Counting, 0
+    bare_file.safe_open, Counting.read = counting_open, 0
     try:
         model.load_full(path)
     finally:
@@ -536,7 +457,7 @@ def load_full(path, meta):
     return Counting.read, held + slack, whole / size
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_a_bare_models_file_is_read_in_ranges(world, tmp_path):
     state = dict(make_model(6).state_dict())
     tied = ("lm_head.weight", "embed_tokens.weight")  # files keep one of them
@@ -556,7 +477,7 @@ def load_wrong(path):
     FullyShardedDataParallel(small()).load_full(path)
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_a_wrong_file_is_told_by_names_and_shapes(world, tmp_path):
     path = tmp_path / "model.safetensors"
     state = dict(small(width=6).state_dict())
@@ -567,17 +488,7 @@ def test_a_wrong_file_is_told_by_names_and_shapes(world, tmp_path):
         r"0\.bias: not in the checkpoint",
         r"extra: \[2\] in the checkpoint, not here",
     ):
-        expect_error(
-            world(2), load_wrong, str(path), error=CheckpointError, match=match
-        )
+        refused(world(2), load_wrong, str(path), match=match)
     path.write_bytes(path.read_bytes()[:-9])
-    expect_error(
-        world(2), load_wrong, str(path), error=CheckpointError, match="cannot be read"
-    )
-    expect_error(
-        world(2),
-        load_wrong,
-        str(tmp_path / "none"),
-        error=CheckpointError,
-        match="none",
-    )
+    refused(world(2), load_wrong, str(path), match="cannot be read")
+    refused(world(2), load_wrong, str(tmp_path / "none"), match="none")

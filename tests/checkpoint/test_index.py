@@ -11,18 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoint.crafted import change_index, drop, pieces, update
 from tests.checkpoint.test_checkpoint import load_small, save_small
 from tests.checkpoint.test_company import save
-from xtrain.checkpoint import (
-    About,
-    CheckpointError,
-    CheckpointReader,
-    Piece,
-    latest,
-)
+from xtrain.checkpoint import About, CheckpointError, CheckpointReader, Piece, latest
 from xtrain.checkpoint.files import write_file
 from xtrain.checkpoint.folder import prepare, publish
-from xtrain.checkpoint.index import checksum_of, crc, make_index
+from xtrain.checkpoint.index import crc, make_index
 from xtrain.checkpoint.optimizer_state import check_groups, saved_state
 from xtrain.checkpoint.random_state import read_random_states
 
@@ -166,143 +161,102 @@ def test_a_crafted_index_gives_the_same_tensors_or_an_error(good, data):
     """Its checksum is right: whoever writes an index can write that, too."""
     path = good / "index.json"
     text = path.read_text()
-    index = json.loads(text)
-    for _ in range(data.draw(st.integers(1, 2))):
-        mutate(index, data.draw)
-    index["checksum"] = checksum_of(index)
+
+    def mutate_once_or_twice(index):
+        for _ in range(data.draw(st.integers(1, 2))):
+            mutate(index, data.draw)
+
     try:
-        path.write_text(json.dumps(index))
+        change_index(good, mutate_once_or_twice)
         changed = outcome(good)
     finally:
         path.write_text(text)
     assert changed in (None, WRITTEN)
 
 
-def tensor(name, **changes):
-    return lambda index: index["tensors"][name].update(changes)
+def tensor(name, **values):
+    return update("tensors", name, **values)
 
 
-def piece(place, value, name="w", number=1):
-    def change(index):
-        index["tensors"][name]["pieces"][number][place] = value
-
-    return change
+def piece(place, value, number=1):
+    return pieces("w", lambda found: found[number].__setitem__(place, value))
 
 
-def drop(*keys):
-    def change(index):
-        for key in keys[:-1]:
-            index = index[key]
-        del index[keys[-1]]
-
-    return change
+def add(name, shape=(2, 3)):
+    """A tensor with the pieces of `w`."""
+    return lambda index: index["tensors"].update(
+        {name: {**index["tensors"]["w"], "shape": list(shape)}}
+    )
 
 
-def add(name, shape=(2, 3), source="w"):
-    def change(index):
-        index["tensors"][name] = {**index["tensors"][source], "shape": list(shape)}
-
-    return change
-
-
+THREE_DIMS = [[0] * 3, [1] * 3, FILES[0], 0]
+ABOVE, ABSOLUTE = {"../" + FILES[0]: 3}, {"/" + FILES[0]: 3}
+NO_STATE = [[[0], [2], FILES[0], 0]]
 CRAFTED = {
-    "a tensor without pieces": (
-        tensor("w", pieces=[]),
-        r"w: element \[0, 0\] is in",
-    ),
-    "a first piece missing": (
-        drop("tensors", "w", "pieces", 0),
-        r"w: element \[0, 0\]",
-    ),
-    "a last piece missing": (drop("tensors", "w", "pieces", 1), r"w: element \[0, 2\]"),
-    "a piece beyond the end": (
-        piece(1, [3, 1]),
-        r"size \[3, 1\] at \[0, 2\] of \[2, 3\]",
-    ),
+    "a tensor without pieces": (tensor("w", pieces=[]), r"w: element \[0, 0\] is in"),
+    "no first piece": (drop("tensors", "w", "pieces", 0), r"w: element \[0, 0\]"),
+    "no last piece": (drop("tensors", "w", "pieces", 1), r"w: element \[0, 2\]"),
+    "beyond the end": (piece(1, [3, 1]), r"size \[3, 1\] at \[0, 2\] of \[2, 3\]"),
     "a piece that begins at the end": (piece(0, [0, 3]), r"at \[0, 3\] of \[2, 3\]"),
     "a piece without elements": (piece(1, [2, 0]), r"size \[2, 0\] at \[0, 2\] of"),
-    "a piece that is larger": (
-        piece(1, [2, 3], number=0),
-        r"two pieces have element \[0, 2\]",
-    ),
+    "a larger piece": (piece(1, [2, 3], 0), r"two pieces have element \[0, 2\]"),
     "an offset below 0": (piece(0, [0, -1]), r"at \[0, -1\]: no numbers"),
-    "an offset that is no int": (piece(0, [0, 2.0]), r"at \[0, 2.0\]: no numbers"),
-    "an offset that is a bool": (piece(0, [False, 2]), r"at \[False, 2\]: no numbers"),
-    "an offset that is no list": (piece(0, 4), "at 4: no numbers"),
-    "a size that is no list": (piece(1, 2), "size 2 at .*: no numbers"),
+    "an offset of floats": (piece(0, [0, 2.0]), r"at \[0, 2.0\]: no numbers"),
+    "an offset of bools": (piece(0, [False, 2]), r"at \[False, 2\]: no numbers"),
+    "an offset without dims": (piece(0, 4), "at 4: no numbers"),
+    "a size without dims": (piece(1, 2), "size 2 at .*: no numbers"),
     "too few dims in an offset": (piece(0, [2]), r"at \[2\] of 2 dims"),
     "too many dims in an offset": (piece(0, [0, 2, 0]), r"at \[0, 2, 0\] of 2 dims"),
     "too few dims in a size": (piece(1, [2]), r"size \[2\] at .* of 2 dims"),
     "too many dims in both": (
-        lambda index: index["tensors"]["w"]["pieces"].append(
-            [[0] * 3, [1] * 3, FILES[0], 0]
-        ),
+        pieces("w", lambda found: found.append(THREE_DIMS)),
         r"at \[0, 0, 0\] of 2 dims",
     ),
     "two pieces that overlap": (piece(0, [0, 1]), r"two pieces have element \[0, 1\]"),
     "a piece twice": (
-        lambda index: index["tensors"]["w"]["pieces"].append(
-            index["tensors"]["w"]["pieces"][1]
-        ),
+        pieces("w", lambda found: found.append(found[1])),
         r"two pieces have element \[0, 2\]",
     ),
     "a number twice": (
-        lambda index: index["tensors"][":number:step:w"]["pieces"].append(
-            index["tensors"][":number:step:w"]["pieces"][0]
-        ),
+        pieces(":number:step:w", lambda found: found.append(found[0])),
         r"two pieces have element \[\]",
     ),
     "a gap in a corner": (piece(1, [1, 1]), r"w: element \[1, 2\] is in no piece"),
     "a larger shape": (tensor("w", shape=[3, 3]), r"w: element \[2, 0\] is in no"),
     "a shape of other dims": (tensor("w", shape=[6]), "of 1 dims"),
-    "format 1 for pieces of format 2": (
-        lambda index: index.update(format=1),
-        r"elements \[0, 0\] to \[2, 2\] of 6",
-    ),
-    "a format that is true": (lambda index: index.update(format=True), "format True"),
-    "a format to come": (lambda index: index.update(format=3), "has format 3, this re"),
+    "format 1, not 2": (update(format=1), r"elements \[0, 0\] to \[2, 2\] of 6"),
+    "a format that is true": (update(format=True), "format True"),
+    "a format to come": (update(format=3), "has format 3, this re"),
     "another shape of as many": (tensor("w", shape=[3, 2]), r"of \[3, 2\]"),
     "another shape, and pieces": (
         tensor("b", shape=[2, 1], pieces=[[[0, 0], [2, 1], FILES[0], 0]]),
         "of another model",
     ),
-    "a shape that is no list": (tensor("w", shape="23"), "w has no shape"),
+    "a shape without dims": (tensor("w", shape="23"), "w has no shape"),
     "a shape below 0": (tensor("w", shape=[-2, -3]), "w has no shape"),
     "another dtype": (tensor("w", dtype="float64"), "dtype float32"),
-    "a dtype that is none": (tensor("w", dtype="nn"), "w has no dtype"),
+    "a dtype of another kind": (tensor("w", dtype="nn"), "w has no dtype"),
     "a dtype of ints": (tensor("w", dtype="int32"), "torch.int32 in the checkpoint"),
     "no dtype": (drop("tensors", "w", "dtype"), "w has no dtype"),
     "no list of pieces": (tensor("w", pieces={}), "w has no list of pieces"),
-    "five in a piece": (
-        lambda index: index["tensors"]["w"]["pieces"][0].append(1),
-        "w: no piece",
-    ),
+    "five in a piece": (pieces("w", lambda found: found[0].append(1)), "w: no piece"),
     "a file that is not listed": (piece(2, "rank-00002.safetensors"), "no file 'rank"),
     "a file above": (piece(2, "../" + FILES[1]), "no file '../rank"),
     "a file that is a list": (piece(2, []), r"no file \[\]"),
     "another file": (piece(2, FILES[0]), "it has other tensors"),
-    "a checksum that is none": (piece(3, 2**32), "a piece has no checksum"),
+    "a checksum of 33 bits": (piece(3, 2**32), "a piece has no checksum"),
     "another checksum": (piece(3, 5), "wrong checksum"),
-    "a listed file above": (
-        lambda index: index["files"].update({"../" + FILES[0]: 3}),
-        "is not the name of a file",
-    ),
-    "a listed file elsewhere": (
-        lambda index: index["files"].update({"/" + FILES[0]: 3}),
-        "is not the name of a file",
-    ),
-    "a file's size": (
-        lambda index: index["files"].update({FILES[0]: 3}),
-        "3 bytes, [0-9]+ found",
-    ),
-    "a file's size that is none": (
-        lambda index: index["files"].update({FILES[0]: "3"}),
+    "a listed file above": (update("files", **ABOVE), "is not the name of a file"),
+    "a listed path": (update("files", **ABSOLUTE), "is not the name of a file"),
+    "a file's size": (update("files", **{FILES[0]: 3}), "3 bytes, [0-9]+ found"),
+    "a file's size in words": (
+        update("files", **{FILES[0]: "3"}),
         "the size of rank-00000.safetensors is not a number",
     ),
     "half a character": (add("\ud800"), "surrogates"),
     "state of nothing": (add(":cut:exp_avg:other"), "exp_avg:other fits no tensor"),
     "state of another shape": (
-        tensor(":cut:exp_avg:w", shape=[2], pieces=[[[0], [2], FILES[0], 0]]),
+        tensor(":cut:exp_avg:w", shape=[2], pieces=NO_STATE),
         ":cut:exp_avg:w fits no tensor",
     ),
     "a number that is a vector": (add(":number:x:w"), ":number:x:w fits no tensor"),
@@ -310,21 +264,16 @@ CRAFTED = {
     "a label cut short": (add(":cut:exp_avg"), "what is ':cut:exp_avg'"),
     "a tensor left out": (drop("tensors", ":random:cpu:0"), "it has other tensors"),
     "no ranks": (drop("extra", "ranks"), "not a checkpoint of a sharded model"),
-    "ranks that are none": (lambda index: index["extra"].update(ranks=True), "ranks"),
-    "groups that are none": (lambda index: index["extra"].update(groups=3), "groups"),
-    "a step that is true": (lambda index: index.update(step=True), "its step"),
-    "a step below 0": (lambda index: index.update(step=-1), "its step"),
-    **{
-        f"no {key}": (drop(key), match)
-        for key, match in {
-            "format": "has format None",
-            "step": "its step",
-            "world_size": "its world size",
-            "extra": "it has no extra",
-            "files": "it has no files",
-            "tensors": "it has no tensors",
-        }.items()
-    },
+    "ranks that are true": (update("extra", ranks=True), "ranks"),
+    "groups that are a number": (update("extra", groups=3), "groups"),
+    "a step that is true": (update(step=True), "its step"),
+    "a step below 0": (update(step=-1), "its step"),
+    "no format": (drop("format"), "has format None"),
+    "no step": (drop("step"), "its step"),
+    "no world_size": (drop("world_size"), "its world size"),
+    "no extra": (drop("extra"), "it has no extra"),
+    "no files": (drop("files"), "it has no files"),
+    "no tensors": (drop("tensors"), "it has no tensors"),
 }
 
 
@@ -333,13 +282,10 @@ def test_an_index_that_could_be_misread_is_refused(good, what):
     change, match = CRAFTED[what]
     path = good / "index.json"
     text = path.read_text()
-    index = json.loads(text)
-    change(index)
-    index["checksum"] = checksum_of(index)
     for elsewhere in (good.parent / FILES[0], good.parent / FILES[1]):
         shutil.copy(good / FILES[1], elsewhere)  # a path that leads out would find it
     try:
-        path.write_text(json.dumps(index))
+        change_index(good, change)
         with pytest.raises(CheckpointError, match=match):
             everything_in(good)
     finally:
@@ -377,36 +323,31 @@ def test_an_index_that_is_no_file(tmp_path):
         CheckpointReader(tmp_path)
 
 
-def test_a_file_must_have_what_the_index_says_and_nothing_else(tmp_path):
-    path = save(tmp_path, 1)
-    file = path / FILES[0]
-    tensors = load_file(file)
-    save_file({**tensors, "weight@7": torch.zeros(1)}, file)
-    index = json.loads((path / "index.json").read_text())
-    index["files"][FILES[0]] = file.stat().st_size
-    index["checksum"] = checksum_of(index)
-    (path / "index.json").write_text(json.dumps(index))
-    with (
-        pytest.raises(CheckpointError, match="it has other tensors"),
-        CheckpointReader(path) as reader,
-    ):
-        reader.verify([])
+SPARE, NOTHING = {"weight@7": torch.zeros(1)}, torch.zeros(0)
 
 
-def test_a_piece_of_another_length_is_damaged_though_its_checksum_is_right(tmp_path):
+@pytest.mark.parametrize(
+    ("tensors", "checksum", "match"),
+    [
+        (SPARE, None, "it has other tensors"),
+        ({"weight@0": NOTHING}, crc(NOTHING), r"shape \[0\] in the file"),
+    ],
+)
+def test_a_file_must_have_what_the_index_says_and_nothing_else(
+    tmp_path, tensors, checksum, match
+):
+    """Another tensor, or another length, though all checksums are right."""
     path = save(tmp_path, 1)
     file = path / FILES[0]
-    nothing = torch.zeros(0)
-    save_file({"weight@0": nothing}, file)
-    index = json.loads((path / "index.json").read_text())
-    index["files"][FILES[0]] = file.stat().st_size
-    index["tensors"]["weight"]["pieces"][0][3] = crc(nothing)
-    index["checksum"] = checksum_of(index)
-    (path / "index.json").write_text(json.dumps(index))
-    with (
-        pytest.raises(CheckpointError, match=r"shape \[0\] in the file"),
-        CheckpointReader(path) as reader,
-    ):
+    save_file(load_file(file) | tensors, file)
+
+    def change(index):
+        index["files"][FILES[0]] = file.stat().st_size
+        if checksum is not None:
+            index["tensors"]["weight"]["pieces"][0][3] = checksum
+
+    change_index(path, change)
+    with pytest.raises(CheckpointError, match=match), CheckpointReader(path) as reader:
         reader.verify([])
 
 
@@ -422,23 +363,17 @@ def test_a_file_of_another_size_is_named_with_both(tmp_path, change):
 
 
 def test_boxes_that_only_touch_are_not_read(good):
+    columns = {(0, 2): [0], (2, 3): [1], (1, 3): [0, 1], (0, 3): [0, 1], (1, 2): [0]}
     with CheckpointReader(good) as reader:
-        for start, stop, files in (
-            (0, 2, [0]),
-            (2, 3, [1]),
-            (1, 3, [0, 1]),
-            (0, 3, [0, 1]),
-            (1, 2, [0]),
-        ):
+        for (start, stop), files in columns.items():
             for row, rows in ((0, 2), (0, 1), (1, 1)):
-                wanted = Piece(
-                    "w", (2, 3), (row, start), torch.zeros(rows, stop - start)
-                )
+                data = torch.zeros(rows, stop - start)
+                wanted = Piece("w", (2, 3), (row, start), data)
                 found = [stored.file for stored in reader.overlapping(wanted)]
                 assert found == [FILES[number] for number in files]
                 reader.read([wanted])
                 expected = torch.arange(6.0).view(2, 3)[row : row + rows, start:stop]
-                assert torch.equal(wanted.data, expected)
+                assert torch.equal(data, expected)
 
 
 def test_a_random_state_that_is_none_is_refused(good):
@@ -460,10 +395,7 @@ def reshape_random(index):
 CRAFTED_ON_RANKS = {
     "no list of pieces": (tensor("0.weight", pieces=None), "0.weight has no list"),
     "no groups": (drop("extra", "groups"), "not a checkpoint of a sharded model"),
-    "groups of nothing": (
-        lambda index: index["extra"].update(groups=[3]),
-        "its groups' options",
-    ),
+    "groups of nothing": (update("extra", groups=[3]), "its groups' options"),
     "groups that bring parameters": (
         lambda index: index["extra"]["groups"][0].update(params=[]),
         "its groups' options",
@@ -475,15 +407,12 @@ CRAFTED_ON_RANKS = {
 def load_each_crafted(directory):
     """Rank 0 writes an index, both load it; None where it was loaded, or the error."""
     path = latest(directory) / "index.json"
-    text = path.read_text()
-    said = []
+    text, said = path.read_text(), []
     dist.barrier()
     for change, _ in CRAFTED_ON_RANKS.values():
         if dist.get_rank() == 0:
-            index = json.loads(text)
-            change(index)
-            index["checksum"] = checksum_of(index)
-            path.write_text(json.dumps(index))
+            path.write_text(text)
+            change_index(path.parent, change)
         dist.barrier()
         try:
             load_small(directory)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.checkpoint.crafted import change_index, pieces, update
 from tests.checkpoint.test_layouts import LAYOUTS, shard_of
 from xtrain.checkpoint import (
     CheckpointError,
@@ -22,7 +23,6 @@ from xtrain.checkpoint import (
     load_checkpoint,
     whole,
 )
-from xtrain.checkpoint.index import checksum_of
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
 RUN = Path(__file__).parent / "format_1"
@@ -115,14 +115,15 @@ def check(path):
         reader.verify([])
 
 
-def ranges(name, *pieces):
-    def change(index):
-        found = index["tensors"][name]["pieces"]
-        for number, (start, stop) in enumerate(pieces):
-            found[number][:2] = start, stop
-        del found[len(pieces) :]
+def ranges(name, *places):
+    """Other places of the first pieces; the rest is removed."""
 
-    return change
+    def edit(found):
+        found[:] = [
+            [*place, *old[2:]] for place, old in zip(places, found, strict=False)
+        ]
+
+    return pieces(name, edit)
 
 
 CRAFTED = {
@@ -139,10 +140,10 @@ CRAFTED = {
     "longer": (ranges("cube", (0, 20), (19, 30)), r"shape \[19\] in the file"),
     "another start": (ranges("cube", (0, 19), (18, 30)), "it has other tensors"),
     "another checksum": (
-        lambda index: index["tensors"]["cube"]["pieces"][0].__setitem__(3, 5),
+        pieces("cube", lambda found: found[0].__setitem__(3, 5)),
         r"cube, from \[0, 0, 0\] to \[2, 1, 4\]: wrong checksum",
     ),
-    "format 2": (lambda index: index.update(format=2), "size .* at .*: no numbers"),
+    "format 2": (update(format=2), "size .* at .*: no numbers"),
 }
 
 
@@ -151,11 +152,8 @@ CRAFTED = {
 def test_an_old_index_that_could_be_misread_is_refused(copy, what):
     check(copy)
     change, match = CRAFTED[what]
-    index = json.loads((copy / "index.json").read_text())
-    assert index["format"] == 1
-    change(index)
-    index["checksum"] = checksum_of(index)
-    (copy / "index.json").write_text(json.dumps(index))
+    assert json.loads((copy / "index.json").read_text())["format"] == 1
+    change_index(copy, change)
     with pytest.raises(CheckpointError, match=match):
         check(copy)
 

@@ -17,7 +17,7 @@ from xtrain.evidence.results import value_of
 from xtrain.evidence.store import Entry, Store
 
 
-def test_doctor_finds_this_machine_fit() -> None:
+def test_doctor_finds_this_machine_fit():
     """A real run: two ranks start, meet over loopback and add up a tensor."""
     words = [sys.executable, "-m", "xtrain", "doctor", "--json"]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -33,8 +33,8 @@ def test_doctor_finds_this_machine_fit() -> None:
 
 
 def test_doctor_prints_a_line_for_each_finding_and_fails_on_a_problem(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, capsys
+):
     findings = [Finding("a", "ok", "fine"), Finding("b", "problem", "broken")]
     monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
     assert cli.main(["doctor"]) == 1
@@ -44,7 +44,7 @@ def test_doctor_prints_a_line_for_each_finding_and_fails_on_a_problem(
     assert lines[-1].startswith("1 to repair")
 
 
-def test_doctor_says_which_backends_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_which_backends_torch_has(monkeypatch):
     import torch.distributed as dist
 
     ours = "ours: xtrain-socket, xtrain-shm"
@@ -60,17 +60,15 @@ class InstalledXtrain:
 
     version = "0.4.3"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.files = ["xtrain-0.4.3.dist-info/RECORD", "xtrain/__init__.py"]
 
-    def locate_file(self, file: str) -> Path:
+    def locate_file(self, file):
         return self.folder / file
 
 
-def test_doctor_names_another_projects_xtrain(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_names_another_projects_xtrain(monkeypatch, tmp_path):
     ours = Path(xtrain.__file__).parents[1]
     for folder, state, word in (
         (ours, "problem", "pip uninstall"),
@@ -87,8 +85,8 @@ def test_doctor_names_another_projects_xtrain(
 
 
 def test_doctor_does_not_send_the_user_of_a_wheel_to_make(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     site = tmp_path / "lib" / "site-packages" / "xtrain"
     monkeypatch.setattr(xtrain, "__file__", str(site / "__init__.py"))
     monkeypatch.chdir(tmp_path)
@@ -99,7 +97,7 @@ def test_doctor_does_not_send_the_user_of_a_wheel_to_make(
     assert "make" not in said
 
 
-def test_doctor_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     findings = {finding.name: finding for finding in doctor.examine()}
     assert findings["torch"].state == "problem"
@@ -107,7 +105,7 @@ def test_doctor_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "loopback" in findings
 
 
-def test_doctor_on_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_on_an_old_torch(monkeypatch):
     old = types.ModuleType("torch")
     old.__version__ = "2.9.1+cpu"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", old)
@@ -115,19 +113,19 @@ def test_doctor_on_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2.11" in checks.check_torch().text
 
 
-def test_doctor_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_on_an_old_python(monkeypatch):
     monkeypatch.setattr(checks, "MINIMUM_PYTHON", (9, 0))
     assert checks.check_python().state == "problem"
 
 
-def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch):
     class WrongWorld:
         def __init__(self, size: int, backend: str) -> None: ...
-        def __enter__(self) -> "WrongWorld":
+        def __enter__(self):
             return self
 
         def __exit__(self, *details: object) -> None: ...
-        def run(self, function: object) -> list[int]:
+        def run(self, function):
             return [3, 4]
 
     monkeypatch.setattr("xtrain.testing.World", WrongWorld)
@@ -137,19 +135,14 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "state"),
-    [(None, "note"), ((2, 29, 7), "note"), ((2, 30, 3), "ok")],
+    ("version", "state"), [(None, "note"), ((2, 29, 7), "note"), ((2, 30, 3), "ok")]
 )
-def test_doctor_on_sharing_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...] | None, state: str
-) -> None:
+def test_doctor_on_sharing_a_gpu(monkeypatch, version, state):
     monkeypatch.setattr(checks, "_nccl_version", lambda: version)
     assert checks.check_sharing().state == state
 
 
-def test_doctor_reads_the_record(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_reads_the_record(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "record_folder", lambda: tmp_path)
     assert checks.check_record().state == "note"
     ran: dict[str, list[tuple[str, int]] | None] = {"a:b": [("gloo", 2)], "a:c": None}

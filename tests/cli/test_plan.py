@@ -56,22 +56,3 @@ def test_no_layout_fits(capsys):
     assert main(words) == 1
     said = capsys.readouterr().out
     assert "no layout fits; why not:" in said and "memory" in said
-
-
-@pytest.mark.verifies(COMMAND)
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--model", "llama-9"], "preset 'llama-9'"),
-        (["--gpu", "a1"], "unknown accelerator 'a1'"),
-        (["--gpus", "0"], "gpus=0"),
-        (["--sequence", "0"], "sequence=0"),
-        (["--tensor", "5"], "cannot be divided"),
-        (["--efficiency", "0"], "efficiency=0"),
-    ],
-)
-def test_bad_words_end_with_2_and_a_line(capsys, words, said):
-    assert main([*WORDS, *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("xtrain plan: ") and said in captured.err
-    assert captured.out == ""

@@ -7,6 +7,7 @@ held against the bound that any order of summation obeys, not against a tuned nu
 
 import hashlib
 import itertools
+import socket
 
 import torch
 import torch.distributed as dist
@@ -15,16 +16,21 @@ from torch.distributed import ReduceOp
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool)
-ARITHMETIC = (
-    ReduceOp.SUM,
-    ReduceOp.AVG,
-    ReduceOp.MIN,
-    ReduceOp.MAX,
-    ReduceOp.PRODUCT,
-)
+ARITHMETIC = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 SHAPES = ((), (0,), (1,), (2,), (3,), (7,), (31,), (4, 6), (0, 5), (3, 1, 5))
 LAYOUTS = ("contiguous", "transposed", "strided", "offset")
+
+
+def ranks() -> tuple[int, int]:
+    """This rank and the number of ranks."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def legal(op, dtype) -> bool:

@@ -21,16 +21,20 @@ from tests.comm.reference import (
 from xtrain import comm
 from xtrain.comm.collectives import TREE_MAX_BYTES
 
-SIZES = {
-    "collectives:all_reduce": (1, 2, 3, 4),
-    "ring:ring_all_reduce": (1, 2, 3, 4, 8),
-    "tree:tree_all_reduce": (1, 2, 3, 4, 5, 6, 8),
-    "tree:halving_doubling_all_reduce": (1, 2, 3, 4, 5, 6, 8),
-    "parameter_server:parameter_server_all_reduce": (1, 2, 3, 4),
-    "one_shot:one_shot_all_reduce": (1, 2, 3, 4),
+SYMBOLS = [
+    "xtrain.comm.collectives:all_reduce",
+    "xtrain.comm.ring:ring_all_reduce",
+    "xtrain.comm.tree:tree_all_reduce",
+    "xtrain.comm.tree:halving_doubling_all_reduce",
+    "xtrain.comm.parameter_server:parameter_server_all_reduce",
+    "xtrain.comm.one_shot:one_shot_all_reduce",
+]
+NAMES = [symbol.partition(":")[2] for symbol in SYMBOLS]
+SIZES = dict.fromkeys(NAMES, (1, 2, 3, 4)) | {
+    "ring_all_reduce": (1, 2, 3, 4, 8),
+    "tree_all_reduce": (1, 2, 3, 4, 5, 6, 8),
+    "halving_doubling_all_reduce": (1, 2, 3, 4, 5, 6, 8),
 }
-"""Where each stands in `xtrain.comm`, and the numbers of ranks it is tried on."""
-NAMES = [place.partition(":")[2] for place in SIZES]
 
 
 def against_one_process(name: str) -> None:
@@ -41,16 +45,9 @@ def against_one_process(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        pytest.param(
-            place.partition(":")[2],
-            size,
-            marks=pytest.mark.verifies(f"xtrain.comm.{place}"),
-        )
-        for place, sizes in SIZES.items()
-        for size in sizes
-    ],
+    [(name, size) for name in NAMES for size in SIZES[name]],
 )
+@pytest.mark.verifies(*SYMBOLS)
 def test_equals_one_process(world, name, size):
     world(size).run(against_one_process, name)
 
@@ -90,7 +87,7 @@ OPS_AND_DTYPES = st.sampled_from(
 )
 
 
-@pytest.mark.verifies(*(f"xtrain.comm.{place}" for place in SIZES))
+@pytest.mark.verifies(*SYMBOLS)
 def test_any_size_any_number_of_ranks(world):
     @settings(max_examples=40, derandomize=True, deadline=None, database=None)
     @given(

@@ -193,8 +193,7 @@ def overlapping() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.verifies(
-    "xtrain.comm.all_to_all:all_to_all_single_async",
-    "xtrain.comm.work:Work",
+    "xtrain.comm.all_to_all:all_to_all_single_async", "xtrain.comm.work:Work"
 )
 def test_calls_overlap_and_handles_keep_buffers(world, size):
     world(size).run(overlapping)

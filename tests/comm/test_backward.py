@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from xtrain.comm.backward import Reducer, Reduction
-from xtrain.comm.work import Work
+from xtrain.comm.backward import Reducer
 
 
 class OneBucket:
@@ -75,18 +74,6 @@ def test_buckets_leave_in_order_and_are_waited_for_at_the_end():
     watched = Watched()
     for _ in range(2):
         assert watched.backward() == steps + waits
-
-
-@pytest.mark.verifies("xtrain.comm.backward:Reduction")
-def test_an_abandoned_reduction_ends_its_messages_and_leaves_the_result():
-    """A collective of two halves sends the second one, whoever wants what it gives."""
-    seen = []
-    collective = Work(finish=lambda: seen.append("second half"))
-    reduction = Reduction(collective, lambda: seen.append("taken"), keep=seen)
-    reduction.abandon()
-    assert seen == ["second half"]
-    reduction.wait()
-    assert seen == ["second half"]
 
 
 @pytest.mark.verifies("xtrain.comm.backward:Reducer")

@@ -5,6 +5,7 @@ First mistakes that every rank makes alike, as one program does; then, under
 """
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -116,43 +117,29 @@ def hierarchy():
 
 def wrong_tensors():
     for name, call in collectives():
-        yield f"{name} meta", lambda f=call: f(torch.ones(4, device="meta")), "meta"
-        yield (
-            f"{name} complex",
-            lambda f=call: f(torch.ones(4, dtype=torch.complex64)),
-            "complex",
-        )
+        yield f"{name} meta", partial(call, torch.ones(4, device="meta")), "meta"
+        complex_ = torch.ones(4, dtype=torch.complex64)
+        yield f"{name} complex", partial(call, complex_), "complex"
         if name in ("ring_reduce_scatter", "ring_all_gather", "all_to_all_single"):
             continue  # stacking a sparse tensor already fails
-        yield f"{name} sparse", lambda f=call: f(torch.ones(4).to_sparse()), "sparse"
+        yield f"{name} sparse", partial(call, torch.ones(4).to_sparse()), "sparse"
 
 
 def wrong_ops():
+    ones, float8 = torch.ones(4), torch.ones(4).to(torch.float8_e5m2)
+    cases = [
+        (torch.ones(4, dtype=dtype), ReduceOp.AVG, rf"AVG.*{dtype}")
+        for dtype in (torch.int64, torch.uint8, torch.bool)
+    ]
+    for op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
+        cases.append((ones, op, rf"{op.name}.*torch.float32"))
+    for op in (ReduceOp.PREMUL_SUM, "sum", None, 0, dist.group.WORLD):
+        cases.append((ones, op, "SUM"))
+    cases.append((float8, ReduceOp.SUM, "SUM.*float8_e5m2"))
+    cases.append((torch.ones(1).expand(4), ReduceOp.SUM, "memory"))
     for name, call in reductions():
-        for dtype in (torch.int64, torch.uint8, torch.bool):
-            yield (
-                f"{name} AVG {dtype}",
-                lambda f=call, d=dtype: f(torch.ones(4, dtype=d), ReduceOp.AVG),
-                rf"AVG.*{dtype}",
-            )
-        for op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
-            yield (
-                f"{name} {op.name} float",
-                lambda f=call, o=op: f(torch.ones(4), o),
-                rf"{op.name}.*torch.float32",
-            )
-        for op in (ReduceOp.PREMUL_SUM, "sum", None, 0, dist.group.WORLD):
-            yield f"{name} {op}", lambda f=call, o=op: f(torch.ones(4), o), "SUM"
-        yield (
-            f"{name} float8",
-            lambda f=call: f(torch.ones(4).to(torch.float8_e5m2), ReduceOp.SUM),
-            "SUM.*float8_e5m2",
-        )
-        yield (
-            f"{name} overlapping memory",
-            lambda f=call: f(torch.ones(1).expand(4), ReduceOp.SUM),
-            "memory",
-        )
+        for tensor, op, match in cases:
+            yield f"{name} {op} {match}", partial(call, tensor, op), match
 
 
 def rooted(name, **where):
@@ -165,240 +152,127 @@ def rooted(name, **where):
 
 
 def wrong_roots():
-    size = dist.get_world_size()
+    size, two = dist.get_world_size(), torch.ones(2)
     for name in ROOTED:
         end = "dst" if name in ("reduce", "gather") else "src"
+        cases = [({end: 1, f"group_{end}": 0}, rf"{end}=1.*group_{end}=0")]
         for wrong in (size, -1, 99):
-            yield (
-                f"{name} {end}={wrong}",
-                lambda n=name, e=end, w=wrong: rooted(n, **{e: w}),
-                rf"{end}={wrong}.*\[0",
-            )
-            yield (
-                f"{name} group_{end}={wrong}",
-                lambda n=name, e=end, w=wrong: rooted(n, **{f"group_{e}": w}),
-                rf"group_{end}={wrong}",
-            )
-        yield (
-            f"{name} both",
-            lambda n=name, e=end: rooted(n, **{e: 1, f"group_{e}": 0}),
-            rf"{end}=1.*group_{end}=0",
-        )
+            cases.append(({end: wrong}, rf"{end}={wrong}.*\[0"))
+            cases.append(({f"group_{end}": wrong}, rf"group_{end}={wrong}"))
         for wrong in (ReduceOp.SUM, ReduceOp.AVG, True, 0.0, "0"):
-            yield (
-                f"{name} {end}={wrong!r}",
-                lambda n=name, e=end, w=wrong: rooted(n, **{e: w}),
-                rf"{end}=.*{wrong}",
-            )
+            cases.append(({end: wrong}, rf"{end}=.*{wrong}"))
         if name not in ("gather", "scatter"):  # there torch's default is 0
-            yield f"{name} neither", lambda n=name: rooted(n), f"{end}=None"
+            cases.append(({}, f"{end}=None"))
+        for where, match in cases:
+            yield f"{name} {where}", partial(rooted, name, **where), match
     for call, end in ((comm.send, "dst"), (comm.recv, "src")):
         for wrong in (size, -1, ReduceOp.SUM):
-            yield (
-                f"{call.__name__} {wrong}",
-                lambda f=call, e=end, w=wrong: f(torch.ones(2), **{e: w}),
-                f"{end}=.*{wrong}",
-            )
-        yield f"{call.__name__} nobody", lambda f=call: f(torch.ones(2)), f"{end}=None"
-    yield (
-        "exchange with a stranger",
-        lambda: comm.exchange(torch.ones(2), size, torch.ones(2), 0),
-        f"dst={size}",
-    )
-    yield (
-        "exchange from a stranger",
-        lambda: comm.exchange(torch.ones(2), 0, torch.ones(2), 77),
-        "src=77",
-    )
-    yield (
-        "exchange_all with a stranger",
-        lambda: comm.exchange_all([(torch.ones(2), size)], [(torch.ones(2), 0)]),
-        f"{size}",
-    )
+            match = f"{end}=.*{wrong}"
+            yield f"{call.__name__} {wrong}", partial(call, two, **{end: wrong}), match
+        yield f"{call.__name__} nobody", partial(call, two), f"{end}=None"
+    exchange, twin = partial(comm.exchange, two), torch.ones(2)
+    yield "exchange with a stranger", partial(exchange, size, twin, 0), f"dst={size}"
+    yield "exchange from a stranger", partial(exchange, 0, twin, 77), "src=77"
+    strangers = partial(comm.exchange_all, [(two, size)], [(twin, 0)])
+    yield "exchange_all with a stranger", strangers, f"{size}"
+
+
+def ring_all_gather(part, whole):
+    comm.ring_all_gather(whole, part)
 
 
 def wrong_shapes():
     size, rank = dist.get_world_size(), dist.get_rank()
     two, three, long = torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.int64)
-    on_root = rank == 0
-
-    def only_root(pieces):
-        return pieces if on_root else None
-
-    for name, run in (
-        (
-            "ring_reduce_scatter",
-            lambda part, whole: comm.ring_reduce_scatter(part, whole),
-        ),
-        ("ring_all_gather", lambda part, whole: comm.ring_all_gather(whole, part)),
+    twos, threes = ([torch.ones(n) for _ in range(size)] for n in (2, 3))
+    mixed, unequal = "float32.*int64|int64.*float32", r"\[3\].*\[2\]"
+    for run in (comm.ring_reduce_scatter, ring_all_gather):
+        for whole, match in (
+            (torch.ones(2 * size + 1), rf"\[{2 * size + 1}\].*{size}.*\[2\]"),
+            (torch.ones(2 * size, dtype=torch.int64), mixed),
+            (torch.ones(2 * size, device="meta"), "meta"),
+        ):
+            yield f"{run.__name__} {match}", partial(run, two, whole), match
+    itself = rf"^all_to_all: rank {rank} sends \[\[2\]\] to itself as \[\[3\]\]"
+    for run, first, second, match in (
+        (comm.all_gather, [two] * (size + 1), two, f"{size + 1}.*{size}"),
+        (comm.all_gather, threes, two, unequal),
+        (comm.all_gather, twos, long, mixed),
+        (comm.reduce_scatter, two, [two] * (size - 1), f"{size - 1}.*{size}"),
+        (comm.reduce_scatter, two, [three] * size, unequal),
+        (comm.reduce_scatter, two, [long] * size, mixed),
+        (comm.all_to_all, [two] * size, [two] * (size + 1), f"{size + 1}"),
+        (comm.all_to_all, threes, [two] * size, itself),
+        (comm.all_to_all, twos, [long] * size, mixed),
     ):
-        yield (
-            f"{name} numel",
-            lambda f=run: f(two, torch.ones(2 * size + 1)),
-            rf"\[{2 * size + 1}\].*{size}.*\[2\]",
-        )
-        yield (
-            f"{name} dtype",
-            lambda f=run: f(two, torch.ones(2 * size, dtype=torch.int64)),
-            "float32.*int64|int64.*float32",
-        )
-        yield (
-            f"{name} device",
-            lambda f=run: f(two, torch.ones(2 * size, device="meta")),
-            "meta",
-        )
-    yield (
-        "all_gather count",
-        lambda: comm.all_gather([two] * (size + 1), two),
-        f"{size + 1}.*{size}",
-    )
-    yield (
-        "all_gather shape",
-        lambda: comm.all_gather([torch.ones(3) for _ in range(size)], two),
-        r"\[3\].*\[2\]",
-    )
-    yield (
-        "all_gather dtype",
-        lambda: comm.all_gather([torch.ones(2) for _ in range(size)], long),
-        "float32.*int64|int64.*float32",
-    )
-    yield (
-        "reduce_scatter count",
-        lambda: comm.reduce_scatter(two, [two] * (size - 1)),
-        f"{size - 1}.*{size}",
-    )
-    yield (
-        "reduce_scatter shape",
-        lambda: comm.reduce_scatter(two, [three] * size),
-        r"\[3\].*\[2\]",
-    )
-    yield (
-        "reduce_scatter dtype",
-        lambda: comm.reduce_scatter(two, [long] * size),
-        "float32.*int64|int64.*float32",
-    )
-    yield (
-        "all_to_all count",
-        lambda: comm.all_to_all([two] * size, [two] * (size + 1)),
-        f"{size + 1}",
-    )
-    yield (
-        "all_to_all own shape",
-        lambda: comm.all_to_all([torch.ones(3) for _ in range(size)], [two] * size),
-        rf"^all_to_all: rank {rank} sends \[\[2\]\] to itself as \[\[3\]\]",
-    )
-    yield (
-        "all_to_all dtype",
-        lambda: comm.all_to_all([torch.ones(2) for _ in range(size)], [long] * size),
-        "float32.*int64|int64.*float32",
-    )
+        yield f"{run.__name__} {match}", partial(run, first, second), match
     if size > 1:
-        yield (
-            "gather on a wrong rank",
-            lambda: comm.gather(two, [two] * size if not on_root else None),
-            "gather_list",
-        )
-        yield (
-            "scatter on a wrong rank",
-            lambda: comm.scatter(two, [two] * size if not on_root else None),
-            "scatter_list",
-        )
+        elsewhere = [two] * size if rank != 0 else None
+        for run in (comm.gather, comm.scatter):
+            match = f"{run.__name__}_list"
+            yield f"{match} on a wrong rank", partial(run, two, elsewhere), match
 
 
 def wrong_splits():
-    size = dist.get_world_size()
-    rows = torch.ones(2 * size, 3)
-    single = comm.all_to_all_single
-    even = [2] * size
-    for name, out_splits, in_splits, match in (
-        ("input sum", even, [3, *even[1:]], rf"sum to {2 * size + 1}.*{2 * size} rows"),
-        ("output sum", [1] * size, even, rf"sum to {size}.*{2 * size} rows"),
-        ("input count", even, [2 * size], rf"input_split_sizes.*{size} sizes"),
-        ("output count", [*even, 0], even, rf"output_split_sizes.*{size} sizes"),
-        ("negative", even, [-1, 2 * size + 1] + [0] * (size - 2), "negative"),
-    ):  # fmt: skip
+    size, single = dist.get_world_size(), comm.all_to_all_single
+    rows, even = torch.ones(2 * size, 3), [2] * size
+    for out_splits, in_splits, match in (
+        (even, [3, *even[1:]], rf"sum to {2 * size + 1}.*{2 * size} rows"),
+        ([1] * size, even, rf"sum to {size}.*{2 * size} rows"),
+        (even, [2 * size], rf"input_split_sizes.*{size} sizes"),
+        ([*even, 0], even, rf"output_split_sizes.*{size} sizes"),
+        (even, [-1, 2 * size + 1] + [0] * (size - 2), "negative"),
+    ):
         if size > 1:
-            yield (
-                f"splits: {name}",
-                lambda o=out_splits, i=in_splits: single(rows.clone(), rows, o, i),
-                match,
-            )
-    yield (
-        (
-            "rows do not divide",
-            lambda: single(torch.ones(2 * size + 1), torch.ones(2 * size + 1)),
-            rf"{2 * size + 1} rows.*{size} ranks" if size > 1 else ".",
-        )
+            call = partial(single, rows.clone(), rows, out_splits, in_splits)
+            yield f"splits: {match}", call, match
+    odd, ints = torch.ones(2 * size + 1), torch.ones(size, dtype=torch.int32)
+    wider = rf"\[{2 * size}, 4\].*\[{2 * size}, 3\]"
+    for output, input, match in (
+        (odd.clone(), odd, rf"{2 * size + 1} rows.*{size} ranks")
         if size > 1
-        else (
-            "own rows",
-            lambda: single(torch.ones(2), torch.ones(3)),
-            r"\[3\].*\[2\]",
-        )
-    )
-    yield (
-        "row shapes",
-        lambda: single(torch.ones(2 * size, 3), torch.ones(2 * size, 4)),
-        rf"\[{2 * size}, 4\].*\[{2 * size}, 3\]",
-    )
-    yield "no rows", lambda: single(torch.tensor(1.0), torch.tensor(1.0)), "dimension"
-    yield (
-        "dtype",
-        lambda: single(torch.ones(size), torch.ones(size, dtype=torch.int32)),
-        "float32.*int32|int32.*float32",
-    )
-    yield (
-        "too many sizes",
-        lambda: comm.exchange_split_sizes([1] * (2 * size)),
-        f"{size}",
-    )
-    yield "no sizes", lambda: comm.exchange_split_sizes([]), f"{size}"
+        else (torch.ones(2), torch.ones(3), r"\[3\].*\[2\]"),
+        (rows, torch.ones(2 * size, 4), wider),
+        (torch.tensor(1.0), torch.tensor(1.0), "dimension"),
+        (torch.ones(size), ints, "float32.*int32|int32.*float32"),
+    ):
+        yield f"rows: {match}", partial(single, output, input), match
+    for sizes in ([1] * (2 * size), []):
+        yield f"{sizes}", partial(comm.exchange_split_sizes, sizes), f"{size}"
 
 
 def wrong_landings():
     """Buffers that could not be filled in place."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    strided = torch.ones(4, 2)[:, 0]
-    peer = (rank + 1) % size
-    yield "irecv", lambda: comm.irecv(strided, peer), r"contiguous.*strides \[2\]"
-    yield (
-        "exchange",
-        lambda: comm.exchange(torch.ones(4), peer, strided, peer),
-        r"contiguous.*\[2\]",
-    )
-    yield (
-        "exchange_all",
-        lambda: comm.exchange_all([(strided, peer)], [(torch.ones(4), peer)]),
-        r"contiguous.*\[2\]",
-    )
-    four, one = torch.ones(4), torch.ones(1)
+    strided, four, one = torch.ones(4, 2)[:, 0], torch.ones(4), torch.ones(1)
+    peer, gaps = (rank + 1) % size, r"contiguous.*\[2\]"
+    yield "irecv", partial(comm.irecv, strided, peer), r"contiguous.*strides \[2\]"
+    yield "exchange", partial(comm.exchange, four, peer, strided, peer), gaps
+    many = partial(comm.exchange_all, [(strided, peer)], [(four, peer)])
+    yield "exchange_all", many, gaps
     expanded, long = one.expand(4), one.expand(4 * size)
     pieces = [four] * size if rank == 0 else None
-    for name, call in (
-        ("broadcast", lambda: comm.broadcast(expanded, 0)),
-        ("recv", lambda: comm.recv(expanded, peer)),
-        ("scatter", lambda: comm.scatter(expanded, pieces)),
-        ("all_gather", lambda: comm.all_gather([expanded] * size, four)),
-        ("ring_all_gather", lambda: comm.ring_all_gather(long, four)),
-        ("all_to_all", lambda: comm.all_to_all([expanded] * size, [four] * size)),
-        ("all_to_all_single", lambda: comm.all_to_all_single(long, long)),
-    ):  # fmt: skip
-        yield f"{name} expanded", call, "memory"
+    for call in (
+        partial(comm.broadcast, expanded, 0),
+        partial(comm.recv, expanded, peer),
+        partial(comm.scatter, expanded, pieces),
+        partial(comm.all_gather, [expanded] * size, four),
+        partial(comm.ring_all_gather, long, four),
+        partial(comm.all_to_all, [expanded] * size, [four] * size),
+        partial(comm.all_to_all_single, long, long),
+    ):
+        yield f"{call.func.__name__} expanded", call, "memory"
 
 
 def wrong_hierarchies():
-    tensor = torch.ones(3)
     _, everyone = hierarchy()
-    run = comm.hierarchical_all_reduce
-    yield "no groups", lambda: run(tensor), "intra_group=None"
-    yield "one group", lambda: run(tensor, intra_group=everyone), "inter_group=None"
-    yield "other group", lambda: run(tensor, inter_group=everyone), "intra_group=None"
+    run = partial(comm.hierarchical_all_reduce, torch.ones(3))
+    yield "no groups", run, "intra_group=None"
+    yield "one group", partial(run, intra_group=everyone), "inter_group=None"
+    yield "other group", partial(run, inter_group=everyone), "intra_group=None"
     if dist.get_world_size() > 1:
-        yield (
-            "twice the same ranks",
-            lambda: run(tensor, intra_group=everyone, inter_group=everyone),
-            r"\[0, 1",
-        )
+        twice = partial(run, intra_group=everyone, inter_group=everyone)
+        yield "twice the same ranks", twice, r"\[0, 1"
 
 
 CASES = [

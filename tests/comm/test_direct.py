@@ -13,6 +13,10 @@ from xtrain.comm.direct import (
     direct_reduce_scatter,
 )
 
+SYMBOLS = [
+    f"xtrain.comm.direct:direct_{name}"
+    for name in ("all_gather", "all_reduce", "reduce_scatter")
+]
 PIECES = (0, 1, 3, 1000)
 
 
@@ -48,11 +52,7 @@ def results_of_one_rank() -> None:
             assert torch.equal(summed, rounded_once(size, numel, dtype))
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.direct:direct_all_gather",
-    "xtrain.comm.direct:direct_all_reduce",
-    "xtrain.comm.direct:direct_reduce_scatter",
-)
+@pytest.mark.verifies(*SYMBOLS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_results_are_exact(world, size):
     world(size).run(results_of_one_rank)
@@ -147,11 +147,7 @@ def traffic():
     return counts
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.direct:direct_all_gather",
-    "xtrain.comm.direct:direct_all_reduce",
-    "xtrain.comm.direct:direct_reduce_scatter",
-)
+@pytest.mark.verifies(*SYMBOLS)
 @pytest.mark.parametrize("size", [2, 4])
 def test_bytes_are_those_of_a_ring(world, size):
     half = (size - 1) * 6 * 4
@@ -160,30 +156,16 @@ def test_bytes_are_those_of_a_ring(world, size):
         assert counts[2] == (2 * half, 2 * half, 2 * (size - 1))
 
 
-def bad_calls():
+def bad_calls() -> None:
     size = dist.get_world_size()
-    found = []
-    for call, rule in (
-        (
-            lambda: direct_all_gather(torch.zeros(size * 3), torch.zeros(4)),
-            "must hold 2 times",
-        ),
-        (
-            lambda: direct_reduce_scatter(torch.zeros(3), torch.zeros(size * 3 + 1)),
-            "must hold 2 times",
-        ),
-        (lambda: direct_all_reduce(torch.zeros(4, 6).T), "contiguous"),
-    ):
-        with pytest.raises(ValueError, match=rule):
-            call()
-        found.append(rule)
-    return found
+    with pytest.raises(ValueError, match="must hold 2 times"):
+        direct_all_gather(torch.zeros(size * 3), torch.zeros(4))
+    with pytest.raises(ValueError, match="must hold 2 times"):
+        direct_reduce_scatter(torch.zeros(3), torch.zeros(size * 3 + 1))
+    with pytest.raises(ValueError, match="contiguous"):
+        direct_all_reduce(torch.zeros(4, 6).T)
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.direct:direct_all_gather",
-    "xtrain.comm.direct:direct_all_reduce",
-    "xtrain.comm.direct:direct_reduce_scatter",
-)
+@pytest.mark.verifies(*SYMBOLS)
 def test_bad_calls_are_refused_before_anything_is_sent(world):
-    assert [len(found) for found in world(2).run(bad_calls)] == [3, 3]
+    world(2).run(bad_calls)

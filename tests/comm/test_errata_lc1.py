@@ -6,7 +6,6 @@ tried on gloo alone.
 """
 
 import os
-import socket
 import time
 from datetime import timedelta
 from fractions import Fraction
@@ -15,22 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.comm.reference import free_port, ranks
+from tests.comm.test_interview_lc1 import dispatch_to_experts
 from xtrain import comm
 from xtrain.plan import all_reduce_lower_bound
 from xtrain.testing import RankTimeout, World
-
-
-@pytest.fixture
-def gloo(xtrain_worlds):
-    """Skip where the session runs another backend: the claim is about gloo."""
-    backend = xtrain_worlds.backend
-    if backend != "gloo":
-        pytest.skip(f"a statement about gloo, the backend here is {backend}")
-
-
-def ranks() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
 
 # ------------------------------------------------------------- E01, E02: the ring
 
@@ -182,15 +170,10 @@ def test_ring_volume_grows_towards_twice_the_tensor(world):
 def test_the_factor_two_is_two_phases(world, size):
     numel = 12 * size
     half = (size - 1) * 12 * torch.float32.itemsize
-    phases = [
-        measured(world, size, name, numel) for name in ("reduce_scatter", "all_gather")
-    ]
-    assert phases == [(half, half, size - 1)] * 2
-    assert measured(world, size, "all_reduce", numel) == (
-        2 * half,
-        2 * half,
-        2 * (size - 1),
-    )
+    for phase in ("reduce_scatter", "all_gather"):
+        assert measured(world, size, phase, numel) == (half, half, size - 1)
+    both = measured(world, size, "all_reduce", numel)
+    assert both == (2 * half, 2 * half, 2 * (size - 1))
 
 
 def test_equal_volume_is_not_equal_time(world):
@@ -248,8 +231,9 @@ def outcome(call) -> str:
     return "ran"
 
 
-def mixed_dtypes(library):
+def mixed_dtypes(whose):
     _, size = ranks()
+    library = dist if whose == "torch" else comm
     whole, piece = torch.arange(2 * size), torch.arange(2)
     into, scatter = (
         (library.all_gather_single, library.reduce_scatter_single)
@@ -264,18 +248,10 @@ def mixed_dtypes(library):
     return {name: outcome(call) for name, call in calls.items()}
 
 
-def torch_with_mixed_dtypes():
-    return mixed_dtypes(dist)
-
-
-def ours_with_mixed_dtypes():
-    return mixed_dtypes(comm)
-
-
 def test_integers_do_not_land_in_floats(world):
-    for result in world(4).run(torch_with_mixed_dtypes):
+    for result in world(4).run(mixed_dtypes, "torch"):
         assert set(result.values()) <= {"ValueError", "RuntimeError", "TypeError"}
-    for result in world(4).run(ours_with_mixed_dtypes):
+    for result in world(4).run(mixed_dtypes, "ours"):
         assert set(result.values()) == {"ValueError"}
 
 
@@ -318,22 +294,13 @@ def join(port, explicit):
     arguments = {"rank": 0, "world_size": size} if explicit else {}
     try:
         dist.init_process_group(
-            "gloo",
-            init_method="env://",
-            timeout=timedelta(seconds=2),
-            **arguments,
+            "gloo", init_method="env://", timeout=timedelta(seconds=2), **arguments
         )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     assert dist.get_rank() == rank
     dist.barrier()
     return "joined"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_an_explicit_rank_overrides_the_environment(gloo):
@@ -403,10 +370,8 @@ def ask_about_groups():
         answers = [outcome(lambda g=g: comm.rank_and_size(g)) for g in groups]
         return groups[0] == groups[1], isinstance(groups[0], int), answers
     if rank == 0:
-        return (
-            dist.get_group_rank(groups[0], 1),
-            outcome(lambda: dist.get_group_rank(groups[0], 2)),
-        )
+        refused = outcome(lambda: dist.get_group_rank(groups[0], 2))
+        return dist.get_group_rank(groups[0], 1), refused
     return None
 
 
@@ -654,33 +619,16 @@ def test_split_sizes_are_exchanged_not_known(world):
         ]
 
 
-def dispatch_tokens(tokens, choices):
-    """Send each of this rank's tokens to the `choices` ranks of its experts."""
-    rank, size = ranks()
-    own = torch.arange(rank * tokens, (rank + 1) * tokens)
-    generator = torch.Generator("cpu").manual_seed(rank)
-    scores = torch.rand(tokens, size, generator=generator, device="cpu")
-    experts = scores.topk(choices).indices.T.to(own.device)
-    order = experts.flatten().argsort(stable=True)
-    copies = own.repeat(choices)[order]
-    sizes = experts.flatten().bincount(minlength=size).tolist()
-    arriving = comm.exchange_split_sizes(sizes, device=own.device)
-    landed = torch.empty(sum(arriving), dtype=own.dtype)
-    comm.all_to_all_single(landed, copies, arriving, sizes)
-    back = torch.empty_like(copies)
-    comm.all_to_all_single(back, landed, sizes, arriving)  # the two lists swapped
-    return sum(sizes), landed.tolist(), torch.equal(back, copies)
-
-
 def test_tokens_start_on_one_rank_and_visit_k(world):
+    """With one expert on each rank."""
     size, tokens, choices = 4, 5, 2
-    results = world(size).run(dispatch_tokens, tokens, choices)
+    results = world(size).run(dispatch_to_experts, tokens, 1, choices)
     everything = range(size * tokens)
-    visits = [token for _, landed, _ in results for token in landed]
-    assert [sent for sent, _, _ in results] == [tokens * choices] * size
-    assert sorted(visits) == sorted([*everything] * choices)
-    assert all(set(landed) < set(everything) for _, landed, _ in results)
-    assert all(came_back for _, _, came_back in results)
+    arrived = [token for _, _, landed in results for token in landed]
+    assert [visited for visited, _, _ in results] == [[choices] * tokens] * size
+    assert sorted(arrived) == sorted([*everything] * choices)
+    assert all(set(landed) < set(everything) for _, _, landed in results)
+    assert all(came_back for _, came_back, _ in results)
 
 
 # ------------------------------------------------ E28, E31, E33: sizes and bits

@@ -7,21 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.comm.reference import ranks
 from tests.testing.processes import wait_until
 from xtrain import comm
 from xtrain.testing import World
-
-
-@pytest.fixture
-def gloo(xtrain_worlds):
-    """Skip where the session runs another backend: the claim is about gloo."""
-    if xtrain_worlds.backend != "gloo":
-        pytest.skip(f"about gloo, the backend here is {xtrain_worlds.backend}")
-
-
-def ranks() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
-
 
 # ---------------------------------------------------- why all-reduce, not reduce
 

@@ -251,12 +251,7 @@ def through_the_runner(dtype, value, wrapped, choice):
     stage = PipelineStage(module, 0 if wrapped else rank, ranks)
     schedule = one_f_one_b(ranks, MANY)
     runner = PipelineRunner(
-        stage,
-        schedule,
-        sum_of_rows,
-        pipeline,
-        data_group=group,
-        fp32_gradients=choice,
+        stage, schedule, sum_of_rows, pipeline, data_group=group, fp32_gradients=choice
     )
     rows = torch.full((MANY, 5), value, dtype=dtype)
     (weight,) = module.parameters()

@@ -15,6 +15,7 @@ from xtrain.comm import axis_ranks, init_mesh, mesh_coordinates, ring_all_reduce
 from xtrain.comm.mesh import check_mesh, joined_group, timeout_of
 from xtrain.testing import expect_error
 
+PLACES = "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
 MESHES = {
     1: [((1,), ("data",)), ((1, 1, 1), ("a", "b", "c"))],
     4: [
@@ -48,18 +49,12 @@ def same_as_torch(shape, axes) -> None:
 @pytest.mark.parametrize(
     ("shape", "axes"), [case for cases in MESHES.values() for case in cases], ids=str
 )
-@pytest.mark.verifies(
-    "xtrain.comm.mesh:init_mesh",
-    "xtrain.comm.mesh:mesh_coordinates",
-    "xtrain.comm.mesh:axis_ranks",
-)
+@pytest.mark.verifies("xtrain.comm.mesh:init_mesh", *PLACES)
 def test_coordinates_and_groups_equal_torch(world, shape, axes):
     world(math.prod(shape)).run(same_as_torch, shape, axes)
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
-)
+@pytest.mark.verifies(*PLACES)
 def test_the_last_axis_is_contiguous():
     """Rank 5 of 2 x 4: its tensor group is a row, its data group a column."""
     assert mesh_coordinates(5, (2, 4)) == (1, 1)
@@ -70,9 +65,7 @@ def test_the_last_axis_is_contiguous():
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
-)
+@pytest.mark.verifies(*PLACES)
 @settings(max_examples=50, derandomize=True, deadline=None, database=None)
 @given(shapes)
 def test_coordinates_and_axes_of_any_mesh(shape):
@@ -91,9 +84,7 @@ def test_coordinates_and_axes_of_any_mesh(shape):
         assert sorted(itertools.chain(*cut)) == list(range(world_size))
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.mesh:mesh_coordinates", "xtrain.comm.mesh:axis_ranks"
-)
+@pytest.mark.verifies(*PLACES)
 def test_places_outside_the_mesh_are_refused():
     for rank in (-1, 4, 99):
         with pytest.raises(ValueError, match=rf"rank {rank} .* shape \(2, 2\)"):

@@ -12,8 +12,11 @@ from xtrain.comm.direct import (
 )
 
 
-def calls(tensor):
-    """Every collective, with `tensor` where one of four elements belongs."""
+def calls(tensor, pairs=None):
+    """Every collective, with `tensor` where one of four elements belongs.
+
+    `pairs` is what `all_to_all_single` sends: two elements to each rank.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     four, whole = torch.ones(4), torch.ones(size, 4)
     pieces = [torch.ones(4) for _ in range(size)]
@@ -41,7 +44,7 @@ def calls(tensor):
         "direct_gather": lambda: direct_all_gather(whole, tensor).wait(),
         "direct_scatter": lambda: direct_reduce_scatter(tensor, whole).wait(),
         "all_to_all": lambda: comm.all_to_all(pieces, with_one),
-        "all_to_all_single": lambda: comm.all_to_all_single(tensor, torch.ones(4)),
+        "all_to_all_single": lambda: comm.all_to_all_single(tensor, pairs),
     }
 
 
@@ -55,17 +58,12 @@ def said(call):
 
 def on_rank_1_alone():
     rank, size = dist.get_rank(), dist.get_world_size()
-    four = torch.ones(2 * size)
-    messages = {}
+    pairs, messages = torch.ones(2 * size), {}
     with comm.debug_checks():
-        for name in calls(four):
-            mine = None if rank == 1 else torch.ones(4)
-            if name == "all_to_all_single":
-                mine = None if rank == 1 else four
-                call = lambda mine=mine: comm.all_to_all_single(mine, four)  # noqa: E731
-            else:
-                call = calls(mine)[name]
-            messages[name] = said(call)
+        for name in calls(pairs):
+            right = pairs if name == "all_to_all_single" else torch.ones(4)
+            mine = None if rank == 1 else right
+            messages[name] = said(calls(mine, pairs)[name])
     return messages
 
 
@@ -78,7 +76,7 @@ def test_under_debug_checks_every_rank_hears_of_it(world):
 
 
 def on_all_ranks():
-    messages = {name: said(call) for name, call in calls(None).items()}
+    messages = {name: said(call) for name, call in calls(None, torch.ones(4)).items()}
     size, four = dist.get_world_size(), torch.ones(4)
     lists = [
         lambda: comm.all_gather(None, four),

@@ -12,6 +12,10 @@ from xtrain.comm import (
     send_object,
 )
 
+SYMBOLS = [
+    f"xtrain.comm.objects:{name}_object"
+    for name in ("send", "recv", "broadcast", "all_gather")
+]
 OBJECTS = [
     None,
     0,
@@ -56,12 +60,7 @@ def transport() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies(
-    "xtrain.comm.objects:send_object",
-    "xtrain.comm.objects:recv_object",
-    "xtrain.comm.objects:broadcast_object",
-    "xtrain.comm.objects:all_gather_object",
-)
+@pytest.mark.verifies(*SYMBOLS)
 def test_any_object_arrives(world, size):
     world(size).run(transport)
 
@@ -85,11 +84,6 @@ def in_a_group() -> None:
         recv_object(group=group)
 
 
-@pytest.mark.verifies(
-    "xtrain.comm.objects:send_object",
-    "xtrain.comm.objects:recv_object",
-    "xtrain.comm.objects:broadcast_object",
-    "xtrain.comm.objects:all_gather_object",
-)
+@pytest.mark.verifies(*SYMBOLS)
 def test_objects_inside_a_group(world):
     world(4).run(in_a_group)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.comm.reference import free_port
 from xtrain.comm import (
     all_gather_object,
     barrier,
@@ -22,12 +23,6 @@ from xtrain.comm import (
     ring_all_reduce,
 )
 from xtrain.testing import World, expect_error
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def initialise(method: str, path: str) -> tuple[int, int, str, list[float]]:
@@ -41,13 +36,9 @@ def initialise(method: str, path: str) -> tuple[int, int, str, list[float]]:
         rank_and_size()
 
     wait = timedelta(seconds=20)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if method == "env":
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            RANK=str(rank),
-            WORLD_SIZE=str(size),
-        )
+        os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(size))
         dist.init_process_group("gloo", timeout=wait)
     else:
         url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{path}"}[method]
@@ -58,15 +49,10 @@ def initialise(method: str, path: str) -> tuple[int, int, str, list[float]]:
     assert rank_and_size() == (rank, size)
     tensor = torch.arange(3.0) + rank
     ring_all_reduce(tensor)
-    result = (
-        dist.get_rank(),
-        dist.get_world_size(),
-        dist.get_backend(),
-        tensor.tolist(),
-    )
-    barrier()  # nobody leaves while a neighbour still needs it
+    result = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    barrier()  # all ranks stay until the last message has arrived
     dist.destroy_process_group()
-    return result
+    return *result, tensor.tolist()
 
 
 @pytest.mark.verifies(

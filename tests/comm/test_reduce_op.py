@@ -1,5 +1,7 @@
 """Combining two partial results, or the shares of several ranks."""
 
+import itertools
+
 import pytest
 import torch
 from torch.distributed import ReduceOp
@@ -21,23 +23,23 @@ from xtrain.comm.reduce_op import (
     reduce_into,
 )
 
+LEGAL = [
+    pair for pair in itertools.product(ARITHMETIC + BITS, FLOATS + INTS) if legal(*pair)
+]
+
 
 @pytest.mark.verifies(
     "xtrain.comm.reduce_op:fold_into", "xtrain.comm.reduce_op:divide_if_average"
 )
 def test_combining_in_turn_is_the_reduction():
-    for op in ARITHMETIC + BITS:
-        for dtype in FLOATS + INTS:
-            if not legal(op, dtype):
-                continue
-            for ranks in (1, 2, 5):
-                inputs = [input_of(rank, (3, 4), dtype) for rank in range(ranks)]
-                partial, kept = inputs[0].clone(), inputs[-1].clone()
-                for incoming in inputs[1:]:
-                    assert fold_into(partial, incoming, op) is None
-                assert divide_if_average(partial, op, ranks) is None
-                assert_reduced(partial, inputs, op, (op, dtype, ranks))
-                assert torch.equal(inputs[-1], kept)
+    for (op, dtype), ranks in itertools.product(LEGAL, (1, 2, 5)):
+        inputs = [input_of(rank, (3, 4), dtype) for rank in range(ranks)]
+        partial, kept = inputs[0].clone(), inputs[-1].clone()
+        for incoming in inputs[1:]:
+            assert fold_into(partial, incoming, op) is None
+        assert divide_if_average(partial, op, ranks) is None
+        assert_reduced(partial, inputs, op, (op, dtype, ranks))
+        assert torch.equal(inputs[-1], kept)
     assert set(COMBINE) == {*ARITHMETIC, *BITS}
     assert set(BITWISE) == set(BITS)
 
@@ -55,18 +57,14 @@ def test_only_an_average_is_divided():
 @pytest.mark.verifies("xtrain.comm.reduce_op:reduce_into")
 def test_shares_are_reduced_into_any_output():
     """One share or many; the output new, or the first of the shares."""
-    for op in ARITHMETIC + BITS:
-        for dtype in FLOATS + INTS:
-            if not legal(op, dtype):
-                continue
-            for ranks in (1, 2, 3, 5):
-                inputs = [input_of(rank, (3, 4), dtype) for rank in range(ranks)]
-                for inside in (False, True):
-                    shares = [share.clone() for share in inputs]
-                    output = shares[0] if inside else torch.ones_like(shares[0])
-                    assert reduce_into(output, shares, op) is None
-                    assert_reduced(output, inputs, op, (op, dtype, ranks, inside))
-                    assert all(map(torch.equal, shares[inside:], inputs[inside:]))
+    for (op, dtype), ranks in itertools.product(LEGAL, (1, 2, 3, 5)):
+        inputs = [input_of(rank, (3, 4), dtype) for rank in range(ranks)]
+        for inside in (False, True):
+            shares = [share.clone() for share in inputs]
+            output = shares[0] if inside else torch.ones_like(shares[0])
+            assert reduce_into(output, shares, op) is None
+            assert_reduced(output, inputs, op, (op, dtype, ranks, inside))
+            assert all(map(torch.equal, shares[inside:], inputs[inside:]))
 
 
 @pytest.mark.verifies("xtrain.comm.reduce_op:reduce_into")

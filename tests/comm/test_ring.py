@@ -129,15 +129,11 @@ def all_gather_cases(*functions, layouts=LAYOUTS) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.verifies(
-    "xtrain.comm.ring:ring_all_gather",
-    "xtrain.comm.collectives:all_gather_into_tensor",
+    "xtrain.comm.ring:ring_all_gather", "xtrain.comm.collectives:all_gather_into_tensor"
 )
 def test_all_gather_equals_one_process(world, size):
     world(size).run(
-        all_gather_cases,
-        ring_all_gather,
-        all_gather_into_tensor,
-        all_gather_single,
+        all_gather_cases, ring_all_gather, all_gather_into_tensor, all_gather_single
     )
 
 

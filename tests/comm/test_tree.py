@@ -5,12 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tests.comm.reference import (
-    FLOATS,
-    INTS,
-    assert_reduced,
-    input_of,
-)
+from tests.comm.reference import FLOATS, INTS, assert_reduced, input_of
 from xtrain.comm import (
     CommLedger,
     halving_doubling_all_reduce,
@@ -88,8 +83,7 @@ def trace_all_reduce(all_reduce, numel):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8])
 @pytest.mark.verifies(
-    "xtrain.comm.tree:tree_all_reduce",
-    "xtrain.comm.tree:halving_doubling_all_reduce",
+    "xtrain.comm.tree:tree_all_reduce", "xtrain.comm.tree:halving_doubling_all_reduce"
 )
 def test_rounds_and_bytes_are_the_formulas(world, size):
     for all_reduce in (tree_all_reduce, halving_doubling_all_reduce):

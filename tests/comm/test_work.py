@@ -88,3 +88,15 @@ def one_of_torchs():
 @pytest.mark.verifies("xtrain.comm.work:Work")
 def test_what_torch_returns_can_be_waited_for(world):
     assert world(3).run(one_of_torchs) == [[30.0] * 4] * 3
+
+
+@pytest.mark.verifies("xtrain.comm.work:Work")
+def test_abandoned_work_ends_its_messages_and_leaves_the_result():
+    """A collective of two halves sends the second one, used or not."""
+    seen = []
+    collective = Work(finish=lambda: seen.append("second half"))
+    work = Work([collective], lambda: seen.append("finished"), keep=seen)
+    work.abandon()
+    assert seen == ["second half"]
+    work.wait()
+    assert seen == ["second half"]

@@ -1,5 +1,7 @@
 """Inputs of attention, whole on every rank, and one process's answer."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,9 +14,6 @@ from xtrain.context_parallel import (
     ulysses_attention,
     unshard_sequence,
 )
-from xtrain.context_parallel.block_attention import TILES
-
-BLOCKS = {"tiles": TILES, "fused": None}  # None: the best kernel of the device
 
 
 def qkv(
@@ -58,33 +57,52 @@ def dense(
     return [out.detach(), q.grad, k.grad, v.grad]
 
 
-def distributed(
-    name: str,
-    heads: int,
-    key_heads: int,
-    local: int,
-    causal: bool,
-    balance: str,
-    blocks: str,
-    scale: float | None,
-    ranks: int,
-) -> list[float]:
-    """The largest error of the output, dq, dk and dv of this rank."""
-    q, k, v, grad = qkv(heads, key_heads, local * ranks)
-    expected = dense(q, k, v, grad, causal, scale)
-    mine = [shard_sequence(t, 2, balance).requires_grad_() for t in (q, k, v)]
-    options = {"block_attention": BLOCKS[blocks]}
+def attend(
+    name: str, q, k, v, causal: bool = True, balance: str = "none",
+    scale: float | None = None, group=None, **options,
+) -> Tensor:  # fmt: skip
+    """Ring, all-gather or Ulysses attention."""
     if name == "ring":
-        out = ring_attention(*mine, causal, balance, scale, **options)
-    elif name == "all_gather":
-        out = all_gather_attention(*mine, causal, scale, balance=balance, **options)
-    else:
-        out = ulysses_attention(*mine, causal, scale)
-    out.backward(shard_sequence(grad, 2, balance))
+        return ring_attention(q, k, v, causal, balance, scale, group, **options)
+    if name == "all_gather":
+        options["balance"] = balance
+        return all_gather_attention(q, k, v, causal, scale, group, **options)
+    options.pop("block_attention", None)
+    return ulysses_attention(q, k, v, causal, scale, group, **options)
+
+
+def errors(attention, whole, expected, cut, join) -> list[float]:
+    """The largest error of the output, dq, dk and dv of this rank.
+
+    Args:
+        whole: q, k, v and the gradient of the output.
+        cut, join: from a whole tensor to this rank's part, and back.
+    """
+    mine = [cut(t).requires_grad_() for t in whole[:3]]
+    out = attention(*mine)
+    out.backward(cut(whole[3]))
     found = [out.detach(), *(t.grad for t in mine)]
-    whole = [unshard_sequence(t, 2, balance) for t in found]
-    return [(a - b).abs().max().item() for a, b in zip(whole, expected, strict=True)]
+    return [
+        (join(a) - b).abs().max().item() for a, b in zip(found, expected, strict=True)
+    ]
 
 
-def all_cases(cases: list[tuple], ranks: int) -> list[list[float]]:
-    return [distributed(*case, ranks) for case in cases]
+def errors_of(
+    name: str, whole, causal: bool = True, balance: str = "none",
+    scale: float | None = None, group=None, documents: Tensor | None = None, **options,
+) -> list[float]:  # fmt: skip
+    """`errors` of the attention of this name against one process."""
+    expected = dense(*whole, causal, scale, options.get("window"), documents)
+    if documents is not None:
+        mine = shard_sequence(documents, 1, balance, group)
+        options["documents"] = mine.to(torch.int32)
+    return errors(
+        partial(
+            attend, name, causal=causal, balance=balance, scale=scale, group=group,
+            **options,
+        ),
+        whole,
+        expected,
+        lambda t: shard_sequence(t, 2, balance, group),
+        lambda t: unshard_sequence(t, 2, balance, group),
+    )  # fmt: skip

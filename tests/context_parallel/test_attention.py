@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from tests.context_parallel.attention_cases import all_cases, dense, qkv
+from tests.context_parallel.attention_cases import dense, errors_of, qkv
 from xtrain.context_parallel import flash_attention_backward, flash_attention_forward
-from xtrain.context_parallel.block_attention import FUSED_CPU
+from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
 
+BLOCKS = {"tiles": TILES, "fused": None}  # None: the best kernel of the device
 RING = [
     ("ring", heads, key_heads, local, causal, balance, blocks, scale)
     for heads, key_heads, local in ((4, 4, 6), (4, 2, 2), (3, 1, 10))
@@ -24,6 +25,16 @@ def ulysses_cases(ranks: int) -> list[tuple]:
         for heads, key_heads in ((1, 1), (2, 2 * ranks), (2, ranks))
         for causal, scale in ((True, None), (False, 0.3))
     ]
+
+
+def all_cases(cases: list[tuple], ranks: int) -> list[list[float]]:
+    return [
+        errors_of(
+            name, qkv(heads, key_heads, local * ranks), causal, balance, scale,
+            block_attention=BLOCKS[blocks],
+        )
+        for name, heads, key_heads, local, causal, balance, blocks, scale in cases
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])

@@ -1,8 +1,10 @@
 """Ulysses inside a ring on two axes of a mesh, in float64, against torch."""
 
+from functools import partial
+
 import pytest
 
-from tests.context_parallel.attention_cases import dense, qkv
+from tests.context_parallel.attention_cases import dense, errors, qkv
 from tests.context_parallel.test_window_and_documents import documents_of
 from tests.devices import skip_unless_mistakes_are_told
 from xtrain.comm import init_mesh
@@ -30,21 +32,17 @@ def errors_of(shape, heads, key_heads, causal, balance, window, kind):
     documents = documents_of(kind, 2, length)
     expected = dense(q, k, v, grad, causal, 0.3, window, documents)
 
-    def cut(x, dim):
+    def cut(x, dim=2):
         return shard_sequence(shard_sequence(x, dim, balance, ring), dim, group=ulysses)
 
-    mine = [cut(t, 2).requires_grad_() for t in (q, k, v)]
-    out = hybrid_attention(
-        *mine, causal, balance, 0.3, mesh=mesh, window=window,
-        documents=None if documents is None else cut(documents, 1),
+    def join(x):
+        return unshard_sequence(unshard_sequence(x, 2, group=ulysses), 2, balance, ring)
+
+    attention = partial(
+        hybrid_attention, causal=causal, balance=balance, scale=0.3, mesh=mesh,
+        window=window, documents=None if documents is None else cut(documents, 1),
     )  # fmt: skip
-    out.backward(cut(grad, 2))
-    found = [out.detach(), *(t.grad for t in mine)]
-    whole = [
-        unshard_sequence(unshard_sequence(t, 2, group=ulysses), 2, balance, ring)
-        for t in found
-    ]
-    return [(a - b).abs().max().item() for a, b in zip(whole, expected, strict=True)]
+    return errors(attention, (q, k, v, grad), expected, cut, join)
 
 
 def all_cases(shape):
@@ -54,8 +52,8 @@ def all_cases(shape):
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3), (2, 2), (2, 3), (3, 2)])
 @pytest.mark.verifies("xtrain.context_parallel.hybrid:hybrid_attention")
 def test_the_hybrid_equals_one_process(world, shape):
-    for errors in world(shape[0] * shape[1]).run(all_cases, shape):
-        for case, found in zip(CASES, errors, strict=True):
+    for by_case in world(shape[0] * shape[1]).run(all_cases, shape):
+        for case, found in zip(CASES, by_case, strict=True):
             assert all(error < 1e-12 for error in found), (case, found)
 
 

@@ -8,7 +8,6 @@ from tests.context_parallel.attention_cases import dense, qkv
 from tests.devices import randn
 from xtrain.comm.ring_pass import RingPass
 from xtrain.context_parallel import (
-    flash_attention_backward,
     flash_attention_forward,
     ring_attention,
     ulysses_attention,
@@ -18,7 +17,6 @@ from xtrain.context_parallel.online_softmax import merge, softmax_block, weights
 from xtrain.plan import context_bytes
 
 RING = "xtrain.context_parallel.ring_attention:ring_attention"
-FLASH = "xtrain.context_parallel.flash"
 ULYSSES = "xtrain.context_parallel.ulysses"
 MERGE = "xtrain.context_parallel.online_softmax:merge"
 
@@ -68,30 +66,6 @@ def test_sum_and_output_are_rescaled_when_the_maximum_rises():
 
 
 # -------------------------------------------------------------- q82: backward of a ring
-
-
-@pytest.mark.verifies(f"{FLASH}:flash_attention_backward")
-def test_backward_of_a_block_needs_lse_and_out_of_all_keys():
-    """Keys in two blocks: with the state of all keys their gradients are right."""
-    q, k, v, grad = qkv(2, 2, 8)
-    out, lse = flash_attention_forward(q, k, v, causal=False)
-    expected = dense(q, k, v, grad, False)[1:]
-
-    def two_blocks(state):
-        dq, dkv = 0, []
-        for keys in (slice(0, 3), slice(3, 8)):
-            own = k[:, :, keys], v[:, :, keys]
-            found = flash_attention_backward(grad, q, *own, *state(*own), causal=False)
-            dq = dq + found[0]
-            dkv.append(found[1:])
-        return [dq, *(torch.cat(parts, 2) for parts in zip(*dkv, strict=True))]
-
-    right = two_blocks(lambda keys, values: (out, lse))
-    for found, reference in zip(right, expected, strict=True):
-        close(found, reference)
-    alone = two_blocks(lambda *own: flash_attention_forward(q, *own, causal=False))
-    for found, reference in zip(alone, expected, strict=True):
-        far(found, reference)
 
 
 def test_without_the_exponential_gradients_are_wrong():

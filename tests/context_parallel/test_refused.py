@@ -161,10 +161,17 @@ def cut_of(length: int | None, balance: str) -> str:
 
 @pytest.mark.parametrize(
     ("length", "balance", "message"),
-    [(6, "none", "cut into 4 equal parts"), (12, "zigzag", "pad it to 16"),
-     (8, "round", "'round' is none of"), (None, "none", "dim=1 is not one of")],
-)  # fmt: skip
+    [
+        (9, "none", "9 cannot be cut into 4 equal parts for balance='none' on 4 ranks"),
+        (9, "striped", "pad it to 12"),
+        (12, "zigzag", "cut into 8 equal parts for balance='zigzag' on 4 ranks"),
+        (12, "zigzag", "pad it to 16"),
+        (12, "striped", ""),
+        (8, "round", "balance='round' is none of none, striped, zigzag"),
+        (None, "none", "dim=1 is not one of"),
+    ],
+)
 @pytest.mark.verifies("xtrain.context_parallel.balance:check_balance")
 def test_a_sequence_that_cannot_be_cut_is_refused(world, length, balance, message):
     for said in world(4).run(cut_of, length, balance):
-        assert message in said
+        assert message in said and bool(message) == bool(said)

@@ -1,23 +1,19 @@
 """Sliding windows and packed documents over cut sequences, in float64, against torch
 with the whole mask."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
-from tests.context_parallel.attention_cases import dense, qkv, visible
-from xtrain.context_parallel import (
-    all_gather_attention,
-    mask,
-    ring_attention,
-    shard_sequence,
-    ulysses_attention,
-    unshard_sequence,
-)
+from tests.context_parallel.attention_cases import errors_of, qkv, visible
+from xtrain.context_parallel import mask
 from xtrain.context_parallel.balance import positions_of
 from xtrain.context_parallel.block_attention import TILES
 from xtrain.context_parallel.sequence_mask import SequenceMask
 from xtrain.plan import pairs_by_step
 
+GATHERED = "xtrain.context_parallel.all_gather_attention:all_gather_attention"
 LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
 WINDOWS = (None, 1, 2, 7, 100)
 IDS = ("one", "packed", "shuffled", "padding", "different per sequence")
@@ -40,35 +36,6 @@ def documents_of(kind: str | None, batch: int, length: int) -> torch.Tensor | No
     return torch.stack(rows)
 
 
-def errors_of(name, causal, balance, window, kind, blocks, tile, ranks):
-    """The largest error of the output, dq, dk and dv, and whether anything is NaN."""
-    local, heads, key_heads = 6, 2 * ranks, 2
-    q, k, v, grad = qkv(heads, key_heads, local * ranks)
-    documents = documents_of(kind, 2, local * ranks)
-    expected = dense(q, k, v, grad, causal, None, window, documents)
-    mine = [shard_sequence(t, 2, balance).requires_grad_() for t in (q, k, v)]
-    hidden = {"window": window}
-    if documents is not None:
-        hidden["documents"] = shard_sequence(documents, 1, balance).to(torch.int32)
-    mask.TILE, before = tile, mask.TILE
-    try:
-        if name == "ulysses":
-            out = ulysses_attention(*mine, causal, **hidden)
-        elif name == "ring":
-            out = ring_attention(
-                *mine, causal, balance, block_attention=blocks, **hidden
-            )
-        else:
-            hidden |= {"balance": balance, "block_attention": blocks}
-            out = all_gather_attention(*mine, causal, **hidden)
-        out.backward(shard_sequence(grad, 2, balance))
-    finally:
-        mask.TILE = before
-    found = [out.detach(), *(t.grad for t in mine)]
-    whole = [unshard_sequence(t, 2, balance) for t in found]
-    return [(a - b).abs().max().item() for a, b in zip(whole, expected, strict=True)]
-
-
 def cases(name: str) -> list[tuple]:
     """Each window and each kind of documents once with every layout."""
     layouts = [LAYOUTS[0], LAYOUTS[3]] if name == "ulysses" else LAYOUTS
@@ -84,7 +51,15 @@ def cases(name: str) -> list[tuple]:
 
 
 def all_cases(some: list[tuple], ranks: int) -> list[list[float]]:
-    return [errors_of(*case, ranks) for case in some]
+    found = []
+    for name, causal, balance, window, kind, blocks, tile in some:
+        documents = documents_of(kind, 2, 6 * ranks)
+        with patch.object(mask, "TILE", tile):
+            found.append(errors_of(
+                name, qkv(2 * ranks, 2, 6 * ranks), causal, balance,
+                documents=documents, window=window, block_attention=blocks,
+            ))  # fmt: skip
+    return found
 
 
 def check(world, ranks: int, name: str) -> None:
@@ -100,19 +75,12 @@ def test_ring_attention_with_windows_and_documents(world, ranks):
     check(world, ranks, "ring")
 
 
+@pytest.mark.parametrize("name", ["all_gather", "ulysses"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.verifies(
-    "xtrain.context_parallel.all_gather_attention:all_gather_attention"
-)
-def test_all_gather_attention_with_windows_and_documents(world, ranks):
-    check(world, ranks, "all_gather")
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.verifies("xtrain.context_parallel.ulysses:ulysses_attention")
+@pytest.mark.verifies(GATHERED, "xtrain.context_parallel.ulysses:ulysses_attention")
 @pytest.mark.verifies("xtrain.context_parallel.running_attention:masked_attention")
-def test_ulysses_attention_with_windows_and_documents(world, ranks):
-    check(world, ranks, "ulysses")
+def test_the_others_with_windows_and_documents(world, ranks, name):
+    check(world, ranks, name)
 
 
 @pytest.mark.parametrize(("causal", "balance"), LAYOUTS)

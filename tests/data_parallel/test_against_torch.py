@@ -149,7 +149,7 @@ def two_forwards_of_torch():
         return str(error)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:broadcast_all")
+@pytest.mark.verifies("xtrain.data_parallel.replicas:broadcast_all")
 def test_two_forwards_and_one_backward_with_buffers(world):
     """The second broadcast writes into buffers that the first graph holds."""
     # Batch norm reads no buffer in training: each rank's own gradient is the bare one.

@@ -1,6 +1,7 @@
 """Data parallelism equals one process on the whole batch, and torch's own class."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from tests.training import (
     reference,
 )
 from xtrain.comm import CommLedger
-from xtrain.comm.collective_choice import CHOICES, collectives_named
+from xtrain.comm.collective_choice import CHOICES, TORCH, collectives_named
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.data_parallel.buckets import make_buckets
 from xtrain.testing import expect_error
 
+DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 STEPS = 20
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
 
@@ -54,8 +56,8 @@ def train(kind, reduction, micro_batches, frozen, choice, cap):
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.data_parallel.ddp:broadcast_all",
+    DDP,
+    "xtrain.data_parallel.replicas:broadcast_all",
     "xtrain.comm.backward:Reducer",
     "xtrain.data_parallel.buckets:Bucket",
     "xtrain.data_parallel.buckets:make_buckets",
@@ -112,7 +114,7 @@ def compare_with_torch():
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_that_stay_are_counted_once(world, size):
     world(size).run(compare_with_torch)
@@ -132,7 +134,7 @@ def buffers_and_state():
     return mean_after_forward, bare[1].num_batches_tracked.item(), keys
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_buffers_follow_rank_0_and_state_is_the_bare_modules(world):
     results = world(3).run(buffers_and_state)
     assert not torch.equal(results[0][0], results[1][0])
@@ -159,7 +161,7 @@ def unused(find):
     return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_unused_parameters_are_named_on_every_rank(world):
     error = expect_error(
         world(3), unused, False, error=RuntimeError, match="got no gradient"
@@ -178,15 +180,15 @@ def unused_on_one_rank(find, choice):
         collectives=collectives_named(choice),
     )
     grads = []
-    for lonely in (0, 1):  # the last step leaves nothing behind for the next
-        model(torch.ones(1, 2), use_b=rank == lonely).sum().backward()
+    for user in (0, 1):  # the last step leaves nothing behind for the next
+        model(torch.ones(1, 2), use_b=rank == user).sum().backward()
         grads.append(bare.b.weight.grad.clone())
         model.zero_grad()
     model(torch.ones(1, 2), use_b=True).sum().backward()
     return [*grads, bare.b.weight.grad]
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_parameter_unused_on_some_ranks_only(world, choice):
     """The ranks that used it must hear of it as well."""
@@ -211,13 +213,13 @@ def train_on():
     return bare.b.weight.grad
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_a_refused_step_is_forgotten(world):
     for grad in world(2).run(train_on):
         torch.testing.assert_close(grad, torch.ones(2, 2))
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_unused_parameters_count_as_zero_on_request(world):
     for a, b, c in world(3).run(unused, True):
         torch.testing.assert_close(a, torch.ones(2, 2))
@@ -243,7 +245,7 @@ def traffic(choice):
     return sent, 4 * (reduce_scatter + all_gather)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_step_sends_two_n_minus_one_nths_of_the_gradients(world, size):
     for sent, expected in world(size).run(traffic, "ring"):
@@ -254,13 +256,13 @@ def overlapped():
     """The order of gradients and collectives of one backward."""
     events = []
     bare = nn.Sequential(*[nn.Linear(300, 300) for _ in range(4)])
-    model = DistributedDataParallel(bare, bucket_cap_mb=0.4)
 
     def all_reduce(tensor, group=None):
         events.append("send")
-        return dist.all_reduce(tensor, group=group, async_op=True)
+        return TORCH.all_reduce(tensor, group=group)
 
-    model._issue_all_reduce = all_reduce
+    watched = replace(TORCH, all_reduce=all_reduce)
+    model = DistributedDataParallel(bare, bucket_cap_mb=0.4, collectives=watched)
     for layer in bare:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _: events.append("gradient")
@@ -269,7 +271,7 @@ def overlapped():
     return events
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_buckets_leave_while_backward_still_computes(world):
     for events in world(2).run(overlapped):
         first_send = events.index("send")
@@ -311,32 +313,6 @@ def test_a_bucket_may_be_as_large_as_the_cap():
         assert [len(bucket.parameters) for bucket in buckets] == expected
 
 
-def nested_no_sync():
-    """Collectives in each of three backwards: inside both, inside one, outside."""
-    rank = dist.get_rank()
-    model = DistributedDataParallel(make_model(0), broadcast_buffers=False)
-    counts = []
-
-    def backward(micro):
-        with CommLedger() as ledger:
-            loss_of(model, batch_of(0, micro, rank)).backward()
-        counts.append(sum(event.kind == "collective" for event in ledger.events))
-
-    with model.no_sync():
-        with model.no_sync():
-            backward(0)
-        backward(1)
-    backward(2)
-    return counts
-
-
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
-def test_the_outer_no_sync_still_holds_when_an_inner_one_ends(world):
-    for inner, outer, outside in world(2).run(nested_no_sync):
-        assert (inner, outer) == (0, 0)
-        assert outside > 0
-
-
 def own_buffers(broadcast):
     """A buffer when the wrapper is built, and after two forwards on own data."""
     rank = dist.get_rank()
@@ -349,7 +325,7 @@ def own_buffers(broadcast):
     return built.tolist(), bare.running_mean.tolist()
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_buffers_begin_as_rank_0s_and_follow_it_only_where_wanted(world):
     for broadcast in (True, False):
         results = world(2).run(own_buffers, broadcast)
@@ -375,7 +351,7 @@ def under_autocast():
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_it_works_inside_autocast(world):
     world(2).run(under_autocast)
 
@@ -413,7 +389,7 @@ def deep_mlp():
     return loss.item(), [p.grad for p in model.parameters()]
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_losses_differ_and_gradients_agree(world):
     results = world(3).run(deep_mlp)
     assert len({loss for loss, _ in results}) == 3
@@ -439,14 +415,10 @@ def token_weighted(size, weighted):
     )
 
 
-@pytest.mark.verifies("xtrain.data_parallel.ddp:DistributedDataParallel")
+@pytest.mark.verifies(DDP)
 def test_a_mean_of_means_is_not_the_mean(world):
     assert max(world(3).run(token_weighted, 3, True)) < 1e-14
     assert min(world(3).run(token_weighted, 3, False)) > 1e-4
-
-
-def different_models():
-    DistributedDataParallel(nn.Linear(2, 2 + dist.get_rank()))
 
 
 def different_dtypes():
@@ -454,20 +426,11 @@ def different_dtypes():
     DistributedDataParallel(model.double() if dist.get_rank() == 2 else model)
 
 
-def bad_reduction():
-    DistributedDataParallel(nn.Linear(2, 2), gradient_reduction="mean")
-
-
-@pytest.mark.verifies(
-    "xtrain.data_parallel.same_model:check_same_model",
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-)
-def test_bad_models_and_options_are_refused_on_every_rank(world):
-    expect_error(world(3), different_models, error=ValueError, match="different models")
+@pytest.mark.verifies("xtrain.data_parallel.replicas:check_model", DDP)
+def test_another_dtype_is_refused_on_every_rank(world):
     expect_error(
         world(3), different_dtypes, error=ValueError, match="2. float64 traine"
     )
-    expect_error(world(2), bad_reduction, error=ValueError, match="'mean' is neither")
 
 
 def broken(how):

@@ -41,7 +41,7 @@ KINDS = {
 
 
 def alive_after(kind):
-    """Which of wrapper, module and group are alive when nobody refers to them."""
+    """Which of wrapper, module and group are alive when nothing refers to them."""
     group = dist.new_group()
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     wrapped = KINDS[kind](module, group)

@@ -22,6 +22,7 @@ from xtrain.data_parallel import (
     check_replicas,
 )
 
+DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 SIZE = sum(map(len, GROUPS))
 STEPS = 3
 
@@ -55,7 +56,7 @@ def train(kind):
 
 
 @pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
+    DDP,
     "xtrain.data_parallel.naive:NaiveDataParallel",
     "xtrain.data_parallel.replicas:check_replicas",
 )
@@ -98,9 +99,7 @@ def uneven_and_unused():
     return number, index, seen, model.module.norm.num_batches_tracked.item()
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
-)
+@pytest.mark.verifies(DDP, "xtrain.data_parallel.join:join")
 def test_join_and_unused_parameters_in_groups(world):
     for number, index, seen, batches in world(SIZE).run(uneven_and_unused):
         size, value = len(GROUPS[number]), 4 * (1.0 + 10 * number)

@@ -1,6 +1,7 @@
 """Ranks with different numbers of batches."""
 
 import contextlib
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,13 @@ from tests.training import adamw, batch_of, largest_difference, loss_of, make_mo
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.data_parallel.join import shadow_step
 from xtrain.testing import expect_error
 from xtrain.zero import LossScaler
+
+JOIN_STATE = "xtrain.data_parallel.join:JoinState"
+DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
+JOIN = "xtrain.data_parallel.join:join"
 
 
 def steps_of(rank):
@@ -58,11 +64,7 @@ def one_process(size, by_initial_size):
     return after, {f"module.{n}": p.grad for n, p in model.named_parameters()}
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.join:JoinState",
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.data_parallel.join:join",
-)
+@pytest.mark.verifies(JOIN_STATE, DDP, JOIN)
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("by_initial_size", [True, False])
 def test_uneven_inputs_equal_one_process_and_torch(world, size, by_initial_size):
@@ -96,9 +98,7 @@ class Branches(nn.Module):
         return self.a(x) + (self.b(x) if use_b else 0)
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
-)
+@pytest.mark.verifies(DDP, JOIN)
 def test_buffers_follow_a_rank_that_has_inputs(world):
     results = world(3).run(join_with_buffers_and_unused)
     for state, grad in results:
@@ -115,15 +115,13 @@ def complains():
             model(torch.randn(4, 2), use_b=True).sum().backward()
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
-)
-def test_a_rank_in_the_shade_complains_with_the_others(world):
+@pytest.mark.verifies(DDP, JOIN)
+def test_a_shadow_raises_with_the_others(world):
     expect_error(world(2), complains, error=RuntimeError, match="got no gradient")
 
 
 def accumulate(by_method):
-    """no_sync inside join, and a forward without gradients: nobody is asked.
+    """no_sync inside join, and a forward without gradients: no messages are sent.
 
     The last micro-batch reduces, or `reduce_gradients` does.
     """
@@ -153,9 +151,7 @@ def accumulate(by_method):
     assert largest_difference(dict(model.state_dict()), dict(bare.state_dict())) < 1e-12
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
-)
+@pytest.mark.verifies(DDP, JOIN)
 @pytest.mark.parametrize("by_method", [False, True])
 def test_accumulation_inside(world, by_method):
     world(3).run(accumulate, by_method)
@@ -186,9 +182,7 @@ def accumulate_every(by_initial_size, reduction):
     assert largest_difference(weights, dict(bare.state_dict())) < 1e-12
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
-)
+@pytest.mark.verifies(DDP, JOIN)
 @pytest.mark.parametrize(
     ("by_initial_size", "reduction"),
     [(True, "average"), (False, "average"), (True, "sum")],
@@ -206,10 +200,7 @@ def run_ahead():
             loss.backward()
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.data_parallel.join:JoinState",
-)
+@pytest.mark.verifies(DDP, JOIN_STATE)
 def test_a_forward_ahead_of_a_backward_is_refused(world):
     expect_error(
         world(2), run_ahead, match="second forward before the backward of the first"
@@ -235,7 +226,7 @@ def scaled_by_ours():
 @pytest.mark.verifies(
     "xtrain.comm.uneven:uneven_calls",
     "xtrain.comm.uneven:has_uneven_calls",
-    "xtrain.data_parallel.join:join",
+    JOIN,
     "xtrain.zero.mixed_precision:LossScaler",
 )
 def test_a_loss_scaler_asks_no_rank_whose_inputs_are_over(world):
@@ -262,12 +253,8 @@ def forward_afterwards():
     return counts
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.join:JoinState",
-    "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.data_parallel.join:join",
-)
-def test_nobody_is_asked_any_more_when_it_is_over(world):
+@pytest.mark.verifies(JOIN_STATE, DDP, JOIN)
+def test_after_join_no_messages_are_sent(world):
     for inside, outside in world(2).run(forward_afterwards):
         assert inside > 0
         assert outside == 0
@@ -290,26 +277,23 @@ def shadows_with_buffers(steps):
     """On a rank without inputs: whose step it met, and its buffer after that."""
     rank = dist.get_rank()
     model = DistributedDataParallel(Remembers(rank))
-    shadow, seen = model._shadow, []
+    seen = []
 
-    def look(host):
-        shadow(host)
-        seen.append((host, model.module.seen[0].item()))
+    def look(model, source_rank):
+        shadow_step(model, source_rank)
+        seen.append((source_rank, model.module.seen[0].item()))
 
-    model._shadow = look
-    with model.join():
+    with mock.patch("xtrain.data_parallel.join.shadow_step", look), model.join():
         for step in range(steps[rank]):
             model(torch.full((1,), 1.0 + step + 10 * rank).double()).backward()
             model.zero_grad()
     return seen
 
 
-@pytest.mark.verifies(
-    "xtrain.data_parallel.ddp:DistributedDataParallel", "xtrain.data_parallel.join:join"
-)
-def test_a_rank_in_the_shade_has_the_buffers_of_the_step(world):
+@pytest.mark.verifies(DDP, JOIN)
+def test_a_shadow_has_the_buffers_of_the_step(world):
     """Rank 1 goes on alone: its buffers are sent before its forward changes them."""
-    (shade, lonely) = world(2).run(shadows_with_buffers, [1, 3])
-    assert lonely == []
-    # Rank 0's 0 was everybody's in step 0; rank 1 then added 11, 12 and 13.
-    assert shade == [(1, 11.0), (1, 23.0)]
+    (shadow, last) = world(2).run(shadows_with_buffers, [1, 3])
+    assert last == []
+    # Rank 0's 0 was on all ranks in step 0; rank 1 then added 11, 12 and 13.
+    assert shadow == [(1, 11.0), (1, 23.0)]

@@ -8,12 +8,12 @@ from tests.docs.rendering import page_rows
 from xtrain.plan import (
     Layout,
     ModelShape,
-    StateMemory,
     device_parameters,
     memory_over_step,
     memory_per_device,
     state_memory,
 )
+from xtrain.plan.memory import StateMemory
 from xtrain_docs.lectures.planning import measured_memory, memory_math
 from xtrain_docs.lectures.planning.common import gpt_shape
 from xtrain_docs.lectures.planning.measured_memory import (

@@ -10,10 +10,7 @@ from xtrain.evidence import verify_gpu
 from xtrain.evidence.results import value_of
 from xtrain.evidence.store import Entry, Store
 
-ABOUT = {
-    "platform": "Linux, 1 x NVIDIA H200, NCCL 2.28.9",
-    "torch": "2.11.0",
-}
+ABOUT = {"platform": "Linux, 1 x NVIDIA H200, NCCL 2.28.9", "torch": "2.11.0"}
 ENTRIES = {
     "t::one": Entry("k", "2.11", (), value_of("passed", 1, {"a:ran": [], "a:b": None})),
     "t::two": Entry("k", "2.11", (), value_of("skipped", 0, {"a:ran": None})),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.comm import CommLedger, ring_all_reduce
@@ -17,12 +16,8 @@ from xtrain.expert_parallel import (
     MoE,
     Routing,
     TopKRouter,
-    combine,
     dispatch,
     plan_dispatch,
-)
-from xtrain.whiteboard.expert_parallel.overlapped_all_to_all import (
-    overlapped_all_to_all,
 )
 
 EXPERTS, HIDDEN, INNER = 8, 6, 5
@@ -107,104 +102,6 @@ def messages_of_both() -> dict[str, list[Any]]:
 def received_rows() -> int:
     """How many rows the experts of this rank get in one dispatch."""
     return sum(plan_dispatch(full_layer().router(own_tokens())).received)
-
-
-def bytes_of_layer(uniform: bool) -> dict[str, Any]:
-    """Bytes that this rank sends for one layer, and its copies for each rank."""
-    rank, size = rank_and_size(None)
-    torch.manual_seed(rank)
-    x_TH = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, requires_grad=True)
-    layer = GShardMoE.from_full(full_layer(), collectives=DIRECT)
-    routing = layer.router(x_TH)
-    if uniform:
-        copy = torch.arange(TOKENS * TOP_K).view(TOKENS, TOP_K)
-        routing = routing_of(copy % EXPERTS, EXPERTS)
-    ranks = routing.experts_Tk.flatten() // (EXPERTS // size)
-    found: dict[str, Any] = {"copies": torch.bincount(ranks, minlength=size).tolist()}
-    with CommLedger() as ledger:
-        plan = plan_dispatch(routing, collectives=DIRECT)
-    found["counts"] = ledger.bytes_sent
-    with CommLedger() as ledger:
-        rows_NH = dispatch(x_TH, plan)
-    found["dispatch"] = ledger.bytes_sent
-    outputs_NH = layer.experts(rows_NH, plan.counts_L)
-    with CommLedger() as ledger:
-        out_TH = combine(outputs_NH, routing.gates_Tk, plan)
-    found["combine"] = ledger.bytes_sent
-    with CommLedger() as ledger:
-        (grad_NH,) = torch.autograd.grad(out_TH.sum(), outputs_NH, retain_graph=True)
-    found["combine, backward"] = ledger.bytes_sent
-    (grad_NH,) = torch.autograd.grad(outputs_NH, rows_NH, grad_NH)
-    with CommLedger() as ledger:
-        torch.autograd.grad(rows_NH, x_TH, grad_NH)
-    found["dispatch, backward"] = ledger.bytes_sent
-    return found
-
-
-def gradient_errors() -> dict[str, float]:
-    """How far gradients of expert ranks are from one process, over their size."""
-    rank, size = rank_and_size(None)
-    generator = torch.Generator().manual_seed(3)
-    every = torch.randn(
-        size, TOKENS, HIDDEN, dtype=torch.float64, generator=generator, device="cpu"
-    ).to(torch.get_default_device())
-    full = full_layer()
-    full(every).square().sum().backward()
-    layer = GShardMoE.from_full(full)
-    layer(every[rank]).square().sum().backward()
-    local = EXPERTS // size
-    mine = slice(rank * local, (rank + 1) * local)
-
-    def error(name: str, factor: float = 1.0, summed: bool = False) -> float:
-        grad = layer.get_parameter(name).grad * factor
-        right = full.get_parameter(name).grad
-        if name.startswith("experts"):
-            right = right[mine]
-        if summed:
-            dist.all_reduce(grad)
-        return float((grad - right).abs().max() / right.abs().max())
-
-    experts, router = "experts.down_proj", "router.weight"
-    return {
-        "experts": error(experts),
-        "experts, averaged": error(experts, 1 / size),
-        "router": error(router),
-        "router, summed": error(router, summed=True),
-    }
-
-
-# -------------------------------------------------------- two micro-batches in turn
-
-
-def overlap_events(chunks: int = 2) -> list[str]:
-    """What happens on a rank in overlapped_all_to_all, in order."""
-    events: list[str] = []
-    original = dist.all_to_all_single
-
-    class Noted:
-        def __init__(self, work: Any, batch: int):
-            self.work, self.batch = work, batch
-
-        def wait(self) -> None:
-            events.append(f"wait {self.batch}")
-            self.work.wait()
-
-    def issue(output: Tensor, given: Tensor, **options: Any) -> Any:
-        batch = int(given.flatten()[0])
-        events.append(f"issue {batch}")
-        return Noted(original(output, given, **options), batch)
-
-    def compute(batch: int, rows: Tensor) -> Tensor:
-        events.append(f"compute {batch}")
-        return torch.full_like(rows, float(batch))
-
-    size = rank_and_size(None)[1]
-    dist.all_to_all_single = issue  # type: ignore[assignment]
-    try:
-        overlapped_all_to_all([torch.zeros(size, 2)] * 2, [compute] * chunks)
-    finally:
-        dist.all_to_all_single = original
-    return events
 
 
 # ------------------------------------------------------------------ nodes of a token

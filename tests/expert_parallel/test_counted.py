@@ -17,6 +17,7 @@ from tests.expert_parallel.test_dispatch import on_device
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import DIRECT
 from xtrain.expert_parallel import Routing, combine, dispatch, plan_dispatch
+from xtrain.plan import all_to_all_bytes, routed_bytes
 
 MODULE = "xtrain.expert_parallel.dispatch"
 WAY = [f"{MODULE}:dispatch", f"{MODULE}:combine", f"{MODULE}:plan_dispatch"]
@@ -70,7 +71,7 @@ def table_of(case: Case, ranks: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.verifies(*WAY)
+@pytest.mark.verifies(*WAY, "xtrain.plan.experts:routed_bytes")
 def test_each_all_to_all_sends_the_bytes_of_the_routing_table(world, ranks, dtype):
     cases = [
         case_of("ragged", Rules(3), [5, 0, 3, 7, 1, 4, 0, 2][:ranks]),
@@ -82,12 +83,16 @@ def test_each_all_to_all_sends_the_bytes_of_the_routing_table(world, ranks, dtyp
         for rank, (counts, found) in enumerate(by_rank):
             row = HIDDEN * dtype.itemsize
             out = [n * row * (to != rank) for to, n in enumerate(copies[rank])]
-            home = [line[rank] * row * (to != rank) for to, line in enumerate(copies)]
+            back = [line[rank] * row * (to != rank) for to, line in enumerate(copies)]
+            turned = list(zip(*copies, strict=True))
+            for bytes_to_each, table in ((out, copies), (back, turned)):
+                planned = routed_bytes(table, HIDDEN, itemsize=dtype.itemsize)
+                assert sum(bytes_to_each) == planned[rank]
             assert found == {
                 "dispatch": out,
-                "combine": home,
+                "combine": back,
                 "backward of combine": out,
-                "backward of dispatch": home,
+                "backward of dispatch": back,
             }, case.name
             # The numbers of copies: one of 8 bytes for each expert of another rank.
             local = EXPERTS // ranks
@@ -121,13 +126,15 @@ def uniform(tokens: int, top_k: int, dtype: torch.dtype) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.verifies(*WAY)
+@pytest.mark.verifies(*WAY, "xtrain.plan.experts:all_to_all_bytes")
 def test_uniform_routing_sends_k_h_bytes_and_the_share_of_the_others(world, ranks):
     tokens = 2 * EXPERTS
     for top_k, dtype in ((1, torch.float32), (3, torch.bfloat16), (8, torch.float64)):
         per_token = top_k * HIDDEN * dtype.itemsize * (ranks - 1) / ranks
         for found in world(ranks).run(uniform, tokens, top_k, dtype):
             one = tokens * per_token
+            sizes = tokens, top_k, HIDDEN, ranks
+            assert all_to_all_bytes(*sizes, itemsize=dtype.itemsize) == one
             assert found == [one, one, 2 * one]
 
 

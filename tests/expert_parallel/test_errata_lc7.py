@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tests.devices import randint, randn
+from tests.devices import randn
 from tests.expert_parallel import counted
 from xtrain.expert_parallel import (
     GShardMoE,
     combine,
     dispatch,
     plan_dispatch,
-    top_k_gradient,
 )
 from xtrain_docs.lectures.lc7.balance import training
 
@@ -44,19 +42,6 @@ def drawn(seed: int, *shape: int) -> Tensor:
 # ------------------------------------------------------------------------ e84: top-k
 
 
-@pytest.mark.verifies(TOP_K)
-def test_values_of_top_k_have_a_gradient_and_indices_have_none():
-    scores, grad = drawn(1, 5, 8).requires_grad_(), drawn(2, 5, 3)
-    values, experts = scores.topk(3)
-    assert values.requires_grad
-    assert not experts.requires_grad
-    (expected,) = torch.autograd.grad(values, scores, grad)
-    found = top_k_gradient(grad, experts, 8)
-    assert torch.equal(found, expected)
-    chosen = torch.zeros_like(scores).scatter(1, experts, 1) > 0
-    assert torch.equal(found != 0, chosen)
-
-
 def test_the_gradient_is_the_slope_wherever_the_choice_stays():
     """By finite differences, with exact halves; and a jump where the choice changes."""
     scores, step = drawn(1, 8), 2.0**-20
@@ -80,20 +65,6 @@ def test_the_gradient_is_the_slope_wherever_the_choice_stays():
 
 
 # ----------------------------------------------------------------- e85, e86: the map
-
-
-@pytest.mark.verifies(f"{DISPATCH}:_Dispatch", f"{DISPATCH}:_Combine")
-@pytest.mark.verifies(f"{DISPATCH}:dispatch", f"{DISPATCH}:combine")
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_backward_has_the_splits_of_forward_in_the_same_order(world, ranks):
-    """Dispatch, combine; then g dY with dispatch's, and home with combine's."""
-    for _, there, back, backward, home in world(ranks).run(counted.exchanges):
-        assert (backward["sent"], backward["received"]) == (
-            there["sent"], there["received"],
-        )  # fmt: skip
-        assert (home["sent"], home["received"]) == (back["sent"], back["received"])
-        assert back["sent"] == there["received"]
-        assert back["received"] == there["sent"]
 
 
 def gradient_of_gates(keep: bool) -> float:
@@ -121,32 +92,6 @@ def test_the_gradient_of_a_gate_is_the_product_of_dy_with_its_experts_output(wor
     for ranks in (1, 2, 4):
         assert max(world(ranks).run(gradient_of_gates, True)) < 1e-12
         assert min(world(ranks).run(gradient_of_gates, False)) > 0.1
-
-
-def there_and_back() -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Rows that the experts return as they are, with gates of a half."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(rank)
-    x = randn(5 + rank, 3, generator=generator)
-    chosen = randint(size, (5 + rank, 2), generator)
-    routing = counted.routing_of(chosen, size)
-    plan = plan_dispatch(routing)
-    rows = dispatch(x, plan)
-    return x, combine(rows, routing.gates_Tk / 2, plan), plan.sent, plan.received
-
-
-@pytest.mark.verifies(f"{DISPATCH}:dispatch", f"{DISPATCH}:combine")
-@pytest.mark.verifies(f"{DISPATCH}:plan_dispatch")
-def test_the_way_back_is_the_way_there_with_its_splits_exchanged(world):
-    for ranks in (1, 2, 3, 4):
-        found = world(ranks).run(there_and_back)
-        table = [one[2] for one in found]
-        for rank, (x, back, sent, received) in enumerate(found):
-            assert torch.equal(back, x)
-            assert sent == table[rank]
-            assert received == [row[rank] for row in table]
-        if ranks > 1:
-            assert any(sent != received for _, _, sent, received in found)
 
 
 # ----------------------------------------------------------------------- e87: balance

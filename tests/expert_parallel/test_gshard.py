@@ -62,7 +62,7 @@ def test_any_number_of_choices_on_ragged_tokens(world, ranks):
     cases += [
         case_of("even", Rules(2), EVEN[:ranks], **options),
         case_of("one rank has all", Rules(3), [0] * (ranks - 1) + [9], **options),
-        case_of("nobody has any", Rules(2), [0] * ranks, shared=SHARED, **options),
+        case_of("no tokens", Rules(2), [0] * ranks, shared=SHARED, **options),
         case_of("one token", Rules(1), [1] + [0] * (ranks - 1), **options),
     ]
     agreed(world, ranks, cases)
@@ -173,7 +173,7 @@ def steps_of(case: Case, steps: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.verifies(LAYER, *WAY)
 def test_several_adamw_steps_follow_the_dense_layer(world, ranks):
-    """The experts' gradients are of the scale of all others: nobody divides."""
+    """The experts' gradients are of the scale of all others: none is divided."""
     case = case_of("steps", Rules(2), RAGGED[:ranks], shared=SHARED)
     dense = {name: w.clone().requires_grad_() for name, w in case.made.items()}
     optimizer = torch.optim.AdamW(dense.values(), lr=0.02)
@@ -208,10 +208,13 @@ def on_a_mesh(case: Case) -> tuple:
     for alpha, term in zip((0.3, 0.1), losses_of(layer), strict=True):
         loss = loss + alpha * term  # of the tokens of all four ranks
     loss.backward()
+    alone = layer.experts.gate_proj.grad.clone()
     for name, grad in gradients(layer).items():
         over = mesh["expert_data"].get_group() if name in MATRICES else None
         dist.all_reduce(grad, group=over)
-    return y.detach(), x.grad, gradients(layer), mesh["expert"].get_local_rank()
+    groups = [mesh[axis].get_group() for axis in ("expert", "expert_data")]
+    members = [dist.get_process_group_ranks(group) for group in groups]
+    return y.detach(), x.grad, gradients(layer), alone, members
 
 
 @pytest.mark.verifies(LAYER, *WAY)
@@ -219,7 +222,12 @@ def test_expert_data_times_expert(world):
     """Dense gradients are summed over both axes, the experts' over expert_data."""
     case = case_of("mesh", Rules(3), [5, 0, 3, 7], shared=SHARED)
     expected = truth_of(case)
-    for rank, (y, dx, grads, index) in enumerate(world(4).run(on_a_mesh, case)):
+    for rank, (y, dx, grads, alone, members) in enumerate(
+        world(4).run(on_a_mesh, case)
+    ):
+        row, index = divmod(rank, 2)
+        assert members == [[2 * row, 2 * row + 1], [index, index + 2]]
+        assert (alone - grads["gate"]).abs().max() > 1e-3, "a sum is needed"
         close(y, expected.y[rank])
         close(dx, expected.dx[rank])
         for name, grad in grads.items():

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tests.devices import randn
 from tests.expert_parallel import counted
-from xtrain.comm import init_mesh
 from xtrain.expert_parallel import (
     DeepSeekMoE,
     GShardMoE,
@@ -17,18 +16,16 @@ from xtrain.expert_parallel import (
     TopKRouter,
     expert_capacity,
     load_balancing_loss,
-    update_balance_bias,
     within_capacity,
 )
-from xtrain.plan import all_to_all_bytes, routed_bytes
 from xtrain_docs.lectures.lc7.balance import training
 
 BALANCE = "xtrain.expert_parallel.balance"
+DISPATCH = "xtrain.expert_parallel.dispatch"
 CAPACITY = "xtrain.expert_parallel.routing"
 GSHARD = "xtrain.expert_parallel.gshard:GShardMoE"
 MOE = "xtrain.expert_parallel.moe:MoE"
 ROUTER = "xtrain.expert_parallel.router:TopKRouter"
-TWO = "xtrain.whiteboard.expert_parallel.overlapped_all_to_all:overlapped_all_to_all"
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +81,7 @@ def test_the_busiest_rank_of_an_exchange_gets_more_than_the_mean(world):
 
 
 @pytest.mark.verifies(MOE)
-def test_an_expert_that_nobody_chooses_learns_nothing():
+def test_an_expert_that_no_token_chooses_learns_nothing():
     moe, x = a_moe(), drawn(1, 32, 6)
     moe(x).square().sum().backward()
     counts = moe.router.stats.counts_E
@@ -93,7 +90,7 @@ def test_an_expert_that_nobody_chooses_learns_nothing():
     assert (grads > 0).all()
     x[:, 0] = 1
     with torch.no_grad():
-        moe.router.weight[3:5, 0] = -100  # nobody chooses these two
+        moe.router.weight[3:5, 0] = -100  # no token chooses these two
     moe.zero_grad()
     moe(x).square().sum().backward()
     unused = moe.router.stats.counts_E == 0
@@ -134,8 +131,8 @@ def test_a_shared_expert_sees_every_token_and_sends_nothing(world):
     torch.manual_seed(0)
     moe = DeepSeekMoE(6, 5, 8, 2, shared_experts=2, dtype=torch.float64)
     x = drawn(1, 12, 6)
-    nobody = torch.zeros(12, dtype=torch.bool)
-    close(moe(x, nobody), moe.shared(x))  # no routed expert
+    padding = torch.zeros(12, dtype=torch.bool)
+    close(moe(x, padding), moe.shared(x))  # no routed expert
     with torch.no_grad():
         for weight in moe.experts.parameters():
             weight.zero_()
@@ -150,7 +147,7 @@ def test_a_shared_expert_sees_every_token_and_sends_nothing(world):
 # -------------------------------------------------------- q93: forward, and backward
 
 
-@pytest.mark.verifies(GSHARD)
+@pytest.mark.verifies(GSHARD, f"{DISPATCH}:_Dispatch", f"{DISPATCH}:_Combine")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_four_exchanges_of_rows_and_one_of_counts(world, ranks):
     """Backward has the same splits: gradients to the experts, and back."""
@@ -159,9 +156,9 @@ def test_four_exchanges_of_rows_and_one_of_counts(world, ranks):
     for rank, (counts, *calls) in enumerate(found):
         assert counts["dtype"] == "torch.int64"
         assert all(call["dtype"] == "torch.float64" for call in calls)
-        there, back, backward, home = ([c["sent"], c["received"]] for c in calls)
+        there, back, backward, last = ([c["sent"], c["received"]] for c in calls)
         assert there == [table[rank], [row[rank] for row in table]]
-        assert back == home == there[::-1]
+        assert back == last == there[::-1]
         assert backward == there
         assert sum(there[0]) == 16 * 2
 
@@ -204,51 +201,7 @@ def test_backward_needs_the_branch_of_the_gates(world):
             assert expert.abs().max() < 1e-10  # which does not show it
 
 
-# -------------------------------------------------------------------- q94: overlapping
-
-
-@pytest.mark.verifies(TWO)
-def test_one_micro_batch_computes_while_the_rows_of_the_other_travel(world):
-    for ranks in (1, 2, 3):
-        for events in world(ranks).run(counted.overlap_events, 3):
-            assert events.count("issue 0") == events.count("wait 0") == 3
-            flying: list[str] = []
-            covered = 0
-            for event in events:
-                what, batch = event.split()
-                if what == "issue":
-                    flying.append(batch)
-                elif what == "wait":
-                    flying.remove(batch)
-                else:
-                    assert batch not in flying  # its own rows are there
-                    covered += bool(flying)
-            assert not flying
-            assert covered == 5  # of 6 exchanges: the last has nothing to hide under
-
-
 # ---------------------------------------------------- q95, q96: top-k, kinds of gates
-
-
-@pytest.mark.verifies(ROUTER)
-def test_which_logits_get_a_gradient_from_a_gate():
-    """All of them only if a softmax over all experts is left as it is."""
-    reached = {}
-    for score in ("softmax", "sigmoid"):
-        for renormalize in (False, True):
-            router = a_router(score=score, renormalize=renormalize)
-            routing = router(drawn(1, 5, 6))
-            (grad,) = torch.autograd.grad(
-                routing.gates_Tk[:, 0].sum(), routing.logits_TE
-            )
-            reached[score, renormalize] = (grad.abs() > 1e-12).sum(1).tolist()
-            chosen = torch.zeros_like(grad).scatter(1, routing.experts_Tk, 1) > 0
-            if (score, renormalize) != ("softmax", False):
-                assert not grad[~chosen].any() or (grad[~chosen].abs() < 1e-12).all()
-    assert reached["softmax", False] == [8] * 5
-    assert reached["softmax", True] == [2] * 5
-    assert reached["sigmoid", False] == [1] * 5  # its own score alone
-    assert reached["sigmoid", True] == [2] * 5
 
 
 @pytest.mark.verifies(ROUTER)
@@ -294,16 +247,8 @@ def test_padding_changes_no_loss_takes_no_place_and_is_not_sent(capacity_factor)
 
 
 @pytest.mark.verifies(f"{BALANCE}:load_balancing_loss")
-def test_uniform_is_1_collapse_is_e_and_less_than_1_is_possible():
-    for tokens in (8, 64, 512):
-        uniform = torch.full((tokens, 8), 1 / 8, dtype=torch.float64)
-        spread = (torch.arange(tokens) % 8)[:, None]
-        close(load_balancing_loss(uniform, spread), torch.tensor(1.0).double())
-        certain = torch.zeros(tokens, 8, dtype=torch.float64)
-        certain[:, 5] = 1
-        everyone = torch.full((tokens, 1), 5)
-        close(load_balancing_loss(certain, everyone), torch.tensor(8.0).double())
-    # Three tokens just so prefer expert 0, and one is sure of expert 1.
+def test_a_loss_below_1_is_possible_unless_tokens_are_sure():
+    # Three tokens narrowly prefer expert 0, and one is sure of expert 1.
     p = torch.tensor([[0.51, 0.49]] * 3 + [[0.0, 1.0]], dtype=torch.float64)
     assert load_balancing_loss(p, p.argmax(1, keepdim=True)) < 0.9
     for seed in range(10):  # P equals f if each token is sure of its expert
@@ -311,45 +256,7 @@ def test_uniform_is_1_collapse_is_e_and_less_than_1_is_possible():
         assert load_balancing_loss(sure, sure.argmax(1, keepdim=True)) >= 1
 
 
-@pytest.mark.verifies(f"{BALANCE}:load_balancing_loss")
-def test_the_loss_pushes_down_the_probability_of_busy_experts():
-    p = drawn(1, 64, 4).softmax(-1).requires_grad_()
-    experts = p.topk(1).indices
-    (grad,) = torch.autograd.grad(load_balancing_loss(p, experts), p)
-    counts = torch.bincount(experts.flatten(), minlength=4)
-    close(grad, (4 * counts / 64 / 64).double().expand_as(grad))
-
-
 # ------------------------------------------------------ q99: without an auxiliary loss
-
-
-@pytest.mark.verifies(ROUTER, f"{BALANCE}:update_balance_bias")
-def test_the_bias_moves_the_choice_and_no_gate():
-    router, x = a_router(balance_bias=True), drawn(1, 256, 6)
-    before = router(x)
-    router.balance_bias[2] += 10.0
-    after = router(x)
-    assert (after.experts_Tk == 2).any(1).all()
-    scores = after.logits_TE.softmax(-1).gather(1, after.experts_Tk)
-    close(after.gates_Tk, scores / scores.sum(-1, keepdim=True))
-    close(after.probabilities_TE, before.probabilities_TE)
-    assert "balance_bias" not in dict(router.named_parameters())
-
-
-@pytest.mark.verifies(f"{BALANCE}:update_balance_bias")
-def test_each_step_moves_a_bias_by_the_rate_against_its_load():
-    bias = torch.zeros(4)
-    update_balance_bias(bias, torch.tensor([9, 1, 5, 5]), 1e-3)
-    close(bias, torch.tensor([-1e-3, 1e-3, 0, 0]))
-    router, x = a_router(balance_bias=True), drawn(1, 256, 6)
-    loads = []
-    for _ in range(600):
-        router(x)
-        loads.append(router.stats.counts_E)
-        router.update_balance_bias(router.stats.counts_E, 2e-3)
-    assert loads[0].max() > 1.5 * 64
-    late = torch.stack(loads[-50:]).double().mean(0)  # single steps go to and fro
-    assert late.max() < 1.1 * 64
 
 
 def biases_of_ranks(summed: bool) -> Tensor:
@@ -404,41 +311,7 @@ def test_a_dropped_copy_adds_nothing_and_dropless_computes_all():
     assert (some != whole)[~kept.all(1)].any()
 
 
-# -------------------------------------------------------------------------- q101: bytes
-
-
-@pytest.mark.verifies("xtrain.plan.experts:all_to_all_bytes")
-@pytest.mark.verifies("xtrain.plan.experts:routed_bytes")
-def test_bytes_of_each_all_to_all_are_those_of_the_routing(world):
-    phases = ("dispatch", "combine", "combine, backward", "dispatch, backward")
-    for ranks in (1, 2, 4):
-        for one in world(ranks).run(counted.bytes_of_layer, True):
-            formula = all_to_all_bytes(16, 2, 6, ranks, itemsize=8)
-            assert formula == 16 * 2 * 6 * 8 * (ranks - 1) / ranks
-            assert [one[phase] for phase in phases] == [formula] * 4
-            assert one["counts"] == 8 * 8 * (ranks - 1) / ranks  # 8 experts, int64
-        found = world(ranks).run(counted.bytes_of_layer, False)
-        table = [one["copies"] for one in found]
-        there = routed_bytes(table, 6, itemsize=8)
-        back = routed_bytes(list(zip(*table, strict=True)), 6, itemsize=8)
-        for rank, one in enumerate(found):
-            assert [one[phase] for phase in phases] == [
-                there[rank], back[rank], there[rank], back[rank],
-            ]  # fmt: skip
-
-
 # ------------------------------------------------------------------------- q102: scale
-
-
-@pytest.mark.verifies(GSHARD)
-def test_gradients_of_experts_are_sums_over_the_tokens_of_all_ranks(world):
-    for ranks in (1, 2, 4):
-        for one in world(ranks).run(counted.gradient_errors):
-            assert one["experts"] < 1e-12
-            assert one["router, summed"] < 1e-12
-            if ranks > 1:
-                assert one["experts, averaged"] > 0.4
-                assert one["router"] > 0.01
 
 
 def test_adam_hides_a_factor_and_the_norm_does_not():
@@ -451,44 +324,6 @@ def test_adam_hides_a_factor_and_the_norm_does_not():
         steps.append(weight.detach())
     torch.testing.assert_close(steps[0], steps[1], rtol=1e-6, atol=0)
     close(norms[1], 4 * norms[0])
-
-
-# ------------------------------------------------------------------------ q103: groups
-
-
-def group_members() -> dict[str, list[int]]:
-    """On 2 x 2 ranks: who sums the gradient of an expert with us, and of the router."""
-    mesh = init_mesh((2, 2), ("expert_data", "expert"))
-    rank = dist.get_rank()
-    layer = GShardMoE.from_full(a_moe(), mesh["expert"].get_group())
-    x = drawn(rank, 16, 6)
-    layer(x).square().sum().backward()
-    grad = layer.experts.up_proj.grad.clone()
-    dist.all_reduce(grad, group=mesh["expert_data"].get_group())
-    full = a_moe()
-    full(torch.cat([drawn(r, 16, 6) for r in range(4)])).square().sum().backward()
-    right = full.experts.up_proj.grad.chunk(2)[mesh["expert"].get_local_rank()]
-    router = layer.router.weight.grad.clone()
-    dist.all_reduce(router)
-    return {
-        "expert": dist.get_process_group_ranks(mesh["expert"].get_group()),
-        "expert_data": dist.get_process_group_ranks(mesh["expert_data"].get_group()),
-        "errors": [
-            float((grad - right).abs().max()),
-            float((router - full.router.weight.grad).abs().max()),
-        ],
-        "alone": float((layer.experts.up_proj.grad - right).abs().max()),
-    }
-
-
-@pytest.mark.verifies(GSHARD)
-def test_experts_are_summed_over_their_replicas_and_the_router_over_all(world):
-    found = world(4).run(group_members)
-    assert [one["expert"] for one in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert [one["expert_data"] for one in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
-    for one in found:
-        assert max(one["errors"]) < 1e-10
-        assert one["alone"] > 1e-3
 
 
 # ------------------------------------------------------------------------- q104: nodes

@@ -255,7 +255,7 @@ def test_a_wrong_table_is_refused(case):
 WRONG_PLANS = {
     "too few slots": (([1] * 5, 2, 2), {}, "5 experts do not fit 2 ranks with 2 slots"),
     "no ranks": (([1], 0, 1), {}, "do not fit 0 ranks"),
-    "too many slots": (([1, 1], 2, 3), {}, "a rank needs an expert once"),
+    "too many slots": (([1, 1], 2, 3), {}, "a rank holds an expert once"),
     "no loads": (([], 2, 1), {}, "loads are counts"),
     "a negative load": (([1, -1], 2, 1), {}, "loads are counts"),
     "not a number": (([1, float("nan")], 2, 1), {}, "loads are counts"),
@@ -266,7 +266,7 @@ WRONG_PLANS = {
         ([1] * 4, 2, 2), {"groups": -2, "ranks_per_node": 1}, "give both or none",
     ),
     "half a node": (
-        ([1] * 4, 3, 2), {"groups": 2, "ranks_per_node": 2}, "3 ranks are no nodes",
+        ([1] * 4, 3, 2), {"groups": 2, "ranks_per_node": 2}, "3 ranks are not",
     ),
     "uneven groups": (
         ([1] * 5, 2, 3), {"groups": 2, "ranks_per_node": 1}, "groups have equal sizes",

@@ -25,7 +25,10 @@ CALLS = {
         {"x": torch.zeros(3, 5, dtype=torch.float64)},
         r"\[3, 5\]: needs \[T, 6\]",
     ),
-    "integers": ({"x": torch.zeros(3, HIDDEN, dtype=torch.int64)}, "not floating"),
+    "integers": (
+        {"x": torch.zeros(3, HIDDEN, dtype=torch.int64)},
+        "not a floating-point",
+    ),
     "a mask of numbers": ({"mask": torch.ones(3)}, "needs bool"),
     "a longer mask": (
         {"mask": torch.ones(4, dtype=torch.bool)},

@@ -110,6 +110,7 @@ def test_the_bias_changes_the_choice_and_never_the_gates():
     assert not (before.experts_Tk[:, 0] == 5).all()
     chosen = after.logits_TE.sigmoid().gather(1, after.experts_Tk)
     close(after.gates_Tk, chosen / chosen.sum(-1, keepdim=True))
+    close(after.probabilities_TE, before.probabilities_TE)
     assert "balance_bias" in router.state_dict()
     assert [name for name, _ in router.named_parameters()] == ["weight"]
 
@@ -127,10 +128,11 @@ def gate_gradients(**options) -> torch.Tensor:
 
 
 @pytest.mark.verifies(ROUTER)
-def test_whom_a_softmax_gate_and_a_sigmoid_gate_compete_with():
+def test_which_logits_a_softmax_gate_and_a_sigmoid_gate_depend_on():
     chosen, others = [5, 2, 7], [0, 1, 3, 4, 6]
     softmax = gate_gradients(renormalize=False)
     assert (softmax[:, others] < 0).all(), "any other logit that rises takes from it"
+    assert (softmax != 0).all(), "all logits get a gradient"
     sigmoid = gate_gradients(score="sigmoid", renormalize=False)
     assert not sigmoid[:, others].any()
     assert torch.equal(sigmoid[:, chosen] != 0, torch.eye(3, dtype=torch.bool))
@@ -274,7 +276,7 @@ WRONG_TOKENS = {
     "one token": ((torch.zeros(HIDDEN), None), r"needs \[T, 6\]"),
     "a batch": ((torch.zeros(2, 3, HIDDEN), None), r"needs \[T, 6\]"),
     "another size": ((torch.zeros(3, 5), None), r"\[3, 5\]: needs \[T, 6\]"),
-    "integers": ((torch.zeros(3, HIDDEN, dtype=torch.int64), None), "not floating"),
+    "integers": ((torch.zeros(3, HIDDEN).long(), None), "not a floating-point"),
     "a mask of numbers": ((torch.zeros(3, HIDDEN), torch.ones(3)), "needs bool"),
     "a long mask": (
         (torch.zeros(3, HIDDEN), torch.ones(4, dtype=torch.bool)), r"needs bool \[3\]",
@@ -284,7 +286,7 @@ WRONG_TOKENS = {
 
 @pytest.mark.parametrize("case", WRONG_TOKENS)
 @pytest.mark.verifies(f"{MODULE}:check_tokens")
-def test_tokens_that_are_none_are_refused(case):
+def test_tokens_and_masks_that_do_not_fit_are_refused(case):
     (x, mask), message = WRONG_TOKENS[case]
     with pytest.raises(ValueError, match=message):
         check_tokens(x, HIDDEN, mask)

@@ -56,6 +56,7 @@ def test_top_k_gradient_is_that_of_autograd(table):
 def test_the_gradient_of_top_k_reaches_the_chosen_scores_alone():
     scores_TE = torch.tensor([[0.1, 0.5, 0.4], [0.9, 0.3, 0.6]], requires_grad=True)
     values, experts = scores_TE.topk(2, dim=1)
+    assert values.requires_grad and not experts.requires_grad
     grad_Tk = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     values.backward(grad_Tk)
     expected = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 4.0]])

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from tests.devices import randint
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
@@ -132,10 +133,11 @@ class MeshTraining:
         else:
             self.optimizer = adamw(parameters, lr=lr, eps=eps)
         self.norms: list[float] = []
+        self.losses: list[float] = []
 
     def train(self, first: int, last: int) -> None:
         for step in range(first, last):
-            self.accumulate(step)
+            self.losses.append(self.accumulate(step))
             self.bare.sync_gradients(
                 skip=() if self.layout.wrapper == "plain" else (self.layout.axis,)
             )
@@ -146,16 +148,20 @@ class MeshTraining:
             if self.bare.config.balance_bias:
                 self.bare.update_balance_biases(0.05)
 
-    def accumulate(self, step: int) -> None:
-        """Forwards and backwards of this rank's rows of the step's batch."""
+    def accumulate(self, step: int) -> float:
+        """Forwards and backwards of this rank's rows of the step's batch; the loss."""
+        total = 0.0
         tokens, labels = batch(step)
         here, size = self.bare.data.rank(), self.layout.batches
         tokens, labels = (t.chunk(size)[here] for t in (tokens, labels))
         for micro in range(self.micro_batches):
             part = [x.chunk(self.micro_batches)[micro] for x in (tokens, labels)]
             with self.quiet() if micro < self.micro_batches - 1 else nullcontext():
-                loss = self.model(*part)
-                (loss * share(step, micro, self.micro_batches, self.layout)).backward()
+                weight = share(step, micro, self.micro_batches, self.layout)
+                loss = self.model(*part) * weight
+                loss.backward()
+                total += loss.item()
+        return total
 
     def quiet(self):
         """The wrapper's `no_sync`; without a wrapper nothing is sent in backward."""
@@ -224,15 +230,17 @@ def freeze(model: XtrainModel, names: Iterable[str]) -> None:
 
 
 def one_process(changes: dict, steps: int, max_norm=None, lr=0.03, eps=1e-8, frozen=()):
-    """Weights after these steps in one process, and the gradients' norms."""
+    """Weights after these steps in one process, the gradients' norms, the losses."""
     model = XtrainModel(config_of(**changes), dtype=torch.float64)
     freeze(model, frozen)
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=lr, eps=eps
     )
-    norms = []
+    norms, losses = [], []
     for step in range(steps):
-        model.loss(*batch(step)).backward()
+        loss = model.loss(*batch(step))
+        losses.append(loss.item())
+        loss.backward()
         if max_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             norms.append(norm.item())
@@ -240,4 +248,38 @@ def one_process(changes: dict, steps: int, max_norm=None, lr=0.03, eps=1e-8, fro
         optimizer.zero_grad()
         if model.config.balance_bias:
             model.update_balance_biases(0.05)
-    return {n: p.detach() for n, p in model.named_parameters()}, norms
+    return {n: p.detach() for n, p in model.named_parameters()}, norms, losses
+
+
+def train_runs(runs, changes, expected, max_norm, tolerance):
+    """Three steps of each (layout, options): (norms, losses); weights as expected."""
+    found = []
+    for layout, options in runs:
+        run = MeshTraining(layout, changes, max_norm=max_norm, **options)
+        run.train(0, 3)
+        error = run.largest_error(expected)
+        assert error < tolerance, f"{layout} {options}: {error}"
+        found.append((run.norms, run.losses))
+    return found
+
+
+def check_training(
+    world, runs, changes, max_norm=None, tolerance=1e-12, digits=1e-13
+) -> None:
+    """Each (layout, options) of `runs`, all of one size, trains as one process does.
+
+    Args:
+        max_norm: of the gradients, below the norm of every step.
+        tolerance: of weights; `digits` is that of norms, relative.
+    """
+    expected, norms, losses = one_process(changes, 3, max_norm)
+    assert max_norm is None or min(norms) > 2 * max_norm
+    arguments = runs, changes, expected, max_norm, tolerance
+    found = world(runs[0][0].size).run(train_runs, *arguments)
+    for by_run in found:
+        for run, (of_run, first) in zip(
+            runs, zip(by_run, found[0], strict=True), strict=True
+        ):
+            assert of_run[0] == first[0], "norms have the same bits on each rank"
+            assert of_run[0] == pytest.approx(norms, rel=digits, abs=0), run
+            assert of_run[1] == pytest.approx(losses, rel=1e-12, abs=0), run

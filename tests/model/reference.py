@@ -1,4 +1,4 @@
-"""The same decoder as plain float64 maths on a dict of weights; no code is shared.
+"""The same decoder as plain float64 maths on a dict of weights, without library code.
 
 Rotation multiplies by complex numbers, scores are an einsum over repeated key heads
 with an explicit mask, norms and the softmax are written out.
@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from tests.expert_parallel.reference import Rules, dense_moe
 from xtrain.model import XtrainConfig
 
 WEIGHTS = dict[str, Tensor]
@@ -86,37 +87,20 @@ def swiglu(x: Tensor, weights: WEIGHTS) -> Tensor:
 
 def experts(x: Tensor, weights: WEIGHTS, config: XtrainConfig) -> Tensor:
     """One token after the other, through one chosen expert after the other."""
-    out = []
-    for token in x.flatten(0, 1):
-        logits = weights["router.weight"] @ token
-        scores = 1 / (1 + torch.exp(-logits))
-        if config.scoring_func == "softmax":
-            scores = logits.exp() / logits.exp().sum()
-        gates = {e: scores[e] for e in chosen(scores.tolist(), config)}
-        total = sum(gates.values()) if config.norm_topk_prob else 1.0
-        y = torch.zeros_like(token)
-        for expert, gate in gates.items():
-            own = {
-                f"{name}.weight": weights[f"experts.{name}"][expert]
-                for name in ("gate_proj", "up_proj", "down_proj")
-            }
-            y = y + gate / total * swiglu(token[None, None], own)[0, 0]
-        out.append(config.routed_scaling_factor * y)
-    found = torch.stack(out).view_as(x)
+    rules = Rules(
+        config.num_experts_per_tok,
+        config.scoring_func,
+        config.norm_topk_prob,
+        config.routed_scaling_factor,
+        config.n_group,
+        config.topk_group,
+    )
+    stacked = [weights[f"experts.{name}_proj"] for name in ("gate", "up", "down")]
+    router = weights["router.weight"]
+    found = dense_moe(x.flatten(0, 1), router, *stacked, rules).output_TH.view_as(x)
     if config.n_shared_experts:
         found = found + swiglu(x, part(weights, "shared."))
     return found
-
-
-def chosen(scores: list[float], config: XtrainConfig) -> list[int]:
-    """The best experts of the best groups."""
-    size, k = len(scores) // config.n_group, config.num_experts_per_tok
-    groups = [range(g * size, (g + 1) * size) for g in range(config.n_group)]
-    judged = k // config.topk_group
-    best = sorted(groups, key=lambda g: -sum(sorted(scores[e] for e in g)[-judged:]))[
-        : config.topk_group
-    ]
-    return sorted((e for g in best for e in g), key=lambda e: -scores[e])[:k]
 
 
 def part(weights: WEIGHTS, prefix: str) -> WEIGHTS:

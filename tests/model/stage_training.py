@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+import pytest
 import torch
 
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.twins import LIMIT, batch, close, config_of
 from xtrain.checkpoint import Shard
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
@@ -19,13 +20,12 @@ from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import SCHEDULES
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
-AXES = ("pipeline", "data", "tensor")
 ROWS = 8  # of a step's batch, which the data ranks share
 RATE = 0.05  # of the routers' biases
 
 
 class Layout(NamedTuple):
-    """A schedule over `pipeline` ranks, each of them `data` x `tensor` ranks.
+    """A schedule over `pipeline` ranks, each of them data x context x tensor ranks.
 
     With `expert` ranks besides, the data ranks are those of "expert_data".
     """
@@ -36,10 +36,11 @@ class Layout(NamedTuple):
     tensor: int = 1
     expert: int = 0
     micro_batches: int = 0
+    context: int = 1
 
     @property
     def size(self) -> int:
-        return self.pipeline * self.batches * self.tensor
+        return self.pipeline * self.batches * self.context * self.tensor
 
     @property
     def batches(self) -> int:
@@ -47,14 +48,22 @@ class Layout(NamedTuple):
         return self.data * max(1, self.expert)
 
     def mesh(self):
-        if not self.expert:
-            return init_mesh((self.pipeline, self.data, self.tensor), AXES)
-        sizes = self.pipeline, self.data, self.expert, self.tensor
-        return init_mesh(sizes, ("pipeline", "expert_data", "expert", "tensor"))
+        of_data = {"data": self.data}
+        if self.expert:
+            of_data = {"expert_data": self.data, "expert": self.expert}
+        of_context = {"context": self.context} if self.context > 1 else {}
+        sizes = {"pipeline": self.pipeline, **of_data, **of_context}
+        sizes["tensor"] = self.tensor
+        return init_mesh(tuple(sizes.values()), tuple(sizes))
 
     def made(self):
         count = self.micro_batches or 2 * self.pipeline
         return SCHEDULES[self.schedule](self.pipeline, count)
+
+
+def even_rows(step: int, rank: int, ranks: int):
+    """Tokens and labels of a rank of the batch of a step."""
+    return [t.chunk(ranks)[rank] for t in batch(step, rows=ROWS)]
 
 
 def no_loss(logits, labels):
@@ -65,14 +74,25 @@ class StageTraining:
     """This rank's stages and one optimizer of all of them, under a wrapper or bare."""
 
     def __init__(
-        self, layout, changes, dtype=torch.float64, lr=0.03, wrapper="", **options
+        self,
+        layout,
+        changes,
+        dtype=torch.float64,
+        lr=0.03,
+        wrapper="",
+        recompute=False,
+        rows_of=even_rows,
+        **options,
     ):
-        self.layout, self.mesh = layout, layout.mesh()
+        self.layout, self.mesh, self.rows_of = layout, layout.mesh(), rows_of
         self.schedule = layout.made()
         self.stages = XtrainModel.stages(
             config_of(**changes), self.mesh, self.schedule, dtype=dtype, **options
         )
+        for stage in self.stages:
+            stage.recompute = recompute
         self.modules = [stage.module for stage in self.stages]
+        self.wrapper = wrapper
         last = next((m for m in self.modules if m.has_head), None)
         if wrapper:
             self.optimizer = wrapped(self.stages, wrapper, None, lr=lr)
@@ -113,41 +133,41 @@ class StageTraining:
 
     def check(self, whole, what):
         """Every parameter is its slice of the whole model's."""
-        for module, name, parameter in self.named_parameters():
-            close(parameter, module.placement(name).of(whole[name]), f"{what} {name}")
-
-    def check_wrapped(self, whole, what):
-        """Likewise of stages under FSDP, which puts their parameters together."""
         for stage, module in zip(self.stages, self.modules, strict=True):
-            for name, weight in stage.module.full_state_dict().items():
+            found = dict(module.named_parameters())
+            if self.wrapper == "fsdp":  # which puts its parameters together
+                found = stage.module.full_state_dict()
+            for name, weight in found.items():
                 right = module.placement(name).of(whole[name])
                 close(weight, right, f"{what} {name}")
 
     def accumulate(self, step):
         """All gradients of a step, and its loss."""
-        tokens, labels = batch(step, rows=ROWS)
-        here, size = batch_group(self.mesh).rank(), self.layout.batches
-        tokens, labels = (t.chunk(size)[here] for t in (tokens, labels))
-        loss = self.runner.step(tokens, labels)
+        here = batch_group(self.mesh).rank()
+        loss = self.runner.step(*self.rows_of(step, here, self.layout.batches))
         for module in self.modules:
             module.sync_gradients()
         return loss.item()
 
 
-def one_process(changes, steps, lr=0.03, max_norm=None):
+def one_process(changes, steps, max_norm=None, rows_of=even_rows, ranks=1):
     """The whole model after these steps, and (loss, norm) of each."""
     model = XtrainModel(config_of(**changes), dtype=torch.float64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    return model, train_whole(model, optimizer, 0, steps, max_norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
+    return model, train_whole(model, optimizer, 0, steps, max_norm, rows_of, ranks)
 
 
-def train_whole(model, optimizer, first, last, max_norm=None):
-    """Loss and norm of each step, on the batches of `StageTraining`."""
+def train_whole(
+    model, optimizer, first, last, max_norm=None, rows_of=even_rows, ranks=1
+):
+    """Loss and norm of each step, on the rows of all these ranks together."""
     found = []
     for step in range(first, last):
+        parts = [rows_of(step, rank, ranks) for rank in range(ranks)]
         optimizer.zero_grad()
-        loss, norm = model.loss(*batch(step, rows=ROWS)), None
+        loss = model.loss(*(torch.cat(part) for part in zip(*parts, strict=True)))
         loss.backward()
+        norm = None
         if max_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
         found.append((loss.item(), norm))
@@ -155,6 +175,36 @@ def train_whole(model, optimizer, first, last, max_norm=None):
         if model.config.balance_bias:
             model.update_balance_biases(RATE)
     return found
+
+
+def train_runs(runs, changes, expected, state, digits):
+    """Clipped steps of each (layout, options), as those of one process."""
+    for layout, options in runs:
+        run, what = StageTraining(layout, changes, **options), f"{layout} {options}"
+        found = run.train(0, len(expected), LIMIT)
+        for step, (mine, right) in enumerate(zip(found, expected, strict=True)):
+            assert mine == pytest.approx(right, rel=digits, abs=0), (what, step)
+        run.check(state, what)
+        for module in run.modules:
+            for name, buffer in module.named_buffers():
+                assert buffer.any(), "no bias has moved"
+                close(buffer, state[name], f"{what} {name}")
+
+
+def check_training(
+    world, runs, changes, steps=3, digits=1e-12, rows_of=even_rows
+) -> None:
+    """Each (layout, options) of `runs`, all of one size, trains as one process does.
+
+    Loss, norm, weights and biases of routers; `digits` is relative.
+    """
+    ranks = runs[0][0].batches
+    whole, expected = one_process(changes, steps, LIMIT, rows_of, ranks)
+    assert min(norm for _, norm in expected) > 2 * LIMIT
+    assert bool([*whole.buffers()]) == whole.config.balance_bias
+    state = {n: t.detach() for n, t in whole.state_dict(keep_vars=True).items()}
+    runs = [(layout, options | {"rows_of": rows_of}) for layout, options in runs]
+    world(runs[0][0].size).run(train_runs, runs, changes, expected, state, digits)
 
 
 def wrapped(stages, kind: str, group, **options) -> torch.optim.Optimizer:

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.model.expert_cases import MIXTRAL
 from tests.model.mesh_training import WRAPPERS, batch, one_process
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import MIXTRAL, config_of
 from xtrain.comm import init_mesh
 from xtrain.comm.mesh import axes_of_ranks, mesh_of
 from xtrain.comm.wrapper_mesh import alone, ranks_to_reduce
@@ -69,7 +68,7 @@ def test_a_wrapper_takes_its_ranks_and_the_sum_from_the_mesh(world):
         ({}, [((2,), ("tensor",)), ((3,), ("context",))]),
         (MIXTRAL, [((2,), ("expert",)), ((2, 2), ("expert_data", "expert"))]),
     ):
-        expected, _ = one_process(changes, STEPS)
+        expected, *_ = one_process(changes, STEPS)
         for shape, axes in meshes:
             size = torch.Size(shape).numel()
             world(size).run(told_nothing, shape, axes, changes, expected)

@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.model.expert_cases import MIXTRAL
 from tests.model.mesh_training import (
     WRAPPERS,
     Layout,
     MeshTraining,
     batch,
+    check_training,
     one_process,
 )
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import MIXTRAL, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
 from xtrain.testing import expect_error
@@ -28,50 +28,27 @@ CLIP = (
 )
 WRAPPED = (
     *CLIP,
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 KEYS = {"num_key_value_heads": 2}
 ONE_KEY_TIED = {"num_key_value_heads": 1, "tie_word_embeddings": True}
 LIMIT = 0.3  # below the norm of every step
 
 
-def clipped(layouts, changes, expected, sequence_parallel):
-    """Three clipped steps in each layout; their norms."""
-    found = []
-    for layout in layouts:
-        run = MeshTraining(
-            layout, changes, max_norm=LIMIT, sequence_parallel=sequence_parallel
-        )
-        run.train(0, 3)
-        assert run.largest_error(expected) < 1e-12, layout
-        found.append(run.norms)
-    return found
-
-
-def check_norms(world, size, layouts, changes, sequence_parallel=False):
-    expected, norms = one_process(changes, 3, max_norm=LIMIT)
-    assert min(norms) > 2 * LIMIT
-    found = world(size).run(clipped, layouts, changes, expected, sequence_parallel)
-    assert all(of_rank == found[0] for of_rank in found)  # the same bits on each rank
-    for layout, of_layout in zip(layouts, found[0], strict=True):
-        for norm, right in zip(of_layout, norms, strict=True):
-            assert math.isclose(norm, right, rel_tol=1e-13), (layout, norm, right)
-
-
 @pytest.mark.verifies(*CLIP)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_norm_of_a_cut_model_is_that_of_the_full_one(world, size):
-    layouts = [Layout("plain", 1, size)]
-    for sequence_parallel in (False, True):
-        check_norms(world, size, layouts, ONE_KEY_TIED, sequence_parallel)
+    layout = Layout("plain", 1, size)
+    runs = [(layout, {"sequence_parallel": cut}) for cut in (False, True)]
+    check_training(world, runs, ONE_KEY_TIED, LIMIT)
 
 
 @pytest.mark.verifies(*WRAPPED)
 def test_with_data_ranks_besides_the_norm_is_that_of_the_full_model(world):
     for data, tensor in ((2, 2), (1, 4), (4, 1)):
-        layouts = [Layout(wrapper, data, tensor) for wrapper in WRAPPERS]
-        check_norms(world, 4, layouts, KEYS)
+        runs = [(Layout(wrapper, data, tensor), {}) for wrapper in WRAPPERS]
+        check_training(world, runs, KEYS, LIMIT)
 
 
 def counted_on_every_rank():
@@ -86,7 +63,7 @@ def counted_on_every_rank():
 
 def test_a_norm_without_the_table_is_another(world):
     """Each rank's own differs by rank, the sum of all counts replicas often."""
-    _, (right,) = one_process(KEYS, 1, max_norm=LIMIT)
+    _, (right,), _ = one_process(KEYS, 1, max_norm=LIMIT)
     found = world(4).run(counted_on_every_rank)
     assert len({local for local, *_ in found}) > 1
     for local, all_of_them, ours in found:
@@ -151,7 +128,7 @@ def test_only_parameters_that_are_cut_are_slices(world):
 
 @pytest.mark.verifies(
     "xtrain.comm.wrapper_rules:check_not_slices",
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
+    "xtrain.zero.optimizer:ZeroOptimizer",
 )
 def test_zero_refuses_to_clip_slices_without_their_module(world):
     world(2).run(without_the_module)

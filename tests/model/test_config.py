@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.model.configs import CONFIGS, EXPERTS, ODD, config_of
+from tests.model.configs import CONFIGS, EXPERTS, ODD, VOCABULARY, config_of
 from xtrain.model import RopeScaling, XtrainConfig, XtrainModel
 from xtrain.plan.shapes import PRESETS
 
@@ -105,14 +105,19 @@ TOKENS = torch.zeros(2, 5, dtype=torch.int64)
         ({"tokens": TOKENS.float()}, "tokens of shape [2, 5] and torch.float32"),
         ({"labels": TOKENS[:, 1:]}, "labels of shape [2, 4] and torch.int64 are not"),
         ({"labels": TOKENS.double()}, "labels of shape [2, 5] and torch.float64"),
+        ({"labels": TOKENS + VOCABULARY}, f"{VOCABULARY}"),
         ({"positions": TOKENS[:, :1]}, "positions of shape [2, 1] and torch.int64"),
         ({"positions": TOKENS[0].float()}, "positions of shape [5] and torch.float32"),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused(call, said):
-    model = XtrainModel(config_of("one head"))
+def test_a_call_that_does_not_fit_is_refused_before_the_first_layer(call, said):
+    model, ran = XtrainModel(config_of("one head")), []
+    model.layers[0].register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(ValueError, match=re.escape(said)):
         model(**({"tokens": TOKENS} | call))
+    assert not ran
+    assert model(TOKENS, TOKENS) > 0
+    assert ran
 
 
 def build_on(shape, names):
@@ -145,5 +150,5 @@ def test_sizes_that_do_not_divide_are_refused_on_every_rank(world):
 
 
 @pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
-def test_a_mesh_of_one_rank_is_no_cut(world):
+def test_a_mesh_of_one_rank_cuts_nothing(world):
     assert world(1).run(build_on, (1, 1), ("data", "tensor")) == [None]

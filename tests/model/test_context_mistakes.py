@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.devices import skip_unless_mistakes_are_told
-from tests.model.context_cases import LENGTH, Case, Twins, batch
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import LENGTH, Case, Twins, config_of, sparse_batch
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.model import XtrainModel, decoder
 from xtrain.model.context import SequenceCut
@@ -135,7 +134,7 @@ def first_difference(mistake, case: Case) -> str:
     twins = Twins(case)
     with patched(mistake, twins, case):
         try:
-            tokens, labels = batch(2)
+            tokens, labels = sparse_batch(2)
             twins.check_logits(tokens, None)
             twins.gradients(tokens, labels)
             twins.check_gradients()
@@ -154,7 +153,7 @@ def patched(mistake, twins, case):
 
 
 def all_differences() -> list[str]:
-    return [first_difference(mistake, Case(2)) for mistake in (None, *MISTAKES)]
+    return [first_difference(mistake, Case(context=2)) for mistake in (None, *MISTAKES)]
 
 
 @pytest.mark.verifies(MODEL, *CUT)
@@ -171,7 +170,7 @@ def test_each_mistake_is_seen_where_it_shows_first(world):
 def refused() -> list[str]:
     """What the model says on this rank; nothing is sent before."""
     mesh, said = init_mesh((2, 2), ("context", "tensor")), []
-    tokens = batch(0)[0]
+    tokens = sparse_batch(0)[0]
 
     def tries(match, call, sent=0):
         with CommLedger() as ledger, pytest.raises(ValueError, match=match) as caught:
@@ -217,7 +216,7 @@ def one_rank() -> None:
     """An axis of one cuts nothing: any length, any attention; options are checked."""
     mesh = init_mesh((1,), ("context",))
     whole = XtrainModel(config_of())
-    tokens = batch(0)[0][:, :7]
+    tokens = sparse_batch(0)[0][:, :7]
     once = XtrainModel(config_of(), mesh, attention=whole.layers[0].self_attn.attention)
     assert once.context is None
     assert torch.equal(once(tokens, gather_logits=True), whole(tokens))
@@ -237,7 +236,7 @@ def wrong_on_one_data_rank() -> list[str]:
     """The last data rank brings a sequence that cannot be cut; then a good batch."""
     mesh = init_mesh((2, 2), ("data", "context"))
     model = XtrainModel(config_of(), mesh)
-    tokens, labels = batch(mesh["data"].get_local_rank())
+    tokens, labels = sparse_batch(mesh["data"].get_local_rank())
     length = LENGTH - 2 * mesh["data"].get_local_rank()
     with pytest.raises(ValueError, match="^ranks 2, 3: a sequence of 22 ") as caught:
         model.loss(tokens[:, :length], labels[:, :length])

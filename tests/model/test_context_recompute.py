@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.devices import device_type
-from tests.model.context_cases import Case, Twins, batch
-from tests.model.test_on_a_mesh import check_weights, config_of
+from tests.model.twins import Case, Twins, check_weights, config_of, sparse_batch
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, load_hf, save_hf
 from xtrain.pipeline_parallel import checkpoint
@@ -16,10 +15,10 @@ from xtrain.pipeline_parallel import checkpoint
 MODEL = "xtrain.model.decoder:XtrainModel"
 CUT = "xtrain.model.context:SequenceCut"
 CASES = [
-    Case(2),
-    Case(2, 2, "all_gather", sequence_parallel=True),
-    Case(2, 2, "ulysses"),
-    Case(4),
+    Case(context=2),
+    Case(context=2, tensor=2, attention="all_gather", sequence_parallel=True),
+    Case(context=2, tensor=2, attention="ulysses"),
+    Case(context=4),
 ]
 
 
@@ -51,7 +50,7 @@ def under_autocast() -> dict[str, float]:
     And how far one device's under autocast are: as rounding alone.
     """
     found = {}
-    tokens, labels = batch(2)
+    tokens, labels = sparse_batch(2)
     config = config_of(num_key_value_heads=2)
     right = XtrainModel(config, dtype=torch.float64)
     right.loss(tokens, labels).backward()
@@ -96,7 +95,7 @@ def files(directory) -> None:
     check_weights(cut, whole, "read")
     alone = load_hf(directory, init_mesh((4,), ("context",)), dtype=torch.float64)
     check_weights(alone.float(), whole, "read whole")
-    tokens = batch(0)[0]
+    tokens = sparse_batch(0)[0]
     torch.testing.assert_close(cut(tokens, gather_logits=True), whole(tokens))
 
 
@@ -116,7 +115,7 @@ def from_meta() -> None:
     later = XtrainModel(config_of(), mesh, device="meta")
     later.to_empty(device=torch.get_default_device())
     later.reset_parameters()
-    tokens = batch(0)[0]
+    tokens = sparse_batch(0)[0]
     whole = XtrainModel(config_of())
     torch.testing.assert_close(later(tokens, gather_logits=True), whole(tokens))
 

@@ -1,11 +1,9 @@
 """The decoder on context ranks under each wrapper over data, and its checkpoints."""
 
-import math
-
 import pytest
 import torch
 
-from tests.model.mesh_training import WRAPPERS, Layout, MeshTraining, one_process
+from tests.model.mesh_training import WRAPPERS, Layout, MeshTraining, check_training
 from tests.model.test_sharded_checkpoint import check_layouts
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
@@ -20,35 +18,13 @@ MODEL = (
 )
 WRAPPED = (
     "xtrain.data_parallel.ddp:DistributedDataParallel",
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
+    "xtrain.zero.optimizer:ZeroOptimizer",
     "xtrain.comm.wrapper_rules:pieces_of",
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 KEYS = {"num_key_value_heads": 2}
 LIMIT = 0.3  # below the norm of every step
 ATTENTIONS = ("ring", "all_gather", "ulysses")
-
-
-def clipped(runs, expected):
-    """Three clipped steps of each (layout, options); norms are the same bits."""
-    found = []
-    for layout, options in runs:
-        run = MeshTraining(layout, KEYS, max_norm=LIMIT, **options)
-        run.train(0, 3)
-        error = run.largest_error(expected)
-        assert error < 1e-12, f"{layout} {options}: {error}"
-        found.append(run.norms)
-    return found
-
-
-def check(world, size, runs):
-    expected, norms = one_process(KEYS, 3, max_norm=LIMIT)
-    assert min(norms) > 2 * LIMIT
-    found = world(size).run(clipped, runs, expected)
-    assert all(of_rank == found[0] for of_rank in found)
-    for (layout, _), of_layout in zip(runs, found[0], strict=True):
-        for norm, right in zip(of_layout, norms, strict=True):
-            assert math.isclose(norm, right, rel_tol=1e-13), (layout, norm, right)
 
 
 @pytest.mark.verifies(*MODEL, *WRAPPED, "xtrain.zero.clip:clip_sharded_grad_norm_")
@@ -59,13 +35,15 @@ def test_every_wrapper_over_data_trains_a_model_on_context_ranks(world):
         for number, wrapper in enumerate(WRAPPERS)
     ]
     accumulated = [(layout, {"micro_batches": 2}) for layout in layouts]
-    check(world, 4, [*((layout, {}) for layout in layouts), *accumulated])
+    check_training(
+        world, [*((layout, {}) for layout in layouts), *accumulated], KEYS, LIMIT
+    )
 
 
 @pytest.mark.verifies(*MODEL, *WRAPPED)
-def test_one_data_rank_beside_context_ranks_is_no_other_case(world):
+def test_one_data_rank_beside_context_ranks_trains_as_one_process(world):
     layouts = [Layout(wrapper, 1, 1, 3) for wrapper in WRAPPERS]
-    check(world, 3, [(layout, {}) for layout in layouts])
+    check_training(world, [(layout, {}) for layout in layouts], KEYS, LIMIT)
 
 
 @pytest.mark.verifies(*MODEL, *WRAPPED)
@@ -75,7 +53,7 @@ def test_data_context_and_tensor_ranks_train_as_one_process(world):
         Layout("fsdp", 2, 2, 2, "all_gather"),
     ]
     options = {"sequence_parallel": True, "micro_batches": 2}
-    check(world, 8, [(layout, options) for layout in layouts])
+    check_training(world, [(layout, options) for layout in layouts], KEYS, LIMIT)
 
 
 # -- checkpoints
@@ -101,7 +79,7 @@ def test_saved_on_context_ranks_it_trains_on_without_them_and_back(
 
 
 def over_the_wrong_axes(kind):
-    """A wrapper that shards over context, or over data that nobody skips."""
+    """A wrapper that shards over context, or over data that `skip` leaves out."""
     mesh = init_mesh((2, 2), ("data", "context"))
     model = XtrainModel(MeshTraining(Layout("plain", 2, 1, 2), KEYS).bare.config, mesh)
     axis = "context" if kind == "over context" else "data"

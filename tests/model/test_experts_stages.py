@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from tests.model.expert_cases import DEEPSEEK, LOSSES, MIXTRAL
-from tests.model.stage_training import Layout, StageTraining, one_process
-from tests.model.test_on_a_mesh import close, config_of
+from tests.model.stage_training import (
+    Layout,
+    StageTraining,
+    check_training,
+    one_process,
+)
+from tests.model.twins import DEEPSEEK, LOSSES, MIXTRAL, close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.model import XtrainModel
 from xtrain.model.stages import part_costs, stage_parts
@@ -14,97 +18,57 @@ from xtrain.schedules import gpipe
 STAGES = "xtrain.model.stages:DecoderStage"
 BIASES = "xtrain.model.stage_gradients:update_stages_balance_biases"
 CLIP = "xtrain.model.stage_gradients:clip_stages_grad_norm_"
-DEEP, LIMIT = {"num_hidden_layers": 4}, 0.3
+DEEP = {"num_hidden_layers": 4}
 KINDS = {"mixtral": MIXTRAL | DEEP, "deepseek": DEEPSEEK | DEEP}
 
 
-def trained(cases) -> None:
-    """Three clipped steps of each case: losses, norms, weights and biases."""
-    for kind, layout, recompute in cases:
-        changes = KINDS[kind]
-        whole, right = one_process(changes, 3, max_norm=LIMIT)
-        run = StageTraining(layout, changes)
-        for stage in run.stages:
-            stage.recompute = recompute
-        found = run.train(0, 3, max_norm=LIMIT)
-        for step, (mine, theirs) in enumerate(zip(found, right, strict=True)):
-            both = torch.tensor(mine), torch.tensor(theirs)
-            close(*both, f"{layout} step {step}")
-        run.check({n: p.detach() for n, p in whole.named_parameters()}, layout)
-        biases = dict(whole.named_buffers())
-        assert bool(biases) == (kind == "deepseek")
-        for module in run.modules:
-            for name, buffer in module.named_buffers():
-                assert buffer.any(), "no bias has moved"
-                close(buffer, biases[name], f"{layout} {name}")
+def check(world, kind, runs) -> None:
+    check_training(world, runs, KINDS[kind], digits=1e-10)
 
 
 @pytest.mark.verifies(STAGES, BIASES, CLIP)
 def test_stages_of_experts_train_as_one_process(world):
     """A split backward, a mirrored schedule, recompute: each token counts once."""
-    world(4).run(
-        trained,
-        [
-            ("mixtral", Layout("one_f_one_b", 2, expert=2), False),
-            ("deepseek", Layout("dualpipe", 2, expert=2), False),
-            ("deepseek", Layout("zb_v", 2, expert=2), False),
-            ("deepseek", Layout("interleaved", 2, expert=2), True),
-        ],
-    )
+    check(world, "mixtral", [(Layout("one_f_one_b", 2, expert=2), {})])
+    runs = [(Layout(schedule, 2, expert=2), {}) for schedule in ("dualpipe", "zb_v")]
+    runs.append((Layout("interleaved", 2, expert=2), {"recompute": True}))
+    check(world, "deepseek", runs)
 
 
 @pytest.mark.verifies(STAGES, BIASES, CLIP)
 def test_with_expert_data_and_tensor_ranks_besides(world):
-    world(8).run(
-        trained,
-        [
-            ("mixtral", Layout("one_f_one_b", 2, 2, 1, 2, micro_batches=2), False),
-            ("deepseek", Layout("zb_h1", 2, tensor=2, expert=2), False),
-        ],
-    )
-
-
-def trained_wrapped(cases) -> None:
-    """Three clipped AdamW steps; each wrapper takes its ranks from the mesh."""
-    changes = KINDS["mixtral"]
-    whole, right = one_process(changes, 3, max_norm=LIMIT)
-    weights = {n: p.detach() for n, p in whole.named_parameters()}
-    for wrapper, layout in cases:
-        run = StageTraining(layout, changes, wrapper=wrapper)
-        found = run.train(0, 3, max_norm=LIMIT)
-        for step, (mine, theirs) in enumerate(zip(found, right, strict=True)):
-            both = torch.tensor(mine), torch.tensor(theirs)
-            close(*both, f"{wrapper} {layout} step {step}")
-        check = run.check_wrapped if wrapper == "fsdp" else run.check
-        check(weights, f"{wrapper} {layout}")
+    check(world, "mixtral", [(Layout("one_f_one_b", 2, 2, 1, 2, 2), {})])
+    check(world, "deepseek", [(Layout("zb_h1", 2, tensor=2, expert=2), {})])
 
 
 @pytest.mark.verifies(STAGES, CLIP, "xtrain.pipeline_parallel.wrappers:check_reduction")
 def test_a_wrapper_over_expert_data_trains_stages_of_experts(world):
     """Dense gradients are left to sum over "expert", after the step."""
-    wrappers = ("ddp", "zero 1", "zero 2", "fsdp")
-    cases = [
-        (wrapper, Layout(schedule, 2, 2, 1, 2, micro_batches=2))
-        for wrapper, schedule in zip(
-            wrappers, ("one_f_one_b", "zb_h1", "one_f_one_b", "zb_h1"), strict=True
+    runs = [
+        (Layout(schedule, 2, 2, 1, 2, 2), {"wrapper": wrapper})
+        for wrapper, schedule in (
+            ("ddp", "one_f_one_b"),
+            ("zero 1", "zb_h1"),
+            ("zero 2", "one_f_one_b"),
+            ("fsdp", "zb_h1"),
         )
     ]
-    world(8).run(trained_wrapped, cases)
+    check(world, "mixtral", runs)
 
 
 @pytest.mark.verifies(STAGES, CLIP, "xtrain.pipeline_parallel.wrappers:check_reduction")
 def test_and_where_no_other_rank_holds_the_same_experts(world):
     """A wrapper has nothing to sum, mirrored stages and split backwards included."""
-    cases = [
-        ("ddp", Layout("one_f_one_b", 2, expert=2)),
-        ("zero 1", Layout("dualpipe", 2, expert=2)),
-        ("zero 2", Layout("zb_h1", 2, expert=2)),
+    runs = [
+        (Layout("one_f_one_b", 2, expert=2), {"wrapper": "ddp"}),
+        (Layout("dualpipe", 2, expert=2), {"wrapper": "zero 1"}),
+        (Layout("zb_h1", 2, expert=2), {"wrapper": "zero 2"}),
     ]
-    world(4).run(trained_wrapped, cases)
+    check(world, "mixtral", runs)
 
 
 def saved_and_loaded(directory) -> None:
-    """Saved whole by nobody: stages write, a cut model reads, and the other way."""
+    """Stages write, and the whole model reads."""
     run = StageTraining(Layout("one_f_one_b", 2, expert=2), KINDS["deepseek"])
     run.train(0, 2)
     save_checkpoint(directory, 2, run.shards())

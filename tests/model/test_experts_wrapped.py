@@ -1,14 +1,17 @@
 """Experts under DDP, ZeRO and FSDP, clipped, and in checkpoints of any layout."""
 
-import math
-
 import pytest
 import torch
 
-from tests.model.expert_cases import DEEPSEEK, MIXTRAL
-from tests.model.mesh_training import WRAPPERS, Layout, MeshTraining, one_process
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.mesh_training import (
+    WRAPPERS,
+    Layout,
+    MeshTraining,
+    check_training,
+    one_process,
+)
 from tests.model.test_sharded_checkpoint import load_and_train, train_and_save
+from tests.model.twins import DEEPSEEK, MIXTRAL, batch, config_of
 from xtrain.checkpoint import CheckpointReader
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
@@ -23,42 +26,24 @@ PLACES = (
 SUMS = "xtrain.model.gradient_sums:check_skip"
 BIASES = "xtrain.model.balance:update_biases"
 LIMIT = 0.3  # below the norm of every step
-
-
-def clipped(layouts, changes, expected, micro_batches):
-    """Three clipped steps in each layout; their norms."""
-    found = []
-    for layout in layouts:
-        run = MeshTraining(layout, changes, max_norm=LIMIT, micro_batches=micro_batches)
-        run.train(0, 3)
-        # AdamW divides small gradients, those of experts with few tokens, by themselves
-        assert run.largest_error(expected) < 1e-10, layout
-        found.append(run.norms)
-    return found
+# AdamW divides small gradients, those of experts with few tokens, by themselves.
+ROUNDING = {"tolerance": 1e-10, "digits": 1e-12}
 
 
 @pytest.mark.verifies(MODEL, SPAN, *PLACES, BIASES)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_wrapper_over_expert_data_trains_experts_as_one_device(world, micro_batches):
-    """Norms, too: each shard of an expert counts once, whoever shards it."""
+    """Norms, too: each shard of an expert counts once, under each wrapper."""
     changes = (MIXTRAL, DEEPSEEK)[micro_batches - 1]
-    expected, norms = one_process(changes, 3, max_norm=LIMIT)
-    assert min(norms) > 2 * LIMIT
-    layouts = [Layout(wrapper, 2, 1, expert=2) for wrapper in WRAPPERS]
-    found = world(4).run(clipped, layouts, changes, expected, micro_batches)
-    assert all(of_rank == found[0] for of_rank in found)
-    for layout, of_layout in zip(layouts, found[0], strict=True):
-        for norm, right in zip(of_layout, norms, strict=True):
-            assert math.isclose(norm, right, rel_tol=1e-12), (layout, norm, right)
+    options = {"micro_batches": micro_batches}
+    runs = [(Layout(wrapper, 2, 1, expert=2), options) for wrapper in WRAPPERS]
+    check_training(world, runs, changes, LIMIT, **ROUNDING)
 
 
 @pytest.mark.verifies(MODEL, SPAN, *PLACES)
-def test_and_with_tensor_ranks_besides(world):
-    expected, norms = one_process(MIXTRAL, 3, max_norm=LIMIT)
-    layouts = [Layout(wrapper, 2, 2, expert=2) for wrapper in ("fsdp", "zero 2")]
-    for of_rank in world(8).run(clipped, layouts, MIXTRAL, expected, 1):
-        for of_layout in of_rank:
-            close(torch.tensor(of_layout), torch.tensor(norms), "norms")
+def test_with_tensor_ranks_besides_it_trains_experts_as_one_device(world):
+    runs = [(Layout(wrapper, 2, 2, expert=2), {}) for wrapper in ("fsdp", "zero 2")]
+    check_training(world, runs, MIXTRAL, LIMIT, **ROUNDING)
 
 
 SAVED = {
@@ -87,7 +72,7 @@ SAVED = {
 def test_saved_on_some_expert_ranks_it_trains_on_on_others(world, tmp_path, wrapper):
     """Weights, moments and biases of routers."""
     saving, others = SAVED[wrapper]
-    expected, _ = one_process(DEEPSEEK, 4)
+    expected, *_ = one_process(DEEPSEEK, 4)
     world(saving.size).run(train_and_save, saving, DEEPSEEK, str(tmp_path))
     by_size: dict[int, list[Layout]] = {}
     for layout in others:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.twins import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
@@ -217,7 +217,7 @@ def damaged(folder):
         (folder / "config.json").write_text(json.dumps(values | change))
         yield str(change), said
     (folder / "config.json").write_text(json.dumps(values | {"rope_scaling": [1]}))
-    yield "rope", "are no table"
+    yield "rope", "are not a table"
     (folder / "config.json").write_text(json.dumps(values))
     with_tensors(tensors | {name: tensors[name].bfloat16()})
     yield "dtypes", "torch.bfloat16, torch.float32 in one checkpoint: pass dtype"

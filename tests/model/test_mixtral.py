@@ -17,16 +17,19 @@ from tests.model.test_transformers import (
     IN_FP32,
     PLAIN,
     SIZES,
-    STEPS,
     STRETCHED,
     AllInFloat64,
     batch,
-    by_our_names,
     equal,
+    follows,
     llama,  # noqa: F401  its fixture imports transformers, or skips
     opened_by_them,
-    stored,
+    round_trip,
+    trained,
+    trains_as,
 )
+from tests.model.twins import LOSSES as COEFFICIENTS
+from tests.model.twins import MIXTRAL, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import (
     XtrainConfig,
@@ -109,79 +112,15 @@ def built(mixtral, dtype=torch.float64, **changes):
     return model
 
 
-def split(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors by our names: one for gate and up is two here."""
-    found = {}
-    for name, tensor in theirs.items():
-        name = name.replace(".mlp.gate.", ".mlp.router.")
-        if name.endswith(".gate_up_proj"):
-            both = tensor.chunk(2, 1)
-            for part, own in zip(("gate_proj", "up_proj"), both, strict=True):
-                found[name.replace("gate_up_proj", part)] = own.contiguous()
-        else:
-            found[name] = tensor
-    return found
-
-
-def trained(model) -> list[dict]:
-    """Loss and gradients of each step of AdamW, and the weights after it."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    steps = []
-    for step in range(STEPS):
-        tokens, labels = batches(step)
-        output = model(tokens, labels=labels, shift_labels=labels)
-        optimizer.zero_grad()
-        output.loss.backward()
-        parameters = by_our_names(model)
-        gradients = {name: p.grad.clone() for name, p in parameters.items()}
-        optimizer.step()
-        weights = {name: p.detach().clone() for name, p in parameters.items()}
-        steps.append(
-            {
-                "loss": output.loss.detach().double(),
-                "logits": output.logits.detach(),
-                "gradients": split(gradients),
-                "weights": split(weights),
-            }
-        )
-    return steps
+def their_loss(model, tokens, labels):
+    output = model(tokens, labels=labels, shift_labels=labels)
+    return output.logits, output.loss
 
 
 def batches(step: int):
     """Tokens and labels of all ranks, [8, 7]."""
     pairs = [batch(4 * step + part) for part in range(4)]
     return [torch.cat(tensors) for tensors in zip(*pairs, strict=True)]
-
-
-def trains_as(folder: Path, expected: list[dict], layouts, tolerance: dict) -> None:
-    """Load the checkpoint on these ranks and follow the steps that were recorded."""
-    for sizes, axes in layouts:
-        mesh = init_mesh(sizes, axes)
-        model = load_hf(folder, mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        for step, right in enumerate(expected):
-            here, size = model.data.rank(), model.data.size()
-            logits = right["logits"].chunk(size)[here]
-            tokens, labels = (t.chunk(size)[here] for t in batches(step))
-            equal(model(tokens, gather_logits=True), logits, tolerance, "logits")
-            optimizer.zero_grad()
-            loss = model.loss(tokens, labels)
-            equal(loss.detach(), right["loss"], tolerance, f"{axes} step {step}, loss")
-            loss.backward()
-            model.sync_gradients()
-            follows([model], right["gradients"], tolerance, f"{axes} gradient", True)
-            optimizer.step()
-            follows([model], right["weights"], tolerance, f"{axes} step {step}", False)
-
-
-def follows(modules, right: dict, tolerance: dict, what: str, gradients: bool) -> None:
-    """Every parameter, or its gradient, is its slice of the whole model's."""
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            found = parameter.grad if gradients else parameter.detach()
-            place = module.placement(name).of(right[name])
-            assert place.abs().max() > 1e-6, f"{name} has nothing to compare"
-            equal(found, place, tolerance, f"{what} {name}")
 
 
 @pytest.mark.verifies(LOAD, MODEL, LOSSES, NAMES)
@@ -192,12 +131,12 @@ def test_loss_gradients_and_steps_are_those_of_transformers(
     """On one rank, 2 and 4 expert ranks, and 2 with 2 tensor ranks each."""
     model = built(exact, **CASES[name])
     model.save_pretrained(tmp_path)
-    expected = trained(model)
+    expected = trained(model, batches, their_loss)
     assert set(load_hf(tmp_path).state_dict()) - {"lm_head.weight"} == set(
         expected[0]["weights"]
     ) - {"lm_head.weight"}
     for size, layouts in LAYOUTS.items():
-        world(size).run(trains_as, tmp_path, expected, layouts, ALL_EQUAL)
+        world(size).run(trains_as, tmp_path, expected, layouts, ALL_EQUAL, batches)
 
 
 @pytest.mark.verifies(LOAD, MODEL)
@@ -208,8 +147,8 @@ def test_as_it_comes_with_parts_in_fp32_it_agrees_to_six_digits(
         folder = tmp_path / str(number)
         model = built(mixtral, **changes)
         model.save_pretrained(folder)
-        expected = trained(model)
-        world(2).run(trains_as, folder, expected[:1], LAYOUTS[2], IN_FP32)
+        expected = trained(model, batches, their_loss)
+        world(2).run(trains_as, folder, expected[:1], LAYOUTS[2], IN_FP32, batches)
         theirs, ours = expected[0]["logits"], load_hf(folder)(batches(0)[0])
         assert not torch.allclose(ours, theirs, **ALL_EQUAL), "nothing was in fp32"
 
@@ -247,18 +186,9 @@ def stages_train_as(folder: Path, expected: list[dict], name: str) -> None:
 def test_stages_train_as_transformers_does(world, exact, tmp_path):
     model = built(exact, **CASES["two of four"])
     model.save_pretrained(tmp_path)
-    expected = trained(model)
+    expected = trained(model, batches, their_loss)
     for name in ("one_f_one_b", "dualpipe"):
         world(4).run(stages_train_as, tmp_path, expected, name)
-
-
-def load_and_save(folder: Path, target: Path, most: int, sizes, axes) -> None:
-    mesh = init_mesh(sizes, axes)
-    if "pipeline" in axes:
-        stages = load_hf_stages(folder, mesh, SCHEDULES["one_f_one_b"](2, 2))
-        save_hf(stages, target, max_file_bytes=most)
-    else:
-        save_hf(load_hf(folder, mesh), target, max_file_bytes=most)
 
 
 @pytest.mark.verifies(LOAD, SAVE, NAMES, "xtrain.model.hf_names:hf_name")
@@ -276,17 +206,9 @@ def test_what_they_save_comes_back_bit_for_bit_under_the_same_names(
     world, mixtral, tmp_path, name, dtype, most, sizes, axes
 ):
     """Out of one file or several, through shards of experts, and into theirs again."""
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     model = built(mixtral, dtype, **CASES[name])
-    model.save_pretrained(theirs, max_shard_size=most)
-    ranks = int(torch.tensor(sizes).prod())
-    world(ranks).run(load_and_save, theirs, ours, most, sizes, axes)
-    assert (len(list(ours.glob("*.safetensors"))) > 1) == (most < 10_000)
-    before, after = stored(theirs), stored(ours)
-    assert before.keys() == after.keys()
-    for key, tensor in before.items():
-        assert after[key].dtype == dtype and torch.equal(after[key], tensor), key
-    model, again = (opened_by_them(mixtral, folder) for folder in (theirs, ours))
+    cut = sizes, axes
+    model, again = round_trip(world, mixtral, model, tmp_path, dtype, most, *cut)
     for opened in (model, again):
         opened.set_experts_implementation("eager")
     for key in ("router_aux_loss_coef", "output_router_logits", *EXPERTS):
@@ -298,9 +220,7 @@ def test_what_they_save_comes_back_bit_for_bit_under_the_same_names(
 
 @pytest.mark.verifies(SAVE, CONFIG)
 def test_a_new_model_of_ours_opens_in_transformers(exact, tmp_path):
-    from tests.model.expert_cases import Case
-
-    config = Case(1, 1, losses=True).config()
+    config = config_of(**MIXTRAL, **COEFFICIENTS)
     ours = XtrainModel(config, dtype=torch.float64)
     save_hf(ours, tmp_path)
     again = load_hf(tmp_path).config

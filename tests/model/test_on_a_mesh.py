@@ -1,15 +1,21 @@
-"""The decoder on meshes of tensor and data ranks, against the whole one."""
+"""The decoder on meshes of ranks, against the whole one."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.devices import on_cpu, randint, skip_unless_mistakes_are_told
+from tests.devices import on_cpu, skip_unless_mistakes_are_told
+from tests.model.twins import (
+    DEEPSEEK,
+    LOSSES,
+    MIXTRAL,
+    Case,
+    batch,
+    config_of,
+    train_all,
+)
 from xtrain.comm import CommLedger, init_mesh
-from xtrain.data_parallel import DistributedDataParallel
-from xtrain.model import RopeScaling, XtrainConfig, XtrainModel
-from xtrain.model.layer import DecoderLayer
-from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
+from xtrain.model import XtrainModel
 
 MODEL = "xtrain.model.decoder:XtrainModel"
 PARTS = (
@@ -17,163 +23,155 @@ PARTS = (
     "xtrain.model.parameters:placement_of",
     "xtrain.model.modules:TensorParallelModules",
 )
+CUT = ("xtrain.model.context:SequenceCut", "xtrain.model.context:sequence_cut")
 LOSS = "xtrain.model.loss:mean_cross_entropy"
-
-
-def config_of(**changes) -> XtrainConfig:
-    sizes = {
-        "vocab_size": 24,
-        "hidden_size": 7,
-        "intermediate_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "head_dim": 4,
-        "initializer_range": 0.4,
-        "rope_theta": 1000.0,
-        "rope_scaling": RopeScaling(factor=5.0, original_max_position_embeddings=120),
-    }
-    return XtrainConfig(**(sizes | changes))
-
-
-def batch(seed: int, rows: int = 2, sequence: int = 12):
-    """Tokens and labels; more labels are ignored in later rows."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens, labels = randint(24, (2, rows, sequence), generator)
-    for row in range(rows):
-        labels[row, : 3 * row] = -100
-    return tokens, labels
-
-
-def close(found, expected, what=""):
-    torch.testing.assert_close(
-        found, expected, rtol=1e-10, atol=1e-12, msg=lambda m: f"{what}: {m}"
-    )
-
-
-def check_weights(cut, whole, what) -> None:
-    """Every parameter of `cut` is its slice of the whole model's."""
-    for name, parameter in cut.named_parameters():
-        place = cut.placement(name)
-        close(parameter.detach(), place.of(whole.get_parameter(name)), f"{what} {name}")
-
-
-def tensor_ranks(changes, sequence_parallel: bool) -> None:
-    """Logits, loss, all gradients and three AdamW steps."""
-    mesh, config = (
-        init_mesh((dist.get_world_size(),), ("tensor",)),
-        config_of(**changes),
-    )
-    whole = XtrainModel(config, dtype=torch.float64)
-    cut = XtrainModel(
-        config, mesh, sequence_parallel=sequence_parallel, dtype=torch.float64
-    )
-    check_weights(cut, whole, "at the start")
-    positions = torch.arange(12) * 3
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.03) for m in (whole, cut)]
-    for step in range(3):
-        tokens, labels = batch(step)
-        logits = whole(tokens, positions=positions)
-        close(cut(tokens, positions=positions, gather_logits=True), logits, "logits")
-        columns = logits.chunk(dist.get_world_size(), -1)[dist.get_rank()]
-        close(cut(tokens, positions=positions), columns, "columns")
-        losses = [model.loss(tokens, labels) for model in (whole, cut)]
-        close(losses[1], losses[0], "loss")
-        for optimizer, loss in zip(optimizers, losses, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-        cut.sync_gradients()
-        for name, parameter in cut.named_parameters():
-            expected = cut.placement(name).of(whole.get_parameter(name).grad)
-            assert expected.abs().max() > 1e-9
-            close(parameter.grad, expected, f"gradient {name}")
-        for optimizer in optimizers:
-            optimizer.step()
-    check_weights(cut, whole, "after three steps")
-
-
-@pytest.mark.verifies(*PARTS, LOSS)
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize(
-    ("size", "changes"),
-    [
-        (1, {}),
-        (2, {"tie_word_embeddings": True}),
-        (2, {"num_key_value_heads": 1}),
-        (3, {"num_key_value_heads": 1}),
-        (3, {"num_key_value_heads": 3, "tie_word_embeddings": True}),
-        (4, {"num_key_value_heads": 2}),
-        (4, {"num_key_value_heads": 12}),
-    ],
+SUMS = (
+    "xtrain.model.decoder_parts:DecoderParts",
+    "xtrain.model.decoder_weights:DecoderWeights",
+    "xtrain.model.gradient_sums:sum_gradients",
 )
-def test_on_tensor_ranks_it_trains_as_one_device(
-    world, size, changes, sequence_parallel
-):
-    world(size).run(tensor_ranks, changes, sequence_parallel)
+MOE = "xtrain.model.moe:make_moe"
+TENSOR_MOE = "xtrain.model.moe:TensorMoE"
+PLACES = ("xtrain.model.parameters:placement_of", "xtrain.model.mesh_axes:batch_group")
+AUXILIARY = "xtrain.model.balance:auxiliary_loss"
+BIASES = "xtrain.model.balance:update_biases"
+ONE_KEY = {"num_key_value_heads": 1}
+TIED = {"num_key_value_heads": 2, "tie_word_embeddings": True}
 
-
-def data_and_tensor(kind: str, data: int, sequence_parallel: bool) -> None:
-    """Unequal numbers of valid labels on the data ranks; AdamW; one big batch."""
-    mesh = init_mesh((data, dist.get_world_size() // data), ("data", "tensor"))
-    config = config_of(num_key_value_heads=2)
-    whole = XtrainModel(config, dtype=torch.float64)
-    cut = XtrainModel(
-        config, mesh, sequence_parallel=sequence_parallel, dtype=torch.float64
-    )
-    group, options = mesh["data"].get_group(), {"gradient_reduction": "sum"}
-    model: torch.nn.Module = cut
-    if kind == "ddp":
-        model = DistributedDataParallel(cut, process_group=group, **options)
-    if kind == "fsdp":
-        model = FullyShardedDataParallel(
-            cut, process_group=group, blocks=[DecoderLayer], **options
-        )
-    right = torch.optim.AdamW(whole.parameters(), lr=0.03)
-    if kind.startswith("zero"):
-        ours = ZeroOptimizer(
-            cut.parameters(),
-            torch.optim.AdamW,
-            stage=int(kind[-1]),
-            process_group=group,
-            lr=0.03,
-            **options,
-        )
-    else:
-        ours = torch.optim.AdamW(model.parameters(), lr=0.03)
-    for step in range(3):
-        tokens, labels = batch(step, rows=2 * data)
-        here = slice(2 * mesh["data"].get_local_rank(), None)
-        here = slice(here.start, here.start + 2)
-        losses = [whole.loss(tokens, labels), model(tokens[here], labels[here])]
-        close(losses[1], losses[0], "loss")
-        for optimizer, loss in zip((right, ours), losses, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-        cut.sync_gradients(skip=() if kind == "plain" else ("data",))
-        for optimizer in (right, ours):
-            optimizer.step()
-    with torch.no_grad():
-        tokens, labels = batch(9, rows=2 * data)
-        mine = 2 * mesh["data"].get_local_rank()
-        found = model(tokens[mine : mine + 2], labels[mine : mine + 2])
-        close(found, whole.loss(tokens, labels), "after three steps")
-    if kind != "fsdp":
-        check_weights(cut, whole, "after three steps")
+TENSOR = {
+    1: [Case(axes=("tensor",))],
+    2: [
+        Case(tensor=2, changes={"tie_word_embeddings": True}),
+        Case(tensor=2, changes=ONE_KEY),
+    ],
+    3: [
+        Case(tensor=3, changes=ONE_KEY),
+        Case(tensor=3, changes=TIED | {"num_key_value_heads": 3}),
+    ],
+    4: [
+        Case(tensor=4, changes={"num_key_value_heads": 2}),
+        Case(tensor=4, changes={"num_key_value_heads": 12}),
+    ],
+}
 
 
 @pytest.mark.verifies(*PARTS, LOSS)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("kind", ["plain", "ddp", "zero 1", "zero 2", "fsdp"])
-def test_with_data_ranks_besides_it_trains_as_one_device(
-    world, kind, sequence_parallel
-):
-    world(4).run(data_and_tensor, kind, 2, sequence_parallel)
+@pytest.mark.parametrize("size", TENSOR)
+def test_on_tensor_ranks_it_trains_as_one_device(world, size, sequence_parallel):
+    """Logits, loss, every gradient and three clipped steps; other positions, too."""
+    cases = [c._replace(sequence_parallel=sequence_parallel) for c in TENSOR[size]]
+    world(size).run(train_all, cases)
 
 
-@pytest.mark.verifies(LOSS)
-@pytest.mark.parametrize("size", [2, 3])
-def test_on_data_ranks_alone_the_mean_is_over_all_tokens(world, size):
-    world(size).run(data_and_tensor, "plain", size, False)
+CONTEXT = {
+    1: [Case(axes=("context",)), Case(axes=("context",), attention="ulysses")],
+    2: [
+        Case(context=2),
+        Case(context=2, balance="striped", changes=TIED),
+        Case(context=2, balance="none", changes=ONE_KEY),
+        Case(context=2, attention="all_gather", balance="striped", changes=ONE_KEY),
+        Case(context=2, attention="ulysses", changes=ONE_KEY),
+    ],
+    3: [
+        Case(context=3, changes=ONE_KEY),
+        Case(context=3, balance="striped"),
+        Case(context=3, attention="all_gather", changes=TIED),
+        Case(context=3, attention="ulysses", balance="none", changes=TIED),
+    ],
+    4: [
+        Case(context=4, changes=TIED),
+        Case(context=4, balance="none"),
+        Case(context=4, attention="all_gather", balance="none"),
+        Case(context=4, attention="ulysses"),
+    ],
+}
+
+
+@pytest.mark.verifies(MODEL, LOSS, *CUT, *SUMS)
+@pytest.mark.parametrize("size", CONTEXT)
+def test_on_context_ranks_it_trains_as_one_device(world, size):
+    world(size).run(train_all, CONTEXT[size])
+
+
+CONTEXT_AND_TENSOR = [
+    Case(context=2, tensor=2, changes=ONE_KEY),
+    Case(context=2, tensor=2, balance="striped", sequence_parallel=True, changes=TIED),
+    Case(context=2, tensor=2, attention="all_gather", sequence_parallel=True),
+    Case(
+        context=2,
+        tensor=2,
+        attention="ulysses",
+        sequence_parallel=True,
+        changes=ONE_KEY,
+    ),
+    Case(context=2, tensor=2, attention="ulysses"),
+]
+
+
+@pytest.mark.verifies(MODEL, LOSS, *CUT, *SUMS)
+def test_with_tensor_ranks_besides_it_trains_as_one_device(world):
+    world(4).run(train_all, CONTEXT_AND_TENSOR)
+
+
+WITH_LOSSES = MIXTRAL | LOSSES
+POOLED = WITH_LOSSES | {"router_aux_loss_pooled": True}
+TWO_KEYS = WITH_LOSSES | {"num_key_value_heads": 2}
+
+EXPERTS = {
+    1: [
+        Case(axes=("expert",), changes=WITH_LOSSES),
+        Case(axes=("expert",), changes=DEEPSEEK),
+    ],
+    2: [
+        Case(1, 2, changes=POOLED),
+        Case(1, 2, padded=True, changes=DEEPSEEK),
+        Case(2, 1, changes=MIXTRAL),
+    ],
+    4: [
+        Case(1, 4, changes=MIXTRAL | TIED),
+        Case(2, 2, padded=True, changes=WITH_LOSSES),
+        Case(2, 2, changes=DEEPSEEK),
+    ],
+    8: [Case(1, 8, changes=MIXTRAL), Case(2, 4, changes=DEEPSEEK | LOSSES)],
+}
+
+
+@pytest.mark.verifies(MODEL, MOE, *PLACES, AUXILIARY, BIASES)
+@pytest.mark.parametrize("size", EXPERTS)
+def test_on_expert_ranks_it_trains_as_one_device(world, size):
+    """Loss, every gradient, three clipped steps, and biases moved by all loads."""
+    world(size).run(train_all, EXPERTS[size])
+
+
+EXPERTS_AND_OTHERS = [
+    Case(1, 2, tensor=2, changes=TWO_KEYS),
+    Case(1, 2, tensor=2, sequence_parallel=True, changes=DEEPSEEK),
+    Case(tensor=4, sequence_parallel=True, padded=True, changes=DEEPSEEK | LOSSES),
+    Case(1, 2, context=2, padded=True, changes=WITH_LOSSES),
+    Case(context=2, tensor=2, changes=DEEPSEEK),
+]
+
+
+@pytest.mark.verifies(MODEL, MOE, TENSOR_MOE, *PLACES, AUXILIARY, BIASES)
+def test_experts_with_tensor_and_context_ranks_it_trains_as_one_device(world):
+    world(4).run(train_all, EXPERTS_AND_OTHERS)
+
+
+@pytest.mark.verifies(MODEL, TENSOR_MOE)
+def test_experts_on_all_axes_at_once_it_trains_as_one_device(world):
+    world(8).run(
+        train_all,
+        [
+            Case(
+                1, 2, context=2, tensor=2, sequence_parallel=True, changes=WITH_LOSSES
+            ),
+            Case(2, 2, tensor=2, changes=DEEPSEEK),
+        ],
+    )
+
+
+# -- what else holds on a mesh
 
 
 def some_frozen_some_unused() -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,9 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.model.expert_cases import DEEPSEEK, MIXTRAL, batch
 from tests.model.stage_training import no_loss
-from tests.model.test_on_a_mesh import close, config_of
+from tests.model.twins import DEEPSEEK, MIXTRAL, batch_of_ranks, close, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, overlapped_layers
 from xtrain.model.layer import OverlappedDecoderLayer
@@ -55,7 +54,7 @@ class Stages:
 
     def check_step(self, step: int) -> None:
         """Loss and every gradient, with what was there before added up."""
-        tokens, labels = batch(step, MICRO_BATCHES + 1)
+        tokens, labels = batch_of_ranks(step, MICRO_BATCHES + 1)
         here = self.mesh["expert"].get_local_rank()
         loss = self.runner.step(tokens.chunk(2)[here], labels.chunk(2)[here])
         wanted = self.whole.loss(tokens, labels)
@@ -102,7 +101,7 @@ def train(kind: str, name: str) -> tuple[int, int, bool]:
     for step in range(STEPS):
         stages.events.clear()
         stages.check_step(step)
-    tokens, labels = batch(9, MICRO_BATCHES)
+    tokens, labels = batch_of_ranks(9, MICRO_BATCHES)
     here = stages.mesh["expert"].get_local_rank()
     stages.runner.evaluate(tokens.chunk(2)[here], labels.chunk(2)[here])
     kinds = {

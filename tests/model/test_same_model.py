@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.devices import skip_unless_mistakes_are_told
-from tests.model.expert_cases import MIXTRAL
-from tests.model.test_on_a_mesh import batch, config_of
+from tests.model.twins import MIXTRAL, batch, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.comm import CommLedger, debug_checks, init_mesh
 from xtrain.model import RopeScaling, XtrainModel, load_hf, load_hf_stages, save_hf

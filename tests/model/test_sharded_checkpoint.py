@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.model.mesh_training import Layout, MeshTraining, one_process
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import config_of
 from xtrain.checkpoint import CheckpointError, CheckpointReader, latest
 from xtrain.model import XtrainModel
 
@@ -20,8 +20,8 @@ PARTS = (
 WRAPPED = (
     *PARTS,
     "xtrain.checkpoint.parameter_slice:placement_in",
-    "xtrain.zero.checked_optimizer:ZeroOptimizer",
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    "xtrain.zero.optimizer:ZeroOptimizer",
+    "xtrain.zero.fsdp:FullyShardedDataParallel",
 )
 KEYS = {"num_key_value_heads": 2}  # on 4 tensor ranks each is on two
 ONE_KEY_TIED = {"num_key_value_heads": 1, "tie_word_embeddings": True}
@@ -50,7 +50,7 @@ def load_and_train(layouts, changes, directory, expected):
 
 
 def check_layouts(world, changes, saving, loading, directory):
-    expected, _ = one_process(changes, 4)
+    expected, *_ = one_process(changes, 4)
     size = saving.size
     uninterrupted = world(size).run(train_and_save, saving, changes, directory)
     by_size = {}
@@ -111,7 +111,7 @@ def save_and_look(directory, changes):
 def test_what_several_tensor_ranks_hold_is_written_once(world, tmp_path):
     """Key heads, norms, tied heads and all of their moments; slices are one box."""
     (plain, sharded), *_ = world(4).run(save_and_look, str(tmp_path), ONE_KEY_TIED)
-    full, _ = one_process(ONE_KEY_TIED, 0)
+    full, *_ = one_process(ONE_KEY_TIED, 0)
     kinds = ["", ":cut:exp_avg:", ":cut:exp_avg_sq:"]
     weights = {f"{kind}{name}" for kind in kinds for name in full}
     for boxes in (plain, sharded):
@@ -132,7 +132,7 @@ def test_what_several_tensor_ranks_hold_is_written_once(world, tmp_path):
 def without_optimizer(directory):
     """Weights alone are saved and loaded; the optimizer stays as it was."""
     size = dist.get_world_size()
-    expected, _ = one_process(KEYS, 2)
+    expected, *_ = one_process(KEYS, 2)
     for layout in (Layout("plain", 1, size), Layout("fsdp", 2, size // 2)):
         path = f"{directory}/{layout.wrapper}"
         run = MeshTraining(layout, KEYS)
@@ -163,7 +163,7 @@ def frozen_parameters(directory):
         run.train(len(weights), len(weights) + 1)
         weights.append(run.weights())
         run.save(directory, len(weights))
-    expected, _ = one_process(KEYS, 3, frozen=("down_proj", "input_layernorm"))
+    expected, *_ = one_process(KEYS, 3, frozen=("down_proj", "input_layernorm"))
     assert run.largest_error(expected) < 1e-12
 
 
@@ -174,7 +174,7 @@ def test_frozen_slices_are_saved_and_loaded(world, tmp_path):
 
 def a_bare_file(path):
     """Each rank reads the range of its slice's columns that its shard is."""
-    expected, _ = one_process(KEYS, 2)
+    expected, *_ = one_process(KEYS, 2)
     if dist.get_rank() == 0:
         save_file(expected, path)
     dist.barrier()

@@ -1,6 +1,5 @@
 """The decoder cut into stages: what each rank holds, and that together they train."""
 
-import math
 import sys
 from itertools import pairwise
 from unittest import mock
@@ -10,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from tests.devices import on_cpu
-from tests.model.stage_training import Layout, StageTraining, one_process
+from tests.model.stage_training import Layout, check_training
 from tests.model.test_hf import memory_of_its_own
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.twins import batch, close, config_of
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, clip_stages_grad_norm_, decoder_weights
 from xtrain.model.stages import part_costs, stage_parts
@@ -28,28 +27,8 @@ STAGES = (
     "xtrain.model.stages:as_stages",
 )
 CLIP = "xtrain.model.stage_gradients:clip_stages_grad_norm_"
-LIMIT = 0.3  # below the norm of every step
 DEEP = {"num_hidden_layers": 6, "num_key_value_heads": 2}
 TIED = DEEP | {"tie_word_embeddings": True}
-
-
-def trained(layouts, changes, whole, expected, sequence_parallel):
-    """Three clipped steps in each layout, against those of one process."""
-    for layout in layouts:
-        run = StageTraining(layout, changes, sequence_parallel=sequence_parallel)
-        for (loss, norm), right in zip(run.train(0, 3, LIMIT), expected, strict=True):
-            assert math.isclose(loss, right[0], rel_tol=1e-12), (layout, loss, right)
-            assert math.isclose(norm, right[1], rel_tol=1e-12), (layout, norm, right)
-        run.check(whole, layout)
-
-
-def check_layouts(world, layouts, changes, sequence_parallel=False):
-    whole, expected = one_process(changes, 3, max_norm=LIMIT)
-    assert min(norm for _, norm in expected) > 2 * LIMIT
-    weights = {name: p.detach() for name, p in whole.named_parameters()}
-    world(layouts[0].size).run(
-        trained, layouts, changes, weights, expected, sequence_parallel
-    )
 
 
 ON_RANKS = {
@@ -64,7 +43,7 @@ ON_RANKS = {
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_stages_train_as_the_whole_model(world, size):
     for changes in (DEEP, TIED):
-        check_layouts(world, ON_RANKS[size], changes)
+        check_training(world, [(layout, {}) for layout in ON_RANKS[size]], changes)
 
 
 @pytest.mark.verifies(*STAGES, CLIP)
@@ -78,7 +57,8 @@ def test_stages_on_tensor_and_data_ranks_train_as_the_whole_model(
         Layout("zb_v", 2, 2, 1),
         Layout("chimera", 2, 1, 2),
     ]
-    check_layouts(world, layouts, TIED, sequence_parallel)
+    options = {"sequence_parallel": sequence_parallel}
+    check_training(world, [(layout, options) for layout in layouts], TIED)
 
 
 # -- what a rank holds

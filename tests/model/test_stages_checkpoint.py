@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.model.stage_training import Layout, StageTraining, one_process, train_whole
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import config_of
 from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.model.stage_training import AXES, Layout
+from tests.model.stage_training import Layout
 from tests.model.test_hf import Watched, written
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
@@ -39,7 +39,7 @@ def round_trip(folder, layouts, changes, dtype, most) -> None:
     """Into stages and out again: every tensor, file and name as the whole model's."""
     whole = made(changes, dtype)
     for number, layout in enumerate(layouts):
-        mesh = init_mesh((layout.pipeline, layout.data, layout.tensor), AXES)
+        mesh = layout.mesh()
         schedule, out = layout.made(), folder / f"{number}"
         stages = load_hf_stages(folder / "whole", mesh, schedule)
         assert [stage.index for stage in stages] == [

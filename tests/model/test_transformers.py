@@ -12,14 +12,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from tests.devices import randint
 from xtrain.comm import init_mesh
-from xtrain.model import RopeScaling, XtrainConfig, XtrainModel, load_hf, save_hf
+from xtrain.model import (
+    RopeScaling,
+    XtrainConfig,
+    XtrainModel,
+    load_hf,
+    load_hf_stages,
+    save_hf,
+)
 from xtrain.model.hf_names import hf_name
+from xtrain.schedules import SCHEDULES
 
 LOAD = "xtrain.model.hf_load:load_hf"
 SAVE = "xtrain.model.hf_save:save_hf"
@@ -130,21 +137,44 @@ def by_our_names(model) -> dict[str, torch.Tensor]:
     }
 
 
-def trained(model) -> list[dict]:
-    """Logits and gradients of each step of AdamW, and the weights after it."""
+def logits_and_loss(model, tokens, labels):
+    logits = model(tokens).logits
+    return logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def split(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors by our names: a Mixtral's one for gate and up is two here."""
+    found = {}
+    for name, tensor in theirs.items():
+        name = name.replace(".mlp.gate.", ".mlp.router.")
+        if name.endswith(".gate_up_proj"):
+            both = tensor.chunk(2, 1)
+            for part, own in zip(("gate_proj", "up_proj"), both, strict=True):
+                found[name.replace("gate_up_proj", part)] = own.contiguous()
+        else:
+            found[name] = tensor
+    return found
+
+
+def trained(model, batch_of=batch, forward=logits_and_loss) -> list[dict]:
+    """Logits, loss and gradients of each step of AdamW, and the weights after it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     steps = []
     for step in range(STEPS):
-        tokens, labels = batch(step)
-        logits = model(tokens).logits
+        logits, loss = forward(model, *batch_of(step))
         optimizer.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        loss.backward()
         parameters = by_our_names(model)
         gradients = {name: p.grad.clone() for name, p in parameters.items()}
         optimizer.step()
         weights = {name: p.detach().clone() for name, p in parameters.items()}
         steps.append(
-            {"logits": logits.detach(), "gradients": gradients, "weights": weights}
+            {
+                "loss": loss.detach().double(),
+                "logits": logits.detach(),
+                "gradients": split(gradients),
+                "weights": split(weights),
+            }
         )
     return steps
 
@@ -155,27 +185,38 @@ def equal(found, expected, tolerance, what) -> None:
     )
 
 
-def trains_as(folder: Path, expected: list[dict], tolerance: dict) -> None:
+def trains_as(folder: Path, expected, layouts, tolerance: dict, batch_of) -> None:
     """Load the checkpoint on these ranks and follow the steps that were recorded."""
-    model = load_hf(folder, init_mesh((dist.get_world_size(),), ("tensor",)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step, right in enumerate(expected):
-        tokens, labels = batch(step)
-        equal(model(tokens, gather_logits=True), right["logits"], tolerance, "logits")
-        optimizer.zero_grad()
-        model.loss(tokens, labels).backward()
-        model.sync_gradients()
-        names = [name for name, _ in model.named_parameters()]
-        assert sorted(names) == sorted(right["gradients"])
-        for name, parameter in model.named_parameters():
-            place = model.placement(name)
-            gradient = place.of(right["gradients"][name])
-            assert gradient.abs().max() > 1e-6, f"{name} has no gradient to compare"
-            equal(parameter.grad, gradient, tolerance, f"step {step}, gradient {name}")
-        optimizer.step()
-        for name, parameter in model.named_parameters():
-            weight = model.placement(name).of(right["weights"][name])
-            equal(parameter.detach(), weight, tolerance, f"step {step}, {name}")
+    for sizes, axes in layouts:
+        model = load_hf(folder, init_mesh(sizes, axes))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        data = model.data
+        here, size = (0, 1) if data is None else (data.rank(), data.size())
+        for step, right in enumerate(expected):
+            what = f"{axes} step {step}"
+            logits = right["logits"].chunk(size)[here]
+            tokens, labels = (t.chunk(size)[here] for t in batch_of(step))
+            equal(model(tokens, gather_logits=True), logits, tolerance, "logits")
+            optimizer.zero_grad()
+            loss = model.loss(tokens, labels)
+            equal(loss.detach(), right["loss"], tolerance, f"{what}, loss")
+            loss.backward()
+            model.sync_gradients()
+            names = [name for name, _ in model.named_parameters()]
+            assert sorted(names) == sorted(right["gradients"])
+            follows([model], right["gradients"], tolerance, f"{what} gradient", True)
+            optimizer.step()
+            follows([model], right["weights"], tolerance, what, False)
+
+
+def follows(modules, right: dict, tolerance: dict, what: str, gradients: bool) -> None:
+    """Every parameter, or its gradient, is its slice of the whole model's."""
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            found = parameter.grad if gradients else parameter.detach()
+            place = module.placement(name).of(right[name])
+            assert place.abs().max() > 1e-6, f"{name} has nothing to compare"
+            equal(found, place, tolerance, f"{what} {name}")
 
 
 @pytest.mark.verifies(LOAD, MODEL)
@@ -187,7 +228,8 @@ def test_logits_gradients_and_steps_are_those_of_transformers(
     model.save_pretrained(tmp_path)
     expected = trained(model)
     for size in (1, 2, 4):
-        world(size).run(trains_as, tmp_path, expected, ALL_EQUAL)
+        layouts = [((size,), ("tensor",))]
+        world(size).run(trains_as, tmp_path, expected, layouts, ALL_EQUAL, batch)
 
 
 @pytest.mark.verifies(LOAD, MODEL)
@@ -241,9 +283,31 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def load_and_save(folder: Path, target: Path, most: int) -> None:
-    model = load_hf(folder, init_mesh((dist.get_world_size(),), ("tensor",)))
-    save_hf(model, target, max_file_bytes=most)
+def load_and_save(folder: Path, target: Path, most: int, sizes, axes) -> None:
+    mesh = init_mesh(sizes, axes)
+    if "pipeline" in axes:
+        stages = load_hf_stages(folder, mesh, SCHEDULES["one_f_one_b"](2, 2))
+        save_hf(stages, target, max_file_bytes=most)
+    else:
+        save_hf(load_hf(folder, mesh), target, max_file_bytes=most)
+
+
+def round_trip(world, classes, model, folder, dtype, most, sizes, axes):
+    """Their files through our shards: the same bits and names; both opened by them."""
+    theirs, ours = folder / "theirs", folder / "ours"
+    model.save_pretrained(theirs, max_shard_size=most)
+    ranks = torch.Size(sizes).numel()
+    world(ranks).run(load_and_save, theirs, ours, most, sizes, axes)
+    for files in (theirs, ours):
+        several = len(list(files.glob("*.safetensors"))) > 1
+        assert (files / "model.safetensors.index.json").exists() == several
+        assert several == (most < 10_000)
+    before, after = stored(theirs), stored(ours)
+    assert before.keys() == after.keys()
+    assert ("lm_head.weight" in before) != model.config.tie_word_embeddings
+    for key, tensor in before.items():
+        assert after[key].dtype == dtype and torch.equal(after[key], tensor), key
+    return [opened_by_them(classes, files) for files in (theirs, ours)]
 
 
 @pytest.mark.verifies(LOAD, SAVE)
@@ -260,21 +324,9 @@ def test_what_they_save_comes_back_bit_for_bit_under_the_same_names(
     world, llama, tmp_path, name, dtype, size, most
 ):
     """Out of one file or several, through shards, and into theirs again."""
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     model = built(llama, dtype, **CASES[name])
-    model.save_pretrained(theirs, max_shard_size=most)
-    world(size).run(load_and_save, theirs, ours, most)
-    several = most < 10_000
-    for folder in (theirs, ours):
-        assert (folder / "model.safetensors.index.json").exists() == several
-        assert (len(list(folder.glob("*.safetensors"))) > 1) == several
-    before, after = stored(theirs), stored(ours)
-    assert before.keys() == after.keys()
-    assert ("lm_head.weight" in before) != model.config.tie_word_embeddings
-    for key, tensor in before.items():
-        assert after[key].dtype == dtype and torch.equal(after[key], tensor), key
-
-    model, again = (opened_by_them(llama, folder) for folder in (theirs, ours))
+    cut = (size,), ("tensor",)
+    model, again = round_trip(world, llama, model, tmp_path, dtype, most, *cut)
     assert again.dtype == dtype
     assert again.config.tie_word_embeddings == model.config.tie_word_embeddings
     tokens, _ = batch(0)
@@ -292,7 +344,7 @@ def opened_by_them(llama, folder: Path):
 
 @pytest.mark.verifies(SAVE)
 def test_a_new_model_of_ours_opens_in_transformers(exact, tmp_path):
-    """Not one of their files to begin with: a model that was never theirs."""
+    """A model that begins here."""
     for tied in (False, True):
         save_hf(new_model(tied), tmp_path / str(tied))
         ours = load_hf(tmp_path / str(tied))

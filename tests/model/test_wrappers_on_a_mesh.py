@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from tests.model.mesh_training import WRAPPERS, Layout, MeshTraining, one_process
+from tests.model.mesh_training import (
+    WRAPPERS,
+    Layout,
+    MeshTraining,
+    check_training,
+    one_process,
+)
 
 VERIFIED = (
     "xtrain.model.decoder:XtrainModel",
@@ -14,17 +20,8 @@ VERIFIED = (
 )
 KEYS = {"num_key_value_heads": 2}
 EPS = 0.01
-MESHES = {"1x2": (1, 2), "2x1": (2, 1), "1x4": (1, 4), "2x2": (2, 2), "4x1": (4, 1)}
-
-
-def train(mesh, expected, **options):
-    """Three steps under each wrapper; how far the weights are from one process's."""
-    errors = {}
-    for wrapper in WRAPPERS:
-        run = MeshTraining(Layout(wrapper, *mesh), KEYS, **options)
-        run.train(0, 3)
-        errors[wrapper] = run.largest_error(expected)
-    return errors
+MESHES = {"1x2": (1, 2), "2x1": (2, 1), "1x4": (1, 4), "2x2": (2, 2), "3x1": (3, 1),
+          "4x1": (4, 1)}  # fmt: skip
 
 
 @pytest.mark.verifies(*VERIFIED)
@@ -32,15 +29,14 @@ def train(mesh, expected, **options):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_wrapper_trains_on_every_mesh(world, mesh, accumulate):
     """Uneven numbers of labels by rank; the first micro-batch is in `no_sync`."""
-    shape = MESHES[mesh]
-    expected, _ = one_process(KEYS, 3)
-    options = {"micro_batches": accumulate, "sequence_parallel": mesh == "1x2"}
-    for errors in world(shape[0] * shape[1]).run(train_with, shape, expected, options):
-        assert max(errors.values()) < 1e-12, errors
-
-
-def train_with(mesh, expected, options):
-    return train(mesh, expected, **options)
+    options = {"micro_batches": accumulate}
+    cuts = (False, True) if MESHES[mesh][1] > 1 else (False,)
+    runs = [
+        (Layout(wrapper, *MESHES[mesh]), options | {"sequence_parallel": cut})
+        for wrapper in WRAPPERS
+        for cut in cuts
+    ]
+    check_training(world, runs, KEYS)
 
 
 def in_sixteen_bits(mesh, low, expected, start):
@@ -62,7 +58,7 @@ def in_sixteen_bits(mesh, low, expected, start):
 @pytest.mark.parametrize("mesh", ["1x4", "2x2"])
 def test_sixteen_bit_weights_with_masters_train_on_a_mesh(world, mesh):
     """Up to the rounding of bf16; with this eps a step is no sign of a gradient."""
-    (expected, _), (start, _) = (one_process(KEYS, n, eps=EPS) for n in (3, 0))
+    (expected, *_), (start, *_) = (one_process(KEYS, n, eps=EPS) for n in (3, 0))
     arguments = MESHES[mesh], torch.bfloat16, expected, start
     for errors in world(4).run(in_sixteen_bits, *arguments):
         assert max(errors.values()) < 0.25, errors

@@ -1,21 +1,21 @@
-"""Functions that run on every rank for the questions of lc5."""
+"""Functions that run on every rank for the errata and the questions of lc5."""
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.pipeline_parallel.small_pipeline import (
-    WIDTH,
-    SmallPipeline,
-    batch,
-    drawn,
-    layer,
-    loss_sum,
-)
+from tests.pipeline_parallel.waiting_sends import is_send, message_of, posts
 from xtrain.comm.checks import rank_and_size
+from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
+from xtrain.pipeline_parallel.shared import SharedGradients
+from xtrain.schedules import SCHEDULES, Schedule, one_f_one_b, with_messages
+from xtrain.schedules.action import Action
 from xtrain_docs.lectures.lc5.errata import (
     EXCHANGES,
     FORWARD,
@@ -25,39 +25,83 @@ from xtrain_docs.lectures.lc5.errata import (
     before,
 )
 
-ROWS = (1, 2, 5, 3)
-"""Rows of the micro-batches of an uneven batch."""
-DIVISORS = ("rows of the batch", "its own rows, times m", "its own rows, times p")
+ROWS, WIDTH = 3, 4
 
 
-def divisors(by: str, ranks: int) -> list[float]:
-    """By what the loss of each micro-batch is divided."""
-    if by == DIVISORS[0]:
-        return [float(sum(ROWS))] * len(ROWS)
-    times = len(ROWS) if by == DIVISORS[1] else ranks
-    return [float(times * rows) for rows in ROWS]
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def uneven_batch() -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and targets of micro-batches with 1, 2, 5 and 3 rows."""
-    inputs, targets = (drawn(7 + i, sum(ROWS), WIDTH) for i in range(2))
-    return list(inputs.split(ROWS)), list(targets.split(ROWS))
+def drawn(seed: int, *shape: int) -> Tensor:
+    """The same numbers on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return x.to(torch.get_default_device())
 
 
-def error_of_gradients(by: str) -> float:
-    """Of 1F1B on an uneven batch: the largest relative error of a stage's gradient."""
-    size = rank_and_size(None)[1]
-    inputs, targets = uneven_batch()
-    pipeline = SmallPipeline("one_f_one_b", len(ROWS))
-    pipeline.step(inputs, targets, divisors(by, size))
-    model = nn.Sequential(*map(layer, range(size)))
-    x, target = torch.cat(inputs), torch.cat(targets)
-    (loss_sum(model(x), target) / len(x)).backward()
-    right = {s: next(model[s].parameters()).grad for s in pipeline.weights}
-    return max(
-        float((weight.grad - right[s]).norm() / right[s].norm())
-        for s, weight in pipeline.weights.items()
+def layer(stage: int) -> nn.Module:
+    """The whole of a stage: one matrix and a tanh."""
+    linear = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        linear.weight.copy_(drawn(stage, WIDTH, WIDTH))
+    return nn.Sequential(linear, nn.Tanh())
+
+
+def batch(step: int, micro_batches: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and targets of a step, in micro-batches."""
+    both = drawn(100 + step, 2, micro_batches, ROWS, WIDTH)
+    return list(both[0]), list(both[1])
+
+
+def loss_sum(y: Tensor, target: Tensor) -> Tensor:
+    """Over the rows of a micro-batch; the mean is taken once, over the batch."""
+    return ((y - target) ** 2).sum()
+
+
+def mean_loss(y: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    """What a runner divides once, by the rows of the whole batch."""
+    return loss_sum(y, target), len(y)
+
+
+# ----------------------------------------------------------------------- gradients
+
+
+def gradient_of(rows: Sequence[int], divisors: Sequence[float]) -> Tensor:
+    """Of this rank's stage under 1F1B, for micro-batches with so many rows.
+
+    A runner cuts evenly, so each micro-batch is filled up with rows of weight 0.
+
+    Args:
+        divisors: of the loss of each micro-batch.
+    """
+    (rank, size), m, most = rank_and_size(None), len(rows), max(rows)
+
+    def filled_up(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack([F.pad(p, (0, 0, 0, most - len(p))) for p in parts])
+
+    inputs, targets = (drawn(i, sum(rows), WIDTH).split(list(rows)) for i in (1, 2))
+    parts = zip(rows, divisors, strict=True)
+    weights = [torch.full((n, 1), 1 / by, dtype=torch.float64) for n, by in parts]
+    stage = PipelineStage(layer(rank), rank, size)
+    runner = PipelineRunner(
+        stage,
+        one_f_one_b(size, m),
+        lambda y, target: (((y - target[0]) ** 2 * target[1]).sum(), 1 / m),
     )
+    batch_of_all = filled_up(inputs), (filled_up(targets), filled_up(weights))
+    runner.step(*batch_of_all)
+    return runner.parameters[0].grad
+
+
+def parts_of_gradients(name: str, micro_batches: int) -> dict[int, Tensor]:
+    """Of the stages of this rank, before those of mirrored copies are summed."""
+    rank, size = rank_and_size(None)
+    schedule = SCHEDULES[name](size, micro_batches)
+    stages = [PipelineStage(layer(s), s, size) for s in schedule.stages_of(rank)]
+    runner = PipelineRunner(stages, schedule, mean_loss)
+    with mock.patch.object(SharedGradients, "sum"):
+        runner.step(*map(torch.cat, batch(0, micro_batches)))
+    return {stage.index: next(stage.parameters()).grad for stage in stages}
 
 
 # ------------------------------------------------------------------ tied embeddings
@@ -78,23 +122,56 @@ class Tied(nn.Module):
 def tied_weight(summed: bool, steps: int = 3) -> Tensor | None:
     """This rank's copy of the tied matrix after some steps; None in the middle."""
     rank, size = rank_and_size(None)
-    ends = dist.new_group([0, size - 1])
-
-    def tied_layer(stage: int) -> nn.Module:
-        if stage in (0, size - 1):
-            return Tied(last=stage > 0)
-        return layer(stage)
-
-    pipeline = SmallPipeline("one_f_one_b", 4, tied_layer)
-    weight = pipeline.weights[rank]
+    is_end = rank in (0, size - 1)
+    module = Tied(last=rank > 0) if is_end else layer(rank)
+    (weight,) = module.parameters()
+    shared = {"tied": weight} if summed and is_end else {}
+    stage = PipelineStage(module, rank, size, shared=shared)
+    runner = PipelineRunner(stage, one_f_one_b(size, 4), mean_loss)
     for step in range(steps):
-        pipeline.step(*batch(step, 4))
-        if summed and rank in (0, size - 1):
-            dist.all_reduce(weight.grad, group=ends)
-        pipeline.update()
-    if rank in (0, size - 1):
-        dist.destroy_process_group(ends)
-    return weight.detach() if rank in (0, size - 1) else None
+        runner.step(*map(torch.cat, batch(step, 4)))
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+    return weight.detach() if is_end else None
+
+
+# ------------------------------------------------------------- messages, one by one
+
+
+def messages_only(
+    name: str, micro_batches: int, fused: bool, seconds: float, by_parity: bool = False
+) -> str:
+    """Send and receive what the schedule does, waiting for each; nothing is computed.
+
+    Returns:
+        The messages at which this rank still stood after `seconds`; else "".
+    """
+    rank, size = rank_and_size(None)
+    schedule = SCHEDULES[name](size, micro_batches)
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    post: list[Action] = []
+    try:
+        parity = rank % 2 if by_parity else None
+        for post in posts(with_messages(schedule).actions[rank], fused, parity):
+            works = [started(schedule, message, group) for message in post]
+            for work in works:
+                work.wait()
+    except RuntimeError:
+        return ", ".join(map(str, post))
+    finally:
+        dist.destroy_process_group(group)
+    return ""
+
+
+def started(schedule: Schedule, message: Action, group: dist.ProcessGroup) -> Any:
+    """An empty word to or from the neighbour."""
+    direction, source, i = message_of(message)
+    target = source + (1 if direction == "F" else -1)
+    if is_send(message):
+        to = schedule.rank_of(target, i)
+        return dist.isend(torch.zeros(1), to, group=group)
+    return dist.irecv(torch.zeros(1), schedule.rank_of(source, i), group=group)
 
 
 # ----------------------------------------- one block with experts, two micro-batches

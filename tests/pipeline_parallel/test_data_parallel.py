@@ -38,7 +38,7 @@ CHECKS = (
     "xtrain.pipeline_parallel.wrappers:check_reduction",
     "xtrain.pipeline_parallel.wrappers:check_inside",
     "xtrain.pipeline_parallel.wrappers:check_shared",
-    "xtrain.pipeline_parallel.agreement:agree_on_stages",
+    "xtrain.pipeline_parallel.checks:check_pipeline",
 )
 
 
@@ -241,136 +241,82 @@ def test_a_stage_that_fails_on_one_data_rank_ends_the_step_of_all(world):
 # --- what is refused ------------------------------------------------------------------
 
 
-def average(run):
-    """On one pipeline rank: the others hear of it."""
-    kind = "average" if run.pipeline.rank() == 0 else "sum"
-    return ddp(run, gradient_reduction=kind)
+def changed(run, what: str):
+    """Wrap this rank's stage as the case says; the data group for its runner."""
+    stage, summed = run.stages[0], {"gradient_reduction": "sum"}
+    layer = stage.module[0].up.weight
+    if "tied" in what:
+        stage.shared = {"tied": layer}
+    match what:
+        case "a stage missing on one rank":
+            if torch.distributed.get_rank() == 3:
+                run.stages.clear()
+        case "average on one pipeline rank":
+            kind = "average" if run.pipeline.rank() == 0 else "sum"
+            stage.module = DistributedDataParallel(
+                stage.module, process_group=run.data, gradient_reduction=kind
+            )
+        case "torch's DDP":
+            ddp = nn.parallel.DistributedDataParallel
+            stage.module = ddp(stage.module, process_group=run.data)
+        case "torch's FSDP":
+            fully_shard(stage.module, mesh=run.mesh["data"])
+        case "naive":
+            stage.module = NaiveDataParallel(stage.module, run.data, "sum")
+        case "tied, then sharded" | "sharded, then its shard shared":
+            fsdp = FullyShardedDataParallel(stage.module, run.data, **summed)
+            stage.module = fsdp
+            if "tied" not in what:
+                stage.shared = {"tied": fsdp.module[0].up.weight}
+        case "tied, ZeRO on one end" if run.pipeline.rank() == 1:
+            stage.reduction = ZeroOptimizer(
+                stage.parameters(), torch.optim.AdamW, process_group=run.data, **summed
+            )
+        case "DDP inside" | "no data group" | "tied, ZeRO on one end":
+            stage.module = DistributedDataParallel(
+                stage.module, process_group=run.data, **summed
+            )
+            if what == "DDP inside":
+                stage.module = nn.Sequential(stage.module)
+    groups = {"no data group": None, "the pipeline for data": run.pipeline}
+    return groups.get(what, run.data)
 
 
-def ddp(run, module=None, **options):
-    options = {"gradient_reduction": "sum", "process_group": run.data} | options
-    stage = run.stages[0]
-    stage.module = DistributedDataParallel(module or stage.module, **options)
-    return run.data
+REFUSED = {
+    "a stage missing on one rank": r"stages \[\]|cut into \[\]",
+    "average on one pipeline rank": "gradient_reduction='average'.*must be \"sum\"",
+    "no data group": "sums gradients over ranks .* has no data_group",
+    "torch's DDP": "DistributedDataParallel would reduce gradients in every backward",
+    "torch's FSDP": "FSDP.* would reduce gradients in every backward",
+    "DDP inside": "DistributedDataParallel would reduce gradients in every backward",
+    "naive": r"NaiveDataParallel has no no_sync\(\)",
+    "the pipeline for data": "different .*rank in the pipeline",
+    "tied, then sharded": "shares 'tied' .* its wrapper holds a shard of that",
+    "sharded, then its shard shared": "shares 'tied' .* its wrapper holds a shard",
+    "tied, ZeRO on one end": "'tied' is .* of ZeRO .*be ZeRO's or none",
+}
 
 
-def without_data_group(run):
-    ddp(run)
-    return None
-
-
-def torchs(run):
-    stage = run.stages[0]
-    stage.module = nn.parallel.DistributedDataParallel(
-        stage.module, process_group=run.data
-    )
-    return run.data
-
-
-def torchs_fsdp(run):
-    fully_shard(run.stages[0].module, mesh=run.mesh["data"])
-    return run.data
-
-
-def inside(run):
-    stage = run.stages[0]
-    ddp(run)
-    stage.module = nn.Sequential(stage.module)
-    return run.data
-
-
-def naive(run):
-    stage = run.stages[0]
-    stage.module = NaiveDataParallel(stage.module, run.data, "sum")
-    return run.data
-
-
-def pipeline_for_data(run):
-    return run.pipeline
-
-
-def tied(run):
-    stage = run.stages[0]
-    stage.shared = {"tied": stage.module[0].up.weight}
-
-
-def fsdp(run):
-    stage = run.stages[0]
-    stage.module = FullyShardedDataParallel(
-        stage.module, run.data, gradient_reduction="sum"
-    )
-    return run.data
-
-
-def tied_then_sharded(run):
-    tied(run)
-    return fsdp(run)
-
-
-def shares_a_shard(run):
-    fsdp(run)
-    stage = run.stages[0]
-    stage.shared = {"tied": stage.module.module[0].up.weight}
-    return run.data
-
-
-def zero_on_one_end(run):
-    tied(run)
-    if run.pipeline.rank() == 0:
-        return ddp(run)
-    run.stages[0].reduction = ZeroOptimizer(
-        run.stages[0].parameters(),
-        torch.optim.AdamW,
-        process_group=run.data,
-        gradient_reduction="sum",
-    )
-    return run.data
-
-
-def a_stage_missing_on_one_rank(run):
-    if torch.distributed.get_rank() == 3:
-        run.stages.clear()
-    return run.data
-
-
-REFUSED = [
-    (a_stage_missing_on_one_rank, r"stages \[\]|cut into \[\]"),
-    (average, "gradient_reduction='average'.*must be \"sum\""),
-    (without_data_group, "sums gradients over ranks .* has no data_group"),
-    (torchs, "DistributedDataParallel would reduce gradients in every backward"),
-    (torchs_fsdp, "FSDP.* would reduce gradients in every backward"),
-    (inside, "DistributedDataParallel would reduce gradients in every backward"),
-    (naive, r"NaiveDataParallel has no no_sync\(\)"),
-    (pipeline_for_data, "different .*rank in the pipeline"),
-    (tied_then_sharded, "shares 'tied' .* its wrapper holds a shard of that"),
-    (shares_a_shard, "shares 'tied' .* its wrapper holds a shard of that"),
-    (zero_on_one_end, "'tied' is .* of ZeRO .*be ZeRO's or none"),
-]
-
-
-def made(change) -> None:
+def made(what: str) -> None:
     run = Training(Layout("plain", "one_f_one_b"))
+    data_group = changed(run, what)
     PipelineRunner(
-        run.stages, run.schedule, squares, run.pipeline, data_group=change(run)
+        run.stages, run.schedule, squares, run.pipeline, data_group=data_group
     )
 
 
 @pytest.mark.verifies(*CHECKS)
-@pytest.mark.parametrize(
-    ("change", "words"), REFUSED, ids=[c.__name__ for c, _ in REFUSED]
-)
-def test_what_cannot_reduce_is_refused_on_every_rank(
-    world, xtrain_worlds, change, words
-):
-    if change is torchs_fsdp and xtrain_worlds.device != "cpu":
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_reduce_is_refused_on_every_rank(world, xtrain_worlds, what):
+    if what == "torch's FSDP" and xtrain_worlds.device != "cpu":
         pytest.skip("what torch's classes do is looked at on CPUs")
-    expect_error(world(4), made, change, error=ValueError, match=words)
+    expect_error(world(4), made, what, error=ValueError, match=REFUSED[what])
 
 
 def wrapped_late() -> None:
     run = Training(Layout("plain", "one_f_one_b"))
     if run.pipeline.rank() == 0:
-        ddp(run)
+        changed(run, "no data group")
     run.step(0)
 
 

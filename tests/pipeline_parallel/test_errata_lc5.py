@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.pipeline_parallel import small_pipeline, small_runs
-from tests.pipeline_parallel.small_pipeline import (
-    LEARNING_RATE,
+from tests.pipeline_parallel import small_runs
+from tests.pipeline_parallel.small_runs import (
     WIDTH,
     batch,
+    close,
     drawn,
+    exposed,
     layer,
     loss_sum,
+    too_early,
 )
-from tests.pipeline_parallel.small_runs import exposed, too_early
 from tests.pipeline_parallel.waiting_sends import waits_forever
 from xtrain.plan import pipeline_idle
 from xtrain.schedules import (
@@ -37,8 +38,6 @@ from xtrain_docs.lectures.lc5.errata import ORDERS, slots, waited
 
 MESSAGES = "xtrain.schedules.passes:with_messages"
 DUALPIPE = "xtrain.schedules.dualpipe:dualpipe"
-WHOLE = ("gpipe", "one_f_one_b", "interleaved")
-"""Schedules of whole backwards that hold each stage once."""
 
 
 NOTES = {"F": (0, 1, 1, 2), "B": (3, 2, 2, 3)}
@@ -77,10 +76,6 @@ def on_gloo(xtrain_worlds):
         pytest.skip("runs of gloo on CPUs")
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
 # ------------------------------------------------- E67: a picture of one micro-batch
 
 
@@ -99,60 +94,6 @@ def test_the_notes_draw_actions_before_what_they_need():
     timeline = simulate(gpipe(4, 1), 1.0, 0.5, 0.5)
     assert timeline.makespan == 8
     assert timeline.idle_fraction == 6 / 8
-
-
-# --------------------------------------------------- E69: memory, counted in real runs
-
-
-@pytest.mark.verifies(
-    MESSAGES,
-    "xtrain.schedules.gpipe:gpipe",
-    "xtrain.schedules.one_f_one_b:one_f_one_b",
-    "xtrain.schedules.simulate:Timeline",
-)
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("m", [2, 8])
-def test_autograd_holds_m_micro_batches_in_gpipe_and_p_minus_r_in_1f1b(world, size, m):
-    assert world(size).run(small_pipeline.most_held, "gpipe", m) == [m] * size
-    held = world(size).run(small_pipeline.most_held, "one_f_one_b", m)
-    assert held == [min(m, size - rank) for rank in range(size)]
-    if m >= size:
-        assert sum(held) == size * (size + 1) / 2
-    assert tuple(held) == simulate(one_f_one_b(size, m)).peak_activations
-
-
-# ----------------------------------------------------- E71: one step for each batch
-
-
-def trained_alone(stages: int, micro_batches: int, steps: int) -> dict:
-    """Weights after some steps in one process, with the whole batch at once."""
-    model = nn.Sequential(*map(layer, range(stages)))
-    for step in range(steps):
-        inputs, targets = map(torch.cat, batch(step, micro_batches))
-        (loss_sum(model(inputs), targets) / len(inputs)).backward()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= LEARNING_RATE * weight.grad
-                weight.grad = None
-    return {s: next(model[s].parameters()) for s in range(stages)}
-
-
-@pytest.mark.verifies(
-    MESSAGES,
-    "xtrain.schedules.one_f_one_b:one_f_one_b",
-    "xtrain.schedules.interleaved:interleaved",
-)
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_pipeline_with_a_flush_trains_as_one_process(world, size):
-    """One step of the optimizer after each batch, three batches."""
-    for name in WHOLE:
-        m = 2 * size
-        stages = SCHEDULES[name](size, m).stages
-        right = trained_alone(stages, m, 3)
-        for found in world(size).run(small_pipeline.trained, name, m, 3):
-            assert found
-            for stage, weight in found.items():
-                close(weight, right[stage])
 
 
 # --------------------------------------------- E72: what splitting backward is good for
@@ -262,7 +203,7 @@ def test_mirrored_stages_have_parts_of_the_gradient_and_their_sum_is_right(world
     model = nn.Sequential(*map(layer, range(size)))
     inputs, targets = map(torch.cat, batch(0, m))
     (loss_sum(model(inputs), targets) / len(inputs)).backward()
-    found = world(size).run(small_pipeline.gradients, name, m)
+    found = world(size).run(small_runs.parts_of_gradients, name, m)
     for stage in range(size):
         right = next(model[stage].parameters()).grad
         parts = [gradients[stage] for gradients in found if stage in gradients]
@@ -275,7 +216,7 @@ def test_mirrored_stages_have_parts_of_the_gradient_and_their_sum_is_right(world
 
 
 def as_reported(name: str, ranks: int, f: float, b: float, w: float) -> float:
-    """The idle time by the DualPipe report's table; `b` is the whole backward."""
+    """The idle time by the DualPipe report's table; `b` is the full backward."""
     if name == "dualpipe":
         return (ranks / 2 - 1) * ((f + b) + b - 3 * w)
     return (ranks - 1) * (f + b - (2 * w if name == "zb_h1" else 0))
@@ -320,12 +261,12 @@ def test_with_a_fixed_batch_more_pipelines_have_fewer_micro_batches_and_idle_mor
 def test_1f1b_stands_still_if_its_sends_wait_for_their_receive(world):
     """On gloo, whose send waits. GPipe gets through, and so do fused messages."""
     ranks = world(4)
-    found = ranks.run(small_pipeline.messages_only, "one_f_one_b", 8, False, 2.0)
+    found = ranks.run(small_runs.messages_only, "one_f_one_b", 8, False, 2.0)
     assert found == ["0SEND_F3", "1SEND_F2", "2SEND_F1", "3SEND_B0"]
     assert dict(enumerate(found)) == waits_forever(one_f_one_b(4, 8))
     for name, fused in (("gpipe", False), ("one_f_one_b", True), ("chimera", True)):
         assert not waits_forever(SCHEDULES[name](4, 8), fused)
-        through = ranks.run(small_pipeline.messages_only, name, 8, fused, 60.0)
+        through = ranks.run(small_runs.messages_only, name, 8, fused, 60.0)
         assert through == [""] * 4, name
 
 
@@ -339,7 +280,7 @@ def test_1f1b_runs_with_waiting_sends_if_even_and_odd_ranks_order_them_different
     assert not waits_forever(schedule, by_parity=True)
     if p <= 4:  # with real messages on gloo, too
         arguments = ("one_f_one_b", 8, False, 60.0, True)
-        found = world(p).run(small_pipeline.messages_only, *arguments)
+        found = world(p).run(small_runs.messages_only, *arguments)
         assert found == [""] * p
 
 

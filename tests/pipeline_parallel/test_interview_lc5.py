@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from tests.pipeline_parallel import small_runs
-from tests.pipeline_parallel.small_pipeline import (
+from tests.pipeline_parallel.small_runs import (
     WIDTH,
-    SmallPipeline,
     batch,
+    close,
     drawn,
     layer,
     loss_sum,
@@ -25,10 +25,6 @@ def on_gloo(xtrain_worlds):
     """Skip elsewhere: these are small runs of gloo on CPUs."""
     if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
         pytest.skip("runs of gloo on CPUs")
-
-
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 # ------------------------------------------- q68, q69: two forwards, and how to overlap
@@ -55,23 +51,21 @@ def test_an_exchange_is_issued_before_a_computation_and_waited_for_after_it(worl
 # ------------------------------------------------------ q70: what micro-batches change
 
 
-def gradients_of(sizes: list[int]) -> dict:
-    """Gradients of 1F1B on one batch of 12 rows, cut into these."""
-    inputs, targets = (drawn(i, 12, WIDTH).split(sizes) for i in (1, 2))
-    pipeline = SmallPipeline("one_f_one_b", len(sizes))
-    pipeline.step(list(inputs), list(targets))
-    return {s: weight.grad for s, weight in pipeline.weights.items()}
+def right_gradients(rows: int, ranks: int) -> list[torch.Tensor]:
+    """Of each stage, in one process with the whole batch."""
+    model = nn.Sequential(*map(layer, range(ranks)))
+    (loss_sum(model(drawn(1, rows, WIDTH)), drawn(2, rows, WIDTH)) / rows).backward()
+    return [weight.grad for weight in model.parameters()]
 
 
 @pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
 def test_the_number_of_micro_batches_does_not_change_the_gradients(world):
-    model = nn.Sequential(*map(layer, range(3)))
-    loss = loss_sum(model(drawn(1, 12, WIDTH)), drawn(2, 12, WIDTH)) / 12
-    loss.backward()
-    for sizes in ([12], [6, 6], [2] * 6, [1, 2, 5, 4]):
-        for found in world(3).run(gradients_of, sizes):
-            for stage, gradient in found.items():
-                close(gradient, next(model[stage].parameters()).grad)
+    right = right_gradients(12, 3)
+    for rows in ([12], [6, 6], [2] * 6, [1, 2, 5, 4]):
+        divisors = [12.0] * len(rows)
+        found = world(3).run(small_runs.gradient_of, rows, divisors)
+        for gradient, expected in zip(found, right, strict=True):
+            close(gradient, expected)
 
 
 # --------------------------------------------------- q71: backward from the middle
@@ -132,13 +126,17 @@ def test_tied_copies_stay_equal_only_if_their_gradients_are_summed(world):
 
 @pytest.mark.verifies(MESSAGES, ONE_F_ONE_B)
 def test_a_mean_of_means_is_wrong_where_micro_batches_differ(world):
-    right, means, by_ranks = (
-        max(world(2).run(small_runs.error_of_gradients, by))
-        for by in small_runs.DIVISORS
-    )
-    assert right < 1e-12
-    assert means > 0.1
-    assert by_ranks > 1
+    rows, p = [1, 2, 5, 3], 2
+    m, right = len(rows), right_gradients(sum(rows), p)
+
+    def error(divisors):
+        found = world(p).run(small_runs.gradient_of, rows, divisors)
+        pairs = zip(found, right, strict=True)
+        return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+
+    assert error([float(sum(rows))] * m) < 1e-12
+    assert error([float(m * n) for n in rows]) > 0.1
+    assert error([float(p * n) for n in rows]) > 1
 
 
 # ---------------------------------------------------- q77: versions of the weights

@@ -29,7 +29,7 @@ PIECES = [
     "xtrain.pipeline_parallel.recompute:_Call",
     "xtrain.pipeline_parallel.recompute:_recomputed",
     "xtrain.pipeline_parallel.recompute:_KeepInputs",
-    "xtrain.pipeline_parallel.recompute:_Surroundings",
+    "xtrain.pipeline_parallel.surroundings:Surroundings",
 ]
 ON_A_PAGE = "xtrain.whiteboard.pipeline_parallel.checkpoint:checkpoint"
 FORMS = {
@@ -179,19 +179,11 @@ def frozen_parameters(recompute):
 
 
 CASES = [
-    leaf_input,
-    non_leaf_input,
-    no_input_needs_a_gradient,
-    integers_in,
-    arguments_that_are_no_tensors,
-    several_outputs,
-    one_tensor_twice,
-    an_output_that_is_the_input,
-    dropout,
-    backward_while_others_draw,
-    one_within_another,
-    frozen_parameters,
-]
+    leaf_input, non_leaf_input, no_input_needs_a_gradient, integers_in,
+    arguments_that_are_no_tensors, several_outputs, one_tensor_twice,
+    an_output_that_is_the_input, dropout, backward_while_others_draw,
+    one_within_another, frozen_parameters,
+]  # fmt: skip
 
 # ----------------------------------------------------- cases beyond the whiteboard form
 
@@ -286,14 +278,10 @@ def a_gradient_within(recompute):
 
 
 CASES_BEYOND = [
-    keywords_and_nested_inputs,
-    nested_outputs,
-    a_gradient_within,
-    gradients_without_backward,
-    some_gradients_first,
-    twice_over_one_graph,
+    keywords_and_nested_inputs, nested_outputs, a_gradient_within,
+    gradients_without_backward, some_gradients_first, twice_over_one_graph,
     higher_derivatives,
-]
+]  # fmt: skip
 
 
 CASES_OF_OURS = [containers_that_the_function_empties]
@@ -358,7 +346,7 @@ def test_after_several_optimizer_steps_the_weights_are_the_same():
 # ------------------------------------------------------------- random numbers, autocast
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
 @pytest.mark.parametrize("form", FORMS)
 def test_backward_leaves_the_random_state_as_it_was(form):
     net, x = network(dropout=0.5), numbers(3, 4)
@@ -370,7 +358,7 @@ def test_backward_leaves_the_random_state_as_it_was(form):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
 def test_on_a_gpu_masks_and_the_random_state_are_restored():
     def run(recompute, autocast):
         net, x = network(dropout=0.5).cuda(), numbers(3, 4).cuda().requires_grad_()
@@ -386,7 +374,7 @@ def test_on_a_gpu_masks_and_the_random_state_are_restored():
         equal(run(checkpoint, autocast), run(plain, autocast))
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
 @pytest.mark.parametrize("forward", [True, False])
 def test_the_second_run_has_the_autocast_of_the_first(forward):
     def run(recompute, in_backward):
@@ -408,7 +396,7 @@ class SquaredSine(TorchFunctionMode):
         return made * made if func is torch.sin else made
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
 @pytest.mark.parametrize("still_active", [True, False])
 def test_modes_of_the_forward_are_active_in_the_second_run_once(still_active):
     def run(recompute):
@@ -428,7 +416,7 @@ def test_modes_of_the_forward_are_active_in_the_second_run_once(still_active):
     equal(run(checkpoint), run(plain))
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.recompute:_Surroundings")
+@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
 def test_new_tensors_are_on_the_device_that_forward_chose():
     def filled(x):
         return x * torch.ones(3, 4, dtype=torch.float64)

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.model.test_on_a_mesh import batch as tokens_and_labels
-from tests.model.test_on_a_mesh import config_of
+from tests.model.twins import batch as tokens_and_labels
+from tests.model.twins import config_of
 from tests.pipeline_parallel.pipelines import make, train, train_all
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel
@@ -92,7 +92,7 @@ def schedules(draw) -> Schedule:
 
 
 def with_pairs(order: list[Action]) -> list[Action]:
-    """A forward and the whole backward before it, as one pair."""
+    """A forward and the full backward before it, as one pair."""
     paired: list[Action] = []
     for action in order:
         if action.kind == "F" and paired and paired[-1].kind == "BW":

@@ -321,7 +321,7 @@ BAD_BATCHES = {
     "number": "rank 0: inputs are int",
     "list of numbers": "rank 0: inputs hold float, not tensors only",
     "empty": "rank 0: inputs are an empty tuple",
-    "0 dims": "rank 0: inputs hold a tensor of no dimensions",
+    "0 dims": "rank 0: inputs hold a tensor of 0 dimensions",
     "uneven tuple": "rank 0: inputs have [6, 8] rows",
     "gradient": "rank 0: inputs require a gradient",
     "inference mode": "inside torch.inference_mode() computes no gradients",

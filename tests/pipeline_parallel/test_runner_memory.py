@@ -81,9 +81,6 @@ def test_memory_is_bounded_by_the_ranks_and_nothing_is_left_after_a_step(world):
                 assert few[rank][kind] == many[rank][kind], (name, rank, kind)
                 assert many[rank][kind][0] <= ranks + 2, (name, rank, kind)
             assert many[rank]["left"] == [0, 0, 0, 0], (name, rank)
-
-
-def test_whatever_the_schedule_nothing_is_left_after_a_step(world):
     for name in ("gpipe", "zb_v", "dualpipe"):
         for result in world(2).run(lived, name, 4, 2):
             assert result["left"] == [0, 0, 0, 0], name

@@ -338,7 +338,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
         stages = own(modules, schedule, place)
         with mock.patch.object(communicators, "batches", return_value=separate):
             pipeline = PipelineRunner(stages, schedule, squares, group)
-        assert (pipeline._messages._down is not pipeline._messages._up) == separate
+        assert (pipeline._messages._down is not pipeline._messages.group) == separate
         cut = micro_batches(inputs, 4), micro_batches(targets, 4)
         wanted = dense_loss(reference, *cut)
         losses = [pipeline.step(inputs, targets) for _ in range(2)]

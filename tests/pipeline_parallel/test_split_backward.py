@@ -66,6 +66,19 @@ FORMS = pytest.mark.parametrize(
 )
 
 
+def forward_of(stage, x):
+    with split_backward() as split:
+        y = stage(x)
+    return split, y
+
+
+def after_b(stage, x):
+    """The inputs have their gradients, those of the weights wait."""
+    split, y = forward_of(stage, x)
+    split.backward_input(y, torch.ones_like(y))
+    return split
+
+
 @FORMS
 @pytest.mark.parametrize("kind", STAGES)
 @pytest.mark.parametrize("needed", [True, False], ids=["middle", "first"])
@@ -154,8 +167,7 @@ def test_torchs_walk_computes_both_gradients_of_a_function_twice(kind, times):
 
 def test_the_first_stage_computes_no_matmul_in_b():
     stage, (x,) = filled(nn.Sequential(nn.Linear(SIZE, SIZE))), inputs(1, False, 4)
-    with split_backward() as split:
-        y = stage(x)
+    split, y = forward_of(stage, x)
     with Matmuls() as in_input:
         split.backward_input(y, torch.ones_like(y))
     assert in_input.count == 0
@@ -167,9 +179,7 @@ def test_the_first_stage_computes_no_matmul_in_b():
 
 def test_what_is_not_in_a_matmul_has_its_gradient_after_b():
     stage, (x,) = filled(Blocks()), inputs(1, True, 4)
-    with split_backward() as split:
-        y = stage(x)
-    split.backward_input(y, torch.ones_like(y))
+    after_b(stage, x)
     assert x.grad is not None
     early = {n.split(".")[0] for n, p in stage.named_parameters() if p.grad is not None}
     assert early == {"norms"}
@@ -180,9 +190,7 @@ def test_weights_that_are_computed_have_their_gradients_in_b():
     """Autograd would have to keep what they were computed from, or they are
     activations, whose gradients the stage before waits for."""
     stage, (x,) = filled(Made()), inputs(1, True, 2, 5)
-    with split_backward() as split:
-        y = stage(x)
-    split.backward_input(y, torch.ones_like(y))
+    after_b(stage, x)
     late = {n for n, p in stage.named_parameters() if p.grad is None}
     assert late == {"maker.weight", "maker.bias"}
 
@@ -243,11 +251,9 @@ def test_a_gradient_is_added_and_its_tensors_are_freed_before_the_next():
     layers = [nn.Linear(SIZE, SIZE, bias=False) for _ in range(3)]
     stage, (x,) = filled(nn.Sequential(*layers)), inputs(1, True, 4)
     alive: list[int] = []
-    with split_backward() as split:
-        y = stage(x)
-    split.backward_input(y, torch.ones_like(y))
+    split = after_b(stage, x)
     kept = [weakref.ref(t) for queued in split.queue for t in queued.tensors]
-    del x, y
+    del x
     for layer in layers:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _: alive.append(sum(ref() is not None for ref in kept))
@@ -271,8 +277,7 @@ def test_between_b_and_w_inputs_and_gradients_of_layers_are_kept_and_nothing_els
 
     seen: dict = {}
     stage, (x,) = filled(Stage()), inputs(1, True, 5)
-    with split_backward() as split:
-        y = stage(x)
+    split, y = forward_of(stage, x)
     assert split.kept_bytes == 0
     split.backward_input(y, torch.ones_like(y))
     out = weakref.ref(y.grad_fn)
@@ -380,8 +385,7 @@ def test_without_gradients_nothing_is_different():
 
 def test_calls_in_the_wrong_order_are_refused():
     stage, (x,) = filled(Blocks()), inputs(1, True, 4)
-    with split_backward() as split:
-        y = stage(x)
+    split, y = forward_of(stage, x)
     with pytest.raises(RuntimeError, match="comes once, after backward_input"):
         split.backward_weight()
     split.backward_input(y, torch.ones_like(y))
@@ -414,17 +418,16 @@ def test_what_waits_must_not_be_written_into(what):
     assert layer.weight.grad is None and split.kept_bytes == 0
 
 
+def fail(_):
+    raise LookupError("a hook failed")
+
+
 def test_a_failure_leaves_no_mode_and_no_memory_behind():
     stage, (x,) = filled(Blocks()), inputs(1, True, 4)
-
-    def fail(_):
-        raise LookupError("a hook failed")
-
     with pytest.raises(LookupError), split_backward():
         fail(stage(x))
     assert _len_torch_function_stack() == 0
-    with split_backward() as split:
-        y = stage(x)
+    split, y = forward_of(stage, x)
     x.register_hook(fail)
     with pytest.raises(LookupError):
         split.backward_input(y, torch.ones_like(y))
@@ -435,13 +438,7 @@ def test_a_failure_leaves_no_mode_and_no_memory_behind():
 
 def test_a_failure_in_w_leaves_no_memory_behind():
     stage, (x,) = filled(Blocks()), inputs(1, True, 4)
-    with split_backward() as split:
-        y = stage(x)
-    split.backward_input(y, torch.ones_like(y))
-
-    def fail(_):
-        raise LookupError("a hook failed")
-
+    split = after_b(stage, x)
     stage.up[1].weight.register_hook(fail)
     with pytest.raises(LookupError):
         split.backward_weight()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.devices import device_type
-from tests.model.test_on_a_mesh import batch, config_of
+from tests.model.twins import batch, config_of
 from tests.pipeline_parallel.split_stages import Matmuls
 from tests.tensor_parallel.dense import close, fill, our_collectives, random_of
 from tests.training import batch_of, make_model

@@ -6,13 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.model.stage_training import wrapped
-from tests.model.test_on_a_mesh import batch, close, config_of
+from tests.model.stage_training import Layout, StageTraining
+from tests.model.twins import batch, close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
-from xtrain.comm import init_mesh
-from xtrain.model import XtrainModel, clip_stages_grad_norm_
-from xtrain.pipeline_parallel import PipelineRunner
-from xtrain.schedules import SCHEDULES
+from xtrain.model import XtrainModel
 
 VERIFIED = (
     "xtrain.pipeline_parallel.runner:PipelineRunner",
@@ -30,109 +27,86 @@ STEPS, LIMIT, SEQUENCE = 3, 0.3, 12
 ADAMW = {"lr": 0.03}
 UNTIED = {"num_hidden_layers": 6, "num_key_value_heads": 2}
 TIED = UNTIED | {"tie_word_embeddings": True}
-AXES = ("pipeline", "data", "tensor")
 
 
-class Layout(NamedTuple):
-    """A schedule over `pipeline` ranks, each of them `data` x `tensor` ranks."""
+class Case(NamedTuple):
+    """A schedule over two ranks, each of them `data` x `tensor` ranks."""
 
     schedule: str
-    pipeline: int = 2
-    data: int = 1
-    tensor: int = 1
-    wrapper: str = "plain"
+    data: int
+    tensor: int
+    wrapper: str = ""
     sequence_parallel: bool = False
 
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.schedule, 2, self.data, self.tensor)
 
-def rows_of(step: int, layout: Layout, rank: int):
+
+def rows_of(step: int, data: int, rank: int):
     """A data rank's rows: other numbers of them, and of labels; some have none."""
-    rows = [9 + 2 * r for r in range(layout.data)]
+    rows = [9 + 2 * r for r in range(data)]
     tokens, labels = batch(step, rows=sum(rows), sequence=SEQUENCE)
     return tokens.split(rows)[rank], labels.split(rows)[rank]
 
 
-class Training:
+class Training(StageTraining):
     """The calls that a user makes: stages, wrapper, runner, optimizer."""
 
-    def __init__(self, layout: Layout, changes: dict):
-        self.layout = layout
-        self.mesh = init_mesh((layout.pipeline, layout.data, layout.tensor), AXES)
-        self.pipeline, self.data = (self.mesh[axis].get_group() for axis in AXES[:2])
-        self.schedule = SCHEDULES[layout.schedule](layout.pipeline, 4)
-        self.stages = XtrainModel.stages(
-            config_of(**changes),
-            self.mesh,
-            self.schedule,
-            dtype=torch.float64,
-            sequence_parallel=layout.sequence_parallel,
-        )
-        self.modules = [stage.module for stage in self.stages]
-        self.optimizer = wrapped(self.stages, self.layout.wrapper, self.data, **ADAMW)
-        self.runner = PipelineRunner(
-            self.stages,
-            self.schedule,
-            self.modules[0].loss_fn,
-            self.pipeline,
-            data_group=self.data,
+    def __init__(self, case: Case, changes: dict):
+        self.wrapper = case.wrapper
+        super().__init__(
+            case.layout,
+            changes,
+            wrapper=case.wrapper,
+            sequence_parallel=case.sequence_parallel,
         )
 
-    def step(self, number: int) -> tuple[float, float]:
-        """Loss, and the norm of the gradients before it is clipped."""
-        self.optimizer.zero_grad()
-        batch_here = rows_of(number, self.layout, self.data.rank())
-        loss = self.runner.step(*batch_here)
-        if self.layout.wrapper == "plain":
+    def step(self, number: int, right: dict, tolerance: float) -> None:
+        """A clipped step, whose loss, norm and gradients are compared."""
+        self.wanted = right["grads"]
+        ((loss, norm),) = self.train(number, number + 1, LIMIT)
+        assert math.isclose(loss, right["loss"], rel_tol=tolerance), number
+        assert math.isclose(norm, right["norm"], rel_tol=tolerance), number
+
+    def accumulate(self, step: int) -> float:
+        here = self.mesh["data"].get_local_rank()
+        loss = self.runner.step(*rows_of(step, self.layout.data, here))
+        if not self.wrapper:
             for module in self.modules:
                 module.sync_gradients()
-        self.check_gradients()
-        norm = clip_stages_grad_norm_(self.stages, LIMIT)
-        self.optimizer.step()
-        return loss.item(), norm.item()
+        if self.wrapper in ("", "ddp"):  # whole slices are there to be compared
+            for module, name, parameter in self.named_parameters():
+                right = module.placement(name).of(self.wanted[name])
+                close(parameter.grad, right, f"{name} gradient")
+        return loss.item()
 
-    def check_gradients(self) -> None:
-        """Against `self.wanted`, where whole slices are there to be compared."""
-        if self.layout.wrapper in ("plain", "ddp"):
-            for name, place, parameter in self.named_parameters():
-                close(parameter.grad, place.of(self.wanted[name]), f"{name} gradient")
-
-    def named_parameters(self):
-        for module in self.modules:
-            for name, parameter in module.named_parameters():
-                yield name, module.placement(name), parameter
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """This rank's slices, whole, of each of its stages."""
-        if self.layout.wrapper != "fsdp":
-            return {name: p.detach() for name, _, p in self.named_parameters()}
-        return {
-            n: t for s in self.stages for n, t in s.module.full_state_dict().items()
-        }
+    def check_weights(self, whole: dict) -> None:
+        check = self.check_wrapped if self.wrapper == "fsdp" else self.check
+        check(whole, self.layout)
 
     def save(self, directory, step: int) -> None:
-        if self.layout.wrapper.startswith("zero"):
+        if self.wrapper.startswith("zero"):
             self.optimizer.save_sharded(directory, step, self.modules[0])
-        elif self.layout.wrapper == "fsdp":
+        elif self.wrapper == "fsdp":
             self.stages[0].module.save_sharded(directory, step, self.optimizer)
         else:
             save_checkpoint(directory, step, self.shards(), self.optimizer)
 
     def load(self, directory) -> int:
-        if self.layout.wrapper.startswith("zero"):
+        if self.wrapper.startswith("zero"):
             return self.optimizer.load_sharded(directory, self.modules[0])[0]
-        if self.layout.wrapper == "fsdp":
+        if self.wrapper == "fsdp":
             return self.stages[0].module.load_sharded(directory, self.optimizer)[0]
         return load_checkpoint(directory, self.shards(), self.optimizer)[0]
 
-    def shards(self):
-        return [shard for module in self.modules for shard in module.shards()]
 
-
-def one_process(layout: Layout, changes: dict, steps: int = STEPS) -> list[dict]:
+def one_process(data: int, changes: dict, steps: int = STEPS) -> list[dict]:
     """Of each step: loss, norm, gradients, and the weights after it."""
     model, found = XtrainModel(config_of(**changes), dtype=torch.float64), []
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     for step in range(steps):
-        parts = [rows_of(step, layout, rank) for rank in range(layout.data)]
+        parts = [rows_of(step, data, rank) for rank in range(data)]
         tokens, labels = (torch.cat(part) for part in zip(*parts, strict=True))
         optimizer.zero_grad()
         loss = model.loss(tokens, labels)
@@ -150,78 +124,68 @@ def one_process(layout: Layout, changes: dict, steps: int = STEPS) -> list[dict]
 
 def trained(cases) -> None:
     """STEPS clipped steps of each case, against those of one process."""
-    for layout, changes, expected in cases:
-        run = Training(layout, changes)
+    for case, changes, expected in cases:
+        run = Training(case, changes)
         for number, right in enumerate(expected):
-            run.wanted = right["grads"]
-            loss, norm = run.step(number)
-            assert math.isclose(loss, right["loss"], rel_tol=1e-12), (layout, number)
-            assert math.isclose(norm, right["norm"], rel_tol=1e-12), (layout, number)
-        found = run.weights()
-        for name, place, _ in run.named_parameters():
-            whole = expected[-1]["weights"][name]
-            close(found[name], place.of(whole), f"{layout} {name}")
+            run.step(number, right, 1e-12)
+        run.check_weights(expected[-1]["weights"])
 
 
-def relay(layouts, changes, expected, directory) -> None:
-    """A step in each layout, which begins from the checkpoint of the one before."""
-    for number, (layout, right) in enumerate(zip(layouts, expected, strict=True)):
-        run = Training(layout, changes | ({"seed": 7} if number else {}))
+def relay(cases, changes, expected, directory) -> None:
+    """A step in each case, which begins from the checkpoint of the one before."""
+    for number, (case, right) in enumerate(zip(cases, expected, strict=True)):
+        run = Training(case, changes | ({"seed": 7} if number else {}))
         if number:
             assert run.load(directory) == number
-        run.wanted = right["grads"]
-        loss, norm = run.step(number)
-        assert math.isclose(loss, right["loss"], rel_tol=1e-11), (layout, number)
-        assert math.isclose(norm, right["norm"], rel_tol=1e-11), (layout, number)
-        found = run.weights()
-        for name, place, _ in run.named_parameters():
-            close(found[name], place.of(right["weights"][name]), f"{layout} {name}")
+        run.step(number, right, 1e-11)
+        run.check_weights(right["weights"])
         run.save(directory, number + 1)
 
 
-def check(world, layouts, changes):
-    cases = [(one, changes, one_process(one, changes)) for one in layouts]
-    first = layouts[0]
-    world(first.pipeline * first.data * first.tensor).run(trained, cases)
+def check(world, cases, changes):
+    data, size = cases[0].layout.data, cases[0].layout.size
+    expected = one_process(data, changes)
+    world(size).run(trained, [(one, changes, expected) for one in cases])
 
 
 @pytest.mark.verifies(*VERIFIED, CLIP[0])
 def test_pipeline_and_tensor_ranks_train_as_one_process(world):
     """Sequence parallel or not, in every kind of schedule."""
     untied = [
-        Layout("interleaved", 2, 1, 2),
-        Layout("zb_h1", 2, 1, 2, sequence_parallel=True),
+        Case("interleaved", 1, 2),
+        Case("zb_h1", 1, 2, sequence_parallel=True),
     ]
     tied = [
-        Layout("one_f_one_b", 2, 1, 2, sequence_parallel=True),
-        Layout("zb_v", 2, 1, 2),
-        Layout("dualpipe", 2, 1, 2, sequence_parallel=True),
+        Case("one_f_one_b", 1, 2, sequence_parallel=True),
+        Case("zb_v", 1, 2),
+        Case("dualpipe", 1, 2, sequence_parallel=True),
     ]
     check(world, untied, UNTIED)
     check(world, tied, TIED)
 
 
 @pytest.mark.verifies(*VERIFIED, *CLIP)
-@pytest.mark.parametrize("wrapper", ["plain", "ddp", "zero 1", "zero 2", "fsdp"])
+@pytest.mark.parametrize("wrapper", ["", "ddp", "zero 1", "zero 2", "fsdp"])
 def test_pipeline_and_data_ranks_train_as_one_process(world, wrapper):
     changes = UNTIED if wrapper == "fsdp" else TIED
-    check(world, [Layout(s, 2, 2, 1, wrapper) for s in ("zb_v", "dualpipe")], changes)
+    check(world, [Case(name, 2, 1, wrapper) for name in ("zb_v", "dualpipe")], changes)
 
 
 @pytest.mark.verifies(*VERIFIED, CLIP[0])
 def test_pipeline_data_and_tensor_ranks_train_as_one_process(world):
-    tied = Layout("one_f_one_b", 2, 2, 2, "ddp", sequence_parallel=True)
+    tied = Case("one_f_one_b", 2, 2, "ddp", sequence_parallel=True)
     check(world, [tied], TIED)
-    check(world, [Layout("zb_v", 2, 2, 2, "fsdp")], UNTIED)
+    check(world, [Case("zb_v", 2, 2, "fsdp")], UNTIED)
 
 
 @pytest.mark.verifies(*VERIFIED, "xtrain.model.decoder_parts:DecoderParts")
 def test_a_run_goes_on_from_a_checkpoint_under_another_wrapper(world, tmp_path):
-    layouts = [
-        Layout("one_f_one_b", 2, 2, 1, "ddp"),
-        Layout("zb_h1", 2, 2, 1, "fsdp"),
-        Layout("one_f_one_b", 2, 2, 1, "zero 2"),
-        Layout("zb_v", 2, 2, 1, "ddp"),
-    ]
-    expected = one_process(layouts[0], UNTIED, steps=len(layouts))
-    world(4).run(relay, layouts, UNTIED, expected, tmp_path)
+    cases = [
+        Case(name, 2, 1, wrapper)
+        for name, wrapper in (
+            ("one_f_one_b", "ddp"), ("zb_h1", "fsdp"),
+            ("one_f_one_b", "zero 2"), ("zb_v", "ddp"),
+        )
+    ]  # fmt: skip
+    expected = one_process(2, UNTIED, steps=len(cases))
+    world(4).run(relay, cases, UNTIED, expected, tmp_path)

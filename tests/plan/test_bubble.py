@@ -10,6 +10,7 @@ from xtrain.plan import (
 )
 from xtrain.schedules import SCHEDULES, simulate
 
+BUBBLE = "xtrain.plan.bubble"
 CASES = {
     "gpipe": (4, 8, {}), "one_f_one_b": (4, 8, {}), "zb_h1": (4, 8, {}),
     "zb_h2": (4, 8, {}), "zb_v": (4, 8, {}), "chimera": (6, 6, {}),
@@ -21,46 +22,33 @@ ANY_TIMES = ("gpipe", "one_f_one_b", "interleaved", "chimera")
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.verifies(
-    "xtrain.plan.bubble:pipeline_idle", "xtrain.plan.bubble:pipeline_activations"
-)
-def test_forms_of_idle_time_and_activations_are_what_is_played(name):
+    f"{BUBBLE}:pipeline_idle", f"{BUBBLE}:pipeline_activations",
+    f"{BUBBLE}:bubble_over_ideal", f"{BUBBLE}:idle_fraction",
+)  # fmt: skip
+def test_the_forms_are_what_is_played(name):
+    """Idle time, its share of the ideal and of the whole time, and activations."""
     ranks, m, options = CASES[name]
     schedule = SCHEDULES[name](ranks, m, **options)
-    timeline = simulate(schedule)
-    assert max(timeline.idle) == pytest.approx(pipeline_idle(name, ranks))
-    held = pipeline_activations(name, ranks, m, schedule.chunks)
-    assert max(timeline.peak_activations) == pytest.approx(held)
-    if name in ANY_TIMES:
-        times = (2.0, 3.0, 1.5)
-        played = max(simulate(schedule, *times).idle)
-        assert played == pytest.approx(pipeline_idle(name, ranks, *times))
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.verifies(
-    "xtrain.plan.bubble:bubble_over_ideal", "xtrain.plan.bubble:idle_fraction"
-)
-def test_two_shares_of_one_bubble(name):
-    """Over the ideal time and over the whole: what a simulated timeline says."""
-    ranks, m, options = CASES[name]
-    schedule = SCHEDULES[name](ranks, m, **options)
-    timeline = simulate(schedule)
-    arguments = name, ranks, m, schedule.chunks
-    over, part = bubble_over_ideal(*arguments), idle_fraction(*arguments)
-    assert over == pytest.approx(timeline.bubble_over_ideal)
-    assert part == pytest.approx(timeline.idle_fraction)
-    if name in ANY_TIMES:
-        times = {"forward": 2.0, "backward_input": 3.0, "backward_weight": 1.5}
+    sizes = name, ranks, m, schedule.chunks
+    held = max(simulate(schedule).peak_activations)
+    assert held == pytest.approx(pipeline_activations(*sizes))
+    equal = {"forward": 1.0, "backward_input": 1.0, "backward_weight": 1.0}
+    other = {"forward": 2.0, "backward_input": 3.0, "backward_weight": 1.5}
+    for times in (equal, other) if name in ANY_TIMES else (equal,):
         played = simulate(schedule, *times.values())
-        assert bubble_over_ideal(*arguments, **times) == pytest.approx(
-            played.bubble_over_ideal
-        )
-        assert idle_fraction(*arguments, **times) == pytest.approx(played.idle_fraction)
+        idle = pipeline_idle(name, ranks, *times.values())
+        assert max(played.idle) == pytest.approx(idle)
+        over, part = bubble_over_ideal(*sizes, **times), idle_fraction(*sizes, **times)
+        assert over == pytest.approx(played.bubble_over_ideal)
+        assert part == pytest.approx(played.idle_fraction)
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.bubble:bubble_over_ideal", "xtrain.plan.bubble:idle_fraction"
-)
+def test_times_are_1_unless_given():
+    assert pipeline_idle("gpipe", 4) == 9
+    assert bubble_over_ideal("gpipe", 4, 8) == 3 / 8
+
+
+@pytest.mark.verifies(f"{BUBBLE}:bubble_over_ideal", f"{BUBBLE}:idle_fraction")
 @pytest.mark.parametrize(("ranks", "m"), [(4, 8), (8, 24), (8, 32), (16, 16)])
 def test_the_shares_that_papers_print(ranks, m):
     """Megatron and Llama 3 over the ideal time; GPipe and zero bubble over all."""

@@ -1,7 +1,7 @@
 """Published figures that stand in no other test: one table, one line a claim.
 
 Of each: what the formula gives, what was printed, and how far apart they may be. Where
-the two disagree the deviation itself is held, so that nobody bends a formula.
+the two disagree the deviation itself is held, so that no formula is bent to fit.
 """
 
 from dataclasses import replace
@@ -11,7 +11,6 @@ import pytest
 from tests.plan.test_published import gpt
 from xtrain.plan import (
     DTYPES,
-    Accelerator,
     Layout,
     Link,
     ModelShape,
@@ -54,38 +53,26 @@ def playbook_mfu(shape: ModelShape, tokens: float) -> float:
 
 @pytest.mark.verifies(SHARE, ATTENTION)
 @pytest.mark.parametrize(
-    ("sizes", "billions", "tokens", "printed"),
+    ("sizes", "billions", "twice", "tokens", "printed"),
     [
-        ((16, 2048, 8192, True), 1.34, 38_894.51, 44.3241),
-        ((28, 3072, 8192, True), 3.57, 16_426.09, 46.6837),
-        ((32, 4096, 14336), 8.86, 7_503.28, 45.2188),
-        ((80, 8192, 28672), 80.0, 662.14, 34.2928),
-        ((80, 8192, 28672), 80.0, 297.8, 15.42),  # TP8 PP2 DP4 with ZeRO-1
+        ((16, 2048, 8192, True), 1.34, True, 38_894.51, 44.3241),
+        ((28, 3072, 8192, True), 3.57, True, 16_426.09, 46.6837),
+        ((32, 4096, 14336), 8.86, True, 7_503.28, 45.2188),
+        ((80, 8192, 28672), 80.0, True, 662.14, 34.2928),
+        ((80, 8192, 28672), 80.0, True, 297.8, 15.42),  # TP8 PP2 DP4 with ZeRO-1
+        ((16, 2048, 8192, True), 1.34, False, 40_149.94, 39.1781),
+        ((28, 3072, 8192, True), 3.57, False, 16_385.25, 42.4921),
+        ((32, 4096, 14336), 8.86, False, 7_140.96, 43.0353),
     ],
 )
 def test_the_playbooks_utilization_follows_from_its_tokens(
-    sizes, billions, tokens, printed
+    sizes, billions, twice, tokens, printed
 ):
-    """With a pipeline: there it counts the tied table twice, once a rank."""
+    """With a pipeline it counts the tied table twice, once a rank; else once."""
     shape = playbook(*sizes)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=2e-3)
-    twice = replace(shape, tie_word_embeddings=False)
-    assert playbook_mfu(twice, tokens) == pytest.approx(printed, rel=1.5e-3)
-
-
-@pytest.mark.verifies(SHARE, ATTENTION)
-@pytest.mark.parametrize(
-    ("sizes", "tokens", "printed"),
-    [
-        ((16, 2048, 8192, True), 40_149.94, 39.1781),
-        ((28, 3072, 8192, True), 16_385.25, 42.4921),
-        ((32, 4096, 14336), 7_140.96, 43.0353),
-    ],
-)
-def test_without_a_pipeline_the_playbook_counts_a_tied_table_once(
-    sizes, tokens, printed
-):
-    shape = playbook(*sizes)
+    if twice:
+        shape = replace(shape, tie_word_embeddings=False)
     assert playbook_mfu(shape, tokens) == pytest.approx(printed, rel=1.5e-3)
 
 
@@ -156,13 +143,6 @@ def test_devices_and_tokens_of_llama_3s_table_4(gpus, context, data, sequence, c
     assert replace(layout, data=4).gpus != gpus
 
 
-@pytest.mark.verifies("xtrain.plan.hardware:Accelerator")
-@pytest.mark.parametrize(("name", "share"), [("h200", 0.80), ("b200", 0.78)])
-def test_measured_matmul_share_of_newer_parts(name, share):
-    efficiency = Accelerator.preset(name).matmul_efficiency
-    assert efficiency == pytest.approx(share, abs=0.005)
-
-
 # -------------------------------------------------------------------------------- time
 
 
@@ -189,25 +169,21 @@ def test_the_step_of_the_example_takes_three_minutes():
 
 @pytest.mark.verifies("xtrain.plan.bubble:idle_fraction")
 @pytest.mark.parametrize(
-    ("ranks", "speedup", "measured", "error"),
-    [(2, 1.94, 1.8, 0.08), (4, 3.66, 3.4, 0.08), (8, 6.56, 6.3, 0.05)],
+    ("ranks", "count", "bound", "measured", "least", "most"),
+    [  # GPipe's table 2: a measured run also sends
+        (2, 32, 1.94, 1.8, 1, 1.08),
+        (4, 32, 3.66, 3.4, 1, 1.08),
+        (8, 32, 6.56, 6.3, 1, 1.05),
+        # A mismatch, kept: recomputation hides in the bubble, and the batch differs.
+        (4, 4, 2.29, 3.2, 0, 1),
+        (8, 4, 2.91, 4.8, 0, 1),
+    ],
 )
-def test_gpipes_table_2_is_below_its_bound(ranks, speedup, measured, error):
-    """K M / (M + K - 1) for 32 micro-batches; measured runs also send."""
-    bound = ranks * (1 - idle_fraction("gpipe", ranks, 32))
-    assert bound == pytest.approx(speedup, abs=6e-3)
-    assert measured < bound < measured * (1 + error)
-
-
-@pytest.mark.verifies("xtrain.plan.bubble:idle_fraction")
-@pytest.mark.parametrize(
-    ("ranks", "bound", "measured"), [(4, 2.29, 3.2), (8, 2.91, 4.8)]
-)
-def test_gpipes_runs_with_4_micro_batches_beat_the_bound(ranks, bound, measured):
-    """A mismatch, kept: recomputation hides in the bubble, and the batch differs."""
-    found = ranks * (1 - idle_fraction("gpipe", ranks, 4))
+def test_gpipes_table_2_and_its_bound(ranks, count, bound, measured, least, most):
+    """K M / (M + K - 1) for M micro-batches on K ranks."""
+    found = ranks * (1 - idle_fraction("gpipe", ranks, count))
     assert found == pytest.approx(bound, abs=6e-3)
-    assert measured > found
+    assert least * measured < found < most * measured
 
 
 @pytest.mark.verifies("xtrain.plan.bubble:idle_fraction")
@@ -287,33 +263,18 @@ def test_backward_of_a_ring_needs_fewer_or_more_tokens_by_the_dtype():
         assert found == pytest.approx(times)
 
 
-def ulysses_and_tensor_bytes(ranks: int) -> tuple[float, float]:
-    """Of a layer's forward, in 16 bit: four exchanges against 4 N h on every link."""
-    shape = replace(ModelShape.preset("llama-2-7b"), num_hidden_layers=1)
-    sequence = 4096
-    layouts = (
-        Layout(context=ranks, context_way="ulysses"),
-        Layout(tensor=ranks, sequence_parallel=True),
-    )
-    found = []
-    for layout, axis in zip(layouts, ("context", "tensor"), strict=True):
-        sent = traffic_per_step(shape, layout, sequence)
-        found.append(
-            float(
-                sum(
-                    one.sent
-                    for one in sent
-                    if one.axis == axis and not one.backward
-                    and one.what in ("heads for tokens", "attention", "mlp")
-                )
-            )
-        )  # fmt: skip
-    return found[0], found[1]
-
-
 @pytest.mark.verifies("xtrain.plan.step_traffic:traffic_per_step")
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ulysses_sends_a_part_of_what_sequence_parallelism_sends(ranks):
-    """The paper: as many times less as there are ranks; 8 for 8."""
-    ulysses, tensor = ulysses_and_tensor_bytes(ranks)
+    """Forward of a layer: as many times less as there are ranks, as the paper says."""
+    shape = replace(ModelShape.preset("llama-2-7b"), num_hidden_layers=1)
+    parts = ("heads for tokens", "attention", "mlp")
+
+    def sent(axis: str, **sizes) -> float:
+        transfers = traffic_per_step(shape, Layout(**sizes), 4096)
+        of_axis = [one for one in transfers if one.axis == axis and one.what in parts]
+        return float(sum(one.sent for one in of_axis if not one.backward))
+
+    tensor = sent("tensor", tensor=ranks, sequence_parallel=True)
+    ulysses = sent("context", context=ranks, context_way="ulysses")
     assert tensor / ulysses == pytest.approx(ranks)

@@ -17,8 +17,8 @@ from xtrain.plan import (
     hiding_tokens,
     ideal_pairs,
     pairs_by_step,
-    pairs_of_block,
 )
+from xtrain.plan.context_parallel import pairs_of_block
 
 PLAN = "xtrain.plan.context_parallel"
 BYTES = f"{PLAN}:context_bytes"
@@ -75,8 +75,7 @@ def test_sixteen_tokens_on_four_ranks():
 
 @pytest.mark.verifies(f"{PLAN}:critical_pairs", f"{PLAN}:ideal_pairs")
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "paths"),
-    [(4, 8, (228, 144, 132)), (8, 4, (122, 80, 66))],
+    ("ranks", "tokens", "paths"), [(4, 8, (228, 144, 132)), (8, 4, (122, 80, 66))]
 )
 def test_critical_paths_of_other_sizes(ranks, tokens, paths):
     found = [critical_pairs(b, ranks, tokens) for b in ("none", "striped", "zigzag")]

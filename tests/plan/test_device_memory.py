@@ -192,21 +192,20 @@ def test_experts_keep_k_copies_of_a_token():
 # --------------------------------------------------- the papers' whole models
 
 
-@pytest.mark.verifies(MEMORY, DEVICE)
+@pytest.mark.verifies(MEMORY, DEVICE, "xtrain.plan.activations:activation_memory")
 @pytest.mark.parametrize(
-    ("name", "sizes", "layout", "states", "baseline", "both"),
+    ("sizes", "layout", "states", "baseline", "both"),
     [
-        ("22B", (6144, 64, 48), {"micro_batch": 4}, 45.5625, 59.25, 9.5625),
-        ("175B", (12288, 96, 96), {"pipeline": 8, "chunks": 3, "micro_batches": 64},
+        ((6144, 64, 48), {"micro_batch": 4}, 45.5625, 59.25, 9.5625),
+        ((12288, 96, 96), {"pipeline": 8, "chunks": 3, "micro_batches": 64},
          45.5625, 66.84375, 12.3516),
-        ("530B", (20480, 128, 105),
-         {"pipeline": 35, "chunks": 3, "micro_batches": 280},
+        ((20480, 128, 105), {"pipeline": 35, "chunks": 3, "micro_batches": 280},
          31.6406, 114.0234, 23.0762),
-        ("1T", (25600, 160, 128), {"pipeline": 64, "micro_batches": 512},
+        ((25600, 160, 128), {"pipeline": 64, "micro_batches": 512},
          32.9590, 131.25, 26.5625),
     ],
 )  # fmt: skip
-def test_figure_1_of_korthikanti(name, sizes, layout, states, baseline, both):
+def test_figure_1_of_korthikanti(sizes, layout, states, baseline, both):
     """12 L h^2 weights at 18 bytes; activations of the first rank."""
     h, _, layers = sizes
     schedule = "interleaved" if layout.get("chunks", 1) > 1 else "one_f_one_b"
@@ -330,12 +329,9 @@ def test_ranks_hold_the_model_once_and_dualpipe_twice(name, schedule):
     layout = Layout(pipeline=4, micro_batches=8, schedule=schedule, chunks=chunks)
     held = sum(device_parameters(shape, layout, rank).total for rank in range(4))
     tied = shape.tie_word_embeddings * shape.vocab_size * shape.hidden_size
-    if schedule == "zb_v":
-        tied = 0  # first and last stage stand on one rank
+    if schedule in ("zb_v", "dualpipe"):
+        tied = 0  # a rank holds both ends: a tied head is its embedding
     copies = 2 if schedule == "dualpipe" else 1
-    # Where a rank holds both ends, a tied head is the embedding.
-    if schedule == "dualpipe":
-        tied = 0
     assert held == copies * shape.parameters + tied
 
 
@@ -394,17 +390,20 @@ def test_states_are_zero_memory_of_what_a_device_holds(recipe, zero, axes, name,
 
 
 @pytest.mark.verifies(MEMORY)
-def test_what_stage_3_gathers():
+@pytest.mark.parametrize(
+    ("recipe", "reduced", "weight"),
+    [("zero16", 2, 2), ("megatron18", 4, 2), ("fp32_accum20", 2, 2), ("fp32", 4, 4)],
+)
+def test_what_stages_2_and_3_gather(recipe, reduced, weight):
+    """A block's gradients in the dtype of backward; in stage 3 weights, too."""
     shape = ModelShape.preset("llama-3-8b")
-    for zero, blocks, root in ((0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 1, 1)):
-        found = memory_per_device(
-            shape, Layout(data=8, zero=zero), 512, recipe="zero16"
-        )
-        block = shape.layer_parameters
-        expected = blocks * 2 * block + (2 * 2 * block if zero == 3 else 0)
-        assert found.gathered == expected
-        outside = 2 * shape.vocab_size * shape.hidden_size + shape.hidden_size
-        assert found.root == root * 2 * outside
+    block = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    outside = 2 * shape.vocab_size * shape.hidden_size + shape.hidden_size
+    for zero, blocks, weights in ((0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 1, 1)):
+        layout = Layout(data=8, zero=zero)
+        found = memory_per_device(shape, layout, 512, recipe=recipe)
+        assert found.gathered == block * (blocks * reduced + 2 * weights * weight)
+        assert found.root == weights * weight * outside
 
 
 @pytest.mark.verifies(PHASE)
@@ -457,20 +456,3 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=said):
             memory_per_device(LLAMA, FOLKLORE, 4096, **options)
-
-
-@pytest.mark.verifies(MEMORY)
-@pytest.mark.parametrize(
-    ("recipe", "reduced", "weight"),
-    [("zero16", 2, 2), ("megatron18", 4, 2), ("fp32_accum20", 2, 2), ("fp32", 4, 4)],
-)
-def test_gathered_gradients_have_the_dtype_that_backward_writes(
-    recipe, reduced, weight
-):
-    """A block's gradients as autograd leaves them; two blocks of weights beside."""
-    shape = ModelShape.preset("llama-3-8b")
-    block = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
-    for zero, weights in ((2, 0), (3, 2)):
-        layout = Layout(data=8, zero=zero)
-        found = memory_per_device(shape, layout, 512, recipe=recipe)
-        assert found.gathered == block * (reduced + weights * weight)

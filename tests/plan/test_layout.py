@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.plan import (
-    Layout,
-    ModelShape,
-    broken_rules,
-    check_layout,
-    layers_of_stage,
-    padded_vocabulary,
-)
+from xtrain.plan import Layout, ModelShape, broken_rules, check_layout, layers_of_stage
 from xtrain.plan.layout import CHUNKS, SCHEDULE_NAMES
+from xtrain.plan.layout_rules import padded_vocabulary
 from xtrain.schedules import SCHEDULES
 
 RULES = "xtrain.plan.layout_rules:broken_rules"

@@ -90,12 +90,7 @@ def test_a_recipe_of_ones_own():
     parameters, gib = 15 * 2**29, 2**30  # 15 GiB of 16-bit weights
     by_stage = [state_memory(parameters, 8, stage, recipe) for stage in range(4)]
     shown = [(m.weights / gib, m.gradients / gib, m.optimizer / gib) for m in by_stage]
-    assert shown == [
-        (15, 15, 60),
-        (15, 15, 7.5),
-        (15, 1.875, 7.5),
-        (1.875, 1.875, 7.5),
-    ]
+    assert shown == [(15, 15, 60), (15, 15, 7.5), (15, 1.875, 7.5), (1.875, 1.875, 7.5)]
 
 
 @pytest.mark.verifies(

@@ -8,7 +8,6 @@ from tests.plan.test_published import gpt
 from xtrain.plan import (
     ModelShape,
     attention_flops,
-    compute_bound_mixed,
     compute_bound_ranks,
     compute_bound_tokens,
     hardware_flops,
@@ -121,10 +120,7 @@ def test_palms_own_utilization():
     """6 N + 12 L a d s; N = 540.35 B is given, as the paper counts it."""
     attention = 3 * attention_flops(PALM, 2048)
     assert attention == 12 * 118 * 48 * 256 * 2048
-    for per_token, percent in (
-        (6 * 540.35e9 + attention, 46.2),
-        (6 * 540.35e9, 45.7),
-    ):
+    for per_token, percent in ((6 * 540.35e9 + attention, 46.2), (6 * 540.35e9, 45.7)):
         found = 100 * utilization(238.3e3 * per_token, 1.0, 6144, 275e12)
         assert found == pytest.approx(percent, rel=7e-4)
 
@@ -151,10 +147,7 @@ def test_torchtitan_on_eight_h100(tokens, percent, error):
 @pytest.mark.verifies("xtrain.plan.throughput:training_days")
 @pytest.mark.parametrize(
     ("parameters", "tokens", "gpus", "achieved", "days", "error"),
-    [
-        (175e9, 300e9, 1024, 140e12, 34, 4e-3),
-        (1008e9, 450e9, 3072, 163e12, 84, 2e-3),
-    ],
+    [(175e9, 300e9, 1024, 140e12, 34, 4e-3), (1008e9, 450e9, 3072, 163e12, 84, 2e-3)],
 )
 def test_days_of_training(parameters, tokens, gpus, achieved, days, error):
     found = training_days(parameters, tokens, gpus, achieved)
@@ -230,17 +223,14 @@ def test_layers_and_head_are_the_whole_model(name):
 @pytest.mark.verifies(
     "xtrain.plan.throughput:compute_bound_tokens",
     "xtrain.plan.throughput:compute_bound_ranks",
-    "xtrain.plan.throughput:compute_bound_mixed",
 )
 def test_bounds_of_the_scaling_book():
-    """TPU v5p: 2550 tokens a chip, F / 2550 tensor ranks, 2 x 2550^2 / F with both."""
+    """TPU v5p: 2550 tokens a chip, F / 2550 tensor ranks."""
     tpu = 4.59e14, 1.8e11
     assert compute_bound_tokens(*tpu) == pytest.approx(2550)
     assert compute_bound_tokens(*tpu, itemsize=4) == pytest.approx(5100)
     assert compute_bound_ranks(30_000, *tpu) == pytest.approx(11.76, abs=5e-3)
     assert compute_bound_ranks(30_000, *tpu, axes=2) == pytest.approx(23.53, abs=5e-3)
-    assert compute_bound_mixed(30_000, *tpu) == pytest.approx(432, rel=4e-3)
-    assert compute_bound_mixed(13_824, *tpu) == pytest.approx(940, rel=1e-3)
     with pytest.raises(ValueError, match="bandwidth=0"):
         compute_bound_tokens(1.0, 0)
     with pytest.raises(ValueError, match="inner=0"):

@@ -1,6 +1,4 @@
-"""Bytes per rank: against a simulation that moves real values, and as
-properties.
-"""
+"""Bytes per rank: against a simulation that moves real values, and as properties."""
 
 from fractions import Fraction
 
@@ -8,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.plan import (
-    all_reduce_lower_bound,
-    chunk_sizes,
-    collective_traffic,
-)
+from xtrain.plan import all_reduce_lower_bound, chunk_sizes, collective_traffic
 from xtrain.plan.collective_traffic import ALGORITHMS, hierarchical_between_nodes
+
+T, C = "xtrain.plan.traffic", "xtrain.plan.collective_traffic"
 
 sizes = st.integers(0, 200)
 worlds = st.integers(1, 40)
@@ -113,10 +109,10 @@ def simulate_halving_doubling(data):
 
 
 @pytest.mark.verifies(
-    "xtrain.plan.traffic:chunk_sizes",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:halving_doubling_all_reduce",
-    "xtrain.plan.traffic:ring_all_reduce",
+    f"{T}:chunk_sizes",
+    f"{C}:collective_traffic",
+    f"{C}:halving_doubling_all_reduce",
+    f"{T}:ring_all_reduce",
 )
 @given(sizes, st.integers(1, 12))
 @pytest.mark.parametrize(
@@ -131,17 +127,10 @@ def test_formula_counts_what_a_simulation_moves(algorithm, simulate, numel, rank
     results, wire = simulate(data)
     assert results == [[sum(column) for column in zip(*data, strict=True)]] * ranks
     traffic = collective_traffic(algorithm, numel, ranks)
-    assert (traffic.sent, traffic.received) == (
-        tuple(wire.sent),
-        tuple(wire.received),
-    )
+    assert (traffic.sent, traffic.received) == (tuple(wire.sent), tuple(wire.received))
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.traffic:chunk_sizes",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:ring_reduce_scatter",
-)
+@pytest.mark.verifies(f"{T}:chunk_sizes", f"{T}:ring_reduce_scatter")
 @given(sizes, st.integers(1, 12))
 def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
     data = [[3**rank + 100 * i for i in range(numel)] for rank in range(ranks)]
@@ -154,15 +143,14 @@ def test_an_uneven_reduce_scatter_counts_what_a_simulation_moves(numel, ranks):
 
 
 @pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:all_to_all",
-    "xtrain.plan.traffic:broadcast",
-    "xtrain.plan.traffic:broadcast_naive",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:gather",
-    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
-    "xtrain.plan.collective_traffic:recursive_doubling_all_reduce",
-    "xtrain.plan.traffic:reduce",
-    "xtrain.plan.traffic:scatter",
+    f"{C}:all_to_all",
+    f"{T}:broadcast",
+    f"{T}:broadcast_naive",
+    f"{T}:gather",
+    f"{C}:hierarchical_all_reduce",
+    f"{C}:recursive_doubling_all_reduce",
+    f"{T}:reduce",
+    f"{T}:scatter",
 )
 @given(sizes, worlds, st.data())
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
@@ -189,13 +177,12 @@ def test_what_is_sent_is_received(algorithm, numel, ranks, data):
 
 
 @pytest.mark.verifies(
-    "xtrain.plan.traffic:all_reduce_lower_bound",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:halving_doubling_all_reduce",
-    "xtrain.plan.collective_traffic:one_shot_all_reduce",
-    "xtrain.plan.collective_traffic:parameter_server_all_reduce",
-    "xtrain.plan.traffic:ring_all_reduce",
-    "xtrain.plan.collective_traffic:tree_all_reduce",
+    f"{T}:all_reduce_lower_bound",
+    f"{C}:halving_doubling_all_reduce",
+    f"{C}:one_shot_all_reduce",
+    f"{C}:parameter_server_all_reduce",
+    f"{T}:ring_all_reduce",
+    f"{C}:tree_all_reduce",
 )
 @given(sizes, worlds)
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
@@ -204,11 +191,7 @@ def test_no_all_reduce_beats_the_lower_bound(algorithm, numel, ranks):
     assert traffic.average_sent >= all_reduce_lower_bound(ranks) * numel
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.traffic:all_reduce_lower_bound",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:ring_all_reduce",
-)
+@pytest.mark.verifies(f"{T}:all_reduce_lower_bound")
 @given(st.integers(1, 50), worlds)
 def test_the_ring_meets_the_lower_bound(pieces, ranks):
     traffic = collective_traffic("ring_all_reduce", pieces * ranks, ranks)
@@ -217,11 +200,6 @@ def test_the_ring_meets_the_lower_bound(pieces, ranks):
     assert traffic.average_sent == exact
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.traffic:all_reduce_lower_bound",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:ring_all_reduce",
-)
 @given(sizes, worlds)
 def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
     traffic = collective_traffic("ring_all_reduce", numel, ranks)
@@ -229,11 +207,6 @@ def test_an_uneven_ring_differs_by_at_most_two_elements(numel, ranks):
     assert traffic.average_sent == all_reduce_lower_bound(ranks) * numel
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.traffic:all_reduce_lower_bound",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:halving_doubling_all_reduce",
-)
 @given(st.integers(1, 20), powers)
 def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
     traffic = collective_traffic("halving_doubling_all_reduce", pieces * ranks, ranks)
@@ -241,12 +214,7 @@ def test_halving_doubling_meets_the_lower_bound_on_powers_of_two(pieces, ranks):
     assert traffic.rounds == 2 * (ranks.bit_length() - 1)
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:ring_all_gather",
-    "xtrain.plan.traffic:ring_all_reduce",
-    "xtrain.plan.traffic:ring_reduce_scatter",
-)
+@pytest.mark.verifies(f"{T}:ring_all_gather", f"{T}:ring_reduce_scatter")
 @given(sizes, worlds)
 def test_all_reduce_is_reduce_scatter_then_all_gather(numel, ranks):
     halves = collective_traffic("ring_reduce_scatter", numel, ranks).then(
@@ -255,7 +223,7 @@ def test_all_reduce_is_reduce_scatter_then_all_gather(numel, ranks):
     assert halves == collective_traffic("ring_all_reduce", numel, ranks)
 
 
-@pytest.mark.verifies("xtrain.plan.traffic:chunk_sizes")
+@pytest.mark.verifies(f"{T}:chunk_sizes")
 @given(sizes, worlds)
 def test_chunks_are_cut_as_torch_cuts_them(numel, parts):
     torch = pytest.importorskip("torch")
@@ -264,12 +232,10 @@ def test_chunks_are_cut_as_torch_cuts_them(numel, parts):
 
 
 @pytest.mark.verifies(
-    "xtrain.plan.traffic:broadcast",
-    "xtrain.plan.traffic:broadcast_naive",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:parameter_server_all_reduce",
-    "xtrain.plan.traffic:ring_all_reduce",
-    "xtrain.plan.collective_traffic:tree_all_reduce",
+    f"{T}:broadcast",
+    f"{T}:broadcast_naive",
+    f"{C}:parameter_server_all_reduce",
+    f"{C}:tree_all_reduce",
 )
 def test_hubs_and_trees_load_ranks_unevenly():
     naive = collective_traffic("broadcast_naive", 10, 8, root=3)
@@ -283,11 +249,7 @@ def test_hubs_and_trees_load_ranks_unevenly():
     assert collective_traffic("tree_all_reduce", 10, 8).max_sent == 30
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.traffic:broadcast_naive",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:van_de_geijn_broadcast",
-)
+@pytest.mark.verifies(f"{T}:van_de_geijn_broadcast")
 def test_a_scattered_broadcast_spreads_the_roots_load():
     whole = 64
     naive = collective_traffic("broadcast_naive", whole, 8)
@@ -298,12 +260,7 @@ def test_a_scattered_broadcast_spreads_the_roots_load():
     assert set(scattered.sent[1:]) == {share}
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.traffic:all_reduce_lower_bound",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
-    "xtrain.plan.collective_traffic:hierarchical_between_nodes",
-)
+@pytest.mark.verifies(f"{C}:hierarchical_all_reduce", f"{C}:hierarchical_between_nodes")
 def test_hierarchy_sends_one_share_across_nodes():
     numel, local, nodes = 64, 4, 2
     traffic = collective_traffic(
@@ -318,14 +275,7 @@ def test_hierarchy_sends_one_share_across_nodes():
     assert inside + across == all_reduce_lower_bound(local * nodes) * numel
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
-    "xtrain.plan.collective_traffic:hierarchical_between_nodes",
-    "xtrain.plan.traffic:ring_all_gather",
-    "xtrain.plan.traffic:ring_all_reduce",
-    "xtrain.plan.traffic:ring_reduce_scatter",
-)
+@pytest.mark.verifies(f"{C}:hierarchical_between_nodes", f"{T}:ring_all_gather")
 @given(sizes, st.integers(1, 6), st.integers(1, 6))
 def test_a_hierarchy_counts_its_three_steps_on_the_padded_tensor(numel, local, nodes):
     """13 elements on 2 nodes of 4: shards of 4, and 16 elements inside the node."""
@@ -347,10 +297,7 @@ def test_a_hierarchy_counts_its_three_steps_on_the_padded_tensor(numel, local, n
     assert traffic.rounds == inside.rounds + across.rounds
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:all_to_all",
-    "xtrain.plan.collective_traffic:collective_traffic",
-)
+@pytest.mark.verifies(f"{C}:all_to_all")
 def test_all_to_all_keeps_its_own_piece_at_home():
     traffic = collective_traffic("all_to_all", 12, 4)
     assert traffic.sent == traffic.received == (9, 9, 9, 9)
@@ -358,21 +305,13 @@ def test_all_to_all_keeps_its_own_piece_at_home():
     assert (uneven.sent, uneven.received) == ((0, 2), (2, 0))
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.traffic:ring_all_reduce",
-)
 def test_bytes_multiply_by_the_item_size():
     traffic = collective_traffic("ring_all_reduce", 13, 4)
     assert traffic.bytes(4).sent == tuple(4 * count for count in traffic.sent)
     assert traffic.bytes(4).rounds == traffic.rounds
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:all_to_all",
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:recursive_doubling_all_reduce",
-)
+@pytest.mark.verifies(f"{C}:recursive_doubling_all_reduce")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -388,10 +327,6 @@ def test_bad_questions_are_refused(arguments, message):
         collective_traffic(*arguments)
 
 
-@pytest.mark.verifies(
-    "xtrain.plan.collective_traffic:collective_traffic",
-    "xtrain.plan.collective_traffic:hierarchical_all_reduce",
-)
 def test_hierarchy_must_divide_the_ranks():
     with pytest.raises(ValueError, match="6 ranks do not divide into nodes of 4"):
         collective_traffic("hierarchical_all_reduce", 8, 6, local_ranks=4)

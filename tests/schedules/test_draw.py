@@ -119,17 +119,3 @@ def test_the_command_prints_draws_and_hands_out_data(capsys, tmp_path):
     data = json.loads(capsys.readouterr().out)
     assert data["makespan"] == simulate(zb_h1(4, 8), p2p=0.5).makespan
     assert data["actions"][0][0] == {"action": "0F0", "start": 0.0, "end": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["gpip"], "no schedule 'gpip'; did you mean gpipe"),
-        (["dualpipe", "--stages", "3"], "take 2 or 4"),
-        (["gpipe", "--chunks", "2"], "--chunks belongs to interleaved"),
-        (["gpipe", "--forward", "-1"], "time of F is -1"),
-    ],
-)
-def test_the_command_says_what_cannot_be(capsys, words, said):
-    assert main(["schedule", *words]) == 2
-    assert said in capsys.readouterr().err

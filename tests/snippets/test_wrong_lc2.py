@@ -70,7 +70,7 @@ def replicas_agree(wrap) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.verifies(DDP, NAIVE, "xtrain.data_parallel.ddp:broadcast_all")
+@pytest.mark.verifies(DDP, NAIVE, "xtrain.data_parallel.replicas:broadcast_all")
 def test_a_broadcast_into_a_copy_shares_nothing(worlds, size):
     for right in (NaiveDataParallel, DistributedDataParallel):
         worlds[size].run(weights_are_shared, right)
@@ -594,7 +594,7 @@ def epochs_differ(epochs) -> None:
 
 @pytest.mark.filterwarnings("ignore:a second pass")
 @pytest.mark.verifies(SAMPLER)
-def test_an_epoch_nobody_set_has_the_same_order(worlds):
+def test_without_set_epoch_the_order_stays_the_same(worlds):
     worlds[2].run(epochs_differ, orders_of)
     failed = failures(worlds[2], epochs_differ, same_order_every_epoch.epochs)
     assert failed.keys() == {0, 1}

@@ -161,7 +161,7 @@ def all_decide_alike(make_scaler, bad_rank) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.verifies(SCALER)
-def test_an_overflow_on_one_rank_is_everybodys(worlds, size):
+def test_an_overflow_on_one_rank_skips_the_step_of_all(worlds, size):
     for bad_rank in (0, size - 1, size):
         worlds[size].run(all_decide_alike, zero.LossScaler, bad_rank)
     wrong = skips_alone.Scaler

@@ -81,6 +81,21 @@ def to_expert_0(moe: library.MoE, x: Tensor) -> None:
         x[:, 0] = x[:, 0].abs() + 1
 
 
+def wrong_beyond_one_rank(worlds, check, right, wrong, sizes=(1, 2, 4)) -> None:
+    """`right` rules pass on any number of ranks; one rank hides that others are wrong.
+
+    A rule is (rule,), or the arguments of the check that begin with it.
+    """
+    for size in sizes:
+        for rule in right:
+            worlds[size].run(check, *rule)
+        for rule in wrong:
+            if size == 1:
+                worlds[size].run(check, *rule)
+            else:
+                all_fail(worlds[size], check, *rule)
+
+
 # ------------------------------------------------------------------- gates and buffers
 
 
@@ -135,7 +150,7 @@ def test_a_gate_goes_into_each_gradient_once():
 
 
 def twice_is_bitwise_once(gradient) -> None:
-    """The same step two times, while torch fills memory that nobody sets with NaN."""
+    """The same step two times, while torch fills uninitialised memory with NaN."""
     torch.use_deterministic_algorithms(True)
     try:
         first, second = (gradient().clone() for _ in range(2))
@@ -293,13 +308,8 @@ def by_the_form(tokens, capacity):
 @pytest.mark.verifies(CAPACITY, CAPACITY_FORM)
 def test_all_ranks_drop_the_same_tokens(worlds):
     check, twin = tokens_have_all_of_their_output_or_none, random_drop
-    for size in (1, 2, 4):
-        for choose in (twin.first_come, by_capacity, by_the_form):
-            worlds[size].run(check, choose)
-        if size == 1:  # what hides it
-            worlds[size].run(check, twin.at_random)
-        else:
-            all_fail(worlds[size], check, twin.at_random)
+    right = [(twin.first_come,), (by_capacity,), (by_the_form,)]
+    wrong_beyond_one_rank(worlds, check, right, [(twin.at_random,)])
 
 
 def dropped_tokens_give_zero(moe, capacity) -> None:
@@ -314,7 +324,7 @@ def dropped_tokens_give_zero(moe, capacity) -> None:
 
 
 @pytest.mark.verifies(MOE, CAPACITY)
-def test_a_dropped_token_takes_nobodys_slot():
+def test_a_dropped_token_takes_no_slot():
     check, twin = dropped_tokens_give_zero, slots
     for capacity in (1, 2, 3, 4):
         check(twin.dropped, capacity)
@@ -415,14 +425,10 @@ def step_of_the_library(x, router):
 @pytest.mark.verifies(BALANCE)
 def test_the_balance_loss_is_that_of_all_ranks_tokens(worlds):
     check, twin = balance_is_that_of_one_process, aux_scale
-    for rule in (twin.of_own_tokens, twin.not_divided):
-        worlds[1].run(check, partial(twin.step, rule=rule))  # what hides it
-    for size in (1, 2, 4):
-        worlds[size].run(check, partial(twin.step, rule=twin.of_all_tokens))
-        worlds[size].run(check, step_of_the_library)
-        if size > 1:
-            for rule in (twin.of_own_tokens, twin.not_divided):
-                all_fail(worlds[size], check, partial(twin.step, rule=rule))
+    right = [(partial(twin.step, rule=twin.of_all_tokens),), (step_of_the_library,)]
+    rules = twin.of_own_tokens, twin.not_divided
+    wrong = [(partial(twin.step, rule=rule),) for rule in rules]
+    wrong_beyond_one_rank(worlds, check, right, wrong)
 
 
 # ----------------------------------------------------------- gradients over the ranks
@@ -439,14 +445,10 @@ def gradients_have_one_scale(rule, of=("router", "experts")) -> None:
 @pytest.mark.verifies(GSHARD)
 def test_experts_have_gradients_of_the_same_scale_as_the_router(worlds):
     check, twin = gradients_have_one_scale, expert_scale
-    for size in (1, 2, 4):
-        worlds[size].run(check, twin.divided_once)
-        for rule in (twin.mean_of_own, twin.averaged_again):
-            worlds[size].run(check, rule, ("router",))  # what hides it
-            if size == 1:
-                worlds[size].run(check, rule)
-            else:
-                all_fail(worlds[size], check, rule, ("experts",))
+    rules = twin.mean_of_own, twin.averaged_again
+    right = [(twin.divided_once,), *((rule, ("router",)) for rule in rules)]
+    wrong = [(rule, ("experts",)) for rule in rules]  # which the router hides
+    wrong_beyond_one_rank(worlds, check, right, wrong)
 
 
 def routers_stay_equal(sum_gradients) -> None:
@@ -469,11 +471,7 @@ def routers_stay_equal(sum_gradients) -> None:
 @pytest.mark.verifies(GSHARD)
 def test_the_routers_gradient_is_summed_over_expert_ranks(worlds):
     check, twin = routers_stay_equal, router_partial
-    worlds[1].run(check, twin.like_an_expert)  # what hides it
-    for size in (1, 2, 4):
-        worlds[size].run(check, twin.like_dense)
-        if size > 1:
-            all_fail(worlds[size], check, twin.like_an_expert)
+    wrong_beyond_one_rank(worlds, check, [(twin.like_dense,)], [(twin.like_an_expert,)])
 
 
 def input_has_the_gradient_of_all_experts(moe) -> None:
@@ -505,11 +503,9 @@ def layer_has_the_gradient_of_all_experts(make_layer) -> None:
 @pytest.mark.verifies(GSHARD, GSHARD_FORM)
 def test_the_gradient_of_gathered_tokens_comes_from_all_ranks(worlds):
     check, twin = input_has_the_gradient_of_all_experts, gathered_input
-    worlds[1].run(check, partial(twin.moe, back=twin.own))  # what hides it
+    right, wrong = (partial(twin.moe, back=back) for back in (twin.summed, twin.own))
+    wrong_beyond_one_rank(worlds, check, [(right,)], [(wrong,)])
     for size in (1, 2, 4):
-        worlds[size].run(check, partial(twin.moe, back=twin.summed))
-        if size > 1:
-            all_fail(worlds[size], check, partial(twin.moe, back=twin.own))
         for make_layer in LAYERS:
             worlds[size].run(layer_has_the_gradient_of_all_experts, make_layer)
 
@@ -525,13 +521,8 @@ def norm_is_that_of_one_process(norm) -> None:
 
 def test_the_norm_counts_each_parameter_once(worlds):
     check, twin = norm_is_that_of_one_process, clip_norm
-    for norm in (twin.of_this_rank, twin.of_all_ranks):
-        worlds[1].run(check, norm)  # what hides it
-    for size in (1, 2, 3):
-        worlds[size].run(check, twin.of_each_once)
-        if size > 1:
-            for norm in (twin.of_this_rank, twin.of_all_ranks):
-                all_fail(worlds[size], check, norm)
+    wrong = [(twin.of_this_rank,), (twin.of_all_ranks,)]
+    wrong_beyond_one_rank(worlds, check, [(twin.of_each_once,)], wrong, (1, 2, 3))
 
 
 # ------------------------------------------------------------------------------- sizes

@@ -26,6 +26,12 @@ from xtrain.tensor_parallel.attention import key_replicas
 NORM = "xtrain.tensor_parallel.norm:ParallelRMSNorm"
 SWIGLU = "xtrain.tensor_parallel.mlp:ParallelSwiGLU"
 ATTENTION = "xtrain.tensor_parallel.attention:ParallelAttention"
+RINGS = [
+    "xtrain.tensor_parallel.ring_matmul:ring_all_gather_matmul",
+    "xtrain.tensor_parallel.ring_matmul:ring_matmul_reduce_scatter",
+]
+OVERLAPS = {False: (False, True), True: (False, True, "ring")}
+"""By whether the sequence is cut."""
 SUM = ("xtrain.comm.autograd:identity_sum", "xtrain.comm.autograd:_IdentitySum")
 
 
@@ -90,13 +96,13 @@ def blocks(group) -> None:
         cut = ParallelRMSNorm.from_full(norm, group, sequence_parallel=split)
         assert cut.eps == 1e-5
         compare(norm, cut, [x], group, {})
-        for overlap in (False, True):
+        for overlap in OVERLAPS[split]:
             options = {"sequence_parallel": split, "overlap": overlap}
             inner = ParallelSwiGLU.from_full(swiglu, group, **options)
             compare(swiglu, inner, [x], group, rows)
 
 
-@pytest.mark.verifies(NORM, SWIGLU)
+@pytest.mark.verifies(NORM, SWIGLU, *RINGS)
 @ON_GROUPS
 def test_norm_and_swiglu_are_those_of_one_device(world, size, members):
     world(size).run(on_group, members, blocks)
@@ -119,12 +125,14 @@ def attends(group) -> None:
         whole = fill(Attention(config_of(heads, key_heads, size)))
         replicas = key_replicas(key_heads, size)
         for split in (False, True):
-            cut = ParallelAttention.from_full(whole, group, sequence_parallel=split)
-            assert cut.rope_scaling == whole.config.rope_scaling
-            compare(whole, cut, [x, positions], group, rows, replicas)
+            for overlap in OVERLAPS[split][1:]:
+                options = {"sequence_parallel": split, "overlap": overlap}
+                cut = ParallelAttention.from_full(whole, group, **options)
+                assert cut.rope_scaling == whole.config.rope_scaling
+                compare(whole, cut, [x, positions], group, rows, replicas)
 
 
-@pytest.mark.verifies(ATTENTION, *SUM)
+@pytest.mark.verifies(ATTENTION, *SUM, *RINGS)
 @ON_GROUPS
 def test_attention_is_that_of_one_device_for_any_number_of_key_heads(
     world, size, members

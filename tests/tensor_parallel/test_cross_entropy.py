@@ -102,6 +102,10 @@ def without_labels_and_twice() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward once only"):
         loss.backward()
+    loss = vocab_parallel_cross_entropy(logits, torch.arange(3))
+    # once_differentiable would accept it, because a loss has the constant gradient 1.
+    with pytest.raises(RuntimeError, match="create_graph=True: .* no second deriv"):
+        torch.autograd.grad(loss, logits, create_graph=True)
 
 
 @pytest.mark.verifies(SYMBOL)

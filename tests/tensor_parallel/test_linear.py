@@ -1,6 +1,7 @@
 """Column and row layers against `nn.Linear`: outputs, all gradients, what they send."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from tests.tensor_parallel.dense import (
     random_of,
 )
 from xtrain.comm import CommLedger
+from xtrain.comm.autograd import identity_sum
 from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from xtrain.tensor_parallel.functions import column_linear
+from xtrain.tensor_parallel.functions import column_linear, row_linear
 
 COLUMN = "xtrain.tensor_parallel.linear:ColumnParallelLinear"
 ROW = "xtrain.tensor_parallel.linear:RowParallelLinear"
@@ -127,35 +129,6 @@ def test_several_optimizer_steps_are_those_of_the_whole_pair(world, size, option
     world(size).run(train_a_pair, 4, options)
 
 
-@our_collectives()
-def bytes_of_a_pair(sequence_parallel: bool) -> tuple[int, int]:
-    """Forward and backward of column and row, by our collectives."""
-    size = dist.get_world_size()
-    hidden, inner = 6, 2 * size
-    column = ColumnParallelLinear(
-        hidden, inner, bias=False, sequence_parallel=sequence_parallel
-    )
-    row = RowParallelLinear(
-        inner, hidden, bias=False, sequence_parallel=sequence_parallel
-    )
-    x = torch.ones(2, 12 // size if sequence_parallel else 12, hidden)
-    x.requires_grad_()
-    with CommLedger() as ledger:
-        y = row(column(x))
-    forward = ledger.bytes_sent
-    with CommLedger() as ledger:
-        y.sum().backward()
-    return forward, ledger.bytes_sent
-
-
-@pytest.mark.verifies(COLUMN, ROW)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_pair_of_sequence_slices_sends_five_half_all_reduces(world, size):
-    """A gather and a scatter forward; backward those, and x is gathered once more."""
-    half = 2 * 12 * 6 * 4 * (size - 1) // size
-    assert world(size).run(bytes_of_a_pair, True) == [(2 * half, 3 * half)] * size
-
-
 def refusals() -> None:
     size = dist.get_world_size()
     with pytest.raises(ValueError, match=r"out_features: 7 is not divisible by 2"):
@@ -234,15 +207,35 @@ def test_a_new_layer_is_cut_from_the_one_that_torch_would_draw(world, size):
     world(size).run(starts_equal_whatever_the_number_of_ranks)
 
 
+def used_differently(weight):
+    """A weight that all ranks hold, each of which multiplies it by something else."""
+    members = list(range(dist.get_world_size()))
+    return identity_sum(weight, members) * random_of(20 + dist.get_rank(), 2, 3)
+
+
 def no_second_derivative() -> None:
-    x = torch.ones(2, 4, requires_grad=True)
-    (grad,) = torch.autograd.grad(
-        ColumnParallelLinear(4, 4)(x).square().sum(), x, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    """Of the matmuls, whole and in slices of the sequence, and of `identity_sum`."""
+    x, wide = random_of(1, 1, 2, 4), random_of(2, 1, 4, 3)
+    first, second, weight = (random_of(n, 4, 4) for n in (3, 4, 5))
+    cases = [(used_differently, (random_of(6, 2, 3),))]
+    for dim in (None, 1):
+        for overlap in (True, False):
+            columns = partial(several_columns, dim=dim, overlap=overlap)
+            cases.append((columns, (x, first, second)))
+        rows = partial(row_linear, sequence_dim=dim)
+        cases.append((rows, (wide, weight[:, :3].contiguous())))
+    for function, inputs in cases:
+        leaves = [one.clone().requires_grad_() for one in inputs]
+        total = function(*leaves).pow(3).sum()
+        gradients = torch.autograd.grad(total, leaves, create_graph=True)
+        with pytest.raises(RuntimeError, match="trying to differentiate twice a funct"):
+            gradients[-1].sum().backward()
 
 
-@pytest.mark.verifies(FUNCTIONS[0])
+def several_columns(x, *weights, dim, overlap):
+    return sum(column_linear(x, weights, dim, overlap))
+
+
+@pytest.mark.verifies(*FUNCTIONS[:2], "xtrain.comm.autograd:identity_sum")
 def test_a_second_derivative_is_refused(world):
     world(2).run(no_second_derivative)

@@ -15,11 +15,9 @@ from tests.tensor_parallel.dense import (
     our_collectives,
     random_of,
 )
-from tests.tensor_parallel.test_blocks import compare, config_of
 from tests.tensor_parallel.test_linear import RING, layers_of_sequence
 from xtrain.comm import CommLedger, Work, debug_checks, ring_pass
 from xtrain.comm.p2p import post_all
-from xtrain.model.layer import Attention, SwiGLU
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -50,26 +48,6 @@ def against_dense(group) -> None:
 @ON_GROUPS
 def test_pieces_on_a_ring_make_the_whole_layer(world, size, members):
     world(size).run(on_group, members, against_dense)
-
-
-def blocks() -> None:
-    size = dist.get_world_size()
-    x = random_of(5, 2, 3 * size, 6)
-    swiglu = fill(SwiGLU(config_of(4, 2, 5 * size)))
-    rows = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
-    compare(swiglu, ParallelSwiGLU.from_full(swiglu, **RING), [x], None, rows)
-    rows = {f"{n}_proj.weight": 0 for n in "qkv"} | {"o_proj.weight": 1}
-    for key_heads in (1, size):  # one on all ranks, or one each
-        whole = fill(Attention(config_of(2 * size, key_heads, size)))
-        cut = ParallelAttention.from_full(whole, **RING)
-        inputs = [x, torch.arange(3 * size)]
-        compare(whole, cut, inputs, None, rows, size // key_heads)
-
-
-@pytest.mark.verifies(COLUMN, ROW)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_blocks_of_ring_layers_are_those_of_one_device(world, size):
-    world(size).run(blocks)
 
 
 def like_the_plain_form(dtype: torch.dtype) -> None:

@@ -13,10 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tests.comm.reference import (
-    check_all_reduce,
-    check_all_reduce_extras,
-)
+from tests.comm.reference import check_all_reduce, check_all_reduce_extras
 from tests.comm.test_all_to_all import TABLES, even_and_one_sided, single_cases
 from tests.comm.test_collectives import (
     broadcast_cases,
@@ -45,6 +42,12 @@ ALL_REDUCES = (
     "parameter_server_all_reduce",
     "one_shot_all_reduce",
 )
+ONE_SENDER = ("broadcast", "reduce", "gather", "scatter")
+OTHERS = ("ring_reduce_scatter", "ring_all_gather", "exchange", "all_to_all_single")
+SYMBOLS = [
+    f"xtrain.whiteboard.comm.{name}:{name}"
+    for name in ALL_REDUCES + ONE_SENDER + OTHERS
+]
 
 
 def form(name: str) -> Callable:
@@ -119,38 +122,49 @@ def all_reduce_cases(name: str) -> None:
     check_all_reduce_extras(all_reduce, layouts=FLAT)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.whiteboard.comm.ring_all_reduce:ring_all_reduce")
-def test_ring_all_reduce_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, "ring_all_reduce")
+def ring_halves() -> None:
+    gather, reduce_all = form("ring_all_gather"), form("ring_all_reduce")
+    reduce_scatter_cases(reduce_scatter, ops=SUMS, layouts=FLAT)
+    all_gather_cases(gather, layouts=FLAT)
+    in_place_and_gradients(gather, reduce_scatter)
+    halves_make_the_whole(13, reduce_scatter, gather, reduce_all)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.whiteboard.comm.tree_all_reduce:tree_all_reduce")
-def test_tree_all_reduce_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, "tree_all_reduce")
+def all_to_all_cases() -> None:
+    all_to_all_single, size = form("all_to_all_single"), dist.get_world_size()
+    single_cases(all_to_all_single, TABLES[size], FLAT)
+    if size != 3:
+        even_and_one_sided(all_to_all_single)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.verifies(
-    "xtrain.whiteboard.comm.halving_doubling_all_reduce:halving_doubling_all_reduce"
+CASES = {name: partial(all_reduce_cases, name) for name in ALL_REDUCES} | {
+    "exchange": partial(exchanges, exchange, ring_shift, empty_sends=True),
+    "broadcast": partial(broadcast_cases, broadcast, FLAT),
+    "reduce": partial(reduce_cases, reduce, SUMS, FLAT),
+    "gather, scatter": partial(gather_and_scatter_cases, gather, scatter, FLAT),
+    "ring halves": ring_halves,
+    "all_to_all_single": all_to_all_cases,
+}
+"""What runs on the ranks; some forms are tried together."""
+UP_TO_8 = ("ring_all_reduce", "tree_all_reduce", "broadcast", "all_to_all_single")
+
+
+def sizes_of(case: str) -> tuple[int, ...]:
+    if case == "halving_doubling_all_reduce":
+        return (1, 2, 4, 8)
+    return (1, 2, 3, 4, 8) if case in UP_TO_8 else (1, 2, 3, 4)
+
+
+def run_case(case: str) -> None:
+    CASES[case]()
+
+
+@pytest.mark.parametrize(
+    ("case", "size"), [(case, size) for case in CASES for size in sizes_of(case)]
 )
-def test_halving_doubling_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, "halving_doubling_all_reduce")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies(
-    "xtrain.whiteboard.comm.parameter_server_all_reduce:parameter_server_all_reduce"
-)
-def test_parameter_server_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, "parameter_server_all_reduce")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies("xtrain.whiteboard.comm.one_shot_all_reduce:one_shot_all_reduce")
-def test_one_shot_equals_one_process(world, size):
-    world(size).run(all_reduce_cases, "one_shot_all_reduce")
+@pytest.mark.verifies(*SYMBOLS)
+def test_a_form_equals_one_process(world, case, size):
+    world(size).run(run_case, case)
 
 
 def three_ranks_are_refused() -> None:
@@ -163,68 +177,8 @@ def three_ranks_are_refused() -> None:
 @pytest.mark.verifies(
     "xtrain.whiteboard.comm.halving_doubling_all_reduce:halving_doubling_all_reduce"
 )
-def test_halving_doubling_refuses_what_is_no_power_of_two(world):
+def test_halving_doubling_refuses_three_ranks(world):
     world(3).run(three_ranks_are_refused)
-
-
-def exchange_cases() -> None:
-    exchanges(exchange, ring_shift, empty_sends=True)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies("xtrain.whiteboard.comm.exchange:exchange")
-def test_exchanges_around_the_ring(world, size):
-    world(size).run(exchange_cases)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.whiteboard.comm.broadcast:broadcast")
-def test_broadcast_equals_torch(world, size):
-    world(size).run(broadcast_cases, broadcast, FLAT)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies("xtrain.whiteboard.comm.reduce:reduce")
-def test_reduce_equals_one_process_and_leaves_the_others_alone(world, size):
-    world(size).run(reduce_cases, reduce, SUMS, FLAT)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies(
-    "xtrain.whiteboard.comm.gather:gather", "xtrain.whiteboard.comm.scatter:scatter"
-)
-def test_gather_and_scatter_equal_torch(world, size):
-    world(size).run(gather_and_scatter_cases, gather, scatter, FLAT)
-
-
-def ring_halves() -> None:
-    gather, reduce_all = form("ring_all_gather"), form("ring_all_reduce")
-    reduce_scatter_cases(reduce_scatter, ops=SUMS, layouts=FLAT)
-    all_gather_cases(gather, layouts=FLAT)
-    in_place_and_gradients(gather, reduce_scatter)
-    halves_make_the_whole(13, reduce_scatter, gather, reduce_all)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.verifies(
-    "xtrain.whiteboard.comm.ring_reduce_scatter:ring_reduce_scatter",
-    "xtrain.whiteboard.comm.ring_all_gather:ring_all_gather",
-)
-def test_the_halves_of_the_ring_equal_one_process(world, size):
-    world(size).run(ring_halves)
-
-
-def all_to_all_cases(table) -> None:
-    all_to_all_single = form("all_to_all_single")
-    single_cases(all_to_all_single, table, FLAT)
-    if dist.get_world_size() != 3:
-        even_and_one_sided(all_to_all_single)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.verifies("xtrain.whiteboard.comm.all_to_all_single:all_to_all_single")
-def test_all_to_all_equals_torch(world, size):
-    world(size).run(all_to_all_cases, TABLES[size])
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
@@ -233,9 +187,6 @@ def test_all_to_all_equals_torch(world, size):
 )
 def test_hierarchical_equals_one_process(world, shape):
     world(shape[0] * shape[1]).run(all_cases, shape, hierarchical, SUMS, FLAT)
-
-
-# --- inside a group of some of the ranks ----------------------------------------------
 
 
 # --- what they send -------------------------------------------------------------------
@@ -338,22 +289,21 @@ SENDS: dict[str, tuple[str, Callable[[int, int], tuple[float, float, int]]]] = {
 all ranks, most bytes of one rank, steps. Nodes have 2 ranks."""
 
 
-def each_form(*names: str) -> pytest.MarkDecorator:
-    """One test per form, of which it is evidence."""
-    symbol = "xtrain.whiteboard.comm.{0}:{0}".format
-    marked = [
-        pytest.param(name, marks=pytest.mark.verifies(symbol(name))) for name in names
-    ]
-    return pytest.mark.parametrize("name", marked)
-
-
 def world_sizes(name: str) -> tuple[int, ...]:
     only = {"halving_doubling_all_reduce": (2, 4, 8), "hierarchical_all_reduce": (4,)}
     return only.get(name, (2, 3, 4))
 
 
-@each_form(*SENDS)
-def test_the_headers_formula_is_what_is_sent(world, name):
+UNEVEN = (*ONE_SENDER, *ALL_REDUCES[:4])
+OPTIONS = {"hierarchical_all_reduce": lambda size: {"local_ranks": 2}} | dict.fromkeys(
+    ONE_SENDER, lambda size: {"root": size - 1}
+)
+
+
+@pytest.mark.parametrize("name", SENDS)
+@pytest.mark.verifies(*SYMBOLS)
+def test_the_header_and_the_plan_give_what_is_sent(world, name):
+    """To the byte, also where a tensor of 29 elements is cut into unequal chunks."""
     words, formula = SENDS[name]
     assert header(forms()[name].read_text())["Sends"].startswith(words)
     for size in world_sizes(name):
@@ -364,28 +314,25 @@ def test_the_headers_formula_is_what_is_sent(world, name):
             assert (sum(sent), max(sent)) == pytest.approx((total, most), abs=1e-9)
             assert sum(received) == sum(sent)
             assert len(message_rounds(events)) == steps
+            if dtype == torch.float32:
+                check_plan(name, 48, size, events)
+        if name in UNEVEN:
+            events = world(size).run(events_of, name, 29, torch.float32)
+            check_plan(name, 29, size, events)
 
 
-UNEVEN = ("broadcast", "reduce", "gather", "scatter", *ALL_REDUCES[:4])
-OPTIONS = {"hierarchical_all_reduce": lambda size: {"local_ranks": 2}} | dict.fromkeys(
-    ("broadcast", "reduce", "gather", "scatter"), lambda size: {"root": size - 1}
-)
-
-
-@each_form(*(name for name in SENDS if name != "exchange"))
-def test_every_rank_sends_what_the_plan_says(world, name):
-    """To the byte, also where a tensor of 29 elements is cut into unequal chunks."""
+def check_plan(name: str, numel: int, size: int, events) -> None:
+    """Every rank sends what the plan gives for it."""
+    if name == "exchange":  # which has no plan
+        return
+    options = OPTIONS.get(name, lambda size: {})(size)
     algorithm = name.removesuffix("_single")
-    for size in world_sizes(name):
-        options = OPTIONS.get(name, lambda size: {})(size)
-        for numel in (48, 29) if name in UNEVEN else (48,):
-            plan = collective_traffic(algorithm, numel, size, **options).bytes(4)
-            events = world(size).run(events_of, name, numel, torch.float32)
-            assert sent_and_received(events) == (plan.sent, plan.received)
-            steps = plan.rounds
-            if name == "parameter_server_all_reduce":  # answers one after the other
-                steps += size - 2
-            assert len(message_rounds(events)) == steps
+    plan = collective_traffic(algorithm, numel, size, **options).bytes(4)
+    assert sent_and_received(events) == (plan.sent, plan.received)
+    steps = plan.rounds
+    if name == "parameter_server_all_reduce":  # answers one after the other
+        steps += size - 2
+    assert len(message_rounds(events)) == steps
 
 
 @pytest.mark.verifies("xtrain.whiteboard.comm.one_shot_all_reduce:one_shot_all_reduce")

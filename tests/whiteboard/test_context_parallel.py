@@ -215,25 +215,6 @@ def test_ulysses_equals_one_process(world):
     world(4).run(on_every_group, attention_case, ulysses)
 
 
-def split_case(group, size) -> None:
-    x = torch.arange(24 * size * 6).view(2, 12 * size, 6)
-    for balance in ("none", "striped", "zigzag"):
-        for dim in (1, -2):
-            part = shard_sequence(x, dim, balance, group)
-            assert torch.equal(part, library.shard_sequence(x, dim, balance, group))
-    seen = torch.zeros(1)
-    positions = shard_sequence(torch.arange(12 * size), 0, "zigzag", group)
-    seen += (positions + 1).sum()
-    keys = [torch.zeros(1) for _ in range(size)]
-    dist.all_gather(keys, seen, group=group)
-    assert len({k.item() for k in keys}) == 1, "keys that causal queries see"
-
-
-@pytest.mark.verifies(SHARD)
-def test_the_split_is_the_librarys_and_zigzag_is_balanced(world):
-    world(4).run(on_every_group, split_case)
-
-
 # --- what they send, and when ---------------------------------------------------------
 
 

@@ -365,7 +365,7 @@ def library_routing(experts: Tensor, gates: Tensor) -> Any:
 
 
 @pytest.mark.verifies(DISPATCH, COMBINE)
-def test_rows_go_to_their_experts_and_come_home(world):
+def test_rows_go_to_their_experts_and_back(world):
     world(4).run(on_every_group, table_case)
 
 
@@ -491,7 +491,7 @@ def events_of_two_chunks() -> list[str]:
 
 
 @pytest.mark.verifies(OVERLAPPED)
-def test_one_computes_while_the_rows_of_the_other_fly(world):
+def test_one_computes_while_the_rows_of_the_other_travel(world):
     step = ["compute 1", "wait", "issue", "compute 0", "wait", "issue"]
     expected = ["compute 0", "issue", *step, "compute 1", "wait", "issue", "wait"]
     for events in world(4).run(events_of_two_chunks):

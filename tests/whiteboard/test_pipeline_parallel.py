@@ -6,7 +6,6 @@ as many and more micro-batches than ranks, of which one has no token that counts
 """
 
 import copy
-import weakref
 from collections import deque
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.pipeline_parallel.pipelines import Held, Watched
 from tests.tensor_parallel.dense import close, fill, random_of, sub_group
 from xtrain.whiteboard.pipeline_parallel import gpipe_step as gpipe_file
 from xtrain.whiteboard.pipeline_parallel import one_f_one_b_step as one_f_one_b_file
@@ -135,36 +135,14 @@ def test_the_stages_of_these_tests_are_the_model_cut(world):
 # --- what waits in memory -------------------------------------------------------------
 
 
-class Counted(nn.Module):
-    """A module that knows of how many forwards something is kept for backward."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module, self.kept, self.most = module, weakref.WeakSet(), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        mark = _Mark()
-
-        def pack(tensor: Tensor) -> tuple[_Mark, Tensor]:
-            self.kept.add(mark)
-            self.most = max(self.most, len(self.kept))
-            return mark, tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1]):
-            return self.module(x)
-
-
-class _Mark:
-    """One forward's."""
-
-
 def kept_at_most(step, micro_batches: int) -> int:
     rank, size = dist.get_rank(), dist.get_world_size()
-    stage = Counted(stage_of(whole_model(), rank, size))
+    held = Held()
+    stage = Watched(stage_of(whole_model(), rank, size), held, 0)
     activation = torch.empty(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
     step(stage, loss_fn, *batch_of(1, micro_batches), micro_batches, activation)
-    assert not stage.kept
-    return stage.most
+    assert not held.live
+    return held.peak
 
 
 @pytest.mark.verifies(GPIPE, ONE_F_ONE_B)

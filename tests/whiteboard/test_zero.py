@@ -18,11 +18,12 @@ from tests.training import (
     make_model,
     my_group,
     reference,
+    storages,
 )
 from tests.whiteboard.ring_instead import ring_instead
 from tests.zero import test_adam
 from tests.zero.test_stage3 import eval_between, fixed_loss, twice
-from tests.zero.test_zero import Branches, own_model, storages
+from tests.zero.test_zero import Branches, own_model
 from xtrain.comm import CommLedger
 from xtrain.copying.forms import forms, header
 from xtrain.plan import state_memory
@@ -67,17 +68,7 @@ STAGES = [*STAGES_1_AND_2, pytest.param(3, marks=pytest.mark.verifies(FSDP))]
     [{}, {"lr": 0.03, "weight_decay": 0.2}, {"betas": (0.8, 0.95), "eps": 1e-6}],
 )
 def test_a_hundred_steps_of_adamw_equal_torch(options):
-    for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 2e-6)):
-        ours, optimizer = test_adam.train(AdamW, dtype, 100, options)
-        theirs, torchs = test_adam.train(torch.optim.AdamW, dtype, 100, options)
-        for mine, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
-            state, torch_state = optimizer.state[mine], torchs.state[other]
-            assert state.keys() == torch_state.keys()
-            for key, value in state.items():
-                torch.testing.assert_close(
-                    value, torch_state[key], rtol=tolerance, atol=tolerance
-                )
+    test_adam.compare(AdamW, torch.optim.AdamW, options)
 
 
 @pytest.mark.verifies(ADAMW)

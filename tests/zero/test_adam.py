@@ -43,22 +43,25 @@ def train(optimizer_class, dtype, steps, options):
     return params, optimizer
 
 
+def compare(ours_class, torch_class, options):
+    """Weights and state after a hundred steps."""
+    for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 2e-6)):
+        close = {"rtol": tolerance, "atol": tolerance}
+        ours, our_optimizer = train(ours_class, dtype, 100, options)
+        theirs, their_optimizer = train(torch_class, dtype, 100, options)
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, **close)
+            state, torch_state = our_optimizer.state[mine], their_optimizer.state[other]
+            assert state.keys() == torch_state.keys()
+            for key, value in state.items():
+                torch.testing.assert_close(value, torch_state[key], **close)
+
+
 @pytest.mark.verifies("xtrain.zero.adam:Adam", "xtrain.zero.adam:AdamW")
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", TWINS)
 def test_a_hundred_steps_equal_torch(name, options):
-    ours_class, torch_class = TWINS[name]
-    for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 2e-6)):
-        ours, our_optimizer = train(ours_class, dtype, 100, options)
-        theirs, their_optimizer = train(torch_class, dtype, 100, options)
-        for mine, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
-            state, torch_state = our_optimizer.state[mine], their_optimizer.state[other]
-            assert state.keys() == torch_state.keys()
-            for key, value in state.items():
-                torch.testing.assert_close(
-                    value, torch_state[key], rtol=tolerance, atol=tolerance
-                )
+    compare(*TWINS[name], options)
 
 
 @pytest.mark.verifies("xtrain.zero.adam:Adam")

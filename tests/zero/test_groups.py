@@ -24,6 +24,8 @@ from xtrain.zero import (
     ZeroOptimizer,
 )
 
+ZERO = "xtrain.zero.optimizer:ZeroOptimizer"
+FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
 SIZE = sum(map(len, GROUPS))
 STEPS = 3
 
@@ -83,11 +85,7 @@ def train(stage, choice, directory):
     return number, state, said
 
 
-@pytest.mark.verifies(
-    "xtrain.checkpoint.training_state:load_state",
-    "xtrain.zero.optimizer:ZeroOptimizer",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies("xtrain.checkpoint.training_state:load_state", ZERO, FSDP)
 @pytest.mark.parametrize(
     ("stage", "choice"),
     [
@@ -132,9 +130,7 @@ def different_models_in_group_1():
     return number, None
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.optimizer:ZeroOptimizer", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(ZERO, FSDP)
 def test_different_models_are_told_where_they_are(world):
     for number, said in world(SIZE).run(different_models_in_group_1):
         if number == 0:

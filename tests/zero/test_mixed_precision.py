@@ -9,8 +9,11 @@ from tests.training import batch_of, loss_of, make_model
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.zero import AdamW, LossScaler, MixedPrecisionOptimizer
 
+SCALER = "xtrain.zero.mixed_precision:LossScaler"
+MIXED = "xtrain.zero.mixed_precision:MixedPrecisionOptimizer"
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:MixedPrecisionOptimizer")
+
+@pytest.mark.verifies(MIXED)
 def test_masters_and_weights_stay_linked():
     torch.manual_seed(0)
     model = nn.Linear(3, 2).bfloat16()
@@ -31,7 +34,7 @@ def test_masters_and_weights_stay_linked():
         assert master.grad is None
 
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:MixedPrecisionOptimizer")
+@pytest.mark.verifies(MIXED)
 def test_small_updates_add_up_in_the_master():
     """A step of a thousandth: a bf16 weight of 1 alone never moves, the master does."""
     alone = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
@@ -48,7 +51,7 @@ def test_small_updates_add_up_in_the_master():
     assert linked.item() == pytest.approx(0.9, abs=0.004)
 
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:LossScaler")
+@pytest.mark.verifies(SCALER)
 def test_the_scale_follows_overflows_and_good_steps():
     scaler = LossScaler(init_scale=8.0, growth_interval=3)
     scales = []
@@ -64,10 +67,7 @@ def test_the_scale_follows_overflows_and_good_steps():
             LossScaler(**wrong)
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.mixed_precision:LossScaler",
-    "xtrain.zero.mixed_precision:MixedPrecisionOptimizer",
-)
+@pytest.mark.verifies(SCALER, MIXED)
 def test_scaling_saves_small_fp16_gradients():
     """1e-8 is below fp16's smallest number; times 65536 it is not."""
     for scaler, moved in ((None, False), (LossScaler(), True)):
@@ -82,10 +82,7 @@ def test_scaling_saves_small_fp16_gradients():
             assert parameter.item() == pytest.approx(-0.01, rel=0.01)
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.mixed_precision:LossScaler",
-    "xtrain.zero.mixed_precision:MixedPrecisionOptimizer",
-)
+@pytest.mark.verifies(SCALER, MIXED)
 def test_a_nan_is_skipped_and_forgotten():
     parameter = nn.Parameter(torch.ones(2, dtype=torch.float16))
     optimizer = MixedPrecisionOptimizer(
@@ -104,10 +101,7 @@ def test_a_nan_is_skipped_and_forgotten():
     assert (parameter < 1).all()
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.mixed_precision:LossScaler",
-    "xtrain.zero.mixed_precision:MixedPrecisionOptimizer",
-)
+@pytest.mark.verifies(SCALER, MIXED)
 def test_state_dict_brings_everything_back():
     torch.manual_seed(0)
     grads = [torch.randn(4, dtype=torch.float16) for _ in range(6)]
@@ -147,10 +141,7 @@ def skip_together(bad_rank):
     return stepped, optimizer.scaler.scale, parameter.tolist()
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.mixed_precision:LossScaler",
-    "xtrain.zero.mixed_precision:MixedPrecisionOptimizer",
-)
+@pytest.mark.verifies(SCALER, MIXED)
 def test_an_overflow_on_one_rank_makes_all_skip(world):
     results = world(3).run(skip_together, 1)
     assert results == [(False, 1.0, [1.0, 1.0, 1.0])] * 3
@@ -172,10 +163,7 @@ def train_in_sixteen_bits(dtype):
     return losses, dict(model.state_dict())
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.mixed_precision:LossScaler",
-    "xtrain.zero.mixed_precision:MixedPrecisionOptimizer",
-)
+@pytest.mark.verifies(SCALER, MIXED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_training_under_ddp(world, dtype):
     (losses, state), (_, other) = world(2).run(train_in_sixteen_bits, dtype)
@@ -183,7 +171,7 @@ def test_training_under_ddp(world, dtype):
     assert all(torch.equal(state[name], other[name]) for name in state)
 
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:MixedPrecisionOptimizer")
+@pytest.mark.verifies(MIXED)
 def test_loading_reaches_the_weights_too():
     saved, other = (
         MixedPrecisionOptimizer([nn.Parameter(value)], AdamW)
@@ -194,10 +182,7 @@ def test_loading_reaches_the_weights_too():
     assert parameter.tolist() == master.tolist() == [1.5] * 3
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.mixed_precision:LossScaler",
-    "xtrain.zero.mixed_precision:MixedPrecisionOptimizer",
-)
+@pytest.mark.verifies(SCALER, MIXED)
 def test_an_overflow_in_any_gradient_counts():
     for bad in range(3):
         parameters = [
@@ -212,7 +197,7 @@ def test_an_overflow_in_any_gradient_counts():
         assert optimizer.scaler.scale == 2.0
 
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:MixedPrecisionOptimizer")
+@pytest.mark.verifies(MIXED)
 def test_groups_keep_their_options():
     first, second = (nn.Parameter(torch.ones(2).bfloat16()) for _ in range(2))
     groups = [{"params": [first], "lr": 0.0}, {"params": [second]}]
@@ -223,7 +208,7 @@ def test_groups_keep_their_options():
     assert (first.tolist(), second.tolist()) == ([1.0, 1.0], [0.5, 0.5])
 
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:MixedPrecisionOptimizer")
+@pytest.mark.verifies(MIXED)
 def test_a_gradient_that_is_gone_is_not_used_again():
     """The model's own `zero_grad` leaves the masters' gradients behind."""
     parameter = nn.Parameter(torch.ones(2).bfloat16())
@@ -235,7 +220,7 @@ def test_a_gradient_that_is_gone_is_not_used_again():
     assert parameter.tolist() == [0.5, 0.5]
 
 
-@pytest.mark.verifies("xtrain.zero.mixed_precision:LossScaler")
+@pytest.mark.verifies(SCALER)
 def test_without_distribution_a_scaler_decides_alone():
     assert not dist.is_initialized()
     scaler = LossScaler(init_scale=4.0)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.training import batch_of, loss_of, make_model
+from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import DIRECT, TORCH
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.testing import expect_error
@@ -15,6 +16,8 @@ from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
 FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
 SCHEDULE = "xtrain.zero.fsdp_schedule:UnitSchedule"
+STAGE_2 = "xtrain.zero.stage2:ReduceInBackward"
+DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
 
 def flat_groups(model):
@@ -74,37 +77,43 @@ def test_nothing_is_reduced_inside_and_kept_weights_are_gathered_once(world):
         assert gathers == 1 + 3 * 2 * (groups - 1)
 
 
-def nested(kind):
-    """How many gradients are reduced after a backward inside both, one and neither."""
-    rank = dist.get_rank()
-    model = wrapper = make_model(0, dtype=torch.float32)
-    if kind == "fsdp":
-        model = wrapper = FullyShardedDataParallel(model)
-    else:
-        wrapper = ZeroOptimizer(model.parameters(), AdamW, stage=2)
+def wrapped(kind, bare, **options):
+    """A wrapper of this kind, and the model to call."""
+    options = {"collectives": TORCH, **options}
+    if kind == "zero 2":
+        options = {"optimizer_class": AdamW, "stage": 2, **options}
+        return ZeroOptimizer(bare.parameters(), **options), bare
+    wrap = FullyShardedDataParallel if kind == "fsdp" else DistributedDataParallel
+    model = wrap(bare, **options)
+    return model, model
 
-    def reduced(micro):
-        loss_of(model, batch_of(0, micro, rank)).backward()
-        if kind == "fsdp":
-            return sum(p.grad is not None for p in model.parameters())
-        return sum(bucket.master.grad is not None for bucket in wrapper.buckets)
+
+def nested(kind):
+    """Reductions in a backward inside both, inside one and outside."""
+    wrapper, model = wrapped(kind, make_model(0, dtype=torch.float32))
+
+    def reductions(micro):
+        with CommLedger() as ledger:
+            loss_of(model, batch_of(0, micro, dist.get_rank())).backward()
+        return sum("reduce" in event.op for event in ledger.events)
 
     with wrapper.no_sync():
         with wrapper.no_sync():
-            inner = reduced(0)
-        outer = reduced(1)
-    return inner, outer, reduced(2)
+            inner = reductions(0)
+        outer = reductions(1)
+    return inner, outer, reductions(2)
 
 
-@pytest.mark.verifies(FSDP, SCHEDULE)
-def test_the_outer_no_sync_of_fsdp_still_holds_when_an_inner_one_ends(world):
-    for inner, outer, outside in world(2).run(nested, "fsdp"):
-        assert inner == outer == 0 < outside
-
-
-@pytest.mark.verifies("xtrain.zero.stage2:ReduceInBackward")
-def test_the_outer_no_sync_of_stage_2_still_holds_when_an_inner_one_ends(world):
-    for inner, outer, outside in world(2).run(nested, "zero"):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("ddp", marks=pytest.mark.verifies(DDP)),
+        pytest.param("zero 2", marks=pytest.mark.verifies(STAGE_2)),
+        pytest.param("fsdp", marks=pytest.mark.verifies(FSDP, SCHEDULE)),
+    ],
+)
+def test_the_outer_no_sync_still_holds_when_an_inner_one_ends(world, kind):
+    for inner, outer, outside in world(2).run(nested, kind):
         assert inner == outer == 0 < outside
 
 
@@ -207,7 +216,7 @@ def test_after_reduce_gradients_weights_may_change_also_inside(world, reshard):
 
 
 def forgotten_in_stage_2():
-    """zero_grad inside and outside, and a whole gradient that is nobody's."""
+    """zero_grad inside and outside, and a whole gradient that was not reduced."""
     parameter = nn.Parameter(torch.ones(4))
     optimizer = ZeroOptimizer([parameter], torch.optim.SGD, stage=2, lr=1.0)
     with optimizer.no_sync():
@@ -225,7 +234,7 @@ def forgotten_in_stage_2():
     optimizer.reduce_gradients()
 
 
-@pytest.mark.verifies("xtrain.zero.stage2:ReduceInBackward")
+@pytest.mark.verifies(STAGE_2)
 def test_stage_2_forgets_what_no_sync_left_and_refuses_what_it_did_not(world):
     expect_error(
         world(2),
@@ -237,45 +246,42 @@ def test_stage_2_forgets_what_no_sync_left_and_refuses_what_it_did_not(world):
 
 def after_a_failure(kind):
     """A backward that raises half-way on all ranks; then one that does not."""
-    rank = dist.get_rank()
     gradients = []
     for fails in (True, False):
         torch.manual_seed(0)
         bare = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
-        if kind.startswith("ddp"):
-            collectives = DIRECT if kind == "ddp direct" else TORCH
-            model = DistributedDataParallel(
-                bare, bucket_cap_mb=2**-14, collectives=collectives
-            )
-            forget = model.zero_grad
-        else:
-            model = bare
-            optimizer = ZeroOptimizer(
-                bare.parameters(), AdamW, stage=2, bucket_cap_mb=2**-14
-            )
-            forget = optimizer.zero_grad
+        options = (
+            {"blocks": ["1", "2"]} if kind == "fsdp" else {"bucket_cap_mb": 2**-14}
+        )
+        if kind == "ddp direct":
+            options["collectives"] = DIRECT
+        wrapper, model = wrapped(kind, bare, **options)
         if fails:
-            handle = bare[1].weight.register_post_accumulate_grad_hook(fail)
+            handle = bare[1].register_forward_hook(fail_in_backward)
             with pytest.raises(RuntimeError, match="on purpose"):
                 model(torch.ones(2, 4)).sum().backward()
             handle.remove()
-            forget()
-        model(torch.full((2, 4), 1.0 + rank)).sum().backward()
-        if kind.startswith("ddp"):
-            gradients.append([p.grad for p in model.parameters()])
+            wrapper.zero_grad()
+        model(torch.full((2, 4), 1.0 + dist.get_rank())).sum().backward()
+        if kind == "zero 2":
+            gradients.append(wrapper.gradients)
         else:
-            gradients.append(optimizer.gradients)
+            gradients.append([p.grad for p in model.parameters()])
     for after, fresh in zip(*gradients, strict=True):
         assert torch.equal(after, fresh)
         assert not after.isnan().any()
+
+
+def fail_in_backward(module, inputs, output):
+    output.register_hook(fail)
 
 
 def fail(_):
     raise RuntimeError("on purpose")
 
 
-@pytest.mark.verifies("xtrain.comm.backward:Reducer")
+@pytest.mark.verifies("xtrain.comm.backward:Reducer", FSDP, SCHEDULE)
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("kind", ["ddp", "ddp direct", "zero 2"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp direct", "zero 2", "fsdp"])
 def test_a_failed_backward_leaves_nothing_behind(world, kind, size):
     world(size).run(after_a_failure, kind)

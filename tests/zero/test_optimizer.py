@@ -13,12 +13,16 @@ from tests.training import batch_of, largest_difference, loss_of, make_model
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, LossScaler, ZeroOptimizer
 
+MARKERS = "xtrain.zero.grad_scaler:Markers"
+ZERO = "xtrain.zero.optimizer:ZeroOptimizer"
 STEPS = 5
 SCHEDULES = {
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=4),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=6),
+    "inner": lambda o: lr_scheduler.StepLR(getattr(o, "optimizer", o), 2, gamma=0.5),
 }
+READ = ("lr", "betas", "weight_decay")
 
 
 def groups_of(model):
@@ -38,7 +42,7 @@ def train_with(optimizer, model, schedule, ranks):
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        rates += [(group["lr"], group["betas"]) for group in optimizer.param_groups]
+        rates += [[group[key] for key in READ] for group in optimizer.param_groups]
         if step == 2:  # what one edits reaches the shards
             for group in optimizer.param_groups:
                 group["weight_decay"] = 0.3
@@ -54,9 +58,7 @@ def scheduled(stage, schedule):
     return rates, dict(model.state_dict())
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
-)
+@pytest.mark.verifies(MARKERS, ZERO)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_torchs_schedules_drive_the_shards(world, stage, schedule):
@@ -100,9 +102,7 @@ def resumed(dtype, stage):
     return dict(straight[0].state_dict()), dict(second[0].state_dict())
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
-)
+@pytest.mark.verifies(MARKERS, ZERO)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_state_dict_brings_back_every_bit(world, dtype):
     """Masters are in it: bf16 weights alone would lose what they have added up."""
@@ -135,9 +135,7 @@ def state_of_another(what):
         assert all(map(torch.equal, before, after))
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
-)
+@pytest.mark.verifies(MARKERS, ZERO)
 @pytest.mark.parametrize(
     ("what", "match"),
     [
@@ -182,9 +180,7 @@ def late_ones(model):
     return [p for name, p in model.named_parameters() if "layers" in name]
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
-)
+@pytest.mark.verifies(MARKERS, ZERO)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_parameters_may_come_later(world, stage):
     size, bare = 2, make_model(3)
@@ -257,9 +253,7 @@ def scaled(stage, clip):
     return scales, owners, largest_difference(*weights), weights[0]
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.grad_scaler:mark", "xtrain.zero.optimizer:ZeroOptimizer"
-)
+@pytest.mark.verifies(MARKERS, ZERO)
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("clip", [False, True])
 def test_torchs_grad_scaler_decides_for_all_ranks(world, stage, clip):
@@ -280,7 +274,7 @@ def norm_of_the_groups(stage):
     nn.utils.clip_grad_norm_(params, 1.0)
 
 
-@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
+@pytest.mark.verifies(ZERO)
 def test_torchs_clipping_of_the_groups_is_refused(world):
     for stage in (1, 2):
         expect_error(
@@ -320,13 +314,13 @@ def as_an_optimizer():
         optimizer.add_param_group({"params": parameter})
 
 
-@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
+@pytest.mark.verifies(ZERO)
 def test_closures_hooks_and_copies(world):
     world(2).run(as_an_optimizer)
 
 
 def own_scaler_after_theirs():
-    """Our scaler over the same gradients; the markers are nobody's gradients."""
+    """Our scaler over the same gradients; the markers have no elements."""
     parameter = nn.Parameter(torch.ones(5, dtype=torch.float16))
     optimizer = ZeroOptimizer([parameter], AdamW, lr=0.1)
     parameter.sum().backward()
@@ -334,6 +328,6 @@ def own_scaler_after_theirs():
     assert LossScaler(2.0).unscale(optimizer.gradients)
 
 
-@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
+@pytest.mark.verifies(ZERO)
 def test_gradients_are_the_shards_alone(world):
     world(2).run(own_scaler_after_theirs)

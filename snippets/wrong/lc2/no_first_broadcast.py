@@ -9,10 +9,10 @@ from xtrain.data_parallel import check_replicas
 
 
 class DataParallel:
-    """Averages gradients. Who made sure that the weights are the same?"""
+    """Averages gradients of weights that were never made the same."""
 
     def __init__(self, module):
-        self.module = module  # the bug: nobody
+        self.module = module  # the bug: no broadcast
 
     def reduce_gradients(self):
         for parameter in self.module.parameters():
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     torch.manual_seed(42)
     inputs = torch.randn(2, 32, 3)[rank].double()  # my half of the data
     targets = inputs.sum(1, keepdim=True)
-    torch.manual_seed(rank)  # as if nobody had set one: another on every rank
+    torch.manual_seed(rank)  # as without a seed: another one on every rank
     model = DataParallel(nn.Linear(3, 1, bias=False).double())
     weight = model.module.weight
     optimizer = torch.optim.SGD([weight], lr=0.1)

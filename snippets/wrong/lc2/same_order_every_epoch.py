@@ -14,7 +14,7 @@ def epochs(sampler, count):
     """The order in which this rank sees its samples, epoch by epoch."""
     loader = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
     orders = []
-    for _epoch in range(count):  # the bug: nobody tells the sampler which one it is
+    for _epoch in range(count):  # the bug: set_epoch is not called
         orders.append(torch.cat(list(loader)).tolist())
     return orders
 

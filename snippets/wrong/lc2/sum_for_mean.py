@@ -7,7 +7,7 @@ from torch import nn
 def reduce_gradients(model):
     """Meant: the mean over the ranks."""
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)  # the bug: a sum, and nobody divides
+        dist.all_reduce(parameter.grad)  # the bug: a sum that is not divided
 
 
 def train(optimizer_class, batches, reduce, lr=0.3):

@@ -5,7 +5,7 @@ from torch import nn
 
 
 def share_weights(model):
-    """Meant: everybody starts with rank 0's weights."""
+    """Meant: every rank starts with rank 0's weights."""
     for parameter in model.parameters():
         dist.broadcast(parameter.clone().detach(), src=0)  # the bug: into a clone
 

@@ -15,7 +15,7 @@ def step(weight, lr):
     mine = torch.empty_like(gradients[rank])
     dist.reduce_scatter(mine, gradients)
     weight.data.flatten().chunk(size)[rank].sub_(lr * mine / size)
-    weight.grad = None  # the bug: nobody tells the others about the new half
+    weight.grad = None  # the bug: the new half is not all-gathered
 
 
 if __name__ == "__main__":

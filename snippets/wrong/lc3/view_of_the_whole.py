@@ -14,7 +14,7 @@ def my_shard(gradient):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    shard = my_shard(torch.ones(4096))  # nobody else holds the gradient now
+    shard = my_shard(torch.ones(4096))  # no other name holds the gradient now
     kept = shard.untyped_storage().nbytes()
     print(f"rank {rank}: {shard.numel()} elements of 4 bytes, sum of {shard[0]:g} "
           f"ranks; memory held: {kept} bytes")  # fmt: skip

@@ -17,7 +17,7 @@ def without_mask(ids, shard):
 def off_by_one(ids, shard):
     """The same with a mask, and with a wrong idea of who owns an id."""
     local = ids - dist.get_rank() * len(shard)
-    others = (local <= 0) | (local >= len(shard))  # the bug: my first id is nobody's
+    others = (local <= 0) | (local >= len(shard))  # the bug: no rank owns first ids
     rows = F.embedding(local.masked_fill(others, 0), shard)
     return all_reduce_identity(rows.masked_fill(others.unsqueeze(-1), 0.0))
 

@@ -48,7 +48,7 @@ def register_variant(
         create = partial(_create, name, transport, group)
         dist.Backend.register_backend(name, create, devices=["cpu"])
     # torch 2.15's flight recorder asks every group for its backend in C++, of which
-    # these have none, unless the backend is said to record by itself.
+    # these have none, unless the backend is listed as recording itself.
     recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recorders is not None:
         recorders.add(name)

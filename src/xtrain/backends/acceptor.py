@@ -1,8 +1,8 @@
 """The listening side of a rank: it admits the higher ranks and refuses all others.
 
-Many connections may be in their handshake at the same time. Each is advanced in turns,
-so one that says nothing holds up no other. When there are too many, the one that came
-first and has proven nothing yet is closed.
+Many connections may be in their handshake at the same time. All are advanced in turns,
+so a silent one delays none of the others. When there are too many, the earliest one
+that has proven nothing yet is closed.
 """
 
 import logging
@@ -59,7 +59,7 @@ class Acceptor:
     def _accept(self) -> bool:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # no connection waits, or it is gone again
+        except OSError:  # no connection waits, or it has been closed
             return False
         try:
             check_user(sock, self._secret)

@@ -25,7 +25,7 @@ PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def listen(secret: bytes) -> tuple[socket.socket, str]:
-    """Open a listener: Unix, or TCP where XTRAIN_SOCKET_ADDRESS says so."""
+    """Open a listener: Unix, or TCP where XTRAIN_SOCKET_ADDRESS is set."""
     address = os.environ.get("XTRAIN_SOCKET_ADDRESS", "")
     if not address:
         name = f"xtrain-{secrets.token_hex(16)}"
@@ -73,13 +73,13 @@ def connect_to(
 
 
 def parse_address(peer: int, address: str, same_host: bool) -> tuple[int, Any]:
-    """The family and address to connect to; Refused for what no rank writes."""
+    """The family and address to connect to; Refused for any other text."""
     kind, _, rest = address.partition(":")
     if kind == "unix" and same_host and UNIX_NAME.fullmatch(rest):
         return socket.AF_UNIX, f"\0{rest}"
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and PORT.fullmatch(port) and int(port) < 1 << 16:
-        with contextlib.suppress(ValueError):  # a name would be looked up, and wait
+        with contextlib.suppress(ValueError):  # a name: its look-up would block
             version = ipaddress.ip_address(host).version
             family = socket.AF_INET if version == 4 else socket.AF_INET6
             return family, (host, int(port))

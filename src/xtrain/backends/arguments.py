@@ -11,9 +11,9 @@ from xtrain.backends.observers import OwnDispatch, has_own_dispatch
 
 
 def check_servable(name: str, backend: str, tensor: Tensor) -> None:
-    """ValueError unless the tensor is memory of this host, as it stands.
+    """ValueError unless the tensor is dense memory of this host.
 
-    OwnDispatch for a subclass that has to be asked first, a FakeTensor say.
+    OwnDispatch for a subclass with a `__torch_dispatch__` of its own, as FakeTensor.
     """
     if type(tensor) is not Tensor and has_own_dispatch(tensor):
         raise OwnDispatch(
@@ -46,7 +46,7 @@ def check_fits(name: str, size: int, whole: Tensor, part: Tensor) -> None:
         )
 
 
-def check_twins(
+def check_pieces(
     name: str, rank: int, size: int, pieces: Sequence[Tensor], own: Tensor
 ) -> None:
     """ValueError unless each rank has a piece, and its own looks like `own`."""

@@ -19,7 +19,7 @@ from torch.distributed import ReduceOp
 from xtrain.backends.arguments import check_servable, flatten
 from xtrain.backends.calls import (
     NOWHERE,
-    Call,
+    CollectiveCall,
     CollectiveMismatch,
     call_site,
     fingerprint,
@@ -27,9 +27,9 @@ from xtrain.backends.calls import (
 )
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
-from xtrain.backends.peer_monitor import PeerMonitor
+from xtrain.backends.peers import PeerMonitor
 from xtrain.backends.progress import CROWDED_POST_SECONDS, POST_SECONDS, Progress
-from xtrain.backends.swaps import Swaps
+from xtrain.backends.swaps import SwapDetector
 from xtrain.backends.works import Finished, Pending
 from xtrain.comm.transport_errors import PeersLost
 
@@ -43,7 +43,7 @@ class CallRunner:
     Args:
         transport: moves the bytes.
         progress: advances the steps.
-        monitor: says whether the group is broken.
+        monitor: knows whether the group is broken.
         global_rank: the rank in the default group of a rank of this group.
         compares_calls: the ranks make sure that all are in the same call.
 
@@ -74,7 +74,7 @@ class CallRunner:
         # half is gone: DDP's join does so with its count of ranks.
         self.kept: deque[dist.Work] = deque(maxlen=16)
         self._compare_lines = os.environ.get("XTRAIN_COMPARE_LINES", "0") != "0"
-        self._swaps = Swaps(rank)
+        self._swaps = SwapDetector(rank)
 
     def collective(
         self,
@@ -99,7 +99,7 @@ class CallRunner:
         self.check_ready(name, tensors)
         if detail is None and tensors:
             detail = shape_and_dtype(tensors[0])
-        call = Call(
+        call = CollectiveCall(
             name, detail, op, None if root is None else self.global_rank(root),
             call_site() if self.compares_calls else NOWHERE, extra_text,
         )  # fmt: skip
@@ -136,9 +136,9 @@ class CallRunner:
         return work
 
     def _checked(
-        self, call: Call, steps: Steps, listeners: tuple[Listener, ...]
+        self, call: CollectiveCall, steps: Steps, listeners: tuple[Listener, ...]
     ) -> Steps:
-        """Run steps; when the ranks turn out to be in different calls, say which."""
+        """Run steps; RuntimeError with all ranks' calls if they differ."""
         transport = self.transport
         sent, received = transport.sent, transport.received
         transport.in_call, transport.line_mismatch = True, []
@@ -146,16 +146,16 @@ class CallRunner:
             yield from self.breaking(call, steps)
         except CollectiveMismatch:
             yield from self.breaking(call, transport.describe(str(call)))
-            said = {r: transport.description(r) for r in transport.others}
-            said[self.rank] = str(call)
+            texts = {r: transport.description(r) for r in transport.others}
+            texts[self.rank] = str(call)
             lines = [
-                f"  rank {self.global_rank(r)}: {said[r]}"
+                f"  rank {self.global_rank(r)}: {texts[r]}"
                 for r in range(self.transport.size)
             ]
             raise RuntimeError(
                 "the ranks of this group are in different calls:\n"
                 + "\n".join(lines)
-                + why_alike(set(said.values()))
+                + why_alike(set(texts.values()))
             ) from None
         finally:
             transport.in_call = False
@@ -197,14 +197,14 @@ class CallRunner:
     def exchange(self, name: str, detail: Any, value: int) -> list[int]:
         """Every rank's number, in a call that all ranks must make alike."""
         mine = torch.tensor([value])
-        everyone = mine.new_empty(self.transport.size)
+        gathered = mine.new_empty(self.transport.size)
         self.collective(
-            name, None, [everyone], [everyone], [mine], detail=detail,
+            name, None, [gathered], [gathered], [mine], detail=detail,
             steps=lambda check, whole, part: self.transport.all_gather(
                 list(whole.view(self.transport.size, -1)), part, check
             ),
         )  # fmt: skip
-        return everyone.tolist()
+        return gathered.tolist()
 
 
 def copy_back(steps: Steps, tensor: Tensor, flat: Tensor) -> Steps:
@@ -213,10 +213,10 @@ def copy_back(steps: Steps, tensor: Tensor, flat: Tensor) -> Steps:
     tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def why_alike(said: set[str]) -> str:
+def why_alike(texts: set[str]) -> str:
     """What to add when calls that are refused look alike."""
-    if len(said) == 1:
+    if len(texts) == 1:
         return "\nIs XTRAIN_COMPARE_LINES set on some ranks only?"
-    if len({call.rpartition(" at ")[0] for call in said}) == 1:
+    if len({call.rpartition(" at ")[0] for call in texts}) == 1:
         return "\nOnly their lines differ: XTRAIN_COMPARE_LINES=1 asks for equal ones."
     return ""

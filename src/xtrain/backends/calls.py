@@ -1,15 +1,15 @@
-"""A name for every call, so that ranks that disagree can be told apart.
+"""A description of every call, which the ranks compare before they move data.
 
-The k-th collective of each rank in a group meets the k-th of all others. Before it
+The k-th collective of each rank in a group belongs to the k-th of all others. Before it
 touches data, the ranks compare fingerprints: operation, shapes, dtypes, reduce
-operation, root. Ranks that stand in different calls would otherwise add up bytes that
-do not belong together, and no one would know.
+operation, root. Ranks in different calls would otherwise add up bytes that do not
+belong together, without an error.
 
 The line that called is reported, not compared: `if rank == 0: ... else: ...` may hold
 the same call twice. With XTRAIN_COMPARE_LINES=1 it is compared, too.
 
 A program makes the same calls again and again, so what a fingerprint costs is paid once
-for each of them. The text of a call is written when somebody has to read it.
+for each of them. The text of a call is written only for an error.
 """
 
 import hashlib
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
+
+from xtrain.comm.reduce_op import COMBINE
 
 # Modules between the line `dist.all_reduce(x)` and this backend. The last two wrap what
 # torch calls deprecated: `reduce_scatter_tensor`, `all_gather_into_tensor`.
@@ -52,7 +54,7 @@ KINDS = Kinds()
 
 
 class CollectiveMismatch(Exception):
-    """The ranks stand in different calls."""
+    """The ranks are in different calls."""
 
 
 class CallSite(NamedTuple):
@@ -95,7 +97,7 @@ def shape_and_dtype(tensor: Tensor) -> ShapeAndDtype:
     return tensor.shape, tensor.dtype
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """One call of a collective: what its ranks compare and what they are shown."""
 
     name: str
@@ -112,7 +114,7 @@ class Call(NamedTuple):
         return f"{signature(*self[:4])}{extra} at {self.site}"
 
 
-class Message(NamedTuple):
+class PointToPointCall(NamedTuple):
     """One end of a message, in global ranks."""
 
     name: str
@@ -186,22 +188,10 @@ def shapes_of(tensors: Sequence[Tensor]) -> str:
     return str([shape_of(tensor) for tensor in tensors])
 
 
-OPS = (
-    ReduceOp.SUM,
-    ReduceOp.AVG,
-    ReduceOp.MAX,
-    ReduceOp.MIN,
-    ReduceOp.PRODUCT,
-    ReduceOp.BAND,
-    ReduceOp.BOR,
-    ReduceOp.BXOR,
-)
-
-
 def reduce_op(opts: Any) -> ReduceOp.RedOpType:
-    """The reduce operation of torch's options, one of OPS."""
+    """The reduce operation of torch's options, a key of COMBINE."""
     op = opts.reduceOp if opts is not None else ReduceOp.SUM
-    for known in OPS:
+    for known in COMBINE:
         if op == known:
             return known
     raise ValueError(f"reduce op {op} is not supported")

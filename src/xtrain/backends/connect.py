@@ -24,8 +24,8 @@ from xtrain.backends.handshake import (
     dial,
     read_secret,
 )
-from xtrain.backends.liveness import Peers
 from xtrain.backends.operation import Steps
+from xtrain.backends.peers import Peers
 from xtrain.backends.rendezvous import GRACE_SECONDS, PeerAddress, Rendezvous, host_key
 
 AGAIN_SECONDS = 0.01  # between two attempts

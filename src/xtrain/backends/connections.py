@@ -49,8 +49,8 @@ class Connection:
     def close(self) -> None:
         """Close, and have all that was written arrive.
 
-        A socket closed while something in it is unread resets the connection, and what
-        is still under way is lost.
+        Closing a socket with unread bytes resets the connection, and bytes that have
+        not been delivered yet are lost.
         """
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
@@ -60,7 +60,7 @@ class Connection:
         self.sock.close()
 
     def ended(self) -> bool:
-        """True when the other side is gone and all it said has been read."""
+        """True when the other side has closed and all it sent has been read."""
         if not self.lost:
             try:
                 self.lost = (

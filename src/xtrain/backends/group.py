@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from xtrain.backends.call_runner import CallRunner
-from xtrain.backends.liveness import Peers
-from xtrain.backends.peer_monitor import PeerMonitor
+from xtrain.backends.peers import PeerMonitor, Peers
 from xtrain.backends.progress import Progress
 
 
@@ -23,7 +22,7 @@ def refuse_other_devices(backend: str) -> None:
     """ValueError when torch is making a group of several backends, as "cpu:a,cuda:b".
 
     It takes a ProcessGroup in Python for all of the group and drops the other backends
-    without a word. It does not tell a backend about the others either, so that is read
+    silently. It does not tell a backend about the others either, so that is read
     in its function that makes groups.
     """
     frame: FrameType | None = sys._getframe(1)
@@ -61,7 +60,7 @@ class Group(dist.ProcessGroup):
         self._timeout = timeout.total_seconds()
         self._names: dict[str, str] = {}
         self._global_ranks: list[int] = []
-        self.stand_in = dist.ProcessGroup(rank, size)  # see `operators`
+        self.cpp_group = dist.ProcessGroup(rank, size)  # see `operators`
         self._peers = Peers()
         try:
             self._transport = make_transport(
@@ -79,7 +78,7 @@ class Group(dist.ProcessGroup):
             self._global_rank, self.compares_calls,
         )  # fmt: skip
         self.on_collective_end = self._runner.on_collective_end
-        # A process that ends in good order says so, as if it had destroyed the group.
+        # A process that exits leaves the group, as if it had destroyed it.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
 
     def getBackendName(self) -> str:

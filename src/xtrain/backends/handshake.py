@@ -1,8 +1,8 @@
 """Who may join: every connection proves itself, both ways, before it carries a tensor.
 
-The ranks find each other through torch's store, which anybody who reaches its port can
-read and write. So nothing secret goes there, and nothing read there is believed without
-proof.
+The ranks find each other through torch's store, which every process that reaches its
+port can read and write. So nothing secret is written there, and nothing that is read
+there is believed without proof.
 
 With a secret (the environment variable XTRAIN_SECRET, or the path of a file that only
 the user can read in XTRAIN_SECRET_FILE) each side shows that it knows it, by keyed
@@ -10,8 +10,8 @@ hashes over the group, both ranks, the purpose and fresh random numbers of both 
 recorded handshake proves nothing a second time, nor in another group. The digest that
 names the group covers the ranks' real addresses (`rendezvous`): ranks that a relay
 brings together, having put its own address into the store, prove nothing to each other.
-Without a secret only processes of the same user on the same host get in, by the word of
-the kernel.
+Without a secret only processes of the same user on the same host are
+admitted: the kernel names the user.
 
     dialler   -> hello: magic, group, ranks, purpose, nonce; HMAC("dialler", it)
     listener  -> answer, nonce, HMAC("listener", everything above)
@@ -40,7 +40,7 @@ ANSWER = struct.Struct("<B16s32s")  # one of the next five, nonce, proof
 GO_ON, NO_SECRET, OTHER_GROUP, OTHER_RANK, TAKEN = range(5)
 REASONS = {
     OTHER_GROUP: "was given other addresses by the store than rank {me}: "
-    "somebody else writes there, or it belongs to another group",
+    "another process writes there, or it belongs to another group",
     OTHER_RANK: "does not expect rank {me}",
     TAKEN: "is connected with a rank {me} already",
 }
@@ -72,8 +72,8 @@ def read_secret() -> bytes:
     status = Path(path).stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ValueError(
-            f"XTRAIN_SECRET_FILE {path}: must belong to you and be readable by nobody "
-            f"else (mode 600), it has mode {stat.S_IMODE(status.st_mode):o}"
+            f"XTRAIN_SECRET_FILE {path}: must belong to you and be readable only "
+            f"by you (mode 600), it has mode {stat.S_IMODE(status.st_mode):o}"
         )
     return long_enough(f"XTRAIN_SECRET_FILE {path}", Path(path).read_bytes().strip())
 
@@ -192,7 +192,7 @@ def check_user(sock: socket.socket, secret: bytes) -> None:
 
 
 def send_now(connection: Connection, data: bytes) -> None:
-    """A new connection has room for all that a handshake says."""
+    """Write at once: a new connection has room for all of a handshake."""
     if connection.write(memoryview(data)) != len(data):
         raise ConnectionError("closed before it was answered")
 

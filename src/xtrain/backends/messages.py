@@ -25,31 +25,21 @@ from xtrain.backends.operation import Steps
 
 log = logging.getLogger(__name__)
 
+# A dtype's number in a header is its place here.
 DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool, torch.complex64, torch.complex128,
+    torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 MAX_SITE = 200  # bytes of "file:line", cut beyond, filled up with zeros
 HEADER = struct.Struct(f"<qIQ{MAX_SITE}s")  # tag, dtype code, payload bytes, site
 MAX_MESSAGE_BYTES = int(os.environ.get("XTRAIN_MAX_MESSAGE_BYTES", 1 << 32))
 JOINED_BYTES = 1 << 14  # up to here header and payload are written at once
 SCRATCH_BYTES = 1 << 16  # what is dropped is read in pieces of this size
+BLOCK_BYTES = 256 << 10  # reduced at a time: stays in a core's own cache
 
 
 class ProtocolError(RuntimeError):
@@ -121,7 +111,7 @@ def encoded(site: object) -> bytes:
 
 
 def decoded(site: bytes) -> str:
-    """The text again: only for whom an error needs it."""
+    """The text again, for an error message."""
     return site.rstrip(b"\0").decode(errors="replace")
 
 
@@ -192,12 +182,12 @@ class Inbox:
                 else:
                     yield from self._skip(nbytes)
                 receive.done = True
-                yield  # who waits for it goes on at once
+                yield  # the receive that waits for it continues at once
                 continue
             data = None
             if nbytes > self._max_bytes:
                 log.warning(
-                    "rank %d sent %d bytes that nobody waits for: dropped, "
+                    "rank %d sent %d bytes that no receive waits for: dropped, "
                     "the limit is %d", self.peer, nbytes, self._max_bytes,
                 )  # fmt: skip
                 yield from self._skip(nbytes)

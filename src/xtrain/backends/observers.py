@@ -1,8 +1,8 @@
 # mypy: disable-error-code="attr-defined,no-untyped-call"
-"""What looks on while tensors are used: dispatch modes, function modes, the profiler.
+"""What observes tensor operations: dispatch modes, function modes, the profiler.
 
-They are meant for the user's program. What a collective does with tensors of its own
-happens out of their sight, whichever thread it happens on.
+They observe the user's program. What a collective does with tensors of its own is
+hidden from them, on every thread.
 """
 
 import threading
@@ -21,13 +21,11 @@ from torch._C._autograd import _record_function_with_args_exit as end_event
 from xtrain.backends.operation import Operation
 
 PLAIN = torch._C._disabled_torch_dispatch_impl
-
-
 thread = threading.local()  # `.quiet` is True inside `unobserved`
 
 
 def observed() -> bool:
-    """True when somebody looks on, on this thread, at what is done now."""
+    """True when a mode or the profiler observes this thread now."""
     watched = dispatch_modes() or function_modes() or profiling()
     return bool(watched) and not getattr(thread, "quiet", False)
 
@@ -64,11 +62,11 @@ def unrecorded() -> Iterator[None]:
 
 
 class OwnDispatch(ValueError):
-    """A tensor's class must be asked first, which the dispatcher does."""
+    """A tensor's class handles operators itself: the call goes to the dispatcher."""
 
 
 def has_own_dispatch(tensor: Tensor) -> bool:
-    """True for a subclass that wants to be asked about each operator: a FakeTensor."""
+    """True for a subclass that handles operators itself, as FakeTensor does."""
     return type(tensor).__torch_dispatch__ is not PLAIN
 
 

@@ -21,7 +21,7 @@ class Operation:
     """One posted operation: `done` when its steps have ended, well or with `error`.
 
     Args:
-        call: what it is, as its text says.
+        call: describes it in errors.
         peers: the ranks it needs; None for all of them.
         opts: torch's options of the call, which may hold a timeout of its own.
     """

@@ -1,20 +1,21 @@
 # mypy: disable-error-code="no-untyped-call"
-"""A group's calls as operators, for tools that look on.
+"""A group's calls as operators, for tools that observe a program.
 
 A TorchDispatchMode (CommDebugMode, FakeTensorMode, a user's own) and the profiler see a
 collective of torch's backends as one operator, `c10d.allreduce_`, because these are
-called through torch's dispatcher. A group in Python is called directly. So while
-somebody looks on, a call goes through the dispatcher first:
+called through torch's dispatcher. A group in Python is called directly. So while a mode
+or the profiler is active, a call goes through the dispatcher first:
 
     group.allreduce(...)  ->  c10d.allreduce_  ->  the modes, the innermost first
-                          ->  Bottom, below all modes  ->  the method itself, unseen
+                          ->  GroupKernel, below all modes  ->  the method, unobserved
 
 Fake tensors have no memory. A call that is given some sends nothing and is finished at
 once, as with torch's own backends: that is how programs are traced.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -41,7 +42,7 @@ FAKE = _TorchDispatchModeKey.FAKE
 
 
 def as_operator(name: str, method: Method) -> Method:
-    """A group's method that goes through the dispatcher while somebody looks on.
+    """A group's method that goes through the dispatcher while a mode is active.
 
     Args:
         name: what torch calls the method.
@@ -50,7 +51,7 @@ def as_operator(name: str, method: Method) -> Method:
     @functools.wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> dist.Work:
         try:
-            # In place of `observed`, to be quick: every call of a group comes by here.
+            # Not `observed`, which is slower: every call of a group comes by here.
             if not (dispatch_modes() or function_modes() or profiling()):
                 return method(group, *args, **kwargs)
             if not observed() or not (dispatch_modes() or profiling()):
@@ -66,32 +67,36 @@ def as_operator(name: str, method: Method) -> Method:
 def _dispatched(
     group: Any, name: str, method: Method, args: tuple, kwargs: dict
 ) -> dist.Work:
-    """Run the operator of the method's name, under all modes and above Bottom."""
-    with unrecorded(), Catch() as caught:
-        getattr(group.stand_in, name)(*args, **kwargs)
-    itself = group.boxed()
-    func, shown = caught.func, list(caught.args)
-    shown = [itself if is_group(each) else each for each in shown]
-    bottom = Bottom(
+    """Run the operator of the method's name, with the method as its kernel.
+
+    Returns the work that the outermost mode returns: a mode may replace it.
+    """
+    with unrecorded(), OperatorCapture() as captured:
+        getattr(group.cpp_group, name)(*args, **kwargs)
+    func, shown = captured.func, list(captured.args)
+    shown = [group.boxed() if is_group(each) else each for each in shown]
+    kernel = GroupKernel(
         func, shown, lambda swap: method(group, *swap(args), **swap(kwargs))
     )
-    modes = [_pop_mode() for _ in range(dispatch_modes())]
-    try:
-        _push_mode(bottom)
-        for mode in reversed(modes):
-            _push_mode(mode)
-        try:
-            result = func(*shown)
-        finally:
-            for _ in range(len(modes) + 1):
-                _pop_mode()
-    finally:
-        for mode in reversed(modes):
-            _push_mode(mode)
-    # A mode may have put a work of its own in place of bottom's, or have answered
-    # without running the operator.
+    with below_all_modes(kernel):
+        result = func(*shown)
     work = result[-1] if isinstance(result, (tuple, list)) else result
     return dist.Work.unbox(work)
+
+
+@contextmanager
+def below_all_modes(lowest: TorchDispatchMode) -> Iterator[None]:
+    """Enter a mode that gets an operator after all modes that are active already."""
+    active = [_pop_mode() for _ in range(dispatch_modes())][::-1]
+    for mode in (lowest, *active):
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in (lowest, *active):
+            _pop_mode()
+        for mode in active:
+            _push_mode(mode)
 
 
 class Mode(TorchDispatchMode):
@@ -102,8 +107,8 @@ class Mode(TorchDispatchMode):
         return False
 
 
-class Catch(Mode):
-    """Catches the operator of a call, which is not run, and lets all others pass."""
+class OperatorCapture(Mode):
+    """Captures the operator of a call, which is not run, and lets all others pass."""
 
     func: Any = None
     args: tuple = ()
@@ -117,7 +122,7 @@ class Catch(Mode):
         return answer(func, args, Finished([]))
 
 
-class Bottom(Mode):
+class GroupKernel(Mode):
     """Below all modes: runs a group's method in place of the operator's kernel.
 
     Args:

@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.backends.call_runner import CallRunner
-from xtrain.backends.calls import Message, call_site
+from xtrain.backends.calls import PointToPointCall, call_site
 from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
@@ -18,7 +18,7 @@ def post_send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Wo
     runner.check_peer("send", dst)
     flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     peer = runner.global_rank(dst)
-    call = Message("send", tensor, "dst", peer, call_site())
+    call = PointToPointCall("send", tensor, "dst", peer, call_site())
     steps = send_message(
         runner.transport.outbox[dst], raw(flat), tag, DTYPE_CODES[flat.dtype],
         call.site,
@@ -41,7 +41,7 @@ def post_receive(
     names = [runner.global_rank(source) for source in sources]
     posted = Receive(raw(buffer), tag, DTYPE_CODES[tensor.dtype])
     inboxes = [runner.transport.inbox[source] for source in sources]
-    call = Message("recv", tensor, "src", names, call_site())
+    call = PointToPointCall("recv", tensor, "src", names, call_site())
 
     def steps() -> Steps:
         yield from runner.breaking(call, arrival(posted, inboxes))

@@ -2,9 +2,9 @@
 """A torch.distributed backend in Python: torch's calls in, steps of a transport out.
 
 torch hands every call of a group to methods of its `ProcessGroup`. A subclass written
-in Python can be registered as a backend, and DDP, FSDP2, DTensor and pipelining never
-know the difference. This one makes sure that all ranks are in the same call, lets the
-transport do it, and returns a `Work` to wait for.
+in Python can be registered as a backend, and DDP, FSDP2, DTensor and pipelining run on
+it unchanged. This one makes sure that all ranks are in the same call, has the transport
+run it, and returns a `Work` to wait for.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,42 +14,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.backends.arguments import check_fits, check_twins, one_dtype, row_sizes
+from xtrain.backends.arguments import check_fits, check_pieces, one_dtype, row_sizes
 from xtrain.backends.calls import reduce_op, shape_and_dtype, shape_of, shapes_of
 from xtrain.backends.group import Group
-from xtrain.backends.make_shared import make_shared
 from xtrain.backends.observers import unobserved
 from xtrain.backends.operation import Steps
 from xtrain.backends.operators import as_operator
 from xtrain.backends.point_to_point import post_receive, post_send
+from xtrain.backends.shared_tensors import make_shared
 from xtrain.backends.works import Finished, Several
 
 OPERATORS = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single",
+    "all_gather_single_coalesced", "all_to_all_single", "allgather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce",
+    "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast",
+    "gather", "recv", "recv_anysource", "reduce", "reduce_scatter",
+    "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
 
 
 class XtrainProcessGroup(Group):
@@ -97,7 +80,7 @@ class XtrainProcessGroup(Group):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
         (outputs_,), (input,) = outputs, inputs
-        check_twins("all_gather", self._rank, self._size, outputs_, input)
+        check_pieces("all_gather", self._rank, self._size, outputs_, input)
         shapes = tuple(shape_and_dtype(t) for t in outputs_)
         return self._collective(
             "all_gather", opts, outputs_, outputs_, [input], detail=shapes,
@@ -122,7 +105,7 @@ class XtrainProcessGroup(Group):
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> dist.Work:
         (output,), (inputs_,) = outputs, inputs
-        check_twins("reduce_scatter", self._rank, self._size, inputs_, output)
+        check_pieces("reduce_scatter", self._rank, self._size, inputs_, output)
         op, shapes = reduce_op(opts), tuple(shape_and_dtype(t) for t in inputs_)
         return self._collective(
             "reduce_scatter", opts, outputs, [output], inputs_, op=op, detail=shapes,
@@ -192,12 +175,11 @@ class XtrainProcessGroup(Group):
             return self._transport.all_to_all(received, sent, check)
 
         return self._collective(
-            "gather", opts, outputs_, outputs_, [input], root=root,
+            "gather", opts, outputs_, outputs_, [input], root=root, steps=steps,
             detail=one_dtype("gather", [input, *outputs_]),
             extra_text=lambda: (
                 f"sends {shape_of(input)}, expects {shapes_of(outputs_)}"
             ),
-            steps=steps,
         )  # fmt: skip
 
     def scatter(
@@ -214,12 +196,11 @@ class XtrainProcessGroup(Group):
             return self._transport.all_to_all(received, sent, check)
 
         return self._collective(
-            "scatter", opts, outputs, [output], inputs_, root=root,
+            "scatter", opts, outputs, [output], inputs_, root=root, steps=steps,
             detail=one_dtype("scatter", [output, *inputs_]),
             extra_text=lambda: (
                 f"sends {shapes_of(inputs_)}, expects {shape_of(output)}"
             ),
-            steps=steps,
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> dist.Work:

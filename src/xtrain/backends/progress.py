@@ -1,8 +1,8 @@
-"""Who moves the bytes: operations as generators, advanced by whoever waits.
+"""What moves the bytes: operations as generators, advanced by the threads that wait.
 
 An operation is a generator that yields wherever it would have to wait. The thread that
 waits for it advances it, and all the others of its group in turn, so a send that was
-started long ago gets on while a later all-reduce is waited for. If nobody waits, a
+started long ago advances while a later all-reduce is waited for. If no thread waits, a
 background thread advances what is pending, so work that was started and left alone
 finishes too. Callbacks of futures run on threads of their own (`callbacks`).
 
@@ -35,8 +35,8 @@ class Progress:
     """The pending operations of one group.
 
     Args:
-        check: called now and then with an operation that waits; raises when it waits in
-            vain (a peer died, the time is up).
+        check: called now and then with an operation that waits; raises when the wait
+            cannot succeed (a peer died, the time is up).
         give_way: called between two looks at what is waited for.
     """
 
@@ -212,7 +212,7 @@ class Progress:
             waited_for = time.monotonic() - self._last_pass < IDLE_SECONDS
             if waited_for and not self._closed:
                 time.sleep(IDLE_SECONDS)
-                continue  # somebody is waiting, and advances everything
+                continue  # a thread waits, and advances everything
             with self._lock:
                 if self._closed:
                     return

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from torch.distributed import Store
 
-from xtrain.backends.liveness import Peers
+from xtrain.backends.peers import Peers
 
 POLL_SECONDS = 0.001
 RECHECK_SECONDS = 0.02  # between two lines that are read once more
@@ -164,7 +164,7 @@ class Rendezvous:
     def _read(self, peer: int) -> str:
         """A rank's line, empty when there is none: lines are emptied, never deleted.
 
-        To ask for a key that somebody deletes would wait for the store's own timeout.
+        Reading a key that has been deleted would wait for the store's own timeout.
         """
         if not self._store.check([self._key(peer)]):
             return ""

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from xtrain.backends.connections import Connection
-from xtrain.backends.messages import raw
+from xtrain.backends.messages import BLOCK_BYTES, raw
 from xtrain.backends.operation import Steps
-from xtrain.backends.pieces import BLOCK_BYTES
 from xtrain.comm.reduce_op import divide_if_average, fold_into
 
 

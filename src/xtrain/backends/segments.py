@@ -12,6 +12,7 @@ Segments are anonymous memory (memfd), reached through the owner's /proc entry: 
 kernel lets in the same user only, and when the last process is gone so is the memory.
 """
 
+import contextlib
 import mmap
 import os
 import platform
@@ -20,6 +21,8 @@ import threading
 
 import torch
 from torch import Tensor
+
+from xtrain.backends.rendezvous import Rendezvous, host_key
 
 MAX_RANKS = 64
 STAGE_BYTES = 2 << 20  # the stages of four ranks stay in a shared cache
@@ -114,6 +117,59 @@ def open_segment(peer: int, pid: int, descriptor: str, size: int) -> Segment:
         return Segment(opened, size)
     finally:
         os.close(opened)
+
+
+def join_segments(
+    rendezvous: Rendezvous, mine: Segment, descriptor: int, rank: int, size: int
+) -> tuple[list[Segment], list[int]]:
+    """The segments and the processes of all ranks, in rank order.
+
+    Each rank tells the others the descriptor of its segment, and opens theirs through
+    /proc. A segment is believed once it shows the group's number and its owner's rank:
+    then its owner has read the same lines from the store, and mapped every segment.
+
+    RuntimeError naming the ranks that are on another host or do not map in time.
+    """
+    addresses, group = rendezvous.exchange_addresses(str(descriptor))
+    for peer, address in enumerate(addresses):
+        if address.host != host_key():
+            raise RuntimeError(
+                f"xtrain-shm: rank {peer} runs on another host than rank {rank}; "
+                'shared memory serves one host, use "xtrain-socket" across hosts'
+            )
+    number = int.from_bytes(group[:7], "little") << 6  # the owner's rank is added
+    segments = {rank: mine}
+
+    def absent() -> list[int]:
+        return [
+            peer
+            for peer in range(size)
+            if peer not in segments or segments[peer].words[JOINED] != number + peer
+        ]
+
+    def all_joined() -> bool:
+        """Map what is there, and look who has mapped everything."""
+        for peer, address in enumerate(addresses):
+            if peer not in segments:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    segments[peer] = open_segment(
+                        peer, address.pid, address.endpoint, size
+                    )
+        if len(segments) == size:
+            mine.words[JOINED] = number + rank
+            for peer, segment in segments.items():
+                shown = segment.words[JOINED]  # read once: it is set meanwhile
+                if shown not in (0, number + peer):
+                    raise RuntimeError(
+                        f"xtrain-shm: what the store holds for rank {peer} leads to "
+                        "memory of another rank or group, or it was given other lines"
+                    )
+        return not absent()
+
+    rendezvous.wait_until(
+        all_joined, lambda: f"ranks {absent()} did not map the memory of this group"
+    )
+    return [segments[peer] for peer in range(size)], [each.pid for each in addresses]
 
 
 def make_memory(nbytes: int) -> int:

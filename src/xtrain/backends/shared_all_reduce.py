@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from xtrain.backends.messages import BLOCK_BYTES
 from xtrain.backends.operation import Steps
-from xtrain.backends.pieces import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from xtrain.backends.shared_memory import SharedMemory

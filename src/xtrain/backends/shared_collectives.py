@@ -12,7 +12,6 @@ from torch.distributed import ReduceOp
 
 from xtrain.backends.calls import CollectiveMismatch
 from xtrain.backends.operation import Steps
-from xtrain.backends.pieces import pieces
 from xtrain.backends.segments import MAX_RANKS, RECV_COUNTS, SEND_COUNTS, STAGE_BYTES
 from xtrain.comm.reduce_op import reduce_into
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def broadcast(memory: "SharedMemory", flat: Tensor, root: int, check: int) -> Steps:
-    for piece in pieces(flat, STAGE_BYTES):
+    for piece in pieces(flat):
         stage = memory.segments[root].stage(memory.step + 1, flat.dtype)
         stage = stage[: piece.numel()]
         if memory.rank == root:
@@ -37,7 +36,7 @@ def broadcast(memory: "SharedMemory", flat: Tensor, root: int, check: int) -> St
 def reduce(
     memory: "SharedMemory", flat: Tensor, root: int, op: ReduceOp.RedOpType, check: int
 ) -> Steps:
-    for piece in pieces(flat, STAGE_BYTES):
+    for piece in pieces(flat):
         step, count = memory.step + 1, piece.numel()
         memory.mine.stage(step, flat.dtype)[:count].copy_(piece)
         memory.count(piece.nbytes, 0)
@@ -149,3 +148,8 @@ def compare_counts(memory: "SharedMemory") -> None:
     )
     if sends != [list(column) for column in zip(*receives, strict=True)]:
         raise CollectiveMismatch
+
+
+def pieces(flat: Tensor) -> list[Tensor]:
+    """Cut a tensor into pieces that fit a stage; an empty one stays one piece."""
+    return list(flat.split(STAGE_BYTES // flat.element_size()))

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
+from xtrain.backends import shared_collectives
 from xtrain.backends.calls import compare
-from xtrain.backends.join_segments import JoinSegments
-from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import MAX_MESSAGE_BYTES, Inbox
 from xtrain.backends.operation import Steps
+from xtrain.backends.peers import Peers
 from xtrain.backends.rendezvous import Rendezvous
 from xtrain.backends.segments import (
     ARRIVED,
@@ -33,17 +33,11 @@ from xtrain.backends.segments import (
     Channel,
     Segment,
     fence,
+    join_segments,
     length_for,
     make_memory,
 )
 from xtrain.backends.shared_all_reduce import all_reduce_large, all_reduce_one_shot
-from xtrain.backends.shared_collectives import (
-    all_gather,
-    all_to_all,
-    broadcast,
-    reduce,
-    reduce_scatter,
-)
 from xtrain.backends.shared_tensors import SharedTensors
 from xtrain.comm.reduce_op import reduce_into
 
@@ -82,15 +76,16 @@ class SharedMemory:
         try:
             self.mine = Segment(descriptor, size)
             with Rendezvous(store, "shm", rank, size, timeout, peers) as rendezvous:
-                joining = JoinSegments(rendezvous, self.mine, rank, size)
-                self.segments = joining.join(descriptor)
+                self.segments, pids = join_segments(
+                    rendezvous, self.mine, descriptor, rank, size
+                )
         except BaseException:
             self.mine.words[LEFT] = 1  # for those who have mapped it already
             raise
         finally:
-            os.close(descriptor)  # everyone has mapped it
+            os.close(descriptor)  # all ranks have mapped it
         self.words = [segment.words for segment in self.segments]
-        self.shared = SharedTensors(rank, joining.pids)
+        self.shared = SharedTensors(rank, pids)
         self._views: dict[tuple, list[Tensor]] = {}
         self._cuts: dict[tuple, list[tuple[Tensor, ...]]] = {}
         self.others = [peer for peer in range(size) if peer != rank]
@@ -130,8 +125,8 @@ class SharedMemory:
         if check:
             for peer in self.others:
                 if self.words[peer][FINGERPRINT + step % 2] != check:
-                    everyone = [words[FINGERPRINT + step % 2] for words in self.words]
-                    self.line_mismatch = compare(everyone)
+                    checks = [words[FINGERPRINT + step % 2] for words in self.words]
+                    self.line_mismatch = compare(checks)
                     break
 
     def sidebands(self) -> list[int]:
@@ -169,34 +164,18 @@ class SharedMemory:
 
     # -- collectives: flat contiguous tensors, `check` the call's fingerprint ----------
 
-    def barrier(self, check: int) -> Steps:
-        return self.step_barrier(check)
+    barrier = step_barrier
 
     def all_reduce(self, flat: Tensor, op: ReduceOp.RedOpType, check: int) -> Steps:
         if flat.nbytes <= self.ONE_SHOT_BYTES:
             return all_reduce_one_shot(self, flat, op, check)
         return all_reduce_large(self, flat, op, check)
 
-    def broadcast(self, flat: Tensor, root: int, check: int) -> Steps:
-        return broadcast(self, flat, root, check)
-
-    def reduce(
-        self, flat: Tensor, root: int, op: ReduceOp.RedOpType, check: int
-    ) -> Steps:
-        return reduce(self, flat, root, op, check)
-
-    def reduce_scatter(
-        self, output: Tensor, inputs: list[Tensor], op: ReduceOp.RedOpType, check: int
-    ) -> Steps:
-        return reduce_scatter(self, output, inputs, op, check)
-
-    def all_gather(self, outputs: list[Tensor], input: Tensor, check: int) -> Steps:
-        return all_gather(self, outputs, input, check)
-
-    def all_to_all(
-        self, outputs: list[Tensor], inputs: list[Tensor], check: int
-    ) -> Steps:
-        return all_to_all(self, outputs, inputs, check)
+    all_gather = shared_collectives.all_gather
+    all_to_all = shared_collectives.all_to_all
+    broadcast = shared_collectives.broadcast
+    reduce = shared_collectives.reduce
+    reduce_scatter = shared_collectives.reduce_scatter
 
     # -- for the algorithms ------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from xtrain.backends.call_runner import CallRunner
+from xtrain.backends.calls import in_words
 from xtrain.backends.segments import make_memory, open_memory
 
 OFFSET_BITS = 44  # of a byte in a shared tensor; above them the tensor's number
@@ -92,6 +94,38 @@ class SharedTensors:
         self._living.clear()
 
 
+def make_shared(runner: CallRunner, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Reserve this rank's tensor and map those of the others; see `shared_empty`."""
+    shared = getattr(runner.transport, "shared", None)
+    if shared is None:
+        raise ValueError(
+            f'shared_empty: needs a group on "xtrain-shm", not on {runner.backend}'
+        )
+    descriptor = -1
+    error: Exception | None = None
+    try:
+        descriptor = reserve(shape, dtype)
+    except OSError as problem:
+        error = problem
+    try:
+        descriptors = runner.exchange("shared_empty", (shape, dtype), descriptor)
+        if -1 not in descriptors:
+            try:
+                tensor = shared.map(descriptors, shape, dtype)
+            except (OSError, RuntimeError, ValueError) as problem:
+                error = problem
+        fine = runner.exchange("shared_empty", None, error is None)
+    finally:
+        if descriptor != -1:
+            os.close(descriptor)  # all ranks have mapped it
+    if 0 in fine:
+        failed = runner.global_rank(fine.index(0))
+        raise RuntimeError(
+            f"shared_empty: rank {failed} has no memory for {in_words((shape, dtype))}"
+        ) from error
+    return tensor
+
+
 def reserve(shape: torch.Size, dtype: torch.dtype) -> int:
     """A descriptor of memory for such a tensor; OSError when it is not to be had.
 
@@ -105,11 +139,11 @@ def reserve(shape: torch.Size, dtype: torch.dtype) -> int:
 
 
 def available_bytes() -> int:
-    """What the system could hand out without taking it from anybody."""
+    """Memory that the system can hand out without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
-    return 1 << 62  # it does not say
+    return 1 << 62  # unknown
 
 
 def bytes_for(shape: torch.Size, dtype: torch.dtype) -> int:

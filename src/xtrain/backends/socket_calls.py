@@ -19,7 +19,6 @@ from torch.distributed import Store
 from xtrain.backends.calls import compare
 from xtrain.backends.connect import connect_all
 from xtrain.backends.handshake import COLLECTIVES, MESSAGES
-from xtrain.backends.liveness import Peers
 from xtrain.backends.messages import (
     MAX_MESSAGE_BYTES,
     Inbox,
@@ -29,6 +28,7 @@ from xtrain.backends.messages import (
     write_all,
 )
 from xtrain.backends.operation import Steps, interleave
+from xtrain.backends.peers import Peers
 
 CALL_HEADER = struct.Struct(
     "<QQQ"
@@ -90,8 +90,8 @@ class SocketCalls:
         receives = [self._receive_header(peer, headers) for peer in self.others]
         yield from interleave(sends + receives)
         if any(fingerprint != check for fingerprint, _ in headers.values()):
-            everyone = [headers.get(r, (check,))[0] for r in range(self.size)]
-            self.line_mismatch = compare(everyone)
+            checks = [headers.get(r, (check,))[0] for r in range(self.size)]
+            self.line_mismatch = compare(checks)
         return {peer: data for peer, (_, data) in headers.items()}
 
     def _send_header(self, peer: int, check: int, payload: memoryview | None) -> Steps:
@@ -111,7 +111,7 @@ class SocketCalls:
         if call == LEAVE:
             self._left.add(peer)
         while peer in self._left:
-            yield  # in vain, as the next look at the peers will tell
+            yield  # until the monitor of the peers raises
         if call != self.calls or nbytes > INLINE_BYTES:
             raise ProtocolError(
                 f"rank {peer} sent the header of call {call} with {nbytes} bytes, "

@@ -11,21 +11,21 @@ call, is worth a warning. It cannot be an error: a program may have ranks take t
 
 import logging
 
-from xtrain.backends.calls import Call
+from xtrain.backends.calls import CollectiveCall
 
 swap_log = logging.getLogger(__name__)
 MAX_CALLS = 4096  # remembered; a program makes the same calls again and again
 
 
-class Swaps:
+class SwapDetector:
     """What the ranks of a group ran while others ran another line."""
 
     def __init__(self, rank: int):
         self._rank = rank
-        self._mine: dict[tuple[int, int], Call] = {}
+        self._mine: dict[tuple[int, int], CollectiveCall] = {}
         self._warned: set[int] = set()
 
-    def note(self, call: Call, checks: list[int]) -> None:
+    def note(self, call: CollectiveCall, checks: list[int]) -> None:
         """Remember a call whose `checks`, all ranks' fingerprints, differ in lines.
 
         Warns, once for each line, when another rank now runs what this rank ran before.

@@ -26,21 +26,15 @@ class WorkFuture(torch.futures.Future):
         return super().wait()
 
 
-class Finished(dist.Work):
-    """The work of a call that has returned already."""
+class Handle(dist.Work):
+    """What every work of ours tells; subclasses wait."""
 
     def __init__(self, result: list[Tensor]):
         super().__init__()
         self._result = result
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
     def is_success(self) -> bool:
-        return True
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         return None
@@ -48,38 +42,42 @@ class Finished(dist.Work):
     def result(self) -> list[Tensor]:
         return self._result
 
+
+class Finished(Handle):
+    """The work of a call that has returned already."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
     def get_future(self) -> torch.futures.Future:
         future: torch.futures.Future = torch.futures.Future()
         future.set_result(self._result)
         return future
 
 
-class Several(dist.Work):
+class Several(Handle):
     """The work of several calls, as one."""
 
     def __init__(self, works: list[dist.Work], result: list[Tensor]):
-        super().__init__()
-        self._works, self._result = works, result
+        super().__init__(result)
+        self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         end = time.monotonic() + timeout.total_seconds() if timeout else 0.0
         for work in self._works:
             left = timedelta(seconds=max(0.001, end - time.monotonic()))
-            work.wait(left if timeout else timedelta())  # torch's word for no timeout
+            work.wait(left if timeout else timedelta())  # of 0: no timeout
         return True
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
 
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
-
     def exception(self) -> BaseException | None:
         errors = (work.exception() for work in self._works if not work.is_success())
         return next(errors, None)
-
-    def result(self) -> list[Tensor]:
-        return self._result
 
     def get_future(self) -> torch.futures.Future:
         def value(done: torch.futures.Future) -> list[Tensor]:
@@ -91,12 +89,12 @@ class Several(dist.Work):
         return torch.futures.collect_all(futures).then(value)
 
 
-class Pending(dist.Work):
+class Pending(Handle):
     """The work of a call under way."""
 
     def __init__(self, progress: Progress, operation: Operation, result: list[Tensor]):
-        super().__init__()
-        self._progress, self._operation, self._result = progress, operation, result
+        super().__init__(result)
+        self._progress, self._operation = progress, operation
         self._receive: Receive | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -113,21 +111,15 @@ class Pending(dist.Work):
     def is_completed(self) -> bool:
         return self._operation.done
 
-    def is_success(self) -> bool:
-        return self._operation.done and self._operation.error is None
-
     def exception(self) -> BaseException | None:
         return self._operation.error
 
-    def result(self) -> list[Tensor]:
-        return self._result
-
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
         """The group rank whose message a receive took."""
         source = None if self._receive is None else self._receive.source
         return -1 if source is None else source
 
-    source_rank = _source_rank
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
         future = WorkFuture(self._progress)

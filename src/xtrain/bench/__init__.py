@@ -5,8 +5,8 @@
     xtrain bench lc1 --quick    a short look; writes nothing
 
 To add races, write `xtrain/bench/races/NAME.py` with a `TITLE` and a list `RACES`;
-`xtrain bench NAME` finds it. `xtrain.bench.race` says what a race is made of,
-`xtrain.bench.runner` how it is run.
+`xtrain bench NAME` finds it. `xtrain.bench.race` defines a race,
+`xtrain.bench.runner` runs it.
 """
 
 from xtrain.bench.race import Case, Contestant, Goal, Race, RaceError, Trial

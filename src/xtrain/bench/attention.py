@@ -77,7 +77,7 @@ def one_process_trial(attend: Attend, case: Case) -> Trial:
 
 
 def nothing() -> None:
-    """What the others do meanwhile."""
+    """The step of the other ranks."""
 
 
 def cut_trial(attend: Attend, balance: str, backend: str, case: Case) -> Trial:

@@ -1,8 +1,8 @@
 """Is every contestant right? Each is called once before anything is timed.
 
 Its outputs must be those of the reference, or else of the first contestant, and what
-its ledger counts must be what its formula says, to the byte. One mistake on one rank
-ends the race on all of them: what is wrong is not timed.
+its ledger counts must equal its formula, to the byte. One mistake on one rank ends the
+race on all of them.
 """
 
 from collections.abc import Sequence

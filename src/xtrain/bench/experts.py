@@ -1,4 +1,4 @@
-"""Mixtures of experts as trials: forward and backward, the same for everyone.
+"""Mixtures of experts as trials: forward and backward, the same for all contestants.
 
     one process   rank 0 has all tokens and all experts, the others wait
     on ranks      every rank has its tokens and its experts
@@ -97,9 +97,7 @@ def ours(moe: MoE) -> tuple[Callable[[Tensor], Tensor], list[Tensor], Gather]:
     return moe, list(moe.parameters()), list
 
 
-def masked_loop(
-    moe: MoE,
-) -> tuple[Callable[[Tensor], Tensor], list[Tensor], Gather]:
+def masked_loop(moe: MoE) -> tuple[Callable[[Tensor], Tensor], list[Tensor], Gather]:
     """Expert by expert: which tokens chose it, through it, added to their rows.
 
     Each expert has parameters of its own, so that the gradient of one is no larger

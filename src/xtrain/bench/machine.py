@@ -4,8 +4,8 @@
     ------------------------------  -   ------------------------  =  other load
     length of the sample x cores        length of the sample x cores
 
-A sample during which others used more than a few percent of the machine says more
-about them than about the contestant, so it is dropped and counted. What ranks send each
+A sample during which others used more than a few percent of the machine is dropped and
+counted. What ranks send each
 other on one host is partly carried by threads of the Linux kernel (ksoftirqd): their
 time belongs to the contestant, not to other load.
 """
@@ -85,7 +85,7 @@ def cores() -> int:
 
 
 def describe() -> dict[str, object]:
-    """What a reader must know to judge the figures. No host name."""
+    """The machine's properties that matter for the figures, without its name."""
     return {
         "cores": cores(),
         "cpu": _cpu_model(),

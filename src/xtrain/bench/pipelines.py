@@ -131,7 +131,7 @@ class Kept:
         self.outputs = [self.losses, self.flat]
 
     def add(self, place: int, loss: Tensor | None, stages: list[PipelineStage]) -> None:
-        """Keep what this rank knows; after the last step, bring all of it together."""
+        """Keep what this rank has; after the last step, sum over all ranks."""
         rank, last = dist.get_rank(), self.schedule.stages - 1
         if self.schedule.rank_of(last, 0) == rank and loss is not None:
             self.losses[place] = loss.detach()

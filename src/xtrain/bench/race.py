@@ -41,7 +41,7 @@ class Trial:
     `call` does the work once; it is checked and then timed many times. `outputs`
     are the tensors that the checked calls leave: they must equal the race's reference.
     `reset` runs after the check and puts the state where any number of calls is
-    fine (an in-place sum of ones would grow out of a float's range).
+    safe (an in-place sum of ones would leave a float's range).
     """
 
     call: Callable[[], object]
@@ -83,9 +83,9 @@ class Race:
     Outputs are compared after `checked_calls` calls: a training step shows in the
     weights of the next. With `memory` each contestant also runs once more in processes
     of its own, to see how much memory it takes.
-    `single` times every call by itself, after a barrier, as a step that needs one small
-    collective meets it; otherwise calls follow each other. A single call is too short
-    to tell other load: all samples are kept. `rounds` samples of each contestant are
+    `single` times every call separately, after a barrier, as in a step with one small
+    collective; otherwise calls follow each other. A single call is too short to
+    measure other load: all samples are kept. `rounds` samples of each contestant are
     wanted; None leaves it to the settings.
     """
 

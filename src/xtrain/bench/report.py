@@ -28,11 +28,11 @@ def measurement_lines(measurement: Measurement) -> list[str]:
 
 
 def caveat_lines(measurement: Measurement, settings: Settings) -> list[str]:
-    """How far to trust a quick look where others used much of the machine."""
+    """A warning where other processes used much of the machine during a quick run."""
     load = measurement.other_load
     if load is None or load <= settings.other_load_limit:
         return []
-    return [f"  rough: others used {load:.0%} of the machine meanwhile"]
+    return [f"  rough: other processes used {load:.0%} of the machine"]
 
 
 def _row(result: ContestantResult, measurement: Measurement) -> list[str]:

@@ -9,8 +9,8 @@
 The sides alternate because a machine changes its speed from minute to minute: two
 runs one after the other compare two moments, not two programs. A sample lasts from
 when the last rank starts until the last rank ends. It is dropped when other
-processes used more of the machine than the limit meanwhile (`xtrain.bench.machine`);
-the rounds go on until enough samples are kept, or the most rounds are done.
+processes used more of the machine than the limit (`xtrain.bench.machine`); the rounds
+go on until enough samples are kept, or the most rounds are done.
 
 `contestant_checks`, `sampling` and `measurement` hold the three parts of it.
 """

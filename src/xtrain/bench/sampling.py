@@ -80,7 +80,7 @@ class Sample:
 
 
 def keep(sample: Sample, limit: float) -> float | None:
-    """The sample's time, or None when others were too busy meanwhile."""
+    """The sample's time, or None when other processes were too busy."""
     if sample.other_load is not None and sample.other_load > limit:
         return None
     return sample.seconds

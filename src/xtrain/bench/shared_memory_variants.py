@@ -1,4 +1,4 @@
-"""The all-reduce over shared memory with one thing changed, to see what it is worth.
+"""The all-reduce over shared memory with one thing changed, to measure its effect.
 
 Each variant is a backend of its own, whose transport or process group differs from ours
 in that one thing.
@@ -39,7 +39,7 @@ def variant(
 
 
 class Unchecked(XtrainProcessGroup):
-    """No walk to the line that called, and no fingerprint."""
+    """Without the fingerprint of a call and its source line."""
 
     compares_calls = False
 
@@ -58,7 +58,7 @@ def nap() -> None:
 
 
 class Sleeping(XtrainProcessGroup):
-    """Sleeps instead of giving the turn away."""
+    """Sleeps instead of yielding."""
 
     give_way = staticmethod(nap)
 

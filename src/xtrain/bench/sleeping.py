@@ -1,11 +1,11 @@
-"""Layers that sleep instead of computing: how well does a runner keep to a schedule?
+"""Layers that sleep instead of computing, to time a runner against its schedule.
 
     forward                     sleeps F, returns x * weight
     gradient of the input       sleeps B
     gradient of the weight      sleeps W, where the schedule has one
 
-Who sleeps needs no core, so 8 ranks run on 2 cores as on 8, and a step takes as long as
-the simulator computes, plus what the runner and the messages add.
+Sleeping needs no core, so 8 ranks run on 2 cores as on 8, and a step takes the
+simulated time plus the overhead of runner and messages.
 
 torch splits a backward along the graph of autograd, and calls a node that belongs to
 both parts twice. So the two sleeps are nodes of their own, and what joins them, a
@@ -26,7 +26,7 @@ Sleep = Callable[[float], object]
 
 
 class SleepingLayer(nn.Module):
-    """x * weight, at leisure.
+    """x * weight, after a pause.
 
     Args:
         seconds: of F, of B and of W.
@@ -52,7 +52,7 @@ class SleepingLayer(nn.Module):
 
 
 class _PauseInBackward(torch.autograd.Function):
-    """x, whose gradient takes a while."""
+    """x, whose gradient pauses."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, pause: Callable[[], object]) -> Tensor:

@@ -57,7 +57,7 @@ SIZES = {COMPUTE: 16 * MiB, SEND: 96 * MiB, SMALL: 2 * MiB}
 
 
 def group_on(backend: str) -> ProcessGroup:
-    """A group of all ranks on `backend`; the default group stands in for gloo."""
+    """A group of all ranks on `backend`; for gloo the default group."""
     world = dist.group.WORLD
     assert world is not None
     if backend == "gloo":

@@ -32,62 +32,55 @@ UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `xtrain bench`."""
-    parser.add_argument(
-        "name", nargs="?", help="which set of races, such as lc1 (see --list)"
-    )
-    parser.add_argument("--list", action="store_true", help="show all races")
-    parser.add_argument(
-        "--quick", action="store_true", help="few short samples, nothing written"
-    )
-    parser.add_argument(
-        "--race", action="append", metavar="NAME", help="this race only; repeatable"
-    )
-    parser.add_argument(
+    full, quick = Settings(), QUICK
+    add = parser.add_argument
+    add("name", nargs="?", help="which set of races, such as lc1 (see --list)")
+    add("--list", action="store_true", help="show all races")
+    add("--quick", action="store_true", help="few short samples, nothing written")
+    add("--race", action="append", metavar="NAME", help="this race only; repeatable")
+    add(
         "--ranks",
         type=numbers,
         metavar="N,N",
         help="numbers of ranks instead of the race's own",
     )
-    parser.add_argument(
+    add(
         "--sizes",
         type=sizes,
         metavar="S,S",
         help="sizes instead of the race's own, such as 4KiB,16MiB",
     )
-    parser.add_argument(
+    add(
         "--rounds",
         type=int,
         metavar="N",
-        help=f"samples wanted of each contestant (default: {Settings().rounds}, with "
-        f"--quick {QUICK.rounds})",
+        help=f"samples wanted of each contestant (default: {full.rounds}, with "
+        f"--quick {quick.rounds})",
     )
-    parser.add_argument(
+    add(
         "--other-load-limit",
         type=float,
         metavar="SHARE",
         help="drop samples during which others used more of the machine than this "
-        f"(default: {Settings().other_load_limit:g}, with --quick "
-        f"{QUICK.other_load_limit:g} while some are left)",
+        f"(default: {full.other_load_limit:g}, with --quick "
+        f"{quick.other_load_limit:g} while some are left)",
     )
-    parser.add_argument(
+    add(
         "--output",
         type=Path,
         metavar="FILE",
         help="where to write the record; by default docs/data/bench/NAME.json of the "
         "checkout for a full run, nowhere for a part of one",
     )
-    parser.add_argument(
+    add(
         "--another",
         action="store_true",
         help="this is another machine than that of the record: write NAME-2.json, or "
         "the next number, and leave the others; pages show what all machines gave",
     )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
+    add("--resume", action="store_true",
         help="keep the measurements of that record that have enough samples, run the "
-        "others: for machines that are quiet only now and then",
-    )
+        "others: for machines that are quiet only now and then")  # fmt: skip
 
 
 def numbers(text: str) -> list[int]:
@@ -138,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
             if output is not None:
                 write(made, partial(output))
     except RaceError as error:
-        # The ranks' own words; the error of the World adds every rank's traceback.
+        # The ranks' own message; the error of the World adds every rank's traceback.
         print(f"not timed: {error.__cause__ or error}", file=sys.stderr)
         return 1
     if output is not None:
@@ -185,8 +178,8 @@ def run_races(
 ) -> Iterator[Measurement]:
     """Run every race at every size and world size, printing each when it is done.
 
-    Measurements that are in `done` are not run again. A `rough` look has numbers on a
-    busy machine, too, and a line that tells how busy.
+    Measurements that are in `done` are not run again. A `rough` run has numbers on a
+    busy machine, too, and a line with its other load.
     """
     known = {
         (measurement.race, measurement.size, measurement.ranks): measurement

@@ -1,4 +1,4 @@
-"""`xtrain copy NAME`: code of ours as files that run without us."""
+"""`xtrain copy NAME`: code as files that run without xtrain."""
 
 import argparse
 import sys
@@ -82,7 +82,7 @@ def copy_library(reference: str, folder: Path | None) -> None:
 def write(path: Path, text: str, force: bool) -> None:
     """Into a new file, or with `force` over a file that is there.
 
-    A link that leads nowhere is refused, too: what it names is not what was typed.
+    A dangling link is refused, too.
     """
     there = path.exists() or path.is_symlink()
     if there and not force:

@@ -151,7 +151,7 @@ def check_sharing() -> Finding:
 
 
 def check_loopback() -> Finding:
-    """Connect to a free port of this machine, as ranks do to meet."""
+    """Connect to a free port of this machine, as ranks do at start."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]

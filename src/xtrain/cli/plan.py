@@ -1,4 +1,4 @@
-"""`xtrain plan`: the layouts that a model can have on devices, ranked; and why not."""
+"""`xtrain plan`: the layouts of a model on devices, ranked; others by broken rule."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ AXES = ("tensor", "pipeline", "context", "expert")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words after `xtrain plan`."""
+    """The options of `xtrain plan`."""
     models = ", ".join(sorted({*PRESETS, *PUBLISHED}))
     add = parser.add_argument
     add("--model", required=True, metavar="NAME_OR_PATH",
@@ -90,7 +90,7 @@ def assumptions_of(arguments: argparse.Namespace, device: Accelerator) -> Assump
 
 
 def space_of(arguments: argparse.Namespace) -> SearchSpace:
-    """All values, or the ones that were asked for."""
+    """All values, or the ones of the command line."""
     chosen: dict[str, Any] = {}
     for name in (*AXES, "zero", "recompute"):
         value = getattr(arguments, name)
@@ -106,7 +106,7 @@ def as_data(
     result: SearchResult,
     shown: list[Estimate],
 ) -> dict[str, Any]:
-    """What the tables say, for other programs: bytes, seconds, shares."""
+    """The tables as data: bytes, seconds, shares."""
     return {
         "model": arguments.model,
         "parameters": shape.parameters,

@@ -33,22 +33,7 @@ def show(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
-    with console.capture() as captured:  # rich would exit where a reader leaves early
-        _print(console, shape, device, arguments, batch, assumed, result, shown)
-    print(captured.get(), end="")
-
-
-def _print(
-    console: Console,
-    shape: ModelShape,
-    device: Accelerator,
-    arguments: argparse.Namespace,
-    batch: int,
-    assumed: Assumptions,
-    result: SearchResult,
-    shown: list[Estimate],
-) -> None:
-    """All tables and lines."""
+    console.begin_capture()  # rich itself would exit on a closed pipe
     capacity = assumed.capacity or device.memory
     tokens = batch * arguments.sequence
     console.print(
@@ -71,6 +56,7 @@ def _print(
         f"{result.tried} layouts tried, {result.estimated} estimated, "
         f"{len(result.found)} fit."
     )
+    print(console.end_capture(), end="")
 
 
 def ranked(shown: list[Estimate], gpus: int, capacity: float) -> Table:
@@ -122,7 +108,7 @@ def memory_bar(memory: DeviceMemory, capacity: float, width: int) -> Text:
 
 
 def memory_legend(memory: DeviceMemory, capacity: float, reserve: float) -> Text:
-    """What the letters of the bar stand for, in GiB."""
+    """The letters of the bar, in GiB."""
     legend = Text()
     parts = memory.parts().items()
     for (name, size), letter, colour in zip(parts, LETTERS, COLOURS, strict=True):
@@ -141,7 +127,7 @@ def time_line(one: Estimate) -> str:
 
 
 def failures(result: SearchResult) -> Table:
-    """Why the others cannot be: each rule, how often, and an example."""
+    """Rejected layouts: each rule, how often, and an example."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     table.add_column("rule", no_wrap=True)
     table.add_column("layouts", justify="right", no_wrap=True)

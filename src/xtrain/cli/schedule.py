@@ -23,7 +23,7 @@ TIMES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words after `xtrain schedule`."""
+    """The options of `xtrain schedule`."""
     parser.add_argument("name", metavar="NAME", help=", ".join(SCHEDULES))
     parser.add_argument("--stages", type=int, default=4, help="ranks of the pipeline")
     parser.add_argument("--micro-batches", type=int, default=8, help="of a step")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def fitted(text: str) -> str:
-    """The drawing as it is, or for a narrower terminal in pieces one below the other.
+    """The drawing, cut for a narrower terminal into pieces below each other.
 
     Pieces end between two actions of every rank, if there is such a place.
     """
@@ -89,7 +89,7 @@ def _is_between(rows: list[str], at: int) -> bool:
 
 
 def _check_size(arguments: argparse.Namespace) -> None:
-    """ValueError for what could be neither made nor read."""
+    """ValueError for more cells or a wider range of times than a drawing holds."""
     count = arguments.stages * arguments.micro_batches * max(arguments.chunks or 1, 1)
     if count > MOST_CELLS:
         raise ValueError(f"stages x micro-batches x chunks are above {MOST_CELLS}")
@@ -140,19 +140,14 @@ def figures(timeline: Timeline) -> dict[str, str]:
 def as_data(timeline: Timeline) -> dict[str, object]:
     """The timeline for other programs."""
     schedule = timeline.schedule
+    sizes = "name", "ranks", "micro_batches", "chunks", "placement"
+    results = (
+        "makespan", "work", "idle", "bubble_over_ideal", "idle_fraction",
+        "peak_activations", "parameter_copies",
+    )  # fmt: skip
     return {
-        "name": schedule.name,
-        "ranks": schedule.ranks,
-        "micro_batches": schedule.micro_batches,
-        "chunks": schedule.chunks,
-        "placement": schedule.placement,
-        "makespan": timeline.makespan,
-        "work": timeline.work,
-        "idle": timeline.idle,
-        "bubble_over_ideal": timeline.bubble_over_ideal,
-        "idle_fraction": timeline.idle_fraction,
-        "peak_activations": timeline.peak_activations,
-        "parameter_copies": timeline.parameter_copies,
+        **{name: getattr(schedule, name) for name in sizes},
+        **{name: getattr(timeline, name) for name in results},
         "actions": [
             [
                 {"action": str(action), "start": start, "end": end}

@@ -1,7 +1,7 @@
 """Collectives that autograd can differentiate: each with the one its backward runs.
 
 Torch's own collectives are invisible to autograd: put one into a forward pass, and the
-gradient of everything before it is cut off without a word. Here each is a
+gradient of everything before it is silently lost. Here each is a
 `torch.autograd.Function` named by what it does forward and backward.
 
     function                   forward         backward        before -> after
@@ -16,7 +16,7 @@ Replicated: equal on all ranks. Partial: the value is the sum over ranks. Split:
 rank holds its slice of one dim. Which of two functions with the same forward is right
 depends on the gradient that comes back: `identity_all_reduce` and
 `all_gather_reduce_scatter` are for an output of which each rank uses another part (its
-gradient is partial), `all_gather_split` is for one that all ranks use alike (its
+gradient is partial), `all_gather_split` is for one that all ranks use equally (its
 gradient is replicated). Two functions that swap forward and backward are duals: f and
 g, `split_all_gather` and `all_gather_split`, `all_gather_reduce_scatter` and
 `reduce_scatter_all_gather`. Each backward is its dual's forward, so second derivatives
@@ -53,7 +53,7 @@ def identity_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def identity_all_reduce_wide(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """f for a small weight: 16-bit gradients travel and add up in at least fp32."""
+    """f for a small weight: 16-bit gradients are sent and summed in at least fp32."""
     return _IdentityAllReduceWide.apply(x, group)
 
 
@@ -70,7 +70,7 @@ class _IdentityAllReduceWide(torch.autograd.Function):
 
 
 def all_reduce_identity(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """g: the sum of all ranks' `x`; backward hands the gradient on as it is.
+    """g: the sum of all ranks' `x`; backward returns the gradient unchanged.
 
     Stands where the ranks' partial results become one replicated tensor.
     """
@@ -89,7 +89,7 @@ def split_all_gather(x: Tensor, dim: int, group: ProcessGroup | None = None) -> 
 def all_gather_split(x: Tensor, dim: int, group: ProcessGroup | None = None) -> Tensor:
     """All ranks' `x` along `dim`; backward keeps this rank's slice of the gradient.
 
-    For what all ranks go on to use alike: their gradients must be equal.
+    For an output that all ranks use equally: their gradients must be equal.
     """
     return _AllGatherSplit.apply(x, _checked_dim("all_gather_split", x, dim), group)
 
@@ -192,7 +192,7 @@ def identity_sum(
 ) -> Tensor:
     """f among some ranks of the group: backward sums the gradients of `members`.
 
-    For a weight that these ranks hold alike and use for different things. They send one
+    For a weight that these ranks replicate and use differently. They send one
     another their gradients, so no group of their own is needed, and add them up in rank
     order, so all get the same bits. Its second derivative is not defined.
 

@@ -5,11 +5,11 @@
     bucket 1                         full -> issued ..... wait
     bucket 2                                       left -> issue, wait
 
-A hook on each parameter says when its gradient is complete. All ranks must issue the
+A hook on each parameter runs when its gradient is complete. All ranks must issue the
 same collectives in the same order, whatever order their gradients come in, so buckets
-leave strictly one after the other. What is left at the end of backward leaves then.
+are issued strictly in order, those that are incomplete at the end of backward.
 
-This sends nothing itself: `reduce` issues a bucket's collective and returns its handle.
+The messages are those of `reduce`, which issues a bucket's collective.
 """
 
 import weakref
@@ -18,41 +18,17 @@ from typing import Any
 
 from torch.autograd import Variable
 
+from xtrain.comm.work import Work
+
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that calls the method as long as its object is alive, and then nothing.
+    """A hook that calls the method as long as its object is alive.
 
     The garbage collector does not see a parameter's hooks: one that held a wrapper
-    would keep it, its gradients and its process group for ever.
+    would keep it, its gradients and its process group alive.
     """
     alive = weakref.WeakMethod(method)
     return lambda *args: call(*args) if (call := alive()) else None
-
-
-class Reduction:
-    """A reduction under way: messages to wait for, then a result to take over.
-
-    The result is unused after a backward that failed, but its messages must not meet
-    those of the next one. `keep` lives until all have arrived.
-    """
-
-    def __init__(
-        self, work: Any, take_over: Callable[[], None] | None = None, keep: Any = None
-    ):
-        self._work, self._take_over, self._keep = work, take_over, keep
-
-    def wait(self) -> None:
-        """Wait for all messages, and take the result over."""
-        take_over = self._take_over
-        self.abandon()
-        if take_over is not None:
-            take_over()
-
-    def abandon(self) -> None:
-        """Wait for all messages, and leave the result."""
-        if self._work is not None:
-            self._work.wait()
-        self._work = self._take_over = self._keep = None  # taking over needs memory
 
 
 class Reducer:
@@ -61,8 +37,7 @@ class Reducer:
     Args:
         reduce: issues the reduction of a bucket.
         at_end: called when a backward is over; it has to call `finish`.
-        in_flight: so many reductions at most are under way at once; any number unless
-            given.
+        in_flight: the most reductions under way at once; any number unless given.
 
     `buckets` are those that are reduced, in the order in which all ranks do it. Each
     has `parameters`, and in `waiting` those without a gradient in this backward yet.
@@ -70,14 +45,14 @@ class Reducer:
 
     def __init__(
         self,
-        reduce: Callable[[Any], Reduction],
+        reduce: Callable[[Any], Work],
         at_end: Callable[[], None],
         in_flight: int | None = None,
     ):
         self._reduce, self._at_end, self._limit = reduce, at_end, in_flight
         self.buckets: list[Any] = []
         self._next = 0  # the bucket that leaves next
-        self._in_flight: list[Reduction] = []
+        self._in_flight: list[Work] = []
         self._callback: weakref.ref[Callable[[], None]] | None = None
 
     def enter_backward(self) -> bool:
@@ -123,8 +98,8 @@ class Reducer:
 
     def _start_anew(self) -> None:
         self._next = 0
-        for reduction in self._in_flight:  # of a backward that failed
-            reduction.abandon()
+        for work in self._in_flight:  # of a backward that failed
+            work.abandon()
         self._in_flight.clear()
         for bucket in self.buckets:
             bucket.waiting = set(bucket.parameters)

@@ -9,8 +9,9 @@ backward of its own, with one node for each queued call. So W may be a cast, a t
 or a gathered view of a parameter, hooks run once and as early as they can, and the
 tensors of a call are freed when its gradient has been added.
 
-The active queue is a mode of torch's, as autograd hands these on to its own threads:
-there a checkpoint computes a forward again, and must find the same queue.
+The active queue is a mode of torch's, which backward hands on to autograd's threads: a
+checkpoint that computes a forward again there has to find the same queue. (A ContextVar
+would stay with the caller's thread.)
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023.
 """

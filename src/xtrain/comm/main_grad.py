@@ -7,10 +7,9 @@
 
 A bf16 sum has 8 bits: 256 + 1 is 256, so the 257th of equal gradients changes nothing.
 fp16 has 11 bits, and ends at 65504. torch's Adam refuses a gradient whose dtype is not
-the parameter's, so what a reduction leaves is rounded, and the fp32 sum is remembered
-beside it: a backward that adds to it goes on with that. Whoever reads fp32 gradients
-sets `parameter.grad_dtype = torch.float32`, torch's own switch, and gets them as they
-are. `MixedPrecisionOptimizer` asks for that by `read_in_fp32`.
+the parameter's, so what a reduction leaves is rounded, and the fp32 sum is kept beside
+it: the next backward adds to that. With `parameter.grad_dtype = torch.float32`, torch's
+own switch, gradients stay in fp32. `MixedPrecisionOptimizer` sets it by `read_in_fp32`.
 
 Costs 4 bytes a parameter. Parameters of fp32 and float64 are left alone, to the bit.
 """

@@ -1,4 +1,4 @@
-"""Errors of a transport: which they are, and whom they name."""
+"""Errors of a transport: how to tell them, and which ranks they name."""
 
 import re
 from collections.abc import Iterable
@@ -14,9 +14,10 @@ PLACE_IN_GLOO = re.compile(r"^\[[^\]]*\]\s*")
 
 
 class PeersLost(RuntimeError):
-    """A call of a backend that waited in vain; `ranks` are those it knows to be gone.
+    """A call of a backend failed because of other ranks.
 
-    They are global ranks: of processes that ended, left the group or are stopped.
+    `ranks`: global ranks of processes that ended, left the group or are stopped, as far
+    as the backend can tell.
     """
 
     def __init__(self, text: str, ranks: Iterable[int] = ()):

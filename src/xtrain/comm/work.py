@@ -8,7 +8,7 @@ class Work:
     """A call under way: `wait()` returns when its outputs are filled.
 
     Until then neither its inputs nor its outputs may be touched; this keeps them alive.
-    To wait a second time does nothing.
+    Waiting twice is a no-op.
 
     Args:
         works: what `wait` waits for, in order; none for a call that is over.
@@ -25,10 +25,15 @@ class Work:
         self._works, self._finish, self._keep = list(works), finish, keep
 
     def wait(self) -> None:
+        """Wait for all messages, then finish."""
+        finish = self._finish
+        self.abandon()  # nothing is kept while it finishes, which may need the memory
+        if finish is not None:
+            finish()
+
+    def abandon(self) -> None:
+        """Wait for all messages and leave `finish` out: the result is unused."""
         while self._works:
             self._works[0].wait()
             del self._works[0]
-        # Nothing is kept while it finishes, which may need the memory.
-        finish, self._finish, self._keep = self._finish, None, None
-        if finish is not None:
-            finish()
+        self._finish = self._keep = None

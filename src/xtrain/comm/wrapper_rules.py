@@ -1,12 +1,13 @@
-"""What every wrapper asks of the modules, parameters and options that it is given.
+"""Checks that all wrappers share, and the record of who reduces a gradient.
 
-Each check speaks of this rank alone; `xtrain.comm.agreement` makes what it raises an
-error on every rank. Parameters remember who reduces their gradients, so that no two
-wrappers do.
+Each check is about this rank alone; `xtrain.comm.agreement` makes what it raises an
+error on every rank. Each parameter has a record of who reduces its gradient, so that no
+two wrappers do.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,39 +43,52 @@ Pieces = Callable[[], Mapping[nn.Parameter, Tensor]]
 """Gives, of each parameter, this rank's flat piece of its reduced gradient."""
 
 
+@dataclass(slots=True)
+class Reduced:
+    """How the gradient of one parameter is reduced; the functions here read it."""
+
+    owner: str | None = None
+    """The wrapper that reduces it."""
+    pieces: Pieces | None = None
+    """Where the gradient is afterwards, unless in the parameter itself."""
+    axes: tuple[str, ...] = ()
+    """The mesh axes over which it is summed."""
+    is_slice: bool = False
+    """The parameter is cut over ranks of its own."""
+
+
+def reduced(parameter: Tensor) -> Reduced:
+    """The record of a parameter, which it keeps."""
+    record: Reduced = parameter.__dict__.setdefault("_reduced", Reduced())
+    return record
+
+
 def claim(
     parameters: Iterable[Tensor],
     owner: str,
     pieces: Pieces | None = None,
     axes: tuple[str, ...] = (),
 ) -> None:
-    """Remember who reduces the gradients of these parameters, for `check_bare`.
-
-    Args:
-        pieces: where they are afterwards, unless in the parameters themselves.
-        axes: of the parameters' mesh, over which they are summed.
-    """
-    parameters = list(parameters)
-    mark_as_summed(parameters, axes)
+    """Record who reduces the gradients of these parameters, for `check_bare`."""
     for parameter in parameters:
-        parameter._gradients_reduced_by = owner  # type: ignore[attr-defined]
-        parameter._gradient_pieces = pieces  # type: ignore[attr-defined]
+        record = reduced(parameter)
+        record.owner, record.pieces, record.axes = owner, pieces, axes
 
 
 def owner_of(parameter: Tensor) -> str | None:
-    """Who reduces the gradient of a parameter, by the name of `claim`."""
-    return getattr(parameter, "_gradients_reduced_by", None)
+    """The wrapper that reduces the gradient of a parameter, by its name in `claim`."""
+    return reduced(parameter).owner
 
 
 def mark_as_summed(parameters: Iterable[Tensor], axes: tuple[str, ...]) -> None:
-    """Remember over which axes of their mesh these gradients are summed."""
+    """Record over which axes of their mesh these gradients are summed."""
     for parameter in parameters:
-        parameter._gradients_summed_over = axes  # type: ignore[attr-defined]
+        reduced(parameter).axes = axes
 
 
 def summed_over(parameter: Tensor) -> tuple[str, ...]:
     """The mesh axes over which a wrapper of ours sums the gradient of a parameter."""
-    return getattr(parameter, "_gradients_summed_over", ())
+    return reduced(parameter).axes
 
 
 def check_counted(parameters: Iterable[Tensor]) -> None:
@@ -89,22 +103,22 @@ def check_counted(parameters: Iterable[Tensor]) -> None:
 
 def pieces_of(parameters: Iterable[Tensor]) -> dict[nn.Parameter, Tensor]:
     """The pieces of those gradients that are not in the parameters themselves."""
-    kept = [getattr(parameter, "_gradient_pieces", None) for parameter in parameters]
+    kept = dict.fromkeys(reduced(parameter).pieces for parameter in parameters)
     found: dict[nn.Parameter, Tensor] = {}
-    for pieces in dict.fromkeys(pieces for pieces in kept if pieces is not None):
-        found |= pieces()
+    for pieces in kept:
+        found |= {} if pieces is None else pieces()
     return found
 
 
 def mark_as_slices(parameters: Iterable[Tensor]) -> None:
-    """Remember that these are cut over ranks of their own, for `check_not_slices`."""
+    """Record that these are cut over ranks of their own, for `check_not_slices`."""
     for parameter in parameters:
-        parameter._is_slice = True  # type: ignore[attr-defined]
+        reduced(parameter).is_slice = True
 
 
 def check_not_slices(parameters: Iterable[Tensor]) -> None:
     """ValueError if the norm of these is not that of the model they belong to."""
-    if any(getattr(parameter, "_is_slice", False) for parameter in parameters):
+    if any(reduced(parameter).is_slice for parameter in parameters):
         raise ValueError(
             "these parameters are slices, cut over other ranks too, and their norm is "
             "not the model's: clip_grad_norm_(max_norm, module) counts each part once"

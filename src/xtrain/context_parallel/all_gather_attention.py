@@ -105,6 +105,6 @@ def gather_kv(k: Tensor, v: Tensor, group: ProcessGroup | None) -> Tensor:
     """Keys and values of all ranks, [N, 2, B, G, S, D]."""
     _, size = rank_and_size(group)
     kv = torch.stack([k, v])
-    everyone = kv.new_empty((size * 2, *kv.shape[1:]))
-    TORCH.all_gather(everyone, kv, group=group).wait()
-    return everyone.unflatten(0, (size, 2))
+    gathered = kv.new_empty((size * 2, *kv.shape[1:]))
+    TORCH.all_gather(gathered, kv, group=group).wait()
+    return gathered.unflatten(0, (size, 2))

@@ -1,4 +1,4 @@
-"""Who holds which tokens, and what that means for a block of attention.
+"""Which rank holds which tokens, and the mask of each block of attention.
 
     8 tokens on 2 ranks     rank 0          rank 1
     none                    0 1 2 3         4 5 6 7
@@ -105,7 +105,7 @@ def shard_sequence(
         dim: of the sequence.
 
     Raises:
-        ValueError: the sequence cannot be cut so.
+        ValueError: the length does not divide as `balance` needs.
     """
     rank, size = rank_and_size(group)
     check_balance(balance, length_of(x, dim), size)
@@ -131,7 +131,7 @@ def unshard_sequence(
 
 
 def check_balance(balance: str, length: int, size: int) -> None:
-    """ValueError unless a sequence of this length can be cut so over the ranks."""
+    """ValueError unless the length divides as `balance` needs."""
     if balance not in BALANCES:
         raise ValueError(f"balance={balance!r} is none of {', '.join(BALANCES)}")
     parts = 2 * size if balance == "zigzag" else size

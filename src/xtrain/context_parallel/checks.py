@@ -27,11 +27,11 @@ def check_attention(
     documents: Tensor | None = None,
     rules: tuple[Rule, ...] = (),
 ) -> None:
-    """ValueError on every rank unless all call alike, with sequences cut alike.
+    """ValueError on every rank unless all make the same legal call.
 
     Args:
-        groups: the axes of all ranks asked, the one that `balance` is about last.
-        rules: what else must hold for this rank's call.
+        groups: the mesh axes to compare over; the last is the one `balance` cuts.
+        rules: further rules about this rank's call.
     """
     sizes = [rank_and_size(group)[1] for group in groups]
     problem = problem_of(
@@ -75,7 +75,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
 def check_lengths(
     q: Tensor, k: Tensor, causal: bool, balance: str, sizes: list[int]
 ) -> None:
-    """ValueError unless the sequences fit each other and are cut as `balance` cuts."""
+    """ValueError unless the lengths fit each other and `balance`."""
     queries, keys = q.shape[2], k.shape[2]
     if not queries or not keys:
         raise ValueError(
@@ -92,7 +92,7 @@ def check_lengths(
 def check_hidden(
     q: Tensor, k: Tensor, causal: bool, window: int | None, documents: Tensor | None
 ) -> None:
-    """ValueError unless window and documents are such."""
+    """ValueError unless window and documents are valid."""
     whole = isinstance(window, int) and not isinstance(window, bool)
     if window is not None and not (whole and window > 0 and causal):
         raise ValueError(

@@ -8,8 +8,8 @@
 
 The ring passes keys and values of H / U heads around R ranks rather than of H heads
 around R U; the swaps stay among the U ranks of a row, which are those with the fastest
-links. The sequence is cut over the ring axis as `balance` says, and each of these parts
-over the ulysses axis into runs:
+links. The sequence is cut over the ring axis by `balance`, and each of these parts over
+the ulysses axis into runs:
 
     shard_sequence(shard_sequence(x, dim, balance, ring), dim, "none", ulysses)
 
@@ -54,7 +54,7 @@ def hybrid_attention(
     Args:
         q: [B, H, S, D], H a multiple of the ulysses axis.
         k, v: [B, G, S, D].
-        mesh: with the two axes named `ring` and `ulysses`; any others are left alone.
+        mesh: has the axes named by `ring` and `ulysses`; other axes are not used.
 
     Raises:
         ValueError: on every rank of both axes: shapes that do not fit, heads that do

@@ -42,7 +42,7 @@ def online_softmax(
         [R, D] of the values' dtype, and [R] in the dtype computed in.
 
     Raises:
-        ValueError: a block size below 1, or as many values as there are not scores.
+        ValueError: a block size below 1, or different numbers of scores and values.
     """
     if block_size < 1:
         raise ValueError(f"online_softmax: block_size={block_size} is below 1")
@@ -70,12 +70,12 @@ def softmax_block(scores: Tensor, values: Tensor) -> State:
 
 
 def weights(lse: Tensor, total: Tensor) -> Tensor:
-    """e^(lse - total), and 0 where the total is of nothing."""
+    """e^(lse - total), and 0 where total is -inf."""
     return torch.exp(lse - total.masked_fill(total == float("-inf"), 0.0))
 
 
 def merge(state: State | None, block: State) -> State:
-    """What has been seen, and a block, as if it had been seen at once."""
+    """The state after one more block."""
     if state is None:
         return block
     (output, lse), (block_output, block_lse) = state, block
@@ -92,9 +92,9 @@ def ring_online_softmax(
 ) -> tuple[Tensor, Tensor]:
     """`online_softmax` over keys of which every rank of a ring has some.
 
-        rank 0 -> rank 1 -> rank 2 -> rank 0      each passes on what it was given
+        rank 0 -> rank 1 -> rank 2 -> rank 0      each passes on what it received
 
-    Each rank's output and lse travel N - 1 hops, while the one before is merged.
+    Each rank's output and lse take N - 1 hops; the transfer runs during the merge.
 
     Args:
         scores: [R, K] with this rank's keys, whose number may differ.
@@ -104,7 +104,7 @@ def ring_online_softmax(
         The same on every rank, but for the order of rounding.
 
     Raises:
-        ValueError: on every rank: as many values as there are not scores, or rows,
+        ValueError: on every rank: different numbers of scores and values, or rows,
             features or dtypes that differ between ranks.
     """
     check_online_softmax("ring_online_softmax", scores, values, group)

@@ -1,13 +1,13 @@
-"""Ring attention: queries stay, keys and values go round, no rank holds the sequence.
+"""Ring attention: queries stay, keys and values are passed around a ring of ranks.
 
     step     rank 0        rank 1        rank 2        keys and values of rank
     0        0             1             2             (its own: nothing has been sent)
     1        2             0             1             while a block is computed, the
     2        1             2             0             next one is on its way
 
-N - 1 rotations of K and V forward. Backward rotates them again, and with each block its
-dK and dV: every rank adds its part and passes them on, and the last hop returns them,
-so they take N. They are added up in at least fp32.
+K and V take N - 1 hops forward, and again backward. dK and dV of a block take N hops:
+every rank that has computed with the block adds its part, and the last hop returns the
+sum to the owner. Sums are in at least fp32.
 
 Forward sends (N-1)/N of K and V per rank, backward that again and all of dK and dV.
 With runs of the sequence and a window, the ring ends at the last rank that it reaches.
@@ -57,9 +57,9 @@ def ring_attention(
 
     Args:
         q: [B, H, S, D], this rank's queries.
-        k, v: [B, G, S, D], its keys and values; G divides H, and they are sent as they
-            are, not repeated. Cross-attention (neither causal nor balanced) may have
-            another number of them than of queries.
+        k, v: [B, G, S, D], its keys and values, sent unrepeated; G divides H.
+            Cross-attention (neither causal nor balanced) may have another number of
+            them than of queries.
         causal: a token sees itself and those before it in the whole sequence.
         balance: which tokens a rank holds, as `shard_sequence` cut them.
         scale: of the scores; 1 / sqrt(D) unless given.
@@ -67,11 +67,11 @@ def ring_attention(
             given.
         window: a token sees itself and the `window - 1` before it.
         documents: [B, S], whole numbers, cut as the tokens are: a token sees those of
-            its own document. A negative number is padding: it sees nothing, nobody
+            its own document. A negative number is padding: it sees no key, no query
             sees it, and its output is 0.
 
     Returns:
-        [B, H, S, D]. Without gradients nothing is kept: this is also a prefill.
+        [B, H, S, D]. Without gradients nothing is saved, as a prefill needs it.
 
     Raises:
         ValueError: on every rank: shapes that do not fit, or that differ between ranks.

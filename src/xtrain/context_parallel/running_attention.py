@@ -2,7 +2,7 @@
 
     forward    each block's output and log-sum-exp are merged into those so far
     backward   each block gives its part of dq, which is added up here, and of dk and
-               dv, which are handed on: they belong to whoever holds the keys
+               dv, which belong to the rank that holds the keys
 
 All sums are kept in at least fp32. A block that is a whole or a triangle is computed by
 a kernel, any other by tiles, for which only the mask of one tile exists at a time.
@@ -35,7 +35,7 @@ class RunningAttention:
         self._state: tuple[Tensor, Tensor] | None = None
 
     def add(self, block: Block | None, kv: Tensor) -> None:
-        """Take in what the queries see of some keys and values, [2, B, G, T, D]."""
+        """Add what the queries see of a block of keys and values, [2, B, G, T, D]."""
         if block is None:
             return
         out, lse = self._of_block(block, kv)
@@ -120,8 +120,8 @@ def add_up(
 def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that is an error under `create_graph`.
 
-    Torch's `once_differentiable` sees only gradients that are trained themselves: it
-    would leave a penalty on the gradient out without a word.
+    Torch's `once_differentiable` raises only if the incoming gradient requires grad,
+    so it would silently ignore a penalty on the gradient.
     """
 
     @wraps(backward)

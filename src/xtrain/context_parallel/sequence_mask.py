@@ -42,7 +42,7 @@ class SequenceMask:
 
     @property
     def steps(self) -> int:
-        """From how many ranks, itself included, a rank needs keys."""
+        """The number of ranks whose keys a rank needs, itself included."""
         runs = self.causal and self.balance == "none"
         return ring_steps(self.keys, self.size, self.window if runs else None)
 
@@ -87,6 +87,6 @@ def gather_documents(
     if documents is None:
         return None
     mine = documents.detach().to(torch.int64).contiguous()
-    everyone = mine.new_empty(rank_and_size(group)[1], *mine.shape)
-    TORCH.all_gather(everyone.view(-1), mine.view(-1), group=group).wait()
-    return everyone.cpu()
+    gathered = mine.new_empty(rank_and_size(group)[1], *mine.shape)
+    TORCH.all_gather(gathered.view(-1), mine.view(-1), group=group).wait()
+    return gathered.cpu()

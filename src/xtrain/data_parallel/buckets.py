@@ -1,7 +1,7 @@
-"""Gradients side by side in flat buckets, so that one all-reduce serves many.
+"""Gradients packed into flat buckets, so that one all-reduce serves many.
 
     parameters   p0 p1 p2 p3 p4 p5        backward reaches p5 first, p0 last
-    buckets      [p5 p4 p3] [p2 p1 p0]    so the first bucket is full, and on its way,
+    buckets      [p5 p4 p3] [p2 p1 p0]    so the first bucket is full, and is reduced,
                                           while backward still computes the second
 
 A parameter's `grad` becomes a view of its bucket: what the all-reduce writes is what

@@ -1,18 +1,17 @@
-"""Uneven inputs: a rank that has run out of batches keeps the others company.
+"""Uneven inputs: a rank that has run out of batches sends zeros until all have.
 
     rank 0   step 0 | step 1 | step 2 | step 3 | sync
     rank 1   step 0 | step 1 | shadow | shadow | sync      had two batches only
 
-Every step is a row of collectives, and one rank that stays away leaves all others
-waiting for ever. So each synchronised forward (or `reduce_gradients`) first asks which
-ranks still have inputs. A rank whose inputs are over takes part with gradients of zero
-until no rank has any.
+Every step is a sequence of collectives, and all ranks must call all of them. So each
+synchronised forward (or `reduce_gradients`) first asks which ranks still have inputs. A
+rank that has run out of inputs takes part with gradients of zero until all have.
 
-Between such a forward and its backward comes no other: a rank without inputs answers
-each with the messages of one backward.
+Such a forward must be followed by its own backward: a rank without inputs answers each
+with the messages of one backward.
 
-At the end the weights of a rank that stayed longest are copied to all. Its optimizer's
-state is not: to train on, give all ranks equally many batches instead.
+At the end the weights of a rank that had the most batches are copied to all, without
+its optimizer's state: to train on, give all ranks equally many batches instead.
 """
 
 from collections.abc import Iterator
@@ -24,17 +23,18 @@ import torch.distributed as dist
 
 from xtrain.comm.checks import message_device
 from xtrain.comm.uneven import uneven_calls
+from xtrain.data_parallel.replicas import broadcast_all
 
 
 @contextmanager
 def join(model: Any, divide_by_initial_world_size: bool = True) -> Iterator[None]:
-    """Train inside; leave the block when this rank's inputs are over.
+    """Train inside; leave the block when this rank has run out of inputs.
 
     Args:
         model: a `DistributedDataParallel`.
         divide_by_initial_world_size: average over all ranks, so that every sample of
             the last steps weighs what the earlier ones did; otherwise over those that
-            are still there. It does nothing to gradients that are summed.
+            still have inputs. Gradients that are summed stay sums.
 
     Costs one all-reduce of N numbers a step.
     """
@@ -44,11 +44,23 @@ def join(model: Any, divide_by_initial_world_size: bool = True) -> Iterator[None
         with uneven_calls(model.process_group):
             yield
         while state.count_active_ranks(active=False):
-            model._shadow(state.source_rank)
-        model._copy_from(state.source_rank)
+            shadow_step(model, state.source_rank)
+        tensors = [*model.module.parameters(), *model.module.buffers()]
+        broadcast_all(tensors, model.process_group, state.source_rank)
     finally:
         model._join_state = None
         model._set_active_ranks(model._size, model._size)
+
+
+def shadow_step(model: Any, source_rank: int) -> None:
+    """Take part in a step of the others, with gradients of zero."""
+    model._synchronise_buffers(source_rank)
+    for bucket in model._reducer.buckets:
+        bucket.flat.zero_()
+        bucket.waiting.clear()
+    model._finish([], shadow=True)
+    model.zero_grad()  # these are the gradients of the others' batches
+    model._reduced.clear()
 
 
 class JoinState:
@@ -64,7 +76,7 @@ class JoinState:
         if self.in_step:
             raise ValueError(
                 "a second forward before the backward of the first, inside join(): "
-                "ranks whose inputs are over answer every forward with one backward; "
+                "ranks without inputs answer every forward with one backward; "
                 "run forwards ahead in no_sync(), then reduce_gradients()"
             )
         self.count_active_ranks(active=True)

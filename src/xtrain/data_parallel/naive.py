@@ -4,8 +4,8 @@
               all-reduce every gradient, divide by N
               same gradients -> same update -> same weights again
 
-It is right, and slow in two ways that `DistributedDataParallel` mends: one collective a
-parameter pays the latency over and over, and nothing is sent while backward computes.
+It is correct and slow, for two reasons that `DistributedDataParallel` removes: one
+collective a parameter pays the latency each time, and messages wait for backward.
 """
 
 from typing import Any
@@ -15,6 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.wrapper_mesh import ranks_to_reduce
+from xtrain.comm.wrapper_rules import mark_as_summed
+from xtrain.data_parallel.replicas import check_model
+
 
 class NaiveDataParallel(nn.Module):
     """Wrap a module; call `reduce_gradients()` between `backward()` and `step()`.
@@ -22,23 +26,31 @@ class NaiveDataParallel(nn.Module):
     Args:
         module: the same architecture on every rank; rank 0's parameters and buffers are
             copied to all.
-        gradient_reduction: "average" (as torch does) or "sum".
+        process_group: None for all ranks, or for the replicas of a model on a mesh.
+        gradient_reduction: "average" (as torch does, the default) or "sum" (the default
+            of a model on a mesh).
 
     Each rank sends 2(N-1)/N of the gradients a step, in one all-reduce a parameter.
+    ValueError on every rank if one rank's model or arguments are wrong or differ.
     """
 
     def __init__(
         self,
         module: nn.Module,
         process_group: ProcessGroup | None = None,
-        gradient_reduction: str = "average",
+        gradient_reduction: str | None = None,
     ):
         super().__init__()
-        self.module, self.process_group = module, process_group
-        self._size = dist.get_world_size(process_group)
-        self._average = gradient_reduction == "average"
+        over = ranks_to_reduce(module, process_group, gradient_reduction)
+        options = {"gradient_reduction": over.reduction}
+        check_model(module, over, "NaiveDataParallel", options)
+        mark_as_summed(module.parameters(), over.axes)
+
+        self.module, self.process_group = module, over.group
+        self._size = dist.get_world_size(over.group)
+        self._average = over.reduction == "average"
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), group=process_group, group_src=0)
+            dist.broadcast(tensor.detach(), group=over.group, group_src=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

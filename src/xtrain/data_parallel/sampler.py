@@ -1,4 +1,4 @@
-"""Give every rank its own samples: one shared shuffle, dealt out like cards.
+"""Give every rank its own samples: one shared shuffle, dealt out in turn.
 
     indices of the epoch    7 2 9 0 4 1 8 3 5 6   + 7 2 to make 12 (or - 5 6 to make 8)
     rank 0 of 4             7       4       5
@@ -6,8 +6,8 @@
     ...
 
 Every rank draws the same permutation, from a seed and the epoch alone, and takes every
-N-th index. All ranks get equally many, since they meet in a collective at every step: a
-rank with one batch more would wait for the others for ever.
+N-th index. All ranks get equally many: every step has a collective, in which a rank
+with one batch more would wait for the others without end.
 """
 
 import warnings

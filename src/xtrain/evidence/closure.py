@@ -83,13 +83,13 @@ def torch_minor() -> str:
     return ".".join(version("torch").split(".")[:2])
 
 
-def imports(file: Path, package: str) -> Iterator[str]:
-    """Every module that a file may import, as dotted names.
+def imports(source: str, package: str) -> Iterator[str]:
+    """Every module that the text of a file may import, as dotted names.
 
     `from a import b` yields a.b as well: b may be a module. Relative imports are
     resolved against `package`, the file's own.
     """
-    for node in _statements(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -120,11 +120,12 @@ def _read(file: Path, changed: int, folders: Folders) -> tuple[bytes, tuple[Path
     """A file's name with a digest of its content, and the files its imports lead to."""
     del changed  # part of the key: a changed file is read again
     part = f"\0{_name(file, folders)}\0".encode()
-    part += hashlib.sha256(file.read_bytes()).digest()
+    content = file.read_bytes()
+    part += hashlib.sha256(content).digest()
     if file.suffix != ".py":
         return part, ()
     reached = dict.fromkeys(_above(file, folders))
-    for name in imports(file, _package(file, folders)):
+    for name in imports(content.decode(), _package(file, folders)):
         reached |= dict.fromkeys(_candidates(name, folders))
     return part, tuple(path for path in reached if _changed(path) is not None)
 

@@ -5,10 +5,10 @@
     z-loss                mean of logsumexp(logits)^2
     balance bias          b_i += rate * sign(mean load - load of i), after each step
 
-With equal loads the first is 1 for any number of tokens, and with k experts that get
-everything it is E / k. f counts integers, so its gradient is none; that of P pushes the
-probability of busy experts down. The bias enters the choice of experts only, never the
-gates, and adds no gradient of its own to the model's.
+With equal loads the first is 1 for any number of tokens; if k experts get everything it
+is E / k. f is counted and has no gradient; that of P pushes down the probability of
+busy experts. The bias enters the choice of experts only, never the
+gates, and has no gradient.
 
 Sources: Fedus et al., Switch Transformers, 2021; Zoph et al., ST-MoE, 2022 (z-loss);
 Wang et al., Auxiliary-Loss-Free Load Balancing Strategy, 2024; DeepSeek-AI,

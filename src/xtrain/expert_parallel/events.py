@@ -1,8 +1,8 @@
-"""A list of what a block did: chunks that computed, messages issued and waited for.
+"""A record of what a block did: chunks computed, messages issued and waited for.
 
     F attention compute 0.0 0.8    F dispatch issue 0.8 0.8    ...
 
-What a rank waits for, unhidden, is the sum of its "wait" events.
+The time of messages that nothing hides is the sum of the "wait" events.
 """
 
 import time
@@ -17,7 +17,7 @@ class ChunkEvent(NamedTuple):
     """One thing that a rank did.
 
     Attributes:
-        batch: which micro-batch, by a word of the caller's: F and B in a pair.
+        batch: the caller's name of the micro-batch: F and B in a pair.
         chunk: attention, shared, counts, dispatch, mlp, combine.
         kind: compute, issue or wait.
         begin, end: by `time.perf_counter`.
@@ -39,7 +39,7 @@ class ChunkEvent(NamedTuple):
 def event(
     events: list[ChunkEvent] | None, batch: str, chunk: str, kind: str
 ) -> Iterator:
-    """What is done inside becomes one of `events`, if there is a list."""
+    """Append what is done inside to `events`, if that is a list."""
     begin = time.perf_counter()
     yield
     if events is not None:
@@ -47,5 +47,5 @@ def event(
 
 
 def exposed_seconds(events: Iterable[ChunkEvent]) -> float:
-    """How long the rank waited for messages and did nothing else."""
+    """How long the rank was idle, waiting for messages."""
     return sum(e.end - e.begin for e in events if e.kind == "wait")

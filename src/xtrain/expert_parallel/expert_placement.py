@@ -1,4 +1,4 @@
-"""Which expert sits on which rank, and which experts sit on several.
+"""Which ranks hold which experts; experts with large loads have several replicas.
 
     tokens of experts 0 to 3: 8 2 2 1, on 2 ranks
 
@@ -16,16 +16,16 @@ time of the layer. Planned in three steps:
     spread      heaviest first, each onto the ranks with the most free slots
     swap        while a swap or a move of replicas lowers the fullest rank's load
 
-When no swap helps any more, the fullest rank is above the emptiest by one replica's
+When no swap lowers it further, the fullest rank is above the emptiest by one replica's
 load at most: largest <= mean + (ranks - 1) / ranks x the largest load of a replica. No
 table is better than the mean, nor than its largest replica, which is smallest here: so
 a plan is less than twice as slow as the best one, which only trying them all finds.
 
 With `groups` (of node-limited routing: consecutive experts) and `ranks_per_node`, whole
 groups are first packed onto nodes, then each node is planned by itself: a token that
-visits few groups visits few nodes.
+has experts of few groups is sent to few nodes.
 
-No torch. Nothing is sent here: `ExpertPlacement.moves` lists what a change would send.
+No torch, no messages: `ExpertPlacement.moves` lists what a change has to send.
 Source: DeepSeek's expert parallelism load balancer, EPLB, 2025, for the three levels.
 """
 
@@ -39,7 +39,7 @@ from xtrain.expert_parallel.packing import pack, replica_counts
 
 
 class Move(NamedTuple):
-    """Weights of one expert that a rank needs and does not have."""
+    """Send the weights of `expert` from rank `source` to `rank`."""
 
     expert: int
     source: int
@@ -51,8 +51,8 @@ class ExpertPlacement:
     """A table: `experts[rank]` are the experts in this rank's slots.
 
     Raises:
-        ValueError: an expert without a place, twice on a rank, or unknown; too many on
-            a rank; loads that are none.
+        ValueError: an expert on no rank, twice on a rank, or unknown; too many on a
+            rank; loads that are negative or not finite.
     """
 
     loads: tuple[float, ...]
@@ -99,8 +99,8 @@ class ExpertPlacement:
     def rank_for(self, expert: int, number: int) -> int:
         """Where the copy `number` of a token for this expert goes: one after another.
 
-        Any `number` that is counted on one sender alone will do: senders agree on
-        nothing, and each replica gets its share of every sender's tokens.
+        Each sender counts `number` by itself, and each replica gets its share of every
+        sender's tokens.
         """
         ranks = self.ranks_of(expert)
         return ranks[number % len(ranks)]
@@ -121,7 +121,7 @@ class ExpertPlacement:
     def moves(self, after: "ExpertPlacement") -> list[Move]:
         """What has to be sent to go from this placement to `after`.
 
-        A replica that a rank has already costs nothing. The senders of an expert take
+        A replica that a rank already has is not sent. The senders of an expert take
         turns.
         """
         if (len(self.loads), len(self.experts)) != (
@@ -200,21 +200,21 @@ def _frozen(table: list[list[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def check_loads(loads: Sequence[float]) -> None:
-    """ValueError unless there are loads, and none is negative or no number."""
+    """ValueError unless there are loads, all finite and at least 0."""
     wrong = [x for x in loads if not (isfinite(x) and x >= 0)]
     if wrong or not loads:
         raise ValueError(f"loads are counts of tokens, 0 or more each: got {loads}")
 
 
 def check_slots(experts: int, ranks: int, slots: int) -> None:
-    """ValueError unless each expert finds a slot and no slot must stay empty."""
+    """ValueError unless each expert has a slot and every slot can be used."""
     if ranks < 1 or not experts <= ranks * slots:
         raise ValueError(
             f"{experts} experts do not fit {ranks} ranks with {slots} slots each"
         )
     if slots > experts:
         raise ValueError(
-            f"{slots} slots on a rank, but {experts} experts: a rank needs an expert "
+            f"{slots} slots on a rank, but {experts} experts: a rank holds an expert "
             "once"
         )
 
@@ -228,7 +228,9 @@ def check_groups(
             f"groups={groups} and ranks_per_node={ranks_per_node}: give both or none"
         )
     if ranks % ranks_per_node:
-        raise ValueError(f"{ranks} ranks are no nodes of {ranks_per_node} ranks each")
+        raise ValueError(
+            f"{ranks} ranks are not divisible by ranks_per_node={ranks_per_node}"
+        )
     nodes = ranks // ranks_per_node
     if experts % groups or groups % nodes:
         raise ValueError(

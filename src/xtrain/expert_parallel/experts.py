@@ -1,4 +1,4 @@
-"""Experts: as many SwiGLU networks, run on rows that are sorted by expert.
+"""Experts: several SwiGLU networks, run on rows that are sorted by expert.
 
     a = x gate^T    u = x up^T    z = silu(a) u    y = z down^T       forward
 
@@ -137,8 +137,8 @@ def expert_mlp(
 class _RoutedMLP(torch.autograd.Function):
     """Copies of tokens through their experts, and each token's weighted sum.
 
-    Forward keeps what the experts made of the copies, in the order of the [T, k] table:
-    the gradient of a gate is dy of its token times that.
+    Forward keeps the experts' outputs, in the order of the [T, k] table: the gradient
+    of a gate is the product of dy of its token with that output.
     """
 
     @staticmethod
@@ -196,8 +196,9 @@ def routed_mlp(
     down_EHF: Tensor,
     path: str | None = None,
 ) -> Tensor:
-    """Each token's copies through their experts and their weighted sum, by hand: the
-    same as `expert_mlp` between an index and `weighted_sum`, in one step.
+    """Each token's copies through their experts and their weighted sum, by hand.
+
+    Equals `expert_mlp` between an index and `weighted_sum`.
 
     Args:
         copies_M: the kept copies sorted by expert, see `sort_copies`.
@@ -212,7 +213,7 @@ class Experts(nn.Module):
     """The weights of several experts, one tensor for each of the three matrices.
 
     Args:
-        num_experts: how many are here.
+        num_experts: how many are held.
         backward, path: as in `expert_mlp`.
 
     Attributes:
@@ -273,7 +274,7 @@ class RoutedExperts(Experts):
 def check_experts(
     num_experts: int, hidden_size: int, intermediate_size: int, backward: str
 ) -> None:
-    """ValueError unless these can be experts."""
+    """ValueError for sizes below 1 and an unknown backward."""
     sizes = {
         "num_experts": num_experts,
         "hidden_size": hidden_size,

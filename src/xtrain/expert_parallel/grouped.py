@@ -5,8 +5,8 @@
     padded    rows in a table [E, most rows of one, ...], one batched product over it
     grouped   torch's grouped product (16 and 32 bit): one call, no padding
 
-A loop costs calls, a table costs work on padding: small even batches want the table,
-others the grouped product (on a CPU a loop in C++), and the loop takes what that
+A loop costs calls, a table costs work on padding: the table suits small even batches,
+the grouped product others (on a CPU a loop in C++), and the loop takes what that
 refuses. Each way has the three products that a linear layer y = x W^T needs: y itself,
 the gradient dy W of x, and the gradient dy^T x of W.
 
@@ -34,7 +34,7 @@ class Rows(Protocol):
     """One of the three ways, for the rows of one batch."""
 
     def pack(self, x_NI: Tensor) -> Tensor:
-        """Rows, as the products want them."""
+        """Rows in the layout of the products."""
 
     def unpack(self, packed: Tensor) -> Tensor:
         """The rows again, [N, ...]."""
@@ -164,7 +164,7 @@ def rows_of(counts_E: Tensor, x_NI: Tensor, width: int, path: str | None) -> Row
 
 
 def choose_path(counts_E: Tensor, x_NI: Tensor, width: int) -> str:
-    """Which way is fastest: measured, see the races of lecture 7."""
+    """The fastest way, as measured in the races of lecture 7."""
     if x_NI.is_cuda and x_NI.dtype == torch.bfloat16 and grouped_takes(x_NI, width):
         return "grouped"
     experts, hidden = len(counts_E), x_NI.shape[1]

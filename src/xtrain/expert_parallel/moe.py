@@ -31,7 +31,7 @@ class MoE(nn.Module):
     Args:
         intermediate_size: the inner size of each expert.
         shared_intermediate_size: that of an expert which every token goes through
-            besides, with a gate of 1; 0 for none.
+            with a gate of 1; 0 for none.
         backward, path: of the experts, see `expert_mlp`.
         local_experts: how many of the experts are held here and called with rows, for
             `GShardMoE`; all unless given.

@@ -1,4 +1,4 @@
-"""The whole layer by hand: forward, and a backward that no autograd is asked for.
+"""The whole layer by hand: forward, and backward without autograd.
 
     router    logits = x W^T   p = softmax(logits)   e = top k   g = p_e / sum p_e
     experts   o_tj = expert_{e_tj}(x_t)              y_t = sum_j g_tj o_tj

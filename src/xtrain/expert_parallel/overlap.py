@@ -3,16 +3,16 @@
     compute   F attention | B mlp      | F mlp      | B attention
     network   B combine   | F dispatch | B dispatch | F combine
 
-Experts on other ranks are two all-to-alls in forward and two in backward. Nothing of
-the same micro-batch can be computed meanwhile, but two micro-batches are independent:
-while one travels, the other computes. All four messages lie under a chunk of the other
-micro-batch, and the block takes as long as its compute if no message takes longer than
-the chunk above it.
+Experts on other ranks cost two all-to-alls in forward and two in backward. The same
+micro-batch has nothing to compute meanwhile, but two micro-batches are independent:
+while the rows of one are sent, the other computes. All four messages lie under a chunk
+of the other micro-batch, and the block takes as long as its compute if no message takes
+longer than the chunk above it.
 
-The order is a cycle: F attention, B mlp, F mlp, B attention, and from layer to layer on
-again. Where one begins is free: "F mlp, B attention, F attention, B mlp" is the same
-cycle, begun when a forward is half done. Here it begins with F attention, where neither
-micro-batch has begun, so that a pair is complete within a layer.
+The order is a cycle: F attention, B mlp, F mlp, B attention, then the next layer. It
+may begin anywhere: "F mlp, B attention, F attention, B mlp" is the same cycle, begun
+when a forward is half done. Here it begins with F attention, where neither micro-batch
+has begun, so that a pair is complete within a layer.
 
 Each rank of the group issues the same messages in the same order.
 
@@ -37,16 +37,16 @@ from xtrain.expert_parallel.overlap_chunks import ForwardChunks
 class OverlappedMoEBlock(nn.Module):
     """A transformer block, y = h + moe(norm(h)) with h = attention(x).
 
-    Called as a module it is that, with autograd's backward, and hides nothing.
+    Called as a module it computes that with autograd's backward, without overlap.
 
     Args:
         attention: the first half of the block with its norm and residual, x -> h;
-            called with what else the block is called with.
+            also called with the block's `context`.
         moe: the experts.
         norm: between the two; none unless given.
 
     Attributes:
-        events: a list here has what the chunks do written into it.
+        events: a list to which the chunks append what they do.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OverlappedMoEBlock(nn.Module):
         return h + self.moe(self.norm(h))
 
     def chunks(self, x: Tensor, *context: Any, batch: str = "F") -> ForwardChunks:
-        """The forward of a micro-batch, still to be run."""
+        """The forward of a micro-batch, to be run."""
         return ForwardChunks(self, x, *context, batch=batch)
 
     def run_with_backward(
@@ -96,13 +96,13 @@ def check_moe(moe: MoE) -> None:
     own = type(moe).forward, type(moe).routed
     if own != (GShardMoE.forward, GShardMoE.routed):
         raise ValueError(
-            f"{type(moe).__name__} computes or sends otherwise than GShardMoE does: "
-            "only that one can be cut into chunks"
+            f"{type(moe).__name__} computes or sends otherwise than GShardMoE: only "
+            "GShardMoE can be cut into chunks"
         )
 
 
 def run_pair(forward: ForwardChunks, backward: BackwardChunks) -> None:
-    """Both, each message of one under a chunk of the other."""
+    """Run both, each message of one under a chunk of the other."""
     backward.issue_combine()
     forward.attention()
     forward.shared()

@@ -38,7 +38,7 @@ class BackwardChunks:
         self.pending: tuple[Work, Tensor] | None = None
 
     def issue_combine(self) -> None:
-        """The weighted sum, and begin to send the gradients of the experts' outputs."""
+        """The weighted sum; begin to send the gradients of the experts' outputs."""
         forward = self.forward
         with self.event("sum", "compute"):
             backward([forward.sum], [self.grad])
@@ -49,7 +49,7 @@ class BackwardChunks:
         del forward.sum, forward.returned_MH, self.grad
 
     def wait_combine(self) -> None:
-        """Have the gradients of this rank's experts' outputs."""
+        """Receive the gradients of this rank's experts' outputs."""
         self.grad_NH = self.received("combine")
 
     def mlp(self) -> None:
@@ -67,7 +67,7 @@ class BackwardChunks:
         del forward.rows_NH
 
     def wait_dispatch(self) -> None:
-        """Have the gradients of this rank's copies."""
+        """Receive the gradients of this rank's copies."""
         self.grad_MH = self.received("dispatch")
 
     def attention(self) -> Tensor | None:
@@ -96,7 +96,7 @@ class BackwardChunks:
         return self.attention()
 
     def received(self, chunk: str) -> Tensor | None:
-        """The gradients under way; None if no rank has any."""
+        """The gradients, when they have arrived; None if no rank has any."""
         with self.event(chunk, "wait"):
             rows = None if self.pending is None else waited(self.pending)
         self.pending = None
@@ -107,7 +107,7 @@ class BackwardChunks:
 
 
 def gradient_of(tensor: Tensor) -> Tensor:
-    """What has been added up there; zeros if nothing was."""
+    """Its `.grad`, or zeros."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 

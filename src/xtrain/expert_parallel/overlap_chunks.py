@@ -2,18 +2,17 @@
 
     attention, shared -> dispatch -> mlp -> combine
 
-Each message is two calls, issue and wait, and what is called between the two is hidden.
-Chunks are pieces of the graph of autograd on their own: each begins with leaves, so its
-backward is one call of autograd, and the messages between chunks are sent by hand
-(`overlap_backward`).
+Each message is two calls, issue and wait; compute between the two hides it. Each chunk
+is a graph of autograd of its own that begins with leaves, so its backward is one call
+of autograd, and the messages between chunks are sent by hand (`overlap_backward`).
 
     x -[attention: h = attention(x), router, shared expert]-> base, gates, copies
     copies ~dispatch~> rows -[mlp: the experts]-> outputs ~combine~> returned
     base, gates, returned -[sum]-> y
 
-Only forward has to know how many rows come: the counts are issued when the router has
-decided and waited for right before dispatch is issued, never between the issue and the
-wait of rows. Backward has the same plan.
+Only forward has to learn how many rows arrive: the counts are issued after the router
+and waited for right before dispatch is issued, so no wait for counts lies between the
+issue and the wait of rows. Backward has the same plan.
 
 Shapes: T tokens, H hidden, k experts of a token, M copies, N rows.
 """
@@ -38,7 +37,7 @@ from xtrain.expert_parallel.dispatch import (
 from xtrain.expert_parallel.events import ChunkEvent, event
 from xtrain.expert_parallel.gshard import GShardMoE
 from xtrain.expert_parallel.router import RouterStats
-from xtrain.expert_parallel.routing import Routing, weighted_sum
+from xtrain.expert_parallel.routing import weighted_sum
 
 Issue = Callable[[Tensor, DispatchPlan], tuple[Work, Tensor]]
 
@@ -64,15 +63,15 @@ class ForwardChunks:
 
     Args:
         context: what attention is called with besides x.
-        batch: its word in the block's `events`.
+        batch: its name in the block's `events`.
         in_pieces: leave pieces for `BackwardChunks`. Otherwise y has one graph, from x
-            on, and autograd's backward sends what is to be sent.
+            on, whose backward sends the messages.
 
     Attributes:
-        output: y, when all is done; in pieces it is a leaf.
-        dx: the gradient of x, when the backward is done; None if x has none.
+        output: y, after `wait_combine`; in pieces it is a leaf.
+        dx: the gradient of x, after the backward; None if x has none.
         auxiliary: logits and probabilities of the router, for losses made of them;
-            their gradients are taken along by the backward.
+            the backward adds their gradients.
     """
 
     output: Tensor
@@ -106,7 +105,9 @@ class ForwardChunks:
             self.counts, self.plan = issue_counts(*given)
         held = self.routing.logits_TE, self.routing.probabilities_TE
         self.auxiliary = tuple(map(self.begin, held))
-        moe.router.stats = RouterStats(with_leaves(self.routing, *self.auxiliary))
+        logits_TE, probabilities_TE = self.auxiliary  # as losses see the routing
+        seen = {"logits_TE": logits_TE, "probabilities_TE": probabilities_TE}
+        moe.router.stats = RouterStats(replace(self.routing, **seen))
 
     def shared(self) -> None:
         """The shared expert, which sends nothing, and the residual."""
@@ -115,7 +116,7 @@ class ForwardChunks:
                 self.base_TH = self.base_TH + self.block.moe.shared(self.x_TH)
 
     def issue_dispatch(self) -> None:
-        """Wait for the counts, and begin to send the copies."""
+        """Wait for the counts, then begin to send the copies."""
         with self.event("counts", "wait"):
             self.counts.wait()
         with self.event("dispatch", "issue"):
@@ -124,7 +125,7 @@ class ForwardChunks:
             self.pending = issue_dispatch(self.copies_MH.detach(), self.plan)
 
     def wait_dispatch(self) -> None:
-        """Have the rows of this rank's experts."""
+        """Receive the rows of this rank's experts."""
         self.rows_NH = self.received("dispatch", self.copies_MH, issue_combine)
 
     def mlp(self) -> None:
@@ -139,7 +140,7 @@ class ForwardChunks:
             self.pending = issue_combine(self.outputs_NH.detach(), self.plan)
 
     def wait_combine(self) -> Tensor:
-        """Have what the experts made of this rank's tokens, and with it y."""
+        """Receive the experts' outputs for this rank's tokens, and compute y."""
         sent_NH = self.outputs_NH
         self.returned_MH = self.received("combine", sent_NH, issue_dispatch)
         with self.event("sum", "compute"):
@@ -163,7 +164,7 @@ class ForwardChunks:
         return self.wait_combine()
 
     def received(self, chunk: str, sent: Tensor, issue_back: Issue) -> Tensor:
-        """The rows under way, with a gradient if what was sent has one."""
+        """Wait for the rows; they have a gradient if the sent ones have one."""
         assert self.pending is not None
         with self.event(chunk, "wait"):
             rows = waited(self.pending)
@@ -193,17 +194,10 @@ class _Received(torch.autograd.Function):
 
 
 def leaf(tensor: Tensor) -> Tensor:
-    """The same numbers, at the beginning of a graph of their own."""
+    """The same values, as a leaf of a new graph."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def uncut(tensor: Tensor) -> Tensor:
-    """The tensor, where its graph goes on."""
+    """The tensor in its graph."""
     return tensor
-
-
-def with_leaves(
-    routing: Routing, logits_TE: Tensor, probabilities_TE: Tensor
-) -> Routing:
-    """The routing as losses see it."""
-    return replace(routing, logits_TE=logits_TE, probabilities_TE=probabilities_TE)

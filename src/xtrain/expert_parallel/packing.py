@@ -5,7 +5,7 @@
     replica_counts   8 becomes 4 4, the first 2 becomes 1 1: [2, 2, 1, 1]
     pack             [0 1 2] carries 4 + 1 + 2, [0 1 3] carries 4 + 1 + 1
 
-`expert_placement` says what for. Both are deterministic: of equals, the first.
+See `expert_placement`. Both are deterministic: of equals, the first.
 """
 
 import heapq
@@ -41,7 +41,7 @@ def pack(
     each = [load / count for load, count in zip(loads, counts, strict=True)]
     sums = [0.0] * ranks
     for expert in sorted(range(len(loads)), key=lambda e: (-each[e], e)):
-        # The most free slots first: so that they differ by 1 at most and never run out.
+        # The most free slots first: counts then differ by 1 at most.
         places = sorted(range(ranks), key=lambda r: (len(table[r]), sums[r], r))
         for rank in places[: counts[expert]]:
             table[rank].append(expert)
@@ -52,7 +52,7 @@ def pack(
 
 
 def _lowered(table: list[list[int]], each: list[float], slots: int) -> bool:
-    """Do the swap or move that lowers the fullest rank most; False without one."""
+    """Do the swap or move that lowers the fullest rank most; False if none does."""
     sums = [sum(each[e] for e in held) for held in table]
     top = max(range(len(table)), key=lambda r: (sums[r], -r))
     best: tuple[float, int, int, int | None] | None = None

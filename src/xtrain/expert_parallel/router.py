@@ -6,9 +6,9 @@
     sigmoid   each score is its own; renormalised gates bring the competition back
 
 Scores are computed in fp32 at least. With groups, only the best `top_groups` groups of
-experts may be chosen from, so that a token goes to few nodes: a group is judged by the
-sum of its best top_k / top_groups scores. A balance bias is added to the scores for the
-choice alone.
+experts may be chosen from, so that a token goes to few nodes: the score of a group is
+the sum of its best top_k / top_groups scores. A balance bias is added to the scores
+for the choice alone.
 
 Sources: Shazeer et al., 2017; Jiang et al., Mixtral of Experts, 2024 (softmax, top-k,
 renormalise); DeepSeek-AI, DeepSeek-V3, 2024 (sigmoid, groups, bias).
@@ -33,7 +33,7 @@ from xtrain.plan.experts import expert_capacity
 
 
 class RouterStats:
-    """What a router did in its last forward; losses are computed when asked for."""
+    """What a router did in its last forward; losses are computed when they are read."""
 
     def __init__(self, routing: Routing):
         self.routing = routing
@@ -51,7 +51,7 @@ class RouterStats:
 
     @property
     def dropped(self) -> int:
-        """Copies that found no room in their expert."""
+        """Copies above the capacity of their expert."""
         return self.routing.dropped
 
     @property
@@ -74,9 +74,9 @@ class TopKRouter(nn.Module):
     Args:
         score: "softmax" over all experts, or "sigmoid" of each.
         renormalize: divide the gates of a token by their sum.
-        scale: what the gates are multiplied by in the end.
-        groups, top_groups: experts lie in as many groups of equal size, and a token's
-            are chosen from the best `top_groups` of them.
+        scale: a factor of the gates.
+        groups, top_groups: experts form `groups` groups of equal size, and those of a
+            token are chosen from its best `top_groups` of them.
         capacity_factor: None for no limit (dropless); else see `expert_capacity`.
         balance_bias: keep a bias for the choice, which `update_balance_bias` changes.
 
@@ -86,7 +86,7 @@ class TopKRouter(nn.Module):
         stats: of the last forward, or None.
 
     Raises:
-        ValueError: options that do not fit each other, named.
+        ValueError: options that do not fit each other.
     """
 
     balance_bias: Tensor | None
@@ -143,7 +143,7 @@ class TopKRouter(nn.Module):
         nn.init.kaiming_uniform_(self.weight, math.sqrt(5))
 
     def forward(self, x_TH: Tensor, mask_T: Tensor | None = None) -> Routing:
-        """Where the tokens go; `mask_T` is False for padding, which goes nowhere."""
+        """The experts of each token; `mask_T` is False for padding, which has none."""
         check_tokens(x_TH, self.hidden_size, mask_T)
         with torch.autocast(x_TH.device.type, enabled=False):
             wide = torch.promote_types(x_TH.dtype, torch.float32)
@@ -194,7 +194,7 @@ class TopKRouter(nn.Module):
         return within_capacity(experts_Tk, self.num_experts, capacity, kept_Tk)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Moves and casts, but the bias never below fp32: 16 bits lose its steps."""
+        """As torch's, but the bias stays in at least fp32: 16 bits lose its steps."""
         bias = self.balance_bias
         super()._apply(fn, recurse)
         cast = self.balance_bias
@@ -230,7 +230,7 @@ def keep_best_groups(
 def check_router(
     num_experts: int, top_k: int, score: str, groups: int, top_groups: int
 ) -> None:
-    """ValueError unless a token can choose as it is told to."""
+    """ValueError unless these options fit each other."""
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k={top_k} of num_experts={num_experts}: needs 1 to E")
     if score not in ("softmax", "sigmoid"):
@@ -249,13 +249,13 @@ def check_router(
 
 
 def check_tokens(x_TH: Tensor, hidden_size: int, mask_T: Tensor | None) -> None:
-    """ValueError unless these are tokens of this size, and the mask is theirs."""
+    """ValueError unless tokens have this size, and the mask their number."""
     if x_TH.dim() != 2 or x_TH.shape[1] != hidden_size:
         raise ValueError(
             f"tokens of shape {list(x_TH.shape)}: needs [T, {hidden_size}]"
         )
     if not x_TH.is_floating_point():
-        raise ValueError(f"tokens are {x_TH.dtype}, which is not floating")
+        raise ValueError(f"tokens are {x_TH.dtype}, not a floating-point dtype")
     if mask_T is None:
         return
     if mask_T.dtype != torch.bool or mask_T.shape != x_TH.shape[:1]:

@@ -2,10 +2,10 @@
 
     token   experts_Tk   gates_Tk        kept_Tk
     0       3  0         0.7  0.3        yes yes
-    1       3  2         0.6  0.4        yes no      expert 2 had no room for it
+    1       3  2         0.6  0.4        yes no      expert 2 is full
 
-A copy of token t goes to each of its k experts; the layer's output is the sum of what
-they return, each times its gate. Choosing has no gradient: experts are integers. The
+A copy of token t goes to each of its k experts; the layer's output is the sum of their
+outputs, each times its gate. Choosing has no gradient: experts are integers. The
 gates do have one, and it reaches the scores of the chosen experts alone.
 
 Source: Shazeer et al., Outrageously Large Neural Networks, 2017.
@@ -82,7 +82,7 @@ def within_capacity(
     Source: Lepikhin et al., GShard, 2020; Fedus et al., Switch Transformers, 2021.
 
     Args:
-        wanted_Tk: False for copies that take no place at all, as those of padding.
+        wanted_Tk: False for copies that take no place, as those of padding.
     """
     if wanted_Tk is not None:
         experts_Tk = experts_Tk.masked_fill(~wanted_Tk, num_experts)
@@ -101,7 +101,7 @@ def top_k_gradient(
 ) -> Tensor:
     """The backward of `scores_TE.gather(1, experts_Tk)`: [T, E].
 
-    The gradient of each chosen value goes to the score it was; all others get zero.
+    The gradient of each chosen value goes to its score; all others get zero.
     """
     zeros_TE = grad_values_Tk.new_zeros(len(grad_values_Tk), num_experts)
     return zeros_TE.scatter_add_(1, experts_Tk, grad_values_Tk)

@@ -67,7 +67,7 @@ def fields_of(config: Any) -> dict[str, object]:
 
 
 def groups_of(mesh: DeviceMesh) -> list[ProcessGroup]:
-    """Groups through which all ranks of a mesh hear of each other."""
+    """Groups that together connect all ranks of a mesh."""
     if mesh.size() == dist.get_world_size():
         return [dist.group.WORLD]  # type: ignore[list-item]
     return [mesh.get_group(axis) for axis in range(mesh.ndim)]

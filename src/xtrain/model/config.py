@@ -1,4 +1,4 @@
-"""What a model is made of: its sizes, and the constants of its positions and norms.
+"""The config of a model: its sizes, and the constants of positions, norms and routers.
 
 Fields are named as in the `config.json` of a Llama, Mixtral or DeepSeek checkpoint.
 """
@@ -14,19 +14,19 @@ from xtrain.tensor_parallel.rope import RopeScaling
 
 @dataclass(frozen=True, kw_only=True)
 class XtrainConfig(ModelShape):
-    """The sizes of `ModelShape`, and what else makes up an `XtrainModel`.
+    """The sizes of `ModelShape`, and the other constants of an `XtrainModel`.
 
     Args:
         rope_theta: the base of the rotary frequencies.
         rope_scaling: None for plain rotary positions.
         rms_norm_eps: keeps a norm from dividing by zero.
         initializer_range: the standard deviation of all matrices at the start.
-        seed: of the weights; each parameter's own seed is made of it and its name.
-        scoring_func: what makes scores of the router's logits, "softmax" or "sigmoid".
+        seed: of the weights; each parameter's own seed comes from it and its name.
+        scoring_func: of the router's logits, "softmax" or "sigmoid".
         norm_topk_prob: the gates of a token are divided by their sum.
-        routed_scaling_factor: what the gates are multiplied by.
-        n_group, topk_group: experts lie in `n_group` groups of equal size, and those of
-            a token are chosen from its best `topk_group` groups.
+        routed_scaling_factor: a factor of the gates.
+        n_group, topk_group: experts form `n_group` groups of equal size, and those of a
+            token are chosen from its best `topk_group` groups.
         balance_bias: the routers keep a bias, which `update_balance_biases` changes
             after a step, so that experts get equally many tokens.
         router_aux_loss_coef: how much of the load-balancing loss is added to the loss.
@@ -66,7 +66,7 @@ class XtrainConfig(ModelShape):
         self._check_router()
 
     def _check_router(self) -> None:
-        """ValueError for options of routers that do not fit, or that nothing reads."""
+        """ValueError for options of routers that do not fit, or of a dense model."""
         if not self.num_local_experts:
             for field in dataclasses.fields(self):
                 value = getattr(self, field.name)

@@ -3,9 +3,9 @@
     tokens, labels, positions    whole on every rank    0 1 2 3 4 5 6 7
     zigzag on 2 ranks            rank 0: 0 1 6 7        rank 1: 2 3 4 5
 
-Only attention looks at more than one token, so only attention sends anything: all else
-works on the rank's own tokens, with their positions in the whole sequence. The weights
-are whole on every context rank, and their gradients are summed after backward.
+Only attention looks at several tokens, so only attention sends messages: all else works
+on the rank's own tokens, with their positions in the whole sequence. The weights are
+whole on every context rank, and their gradients are summed after backward.
 
 Shapes: B batch, N query heads, K key/value heads, S sequence, D head size, c ranks.
 """
@@ -34,7 +34,7 @@ ATTENTIONS = ("ring", "all_gather", "ulysses")
 
 
 class SequenceCut(NamedTuple):
-    """Which tokens this rank has, and what its layers call as attention.
+    """Which tokens this rank has, and the attention of its layers.
 
     Attributes:
         attention: one of `ATTENTIONS`.
@@ -91,10 +91,10 @@ def sequence_cut(
     context_attention: str,
     context_balance: str | None,
 ) -> SequenceCut | None:
-    """How the options of a model cut its sequences; None where nothing is cut.
+    """How the options of a model cut its sequences; None for sequences that stay whole.
 
     Args:
-        attention: the function for one device, which the context's takes the place of.
+        attention: the function for one device, which the context's replaces.
 
     Raises:
         ValueError: an option is unknown, two of them exclude each other, or there are
@@ -117,7 +117,7 @@ def sequence_cut(
             raise ValueError(
                 f'context_attention="ulysses" on {group.size()} context ranks: a '
                 f"tensor rank has {heads} of {config.num_attention_heads} query heads, "
-                "which must divide among them; ring and all_gather cut no heads"
+                "which must be divisible by them; ring and all_gather cut no heads"
             )
         return SequenceCut(context_attention, "none", group)
     return SequenceCut(context_attention, context_balance or "zigzag", group)

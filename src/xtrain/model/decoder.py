@@ -5,7 +5,7 @@
 Each half of a layer has a norm before it and a residual around it. Modules are named
 as in Hugging Face's Llama, so that its checkpoints map one to one. A layer may have
 experts in place of its SwiGLU, `xtrain.expert_parallel`. The only buffers are biases of
-their routers, if the config wants them.
+their routers, with `balance_bias`.
 
 On a mesh with a "tensor" axis the modules are those of `xtrain.tensor_parallel`; on one
 with a "context" axis each rank has a part of every sequence, and attention is one of
@@ -48,17 +48,17 @@ class XtrainModel(DecoderParts):
     """The whole decoder: embedding, layers, norm and head.
 
     On the meta device it takes no memory; `to_empty` and then `reset_parameters` (or a
-    checkpoint) make it the model that it would have been at once.
+    checkpoint) fill it with the same weights as a direct start.
 
     Args:
         mesh: axes "data" (or "expert_data" and "expert"), "context" and "tensor", any
             of them. Every rank of a context and tensor group passes the same whole
             tokens and labels.
-        attention: what each layer calls in place of torch's.
+        attention: the function that each layer calls.
         sequence_parallel: keep activations between the layers' matrices cut along the
             sequence over the tensor ranks, whose number must divide its length.
         context_attention: how layers attend over the context ranks' tokens: "ring",
-            "all_gather", or "ulysses", which cuts heads meanwhile.
+            "all_gather", or "ulysses", which cuts heads instead.
         context_balance: which tokens a context rank has: "none", "striped" or "zigzag";
             "zigzag" unless given, but "none" with ulysses.
 
@@ -111,8 +111,8 @@ class XtrainModel(DecoderParts):
         stage's `module.loss_fn` to the runner.
 
         Args:
-            mesh: its axis "pipeline" has as many ranks as the schedule; all others may
-                be there besides. A runner's `data_group` is `batch_group(mesh)`.
+            mesh: its axis "pipeline" has as many ranks as the schedule; it may have all
+                other axes besides. A runner's `data_group` is `batch_group(mesh)`.
             sequence: the length for which the layers are to cost the same. Attention's
                 share grows with it; for 1 only the matrices count.
             options: of an `XtrainModel`.
@@ -147,8 +147,9 @@ class XtrainModel(DecoderParts):
             labels: [B, S], each the token that should follow; the caller shifts them.
             positions: [S] or [B, S]; 0, 1, 2, ... unless given.
             token_mask: [B, S], bool, False for padding: routers send it to no expert,
-                and neither loads nor auxiliary losses count it. Attention sees it, as
-                no token before it does; its labels are to be -100.
+                and neither loads nor auxiliary losses count it. Its labels are to be
+                -100. Causal attention hides padding on the right from all tokens
+                before it.
             gather_logits: return the whole vocabulary's for all tokens, in their order,
                 on every rank.
 
@@ -189,7 +190,7 @@ class XtrainModel(DecoderParts):
         slice counts once, and what several ranks hold counts once.
 
         Raises:
-            ValueError: inside ZeRO or FSDP, which shard the gradients: call theirs.
+            ValueError: inside ZeRO or FSDP, which shard gradients: call their method.
         """
         check_not_sharded(self.parameters())
         held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]

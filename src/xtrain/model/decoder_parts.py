@@ -44,7 +44,7 @@ class DecoderParts(DecoderWeights):
 
     Args:
         parts: their numbers, as above.
-        is_copy: another rank holds the same parts and counts for both.
+        is_copy: another rank holds the same parts, and counts in norms and checkpoints.
     """
 
     carried: Carried = MappingProxyType({})
@@ -136,7 +136,7 @@ class DecoderParts(DecoderWeights):
         return x
 
     def routings(self) -> dict[int, Routing]:
-        """What each router of these layers decided in its last forward."""
+        """The routing of each router of these layers in its last forward."""
         found = {}
         for name, layer in self.layers.named_children():
             for part in layer.modules():  # a wrapper may be around the layer
@@ -145,7 +145,7 @@ class DecoderParts(DecoderWeights):
         return found
 
     def whole_length(self, x: Tensor) -> int:
-        """How many tokens the whole sequences have of which `x` is what `run` gets."""
+        """The length of the whole sequences, of which `run` gets `x`."""
         length = x.shape[1]
         if not self.has_embedding:
             length *= axis_size(self.mesh, "context")

@@ -1,9 +1,8 @@
 """The weights of some parts of the decoder: their first values, slices and gradients.
 
-A parameter has the name that it has in the whole model. By it everything is found: the
-first values, which are a slice of the full tensor's, drawn from a seed derived from the
-name; which slice of it a tensor or expert rank holds; and the mesh axes over which its
-gradient is summed.
+A parameter has the name that it has in the whole model. The name determines the first
+values, a slice of the full tensor drawn from a seed of the name; the slice that a
+tensor or expert rank holds; and the mesh axes over which its gradient is summed.
 """
 
 from collections.abc import Collection
@@ -37,7 +36,7 @@ TIED = "embed_tokens.weight"
 
 
 class DecoderWeights(nn.Module):
-    """What the parameters of these parts are, and what is done with them as wholes.
+    """The parameters of these parts: their values, slices and gradients.
 
     The attributes are those of `DecoderParts`, which makes the modules.
     """
@@ -55,7 +54,7 @@ class DecoderWeights(nn.Module):
 
     @torch.no_grad()
     def sync_gradients(self, skip: Collection[str] | None = None) -> None:
-        """Sum every gradient over the mesh axes that nothing has summed it over.
+        """Sum every gradient over the mesh axes over which no wrapper has summed it.
 
         Every rank calls it after backward, with the same `skip`. A trained parameter
         without a gradient here takes part with zeros, as it may have one elsewhere.
@@ -76,7 +75,7 @@ class DecoderWeights(nn.Module):
             sum_gradients(summed, axis_group(self.mesh, axis))
 
     def shards(self) -> list[Shard]:
-        """What this rank holds, for `save_checkpoint` and `load_checkpoint`.
+        """Parameters and buffers, for `save_checkpoint` and `load_checkpoint`.
 
         ZeRO and FSDP save and load what they shard by their own methods.
         """
@@ -88,7 +87,7 @@ class DecoderWeights(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give every parameter its slice of the weights that its name stands for.
+        """Give every parameter its slice of the weights of its name.
 
         Biases of routers begin with zeros.
         """

@@ -1,4 +1,4 @@
-"""What `sync_gradients` sums over a mesh axis, whatever has summed over another one.
+"""What `sync_gradients` sums over a mesh axis, under each wrapper over another axis.
 
 no wrapper, DDP    the parameter's own gradient, whole
 FSDP               the parameter's own gradient, a shard
@@ -29,7 +29,7 @@ def sum_gradients(
 ) -> None:
     """Of each trained parameter, in order; zeros where it has none.
 
-    What has 16 bits travels and adds up in fp32.
+    Gradients of 16 bits are sent and summed in fp32.
     """
     trained = [p for p in parameters if p.requires_grad]
     kept, works = pieces_of(trained), []
@@ -54,7 +54,7 @@ def check_skips(
 ) -> None:
     """ValueError unless the `skip` of `sync_gradients` is what wrappers have summed.
 
-    What sums without telling, as torch's own wrappers do, is the caller's to know.
+    The caller knows of sums by torch's own wrappers, which leave no mark.
     """
     trained = [p for p in parameters if p.requires_grad]
     summed = {axis: owner_of(p) for p in trained for axis in summed_over(p)}
@@ -77,8 +77,7 @@ def check_skips(
 def check_skip(parameters: Iterable[Tensor], axis: str, skip: Collection[str]) -> None:
     """ValueError if a wrapper that shards gradients is over the wrong axis.
 
-    The table of who counts in a norm knows of shards over "data" alone, or over
-    "expert_data" where there are experts.
+    Norms count shards over "data" alone, or over "expert_data" where there are experts.
     """
     claimed = {owner_of(parameter) for parameter in parameters}
     owners = [owner for owner in SHARDS if owner in claimed]
@@ -100,9 +99,9 @@ def check_skip(parameters: Iterable[Tensor], axis: str, skip: Collection[str]) -
 
 
 def check_not_sharded(parameters: Iterable[Tensor]) -> None:
-    """ValueError for gradients of which a wrapper leaves a shard, to be clipped there.
+    """ValueError for gradients that a wrapper shards: they are clipped by its method.
 
-    The norm of the parameters' own gradients would be that of shards, or of nothing.
+    The norm of the parameters' own gradients would be that of shards, or zero.
     """
     for owner in map(owner_of, parameters):
         if owner in SHARDS:

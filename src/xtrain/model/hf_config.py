@@ -4,10 +4,9 @@ Rotary positions are spelled in two ways: older files have `rope_theta` and
 `rope_scaling`, newer ones both in `rope_parameters`. Both are read; the older is
 written, which old and new libraries read.
 
-A Mixtral adds its load-balancing loss only where `output_router_logits` says so; where
-it does not, the coefficient is read as 0. It is that of all layers' tokens together,
-unless an entry of ours, `router_aux_loss_pooled`, has another value. The coefficient of
-the z-loss has no place in the file.
+A Mixtral adds its load-balancing loss if `output_router_logits` is true; otherwise the
+coefficient is read as 0. It is that of all layers' tokens together, unless an entry of
+ours, `router_aux_loss_pooled`, is false. The file has no coefficient of the z-loss.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ FIXED: dict[str, dict[str, Any]] = {
         "router_jitter_noise": 0.0,
     },
 }
-"""What the decoder always is: other values are refused."""
+"""Entries with one value that the decoder supports."""
 ABSENT: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "partial_rotary_factor": (None, 1.0),
@@ -48,13 +47,13 @@ ABSENT: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
 }
-"""What may be in a file and would change what is computed, with its values that do not.
-Biases and norms besides ours come as tensors, which are refused as left over."""
+"""Entries that may be absent, and the values with which they change nothing. Tensors of
+biases and further norms are refused as left over."""
 CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
-"""What nothing here reads, and `save_hf` writes as `load_hf` has found it."""
+"""Entries that the model does not read; `save_hf` writes what `load_hf` has found."""
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
 DEFAULTS = {"llama": (1e-6, 10_000.0), "mixtral": (1e-5, 1_000_000.0)}
-"""Of rms_norm_eps and rope_theta, where a file does not say them."""
+"""Of rms_norm_eps and rope_theta, if a file has none."""
 EXPERT_NAMES = ("num_local_experts", "num_experts_per_tok")
 MOST = 2**31 - 1
 """Of any size."""
@@ -64,7 +63,7 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
     """The config that these entries of a `config.json` stand for.
 
     Raises:
-        ValueError: an entry is missing, or the model is one that this decoder is not.
+        ValueError: an entry is missing, or its value is not supported.
     """
     kind = values.get("model_type", "llama")
     if not isinstance(kind, str) or kind not in FIXED:
@@ -131,7 +130,7 @@ def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
 
 
 def check_architecture(config: XtrainConfig) -> None:
-    """ValueError for experts that no Mixtral has, and its files cannot say."""
+    """ValueError for experts that a Mixtral's files cannot describe."""
     if not config.num_local_experts:
         return
     mixtral = {
@@ -186,7 +185,7 @@ def _rope(
     """Base and scaling, from either spelling."""
     found = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(found, dict):
-        raise ValueError(f"rotary parameters {found!r} are no table")
+        raise ValueError(f"rotary parameters {found!r} are not a table")
     for name in found.keys() & ABSENT.keys():
         if found[name] not in ABSENT[name]:
             raise ValueError(f"{name}={found[name]!r}, which this model has not")

@@ -49,7 +49,7 @@ def only_dtype(there: dict[str, About]) -> torch.dtype:
 
 @contextmanager
 def as_checkpoint_error() -> Iterator[None]:
-    """What cannot be read, written or understood inside is a CheckpointError."""
+    """An OSError or ValueError inside becomes a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict:
 
 
 def write_json(path: Path, values: dict) -> None:
-    """As people read it."""
+    """Indented."""
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 

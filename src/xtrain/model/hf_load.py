@@ -97,8 +97,7 @@ def load_hf_stages(
 def _look(
     directory: Path, dtype: torch.dtype | None
 ) -> tuple[XtrainConfig, Files, torch.dtype, Carried]:
-    """The config, the files and the dtype, before anything is made of them; and what is
-    not ours."""
+    """The config, the files, the dtype, and entries that the model does not read."""
     path = directory / CONFIG
     values = read_json(path)
     with named(path):
@@ -132,7 +131,7 @@ def _fill(module: DecoderParts, path: Path, names: set[str]) -> None:
 
 
 def _check_names(config: XtrainConfig, files: Files) -> dict[str, About]:
-    """What the files have; CheckpointError unless it is the whole model's tensors."""
+    """The files' tensors; CheckpointError unless they are those of the whole model."""
     check_counts(config, sum(map(len, files.values())))
     with named(Path(CONFIG)):
         sources = hf_sources(whole_shapes(config))

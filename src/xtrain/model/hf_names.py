@@ -28,7 +28,7 @@ MOE = ".block_sparse_moe."
 
 
 class Source(NamedTuple):
-    """What a tensor of a file is: a parameter of ours, or one expert of it."""
+    """The origin of a tensor of a file: a parameter of ours, or one expert of it."""
 
     parameter: str
     expert: int | None
@@ -86,7 +86,7 @@ def whole_shapes(config: XtrainConfig) -> dict[str, torch.Size]:
 
 def check_counts(config: XtrainConfig, tensors: int) -> None:
     """CheckpointError if files have too few tensors for the layers and experts of a
-    config: seen at once, where to list what is missing takes as long as they are many.
+    config: checked first, as listing all that are missing may take long.
     """
     layers, experts = config.num_hidden_layers, config.num_local_experts
     if layers * max(1, experts) > tensors:
@@ -99,7 +99,7 @@ def check_counts(config: XtrainConfig, tensors: int) -> None:
 def check_own_shapes(
     modules: Sequence[DecoderParts], shapes: dict[str, torch.Size]
 ) -> None:
-    """ValueError if parameters are no longer the model's, as inside FSDP."""
+    """ValueError if parameters have other shapes than the model's, as inside FSDP."""
     for module in modules:
         for name, parameter in module.named_parameters():
             full = torch.empty(shapes[name], device="meta")

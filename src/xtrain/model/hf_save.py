@@ -53,7 +53,7 @@ def save_hf(
     Raises:
         CheckpointError: on every rank, when one cannot write.
         ValueError: a wrapper has sharded the parameters, or the mesh is not that of
-            all ranks, or the experts are none of a Mixtral.
+            all ranks, or the experts are not those of a Mixtral.
     """
     modules = [model] if isinstance(model, XtrainModel) else stage_modules(model)
     config, mesh = modules[0].config, modules[0].mesh
@@ -86,7 +86,7 @@ def save_hf(
 
 
 class Collector:
-    """What the ranks of a mesh hold of a model, and how it comes to the writer."""
+    """Whole tensors on the rank that writes, from all ranks of a mesh."""
 
     def __init__(self, modules: Sequence[DecoderParts], shapes: dict[str, torch.Size]):
         self.sources, self.mesh = hf_sources(shapes), modules[0].mesh

@@ -28,8 +28,8 @@ def count_labels(
 ) -> Tensor:
     """How many labels are not -100, over all data ranks.
 
-    Each rank says besides whether its batch is wrong, so that no other rank goes on to
-    wait for it. (On a GPU that is asserted there: to look would make the CPU wait.)
+    Each rank sends besides whether its batch is wrong, so that all raise together. (A
+    GPU asserts it there: to read it would make the CPU wait.)
 
     Args:
         problem: what is wrong on this rank.

@@ -10,7 +10,7 @@ from xtrain.model.config import XtrainConfig
 AXES = {
     "pipeline": "XtrainModel.stages(config, mesh, schedule) makes the stages of a rank",
 }
-"""Axes that a whole model cannot be cut over, and what can."""
+"""Axes over which a whole model cannot be cut, and what to call instead."""
 EXPERT_AXES = ("expert_data", "expert")
 CUT_OVER = ("data", *EXPERT_AXES, "context", "tensor")
 
@@ -55,8 +55,7 @@ def check_expert_axes(sizes: dict[str, int], config: XtrainConfig) -> None:
     experts, ranks = config.num_local_experts, sizes.get("expert", 1)
     if experts % ranks:
         raise ValueError(
-            f"num_local_experts={experts} on {ranks} expert ranks: each needs as many "
-            "as the others"
+            f"num_local_experts={experts} on {ranks} expert ranks: must be divisible"
         )
 
 
@@ -80,7 +79,7 @@ def batch_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
 
 
 def groups_to_all(mesh: DeviceMesh | None) -> list[ProcessGroup]:
-    """Groups through which all ranks of the mesh hear of each other; data ranks first.
+    """Groups that together connect all ranks of the mesh; data ranks first.
 
     They have the timeout of the mesh. Every rank of the mesh calls it.
     """
@@ -91,15 +90,14 @@ def groups_to_all(mesh: DeviceMesh | None) -> list[ProcessGroup]:
 
 
 def is_first(group: ProcessGroup | None) -> bool:
-    """Whether this is rank 0 of an axis; of one that the mesh does not have it is."""
+    """Whether this is rank 0 of an axis; True for one that the mesh does not have."""
     return group is None or group.rank() == 0
 
 
 def mesh_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
     """All ranks of a mesh; None without a mesh.
 
-    ValueError for a mesh of several axes that is not that of all ranks: it has no group
-    of its own.
+    ValueError for a mesh of several axes and some of the ranks: it has no group.
     """
     if mesh is None or mesh.ndim == 1:
         return None if mesh is None else mesh.get_group()

@@ -27,7 +27,7 @@ class PlainModules:
     """Every module whole, on one device.
 
     Args:
-        expert: the ranks over which the experts of a layer lie, if over any.
+        expert: the ranks over which the experts of a layer lie, or None.
     """
 
     def __init__(
@@ -82,24 +82,16 @@ class TensorParallelModules(PlainModules):
     ):
         super().__init__(config, attention, expert)
         self.group = group
-        self.cut: dict[str, Any] = {
-            "sequence_parallel": sequence_parallel,
-            "group": group,
-        }
+        cut: dict[str, Any] = {"sequence_parallel": sequence_parallel, "group": group}
+        self.cut = cut
 
     def embedding(self) -> nn.Module:
-        return VocabParallelEmbedding(
-            self.config.vocab_size,
-            self.config.hidden_size,
-            **self.cut,
-        )
+        sizes = self.config.vocab_size, self.config.hidden_size
+        return VocabParallelEmbedding(*sizes, **self.cut)
 
     def norm(self) -> nn.Module:
-        return ParallelRMSNorm(
-            self.config.hidden_size,
-            self.config.rms_norm_eps,
-            **self.cut,
-        )
+        config = self.config
+        return ParallelRMSNorm(config.hidden_size, config.rms_norm_eps, **self.cut)
 
     def attention(self) -> nn.Module:
         config = self.config
@@ -118,19 +110,12 @@ class TensorParallelModules(PlainModules):
         if self.config.is_moe(layer):
             cut = self.group, self.cut["sequence_parallel"]
             return make_moe(self.config, self.expert, *cut)
-        return ParallelSwiGLU(
-            self.config.hidden_size,
-            self.config.intermediate_size,
-            **self.cut,
-        )
+        sizes = self.config.hidden_size, self.config.intermediate_size
+        return ParallelSwiGLU(*sizes, **self.cut)
 
     def overlaps(self, layer: int) -> bool:
         return False  # both halves of a layer send
 
     def head(self) -> nn.Module:
-        return ColumnParallelLinear(
-            self.config.hidden_size,
-            self.config.vocab_size,
-            bias=False,
-            **self.cut,
-        )
+        sizes = self.config.hidden_size, self.config.vocab_size
+        return ColumnParallelLinear(*sizes, bias=False, **self.cut)

@@ -4,13 +4,13 @@
     backward   head      | layer 3 |  ------ | layer 2  | embedding
                            experts: in chunks  dense: alone
 
-A layer whose experts lie on other ranks is cut into chunks, and each pair of them, one
-of forward and one of backward, sends its messages under the other's compute. What has
-no partner is run alone.
+A layer whose experts lie on other ranks is cut into chunks. In a pair of such layers,
+one of forward and one of backward, the messages of each are sent under the other's
+compute. A layer without a partner is run alone.
 
-A forward whose backward may come in a pair leaves its layers in pieces of a graph, and
-`_Joint` in the graph of what the stage returns: autograd's backward that arrives there
-goes on through the pieces, or stops, so that a pair runs them.
+A forward whose backward may come in a pair leaves each layer as a graph of its own, and
+`_Joint` in the graph of the stage's output: autograd's backward that arrives there runs
+the layers' graphs, or stops, so that a pair runs them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,7 +66,7 @@ class LayersForward:
         return _Joint.apply(x, self) if x.requires_grad else x
 
     def arrived(self, grad: Tensor) -> None:
-        """Autograd's backward is here: go on, unless a pair does."""
+        """Autograd's backward is here: continue, unless a pair does."""
         if self._stops:
             self._caught = grad
             return
@@ -77,7 +77,7 @@ class LayersForward:
     def backward_to_here(
         self, outputs: Sequence[GradientEdge], gradients: Sequence[Tensor | None]
     ) -> Pieces:
-        """The backward of what the stage has after its layers; then their pieces."""
+        """The backward of norm and head, after the layers; then the layers' pieces."""
         self._stops = True
         try:
             torch.autograd.backward(list(outputs), list(gradients))
@@ -117,7 +117,7 @@ class _Joint(torch.autograd.Function):
 
 
 def layers_before(outputs: Sequence[GradientEdge]) -> LayersForward | None:
-    """The pieces that a backward from here comes to; None if there are none."""
+    """The pieces on the path of a backward from here; None if there are none."""
     seen: set[Node] = set()
     nodes = [edge.node for edge in outputs]
     while nodes:
@@ -141,9 +141,9 @@ def forward_over(
     """The layers' forward, and the pieces of a backward under it.
 
     Args:
-        layers: those with experts on other ranks are `Block`s.
-        in_pieces: have pieces of this forward, too, for a pair to come.
-        context: what each layer is called with besides x.
+        layers: those with experts on other ranks have `moe`.
+        in_pieces: leave pieces of this forward, for a later pair.
+        context: further arguments of each layer.
     """
     done = LayersForward(x)
     for layer in layers:

@@ -6,7 +6,7 @@ Where the gradients are depends on what has summed them over the data ranks:
     FSDP               a shard on every data rank      all count
     ZeRO 1 and 2       a shard in the optimizer        all count
 
-What several ranks of the rest of the mesh hold alike counts on the first of them.
+Of equal copies on other axes of the mesh the first counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,20 +15,19 @@ from torch import Tensor, nn
 
 from xtrain.checkpoint.parameter_slice import placement_in
 from xtrain.comm.wrapper_rules import check_counted
-from xtrain.data_parallel.ddp import DistributedDataParallel
+from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model.balance import update_biases
 from xtrain.model.stages import DecoderStage
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.clip import clip_sharded_grad_norm_
-from xtrain.zero.fsdp import FullyShardedDataParallel
-from xtrain.zero.optimizer import ZeroOptimizer
 
 Held = tuple[Tensor, bool]
 """A gradient, and whether this rank adds it to the norm."""
 
 
 def unwrapped(stage: PipelineStage) -> nn.Module:
-    """What the stage computes, without the wrapper around it."""
+    """The module of the stage without its wrapper."""
     module = stage.module
     if isinstance(module, DistributedDataParallel | FullyShardedDataParallel):
         return module.module
@@ -63,7 +62,7 @@ def gradients_of(stages: Sequence[PipelineStage]) -> list[Held]:
 def of_zero(
     optimizer: ZeroOptimizer, places: dict[nn.Parameter, bool]
 ) -> Iterator[Held]:
-    """This rank's shards of the gradients that an optimizer of ours has."""
+    """This rank's shards of the gradients that a ZeroOptimizer holds."""
     for parameter, piece in optimizer.gradient_pieces().items():
         yield piece, places[parameter]
 

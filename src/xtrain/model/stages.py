@@ -33,10 +33,10 @@ from xtrain.tensor_parallel.shards import check_features, check_ids
 
 
 class DecoderStage(DecoderParts):
-    """What one virtual stage holds of the decoder; called in the order of stages."""
+    """The parts of the decoder that one virtual stage holds."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Tokens [B, S] on the first stage, else what the stage before returned.
+        """Tokens [B, S] on the first stage, else the output of the stage before.
 
         Activations [B, S / c, H], or [B, S / c / t, H] with sequence_parallel; logits
         [B, S / c, V / t] from the last stage.
@@ -45,7 +45,7 @@ class DecoderStage(DecoderParts):
             positions: [S] or [B, S]; 0, 1, 2, ... unless given.
 
         Raises:
-            ValueError: what is given does not fit; before anything is computed.
+            ValueError: inputs do not fit; before anything is computed.
         """
         return self.checked_run(x, positions)
 
@@ -55,7 +55,7 @@ class DecoderStage(DecoderParts):
         positions: Tensor | None = None,
         through: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """`run`, of what a stage may be called with."""
+        """`run`, after the checks of a call."""
         if self.has_embedding:
             self.check_call(x, positions=positions)
             self.check_same_batch(x, None, positions)
@@ -66,7 +66,7 @@ class DecoderStage(DecoderParts):
     def loss_fn(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The summed loss of labels other than -100 of this batch, and their count.
 
-        Both are of whole sequences, so the runner need not know of context ranks.
+        Both are of whole sequences, summed over context ranks.
 
         Args:
             labels: [B, S], whole as the tokens are.
@@ -123,8 +123,8 @@ class OverlappedDecoderStage(DecoderStage):
 def part_costs(config: XtrainConfig, sequence: int = 1) -> list[int]:
     """FLOPs for `sequence` tokens: of the embedding, of each layer, of norm and head.
 
-    Only matrix products count, so a look-up is free. Of experts those that a token
-    meets count, wherever they are.
+    Only matrix products count, so the embedding is free. Of experts those that a token
+    visits count, on any rank.
     """
     costs = [
         config.layer_flops_per_token(layer, sequence, causal=True) * sequence
@@ -170,7 +170,7 @@ def check_no_auxiliary_loss(config: XtrainConfig) -> None:
         if getattr(config, name):
             raise ValueError(
                 f"{name}={getattr(config, name)}: stages have some of the layers, and "
-                "see one micro-batch after the other, so that loss is none of theirs; "
+                "see one micro-batch at a time, so they cannot compute that loss; "
                 "balance_bias=True keeps experts busy without a loss"
             )
 
@@ -182,7 +182,7 @@ def make_modules(
     sequence: int = 1,
     **options: Any,
 ) -> dict[int, DecoderStage]:
-    """What this rank's stages hold, by the stage's number; nothing else is made."""
+    """The modules of this rank's stages, by the stage's number; only they are made."""
     cut = {"schedule": schedule.name, "stages": schedule.stages, "sequence": sequence}
     problem = problem_of(lambda: check_pipeline(config, mesh, schedule))
     check_same_config(config, mesh, cut | options, problem)
@@ -209,7 +209,7 @@ def hides_messages(mesh: DeviceMesh | None, schedule: Schedule) -> bool:
 
 
 def as_stages(modules: dict[int, DecoderStage], count: int) -> list[PipelineStage]:
-    """The modules as stages of so many; those at both ends share a tied weight."""
+    """The modules as stages; those at both ends share a tied weight."""
     stages = []
     for index, module in modules.items():
         held = dict(module.named_parameters())

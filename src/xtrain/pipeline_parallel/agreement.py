@@ -1,22 +1,23 @@
-"""What the ranks of a pipeline agree on: before a step, and after it.
+"""What the ranks of a pipeline agree on, before and after a step.
 
     before   is any batch wrong?  have shapes changed since the last step?
     after    the sum and the count of the loss; has any rank failed?
 
-Each is a few numbers of every rank, which rank 0 collects and hands to all: point to
-point, so that a rank which does not answer has a name. Data ranks do the same after
-it. Only if something is wrong do they tell each other what.
+Each is a few numbers of every rank, which rank 0 gathers and sends to all: point to
+point, so that a rank which does not answer can be named. Then data ranks do the same.
+If something is wrong, the ranks exchange it in words.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same, raising_everywhere
-from xtrain.comm.checks import group_or_world, message_device, rank_and_size
+from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.checks import group_or_world, message_device
 from xtrain.pipeline_parallel.lost_ranks import exchange_by_peer
 
 
@@ -26,33 +27,6 @@ class NothingArrived(Exception):
 
 class NotReduced(RuntimeError):
     """Gradients could not be summed over data ranks: perhaps one of them had failed."""
-
-
-def agree_on_stages(
-    problem: str | None,
-    schedule: str,
-    group: ProcessGroup | None,
-    data_group: ProcessGroup | None,
-) -> None:
-    """Let all ranks go on, or none.
-
-    Args:
-        problem: what is wrong with this rank's stages.
-        schedule: in words that differ if its order does.
-
-    Raises:
-        ValueError: on every rank: one has a problem, schedules differ, or data ranks do
-            not have the same stages.
-    """
-    known: dict[str, object] = {"schedule": schedule}
-    if data_group is None:
-        check_same("stages", [], group, known, problem)
-        return
-    with raising_everywhere(ValueError, group=group):
-        with raising_everywhere(ValueError, group=data_group):
-            check_same("stages", [], group, known, problem)
-        place = {"rank in the pipeline": rank_and_size(group)[0]}
-        check_same("data ranks", [], data_group, known | place)
 
 
 def agree_to_begin(
@@ -143,18 +117,10 @@ def raise_together(
     if isinstance(error, NothingArrived):
         error = None
     errors = ValueError, RuntimeError
-    if data_group is None:
-        with raising_everywhere(*errors, group=group):
-            _raise(error)
-    else:
-        with (
-            raising_everywhere(*errors, group=data_group),
-            raising_everywhere(*errors, group=group),
-        ):
-            _raise(error)
+    with ExitStack() as stack:
+        if data_group is not None:
+            stack.enter_context(raising_everywhere(*errors, group=data_group))
+        stack.enter_context(raising_everywhere(*errors, group=group))
+        if error is not None:
+            raise error
     raise AssertionError("unreachable: some rank has an error")
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error

@@ -1,7 +1,7 @@
 """What is wrong with what a rank brings: stages, a schedule, a batch.
 
 `check_pipeline` raises on every rank. Each of the others returns a problem in words, or
-None: one rank's problem becomes an error on all of them in `agreement`.
+None; one rank's problem is an error on all of them.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same
+from xtrain.comm.agreement import check_same, raising_everywhere
 from xtrain.comm.call_agreement import digest
 from xtrain.comm.checks import rank_and_size
-from xtrain.pipeline_parallel.agreement import agree_on_stages
 from xtrain.pipeline_parallel.communicators import check_communicators
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.pipeline_parallel.wrappers import check_wrappers
@@ -30,7 +29,12 @@ def check_pipeline(
     group: ProcessGroup | None,
     data_group: ProcessGroup | None,
 ) -> None:
-    """What a runner is made of: ValueError on every rank if any has a problem."""
+    """What a runner is made of.
+
+    Raises:
+        ValueError: on every rank: one has a problem, schedules differ, or data ranks do
+            not have the same stages.
+    """
     given = {"data_group": data_group is not None}
     check_same("stages", [], group, given, check_data_group(data_group))
     rank, size = rank_and_size(group)
@@ -40,7 +44,15 @@ def check_pipeline(
         or check_wrappers(stages, data_group)
         or check_communicators(group, device_of(stages))
     )
-    agree_on_stages(problem, named(schedule), group, data_group)
+    known: dict[str, object] = {"schedule": named(schedule)}
+    if data_group is None:
+        check_same("stages", [], group, known, problem)
+        return
+    with raising_everywhere(ValueError, group=group):
+        with raising_everywhere(ValueError, group=data_group):
+            check_same("stages", [], group, known, problem)
+        known["rank in the pipeline"] = rank
+        check_same("data ranks", [], data_group, known)
 
 
 def check_schedule(schedule: Any, size: int) -> str | None:
@@ -122,7 +134,7 @@ def check_batch(what: str, batch: Any, micro_batches: int) -> str | None:
         if not isinstance(tensor, Tensor):
             return f"{what} hold {type(tensor).__name__}, not tensors only"
         if tensor.dim() == 0:
-            return f"{what} hold a tensor of no dimensions, which has no rows to cut"
+            return f"{what} hold a tensor of 0 dimensions, which has no rows to cut"
         if tensor.requires_grad:
             return (
                 f"{what} require a gradient, but none is sent back to the caller: put "

@@ -31,13 +31,9 @@ Tensors = tuple[Tensor, ...]
 
 
 class Computations:
-    """Runs forwards and backwards, and keeps what is between them.
+    """Runs this rank's stages, and keeps what is between forward and backward.
 
-    Args:
-        stages: this rank's, by index.
-        messages: know what the ranks have agreed on.
-        loss: takes what the last stage returns.
-        inputs: of each micro-batch that begins on this rank.
+    `inputs` are those of the micro-batches that begin on this rank.
     """
 
     def __init__(

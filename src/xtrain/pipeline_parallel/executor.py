@@ -15,13 +15,7 @@ from xtrain.schedules.action import REDUCE
 
 
 class Executor:
-    """One step of a rank: its actions, one after the other.
-
-    Args:
-        computations: of this rank's stages.
-        messages: of the schedule, whose actions these are.
-        reduce: sums a stage's gradients over the data ranks.
-    """
+    """One step of a rank; `reduce` sums a stage's gradients over the data ranks."""
 
     def __init__(
         self,

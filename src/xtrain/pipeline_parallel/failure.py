@@ -21,11 +21,7 @@ from xtrain.schedules import Action
 
 
 class StepFailure:
-    """What went wrong first on this rank; `error` is None while nothing has.
-
-    Args:
-        group: the ranks of the pipeline.
-    """
+    """`error` is the first one of this rank; None before that."""
 
     def __init__(self, group: ProcessGroup):
         self.group = group
@@ -40,12 +36,12 @@ class StepFailure:
         """Keep the error of what runs inside, with the action that raised it.
 
         Args:
-            reducing: gradients are summed: whoever waits for them has failed, too, and
-                a rank that gives another reason knows more.
+            reducing: gradients are being summed. Such an error is often the effect of
+                another rank's, whose reason is raised then.
 
         Raises:
-            RankLost: a rank was lost, so the groups are of no more use. One that ended
-                while gradients were summed is named at the end of the step.
+            RankLost: a rank was lost, so the groups cannot be used any more. One that
+                ended while gradients were summed is named at the end of the step.
         """
         try:
             yield

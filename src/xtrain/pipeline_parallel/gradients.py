@@ -19,13 +19,7 @@ from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
 
 
 class Reductions:
-    """What reduces the gradients of this rank's stages, and for which of them.
-
-    Args:
-        stages: this rank's.
-        mirrored: whether another rank holds each of them, too.
-        group: the ranks of the pipeline, which sum what their stages share.
-    """
+    """What reduces the gradients of this rank's stages, and for which of them."""
 
     def __init__(
         self,
@@ -101,9 +95,6 @@ class PreviousGradients:
 
     grad    before | None, then the sums of the step | before + sums / count
                    | a step that fails               | before
-
-    Args:
-        parameters: their `grad` is None from now on.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]):

@@ -12,9 +12,7 @@ LossFunction = Callable[[Any, Any], tuple[Tensor, Tensor | int]]
 class StepLoss:
     """The sum (float64) and the count of the micro-batches that end on this rank.
 
-    Args:
-        loss_fn: (output, target) -> (sum, count); without one, outputs are kept.
-        targets: of each micro-batch that ends here.
+    Without a `loss_fn` the outputs are kept.
     """
 
     def __init__(self, loss_fn: LossFunction | None, targets: Mapping[int, Any]):

@@ -1,15 +1,15 @@
-"""A rank that is lost: all others end and name it.
+"""When a rank is lost, all others end and name it.
 
     rank 2 ends        rank 1 waits for it: its connection closes, it raises and ends
                        rank 0 waits for rank 1: its connection closes, too
 
-Each would name the rank before it. So each writes for whom it waited into the store
-that the ranks met at, and reads on from there: rank 0 waited for rank 1, rank 1 for
-rank 2, and rank 2 has written nothing: it is the one. Whether rank 1 saw it end or
-waited too long is written as well. After a timeout the others are given a moment to
-write, as they do not all time out at once. A stage that fails while other ranks wait
-inside it writes that, too. A process that catches RankLost should end: its groups are
-of no more use, and those who wait for it notice only then.
+Each would name its own neighbour. So each writes into the process group's store which
+rank it waited for, and follows these entries: rank 0 waited for rank 1, rank 1 for
+rank 2, and rank 2 wrote nothing, so it is the lost one. Each also writes whether it saw
+a connection close or waited too long. Ranks time out at different times, so after a
+timeout each waits a little for the entries of others. A stage that fails while other
+ranks wait inside it writes that, too. A process that catches RankLost should end: its
+groups cannot be used any more, and the ranks that wait for it notice only then.
 """
 
 import threading
@@ -30,8 +30,8 @@ from xtrain.comm.transport_errors import in_short, is_timeout
 
 WAITS, FAILED = "xtrain/pipeline/waits", "xtrain/pipeline/failed"
 LOST, SILENT = "is lost", "does not answer"  # it ended, or nothing came in time
-CLOSED_SECONDS = 0.2  # from a connection that closes to what its rank wrote before
-STORE_SECONDS = 2.0  # a store that answers later is on the rank that is lost
+CLOSED_SECONDS = 0.2  # until an entry is there whose rank closed its connection
+STORE_SECONDS = 2.0  # a store that takes longer is on the lost rank
 
 
 class RankLost(RuntimeError):
@@ -56,9 +56,9 @@ def naming_lost_ranks(
         others = [] if peer is None else [dist.get_global_rank(group, peer)]
         named = list(getattr(error, "ranks", ()))
         late = not named and is_timeout(error)
-        seconds = 0.0 if named else moment(group) if late else CLOSED_SECONDS
+        seconds = 0.0 if named else patience(group) if late else CLOSED_SECONDS
         known = named or others
-        first, what = asked(first_lost, known, seconds, late) or (known[:1], "")
+        first, what = ask_store(first_lost, known, seconds, late) or (known[:1], "")
         if not what:
             who = f"rank {first[0]}" if first else "a rank"
             what = f"{who} {SILENT if late else LOST}"
@@ -68,7 +68,7 @@ def naming_lost_ranks(
         raise RankLost(shortened(text)) from error
 
 
-def moment(group: ProcessGroup) -> float:
+def patience(group: ProcessGroup) -> float:
     """Seconds in which others time out, too: they began to wait at other times."""
     limit = timeout_of(group)
     return min(30.0, max(2.0, limit.total_seconds() / 10 if limit else 0.0))
@@ -77,12 +77,12 @@ def moment(group: ProcessGroup) -> float:
 def first_lost(
     store: Store, named: Sequence[int], seconds: float, late: bool
 ) -> tuple[list[int], str]:
-    """The rank that was lost first and what became of it, as far as the others know.
+    """The rank that was lost first, and how, by the entries of all ranks.
 
     Args:
         named: global ranks that this one waited for, or that its backend names.
-        seconds: how long the others may take to tell.
-        late: that is after a timeout.
+        seconds: how long to wait for entries of others.
+        late: this is after a timeout.
     """
     me, end = str(dist.get_rank()), time.monotonic() + seconds
     how = SILENT if late else LOST
@@ -103,7 +103,7 @@ def follow(store: Store, rank: int, how: str) -> tuple[int, str]:
     """From a rank to the one that it waited for, to the end; no rank comes twice.
 
     Args:
-        how: what this rank knows of it: the last one that waited knows better.
+        how: what this rank saw of it; the last one that waited saw more.
     """
     seen = {dist.get_rank()}
     while rank not in seen and store.check([f"{WAITS}/{rank}"]):
@@ -118,11 +118,11 @@ def follow(store: Store, rank: int, how: str) -> tuple[int, str]:
 def tell_failure(what: str) -> None:
     """Write that this rank has failed: others may wait for it inside a stage."""
     text = f"{dist.get_rank()} failed: {what}"
-    asked(lambda store: store.compare_set(FAILED, "", text))
+    ask_store(lambda store: store.compare_set(FAILED, "", text))
 
 
-def forget() -> None:
-    """Take back what this rank has written: a new pipeline begins, or it works."""
+def clear_store() -> None:
+    """Remove this rank's entries: a new pipeline begins, or a step has worked."""
     me = dist.get_rank()
 
     def clear(store: Store) -> None:
@@ -130,11 +130,11 @@ def forget() -> None:
         if store.check([FAILED]) and store.get(FAILED).startswith(f"{me} ".encode()):
             store.delete_key(FAILED)
 
-    asked(clear)
+    ask_store(clear)
 
 
-def asked(question: Callable[..., Any], *arguments: object) -> Any:
-    """What the store answers; None if it is on the rank that is lost."""
+def ask_store(question: Callable[..., Any], *arguments: object) -> Any:
+    """The store's answer; None if it is on the lost rank."""
     answers: list[Any] = []
 
     def ask() -> None:

@@ -8,16 +8,15 @@ What a rank sends to another arrives in that order, so both ends need only agree
 order, which the schedule gives, and on what a message looks like:
 
 - The first time, each activation follows a header with its shapes and dtypes. Both ends
-  keep it. Its gradient looks the same and needs none.
-- From then on the next message of each rank is awaited before it is needed, so that it
-  travels while this rank computes.
+  keep it. The gradient has the same shape, so it needs no header.
+- From then on the receive of the next message of each rank is posted in advance, so the
+  message arrives while this rank computes.
 
 No rank waits for a send, but its tensor has to live until it has arrived. A message
 that the receiver sent later proves that, so memory does not grow with the micro-batches
 where messages go both ways. NCCL runs the messages of two ranks one after the other:
-there each direction gets a group of its own, or a receive could stand before the send
-that it waits for. Nor are they issued in batches, which torch puts into one queue with
-those of all other ranks of a group.
+there each direction has its own group, as a receive could block the send that it waits
+for. Each message is issued alone: torch puts batches into one queue for all ranks.
 """
 
 from collections import defaultdict, deque
@@ -53,11 +52,7 @@ from xtrain.schedules.action import MESSAGES
 class Messages:
     """The messages of one rank's actions.
 
-    Args:
-        schedule: with messages.
-        group: the ranks of the pipeline.
-        device: where tensors live.
-        down: another group for messages to lower ranks; `group` carries both otherwise.
+    `down` is the group for messages to lower ranks; without it `group` carries both.
     """
 
     def __init__(
@@ -70,7 +65,7 @@ class Messages:
         up = group_or_world(group)
         self.schedule, self.device = schedule, device
         self.rank, self.group = up.rank(), up
-        self._up, self._down = up, down or up
+        self._down = down or up
         self._arrived = [
             sends_that_arrived(schedule, self.rank, peer)
             for peer in range(schedule.ranks)
@@ -82,7 +77,7 @@ class Messages:
         self.begin(negotiate=True)
 
     def begin(self, negotiate: bool) -> None:
-        """Start a step, and await the first message of each rank."""
+        """Start a step; if shapes are agreed, post the first receive of each rank."""
         self._negotiates = negotiate
         if negotiate:
             self.metas.clear()
@@ -101,8 +96,7 @@ class Messages:
     def send(self, action: Action, tensors: tuple[Tensor, ...] | None) -> None:
         """Start to send what a stage returned, or the gradients of its inputs.
 
-        None stands for nothing because this rank has failed: then zeros are sent, as
-        many as the other rank expects.
+        None if this rank has failed: it sends zeros in the shapes that are expected.
         """
         peer = message_peer(self.schedule, action)
         if action.kind == "SEND_F" and self._negotiates:
@@ -112,20 +106,20 @@ class Messages:
         elif tensors is None:
             tensors = tuple(self._empty(x).zero_() for x in self._metas_of(action))
         tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
-        group = self._down if peer < self.rank else self._up
-        with naming_lost_ranks(peer, self._up, action):
+        group = self._down if peer < self.rank else self.group
+        with naming_lost_ranks(peer, self.group, action):
             works = post_each(group.send, tensors, peer)
         self._sends[peer].append(Work(works, keep=tensors))
 
     def recv(self, action: Action) -> tuple[Tensor, ...]:
-        """What arrives, once it has; nothing if the rank that sends has failed."""
+        """Wait for a message; no tensors if the sender has failed."""
         peer = message_peer(self.schedule, action)
         if peer not in self._posted:
             if action.kind == "RECV_F":
                 self._recv_header(peer, action)
             self._await_next(peer)
         tensors, work = self._posted.pop(peer)
-        with naming_lost_ranks(peer, self._up, action):
+        with naming_lost_ranks(peer, self.group, action):
             work.wait()
         self._expected[peer].popleft()
         if not self._negotiates and self._expected[peer]:
@@ -138,25 +132,25 @@ class Messages:
     def finish(self) -> None:
         """Wait until everything that was sent has arrived."""
         for peer, works in self._sends.items():
-            with naming_lost_ranks(peer, self._up, "the end of a step"):
+            with naming_lost_ranks(peer, self.group, "the end of a step"):
                 for work in works:
                     work.wait()
         self._sends.clear()
 
     def connect(self) -> None:
-        """Send and receive a first message with each rank of this one's messages.
+        """Exchange a first message with each rank that this one has messages with.
 
-        NCCL makes what two ranks need for theirs at the first one, and waits for both:
-        they are made in the same order on every rank, or some could wait in a circle.
+        NCCL connects two ranks at their first message, and waits for both. All ranks
+        connect in one order, so none of them wait in a circle.
         """
         first = (torch.zeros(1, device=self.device),)
         own = self.schedule.actions[self.rank]
         for peer in sorted(
             {message_peer(self.schedule, a) for a in own if a.kind in MESSAGES}
         ):
-            for group in (self._up, self._down):  # to the higher, to the lower rank
-                sends = (peer > self.rank) == (group is self._up)
-                with naming_lost_ranks(peer, self._up, "the first message"):
+            for group in (self.group, self._down):  # to the higher, to the lower rank
+                sends = (peer > self.rank) == (group is self.group)
+                with naming_lost_ranks(peer, self.group, "the first message"):
                     call = group.send if sends else group.recv
                     Work(post_each(call, first, peer)).wait()
 
@@ -186,17 +180,17 @@ class Messages:
 
     def _recv_header(self, peer: int, action: Action) -> None:
         numbers = torch.empty(HEADER, dtype=torch.int64, device=self.device)
-        with naming_lost_ranks(peer, self._up, action):
+        with naming_lost_ranks(peer, self.group, action):
             self._post_recv(peer, action, (numbers,)).wait()
         self.metas[action.stage - 1, action.micro_batch] = read_header(numbers)
 
     def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
-        group = self._up if peer < self.rank else self._down
-        with naming_lost_ranks(peer, self._up, action):
+        group = self.group if peer < self.rank else self._down
+        with naming_lost_ranks(peer, self.group, action):
             return Work(post_each(group.recv, tensors, peer))
 
     def _forget_sends(self, peer: int) -> None:
-        """End the sends of which this message proves that they have arrived."""
+        """Free the sends whose arrival this message proves."""
         arrived = self._arrived[peer][self._received[peer]]
         self._received[peer] += 1
         for n in range(self._ended[peer], arrived):
@@ -223,7 +217,7 @@ def post_each(
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """The same memory as numbers that a backend knows: it may know no complex ones."""
+    """The same memory in a real dtype: some backends have no complex ones."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -57,12 +57,7 @@ def received(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class MicroBatch:
-    """One micro-batch in one stage, from its forward to its last gradient.
-
-    Args:
-        module: of the stage.
-        splits: whether its backward will come in two parts.
-    """
+    """One micro-batch in one stage; `splits` if its backward comes in two parts."""
 
     def __init__(self, module: nn.Module, splits: bool):
         self.module = module
@@ -91,7 +86,7 @@ class MicroBatch:
         return self
 
     def __call__(self) -> None:
-        """The whole backward, from `outputs` and their `gradients`."""
+        """The full backward, from `outputs` and their `gradients`."""
         if self.outputs:
             with suspended():  # an overlapped pair's forward may be under way
                 torch.autograd.backward(self.outputs, self.gradients)

@@ -1,4 +1,4 @@
-"""Activation recompute: keep what a function is given, not what it computes on the way.
+"""Activation recompute: keep a function's inputs, and compute its activations again.
 
     forward     x -> [ function: a, b, c ] -> y         kept: x, and a random state
     backward                  dy arrives, and needs c:
@@ -25,14 +25,14 @@ those of torch.utils.checkpoint with use_reentrant=False.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import _get_current_function_mode_stack
+
+from xtrain.pipeline_parallel.surroundings import Surroundings
 
 
 def checkpoint(
@@ -67,7 +67,7 @@ def checkpoint(
 
 
 class _Placeholder:
-    """Stands in the graph for a tensor that forward would have kept."""
+    """Takes the place in the graph of a tensor that forward would have kept."""
 
     def __init__(self, call: "_Call"):
         self.call = call
@@ -103,7 +103,7 @@ class _Call:
         # one can replace them, too, and one that was changed in place is an error
         anchor = torch.empty(0, requires_grad=True)
         self.inputs: Any = _KeepInputs.apply(anchor, *tensors).grad_fn
-        self.surroundings = _Surroundings(preserve_rng_state)
+        self.surroundings = Surroundings(preserve_rng_state)
         self.saved: list[tuple[weakref.ref[_Placeholder], str]] = []
         self.output: Any = None
 
@@ -172,50 +172,6 @@ class _KeepInputs(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)
         return torch.empty_like(anchor)
-
-
-class _Surroundings:
-    """What an operation reads besides its arguments: random numbers, autocast, modes.
-
-    Modes see every call of torch, as `with torch.device(...)` and `split_backward()`
-    do. In backward the caller may have left them, and threads of autograd's own begin
-    without any: those that are not active there are entered again.
-    """
-
-    def __init__(self, preserve_rng_state: bool):
-        self.preserve_rng_state = preserve_rng_state
-        if preserve_rng_state:
-            self.cpu, self.cuda = torch.get_rng_state(), []
-            if torch.cuda.is_initialized():
-                self.cuda = torch.cuda.get_rng_state_all()
-        accelerator = torch.accelerator.current_accelerator()
-        devices = {"cpu", accelerator.type if accelerator else "cpu"}
-        self.autocast = {
-            kind: (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in devices
-        }
-        self.cache_enabled = torch.is_autocast_cache_enabled()
-        self.modes = _get_current_function_mode_stack()
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """As it was in forward; afterwards again as it is now."""
-        active = _get_current_function_mode_stack()
-        with ExitStack() as stack:
-            for mode in self.modes:
-                if not any(mode is other for other in active):
-                    stack.enter_context(mode)
-            for kind, (dtype, enabled) in self.autocast.items():
-                stack.enter_context(
-                    torch.autocast(kind, dtype, enabled, self.cache_enabled)
-                )
-            if self.preserve_rng_state:
-                devices = range(len(self.cuda))
-                stack.enter_context(torch.random.fork_rng(devices))
-                torch.set_rng_state(self.cpu)
-                for device in devices:
-                    torch.cuda.set_rng_state(self.cuda[device], device)
-            yield
 
 
 class _Place:

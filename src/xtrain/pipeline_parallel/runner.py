@@ -7,8 +7,8 @@ A step is one walk through this rank's list. The loss of a micro-batch is a sum,
 gradients are added up; when all is over, the sums are divided once by the count of the
 whole batch, so micro-batches may be of any size.
 
-A rank that fails goes on to send what others expect, and computes no more: at the end
-of the step all ranks raise what went wrong, and their group can still be used.
+A rank that fails stops computing but sends what others expect: at the end of the step
+all ranks raise the same error, and their group can still be used.
 
 Sources: Huang et al., GPipe, 2019; Narayanan et al., Megatron-LM, 2021; Qi et al., Zero
 Bubble Pipeline Parallelism, 2023; DeepSeek-AI, DeepSeek-V3, 2024.
@@ -38,7 +38,7 @@ from xtrain.pipeline_parallel.computations import Computations
 from xtrain.pipeline_parallel.executor import Executor
 from xtrain.pipeline_parallel.gradients import PreviousGradients, Reductions
 from xtrain.pipeline_parallel.loss import LossFunction, StepLoss
-from xtrain.pipeline_parallel.lost_ranks import forget
+from xtrain.pipeline_parallel.lost_ranks import clear_store
 from xtrain.pipeline_parallel.messages import Messages, messages_of
 from xtrain.pipeline_parallel.micro_batch import own_micro_batches
 from xtrain.pipeline_parallel.stage import PipelineStage
@@ -80,7 +80,7 @@ class PipelineRunner:
     ):
         several = isinstance(stages, list | tuple | nn.ModuleList)
         own: list[PipelineStage] = list(stages) if several else [stages]  # type: ignore
-        forget()  # what this rank wrote about an earlier pipeline
+        clear_store()  # of what this rank wrote about an earlier pipeline
         check_pipeline(own, schedule, loss_fn, group, data_group)
         self.rank = rank_and_size(group)[0]
         self.stages = {stage.index: stage for stage in own}
@@ -117,7 +117,7 @@ class PipelineRunner:
                 somewhere, or has changed the shape of what it returns.
             RankLost: a rank has ended; the message names it.
 
-        Whatever is raised, the parameters have the gradients that they had before.
+        After an error the parameters have the gradients from before the step.
         """
         problem = check_mode(self._messages.device.type) or self._reductions.changed()
         step = self._begin(self._messages, self.loss_fn, inputs, targets, problem)
@@ -199,7 +199,7 @@ class PipelineRunner:
             raise
         if self._failed:
             self._failed = False
-            forget()  # it works again
+            clear_store()  # this step worked
         return total, count.clamp(min=1)
 
     def _shapes(self, inputs: Batch) -> object:

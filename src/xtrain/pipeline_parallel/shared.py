@@ -22,7 +22,7 @@ Shared = dict[str, list[nn.Parameter]]
 
 
 def held_by_name(stages: Sequence[PipelineStage], mirrored: bool) -> Shared:
-    """What this rank may share, by the name that all holders know it by."""
+    """What this rank may share, by the name that all holders give it."""
     held: Shared = {}
     for stage in stages:
         named = {id(p): name for name, p in stage.shared.items()}
@@ -40,7 +40,6 @@ class SharedGradients:
 
     Args:
         held: this rank's, by name.
-        group: the ranks of the pipeline.
         sharded: those whose gradients a `ZeroOptimizer` will cut into shards.
 
     Raises:

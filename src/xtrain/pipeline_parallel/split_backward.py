@@ -7,10 +7,10 @@
 The stage before waits for dx, and only the optimizer waits for dW. Each part is
 as long as a forward: three matmuls of the same size, none of them computed twice.
 
-The model's code is not touched. While its forward runs, a mode of torch's sees every
+The model's code stays as it is. While its forward runs, a mode of torch's sees every
 call; one that multiplies with a parameter becomes a function of ours, whose backward
-returns dx and queues the rest. Everything else, such as norms and embeddings, has the
-gradients of its weights computed in B: those need no matmul.
+returns dx and queues the rest. Norms and embeddings have their weights' gradients
+computed in B: those need no matmul.
 
 A queued call keeps x and dy: for a linear layer from K to O features, K + O numbers a
 token; layers that read the same x share it.
@@ -98,7 +98,7 @@ class SplitBackward(DeferredGradients):
         outputs: Outputs,
         gradients: Tensor | Sequence[Tensor | None] | None = None,
     ) -> None:
-        """Both parts at once. (Where that is known before, leave the mode out.)"""
+        """Both parts at once. (A plain forward needs no mode for that.)"""
         self.backward_input(outputs, gradients)
         self.backward_weight()
 
@@ -164,7 +164,7 @@ CALLS: dict[Any, Callable[..., tuple[Tensor, ...] | None]] = {
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype if it is on: it does not know our function."""
+    """The tensors in autocast's dtype if it is on, as it leaves our function alone."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors

@@ -1,4 +1,4 @@
-"""What may sum the gradients of stages over data ranks, and what may not.
+"""Which wrappers may sum the gradients of stages over data ranks.
 
     stage.module = DistributedDataParallel(stage.module, ...)    or FSDP
     stage.reduction = ZeroOptimizer(...)                         of one stage or several
@@ -8,11 +8,11 @@ Its wrapper may be over fewer of them, as experts differ on the ranks of one axi
 the caller sums over the others after the step, by `sync_gradients`.
 
 The runner runs every backward inside `no_sync()`, and calls `reduce_gradients()` when a
-stage has its last gradient. What has not both of them would reduce the gradients of
-every micro-batch, or of none. The runner divides by the count of the whole batch of all
-data ranks, so gradients have to be summed over these ranks, and not averaged.
+stage has its last gradient. A wrapper without these methods would reduce the gradients
+of every micro-batch, or of none. The runner divides by the count of the whole batch of
+all data ranks, so wrappers have to sum over these ranks, not average.
 
-Each check speaks of this rank alone.
+Each check is of this rank alone.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
 from xtrain.comm.mesh import BATCH_AXES, axes_of_ranks, mesh_of, shorten, sizes_of
+from xtrain.comm.wrapper_rules import owner_of
 from xtrain.pipeline_parallel.stage import PipelineStage
 
 SIGNS = ("no_sync", "set_requires_gradient_sync", "reduce_gradients")
@@ -80,11 +81,11 @@ def check_reduction(
                 "ZeroOptimizer of xtrain"
             )
     if not hasattr(reduction, "process_group"):
-        return None  # not one of ours: whoever wrote it knows
+        return None  # written by the user, who chose its ranks
     over = dist.get_process_group_ranks(group_or_world(reduction.process_group))
     data = ranks_of(data_group)
     if mesh_of(stage.module) is not None:
-        return None  # it was asked when it was made, and the data group above
+        return None  # checked when it was made; the data group above
     if over != data:
         given = "no data_group" if data_group is None else f"data_group {data}"
         return (
@@ -124,8 +125,8 @@ def check_shared(stage: PipelineStage) -> str | None:
     """Whether the stage still has what it shares, whole."""
     held = {id(parameter) for parameter in stage.parameters()}
     for name, parameter in stage.shared.items():
-        sharded = getattr(parameter, "_gradients_reduced_by", "")
-        if id(parameter) not in held or sharded == "FullyShardedDataParallel":
+        sharded = owner_of(parameter) == "FullyShardedDataParallel"
+        if id(parameter) not in held or sharded:
             return (
                 f"it shares {name!r} with other stages, but its wrapper holds a shard "
                 "of that, cut elsewhere than theirs: untie it, or use "

@@ -55,6 +55,7 @@ from xtrain.plan.experts import (
     experts_for_free,
     hiding_width,
     nodes_visited,
+    overlap_speedup,
     routed_bytes,
 )
 from xtrain.plan.hardware import ACCELERATORS, LINKS, Accelerator, Link
@@ -119,8 +120,9 @@ __all__ = [
     "layer_calls", "layer_flops", "layer_forward_flops", "layer_seconds",
     "layers_of_stage", "load_shape", "memory_over_step", "memory_per_device",
     "model_flops", "nccl_all_reduce_time", "nccl_hop_seconds", "nccl_protocol",
-    "nodes_visited", "pairs_by_step", "pipeline_activations", "pipeline_delay",
-    "pipeline_idle", "pipeline_positions", "ring_steps", "routed_bytes", "search",
-    "sent_by_axis", "state_memory", "tensor_parallel_calls", "tokens_where_equal",
-    "traffic_per_step", "training_days", "utilization", "verdict", "zero_memory",
+    "nodes_visited", "overlap_speedup", "pairs_by_step", "pipeline_activations",
+    "pipeline_delay", "pipeline_idle", "pipeline_positions", "ring_steps",
+    "routed_bytes", "search", "sent_by_axis", "state_memory",
+    "tensor_parallel_calls", "tokens_where_equal", "traffic_per_step",
+    "training_days", "utilization", "verdict", "zero_memory",
 ]  # fmt: skip

@@ -123,11 +123,7 @@ def bubble_over_ideal(
 
 
 def idle_fraction(
-    schedule: str,
-    ranks: int,
-    micro_batches: int,
-    chunks: int = 1,
-    **times: float,
+    schedule: str, ranks: int, micro_batches: int, chunks: int = 1, **times: float
 ) -> float:
     """Idle time over the time of the whole step: (p - 1) / (m + p - 1) of the same."""
     over = bubble_over_ideal(schedule, ranks, micro_batches, chunks, **times)

@@ -1,4 +1,4 @@
-"""What a size or a rate has to be."""
+"""Checks of sizes and rates."""
 
 import math
 
@@ -28,7 +28,7 @@ def require_share(name: str, value: object) -> None:
 
 
 def shown(value: object, most: int = 40) -> str:
-    """As it would be typed, in at most so many characters."""
+    """Its repr in at most `most` characters."""
     try:
         text = repr(value)
     except ValueError:  # an int of more digits than Python writes

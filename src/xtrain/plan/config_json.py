@@ -64,7 +64,7 @@ MOST_BYTES = 2**22
 
 
 def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
-    """The sizes that these entries of a `config.json` stand for.
+    """The model sizes of these entries of a `config.json`.
 
     Raises:
         ValueError: for a type of model that is not counted here, a part that it should

@@ -9,7 +9,7 @@
 dK and dV of the first two travel in at least fp32. With fewer key heads than ranks
 Ulysses repeats them first.
 
-Causal work, in pairs of a query and a key it sees, by whose keys a rank has at hand:
+Causal work, in pairs of a query and a key it sees, by the owner of the keys:
 
     keys of             the rank itself    an earlier rank    a later rank
     none                c (c+1) / 2        c c                0
@@ -73,7 +73,7 @@ def context_bytes(
 
 
 def ring_steps(tokens: int, ranks: int, window: int | None = None) -> int:
-    """From how many ranks, itself included, a rank needs keys; hops are one fewer.
+    """Ranks, itself included, whose keys a rank needs; hops are one fewer.
 
     Args:
         tokens: of one rank, which holds a run of the sequence.
@@ -142,8 +142,8 @@ def hiding_tokens(
     """Tokens a rank must hold so that a ring's messages take no longer than its blocks.
 
     A block takes 4 c c D FLOPs a head forward and 10 backward, half of it under a
-    causal mask that is balanced; what travels meanwhile are 2 c D elements a key head,
-    and in backward as many gradients. So c >= x flops / bandwidth, where x is 1 with
+    balanced causal mask; during a block 2 c D elements a key head are sent, and in
+    backward as many gradients. So c >= x flops / bandwidth, where x is 1 with
     as many key heads as heads, 2 bytes an element, forward, without a mask.
 
     Args:

@@ -157,12 +157,7 @@ def collective_time(
 
 
 def crossover(
-    first: str,
-    second: str,
-    ranks: int,
-    alpha: float,
-    beta: float,
-    gamma: float = 0.0,
+    first: str, second: str, ranks: int, alpha: float, beta: float, gamma: float = 0.0
 ) -> float:
     """The size in bytes of the full tensor at which two algorithms take equally long.
 

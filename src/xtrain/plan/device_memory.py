@@ -9,9 +9,9 @@
     update                                                                  x
 
 Which micro-batches are in flight depends on the schedule and the pipeline rank: 1F1B
-holds p - r of them on rank r, GPipe all. ZeRO divides the states; with stage 3 the
-weights of the block that computes, of the next one that is on its way, and of the root
-(embedding, norm, head) are whole meanwhile.
+holds p - r of them on rank r, GPipe all. ZeRO divides the states; stage 3 gathers the
+weights of the block that computes, of the next one (prefetched), and of the root
+(embedding, norm, head).
 
 Sources: Rajbhandari et al., ZeRO, 2020, section 5; Korthikanti et al., 2022, section 4;
 Narayanan et al., 2021, section 2.2; torch's FSDP2 (what is gathered when).
@@ -42,14 +42,14 @@ class DeviceMemory:
     moments: float = 0.0
     activations: float = 0.0
     live_layer: float = 0.0
-    """A layer that is computed once more, whole while it is."""
+    """All activations of the layer that is recomputed."""
     logits: float = 0.0
     gathered: float = 0.0
-    """Blocks of weights, and one block of gradients, that ZeRO has whole meanwhile."""
+    """Unsharded blocks: of weights, and one of gradients."""
     root: float = 0.0
     """Embedding, norm and head that stage 3 has gathered."""
     update: float = 0.0
-    """What the optimizer makes for itself."""
+    """Temporary buffers of the optimizer."""
 
     @property
     def states(self) -> float:
@@ -92,8 +92,8 @@ def memory_per_device(
         recipe: bytes per parameter, a name of `RECIPES` or your own.
         formula: "fused" (`layer_activations`) or "unfused" (`activation_memory`).
         logit_bytes: of one logit, with its copy and gradient.
-        held: what `device_parameters` returns, if it is at hand.
-        layers: what `layer_bytes` returns, if it is at hand.
+        held: what `device_parameters` returns, if already computed.
+        layers: what `layer_bytes` returns, if already computed.
     """
     held = held or device_parameters(shape, layout, rank)
     layers = layers or layer_bytes(shape, layout, sequence, formula)
@@ -204,7 +204,7 @@ def head_bytes(shape: ModelShape, layout: Layout, sequence: int) -> float:
 def gathered_bytes(
     held: DeviceParameters, layout: Layout, recipe: str | Recipe
 ) -> tuple[float, float]:
-    """What ZeRO has whole meanwhile: blocks, and the root."""
+    """Unsharded buffers of ZeRO: blocks, and the root."""
     kind = recipe_of(recipe)
     reduced = kind.gradient or kind.main_gradient
     if layout.zero < 2:

@@ -1,17 +1,17 @@
-"""Seconds of a step of one layout, its memory, and the share of the peak it reaches.
+"""Seconds, memory and utilization of a step of one layout.
 
     step  =  micro-batches x (forward + backward of the slowest rank)
              + bubble + messages between stages          of the pipeline
-             + what of gradients and weights is not hidden
+             + exposed time of gradients and weights
              + the optimizer's pass over its state
 
     of a micro-batch    `pass_seconds`: matrix products at a share of the peak that you
                         assume, and every collective that they wait for
-    hidden              gradients behind the last backward; gathered weights behind what
-                        computes
+    hidden              gradients behind the last backward; gathered weights behind
+                        compute
 
 A collective takes alpha + bytes / bandwidth on the link of its axis (`links`). It is an
-estimate: it ranks layouts, and it knows nothing of kernels, stragglers or congestion.
+estimate for ranking layouts: kernels, stragglers and congestion are left out.
 
 Sources: Narayanan et al., 2021; the alpha-beta model and closed forms of
 `xtrain.plan.cost` and `xtrain.plan.bubble`.
@@ -43,7 +43,7 @@ GIB = 2**30
 
 
 class Assumptions(NamedTuple):
-    """What an estimate takes for granted. All of it can be measured on a machine."""
+    """Assumptions of an estimate. Each can be measured on a machine."""
 
     gpus_per_node: int = 8
     efficiency: float = 0.6
@@ -58,12 +58,12 @@ class Assumptions(NamedTuple):
     reserve: float = 4 * 2**30
     """Bytes that should stay free: CUDA context, NCCL's buffers, workspaces."""
     overlap: bool = True
-    """Gradients and gathered weights travel while something is computed."""
+    """Gradients and gathered weights are sent under compute."""
     sharded_pipeline: bool = False
 
 
 class Estimate(NamedTuple):
-    """What is expected of a layout."""
+    """The estimate of a layout."""
 
     layout: Layout
     seconds: float
@@ -250,7 +250,7 @@ class Estimator:
         )
 
     def data_seconds(self, layout: Layout, one: Pass) -> float:
-        """What of gradients and weights is not hidden behind what computes.
+        """Time of gradients and weights that compute does not hide.
 
         Each time a collective runs, one micro-batch's forward or backward hides it.
         """

@@ -1,12 +1,11 @@
-"""The sizes of a model's experts, which stand in place of a layer's SwiGLU.
+"""The sizes of a model's experts, which replace a layer's SwiGLU.
 
     first_k_dense_replace layers    SwiGLU            3 h f
     the other layers                router            E h      E experts, h hidden size
                                     experts           E 3 h m  m an expert's inner size
                                     shared experts    s 3 h m  as one of inner size s m
 
-A token meets k of the E experts and everything else, so fewer parameters are active
-than there are.
+A token is routed to k of the E experts, so only part of the parameters is active.
 
 Sources: Jiang et al., Mixtral of Experts, 2024; DeepSeek-AI, DeepSeek-V3 Technical
 Report, 2024 (shared experts, and first layers without experts).
@@ -27,11 +26,11 @@ class ExpertSizes:
     num_local_experts: int = 0
     """Of a layer, on all ranks together: E."""
     num_experts_per_tok: int = 0
-    """Those that one token meets: k."""
+    """Experts of a token: k."""
     moe_intermediate_size: int | None = None
     """An expert's inner size; intermediate_size unless given."""
     n_shared_experts: int = 0
-    """Experts that every token meets besides."""
+    """Experts that process every token."""
     first_k_dense_replace: int = 0
     """The first so many layers have no experts."""
 

@@ -47,7 +47,7 @@ def expert_capacity(
 def copy_bytes(hidden_size: int, dtype: str = "bf16") -> int:
     """Bytes of one token's copy: "fp8" as DeepEP counts it, "bf16" or "fp32" bare.
 
-    In fp8 a scale of 4 bytes stands beside every 128 elements, and a header of 16.
+    fp8 adds a scale of 4 bytes per 128 elements, and a header of 16.
     """
     require_whole("hidden_size", hidden_size)
     if dtype == "fp8":
@@ -232,6 +232,14 @@ def hiding_width(
         dispatch=dispatch, combine=combine,
     )  # fmt: skip
     return communication / compute
+
+
+def overlap_speedup(compute: float, communication: float) -> float:
+    """Time one after the other over time side by side: 2 at most, where both equal."""
+    require_positive("compute", compute)
+    if communication:
+        require_positive("communication", communication)
+    return (compute + communication) / max(compute, communication)
 
 
 def check_chosen(top_k: int, num_experts: int) -> None:

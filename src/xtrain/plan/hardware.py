@@ -1,4 +1,4 @@
-"""Accelerators and links: how fast they compute, remember and talk.
+"""Accelerators and links: compute, memory and bandwidth.
 
 Rates are plain numbers in base units: FLOP/s (a multiply-add is two), bytes, and
 bytes per second in ONE direction. Vendors print NVLink both ways at once ("900
@@ -7,7 +7,7 @@ sizes are the vendor's (1 GB = 1e9 bytes); a driver may report more, so ask it w
 you can.
 
 Every preset names the source of its figures. `confirmed=False` marks the ones that
-came from a third-party table and still wait for a look at the vendor's datasheet.
+came from a third-party table and were not compared with the vendor's datasheet.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One device: dense 16-bit peak, memory, and the two links it talks over.
+    """One device: dense 16-bit peak, memory, and its two links.
 
     `flops` is the dense bf16 (V100: fp16) peak in FLOP/s, without sparsity.
     `matmul` is the best matrix-multiply rate that was measured, None where no
@@ -76,9 +76,7 @@ class Accelerator:
 
     @staticmethod
     def preset(name: str) -> "Accelerator":
-        """The device called `name` in `ACCELERATORS`; ValueError lists the
-        names.
-        """
+        """The device called `name` in `ACCELERATORS`; ValueError lists names."""
         return _look_up(ACCELERATORS, name, "accelerator")
 
 

@@ -1,8 +1,8 @@
 """The rules that a layout has to keep.
 
 `broken_rules` lists which rules a layout breaks for a model, each by name and with the
-numbers; a layout without any is legal. Whether it fits into memory or is fast are
-questions of their own.
+numbers; a layout without any is legal. Memory and speed are checked
+elsewhere.
 
 Sources: Rajbhandari et al., ZeRO, 2020; DeepSpeed's pipeline engine, which refuses
 stages 2 and 3.
@@ -65,8 +65,8 @@ def check_layout(
     """ValueError with every rule that `broken_rules` finds."""
     broken = broken_rules(shape, layout, sequence, **options)  # type: ignore[arg-type]
     if broken:
-        said = "; ".join(f"{rule}: {why}" for rule, why in broken)
-        raise ValueError(f"{layout} cannot be: {said}")
+        found = "; ".join(f"{rule}: {why}" for rule, why in broken)
+        raise ValueError(f"{layout} breaks rules: {found}")
 
 
 def _sizes(layout: Layout, gpus: int | None, batch: int | None) -> Iterator[Broken]:

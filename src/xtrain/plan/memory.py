@@ -57,7 +57,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe("megatron18", 2, 0, 4, 4, 8),
         # 16-bit weights and gradients, and an fp32 copy of both, Adam.
         Recipe("fp32_accum20", 2, 2, 4, 4, 8),
-        # Everything fp32, Adam: there is no second copy of anything.
+        # Everything fp32, Adam: no second copy of weights or gradients.
         Recipe("fp32", 4, 4, 0, 0, 8),
     )
 }

@@ -1,4 +1,4 @@
-"""Published models that are no plain Llama: GPT-3 and DeepSeek-V3.
+"""Published models other than Llamas: GPT-3 and DeepSeek-V3.
 
     GPT layer         4 h h + 2 h f matrices, a bias for each, two norms of 2 h
       outside         V h embedding (the head is tied to it), S h positions, norm 2 h

@@ -1,12 +1,12 @@
-"""All layouts of a model on so many devices: those that can be, ranked, and why not.
+"""All layouts of a model on a number of devices: legal ones ranked, others by rule.
 
     every way to write devices = tensor x pipeline x context x data
       x experts' axis  x  ZeRO stage  x  recomputation  x  sequences of a micro-batch
       x  schedule
 
 A layout that breaks a rule is counted under the rule's name, with one example; so is
-one that does not fit into memory. What is left is ranked by the seconds of a step, and
-those that are tight in memory stand behind those that fit.
+one that does not fit into memory. The others are ranked by the seconds of a step;
+those that are tight in memory come after those that fit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,8 +96,8 @@ def candidates(
 ) -> Iterator[Layout]:
     """Every layout of `gpus` devices and `batch` sequences in `space`.
 
-    What breaks a rule is among them, except sizes that cannot be written down: axes
-    whose product is not `gpus`, and batches that do not divide.
+    Layouts that break a rule are included, except axes whose product is not `gpus` and
+    batches that do not divide.
     """
     for data, tensor, pipeline, context in splits(gpus, space):
         choices = choices_of(shape, data, pipeline, space)

@@ -11,8 +11,8 @@
 
 A matrix of n elements takes 2 n FLOPs per token in forward and 4 n in backward. The
 embedding is looked up, so it takes none. Attention adds 4 a d FLOPs for each pair of
-positions in forward, and twice that in backward. Of experts those that a token meets
-count.
+positions in forward, and twice that in backward. Only the
+experts of a token count.
 
 Sources: Touvron et al., Llama 2, 2023, Grattafiori et al., The Llama 3 Herd of Models,
 2024, and Jiang et al., Mixtral of Experts, 2024 (sizes); Chowdhery et al., PaLM, 2022,
@@ -91,7 +91,7 @@ class ModelShape(ExpertSizes):
         return matrices + self.vectors_of_layer(layer)
 
     def vectors_of_layer(self, layer: int) -> int:
-        """Elements of a layer's parameters that are no matrices: two norms."""
+        """Elements of a layer's vectors: two norms."""
         return 2 * self.hidden_size
 
     def replicated_of_layer(self, layer: int) -> int:
@@ -125,7 +125,7 @@ class ModelShape(ExpertSizes):
 
     @property
     def active_parameters(self) -> int:
-        """Elements that one token meets: all of them, where the model is dense."""
+        """Elements that one token uses: all of them, where the model is dense."""
         return self._parameters(self.num_experts_per_tok)
 
     def flops_per_token(self, sequence: int, causal: bool = False) -> int:
@@ -209,7 +209,7 @@ PRESETS = {  # in the order of SIZES
     "mixtral-8x7b": (32000, 4096, 14336, 32, 32, 8),
 }
 EXPERTS: dict[str, dict[str, Any]] = {
-    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2}
 }
 OTHERS: dict[str, ModelShape] = {}
 """Shapes of other kinds, which build on this one: `xtrain.plan.published` adds them."""

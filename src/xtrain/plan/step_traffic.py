@@ -195,7 +195,7 @@ def pipeline_transfers(
     mirror = PLACEMENTS.get(layout.schedule) == "mirror"
     forward = backward = 0
     for stage in own:
-        here = () if mirror else own  # both directions meet on a rank, but not stages
+        here = () if mirror else own  # mirrored stages of a rank are not neighbours
         forward += stage < layout.stages - 1 and stage + 1 not in here
         backward += stage > 0 and stage - 1 not in here
     size = message_size(shape, layout, sequence, sizes)
@@ -244,37 +244,25 @@ def _reduction(
     """Over `shards` ranks as ZeRO does, then over the replicas of each shard."""
     gradients, weights = numel * sizes.gradient, numel * sizes.weight
     stage, count = layout.zero, layout.micro_batches
+
+    def reduced(kind: str, size: int, ranks: int, times: int = 1) -> list[Transfer]:
+        one = Transfer(axis, "gradients", kind, size, ranks, times, backward=True)
+        return [one] if ranks > 1 else []
+
     if stage == 0:
-        every = Transfer(
-            axis, "gradients", "ring_all_reduce", gradients, replicas, 1, True
-        )
-        return [every] if replicas > 1 else []
+        return reduced("ring_all_reduce", gradients, replicas)
     found = []
     if shards > 1:
-        scatters = count if stage > 1 else 1
-        gathers = [("weights", 1, False)]
-        if stage == 3:
-            gathers = [("weights", count, False)]
-            if layout.reshard_after_forward:
-                gathers.append(("weights", count, True))
+        gathers = [(count if stage == 3 else 1, False)]
+        if stage == 3 and layout.reshard_after_forward:
+            gathers.append((count, True))
         found = [
-            Transfer(axis, what, "ring_all_gather", weights, shards, times, back)
-            for what, times, back in gathers
+            Transfer(axis, "weights", "ring_all_gather", weights, shards, times, back)
+            for times, back in gathers
         ]
-        found.append(
-            Transfer(
-                axis,
-                "gradients",
-                "ring_reduce_scatter",
-                gradients,
-                shards,
-                scatters,
-                True,
-            )
-        )
+        scatters = count if stage > 1 else 1
+        found += reduced("ring_reduce_scatter", gradients, shards, scatters)
     if replicas > shards:  # context ranks hold the same shard
-        across, part = replicas // shards, -(-gradients // shards)
-        found.append(
-            Transfer(axis, "gradients", "ring_all_reduce", part, across, 1, True)
-        )
+        part = -(-gradients // shards)
+        found += reduced("ring_all_reduce", part, replicas // shards)
     return found

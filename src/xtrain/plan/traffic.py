@@ -169,11 +169,7 @@ def van_de_geijn_broadcast(numel: int, ranks: int, root: int = 0) -> Traffic:
 
 
 def star_traffic(
-    ranks: int,
-    root: int,
-    pieces: Sequence[int],
-    outward: bool,
-    together: bool = True,
+    ranks: int, root: int, pieces: Sequence[int], outward: bool, together: bool = True
 ) -> Traffic:
     """One message between the root and every other rank; `pieces` by rank."""
     leaves = tuple(0 if rank == root else pieces[rank] for rank in range(ranks))

@@ -29,7 +29,7 @@ SEND = "send"  # one message to one rank
 
 @dataclass(frozen=True, slots=True)
 class TransferDtypes:
-    """Bytes of an element of what travels."""
+    """Bytes of an element of what is sent."""
 
     name: str
     gradient: int
@@ -88,7 +88,7 @@ class Transfer:
     times: int = 1
     backward: bool = False
     overlapped: bool = False
-    """It can run while something else is computed, whatever comes next."""
+    """It can run under compute."""
 
     @property
     def sent(self) -> Fraction:

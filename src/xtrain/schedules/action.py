@@ -118,7 +118,7 @@ class Schedule:
         chunks: parts of the model per rank; `ranks * chunks` virtual stages.
         placement: "loop" (stage s on rank s mod ranks), "v" (down the ranks and back
             up), or "mirror" (one stage a rank, and each a second time on the mirrored
-            rank, for the micro-batches that travel the other way).
+            rank, for the micro-batches of the other direction).
         actions: of each rank, in order.
     """
 

@@ -1,8 +1,8 @@
 """A timeline as a picture: one row a rank, one cell an action, as long as it took.
 
     render_svg    for a page or a file: colours for forward, input gradient, weight
-                  gradient and whole backward, numbers of micro-batches; later
-                  chunks of a rank, and what travels the other way, are paler; the
+                  gradient and full backward, numbers of micro-batches; later
+                  chunks of a rank, and the other direction, are paler; the
                   halves of an overlapped pair share one cell
     render_text   for a terminal
 
@@ -134,7 +134,7 @@ def _cell(
 
 
 def _paleness(timeline: Timeline, part: Action) -> float:
-    """Later chunks of a rank are paler, and so is what travels the other way."""
+    """Later chunks of a rank are paler, and so is the other direction."""
     schedule = timeline.schedule
     if schedule.placement == "mirror":
         return 0.45 * (part.micro_batch >= schedule.micro_batches // 2)
@@ -182,7 +182,7 @@ def _legend(
 def render_text(timeline: Timeline) -> str:
     """The timeline for a terminal: F0 B0 W0 BW0, a pair as F4&B1, waiting as dots.
 
-    With several chunks a rank the stage stands before: 5F0.
+    With several chunks a rank, the stage is written, too: 5F0.
 
     Columns are times: an action is shown where it begins, and `-` as long as it lasts.
     """

@@ -1,8 +1,8 @@
 """DualPipe: micro-batches enter at both ends, and each rank overlaps one of each.
 
-Every rank holds a stage and its mirror image, so two micro-batches that travel in
-opposite directions meet on it. A forward of one and a backward of the other are
-computed as an overlapped pair: while one computes, the other's experts exchange tokens.
+Every rank holds a stage and its mirror image, so micro-batches of both directions meet
+on it. A forward of one and a backward of the other are computed as an overlapped pair:
+while one computes, the other's experts exchange tokens.
 
     rank 0     F0 F0 F0 F0 ...   F0&B1 F1&B0 ...   B1 B0 ...  W
     rank 1        F0 F0 F1 ...   F0&B1 F1&B0 ...   B1 B0 ...  W      phase 0: the
@@ -37,7 +37,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_simple(ranks: int, micro_batches: int) -> Schedule:
-    """DualPipe's order with whole backwards only, W not split off."""
+    """DualPipe's order with full backwards only, W not split off."""
     return _two_ways("dualpipe_simple", ranks, micro_batches, split=False)
 
 

@@ -1,13 +1,13 @@
-"""What has to be added to an order of computations before ranks can run it.
+"""Passes add messages and reductions to an order of computations.
 
     2F0 2BW0                    the schedule's actions
     2RECV_F0 2F0 2SEND_F0       with messages: only where the neighbour stage is on
     2RECV_B0 2BW0 2SEND_B0      another rank
     ... 2BW7 2REDUCE            with reductions: after a stage's last gradient
 
-Messages have no tags (NCCL knows none), so a receive takes whatever the other rank sent
-first. A receive therefore stands where its input is needed, unless that rank has sent
-something before it: then it comes after the receive of that.
+Messages have no tags, as in NCCL, so a receive takes what the other rank sent first. A
+receive therefore stands where its input is needed, unless that rank has sent something
+before it: then it comes after the receive of that.
 """
 
 from collections import deque

@@ -111,8 +111,8 @@ def simulate(
             lasts.
 
     Raises:
-        ValueError: a time is negative, or the schedule waits for itself (its ranks and
-            the actions they wait for are named).
+        ValueError: a time is negative, or the schedule deadlocks (its ranks and the
+            actions at which they wait are named).
     """
     times = {"F": forward, "B": backward_input, "W": backward_weight}
     others = {"p2p": p2p, "all_to_all": all_to_all}
@@ -133,16 +133,16 @@ def simulate(
 
 
 class _Player:
-    """Lets each rank run until it has to wait, and goes on with whoever it woke."""
+    """Runs each rank until it has to wait; what it waits for makes it ready again."""
 
     def __init__(
         self, schedule: Schedule, times: dict[str, float], pair: float, p2p: float
     ):
         self.schedule, self.times, self.pair, self.p2p = schedule, times, pair, p2p
         slots = schedule.stages * schedule.micro_batches
-        # NaN until it is done; index stage * micro_batches + micro_batch
-        self.forwards = array("d", [float("nan")]) * slots
-        self.backwards = array("d", [float("nan")]) * slots
+        # when each is done, None before; index stage * micro_batches + micro_batch
+        self.forwards: list[float | None] = [None] * slots
+        self.backwards: list[float | None] = [None] * slots
         stages, last = range(schedule.stages), schedule.micro_batches - 1
         self.places = tuple(
             [schedule.rank_of(stage, i) for stage in stages] for i in (0, last)
@@ -165,7 +165,7 @@ class _Player:
             waits = ", ".join(
                 f"rank {r} at {actions[r][self.at[r]]}" for r in stuck[:4]
             )
-            raise ValueError(f"{self.schedule.name} waits for itself: {waits}")
+            raise ValueError(f"{self.schedule.name} deadlocks: {waits}")
         works = tuple(
             sum(e - s for s, e in zip(starts, ends, strict=True))
             for starts, ends in zip(self.starts, self.ends, strict=True)
@@ -204,31 +204,19 @@ class _Player:
         """When the action can begin; None if what it needs is not there yet."""
         kind, stage, i, under = action
         m, place = self.schedule.micro_batches, self.places[i >= self.turning]
-        if kind == "F":
-            if stage:
-                slot = (stage - 1) * m + i
-                there = self.forwards[slot]
-                if there != there:  # NaN
-                    self.waiting[True, slot] = rank
-                    return None
-                if place[stage - 1] != rank:
-                    there += self.p2p
-                now = max(now, there)
-        elif kind == "W":
-            if self.backwards[stage * m + i] != self.backwards[stage * m + i]:
+        forward, slot = kind == "F", stage * m + i
+        if kind == "W":
+            return None if self.backwards[slot] is None else now
+        if not forward and self.forwards[slot] is None:
+            return None
+        before = stage - 1 if forward else stage + 1
+        if 0 <= before < len(place):
+            slot = before * m + i
+            there = (self.forwards if forward else self.backwards)[slot]
+            if there is None:
+                self.waiting[forward, slot] = rank
                 return None
-        else:
-            if self.forwards[stage * m + i] != self.forwards[stage * m + i]:
-                return None
-            if stage + 1 < len(place):
-                slot = (stage + 1) * m + i
-                there = self.backwards[slot]
-                if there != there:
-                    self.waiting[False, slot] = rank
-                    return None
-                if place[stage + 1] != rank:
-                    there += self.p2p
-                now = max(now, there)
+            now = max(now, there + self.p2p if place[before] != rank else there)
         return now if under is None else self._begin(under, rank, now)
 
     def _wake(self, forward: bool, slot: int, ready: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Is a schedule right? Whole, in an order that can be run, and within its memory."""
+"""Whether a schedule is complete, can be run, and stays within its memory."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ def validate(schedule: Schedule, activations: float | None = None) -> None:
 
     - Each stage does each micro-batch once, forward and backward (B and W, or BW), on
       the rank that holds it.
-    - No rank waits for something that waits for it, neither when computing (whatever
-      the times) nor when its messages arrive in the order in which they were sent.
+    - It is free of deadlocks, at any times, also when messages arrive in the order in
+      which they were sent.
     - No rank holds more than `activations` micro-batches between forward and backward.
     """
     problems = list(_incomplete(schedule))
@@ -46,7 +46,7 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
                 if not (
                     0 <= stage < schedule.stages and 0 <= i < schedule.micro_batches
                 ):
-                    yield f"{part} is of no stage or micro-batch there is"
+                    yield f"{part} is outside the stages and micro-batches"
                 elif schedule.rank_of(stage, i) != rank:
                     holder = schedule.rank_of(stage, i)
                     yield f"rank {rank} does {part}, whose stage is on rank {holder}"

@@ -172,7 +172,7 @@ class ParallelAttention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """At least fp32: in 16 bits large positions could not be told apart."""
+        """At least fp32: 16 bits round large positions to the same number."""
         wide = torch.promote_types(dtype, torch.float32)
         return rope_cos_sin(
             positions, self.head_dim, self.rope_theta, self.rope_scaling, wide

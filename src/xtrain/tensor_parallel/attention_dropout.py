@@ -1,9 +1,9 @@
 """Attention that drops probabilities, where each rank holds some of the heads.
 
 Torch's fused attention draws its mask from the generator of the device. In a
-tensor-parallel group these are alike, so head h of every rank would get the same mask:
-fused attention must run within `rank_rng`. The other form holds the probabilities,
-[B, N / t, S, S], and its mask is that of the whole model for any number of ranks.
+tensor-parallel group all generators have the same state, so head h of every rank would
+get the same mask: fused attention must run within `rank_rng`. The other form holds the
+probabilities, [B, N / t, S, S], and its mask is the whole model's for any t.
 
 Shapes: B batch, N query heads, K key/value heads, S sequence, D head size, t ranks.
 """
@@ -25,7 +25,7 @@ from xtrain.tensor_parallel.dropout import (
 class DropoutAttention(nn.Module):
     """`scaled_dot_product_attention` with dropout while training.
 
-    To be handed in: `ParallelAttention(..., attention=DropoutAttention(0.1))`.
+    Use: `ParallelAttention(..., attention=DropoutAttention(0.1))`.
 
     Args:
         p: the probability that an attention probability becomes 0.

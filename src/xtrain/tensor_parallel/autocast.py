@@ -1,9 +1,7 @@
-"""The layers under `torch.autocast`: what they multiply is cast before.
+"""The layers under `torch.autocast`: inputs and weights are cast before the matmul.
 
-Their matmuls are autograd functions of ours, which autocast does not know.
-
-Gradients arrive at the weights in the weights' own dtype; what ranks send each other is
-in 16 bits.
+Autocast does not see the matmuls, which are inside our autograd functions. Messages are
+in 16 bits; gradients reach the weights in the weights' dtype.
 """
 
 import torch
@@ -14,10 +12,9 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype if it is on for their device, else as they are.
 
     Raises:
-        ValueError: their dtypes differ afterwards, which torch would find out when the
-            input has been sent already; or autocast to float16 while gradients are on.
-            They need a GradScaler, and torch's would skip a step on those tensor ranks
-            only whose own slices overflowed.
+        ValueError: their dtypes differ afterwards; or autocast to float16 with
+            gradients enabled, which need a GradScaler: torch's would skip a step only
+            on the tensor ranks whose own slices overflowed.
     """
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):

@@ -5,9 +5,9 @@
     all-reduce MAX    [T]      the largest logit, subtracted on all ranks before exp
     all-reduce SUM    [2, T]   sums of exponentials; the label's logit (one rank has it)
 
-Three numbers a token travel instead of V / N logits (label smoothing: a fourth, the sum
-of the logits). Backward sends nothing: a rank's gradient is its columns of the softmax
-minus the label's one, and it is computed in the memory of the softmax.
+Three numbers a token are sent instead of V / N logits (label smoothing: a fourth, the
+sum of the logits). Backward sends nothing: a rank's gradient is its columns of the
+softmax minus the label's one, and it is computed in the memory of the softmax.
 
 Sources: Shoeybi et al., Megatron-LM, 2019; the z-loss: Chowdhery et al., PaLM, 2022.
 

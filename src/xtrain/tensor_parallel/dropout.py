@@ -14,12 +14,12 @@ the element's place in the *full* tensor:
     random number i    hash(key, i)    i counts through the full tensor
     drop               if it is below p
 
-so each rank computes its slice of one mask, and rules one to three hold of themselves.
+so each rank computes its slice of one mask, and all three rules hold.
 Recomputation (torch.utils.checkpoint) restores the generator, so it gets the same key
 and the same mask. Every call takes one draw, whatever a rank holds: ranks of a group
-that were seeded alike stay alike (data-parallel groups want other seeds). Nothing is
-sent. The price: a dozen passes of integer arithmetic over the elements instead of one
-call of a generator, and 16 bytes an element while the mask is made; then it takes 1.
+with the same seed keep the same state (data-parallel groups need other seeds). Nothing
+is sent. The price: a dozen passes of integer arithmetic over the elements instead of
+one call of a generator, and 16 bytes an element while the mask is made; then 1.
 
 Sources: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011 (numbers from
 a counter); Steele et al., Fast Splittable Pseudorandom Number Generators, 2014 (the
@@ -137,9 +137,9 @@ def rank_rng(
     """Torch's own random numbers, in this block other ones on each rank of the group.
 
     For kernels that draw for themselves (attention's dropout_p). The seed is made of
-    one number from the CPU generator and the rank; behind the block the generators are
-    what they were after that one draw, so they stay alike on all ranks, and a
-    recomputation draws the same. Which numbers come depends on the number of ranks.
+    one number from the CPU generator and the rank. After the block the generators are
+    as after that one draw, so all ranks keep the same state, and a recomputation draws
+    the same numbers. They depend on the number of ranks.
     """
     rank, _ = rank_and_size(group)
     seed = int(hash_in_place(torch.tensor(rank + 1, device="cpu") * STEP + draw_key()))

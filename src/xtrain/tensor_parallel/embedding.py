@@ -40,7 +40,7 @@ class ShardedEmbedding(nn.Module):
     """What both share: a table [V, H] of which a rank holds a slice of `dim`.
 
     Built directly it draws the full table from torch's generator, as `nn.Embedding`
-    would, and keeps its slice: seed all ranks alike.
+    would, and keeps its slice, so all ranks need the same seed.
     """
 
     dim: int

@@ -16,7 +16,7 @@ the replicated tensor is split along that dim instead, so f becomes all-gather f
 and reduce-scatter backward, and g the other way round.
 
 Why these are functions of their own rather than f and g around `F.linear`: the sum of
-dX can travel while dW is computed, several weights that read the same x share one sum,
+dX can run while dW is computed, several weights that read the same x share one sum,
 the row's output is summed where it lies, and a gathered x need not be kept until
 backward (it is gathered once more, while dX is computed, or later with dW).
 
@@ -69,8 +69,8 @@ def column_linear(
     Args:
         x: replicated, or with `sequence_dim` this rank's slice of that dim.
         weights: slices [O / N, K] of one or more layers that read the same x.
-        overlap: let the sum of dX travel while the gradients of the weights are
-            computed; the numbers are the same either way. "ring": with `sequence_dim`,
+        overlap: sum dX while the gradients of the weights are computed; the
+            numbers are the same either way. "ring": with `sequence_dim`,
             gather and multiply piece by piece (`ring_matmul`).
     """
     x, *weights = as_autocast(x, *weights)

@@ -40,7 +40,7 @@ class ShardedLinear(nn.Module):
     """What both layers share: a weight [O, K] of which a rank holds a slice of `dim`.
 
     Built directly it draws the full layer from torch's generator, as `nn.Linear` would,
-    and keeps its slice: seed all ranks alike.
+    and keeps its slice, so all ranks need the same seed.
     """
 
     dim: int
@@ -106,7 +106,7 @@ class ColumnParallelLinear(ShardedLinear):
         gather_output: return all O features on every rank instead of this rank's O / N.
         sequence_parallel: x is this rank's slice of the sequence (dim -2): it is
             gathered first, and dX is reduce-scattered.
-        overlap: compute the weight's gradient while the sum of dX travels; "ring", with
+        overlap: compute the weight's gradient while dX is summed; "ring", with
             `sequence_parallel`: multiply one piece of x while the next one arrives.
 
     Shapes: x [..., K] to y [..., O / N], or [..., O] with `gather_output`.
@@ -153,7 +153,7 @@ class RowParallelLinear(ShardedLinear):
         sequence_parallel: return this rank's slice of the sequence (dim -2) of the sum
             instead of the whole; the bias's gradient is then summed over ranks.
         overlap: "ring", with `sequence_parallel`: multiply one piece of the sequence
-            while the sum of another one travels.
+            while another one is summed.
 
     Shapes: x [..., K / N], or [..., K] with `split_input`, to y [..., O].
     """
@@ -196,6 +196,6 @@ def check_overlap(overlap: Overlap, sequence_parallel: bool) -> None:
         raise ValueError(f"overlap={overlap!r} is not True, False or 'ring'")
     if overlap == "ring" and not sequence_parallel:
         raise ValueError(
-            "overlap='ring' is for sequence_parallel=True: otherwise there is no "
-            "all-gather and no reduce-scatter to take to pieces"
+            "overlap='ring' is for sequence_parallel=True: it splits the all-gather "
+            "and the reduce-scatter, which only that has"
         )

@@ -45,8 +45,8 @@ class ParallelSwiGLU(nn.Module):
         hidden_size: of input and output.
         intermediate_size: the full inner size; a multiple of the group's size.
         sequence_parallel: input and output are this rank's slice of the sequence.
-        overlap: compute gradients of weights while the sum of dX travels; "ring", with
-            `sequence_parallel`: multiply one piece while another one travels.
+        overlap: compute gradients of weights while dX is summed; "ring", with
+            `sequence_parallel`: multiply one piece while another is sent.
 
     Shapes: [..., hidden_size] in and out.
     """

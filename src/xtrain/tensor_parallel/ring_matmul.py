@@ -1,4 +1,4 @@
-"""Sequence-parallel matmuls in pieces: one travels around a ring while one is used.
+"""Sequence-parallel matmuls in pieces: one is passed around a ring while one is used.
 
     column:  y = all_gather(x) W^T        rank r of 4, which holds x_r
 
@@ -10,12 +10,12 @@
         on its way to rank r + 1               r-1         r-1 and r-2 of ...
         computed meanwhile           part r-1  part r-2    part r-3    part r
 
-A step waits only for what travels longer than its matmul takes. Backward is made of the
-same two: the column's dX is a row, the row's dX a column, and dW grows piece by piece
-from what passes by. Each all-gather and each reduce-scatter sends (N-1)/N of the whole,
-as one call would; the whole x is never held, two pieces are. The price: N matmuls of
-S / N tokens instead of one, which small sizes use badly, and that a sum of 16-bit
-numbers is rounded at every rank it passes, as in any ring.
+A step waits only if its transfer takes longer than its matmul. Backward is made of the
+same two: the column's dX is a row, the row's dX a column, and dW is a sum over the
+pieces that arrive. Each all-gather and each reduce-scatter sends (N-1)/N of the whole,
+as one call would, and a rank holds two pieces instead of the whole x. The price: N
+matmuls of S / N tokens instead of one, inefficient for small sizes, and a rounding of
+16-bit sums on every rank, as in any ring.
 
 Source: Wang et al., Overlap Communication with Dependent Computation via Decomposition
 in Large Deep Learning Models, 2023.
@@ -191,7 +191,7 @@ def column_weight_gradients(
     x: Tensor,
     *grads: Tensor,
 ) -> list[Tensor | None]:
-    """dW of all weights that read x, whose pieces go round the ring once more."""
+    """dW of all weights that read x; the pieces of x take the ring once more."""
     slices = [grad.chunk(rank_and_size(group)[1], dim) for grad in grads]
     totals: list[Tensor | None] = [None] * len(grads)
     for rank, piece in RingPass(group).visits(x) if any(needed) else ():
@@ -210,13 +210,13 @@ def add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor) -> Tensor
 
 
 def in_rank_order(pieces: dict[int, list[Tensor]], dim: int) -> list[Tensor]:
-    """What was computed as it came, along `dim`: one tensor for each of a list."""
+    """The ranks' results joined along `dim`, one tensor for each entry of a list."""
     ordered = [pieces[rank] for rank in sorted(pieces)]
     return [torch.cat(parts, dim) for parts in zip(*ordered, strict=True)]
 
 
 def checked(name: str, x: Tensor, dim: int, group: ProcessGroup | None) -> int:
-    """The dim counted from the front, if it is one before the features."""
+    """`dim` counted from the front; ValueError unless it is before the features."""
     holds = -x.dim() <= dim < x.dim() and dim % x.dim() != x.dim() - 1
     message = f"dim={dim} is not a dim before the features of {list(x.shape)}"
     check_call(name, group, x, rules=[(holds, message)], written=[])

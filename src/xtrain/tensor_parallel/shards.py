@@ -1,8 +1,8 @@
 """From full weights to a rank's shard, and the same start for any number of ranks.
 
-A weight is cut from the full one, be it drawn or loaded, never drawn in pieces: the
-model then is the same for every number of ranks, no two ranks hold the same numbers,
-and the spread of an initialisation goes by the full layer's fan-in.
+A shard is always cut from the full weight, drawn or loaded: so the model is the same
+for every number of ranks, shards differ between ranks, and the initialisation uses the
+full layer's fan-in.
 """
 
 from typing import Any

@@ -27,7 +27,7 @@ _BACKENDS = os.path.join(_XTRAIN, "backends")  # below torch: where calls wait
 # Arguments that tell who talks to whom; the rest of a call is noise in a report.
 _TELLING = {"src", "dst", "group_src", "group_dst", "peer", "op", "group", "tensor"}
 _TELLING |= {"output", "input", "send", "recv", "obj", "object_list"}
-# Code of decorators, which nobody wrote as a call.
+# Code of decorators: their frames are no calls of the program.
 _DECORATING = "typing_extensions.py"
 _WRAPPERS = frozenset({"wrapper", "_fn", "inner", "decorate_context"})
 _FAULT_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -102,7 +102,7 @@ def stack_of_fault(text: str) -> CallStack | None:
 
 
 def other_thread(text: str) -> str:
-    """What faulthandler says of the thread that failed, if that is not the rank's."""
+    """faulthandler's report of the thread that failed, if that is not the rank's."""
     failed = _FAULT_FAILED.search(text)
     if failed is None or any(
         is_harness(f) for f, _, _ in _FAULT_CALL.findall(failed[0])

@@ -23,7 +23,7 @@ from xtrain.testing.outcome import Outcome
 from xtrain.testing.process import RankProcess
 from xtrain.testing.rank import RankSpec, rank_main
 from xtrain.testing.supervise import collect, explain
-from xtrain.testing.transport import Call
+from xtrain.testing.transport import PackedCall
 
 START_TIMEOUT = 120.0
 
@@ -76,7 +76,7 @@ class Pool:
             self.stop()
             raise
 
-    def run(self, call: Call, timeout: float | None) -> list[Outcome]:
+    def run(self, call: PackedCall, timeout: float | None) -> list[Outcome]:
         """Send one job to all ranks; return their outcomes or raise RankError."""
         try:
             self._tell("run", call)
@@ -101,7 +101,7 @@ class Pool:
             self._store.close()
             self._store = None
 
-    def _tell(self, order: str, call: Call | None = None) -> None:
+    def _tell(self, order: str, call: PackedCall | None = None) -> None:
         """Send the same message to every rank."""
         self._idle = False
         data = pickle.dumps((order, call))

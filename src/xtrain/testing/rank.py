@@ -1,6 +1,6 @@
 """The life of one rank: join the group, then run what the parent sends.
 
-    parent --- ("run", Call(function, arguments)) ----------> rank
+    parent --- ("run", PackedCall(function, arguments)) -> rank
     parent <-- Outcome(value | exception, traceback) -------- rank
     parent --- ("reset", None), every rank having answered -> rank
 
@@ -76,14 +76,14 @@ def join(spec: RankSpec) -> None:
     )
 
 
-def answer(call: transport.Call, clean: Clean) -> Outcome:
+def answer(call: transport.PackedCall, clean: Clean) -> Outcome:
     """Make one call and say how it went, and what it ran."""
     with executed.watching_code(call.watched) as seen:
         outcome = make(call, clean)
     return replace(outcome, executed=tuple(seen.places))
 
 
-def make(call: transport.Call, clean: Clean) -> Outcome:
+def make(call: transport.PackedCall, clean: Clean) -> Outcome:
     """Make one call and say how it went."""
     try:
         transport.ensure_module(call.module, call.file)

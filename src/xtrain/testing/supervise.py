@@ -1,10 +1,10 @@
-"""Wait for several processes that each owe one answer, and say what went wrong.
+"""Wait for one answer of each of several processes, and describe what went wrong.
 
     all answered            -> go on
     one raised or died      -> a short grace for the others, then cut
     the deadline passed     -> cut
 
-A cut asks every process that is still busy for its stack before anybody ends it.
+A cut asks every process that is still busy for its stack before any is ended.
 """
 
 import time
@@ -25,13 +25,13 @@ _LOOK = 0.2
 
 @dataclass(slots=True)
 class Ending:
-    """Who answered what, who died; whoever is in neither was still busy."""
+    """The answers, and the ranks that died; a rank in neither was still busy."""
 
     answers: dict[int, Outcome] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
 
     def failed(self) -> bool:
-        """Whether anybody died or raised."""
+        """Whether a rank died or raised."""
         return bool(self.dead) or any(
             answer.kind == "raised" for answer in self.answers.values()
         )

@@ -47,7 +47,7 @@ def dumps(value: Any) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PackedCall:
     """A call that another process can make: where the function is, and the rest.
 
     `watched` are symbols, with their code, of which the answer tells whether the call
@@ -63,7 +63,7 @@ class Call:
 
 def dump_call(
     fn: Callable[..., Any], args: tuple[Any, ...], backend: str, size: int
-) -> Call:
+) -> PackedCall:
     """Pack `fn(*args)` for a World of `size` ranks on `backend`.
 
     Raises ValueError when `fn` cannot be found by name in another process.
@@ -83,7 +83,7 @@ def dump_call(
         ) from error
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     seen = executed.current()
-    return Call(
+    return PackedCall(
         name=f"{module}.{name}",
         module=module,
         file=os.path.abspath(file) if file else "",

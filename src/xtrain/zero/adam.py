@@ -4,8 +4,8 @@
     v <- b2 v + (1 - b2) g^2        running mean of its square
     p <- p - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-m and v start at zero, so early means are too small; the divisions by 1 - b^t mend that.
-Both must live from step to step: an m bound to a local name is a new zero every time.
+m and v start at zero, so early means are too small; dividing by 1 - b^t corrects that.
+Both are kept from step to step: an m in a local variable is a new zero every time.
 
 Adam adds weight decay to the gradient, so it passes through m and v; AdamW shrinks the
 weights directly. Everything is element by element, which is why ZeRO may cut parameters

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
+from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.main_grad import accumulate_in_fp32, gradient_dtype
 from xtrain.zero.flat import FlatLayout
 
@@ -97,6 +98,31 @@ def make_sharded_buckets(
         accumulate_in_fp32([bucket.master], fp32_gradients)
         buckets.append(bucket)
     return buckets
+
+
+def gather_weights(
+    buckets: list[ShardedBucket], collectives: Collectives, group: ProcessGroup | None
+) -> None:
+    """All-gather the weights of all buckets, each rank's shard as its master is."""
+    works = []
+    for bucket in buckets:
+        if bucket.owns_copy:
+            bucket.shard.copy_(bucket.master)
+        works.append(collectives.all_gather(bucket.flat, bucket.shard, group=group))
+    for work in works:
+        work.wait()
+
+
+def gradient_pieces(
+    buckets: list[ShardedBucket], rank: int
+) -> dict[nn.Parameter, Tensor]:
+    """By parameter, this rank's flat piece of its reduced gradient: a view."""
+    found: dict[nn.Parameter, Tensor] = {}
+    for bucket in buckets:
+        if bucket.master.grad is not None:
+            pieces = bucket.layout.pieces(bucket.master.grad, rank)
+            found.update(zip(bucket.parameters, pieces, strict=True))
+    return found
 
 
 def split_parameters(

@@ -1,7 +1,7 @@
 """Parameters of one unit, flat and sharded: gather them, use them, free them.
 
     at rest       shard (1/N of the group)           full buffer empty
-    forward       all-gather -> views of the full buffer stand in for the parameters
+    forward       all-gather -> modules compute with views of the full buffer
                   -> freed
     backward      all-gather again -> full gradients -> reduce-scatter -> freed
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.backward import Reduction
 from xtrain.comm.checks import message_device, rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.deferred import BackwardAlwaysRuns
@@ -29,6 +28,7 @@ from xtrain.comm.main_grad import (
 )
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
+from xtrain.zero.grad_scaler import shard_gradient
 
 Owner = tuple[nn.Module, str]  # a module and the name of its parameter
 FullGradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
@@ -86,7 +86,7 @@ class FlatParamGroup:
         self._nbytes = self.full.untyped_storage().nbytes()
         self.full.untyped_storage().resize_(0)
         self._gathering: Work | None = None
-        self._sent: Tensor | None = None  # what an all-gather under way reads
+        self._sent: Tensor | None = None  # input of the all-gather under way
         self.is_full = False
         self.full_grad: Tensor | None = None  # whole gradients, not reduced yet
         # Unshard needs an input that asks for a gradient; it gets none.
@@ -134,7 +134,7 @@ class FlatParamGroup:
     def use_full_parameters(
         self, on_gradients: Callable[[FullGradients], None]
     ) -> None:
-        """Let views of the full buffer stand in for the parameters.
+        """Let modules compute with views of the full buffer.
 
         `on_gradients` gets their gradients in backward, once all are there.
         """
@@ -172,18 +172,14 @@ class FlatParamGroup:
             elif gradient is not None:
                 view.add_(gradient)
 
-    def start_reduce(self) -> Reduction:
-        """Issue the reduce-scatter of the whole gradients, which are forgotten here."""
+    def start_reduce(self) -> Work:
+        """Issue the reduce-scatter of the whole gradients, and free them here."""
         assert self.full_grad is not None
         flat, self.full_grad = self.full_grad.to(self.reduce_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         finish = partial(self.add_reduced_gradients, reduced)
-        return Reduction(work, finish, keep=flat)
-
-    def as_gradient(self, part: Tensor) -> Tensor:
-        """What becomes a local shard's `grad`."""
-        return part
+        return Work([work], finish, keep=flat)
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""
@@ -192,11 +188,11 @@ class FlatParamGroup:
             reduced.div_(self.size)
         parts = self.layout.pieces(reduced, self.rank)
         for local, part in zip(self.local_shards, parts, strict=True):
-            add_to_gradient(local, part, self.as_gradient)
+            add_to_gradient(local, part, partial(shard_gradient, group=self.group))
 
 
 def become_shard(original: nn.Parameter, piece: Tensor) -> nn.Parameter:
-    """The parameter itself, with its local piece: who holds it already trains that."""
+    """The parameter itself, with its local piece: optimizers made before train that."""
     if original.is_meta:
         return nn.Parameter(piece, requires_grad=original.requires_grad)
     original.data, original.grad = piece, None

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
-from xtrain.zero.flat_param_group import FlatParamGroup, FullGradients, Owner
+from xtrain.zero.flat_param_group import FlatParamGroup, FullGradients
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,15 +84,3 @@ class FSDPUnit:
             group.reshard()
         if not self.active_backwards:
             self.reshard()
-
-
-def gather_parameters(units: list[FSDPUnit]) -> dict[Owner, Tensor]:
-    """Copies of all parameters, whole, on every rank."""
-    whole: dict[Owner, Tensor] = {}
-    for group in (group for unit in units for group in unit.flat_groups):
-        layout = group.layout
-        flat = group.shard.new_empty(layout.padded_numel)
-        group.collectives.all_gather(flat, group.shard, group=group.group).wait()
-        for view, owners in zip(layout.views(flat), group.owners, strict=True):
-            whole.update(dict.fromkeys(owners, view.clone()))
-    return whole

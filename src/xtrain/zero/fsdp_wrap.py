@@ -16,21 +16,21 @@ def make_units(
     Every parameter goes to the innermost unit that holds all modules that have it.
     """
     owners: dict[nn.Parameter, list[Owner]] = {}
-    home: dict[nn.Parameter, nn.Module] = {}
+    block_of: dict[nn.Parameter, nn.Module] = {}
     nearest = nearest_block(root, chosen)
     for module in root.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
             owners.setdefault(parameter, []).append((module, name))
-            if home.setdefault(parameter, nearest[module]) is not nearest[module]:
-                home[parameter] = root  # tied across units
+            if block_of.setdefault(parameter, nearest[module]) is not nearest[module]:
+                block_of[parameter] = root  # tied across units
     names = {p: name for name, p in root.named_parameters()}
     units = []
     for module in [root, *chosen]:
         kinds: dict[object, dict[nn.Parameter, list[Owner]]] = {}
         for parameter, places in owners.items():
-            if home[parameter] is module:
+            if block_of[parameter] is module:
                 kind = (parameter.dtype, parameter.requires_grad)
                 kinds.setdefault(kind, {})[parameter] = places
         groups = [make_group(members, names) for members in kinds.values()]

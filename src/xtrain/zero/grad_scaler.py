@@ -1,19 +1,20 @@
-"""How `torch.amp.GradScaler` learns of an infinity in another rank's shard.
+"""Let `torch.amp.GradScaler` see an infinity in any rank's shard.
 
     rank 0   shards  . . . .   marker --+
     rank 1   shards  . inf .   marker --+--> largest `found_inf` of all --> all skip
 
 GradScaler divides the gradients in an optimizer's `param_groups` by its scale and looks
 for infinities in them, one operator call for each dtype and device. With shards the
-infinity is one rank's alone, and a rank that skipped its step alone would leave the
-others waiting, or with other weights. So the class of a gradient takes over that
+infinity is on one rank only, and if that rank alone skipped its step, the others would
+wait for it, or have other weights. So the class of a gradient takes over that
 operator, as the tensors of torch's own fully_shard do, and asks all ranks. The shards'
 gradients of FSDP are of such a class. Those of ZeRO 1 and 2 are made in the step, so
 next to the shards of each dtype and device there is an empty parameter whose empty
 gradient speaks for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import message_device
 
-Unscale = Callable[[Tensor, Tensor], None]
+Kind = tuple[torch.dtype, torch.device]
 UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 NORMS = (torch._foreach_norm, torch.linalg.vector_norm, torch.norm, Tensor.norm)
 
@@ -31,7 +32,7 @@ NORMS = (torch._foreach_norm, torch.linalg.vector_norm, torch.norm, Tensor.norm)
 class MarkerGradient(Tensor):
     """An empty gradient; `unscale(found_inf, inverse_scale)` speaks for all shards."""
 
-    unscale: Unscale
+    unscale: Callable[[Tensor, Tensor], None]
 
     @classmethod
     def __torch_function__(
@@ -49,16 +50,35 @@ class MarkerGradient(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def marker(dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """A parameter without elements."""
-    return nn.Parameter(torch.empty(0, dtype=dtype, device=device))
+class Markers:
+    """Of each dtype and device of the shards an empty parameter; see above.
 
+    Args:
+        unscale: called with dtype and device, `found_inf` and `inverse_scale`.
+    """
 
-def mark(parameter: nn.Parameter, unscale: Unscale) -> None:
-    """Give a marker its gradient."""
-    gradient = torch.empty_like(parameter).as_subclass(MarkerGradient)
-    gradient.unscale = unscale
-    parameter.grad = gradient
+    def __init__(self, unscale: Callable[[Kind, Tensor, Tensor], None]):
+        self._unscale = unscale
+        self._parameters: dict[Kind, nn.Parameter] = {}
+
+    def add(self, kinds: Iterable[Kind]) -> list[nn.Parameter]:
+        """One for each kind that has none yet; returns the new ones."""
+        new = [kind for kind in dict.fromkeys(kinds) if kind not in self._parameters]
+        for dtype, device in new:
+            empty = torch.empty(0, dtype=dtype, device=device)
+            self._parameters[dtype, device] = nn.Parameter(empty)
+        return [self._parameters[kind] for kind in new]
+
+    def set(self) -> None:
+        """Give each its gradient."""
+        for kind, parameter in self._parameters.items():
+            gradient = torch.empty_like(parameter).as_subclass(MarkerGradient)
+            gradient.unscale = partial(self._unscale, kind)
+            parameter.grad = gradient
+
+    def clear(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
 
 class ShardGradient(Tensor):
@@ -79,7 +99,7 @@ class ShardGradient(Tensor):
                 ask_all_ranks(found_inf, group)
         return result
 
-    # elsewhere it is no rank's shard any more
+    # a copy is an ordinary tensor
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 

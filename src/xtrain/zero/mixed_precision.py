@@ -1,14 +1,14 @@
-"""Mixed precision: compute in 16 bits, remember in 32.
+"""Mixed precision: compute in 16 bits, keep masters in 32.
 
     fp32 masters --cast--> 16-bit weights -> forward, backward -> 16-bit gradients
         ^                                                               |
         +--- fp32 optimizer step <---- fp32 gradients <----unscale------+
 
-A bf16 weight keeps 7 bits behind its leading one: an update below 1/512 to 1/256 of it
-rounds away, step after step. The master copy adds such updates up until they count.
+A bf16 weight has 7 bits behind its leading one: an update below 1/512 to 1/256 of it
+rounds away, step after step. The fp32 master accumulates such updates.
 
-fp16 has a second problem, its narrow range: small gradients become zero. Multiplying
-the loss by a large number lifts them; dividing again in fp32 takes it back. When
+fp16 has a second problem, its narrow range: small gradients become zero. The loss is
+multiplied by a large number, and the gradients are divided by it again in fp32. When
 something overflows, the step is skipped and the scale halved, on every rank or on none.
 bf16 has the range of fp32 and needs no scale.
 
@@ -38,7 +38,7 @@ class LossScaler:
         growth_factor, growth_interval: after this many good steps in a row the scale is
             multiplied by the factor.
         backoff_factor: what an overflow multiplies the scale by.
-        process_group: the ranks that must decide alike; None without distribution.
+        process_group: the ranks that decide together; None for all.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class LossScaler:
         """Divide fp32 gradients by the scale, in place; True when all are finite.
 
         All ranks of the group get the same answer: one that skips a step alone would
-        have other weights from then on. Inside DDP's join() none is asked, as ranks
-        whose inputs are over would not reply: gradients are the same on all others.
+        have other weights from then on. Inside DDP's join() each rank decides alone,
+        as ranks without inputs would not reply: gradients are the same on the others.
         """
         finite = True
         for gradient in gradients:
@@ -169,7 +169,7 @@ class MixedPrecisionOptimizer:
         return finite
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients. Multiplying them by zero would keep a NaN for ever."""
+        """Forget the gradients. Multiplying them by zero would keep a NaN."""
         for parameter, master in self.pairs:
             parameter.grad = None
             master.grad = None

@@ -22,6 +22,7 @@ Models, 2020.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +32,19 @@ from torch.optim import Optimizer
 
 from xtrain.comm.backward import weakly
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import TORCH, Collectives
+from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.wrapper_rules import check_counted, check_not_slices, claim
 from xtrain.zero.buckets import (
     BUCKET_CAP_MB,
     ShardedBucket,
-    as_groups,
+    gather_weights,
+    gradient_pieces,
     make_sharded_buckets,
 )
 from xtrain.zero.clip import clip_sharded_grad_norm_
-from xtrain.zero.grad_scaler import mark, marker, unscale_on_all_ranks
+from xtrain.zero.grad_scaler import Markers, unscale_on_all_ranks
+from xtrain.zero.optimizer_checkpoint import clip_of_module, load_buckets, save_buckets
+from xtrain.zero.optimizer_checks import check_state, checked_group, checked_groups
 from xtrain.zero.stage1 import ReduceAtStep
 from xtrain.zero.stage2 import ReduceInBackward
 
@@ -63,17 +68,20 @@ class ZeroOptimizer(Optimizer):
         optimizer_class: what steps the shards, built with `defaults`; it must work
             element by element, as Adam does.
         stage: 1 or 2.
+        process_group: None for all ranks, or for the replicas of a model on a mesh.
         bucket_cap_mb: MiB of parameters that are reduced and gathered together.
         master_weights: keep fp32 copies of the own shards of fp16 and bf16 parameters.
         offload: keep the shards that are stepped, and so all optimizer state, on the
             CPU.
-        gradient_reduction: "average" (as torch does) or "sum".
-        collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; that of
-            `xtrain.zero` takes what suits the backend unless given.
+        gradient_reduction: "average" (as torch does, the default) or "sum" (the default
+            of a model on a mesh).
+        collectives: TORCH, RING or DIRECT of `xtrain.comm.collective_choice`; what
+            suits the backend unless given.
         fp32_gradients: add up the gradients of 16-bit parameters in fp32, here and over
             the ranks; see `xtrain.comm.main_grad`. On unless False.
 
-    All ranks must give the same, `defaults` and options of groups included.
+    ValueError on every rank if one rank's arguments are wrong or differ, `defaults` and
+    options of groups included.
     """
 
     def __init__(
@@ -85,34 +93,46 @@ class ZeroOptimizer(Optimizer):
         bucket_cap_mb: float = BUCKET_CAP_MB,
         master_weights: bool = True,
         offload: bool = False,
-        gradient_reduction: str = "average",
-        collectives: Collectives = TORCH,
+        gradient_reduction: str | None = None,
+        collectives: Collectives | None = None,
         fp32_gradients: bool | None = None,
         **defaults: Any,
     ):
         self._is_built = False
-        self.stage, self.process_group = stage, process_group
-        self.gradient_reduction = gradient_reduction
-        self.rank, self.size = rank_and_size(process_group)
-        groups = as_groups(params)
+        options = {
+            "optimizer_class": optimizer_class,
+            "stage": stage,
+            "bucket_cap_mb": bucket_cap_mb,
+            "master_weights": master_weights,
+            "offload": offload,
+            "collectives": collectives and collectives.name,
+            "fp32_gradients": fp32_gradients,
+            **defaults,
+        }
+        given = params, process_group, gradient_reduction
+        groups, over = checked_groups(*given, options)
+        self.stage, self.process_group = stage, over.group
+        self.gradient_reduction, self._axes = over.reduction, over.axes
+        self.rank, self.size = rank_and_size(over.group)
         self._make_buckets = partial(
             make_sharded_buckets,
             cap_bytes=int(bucket_cap_mb * 2**20),
             master_weights=master_weights,
             offload=offload,
-            process_group=process_group,
+            process_group=over.group,
             fp32_gradients=fp32_gradients,
         )
-        self._markers: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
         made = [self._make_buckets(group) for group in groups]
         self.buckets: list[ShardedBucket] = [
             bucket for buckets in made for bucket in buckets
         ]
-        self._collectives = collectives
+        device = self.buckets[0].flat.device
+        self._collectives = collectives or default_collectives(over.group, device)
         reduction = ReduceAtStep if stage == 1 else ReduceInBackward
         self._reduction = reduction(
-            process_group, self._collectives, gradient_reduction == "average"
+            over.group, self._collectives, over.reduction == "average"
         )
+        self._markers = Markers(weakly(self._unscale))
         shard_groups = [of_shards(*pair) for pair in zip(groups, made, strict=True)]
         self.optimizer = optimizer_class(shard_groups, **defaults)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
@@ -127,7 +147,10 @@ class ZeroOptimizer(Optimizer):
         if not self._is_built:  # torch's __init__, with groups that are shards already
             super().add_param_group(param_group)
             return
-        (group,) = as_groups([param_group])
+        known = [p for bucket in self.buckets for p in bucket.parameters]
+        group = checked_group(
+            param_group, known, self.process_group, self.gradient_reduction
+        )
         buckets = self._make_buckets(group)
         self.optimizer.add_param_group(of_shards(group, buckets))
         self.buckets += buckets
@@ -135,6 +158,8 @@ class ZeroOptimizer(Optimizer):
 
     def _take_over(self, buckets: list[ShardedBucket]) -> None:
         """From here on the gradients of these parameters are reduced here."""
+        parameters = [p for b in buckets for p in b.parameters]
+        claim(parameters, "ZeroOptimizer", self.gradient_pieces, self._axes)
         self._share_with_inner()
         self._reduction.take_over(buckets)
 
@@ -142,15 +167,9 @@ class ZeroOptimizer(Optimizer):
         """One list of groups and one state for both, and the markers in the first."""
         inner = self.optimizer
         self.param_groups, self.state = inner.param_groups, inner.state
-        for bucket in self.buckets:
-            if bucket.kind not in self._markers:
-                self._markers[bucket.kind] = marker(*bucket.kind)
-                self.param_groups[0]["params"].append(self._markers[bucket.kind])
-        self._mark()
-
-    def _mark(self) -> None:
-        for kind, parameter in self._markers.items():
-            mark(parameter, partial(weakly(self._unscale), kind))
+        new = self._markers.add(bucket.kind for bucket in self.buckets)
+        self.param_groups[0]["params"] += new
+        self._markers.set()
 
     def _unscale(
         self,
@@ -172,82 +191,15 @@ class ZeroOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.reduce_gradients()
-        for parameter in self._markers.values():
-            parameter.grad = None  # they have nothing to step
+        self._markers.clear()  # they have nothing to step
         self.optimizer.step()
-        self._mark()
+        self._markers.set()
         self._reduction.begin_step()
         self._gather_weights()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's shards, and those masters that are copies.
-
-        Only the same rank of as many ranks can load it: `save_sharded` writes what any
-        number of them can. The weights are in the module's own `state_dict`.
-        """
-        masters = [b.master.detach() for b in self.buckets if b.owns_copy]
-        shard = {"rank": self.rank, "size": self.size, "masters": masters}
-        return {**super().state_dict(), "shard": shard}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave on this rank; every rank must call it.
-
-        Weights that have masters become those.
-        """
-        super().load_state_dict(state_dict)
-        self.optimizer.__setstate__(
-            {"state": self.state, "param_groups": self.param_groups}
-        )
-        self._share_with_inner()
-        copies = [b for b in self.buckets if b.owns_copy]
-        for bucket, saved in zip(copies, state_dict["shard"]["masters"], strict=True):
-            bucket.master.copy_(saved)
-        self._gather_weights()
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "a ZeroOptimizer belongs to its process group and its module's parameters, "
-            "so it cannot be pickled or copied: keep its state_dict(), or save_sharded"
-        )
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """This rank's shards of the reduced gradients, for `LossScaler.unscale`."""
-        self.reduce_gradients()
-        return [b.master.grad for b in self.buckets if b.master.grad is not None]
-
-    def gradient_pieces(self) -> dict[nn.Parameter, Tensor]:
-        """By parameter, this rank's flat piece of its reduced gradient; some are empty.
-
-        They are views of what is stepped: to sum a gradient over another axis of a
-        mesh, sum these.
-        """
-        self.reduce_gradients()
-        return {
-            parameter: piece
-            for bucket in self.buckets
-            if bucket.master.grad is not None
-            for parameter, piece in zip(
-                bucket.parameters,
-                bucket.layout.pieces(bucket.master.grad, self.rank),
-                strict=True,
-            )
-        }
-
     def _gather_weights(self) -> None:
-        works = []
-        for bucket in self.buckets:
-            if bucket.owns_copy:
-                bucket.shard.copy_(bucket.master)
-            works.append(
-                self._collectives.all_gather(
-                    bucket.flat, bucket.shard, group=self.process_group
-                )
-            )
-        for work in works:
-            work.wait()
+        gather_weights(self.buckets, self._collectives, self.process_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; the module's own `zero_grad` leaves the shards'.
@@ -255,7 +207,7 @@ class ZeroOptimizer(Optimizer):
         They are set to None in any case: zeros would take the memory that was freed.
         """
         self._reduction.forget()
-        self._mark()
+        self._markers.set()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context in which backwards add up gradients on each rank and send nothing.
@@ -275,12 +227,104 @@ class ZeroOptimizer(Optimizer):
         """
         self._reduction.reduce_gradients()
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    @property
+    def gradients(self) -> list[Tensor]:
+        """This rank's shards of the reduced gradients, for `LossScaler.unscale`."""
+        self.reduce_gradients()
+        return [b.master.grad for b in self.buckets if b.master.grad is not None]
+
+    def gradient_pieces(self) -> dict[nn.Parameter, Tensor]:
+        """By parameter, this rank's flat piece of its reduced gradient; some are empty.
+
+        They are views of what is stepped: to sum a gradient over another axis of a
+        mesh, sum these.
+        """
+        self.reduce_gradients()
+        return gradient_pieces(self.buckets, self.rank)
+
+    def clip_grad_norm_(
+        self, max_norm: float, module: nn.Module | None = None
+    ) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
 
-        Returns the norm before clipping.
+        Returns the norm before clipping. `module`, whose parameters these are, must be
+        given if it is cut over other ranks too: the norm then is that of the full one,
+        with what several ranks hold alike counted once.
         """
-        return clip_sharded_grad_norm_(self.gradients, max_norm, self.process_group)
+        parameters = [p for bucket in self.buckets for p in bucket.parameters]
+        if module is None:
+            check_not_slices(parameters)
+            group = self.process_group
+            return clip_sharded_grad_norm_(self.gradients, max_norm, group)
+        check_counted(parameters)
+        self.reduce_gradients()
+        return clip_of_module(self.buckets, module, max_norm, self.process_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank's shards, and those masters that are copies.
+
+        Only the same rank of as many ranks can load it: `save_sharded` writes what any
+        number of them can. The weights are in the module's own `state_dict`.
+        """
+        masters = [b.master.detach() for b in self.buckets if b.owns_copy]
+        shard = {"rank": self.rank, "size": self.size, "masters": masters}
+        return {**super().state_dict(), "shard": shard}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave on this rank; every rank must call it.
+
+        Weights that have masters become those. ValueError on every rank, and nothing
+        changed, if one has another's.
+        """
+        check_state(state_dict, self.param_groups, self.buckets, self.process_group)
+        super().load_state_dict(state_dict)
+        self.optimizer.__setstate__(
+            {"state": self.state, "param_groups": self.param_groups}
+        )
+        self._share_with_inner()
+        copies = [b for b in self.buckets if b.owns_copy]
+        for bucket, saved in zip(copies, state_dict["shard"]["masters"], strict=True):
+            bucket.master.copy_(saved)
+        self._gather_weights()
+
+    def save_sharded(
+        self,
+        directory: str | Path,
+        step: int,
+        module: nn.Module,
+        extra: dict[str, Any] | None = None,
+    ) -> Path:
+        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`.
+
+        `module` is what the parameters belong to; its names, buffers and frozen
+        parameters are saved with them. Weights are saved from their masters. Any stage
+        and world size can load it.
+        """
+        group = self.process_group
+        return save_buckets(
+            directory, step, module, self.buckets, self.optimizer, extra, group
+        )
+
+    @torch.no_grad()
+    def load_sharded(
+        self, path: str | Path, module: nn.Module
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Read a checkpoint of any stage and world size, or a run's latest.
+
+        Returns its step and extra. CheckpointError on every rank if it does not fit,
+        CheckpointReplaced if it vanished meanwhile and another load may work.
+        """
+        group = self.process_group
+        result = load_buckets(path, module, self.buckets, self.optimizer, group)
+        self._gather_weights()
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a ZeroOptimizer belongs to its process group and its module's parameters, "
+            "so it cannot be pickled or copied: keep its state_dict(), or save_sharded"
+        )
 
 
 def of_shards(group: dict[str, Any], buckets: list[ShardedBucket]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -21,17 +21,14 @@ from xtrain.checkpoint.optimizer_state import (
 )
 from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
-from xtrain.checkpoint.training_state import (
-    load_state,
-    save_state,
-)
+from xtrain.checkpoint.training_state import load_state, save_state
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
 from xtrain.zero.buckets import ShardedBucket
+from xtrain.zero.clip import clip_sharded_grad_norm_
 
-ByBucket = dict[
-    ShardedBucket, list[Shard]
-]  # views of the masters, one for each parameter
+# Views of the masters, one for each parameter.
+ByBucket = dict[ShardedBucket, list[Shard]]
 
 
 def save_buckets(
@@ -48,14 +45,14 @@ def save_buckets(
     `optimizer` steps the buckets' masters.
     """
     rank, _ = rank_and_size(group)
-    everyone = all_ranks_of(module, group)
-    with raising_everywhere(ValueError, group=everyone):
+    all_ranks = all_ranks_of(module, group)
+    with raising_everywhere(ValueError, group=all_ranks):
         by_bucket = shards_of(buckets, module, rank)
     shards = [shard for shards in by_bucket.values() for shard in shards]
     if rank == 0:
         shards += whole_of(buckets, module)
     states = cut_states(by_bucket, optimizer, rank)
-    return save_state(directory, step, shards, states, optimizer, extra, everyone)
+    return save_state(directory, step, shards, states, optimizer, extra, all_ranks)
 
 
 def load_buckets(
@@ -67,8 +64,8 @@ def load_buckets(
 ) -> tuple[int, dict[str, Any] | None]:
     """Fill the masters, the optimizer's state and what is whole; its step and extra."""
     rank, _ = rank_and_size(group)
-    everyone = all_ranks_of(module, group)
-    with raising_everywhere(ValueError, group=everyone):
+    all_ranks = all_ranks_of(module, group)
+    with raising_everywhere(ValueError, group=all_ranks):
         by_bucket = shards_of(buckets, module, rank)
     shards = [shard for shards in by_bucket.values() for shard in shards]
     made = States()
@@ -80,9 +77,26 @@ def load_buckets(
         return made
 
     everything = shards + whole_of(buckets, module)
-    result = load_state(path, everything, make_states, optimizer, everyone)
+    result = load_state(path, everything, make_states, optimizer, all_ranks)
     merge_step_counts(by_bucket, made, optimizer)
     return result
+
+
+def clip_of_module(
+    buckets: list[ShardedBucket],
+    module: nn.Module,
+    max_norm: float,
+    group: ProcessGroup | None,
+) -> Tensor:
+    """Clip by the norm of the whole model, of which `module` may be a slice."""
+    by_bucket = shards_of(buckets, module, rank_and_size(group)[0], gradients=True)
+    shards = [shard for of_bucket in by_bucket.values() for shard in of_bucket]
+    return clip_sharded_grad_norm_(
+        [shard.tensor for shard in shards],
+        max_norm,
+        all_ranks_of(module, group),
+        [placement_in(module, shard.name).is_first for shard in shards],
+    )
 
 
 def shards_of(

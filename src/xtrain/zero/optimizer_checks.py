@@ -1,22 +1,71 @@
-"""What is asked of the arguments of ZeroOptimizer, on this rank and between ranks."""
+"""Checks of the arguments of ZeroOptimizer, on this rank and between ranks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same
+from xtrain.comm.agreement import check_same, problem_of, raise_everywhere
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.wrapper_rules import check_bare, check_filled
-from xtrain.zero.buckets import ShardedBucket
+from xtrain.comm.wrapper_mesh import Over, ranks_to_reduce
+from xtrain.comm.wrapper_rules import check_bare, check_filled, check_options
+from xtrain.zero.buckets import ShardedBucket, as_groups
 
 Groups = list[dict[str, Any]]
 
 
+def checked_groups(
+    params: Any,
+    process_group: ProcessGroup | None,
+    gradient_reduction: str | None,
+    options: Mapping[str, Any],
+) -> tuple[Groups, Over]:
+    """The groups of parameters, and the ranks over which their gradients are reduced.
+
+    ValueError on every rank if one rank's arguments are wrong or differ.
+    """
+    groups: Groups = []
+    wrong = problem_of(lambda: groups.extend(as_groups(params)))
+    held = [p for group in groups for p in group["params"]]
+    over = ranks_to_reduce(held, process_group, gradient_reduction)
+    problem = wrong or problem_of(
+        lambda: check_stage(options["stage"]),
+        over.check,
+        lambda: check_options(over.reduction, options["bucket_cap_mb"]),
+        lambda: check_parameters(groups),
+        lambda: check_trainable(groups),
+    )
+    options = {**options, "gradient_reduction": over.reduction}
+    check_same_groups(groups, options, problem, over.group)
+    return groups, over
+
+
+def checked_group(
+    param_group: dict[str, Any],
+    known: list[nn.Parameter],
+    process_group: ProcessGroup | None,
+    gradient_reduction: str,
+) -> dict[str, Any]:
+    """One more group; ValueError on every rank if one rank's is wrong or differs."""
+    groups: Groups = []
+
+    def check_ranks() -> None:
+        held = groups[0]["params"]
+        ranks_to_reduce(held, process_group, gradient_reduction).check()
+
+    problem = problem_of(
+        lambda: groups.extend(as_groups([param_group])),
+        lambda: check_parameters(groups, known),
+        check_ranks,
+    )
+    check_same_groups(groups, {}, problem, process_group)
+    return groups[0]
+
+
 def check_stage(stage: int) -> None:
     if stage not in (1, 2):
-        raise ValueError(f"stage={stage}: ZeroOptimizer knows stages 1 and 2")
+        raise ValueError(f"stage={stage}: ZeroOptimizer has stages 1 and 2")
 
 
 def check_trainable(groups: Groups) -> None:
@@ -61,8 +110,22 @@ def check_state(
     buckets: list[ShardedBucket],
     process_group: ProcessGroup | None,
 ) -> None:
-    """ValueError unless a `state_dict` is this rank's, of as many ranks."""
-    rank, size = rank_and_size(process_group)
+    """ValueError on every rank unless each got its own state, of as many ranks."""
+    problem = problem_of(
+        lambda: check_own_state(
+            state_dict, param_groups, buckets, *rank_and_size(process_group)
+        )
+    )
+    raise_everywhere(ValueError, problem, process_group)
+
+
+def check_own_state(
+    state_dict: dict[str, Any],
+    param_groups: Groups,
+    buckets: list[ShardedBucket],
+    rank: int,
+    size: int,
+) -> None:
     shard = state_dict.get("shard", {})
     found = shard.get("rank"), shard.get("size")
     if found != (rank, size):

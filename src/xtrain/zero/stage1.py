@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.backward import Reducer, Reduction
+from xtrain.comm.backward import Reducer
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.main_grad import add_to_gradient, gradient_dtype
+from xtrain.comm.work import Work
 from xtrain.zero.buckets import ShardedBucket
 
 
@@ -79,7 +80,7 @@ class ReduceAtStep:
         self._reducer.finish()
 
     @torch.no_grad()
-    def _reduce_scatter(self, bucket: ShardedBucket) -> Reduction:
+    def _reduce_scatter(self, bucket: ShardedBucket) -> Work:
         """Begin to reduce a bucket; what has no gradient counts as zero."""
         for parameter in list(bucket.waiting):
             bucket.take(parameter)
@@ -87,7 +88,7 @@ class ReduceAtStep:
         assert full_grad is not None
         shard = torch.empty_like(bucket.shard, dtype=full_grad.dtype)
         work = self._collectives.reduce_scatter(shard, full_grad, group=self.group)
-        return Reduction(work, partial(take_shard, bucket, shard, self._divisor))
+        return Work([work], partial(take_shard, bucket, shard, self._divisor))
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def rooms(package: Path = PACKAGE) -> dict[str, Room]:
 def used_by(file: Path, package: Path) -> set[str]:
     """The first name below the package of everything that a file imports."""
     own = ".".join(file.relative_to(package.parent).parent.parts)
-    found = (name.split(".") for name in imports(file, own))
+    found = (name.split(".") for name in imports(file.read_text(encoding="utf-8"), own))
     return {parts[1] for parts in found if parts[0] == package.name and parts[1:]}
 
 

@@ -85,12 +85,7 @@ def trick(
 ) -> Race:
     """All-reduces over shared memory that differ in one thing."""
     return Race(
-        name,
-        title,
-        variants,
-        sizes=sizes,
-        ranks=(4,),
-        reference=all_reduce_reference,
+        name, title, variants, sizes=sizes, ranks=(4,), reference=all_reduce_reference
     )
 
 

@@ -92,10 +92,7 @@ def part(
     return Race(
         kind,
         title.capitalize(),
-        (
-            Contestant(f"gloo {title}", partial(trial, kind, gloo)),
-            ours("ring", ring),
-        ),
+        (Contestant(f"gloo {title}", partial(trial, kind, gloo)), ours("ring", ring)),
         sizes=(256 * KiB, 16 * MiB, 64 * MiB),
         reference=REFERENCES[kind],
         goals=tuple(
@@ -132,10 +129,7 @@ RACES = [
         (GLOO, RING, HALVING, HIERARCHICAL, TREE, SERVER),
         sizes=(256 * KiB, 1 * MiB, 16 * MiB, 64 * MiB),
         reference=all_reduce_reference,
-        goals=(
-            Goal("ring", 0.9, 16 * MiB, 4),
-            Goal("ring", 1.0, 64 * MiB, 4),
-        ),
+        goals=(Goal("ring", 0.9, 16 * MiB, 4), Goal("ring", 1.0, 64 * MiB, 4)),
     ),
     part("reduce_scatter", REDUCE_SCATTER, ring_reduce_scatter, 1.8),
     part("all_gather", ALL_GATHER, ring_all_gather, 1.5),

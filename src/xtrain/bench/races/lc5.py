@@ -5,8 +5,8 @@
 
 Both run the same stages of an `XtrainModel` on the same ranks, with torch's fused
 AdamW; losses and gradients must be those of one process. torch's zero bubble has two
-stages on a rank, and ours is ZB-H1 with one: that race alone is not like for like.
-torch's ScheduleLoopedBFS has no twin here.
+stages on a rank, and ours is ZB-H1 with one: that race alone compares different
+schedules. torch's ScheduleLoopedBFS has no counterpart here.
 
 `size` is that of all weights in bytes. In the race of sleeping stages it is what F, B
 and W of a rank's part take together for one micro-batch, in microseconds.
@@ -169,7 +169,7 @@ def sum_of_squares(output: Tensor, target: Tensor) -> Tensor:
 
 
 def without_bubble(case: Case) -> Trial:
-    """Sleeps as long as each rank works, and knows the numbers beforehand."""
+    """Sleeps as long as each rank works; its numbers are computed before."""
     seconds = 3 * part_seconds(case) * 2 * case.ranks
     return Trial(partial(time.sleep, seconds), in_one_process(sleepers, case))
 
@@ -185,8 +185,7 @@ def sleeping() -> Race:
     """Every schedule of ours and those of torch, against a step without a bubble."""
     ours = [
         Contestant(
-            name,
-            partial(pipeline_trial, sleepers, partial(made, name, None), our_step),
+            name, partial(pipeline_trial, sleepers, partial(made, name, None), our_step)
         )
         for name in SCHEDULES
     ]

@@ -87,8 +87,7 @@ def pair_race() -> Race:
         "Overlap",
         tuple(
             Contestant(
-                who,
-                partial(pair_trial, together, PAIR_EXPERTS, LATENCY, PAIR_SIZES),
+                who, partial(pair_trial, together, PAIR_EXPERTS, LATENCY, PAIR_SIZES)
             )
             for who, together in sides.items()
         ),

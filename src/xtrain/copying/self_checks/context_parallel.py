@@ -168,7 +168,7 @@ def check_shard_sequence(form: Any, rank: int, size: int) -> None:
     }
     with Sent() as sent:
         parts = {b: form(positions, 0, b) for b in expected}
-        tokens = form(positions.view(1, 48, 1).expand(2, 48, 3), 1, "zigzag")
+        tokens = form(positions.view(1, 48, 1).expand(2, 48, 3), -2, "zigzag")
     for balance, part in parts.items():
         same(f"the positions of rank {rank}, {balance}", part, expected[balance])
         total = torch.zeros(48, dtype=torch.int64).index_fill_(0, part, 1)

@@ -1,16 +1,74 @@
-"""When a wait is in vain, and why: a peer died, left, or does not come in time."""
+"""The other ranks of a group: whose process is alive, and which waits cannot end.
 
+A pidfd becomes readable when its process has ended, for whatever reason; one system
+call checks those of all peers. Without pidfds each peer is checked by its id. Peers on
+other hosts are known by their connection: it is closed, or it stops answering the
+system's probes.
+"""
+
+import os
+import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from xtrain.backends.liveness import Peers
 from xtrain.backends.operation import Operation
 from xtrain.comm.transport_errors import PeersLost
 
+STATES = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "R": "running"}
+
+
+class Peers:
+    """The processes of a group's other ranks, as far as they run on this host."""
+
+    def __init__(self) -> None:
+        self.pids: dict[int, int] = {}
+        self._descriptors: dict[int, int] = {}
+        self._asked: list[int] = []
+        self._poll = select.poll()
+
+    def watch(self, rank: int, pid: int) -> None:
+        """Watch the process of `rank` from now on."""
+        self.pids[rank] = pid
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            self._asked.append(rank)
+            return
+        self._descriptors[descriptor] = rank
+        self._poll.register(descriptor, select.POLLIN)
+
+    def dead(self) -> list[int]:
+        """The ranks whose process has ended."""
+        found = [self._descriptors[fd] for fd, _ in self._poll.poll(0)]
+        found += [rank for rank in self._asked if self.state(rank) == "dead"]
+        return sorted(found)
+
+    def state(self, rank: int) -> str:
+        """The state of a rank's process: "stopped", "running", ..."""
+        pid = self.pids.get(rank)
+        if pid is None:
+            return "unknown"
+        try:
+            os.kill(pid, 0)
+            with open(f"/proc/{pid}/stat") as file:
+                letter = file.read().rpartition(")")[2].split()[0]
+        except ProcessLookupError:
+            return "dead"
+        except OSError:
+            return "unknown"
+        return STATES.get(letter, "waiting")
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._asked.clear()
+        self._poll = select.poll()
+
 
 class PeerMonitor:
-    """Looks after the waits of one rank in one group.
+    """Ends the waits of one rank in one group that cannot succeed.
 
     Args:
         transport: knows which ranks have come to the call, and which have left.
@@ -34,7 +92,7 @@ class PeerMonitor:
         self.broken: RuntimeError | None = None
 
     def check(self, operation: Operation) -> None:
-        """Raise when `operation` waits in vain."""
+        """Raise when what `operation` waits for cannot come, or its time is up."""
         me = f"rank {self._global_rank(self._rank)} waited in {operation.call}"
         missing = self._transport.missing()
         left = {*self._transport.left()}
@@ -72,7 +130,7 @@ class PeerMonitor:
             )
 
     def _break(self, why: str, gone: Iterable[int] = ()) -> None:
-        """End the group; whoever is stopped is named, it may be the cause."""
+        """End the group; the error names stopped ranks, which may be the cause."""
         stopped = [
             r for r in self._transport.others if self._peers.state(r) == "stopped"
         ]

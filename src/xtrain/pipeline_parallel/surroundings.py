@@ -1,0 +1,50 @@
+"""What an operation reads besides its arguments: random numbers, autocast, modes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+
+
+class Surroundings:
+    """As they are when this is made, to be restored for a second run.
+
+    Modes see every call of torch, as `with torch.device(...)` and `split_backward()`
+    do. Those that the caller has left when backward runs are entered again.
+    """
+
+    def __init__(self, preserve_rng_state: bool):
+        self.preserve_rng_state = preserve_rng_state
+        if preserve_rng_state:
+            self.cpu, self.cuda = torch.get_rng_state(), []
+            if torch.cuda.is_initialized():
+                self.cuda = torch.cuda.get_rng_state_all()
+        accelerator = torch.accelerator.current_accelerator()
+        devices = {"cpu", accelerator.type if accelerator else "cpu"}
+        self.autocast = {
+            kind: (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in devices
+        }
+        self.cache_enabled = torch.is_autocast_cache_enabled()
+        self.modes = _get_current_function_mode_stack()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """As it was in forward; afterwards again as it is now."""
+        active = _get_current_function_mode_stack()
+        with ExitStack() as stack:
+            for mode in self.modes:
+                if not any(mode is other for other in active):
+                    stack.enter_context(mode)
+            for kind, (dtype, enabled) in self.autocast.items():
+                stack.enter_context(
+                    torch.autocast(kind, dtype, enabled, self.cache_enabled)
+                )
+            if self.preserve_rng_state:
+                devices = range(len(self.cuda))
+                stack.enter_context(torch.random.fork_rng(devices))
+                torch.set_rng_state(self.cpu)
+                for device in devices:
+                    torch.cuda.set_rng_state(self.cuda[device], device)
+            yield
