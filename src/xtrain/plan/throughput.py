@@ -69,7 +69,7 @@ def layer_forward_flops(
 
 
 def utilization(flops: float, seconds: float, gpus: int, peak: float) -> float:
-    """Share of the `peak` of all GPUs: MFU of `model_flops`, HFU of `hardware_flops`."""
+    """Share of all GPUs' peak: MFU of `model_flops`, HFU of `hardware_flops`."""
     for name, value in (("seconds", seconds), ("gpus", gpus), ("peak", peak)):
         require_positive(name, value)
     return flops / (seconds * gpus * peak)
