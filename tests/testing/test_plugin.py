@@ -10,7 +10,7 @@ import torch._dynamo  # noqa: F401
 
 from xtrain.evidence.results import by_symbol
 from xtrain.evidence.store import Store
-from xtrain.testing import placement, plugin
+from xtrain.testing import backend_choice, plugin
 from xtrain.testing.backend_choice import Machine
 
 CONFTEST = 'pytest_plugins = ["xtrain.testing.plugin"]'
@@ -182,5 +182,5 @@ def test_an_impossible_choice_stops_the_run(project, monkeypatch):
     result.stderr.fnmatch_lines(["ERROR: *needs a GPU that torch can see*"])
 
 
-def test_the_plugin_and_placement_agree_on_backends():
-    assert set(placement.LATE_BACKENDS) < set(placement.BACKENDS)
+def test_the_plugin_and_the_choice_agree_on_backends():
+    assert set(backend_choice.LATE_BACKENDS) < set(backend_choice.BACKENDS)

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.debug_checks import compare_across_ranks, comparing
-from xtrain.comm.local_checks import CollectiveCall, local_problem
+from xtrain.comm.local_checks import CheckedCall, local_problem
 
 
 def check_call(
@@ -22,10 +22,10 @@ def check_call(
     """ValueError for a bad call of a collective, else `rank_and_size(group)`.
 
     Args:
-        more: what else the call states, see `local_checks.CollectiveCall`.
+        more: what else the call states, see `local_checks.CheckedCall`.
     """
     place = rank_and_size(group)
-    call = CollectiveCall(name, group, tensors, **more)
+    call = CheckedCall(name, group, tensors, **more)
     problem = local_problem(call)
     if comparing():
         compare_across_ranks(call, problem)

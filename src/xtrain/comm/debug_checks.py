@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.agreement import describe
 from xtrain.comm.call_agreement import check_same_on, uncounted
 from xtrain.comm.checks import group_or_world
-from xtrain.comm.local_checks import MISSING, CollectiveCall, dtype_name
+from xtrain.comm.local_checks import MISSING, CheckedCall, dtype_name
 from xtrain.comm.reduce_op import op_name
 
 _on = os.environ.get("XTRAIN_DEBUG", "0") not in ("", "0")
@@ -73,7 +73,7 @@ class Report:
     receives: dict[int, list[int]] = field(default_factory=dict)
 
 
-def compare_across_ranks(call: CollectiveCall, problem: str | None) -> None:
+def compare_across_ranks(call: CheckedCall, problem: str | None) -> None:
     """ValueError on every rank unless all make the same call and none has a problem.
 
     Over two groups, the axes of a mesh, every rank of the mesh gets every report.
@@ -101,7 +101,7 @@ def compare_across_ranks(call: CollectiveCall, problem: str | None) -> None:
     )
 
 
-def report_of(call: CollectiveCall, problem: str | None) -> Report:
+def report_of(call: CheckedCall, problem: str | None) -> Report:
     """This rank's report; of a call with a problem it holds the problem alone."""
     if problem is not None:
         return Report(dist.get_rank(), call.name, problem)

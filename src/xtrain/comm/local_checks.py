@@ -22,7 +22,7 @@ MISSING: Any = object()  # None is what a caller may pass by mistake
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CheckedCall:
     """A collective call of this rank: what is asked of it, and compared between ranks.
 
     All tensors are of one dtype, on one device that the backend serves; `op` fits the
@@ -54,7 +54,7 @@ def check_tensor(
 ) -> None:
     """ValueError for a tensor that cannot be sent, or received into."""
     problem = local_problem(
-        CollectiveCall(name, group, [tensor], written=[tensor] * written)
+        CheckedCall(name, group, [tensor], written=[tensor] * written)
     )
     if problem is None and contiguous and not tensor.is_contiguous():
         problem = (
@@ -112,7 +112,7 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def local_problem(call: CollectiveCall) -> str | None:
+def local_problem(call: CheckedCall) -> str | None:
     """What this rank can see wrong with its call, or None; it must be a member."""
     rank_and_size(call.group)
     problem = _problem_of_tensors(call.tensors, call.group)
@@ -125,7 +125,7 @@ def local_problem(call: CollectiveCall) -> str | None:
     return problem
 
 
-def _written(call: CollectiveCall) -> Sequence[Tensor]:
+def _written(call: CheckedCall) -> Sequence[Tensor]:
     if call.written is not None:
         return call.written
     if call.sends or call.receives:
