@@ -32,7 +32,7 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass
 class Rank:
-    """A process and what it said: (time, word) pairs, the last one how it ended."""
+    """A process and its messages: (time, word) pairs, the last one how it ended."""
 
     process: Any
     pipe: Connection
@@ -65,7 +65,7 @@ class Rank:
 class Ranks:
     """`size` forked ranks, each running `body(say, *args)` in a default group.
 
-    Without `join` it is `body(say, enter, rank, *args)`: the group is its own business.
+    Without `join` it is `body(say, enter, rank, *args)`: it forms the group itself.
     A rank's last word is ("ended", value) or ("raised", type, message).
     """
 
@@ -153,7 +153,7 @@ def here(say: Callable[[Any], None]) -> None:
 
 
 def stay() -> None:
-    """Until it is killed: nobody learns of a fault from this rank's exit."""
+    """Until it is killed: its exit tells no rank of a fault."""
     threading.Event().wait()
 
 
@@ -191,7 +191,7 @@ def _main(
 
     with executed.watching(watched) as seen:
         last = last_word()
-    # What the rank has run counts for the test; a rank that is killed says nothing.
+    # What the rank has run counts for the test; a rank that is killed writes nothing.
     Path(store).with_name(f"ran-{rank}").write_text(" ".join(seen.places))
     say(last)
     if linger:

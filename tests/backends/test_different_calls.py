@@ -365,7 +365,7 @@ def swapped_unnoticed(swap, compare_lines: str | None) -> tuple[float, float]:
     ],
 )
 def test_some_swapped_calls_cannot_be_told_from_right_ones(ours, swap, compare_lines):
-    """The page says so; when one of them can be caught, it may say better."""
+    """As the page on faults states."""
     wrong = (1.0 + 10.0 + 1.0, 10.0 + 1.0 + 10.0)
     sums = ours(3).run(swapped_unnoticed, swap, compare_lines)
     assert sums == [wrong, wrong[::-1], wrong]

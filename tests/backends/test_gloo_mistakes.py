@@ -53,7 +53,7 @@ def larger_receive():
     return t.tolist()
 
 
-def test_gloo_reduces_different_calls_without_a_word(worlds_of):
+def test_gloo_reduces_different_calls_without_an_error(worlds_of):
     world = worlds_of("gloo").get(2)
     floats, integers = world.run(other_dtype)
     assert floats != [2.0] * 4 or integers != [2] * 4  # one adds the other's bits
@@ -81,7 +81,7 @@ def smaller_receive():
 
 
 def quietly(say, mistake):
-    faulthandler.disable()  # the stack of the abort is no news
+    faulthandler.disable()  # the abort is expected
     mistake()
 
 
@@ -124,7 +124,7 @@ def three_pairs_of_ranks():
     except RuntimeError as error:
         text = str(error)
     waited = time.monotonic() - started
-    dist.barrier()  # nobody leaves before the others' time is up
+    dist.barrier()  # no rank leaves before the others' time is up
     return text, waited
 
 
@@ -142,7 +142,7 @@ def test_gloo_waits_for_its_timeout_in_different_calls():
 # ------------------------------------------------------------------ rank 3 dies
 
 
-def waits_for_somebody(say, pending):
+def waits_for_a_peer(say, pending):
     """Rank 3 never comes; 0 waits for it, 1 for the living 2, or all in all-reduce."""
     rank = dist.get_rank()
     dist.all_reduce(torch.ones(1 << 20))  # every connection has been used
@@ -157,8 +157,8 @@ def waits_for_somebody(say, pending):
 
 
 @pytest.mark.parametrize("pending", ["receive", "all-reduce"])
-def test_gloo_tells_only_who_has_an_operation_pending_with_the_dead(pending):
-    with Ranks("gloo", 4, waits_for_somebody, pending, timeout=2.0) as ranks:
+def test_gloo_tells_only_ranks_with_an_operation_pending_with_the_dead(pending):
+    with Ranks("gloo", 4, waits_for_a_peer, pending, timeout=2.0) as ranks:
         ranks.hear()
         for rank in ranks.ranks:
             wait_until(rank.sleeps)

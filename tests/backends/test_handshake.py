@@ -99,7 +99,7 @@ def test_a_stranger_is_refused_by_both_sides(claim, we_say, they_say):
 
 @pytest.mark.verifies(ADMIT)
 def test_a_stranger_gets_no_proof_to_try_secrets_on():
-    """Whoever dials proves itself first; else the answer has nothing of the secret."""
+    """The dialler proves itself first; without that the answer holds no proof."""
     ours, theirs = pair()
     theirs.write(memoryview(HELLO.pack(MAGIC, GROUP, 2, 0, 0, bytes(16)) + bytes(32)))
     assert verdicts(admitter(ours)) == ["rank 2 does not know the secret"]
@@ -122,7 +122,7 @@ def test_an_impostor_that_listens_is_found_out():
 
 
 @pytest.mark.verifies(*HANDSHAKE)
-def test_the_last_word_of_a_listener_is_proven_too():
+def test_the_welcome_of_a_listener_is_proven_too():
     ours, theirs = pair()
     hosts, joins = admitter(ours)[1], dialler(theirs)
     for _ in range(2):
@@ -149,7 +149,7 @@ def relay(left: Connection, right: Connection, recorded: list, alter):
 
 
 def relayed(alter=lambda data: data, **claim) -> tuple[list[bytes], list[object]]:
-    """Two ranks with a relay between them: what the dialler said, and the verdicts."""
+    """Two ranks with a relay between them: what the dialler sent, and the verdicts."""
     (ours, left), (right, theirs) = pair(), pair()
     recorded: list[bytes] = []
     between = relay(left, right, recorded, alter)
@@ -191,7 +191,7 @@ def test_a_relay_cannot_change_what_a_listener_answers(monkeypatch):
 
 
 @pytest.mark.verifies(*HANDSHAKE)
-def test_a_listeners_proof_is_no_diallers_proof():
+def test_a_listeners_proof_is_not_a_diallers_proof():
     """Who has recorded a first proof, and sends the listener's own one back."""
     recorded, _ = relayed()
     ours, theirs = pair()
@@ -220,7 +220,7 @@ def test_on_a_unix_socket_the_kernel_names_the_user(monkeypatch, secret):
 
 
 @pytest.mark.verifies(ADMIT)
-def test_a_slow_stranger_is_sent_away(monkeypatch):
+def test_a_slow_stranger_is_refused(monkeypatch):
     """A byte now and then does not keep a connection open."""
     monkeypatch.setattr(handshake, "HELLO_SECONDS", 0.1)
     ours, theirs = pair()
@@ -238,7 +238,7 @@ def test_a_slow_stranger_is_sent_away(monkeypatch):
 
 
 @pytest.mark.verifies(*HANDSHAKE)
-def test_who_proves_itself_once_and_is_silent_then_is_sent_away(monkeypatch):
+def test_a_dialler_that_is_silent_after_its_first_proof_is_refused(monkeypatch):
     recorded, _ = relayed()
     monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.3)
     ours, theirs = pair()

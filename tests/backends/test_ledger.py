@@ -1,4 +1,4 @@
-"""What a ledger says of collectives that a backend of ours runs: exact bytes.
+"""What a ledger records of collectives that a backend of ours runs: exact bytes.
 
 Over sockets the bytes of tensors that went to and came from other ranks; their headers
 are not counted. In shared memory nothing is sent: the bytes that a rank wrote into its

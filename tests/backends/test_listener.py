@@ -30,11 +30,7 @@ from xtrain.backends.acceptor import MAX_HANDSHAKES, MAX_LOGGED, Acceptor, refus
 from xtrain.backends.connect import Dialler, close_all, connect_all
 from xtrain.backends.handshake import HELLO, MAGIC, Refused, proof
 from xtrain.backends.peers import Peers
-from xtrain.backends.rendezvous import (
-    PeerAddress,
-    Rendezvous,
-    host_key,
-)
+from xtrain.backends.rendezvous import PeerAddress, Rendezvous, host_key
 
 # What the tests here prove, for their marks.
 ADMIT, READ_SECRET = (
@@ -50,6 +46,8 @@ CONNECTING = (
 JOINING = (*CONNECTING, ADMIT, READ_SECRET)
 
 GROUP = b"g" * 32
+SECRET = "only the ranks know"
+HELD: list[socket.socket] = []  # open until this process ends
 
 
 def over_tcp(say) -> None:
@@ -70,7 +68,7 @@ def with_secret(say, enter, rank: int, given: tuple[str, str]) -> None:
 
 
 @pytest.mark.verifies("xtrain.backends.addresses:listen", READ_SECRET)
-def test_a_short_secret_is_refused_and_everybody_told():
+def test_a_short_secret_is_refused_and_all_ranks_are_told():
     given = ("no one would guess this", "guess me")
     with Ranks(
         "xtrain-socket", 2, with_secret, given, join=False, timeout=300.0
@@ -94,7 +92,7 @@ def test_over_tcp_no_secret_enters_the_store():
 
 
 @pytest.mark.verifies(*JOINING)
-def test_ranks_with_different_secrets_do_not_meet():
+def test_ranks_with_different_secrets_do_not_connect():
     """Both are told at once, long before the time is over."""
     given = ("the secret of rank 0", "the secret of rank 1")
     with Ranks(
@@ -112,36 +110,44 @@ def stranger(endpoint: str) -> socket.socket:
     return sock
 
 
-def attack(address: str, group: bytes, secret: bytes, rng: random.Random) -> None:
+def nine_kinds(endpoint: str, group: bytes) -> None:
     """Strangers of every kind at one listener."""
 
     def hello(*fields) -> bytes:
         return HELLO.pack(MAGIC, *fields, bytes(16))
 
-    def proven(said: bytes) -> bytes:
-        return said + proof(secret, b"dialler", said)
+    def proven(sent: bytes) -> bytes:
+        return sent + proof(SECRET.encode(), b"dialler", sent)
 
     attacks = [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
-        rng.randbytes(10_000),
+        random.Random(1).randbytes(10_000),
         hello(group, 1, 0, 0)[:30],  # truncated
         proven(hello(bytes(32), 1, 0, 0)),  # a rank of ours, of another group
         proven(hello(group, 1 << 31, 0, 255)),
         hello(group, 1, 0, 0) + bytes(32),  # no proof
         hello(group, 1, 0, 0) + proof(b"", b"dialler", hello(group, 1, 0, 0)),
-        struct.pack("<Q", 1 << 63) * 20,  # lengths, if anybody believed them
+        struct.pack("<Q", 1 << 63) * 20,  # lengths, if they were believed
     ]
     for data in attacks:
-        with stranger(address) as sock, contextlib.suppress(OSError):
+        with stranger(endpoint) as sock, contextlib.suppress(OSError):
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(4096):
                 pass
 
 
+def crowd(endpoint: str, group: bytes) -> None:
+    """More strangers than handshakes at a time; every other one is silent."""
+    for number in range(MAX_HANDSHAKES + 100):
+        HELD.append(stranger(endpoint))
+        if number % 2:
+            HELD[-1].sendall(b"let me in" * 20)
+
+
 def log() -> list[str]:
-    """What this process logs of refusals from now on."""
+    """The refusals that this process logs from now on."""
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda line: messages.append(line.getMessage())
@@ -149,29 +155,25 @@ def log() -> list[str]:
     return messages
 
 
-def besieged(say, enter, rank: int) -> None:
-    """Rank 0's listener is attacked before the others come."""
-    secret = os.environ["XTRAIN_SECRET"] = "only the ranks know"
+def attacked(say, enter, rank: int, attack) -> None:
+    """Rank 1 attacks the listener of rank 0 before it connects itself."""
+    os.environ["XTRAIN_SECRET"] = SECRET
     messages = log()
     if rank == 1:
-        after_rendezvous(
-            lambda addresses, group: attack(
-                addresses[0].endpoint, group, secret.encode(), random.Random(1)
-            )
-        )
+        after_rendezvous(lambda addresses, group: attack(addresses[0].endpoint, group))
     enter()
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == 2
     dist.barrier()
-    say(messages)
+    say((threading.active_count(), messages))
 
 
 @pytest.mark.verifies(*JOINING, "xtrain.backends.connect:connect_all")
 def test_strangers_are_logged_and_the_group_forms_and_lives_on():
-    with Ranks("xtrain-socket", 2, besieged, join=False) as ranks:
-        refusals = ranks[0].hear()
-        assert ranks[1].hear() == []
+    with Ranks("xtrain-socket", 2, attacked, nine_kinds, join=False) as ranks:
+        (_, refusals), (_, none) = ranks.hear()
+    assert none == []
     text = "\n".join(refusals)
     assert len(refusals) == 9, text
     for reason in ("no hello of ours", "another group", "closed after",
@@ -179,32 +181,14 @@ def test_strangers_are_logged_and_the_group_forms_and_lives_on():
         assert reason in text, text
 
 
-def hurried(say, enter, rank: int) -> None:
-    """More strangers than anybody wants to read of, of whom some are silent."""
-    messages = log()
-    held = []
-
-    def crowd(addresses, group) -> None:
-        for number in range(MAX_HANDSHAKES + 100):
-            held.append(stranger(addresses[0].endpoint))
-            if number % 2:
-                held[-1].sendall(b"let me in" * 20)
-
-    if rank == 1:
-        after_rendezvous(crowd)
-    enter()
-    dist.barrier()
-    say((len(held), threading.active_count(), messages))
-
-
 @pytest.mark.verifies(*CONNECTING, READ_SECRET)
 def test_a_crowd_of_strangers_takes_neither_threads_nor_the_log():
-    with Ranks("xtrain-socket", 2, hurried, join=False) as ranks:
-        _, threads, messages = ranks[0].hear()
-        assert threads == 1
-        assert len(messages) == MAX_LOGGED + 1
-        assert re.fullmatch(r"rank 0 refused \d{2,} connections in all", messages[-1])
-        assert ranks[1].hear() == (MAX_HANDSHAKES + 100, 1, [])
+    with Ranks("xtrain-socket", 2, attacked, crowd, join=False) as ranks:
+        (threads, messages), other = ranks.hear()
+    assert threads == 1
+    assert len(messages) == MAX_LOGGED + 1
+    assert re.fullmatch(r"rank 0 refused \d{2,} connections in all", messages[-1])
+    assert other == (1, [])
 
 
 def flood(address: tuple[str, int], seconds: float, stands: Event) -> None:
@@ -426,17 +410,17 @@ def test_a_group_that_does_not_form_keeps_no_connection(monkeypatch):
 @pytest.mark.verifies(
     "xtrain.backends.acceptor:Acceptor", "xtrain.backends.addresses:listen"
 )
-def test_an_address_where_nobody_listens_is_named(monkeypatch):
+def test_an_address_without_a_listener_is_named(monkeypatch):
     monkeypatch.setattr("xtrain.backends.connect.GRACE_SECONDS", 0.05)
-    nobody = f"unix:xtrain-{secrets.token_hex(16)}"
+    free = f"unix:xtrain-{secrets.token_hex(16)}"
     with open_acceptor() as (acceptor, address):
-        vain = call(replace(address, endpoint=nobody))
-        with pytest.raises(Refused, match=f"rank 0: .*refused at {nobody}"):
+        vain = call(replace(address, endpoint=free))
+        with pytest.raises(Refused, match=f"rank 0: .*refused at {free}"):
             advance(vain, acceptor)
 
 
 @pytest.mark.verifies(*CONNECTING, ADMIT)
-def test_whoever_has_proven_itself_stays_when_it_is_crowded(monkeypatch):
+def test_a_proven_connection_stays_when_there_are_too_many(monkeypatch):
     monkeypatch.setattr("xtrain.backends.acceptor.MAX_HANDSHAKES", 3)
     with open_acceptor() as (acceptor, address), contextlib.ExitStack() as stack:
         rank = call(address)
@@ -507,7 +491,7 @@ def carry(listener: socket.socket, store: Path) -> None:
 
 @pytest.mark.verifies(*JOINING)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_relay_that_rewrites_the_store_joins_nobody(size):
+def test_a_relay_that_rewrites_the_store_joins_no_ranks(size):
     """It knows no secret, only carries what two honest ranks say to each other."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
     environment = {

@@ -124,7 +124,7 @@ FRAMES = st.lists(
 @settings(max_examples=150)
 @given(FRAMES, FRAMES, st.integers(0, 2**32))
 @pytest.mark.verifies("xtrain.backends.messages:Inbox")
-def test_no_frames_make_a_receive_lie(frames, receives, seed):
+def test_a_receive_takes_the_first_frame_of_its_tag_or_fails(frames, receives, seed):
     """A receive takes the first frame with its tag, whole, or names what is wrong.
 
     Frames are made from the header's own struct; each payload has a byte of its own.
@@ -203,7 +203,7 @@ def test_an_oversized_message_takes_no_memory_and_the_next_arrives(caplog):
     assert "dropped" in late.error
 
 
-def test_a_receive_from_anybody_takes_one_message():
+def test_a_receive_from_any_source_takes_one_message():
     """Two peers' messages wait already: the second stays for the next receive."""
     inboxes = [inbox_of(frame(b"from %d" % peer), peer) for peer in (1, 2)]
     for inbox in inboxes:

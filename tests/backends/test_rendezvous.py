@@ -230,7 +230,7 @@ def misled(say, enter, rank: int, given_up: Path) -> None:
     dist.barrier()
 
 
-def test_a_segment_of_somebody_else_is_not_believed(tmp_path):
+def test_a_segment_of_another_rank_is_not_believed(tmp_path):
     sign = tmp_path / "given up"
     with Ranks("xtrain-shm", 2, misled, sign, join=False, timeout=300.0) as ranks:
         assert "for rank 1 leads to memory of another rank" in ranks[0].hear()[2]
@@ -313,7 +313,7 @@ def outcome(act) -> object:
 
 @settings(max_examples=200)
 @given(LIES)
-def test_no_line_does_more_than_be_refused(line):
+def test_any_line_is_parsed_or_refused(line):
     """Whatever stands there: parsed, or refused by the name of the rank it is about."""
     address = outcome(lambda: parse_peer_address(3, line))
     if isinstance(address, RuntimeError):

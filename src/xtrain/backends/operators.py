@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import ScriptObject, Tensor
+from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
@@ -74,7 +74,8 @@ def _dispatched(
     with unrecorded(), OperatorCapture() as captured:
         getattr(group.cpp_group, name)(*args, **kwargs)
     func, shown = captured.func, list(captured.args)
-    shown = [group.boxed() if is_group(each) else each for each in shown]
+    names = [argument.name for argument in func._schema.arguments]
+    shown[names.index("process_group")] = group.boxed()
     kernel = GroupKernel(
         func, shown, lambda swap: method(group, *swap(args), **swap(kwargs))
     )
@@ -167,8 +168,3 @@ def answer(func: Any, args: Any, work: dist.Work) -> Any:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def is_group(value: Any) -> bool:
-    kind = value._type() if isinstance(value, ScriptObject) else None
-    return getattr(kind, "name", str)() == "ProcessGroup"
