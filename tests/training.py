@@ -7,13 +7,17 @@ reference, so that a missing broadcast shows.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
+from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainConfig, XtrainModel
+from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
 VOCAB, WIDTH, LAYERS = 13, 7, 3
 
@@ -99,6 +103,15 @@ def adamw(params) -> torch.optim.Optimizer:
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     assert list(a) == list(b), (list(a), list(b))
     return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def wrapped(stage: int, bare: nn.Module, **options: Any) -> tuple[nn.Module, Optimizer]:
+    """DDP (stage 0) or a stage of ZeRO around a model, and its AdamW."""
+    if stage in (1, 2):
+        return bare, ZeroOptimizer(bare.parameters(), AdamW, stage=stage, **options)
+    wrap = FullyShardedDataParallel if stage else DistributedDataParallel
+    model = wrap(bare, **options)
+    return model, AdamW(model.parameters())
 
 
 def storages(tensors):

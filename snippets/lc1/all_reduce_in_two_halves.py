@@ -17,7 +17,7 @@ halves = torch.empty_like(data)
 with comm.CommLedger() as first_half:
     comm.ring_reduce_scatter(piece, data)  # rank r: the sum of chunk r
 with comm.CommLedger() as second_half:
-    comm.ring_all_gather(halves, piece)  # everybody: all the sums
+    comm.ring_all_gather(halves, piece)  # every rank has all sums
 
 if rank == 0:
     print(f"same bits: {torch.equal(whole, halves)}")

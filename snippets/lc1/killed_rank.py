@@ -37,7 +37,7 @@ def body(rank, fate, folder, pipe):
             dist.all_reduce(torch.ones(4))
         except RuntimeError as error:
             pipe.send(str(error))
-    time.sleep(60)  # survivors stay: nobody learns of a death from a neighbour's exit
+    time.sleep(60)  # survivors stay: only the dead rank closes connections
 
 
 for fate in FATES:

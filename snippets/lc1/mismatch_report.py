@@ -53,7 +53,7 @@ for mistake in [*mistakes, another_reduce_op, another_order]:
         if rank == 0:
             print(f"{mistake.__name__}: {report}\n")
         elif report.count("rank") < 3:
-            print(f"rank {rank} cannot see everybody")
+            print(f"rank {rank} cannot see every rank")
 total = torch.ones(1)
 dist.all_reduce(total)  # all the same again: the group goes on
 print(f"rank {rank}: {total.item():g} ranks are together")

@@ -7,7 +7,7 @@ from xtrain.comm import one_shot_all_reduce, ring_all_reduce
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
-# Addition of floats depends on the order. One-shot: everybody has all the numbers and
+# Addition of floats depends on the order. One-shot: every rank has all numbers and
 # adds them in rank order. Ring: the order depends on the chunk.
 numbers = torch.tensor([1e8, 1.0, -1e8, 1.0])
 one_shot, ring = numbers[rank].repeat(size), numbers[rank].repeat(size)

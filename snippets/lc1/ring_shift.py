@@ -7,7 +7,7 @@ from xtrain.comm import ring_shift
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
-# What arrived is what goes on in the next step: after `size` steps all are home.
+# What arrived is sent in the next step; after `size` steps all are at their owner.
 travelling, incoming = torch.tensor([float(rank)]), torch.empty(1)
 visited = [rank]
 for _ in range(size):

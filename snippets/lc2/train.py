@@ -41,12 +41,12 @@ def train(epochs: int, file: Path, batch_size: int = 6, micro_batch_size: int = 
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # the same on all ranks
             optimizer.step()
             optimizer.zero_grad()
-        dist.all_reduce(total)  # the epoch's loss is no mean of means either
+        dist.all_reduce(total)  # the epoch's loss is not a mean of means
         losses.append((total[0] / total[1]).item())
         if dist.get_rank() == 0:  # all ranks have the same state: one of them writes
             torch.save((model.state_dict(), optimizer.state_dict(), losses), f"{file}_")
             Path(f"{file}_").rename(file)  # it is there whole, or not at all
-        dist.barrier()  # nobody reads before it is written
+        dist.barrier()  # no rank reads before it is written
     return losses, net
 
 

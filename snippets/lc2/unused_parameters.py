@@ -20,7 +20,7 @@ class TwoRoads(nn.Module):
         return getattr(self, road)(x)
 
 
-road = ("left", "left")[rank]  # nobody goes right
+road = ("left", "left")[rank]  # no rank uses "right"
 model = DistributedDataParallel(TwoRoads())
 try:
     model(torch.ones(1, 1), road).sum().backward()

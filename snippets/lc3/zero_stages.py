@@ -16,7 +16,7 @@ def build(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
 
-alone = build(0)  # one process with everybody's data
+alone = build(0)  # one process with the data of all ranks
 reference = torch.optim.AdamW(alone.parameters(), lr=0.01)
 for step in batches:
     reference.zero_grad()

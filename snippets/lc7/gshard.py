@@ -35,10 +35,10 @@ equal = {
 }
 rows = full.router.stats.counts_E[own].tolist()
 here = (layer.router.stats.routing.experts_Tk // 2 == rank).sum().item()
-away, guests = 2 * sizes[rank] - here, sum(rows) - here
+away, back = 2 * sizes[rank] - here, sum(rows) - here
 print(
     f"rank {rank}: {sizes[rank]} tokens, rows of its experts {rows}, equal: {equal}\n"
-    f"  backward sends {away} rows to experts, {guests} home: {ledger.bytes_sent} bytes"
+    f"  backward sends {away} rows to experts, {back} back: {ledger.bytes_sent} bytes"
 )
 
 dist.barrier()

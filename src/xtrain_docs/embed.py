@@ -10,7 +10,6 @@ Whole files work too: ``--8<-- "snippets/lc1/name.py"`` and ``.out``. A whiteboa
 carries the verified line of the symbol it is named after.
 """
 
-import base64
 import re
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from xtrain.copying.library import library
 
 from . import config, fences, symbols, verification
 from .blocks import RAW
+from .downloads import data_url
 from .evidence_links import LINK, Place, evidence_place, opened_blocks
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
 from .symbols import SymbolError, resolve
@@ -32,12 +32,6 @@ from .symbols import SymbolError, resolve
 def library_names() -> dict[str, str]:
     """The names that `xtrain copy NAME --library` accepts."""
     return library()
-
-
-def data_url(text: str) -> str:
-    """The text as a link that needs no file: it works without a server."""
-    coded = base64.b64encode(text.encode()).decode()
-    return f"data:text/x-python;base64,{coded}"
 
 
 def verified_line(key: str) -> list[str]:

@@ -123,28 +123,6 @@ def race_length(name: str) -> str:
     return "a full run"
 
 
-def race_setting(name: str, setting: str) -> float:
-    """One of the runner's settings in that record."""
-    return record(name).settings[setting]
-
-
-def race_samples(name: str) -> int:
-    """Samples taken in all measurements."""
-    results = [
-        r for measurement in record(name).measurements for r in measurement.results
-    ]
-    return sum(result.kept + result.dropped for result in results)
-
-
-def race_dropped(name: str) -> int:
-    """Samples that were dropped for other load, in all measurements."""
-    return sum(
-        r.dropped
-        for measurement in record(name).measurements
-        for r in measurement.results
-    )
-
-
 def outside(result: "ContestantResult") -> bool:
     """Whether the ratio of medians lies outside the middle half of its own rounds."""
     low, ratio, high = result.ratio_low, result.ratio, result.ratio_high
@@ -168,7 +146,4 @@ VALUES = (
     race_cores,
     race_date,
     race_length,
-    race_setting,
-    race_samples,
-    race_dropped,
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from xtrain.testing import World
-from xtrain.testing.worlds import Worlds
+from xtrain.testing.world import Worlds
 
 OURS = ("xtrain-shm", "xtrain-socket")
 

@@ -8,8 +8,8 @@ import torch
 from tests.bench.contestants import wrong_beside
 from tests.bench.test_runner import SHORT
 from xtrain.bench import Case, RaceError
-from xtrain.bench import experts as trials
-from xtrain.bench.experts import (
+from xtrain.bench import expert_trials as trials
+from xtrain.bench.expert_trials import (
     MOE_TOLERANCE,
     Sizes,
     layer_trial,
@@ -25,7 +25,7 @@ from xtrain.bench.runner import run_measurement
 
 SMALL = Sizes(8, 16)
 SIZE = SMALL.bytes_of(48)
-MODULE = "xtrain.bench.experts"
+MODULE = "xtrain.bench.expert_trials"
 
 
 def twice_the_gates(moe):

@@ -1,11 +1,13 @@
 """What attention over cut sequences takes: shapes, dtypes, strides, groups, modes."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tests.context_parallel.attention_cases import dense, errors_of, qkv
+from tests.context_parallel.attention_cases import attend, dense, errors, errors_of, qkv
 from tests.devices import device_type, randn
 from xtrain.comm import CommLedger
 from xtrain.context_parallel import (
@@ -25,14 +27,6 @@ ALL = (ring_attention, all_gather_attention, ulysses_attention)
 NAMES = ("ring", "all_gather", "ulysses")
 
 
-def error_of(ours, expected, balance="none") -> float:
-    """The largest error of parts of a sequence, together."""
-    return max(
-        (unshard_sequence(a, 2, balance) - b).abs().max().item()
-        for a, b in zip(ours, expected, strict=True)
-    )
-
-
 def cross_attention(queries: int, keys: int) -> list[list[float]]:
     size = dist.get_world_size()
     q, _, _, grad = qkv(2 * size, 2, queries * size)
@@ -47,22 +41,35 @@ def test_cross_attention_with_more_or_fewer_keys_than_queries(world, queries, ke
         assert max(map(max, found)) < 1e-12
 
 
-def head_dims_and_strides() -> list[float]:
-    """Inputs with gaps in every dim, and a gradient that is one number."""
+def head_dims_and_strides() -> list[list[float]]:
+    """Inputs with gaps in every dim, and a gradient whose strides are all 0."""
     found = []
     for head_dim in (1, 5, 33):
         generator = torch.Generator().manual_seed(1)
         whole = randn(3, 2, 4, 12, head_dim, generator=generator)
-        ones = torch.ones_like(whole[0])
+        ones = torch.ones(()).double().expand_as(whole[0])
         expected = dense(*whole, ones, causal=True)
         for blocks in (TILES, None):  # None: the kernel for this device
-            mine = [gaps(shard_sequence(t, 2, "zigzag")) for t in whole]
-            assert not any(t.is_contiguous() for t in mine) or head_dim == 1
-            out = ring_attention(*mine, True, "zigzag", block_attention=blocks)
-            out.sum().backward()  # whose gradient is expanded: all strides are 0
-            ours = [out.detach(), *(t.grad for t in mine)]
-            found.append(error_of(ours, expected, "zigzag"))
+            attention = partial(
+                ring_attention, balance="zigzag", block_attention=blocks
+            )
+            found.append(
+                errors(attention, (*whole, ones), expected, part_with_gaps, joined)
+            )
     return found
+
+
+def part_with_gaps(x: torch.Tensor) -> torch.Tensor:
+    """A rank's part: of inputs with gaps, of an expanded gradient expanded, too."""
+    if not any(x.stride()):
+        return x[:, :, : x.shape[2] // dist.get_world_size()]
+    part = gaps(shard_sequence(x, 2, "zigzag"))
+    assert not part.is_contiguous() or x.shape[-1] == 1
+    return part
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    return unshard_sequence(x, 2, "zigzag")
 
 
 def gaps(x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +82,7 @@ def gaps(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.verifies(RING)
 def test_any_head_dim_and_any_strides(world):
     for found in world(2).run(head_dims_and_strides):
-        assert max(found) < 1e-12
+        assert max(map(max, found)) < 1e-12
 
 
 def low_precision(dtype: torch.dtype) -> list[tuple[float, float]]:
@@ -118,53 +125,40 @@ def test_two_groups_attend_to_sequences_of_their_own(world):
     assert max(world(4).run(two_sub_groups)) < 1e-12
 
 
-def only_queries_are_trained() -> list[tuple[float, int, int]]:
+def one_is_trained() -> list[tuple[float, int, int]]:
+    """With queries, keys or values trained alone: the error of the only gradient, and
+    messages and collectives of backward."""
     size = dist.get_world_size()
-    q, k, v, grad = qkv(2, 2, 4 * size)
-    expected = dense(q, k, v, grad, causal=True)
-    q, k, v, grad = (shard_sequence(t, 2) for t in (q, k, v, grad))
-    found = []
-    for attention in (ring_attention, all_gather_attention):
-        q.grad = None
-        out = attention(q.requires_grad_(), k, v)
-        with CommLedger() as ledger:
-            out.backward(grad)
-        error = error_of([q.grad], expected[1:2])
-        collectives = sum(e.kind == "collective" for e in ledger.events)
-        found.append((error, ledger.messages, collectives))
-    return found
-
-
-def one_is_trained() -> list[float]:
-    """Errors of the only gradient, with queries, keys or values trained alone."""
-    size = dist.get_world_size()
-    *whole, grad = qkv(2, 2, 4 * size)
+    *whole, grad = qkv(2 * size, 2, 4 * size)
     _, *expected = dense(*whole, grad, causal=True)
     found = []
-    for attention in ALL:
+    for name in NAMES:
         for place in range(3):
             mine = [shard_sequence(t, 2) for t in whole]
             mine[place].requires_grad_()
-            attention(*mine).backward(shard_sequence(grad, 2))
-            found.append(error_of([mine[place].grad], expected[place : place + 1]))
+            out = attend(name, *mine)
+            with CommLedger() as ledger:
+                out.backward(shard_sequence(grad, 2))
+            gradient = unshard_sequence(mine[place].grad, 2)
+            error = (gradient - expected[place]).abs().max().item()
+            collectives = sum(e.kind == "collective" for e in ledger.events)
+            found.append((error, ledger.messages, collectives))
     return found
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.verifies(RING, GATHERED, ULYSSES)
-def test_one_of_queries_keys_and_values_may_be_trained_alone(world):
-    for found in world(2).run(one_is_trained):
-        assert len(found) == 9 and max(found) < 1e-12, "as LoRA trains values alone"
-
-
-@pytest.mark.verifies(RING, GATHERED)
-def test_keys_without_gradients_send_none_home(world):
-    for ring, gathered in world(3).run(only_queries_are_trained):
-        assert ring[0] < 1e-12 and ring[1:] == (2, 0), "K and V, N - 1 times"
-        assert gathered[0] < 1e-12 and gathered[1:] == (0, 1), "one all-gather"
+def test_one_may_be_trained_alone_and_frozen_keys_send_no_gradients(world, ranks):
+    for found in world(ranks).run(one_is_trained):
+        assert len(found) == 9, "as LoRA trains values alone"
+        assert max(error for error, *_ in found) < 1e-12
+        ring, gathered = found[0], found[3]  # queries alone
+        assert ring[1:] == (ranks - 1, 0), "K and V, N - 1 times"
+        assert gathered[1:] == (0, 1), "one all-gather"
 
 
 def twice() -> list[str]:
-    """A gradient penalty: torch alone would leave it out without a word."""
+    """A gradient penalty: torch alone would silently ignore it."""
     told = []
     for attention in (ring_attention, all_gather_attention, windowed):
         q, k, v, _ = qkv(2, 2, 4)

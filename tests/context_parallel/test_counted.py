@@ -182,7 +182,7 @@ def test_the_next_keys_travel_while_a_block_is_computed(world, ranks):
         assert forward == [*hop, "block"] * (ranks - 1) + ["block"]
         assert backward == [
             *[*hop, "block", *hop] * (ranks - 1),  # K and V travel, then dK and dV
-            "block", *hop,  # nobody needs K and V any more; dK and dV go home
+            "block", *hop,  # the last block; dK and dV return to their owner
         ]  # fmt: skip
 
 

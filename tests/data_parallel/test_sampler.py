@@ -1,4 +1,4 @@
-"""The sampler deals the indices that torch's deals."""
+"""The samplers deal the indices that torch's deals."""
 
 import itertools
 import warnings
@@ -9,40 +9,42 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from xtrain import data_parallel
+from xtrain.whiteboard.data_parallel import distributed_sampler
 
+verifies = pytest.mark.verifies
+LIBRARY = "xtrain.data_parallel.sampler:DistributedSampler"
+FORM = "xtrain.whiteboard.data_parallel.distributed_sampler:DistributedSampler"
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 100, 101)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
 @pytest.mark.filterwarnings("ignore:a second pass")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 13])
-def test_indices_equal_torchs(size):
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(data_parallel.DistributedSampler, marks=verifies(LIBRARY)),
+        pytest.param(distributed_sampler.DistributedSampler, marks=verifies(FORM)),
+    ],
+)
+def test_indices_equal_torchs(sampler, size):
     for length, shuffle, drop_last, seed in itertools.product(
         LENGTHS, (False, True), (False, True), (0, 7)
     ):
         for rank in range(size):
-            options = {
-                "num_replicas": size,
-                "rank": rank,
-                "shuffle": shuffle,
-                "seed": seed,
-                "drop_last": drop_last,
-            }
+            options = (range(length), size, rank, shuffle, seed, drop_last)
+            ours = sampler(*options)
             if length == 0:
-                ours = data_parallel.DistributedSampler(range(length), **options)
                 assert list(ours) == []
                 continue
-            ours = data_parallel.DistributedSampler(range(length), **options)
-            theirs = DistributedSampler(range(length), **options)
+            theirs = DistributedSampler(*options)
             for epoch in (0, 1, 5):
                 ours.set_epoch(epoch)
                 theirs.set_epoch(epoch)
-                what = (length, size, rank, shuffle, drop_last, epoch)
-                assert list(ours) == list(theirs), what
-                assert len(ours) == len(theirs) == len(list(ours)), what
+                assert list(ours) == list(theirs), (options, epoch)
+                assert len(ours) == len(theirs) == len(list(ours)), (options, epoch)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+@pytest.mark.verifies(LIBRARY)
 def test_an_epoch_covers_everything_once_but_for_the_padding():
     samplers = [
         data_parallel.DistributedSampler(range(10), num_replicas=4, rank=r)
@@ -53,7 +55,7 @@ def test_an_epoch_covers_everything_once_but_for_the_padding():
     assert len(dealt) == 12
 
 
-@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+@pytest.mark.verifies(LIBRARY)
 def test_epochs_differ_only_with_set_epoch():
     sampler = data_parallel.DistributedSampler(range(50), num_replicas=2, rank=0)
     first = list(sampler)
@@ -86,7 +88,7 @@ def test_a_rank_outside_the_replicas_is_refused():
         data_parallel.DistributedSampler(range(4), num_replicas=2, rank=2)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+@pytest.mark.verifies(LIBRARY)
 def test_the_default_device_changes_nothing():
     here = list(data_parallel.DistributedSampler(range(9), 2, 1))
     with torch.device("meta"):
@@ -99,6 +101,6 @@ def from_the_group():
     return list(sampler)
 
 
-@pytest.mark.verifies("xtrain.data_parallel.sampler:DistributedSampler")
+@pytest.mark.verifies(LIBRARY)
 def test_rank_and_size_come_from_the_group_unless_given(world):
     assert world(3).run(from_the_group) == [[0, 3], [1, 4], [2, 5]]

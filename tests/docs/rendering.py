@@ -2,8 +2,10 @@
 
 import html
 import re
+from typing import Any
 
 import markdown
+import yaml
 
 from xtrain_docs import config, fences, values
 from xtrain_docs.amounts import NO_BREAK
@@ -21,6 +23,18 @@ def render(text: str) -> str:
     return markdown.Markdown(extensions=EXTENSIONS, extension_configs=OPTIONS).convert(
         text
     )
+
+
+class Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose tags name environment variables."""
+
+
+Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def site_settings() -> dict[str, Any]:
+    """What mkdocs.yml sets."""
+    return yaml.load((config.ROOT / "mkdocs.yml").read_text(), Loader)
 
 
 def page_rows(page: str, header: str) -> list[list[str]]:

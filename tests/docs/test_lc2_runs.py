@@ -11,8 +11,7 @@ from xtrain_docs.lectures.lc2 import (
     buckets_and_overlap,
     distributed_sampler,
     index,
-    reduce_gradients,
-    uneven_batches,
+    printed_bars,
     unused_parameters,
 )
 
@@ -106,13 +105,13 @@ def test_samples_are_placed_under_their_turn():
 
 
 def test_bars_are_what_the_programs_printed():
-    drawn = reduce_gradients.what_is_reduced("lc2/reduce_gradients_not_loss.out")
+    drawn = printed_bars.what_is_reduced("lc2/reduce_gradients_not_loss.out")
     for rank, sample in enumerate((3, 5)):
         for reduced in ("nothing", "loss"):
             assert f"{reduced} reduced, rank {rank}: {sample}<" in drawn
         assert f"gradient reduced, rank {rank}: 4<" in drawn
     assert "one process: 4" in drawn
-    drawn = uneven_batches.weighed_tokens("lc2/token_weighted_loss.out")
+    drawn = printed_bars.weighed_tokens("lc2/token_weighted_loss.out")
     for words in ("rank 0, token 2: 3", "rank 1, token 0: 6", "mean of means, mean: 4",
                   "sums over count, mean: 3", "one process: 3"):  # fmt: skip
         assert f"{words}<" in drawn

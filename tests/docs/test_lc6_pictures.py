@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.docs.rendering import page_rows
-from xtrain.bench import attention
+from xtrain.bench import attention_trials
 from xtrain.bench.races import lc6
 from xtrain.plan import pairs_by_step
 from xtrain_docs import runs
@@ -60,8 +60,8 @@ def test_memory_of_a_cut_sequence_is_that_of_the_tokens_a_rank_has():
 
 
 def test_the_sizes_that_the_page_of_races_says():
-    assert (attention.HEADS, attention.HEAD_DIM) == (8, 64)
-    assert attention.size_of(8 * 32) == lc6.SLEEP
+    assert (attention_trials.HEADS, attention_trials.HEAD_DIM) == (8, 64)
+    assert attention_trials.size_of(8 * 32) == lc6.SLEEP
 
 
 # ------------------------------------------------------------------ drawn from a run

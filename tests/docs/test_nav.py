@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.docs.rendering import site_settings
 from xtrain_docs import config, fences
 from xtrain_docs.tables.home import BESIDE, lecture_links
 
@@ -24,12 +24,7 @@ LECTURES = [name for name in WRITTEN if re.fullmatch(r"lc\d-[\w-]+/index\.md", n
 LINK = re.compile(r"(?<!!)\]\(<?([^)\s>]+)>?\)|^\[[^\]]+\]:\s*(\S+)$", re.MULTILINE)
 
 
-class Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml, whose tags name environment variables."""
-
-
-Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
-SETTINGS = yaml.load((config.ROOT / "mkdocs.yml").read_text(), Loader)
+SETTINGS = site_settings()
 
 
 def listed(nav: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.docs.rendering import EXTENSIONS, render
+from tests.docs.rendering import EXTENSIONS, render, site_settings
 from xtrain.evidence.marks import marked_tests
 from xtrain_docs import authored, config, guards, symbols
 from xtrain_docs.authored import embedded, pages
@@ -20,18 +20,10 @@ CONTROL = re.compile(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_no_typed_code(page):
-    assert guards.typed_code(page.read_text()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_no_typed_numbers(page):
-    assert guards.typed_numbers(page.read_text()) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_has_a_title_and_a_description(page):
+def test_no_typed_code_or_numbers_and_a_title_with_a_description(page):
     text = page.read_text()
+    assert guards.typed_code(text) == []
+    assert guards.typed_numbers(text) == []
     assert text.startswith("---\n"), "front matter with title and description"
     meta = yaml.safe_load(text.split("---\n")[1])
     assert meta["title"]
@@ -76,12 +68,7 @@ def test_a_symbol_without_a_test_is_found(toy):
 def test_pages_are_rendered_here_as_on_the_site():
     """The extensions of these tests are those of mkdocs.yml."""
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
-    text = (config.ROOT / "mkdocs.yml").read_text()
-    listed = yaml.load(text, Loader)["markdown_extensions"]
+    listed = site_settings()["markdown_extensions"]
     names = [next(iter(e)) if isinstance(e, dict) else e for e in listed]
     assert names == EXTENSIONS
 

@@ -203,8 +203,8 @@ def all_errors(cases: list[Case]) -> list[list[float]]:
 def difference_from_alone(case: Case) -> float:
     """Of a pair's results from those of the same chunks one after the other."""
     rank = dist.get_rank()
-    results = []
-    for together in (True, False):
+
+    def run(together: bool) -> list[Tensor]:
         blocks = overlapped(dense_blocks(case))[:1]
         (x0, grad), (x1, _) = batch(case, 0, rank), batch(case, 1, rank)
         other = forwards(blocks, x0.requires_grad_())
@@ -213,26 +213,27 @@ def difference_from_alone(case: Case) -> float:
         else:
             (forward,) = forwards(blocks, x1.requires_grad_())
             dx = BackwardChunks(other[0], grad).run()
-        results.append([forward.output, dx, *gradients(blocks).values()])
+        return [forward.output, dx, *gradients(blocks).values()]
+
+    results = run(True), run(False)
     same = all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     return 0.0 if same else worst(*results)
 
 
 def errors_in_one_graph(case: Case) -> float:
     """Of a forward in chunks that leaves autograd's backward, from the module's."""
-    rank, results = dist.get_rank(), []
-    for chunked in (True, False):
+
+    def run(chunked: bool) -> list[Tensor]:
         blocks = overlapped(dense_blocks(case))
-        x, grad = batch(case, 0, rank)
+        x, grad = batch(case, 0, dist.get_rank())
         y = x.requires_grad_()
         for block in blocks:
-            if chunked:
-                y = ForwardChunks(block, y, in_pieces=False).run()
-            else:
-                y = block(y)
+            chunks = ForwardChunks(block, y, in_pieces=False)
+            y = chunks.run() if chunked else block(y)
         y.backward(grad)
-        results.append([y.detach(), x.grad, *gradients(blocks).values()])
-    return worst(*results)
+        return [y.detach(), x.grad, *gradients(blocks).values()]
+
+    return worst(run(True), run(False))
 
 
 def names_of_a_pair() -> list[str]:
@@ -278,47 +279,42 @@ def names_of_prefill() -> list[str]:
 
 def auxiliary_errors() -> list[float]:
     """Of gradients with a loss of the router's, which is run backward by itself."""
-    case, rank = Case(4, 2, shared=3), dist.get_rank()
-    results = []
-    for chunked in (True, False):
-        (block,) = overlapped(dense_blocks(case)[:1])
-        (x0, grad), (x1, _) = (batch(case, i, rank) for i in (0, 1))
-        x0.requires_grad_()
-        if chunked:
-            other = block.chunks(x0)
-            other.run()
-        else:
-            y = block(x0)
+
+    def run(chunked: bool) -> list[Tensor]:
+        (block,) = overlapped(dense_blocks(Case(4, 2, shared=3))[:1])
+        (x0, grad), (x1, _) = (batch(Case(4, 2), i, dist.get_rank()) for i in (0, 1))
+        other = block.chunks(x0.requires_grad_())
+        y = other.run() if chunked else block(x0)
         stats = block.moe.router.stats
         loss = 0.3 * stats.load_balancing_loss + 0.2 * stats.z_loss
         if chunked:
             loss.backward()
             block.run_with_backward(x1.requires_grad_(), other, grad)
-            dx = other.dx
         else:
             torch.autograd.backward([y, loss], [grad, None])
-            dx = x0.grad
-        results.append([dx, *gradients([block]).values()])
-    return [worst(*results)]
+        dx = other.dx if chunked else x0.grad
+        return [dx, *gradients([block]).values()]
+
+    return [worst(run(True), run(False))]
 
 
 def frozen_experts() -> float:
     """The same with nothing to train before the experts but x, and no dx."""
-    case, rank = Case(4, 2), dist.get_rank()
-    results = []
-    for chunked in (True, False):
-        (block,) = overlapped(dense_blocks(case)[:1])
+
+    def run(chunked: bool) -> list[Tensor]:
+        (block,) = overlapped(dense_blocks(Case(4, 2))[:1])
         for part in (block.attention, block.norm, block.moe.router):
             part.requires_grad_(False)
-        x, grad = batch(case, 0, rank)
+        x, grad = batch(Case(4, 2), 0, dist.get_rank())
+        forward = block.chunks(x)
         if chunked:
-            forward = block.chunks(x)
             forward.run()
             assert BackwardChunks(forward, grad).run() is None
         else:
             block(x).backward(grad)
-        results.append(list(gradients([block]).values()))
-    return worst(*results)
+        return list(gradients([block]).values())
+
+    return worst(run(True), run(False))
 
 
 def refused(what: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch._dynamo  # noqa: F401
 
 from xtrain.testing import World
-from xtrain.testing.worlds import Worlds
+from xtrain.testing.world import Worlds
 
 
 @pytest.fixture(scope="module", params=("xtrain-shm", "xtrain-socket"))

@@ -7,7 +7,6 @@ import pytest
 from xtrain.data_parallel import NaiveDataParallel
 from xtrain_docs.matrix.cases import (
     REFUSED,
-    UNTRIED,
     WRONG,
     cases,
     is_pair,
@@ -129,7 +128,7 @@ def test_what_is_declared_wrong_must_be(monkeypatch):
 
 
 def test_declared_cases_are_of_known_names_and_have_reasons():
-    for declared in (REFUSED, WRONG, UNTRIED):
+    for declared in (REFUSED, WRONG):
         for (wrapper, *names), reason in declared.items():
             assert wrapper in WRAPPERS
             assert set(names) <= FEATURES.keys()
@@ -140,7 +139,6 @@ def test_declared_cases_are_of_known_names_and_have_reasons():
 def test_every_declared_refusal_and_every_wrong_case_is_tried():
     tried = {case for w in WRAPPERS for name in FEATURES for case in cases(w, name)}
     assert {*REFUSED, *WRONG} <= tried
-    assert not tried & {*UNTRIED}
 
 
 def test_nothing_is_tried_that_holds_a_declared_case():

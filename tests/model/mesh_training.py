@@ -71,6 +71,25 @@ class Layout(NamedTuple):
         return init_mesh(tuple(sizes.values()), tuple(sizes))
 
 
+def wrapped(bare, kind: str, low=None, lr=0.03, eps=1e-8, **options):
+    """(what is called, its AdamW) of a model under a wrapper with these options."""
+    model, adamw = bare, torch.optim.AdamW
+    if low is not None and kind != "fsdp":
+        bare.to(low)
+    if kind == "ddp":
+        model = DistributedDataParallel(bare, **options)
+    if kind == "fsdp":
+        options["compute_dtype"] = low
+        model = FullyShardedDataParallel(bare, blocks=[DecoderLayer], **options)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if kind.startswith("zero"):
+        options |= {"stage": int(kind[-1]), "bucket_cap_mb": 2**-9}
+        return model, ZeroOptimizer(parameters, adamw, lr=lr, eps=eps, **options)
+    if low is not None and kind != "fsdp":
+        return model, MixedPrecisionOptimizer(parameters, adamw, lr=lr, eps=eps)
+    return model, adamw(parameters, lr=lr, eps=eps)
+
+
 class MeshTraining:
     """A model and its optimizer in a layout; all train on the same batches.
 
@@ -107,31 +126,9 @@ class MeshTraining:
         freeze(self.bare, frozen)
         self.data_group = self.mesh[layout.axis].get_group()
         options = {"gradient_reduction": "sum", "process_group": self.data_group}
-        self.model: torch.nn.Module = self.bare
-        kind, adamw = layout.wrapper, torch.optim.AdamW
-        if low is not None and kind != "fsdp":
-            self.bare.to(low)
-        if kind == "ddp":
-            self.model = DistributedDataParallel(self.bare, **options)
-        if kind == "fsdp":
-            self.model = FullyShardedDataParallel(
-                self.bare, blocks=[DecoderLayer], compute_dtype=low, **options
-            )
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        if kind.startswith("zero"):
-            self.optimizer = ZeroOptimizer(
-                parameters,
-                adamw,
-                stage=int(kind[-1]),
-                bucket_cap_mb=2**-9,
-                lr=lr,
-                eps=eps,
-                **options,
-            )
-        elif low is not None and kind != "fsdp":
-            self.optimizer = MixedPrecisionOptimizer(parameters, adamw, lr=lr, eps=eps)
-        else:
-            self.optimizer = adamw(parameters, lr=lr, eps=eps)
+        self.model, self.optimizer = wrapped(
+            self.bare, layout.wrapper, low, lr, eps, **options
+        )
         self.norms: list[float] = []
         self.losses: list[float] = []
 

@@ -4,17 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.model.mesh_training import WRAPPERS, batch, one_process
+from tests.model.mesh_training import WRAPPERS, batch, one_process, wrapped
 from tests.model.twins import MIXTRAL, config_of
 from xtrain.comm import init_mesh
 from xtrain.comm.mesh import axes_of_ranks, mesh_of
 from xtrain.comm.wrapper_mesh import alone, ranks_to_reduce
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.model import XtrainModel
-from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import gpipe
-from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 MESH = (
     "xtrain.comm.mesh:set_mesh",
@@ -22,21 +20,7 @@ MESH = (
     "xtrain.comm.wrapper_mesh:ranks_to_reduce",
     "xtrain.model.gradient_sums:check_skips",
 )
-LR, STEPS = 0.03, 3
-
-
-def wrapped(model, kind: str, **options):
-    """(what is called, its optimizer) of a model under a wrapper."""
-    adamw = torch.optim.AdamW
-    if kind.startswith("zero"):
-        return model, ZeroOptimizer(
-            model.parameters(), adamw, stage=int(kind[-1]), lr=LR, **options
-        )
-    if kind == "ddp":
-        model = DistributedDataParallel(model, **options)
-    if kind == "fsdp":
-        model = FullyShardedDataParallel(model, blocks=[DecoderLayer], **options)
-    return model, adamw(model.parameters(), lr=LR)
+STEPS = 3
 
 
 def told_nothing(shape, axes, changes, expected) -> None:

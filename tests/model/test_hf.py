@@ -121,8 +121,9 @@ class WatchedSlice:
         return found
 
 
-def elements_read(folder) -> tuple[int, int]:
-    """All elements that leave the files, and the most at once."""
+@contextmanager
+def counted_reads():
+    """How many elements leave the files, range by range."""
     counted: list[int] = []
 
     @contextmanager
@@ -131,6 +132,12 @@ def elements_read(folder) -> tuple[int, int]:
             yield Watched(opened, counted)
 
     with mock.patch.object(hf_load, "opened_safetensors", watching):
+        yield counted
+
+
+def elements_read(folder) -> tuple[int, int]:
+    """All elements that leave the files, and the most at once."""
+    with counted_reads() as counted:
         model = load_hf(folder, init_mesh((dist.get_world_size(),), ("tensor",)))
     sizes = [parameter.numel() for parameter in model.parameters()]
     assert sum(counted) == sum(sizes)

@@ -1,20 +1,16 @@
 """Published files straight into stages, and out of them."""
 
-from contextlib import contextmanager
-from unittest import mock
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.model.stage_training import Layout
-from tests.model.test_hf import Watched, written
+from tests.model.test_hf import counted_reads, written
 from tests.model.twins import config_of
 from xtrain.checkpoint import CheckpointError
-from xtrain.checkpoint.bare_file import opened_safetensors
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
-from xtrain.model import XtrainModel, hf_load, load_hf, load_hf_stages, save_hf
+from xtrain.model import XtrainModel, load_hf, load_hf_stages, save_hf
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import SCHEDULES, gpipe
 from xtrain.zero import FullyShardedDataParallel
@@ -89,15 +85,8 @@ def test_into_stages_and_out_every_file_is_the_whole_models(
 
 def elements_read(folder) -> tuple[int, int]:
     """All elements that leave the files on this rank, and those of its stages."""
-    counted: list[int] = []
-
-    @contextmanager
-    def watching(path):
-        with opened_safetensors(path) as opened:
-            yield Watched(opened, counted)
-
     mesh = init_mesh((2, 2), ("pipeline", "tensor"))
-    with mock.patch.object(hf_load, "opened_safetensors", watching):
+    with counted_reads() as counted:
         stages = load_hf_stages(folder, mesh, SCHEDULES["interleaved"](2, 4))
     sizes = [p.numel() for stage in stages for p in stage.module.parameters()]
     return sum(counted), sum(sizes)

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from tests.devices import randint
+from tests.model.test_hf import written
 from xtrain.comm import init_mesh
 from xtrain.model import (
     RopeScaling,
@@ -275,14 +275,6 @@ def test_both_spellings_of_rotary_positions_mean_what_transformers_reads(
     assert (found[0].rope_scaling is None) == (rope is PLAIN)
 
 
-def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, whatever its files."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        found |= load_file(path)
-    return found
-
-
 def load_and_save(folder: Path, target: Path, most: int, sizes, axes) -> None:
     mesh = init_mesh(sizes, axes)
     if "pipeline" in axes:
@@ -302,7 +294,7 @@ def round_trip(world, classes, model, folder, dtype, most, sizes, axes):
         several = len(list(files.glob("*.safetensors"))) > 1
         assert (files / "model.safetensors.index.json").exists() == several
         assert several == (most < 10_000)
-    before, after = stored(theirs), stored(ours)
+    before, after = written(theirs), written(ours)
     assert before.keys() == after.keys()
     assert ("lm_head.weight" in before) != model.config.tie_word_embeddings
     for key, tensor in before.items():

@@ -104,7 +104,7 @@ def make(name: str, ranks: int, micro_batches: int) -> Schedule:
 
 
 class Kept:
-    """Stands for a tensor that autograd has saved."""
+    """Takes the place of a tensor that autograd has saved."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor

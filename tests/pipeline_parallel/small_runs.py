@@ -10,12 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.pipeline_parallel.waiting_sends import is_send, message_of, posts
+from tests.pipeline_parallel.waiting_sends import is_send, posts
 from xtrain.comm.checks import rank_and_size
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.pipeline_parallel.shared import SharedGradients
 from xtrain.schedules import SCHEDULES, Schedule, one_f_one_b, with_messages
 from xtrain.schedules.action import Action
+from xtrain.schedules.passes import message_peer
 from xtrain_docs.lectures.lc5.errata import (
     EXCHANGES,
     FORWARD,
@@ -165,13 +166,9 @@ def messages_only(
 
 
 def started(schedule: Schedule, message: Action, group: dist.ProcessGroup) -> Any:
-    """An empty word to or from the neighbour."""
-    direction, source, i = message_of(message)
-    target = source + (1 if direction == "F" else -1)
-    if is_send(message):
-        to = schedule.rank_of(target, i)
-        return dist.isend(torch.zeros(1), to, group=group)
-    return dist.irecv(torch.zeros(1), schedule.rank_of(source, i), group=group)
+    """A message of one number, to or from the neighbour."""
+    call = dist.isend if is_send(message) else dist.irecv
+    return call(torch.zeros(1), message_peer(schedule, message), group=group)
 
 
 # ----------------------------------------- one block with experts, two micro-batches

@@ -1,4 +1,4 @@
-"""What the ranks of a step tell each other at its end."""
+"""How the ranks of a step agree on sums and failures at its end."""
 
 import pytest
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What the original notes on pipelines say, run, and what is right beside it.
+"""The statements of the original notes on pipelines, run, beside the right ones.
 
 Each test is the proof of one entry of the errata page; more proofs of that page are in
 tests/schedules/test_closed_forms.py.
@@ -36,6 +36,7 @@ from xtrain.schedules import (
 )
 from xtrain_docs.lectures.lc5.errata import ORDERS, slots, waited
 
+pytestmark = pytest.mark.usefixtures("on_gloo")
 MESSAGES = "xtrain.schedules.passes:with_messages"
 DUALPIPE = "xtrain.schedules.dualpipe:dualpipe"
 
@@ -67,13 +68,6 @@ def staircase(ranks: int) -> dict[str, tuple[int, ...]]:
     timeline = simulate(gpipe(ranks, 1), 1.0, 0.5, 0.5)
     slots = zip(*([int(s) for s in row] for row in timeline.starts), strict=True)
     return dict(zip("FB", slots, strict=True))
-
-
-@pytest.fixture(autouse=True)
-def on_gloo(xtrain_worlds):
-    """Skip elsewhere: what blocks and what is held is that of gloo and of CPUs."""
-    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
-        pytest.skip("runs of gloo on CPUs")
 
 
 # ------------------------------------------------- E67: a picture of one micro-batch

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import pytest
 
-from xtrain.pipeline_parallel.messages import message_peer
 from xtrain.schedules import (
     SCHEDULES,
     Action,
@@ -18,6 +17,7 @@ from xtrain.schedules import (
     forward_only,
     with_messages,
 )
+from xtrain.schedules.passes import message_peer, receive_of
 
 
 def of_a_pair_each_way(peer: int, to: str) -> tuple:
@@ -73,14 +73,12 @@ class Rank:
         queue = self.queue_of(peer, "up" if sender < receiver else "down")
         self.messages.setdefault(queue, deque()).append((self.issued, message))
 
-    def message(self, action: Action) -> tuple[int, int, str]:
-        """Its ranks and what it carries, the same at both ends."""
-        kind, stage, i, _ = action
+    def message(self, action: Action) -> tuple[int, int, Action]:
+        """Its ranks and its receive, the same at both ends."""
         peer = message_peer(self.schedule, action)
-        if kind.startswith("SEND"):
-            return self.rank, peer, f"{kind[-1]}{i} of {stage}"
-        source = stage - 1 if kind == "RECV_F" else stage + 1
-        return peer, self.rank, f"{kind[-1]}{i} of {source}"
+        if action.kind.startswith("SEND"):
+            return self.rank, peer, receive_of(action)
+        return peer, self.rank, action
 
     def go_on(self, arrived: set) -> bool:
         before = self.done
@@ -129,7 +127,7 @@ def of_some_sizes(name: str) -> list[Schedule]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.verifies("xtrain.pipeline_parallel.messages:message_peer")
+@pytest.mark.verifies("xtrain.schedules.passes:message_peer")
 def test_with_a_queue_for_each_pair_and_direction_no_message_waits_forever(name):
     schedules = of_some_sizes(name)
     assert schedules

@@ -389,7 +389,7 @@ def test_the_second_run_has_the_autocast_of_the_first(forward):
 
 
 class SquaredSine(TorchFunctionMode):
-    """Stands for a mode in which operations save other tensors, as split_backward's."""
+    """A mode in which operations save other tensors, as in split_backward's."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))

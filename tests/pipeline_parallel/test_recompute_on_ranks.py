@@ -65,7 +65,7 @@ def weights_after_training(cases, seed):
     rank, size = dist.get_rank(), dist.get_world_size()
     expected, found = one_process(size, STEPS), {}
     for kind, model_class in cases:
-        # ZeroOptimizer knows no buffers, so there all ranks begin alike
+        # ZeroOptimizer has no buffers, so there all ranks begin alike
         bare = model_class(seed if rank and kind != "zero" else 0).double()
         model, optimizer = wrapped(kind, bare)
         for step in range(STEPS):

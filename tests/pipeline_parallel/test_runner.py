@@ -66,7 +66,7 @@ def test_every_schedule_trains_as_one_process_in_its_order_and_memory(world, ran
 
 @st.composite
 def schedules(draw) -> Schedule:
-    """Whatever is ready is done in any order, by whoever holds it."""
+    """What is ready is done in any order, on the rank that holds the stage."""
     placement = draw(st.sampled_from(["loop", "v", "mirror"]))
     mirrored = placement == "mirror"
     ranks = draw(st.sampled_from([2, 4] if mirrored else [2, 3, 4]))

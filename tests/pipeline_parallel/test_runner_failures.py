@@ -1,4 +1,4 @@
-"""Whatever goes wrong, every rank says so, and nobody waits for ever."""
+"""Every failure is raised on all ranks, and none of them waits for ever."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from tests.pipeline_parallel.pipelines import batch, layers, make, own, squares
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage, RankLost
-from xtrain.schedules import parse_actions, with_messages
+from xtrain.schedules import Schedule, parse_actions, with_messages
 from xtrain.testing import expect_error
 
 SCHEDULES = ("gpipe", "zb_h1", "interleaved", "dualpipe", "zb_v")
@@ -97,7 +97,7 @@ def trapped(name: str, m: int = 8) -> tuple[PipelineRunner, list[Trap]]:
 
 
 def fails_and_goes_on(name: str, place: str, steps_before: int) -> list[str]:
-    """What the failing step says on this rank; steps before and after it work.
+    """The error of the failing step on this rank; steps before and after it work.
 
     The trap is on one rank, in the second call of the first stage that it is on.
     """
@@ -220,56 +220,56 @@ def test_other_pipelines_of_the_data_group_raise_as_well(world, wrapped):
 # ------------------------------------------------------------------------- bad input
 
 
+def with_actions(*orders: str) -> Schedule:
+    return Schedule("mine", 2, 2, 1, "loop", tuple(map(parse_actions, orders)))
+
+
+ALL = (0, 1)
+BAD_RUNNERS = {  # on which ranks of 1F1B, what they pass instead, the error
+    "other stage": (
+        [1], lambda m: {"stages": PipelineStage(m[0], 0, 2)},
+        r"rank 1 has stages \[0\], but needs \[1\]"),
+    "other count": (
+        [1], lambda m: {"stages": PipelineStage(m[1], 1, 3)},
+        r"cut into \[3\], but one_f_one_b has 2"),
+    "too many": (
+        [0], lambda m: {"stages": [PipelineStage(m[s], s, 2) for s in (0, 1)]},
+        r"rank 0 has stages \[0, 1\], but needs \[0\]"),
+    "no stage": (
+        [0], lambda m: {"stages": m[0]},
+        "rank 0: stages hold Layer, not PipelineStage"),
+    "other schedule": (
+        [1], lambda m: {"schedule": make("gpipe", 2, 2)},
+        "schedule is 'one_f_one_b of 2 .* and 'gpipe of 2"),
+    "other m": (
+        [1], lambda m: {"schedule": make("one_f_one_b", 2, 3)},
+        "schedule is 'one_f_one_b of 2 ranks and 2 .* 3 micro-batches"),
+    "other ranks": (
+        ALL, lambda m: {"schedule": make("one_f_one_b", 3, 2)},
+        "the schedule is for 3 ranks, but the group has 2"),
+    "incomplete": (
+        [1], lambda m: {"schedule": with_actions("0F0 0F1 0BW0 0BW1", "1F0 1BW0 1F1")},
+        "1BW?1 is done 0 times|1B1 is done 0 times"),
+    "waits": (
+        [0],
+        lambda m: {"schedule": with_actions("0F0 0BW0 0F1 0BW1", "1F1 1F0 1BW0 1BW1")},
+        "rank 0: mine: "),
+    "messages": (
+        [0], lambda m: {"schedule": with_messages(make("one_f_one_b", 2, 2))},
+        "computations only"),
+    "no schedule": (
+        [0], lambda m: {"schedule": "gpipe"}, "the schedule is str, not a Schedule"),
+    "no loss": ([0], lambda m: {"loss_fn": None}, "loss_fn is NoneType"),
+}  # fmt: skip
+
+
 def bad_runner(what: str) -> None:
-    rank = dist.get_rank()
-    schedule = make("one_f_one_b", 2, 2)
-    modules = layers(2)
-    stages: object = own(modules, schedule, rank)
-    loss_fn: object = squares
-    if what == "other stage" and rank == 1:
-        stages = PipelineStage(modules[0], 0, 2)
-    elif what == "other count" and rank == 1:
-        stages = PipelineStage(modules[1], 1, 3)
-    elif what == "too many" and rank == 0:
-        stages = [PipelineStage(m, s, 2) for s, m in enumerate(modules)]
-    elif what == "no stage" and rank == 0:
-        stages = modules[0]
-    elif what == "other schedule" and rank == 1:
-        schedule = make("gpipe", 2, 2)
-    elif what == "other m" and rank == 1:
-        schedule = make("one_f_one_b", 2, 3)
-    elif what == "other ranks":
-        schedule = make("one_f_one_b", 3, 2)
-    elif what == "incomplete" and rank == 1:
-        actions = (schedule.actions[0], parse_actions("1F0 1BW0 1F1"))
-        schedule = type(schedule)("mine", 2, 2, 1, "loop", actions)
-    elif what == "waits" and rank == 0:
-        orders = "0F0 0BW0 0F1 0BW1", "1F1 1F0 1BW0 1BW1"
-        actions = tuple(map(parse_actions, orders))
-        schedule = type(schedule)("mine", 2, 2, 1, "loop", actions)
-    elif what == "messages" and rank == 0:
-        schedule = with_messages(schedule)
-    elif what == "no schedule" and rank == 0:
-        schedule = "gpipe"  # type: ignore[assignment]
-    elif what == "no loss" and rank == 0:
-        loss_fn = None
-    PipelineRunner(stages, schedule, loss_fn)  # type: ignore[arg-type]
-
-
-BAD_RUNNERS = [
-    ("other stage", r"rank 1 has stages \[0\], but needs \[1\]"),
-    ("other count", r"cut into \[3\], but one_f_one_b has 2"),
-    ("too many", r"rank 0 has stages \[0, 1\], but needs \[0\]"),
-    ("no stage", "rank 0: stages hold Layer, not PipelineStage"),
-    ("other schedule", "schedule is 'one_f_one_b of 2 .* and 'gpipe of 2"),
-    ("other m", "schedule is 'one_f_one_b of 2 ranks and 2 .* 3 micro-batches"),
-    ("other ranks", "the schedule is for 3 ranks, but the group has 2"),
-    ("incomplete", "1BW?1 is done 0 times|1B1 is done 0 times"),
-    ("waits", "rank 0: mine: "),
-    ("messages", "computations only"),
-    ("no schedule", "the schedule is str, not a Schedule"),
-    ("no loss", "loss_fn is NoneType"),
-]
+    rank, schedule, modules = dist.get_rank(), make("one_f_one_b", 2, 2), layers(2)
+    call = {"stages": own(modules, schedule, rank), "schedule": schedule}
+    ranks, changes, _ = BAD_RUNNERS[what]
+    if rank in ranks:
+        call |= changes(modules)
+    PipelineRunner(**{"loss_fn": squares} | call)
 
 
 @pytest.mark.verifies(
@@ -277,12 +277,12 @@ BAD_RUNNERS = [
     "xtrain.pipeline_parallel.checks:check_stages",
 )
 def test_stages_and_schedules_that_do_not_fit_are_refused_on_every_rank(world):
-    for what, match in BAD_RUNNERS:
+    for what, (_, _, match) in BAD_RUNNERS.items():
         expect_error(world(2), bad_runner, what, match=match)
 
 
 def bad_batches() -> dict[str, str]:
-    """What `step` says to each bad batch, and "" if anything but numbers was sent."""
+    """The error of `step` for each bad batch, before anything but numbers is sent."""
     rank = dist.get_rank()
     schedule = make("one_f_one_b", 2, 4)
     runner = PipelineRunner(own(layers(2), schedule, rank), schedule, squares)
@@ -359,7 +359,7 @@ def ends_itself(
     backend: str = "gloo",
     how: signal.Signals = GONE,
 ):
-    """A process that is one rank of four; it writes down what it says."""
+    """A process that is one rank of four; it writes its error into a file."""
     os.environ["OMP_NUM_THREADS"] = "1"
     store = dist.FileStore(f"{path}/store", 4)
     # Under 1F1B the rank's neighbours time out and end: others see connections close.
@@ -410,7 +410,7 @@ def test_a_rank_that_is_killed_ends_all_others_with_its_name(tmp_path, case):
     lost, how = case[1], case[-1]
     assert stuck == ([lost] if how is STOPPED else [])
     assert ranks[lost].exitcode == -signal.SIGKILL
-    late = how is STOPPED and case[-2] == "gloo"  # which does not know of processes
+    late = how is STOPPED and case[-2] == "gloo"  # which does not watch processes
     verb = "does not answer" if late else "is lost"
     for rank in {0, 1, 2, 3} - {lost}:
         said = (tmp_path / str(rank)).read_text()

@@ -145,6 +145,7 @@ def train_tied(name: str) -> list[float]:
     return found
 
 
+@pytest.mark.verifies("xtrain.pipeline_parallel.shared:SharedGradients")
 def test_tied_embeddings_have_the_gradient_of_the_tied_model(world):
     for name in ("one_f_one_b", "interleaved", "zb_v", "dualpipe"):
         for found in world(2).run(train_tied, name):

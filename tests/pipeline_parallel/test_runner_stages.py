@@ -53,7 +53,7 @@ class Embeds(nn.Module):
 
 def with_positions(stage, h):
     positions, h = torch.arange(len(h)) % 5, stage.layer(h)
-    return h, positions, h * 2  # nobody uses the last
+    return h, positions, h * 2  # the last is unused
 
 
 def passed_on(stage, h, positions, _):
@@ -362,7 +362,7 @@ def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
 
 
 def bound_to_a_gpu(in_order: bool) -> str:
-    """A pipeline in a group that `device_id` has bound, as far as it says so."""
+    """The error for a group that looks as if `device_id` had bound it."""
     schedule = make("one_f_one_b", 2, 2)
     stages = own([Layer() for _ in range(2)], schedule, dist.get_rank())
     group = dist.new_group([0, 1])

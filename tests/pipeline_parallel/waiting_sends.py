@@ -5,16 +5,15 @@ from itertools import groupby
 
 from xtrain.schedules import Schedule, with_messages
 from xtrain.schedules.action import Action
-
-Message = tuple[str, int, int]  # F or B, the stage that computed it, the micro-batch
+from xtrain.schedules.passes import receive_of
 
 
 def waits_forever(
     schedule: Schedule, fused: bool = False, by_parity: bool = False
 ) -> dict[int, str]:
-    """The ranks that never get to their end, with the messages at which they stand.
+    """The ranks that never finish, with the messages at which they wait.
 
-    A message passes when both of its ranks stand at it. Computing takes no time.
+    A message passes when both of its ranks are at it. Computing takes no time.
 
     Args:
         fused: sends and receives with no computation between them are posted together,
@@ -26,7 +25,7 @@ def waits_forever(
     orders = [
         list(posts(row, fused, rank % 2 if by_parity else None)) for rank, row in rows
     ]
-    passed: set[Message] = set()
+    passed: set[Action] = set()
     moved = True
     while moved:
         posted = [action for posts in orders for action in posts[0]]
@@ -62,8 +61,6 @@ def is_send(action: Action) -> bool:
     return action.kind.startswith("SEND")
 
 
-def message_of(action: Action) -> Message:
-    """What it sends or receives: the same for both."""
-    kind, stage, i, _ = action
-    stage += {"RECV_F": -1, "RECV_B": 1}.get(kind, 0)
-    return kind[-1], stage, i
+def message_of(action: Action) -> Action:
+    """The same for a send and for its receive."""
+    return receive_of(action) if is_send(action) else action

@@ -73,5 +73,5 @@ def test_forms_of_zero_bubble_count_the_time_of_the_whole_step(name):
 def test_a_schedule_without_a_form_is_named():
     for form in (pipeline_idle, pipeline_activations):
         sizes = (4,) if form is pipeline_idle else (4, 8)
-        with pytest.raises(ValueError, match="no form for 'dualpipe_simple'"):
+        with pytest.raises(ValueError, match="'dualpipe_simple' is not one of gpipe, "):
             form("dualpipe_simple", *sizes)

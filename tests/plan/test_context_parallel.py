@@ -97,7 +97,7 @@ def test_a_thousand_tokens_on_eight_ranks_and_the_limit():
 
 @pytest.mark.verifies(f"{PLAN}:pairs_of_block", f"{PLAN}:check_split")
 def test_a_split_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="balance='ring' is none of"):
+    with pytest.raises(ValueError, match="balance='ring' is not one of"):
         pairs_of_block("ring", 0, 0, 4)
     with pytest.raises(ValueError, match="tokens=3 of a rank are not two halves"):
         pairs_of_block("zigzag", 0, 1, 3)
@@ -164,7 +164,7 @@ def test_bytes_by_formula():
 @pytest.mark.parametrize(
     ("way", "changes", "message"),
     [
-        ("star", {}, "way='star' is none of ring, all_gather, ulysses"),
+        ("star", {}, "way='star' is not one of ring, all_gather, ulysses"),
         ("ulysses", {"ranks": 3}, "heads=4 is not divisible by 3 ranks"),
         ("ring", {"key_heads": 3}, "heads=4 is not a multiple of key_heads=3"),
         ("ring", {"tokens": 0}, "tokens=0"),

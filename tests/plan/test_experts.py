@@ -59,7 +59,7 @@ def test_bandwidths_of_deepeps_table(ranks, dispatch, combine, published):
 def test_bytes_of_a_copy():
     assert copy_bytes(130, "fp8") == 130 + 2 * 4 + 16
     assert copy_bytes(130, "fp32") == 520
-    with pytest.raises(ValueError, match="dtype='int8' is none of fp8, bf16, fp32"):
+    with pytest.raises(ValueError, match="dtype='int8' is not one of fp8, bf16, fp32"):
         copy_bytes(8, "int8")
 
 
@@ -154,7 +154,7 @@ def test_identities_of_the_balance_loss():
     assert balance_loss([6] * 4, [0.25] * 4, top_k=2, per="token") == pytest.approx(2)
     with pytest.raises(ValueError, match="4 counts and 3 probabilities"):
         balance_loss([1] * 4, [1 / 3] * 3)
-    with pytest.raises(ValueError, match="per='expert' is neither copy nor token"):
+    with pytest.raises(ValueError, match="per='expert' is not one of copy, token"):
         balance_loss([1], [1.0], per="expert")
     with pytest.raises(ValueError, match="the sum of counts=0"):
         balance_loss([0, 0], [0.5, 0.5])

@@ -147,7 +147,7 @@ def test_axes_multiply_and_experts_divide_the_data_ranks():
         ({"tensor": 0}, "tensor=0 is not an int of at least 1"),
         ({"data": True}, "data=True is not an int"),
         ({"micro_batches": 1.0}, r"micro_batches=1\.0 is not an int"),
-        ({"zero": 4}, r"zero=4 is not one of \(0, 1, 2, 3\)"),
+        ({"zero": 4}, r"zero=4 is not one of 0, 1, 2, 3"),
         ({"schedule": "1f1b"}, "schedule='1f1b' is not one of"),
         ({"recompute": "some"}, "recompute='some' is not one of"),
         ({"context_way": "star"}, "context_way='star' is not one of"),

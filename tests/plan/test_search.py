@@ -105,9 +105,9 @@ def test_a_device_that_is_too_small_and_a_batch_that_does_not_divide():
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ({"zero": (4,)}, "zero: 4 is not one of"),
-        ({"recompute": ("some",)}, "recompute: 'some'"),
-        ({"schedules": (("1f1b", 1),)}, "schedules: '1f1b'"),
+        ({"zero": (4,)}, "zero=4 is not one of"),
+        ({"recompute": ("some",)}, "recompute='some'"),
+        ({"schedules": (("1f1b", 1),)}, "schedules='1f1b'"),
         ({"tensor": (0,)}, "tensor=0"),
     ],
 )

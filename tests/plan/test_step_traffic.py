@@ -207,7 +207,7 @@ def test_dtypes_of_ones_own_and_unknown_ones():
     psi = LLAMA.parameters
     found = sent(LLAMA, Layout(data=2, zero=1), dtypes=own)["data"]
     assert found == pytest.approx(psi * 9 / 2, rel=1e-9)
-    with pytest.raises(ValueError, match="dtypes='bf16': there are.*megatron-bf16"):
+    with pytest.raises(ValueError, match="dtypes='bf16' is not one of .*megatron-bf16"):
         traffic_per_step(LLAMA, Layout(), 8, dtypes="bf16")
 
 

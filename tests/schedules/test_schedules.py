@@ -105,7 +105,7 @@ def test_the_printed_forms():
 @pytest.mark.verifies(
     "xtrain.schedules.passes:with_messages",
     "xtrain.schedules.passes:with_reductions",
-    "xtrain.schedules.passes:message_out",
+    "xtrain.schedules.passes:message_of",
 )
 def test_passes_add_each_message_twice_and_each_reduction_once(schedule):
     order = with_reductions(with_messages(schedule))

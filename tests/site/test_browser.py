@@ -202,13 +202,18 @@ def test_words_that_were_searched_are_marked_on_the_page(browser):
     )
 
 
+def search(browser, opener: str, words: str) -> None:
+    """Open the search with a control of the page, and type."""
+    browser.driver.find_element("css selector", opener).click()
+    field = browser.driver.find_element("css selector", ".md-search__input")
+    wait_until(field.is_displayed, what="search field")
+    field.send_keys(words)
+
+
 def test_search_finds_a_function(browser):
     browser.open(HOME)
     assert index_requests(browser) == []
-    browser.run("document.querySelector('#__search').click()")
-    field = browser.driver.find_element("css selector", ".md-search__input")
-    wait_until(field.is_displayed, what="search field")
-    field.send_keys("ring_all_reduce")
+    search(browser, ".md-search__input", "ring_all_reduce")
     links = wait_until(
         lambda: browser.run(
             "return [...document.querySelectorAll('.md-search-result__link')]"
@@ -312,12 +317,7 @@ def test_accessibility(browser, width, dark):
 def test_search_shows_its_results_on_a_phone(browser):
     browser.screen(390, 844)
     browser.open(HOME)
-    browser.driver.find_element(
-        "css selector", "label.md-header__button[for=__search]"
-    ).click()
-    field = browser.driver.find_element("css selector", ".md-search__input")
-    wait_until(field.is_displayed, what="search field")
-    field.send_keys("all reduce")
+    search(browser, "label.md-header__button[for=__search]", "all reduce")
     wait_until(
         lambda: browser.run(
             "const first = document.querySelector('.md-search-result__link');"

@@ -44,6 +44,15 @@ def all_fail(world: World, check: Any, *args: Any) -> None:
     some_fail(world, range(world.size), check, *args)
 
 
+def told_apart(
+    worlds: Worlds, check: Any, right: Any, wrong: Any, *args: Any, sizes=(2, 3)
+) -> None:
+    """On these numbers of ranks the right form passes, and the broken one fails."""
+    for size in sizes:
+        worlds[size].run(check, right, *args)
+        all_fail(worlds[size], check, wrong, *args)
+
+
 def drawn(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)

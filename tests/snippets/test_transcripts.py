@@ -44,16 +44,6 @@ def test_a_fresh_run_prints_the_transcript(name):
     assert "".join(run_script(name, timeout=60)) == transcript
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_first_line_is_the_command(name):
-    first = Path(name).read_text().splitlines()[0]
-    words = first.split()
-    assert words[0] == "#"
-    assert words[1] in ("torchrun", "python")
-    assert words[-1] == name
-    assert len(words) == (5 if words[1] == "torchrun" else 3)
-
-
 def imports_of(path: str) -> dict[str, set[str]]:
     """The names a file imports, by top-level package."""
     found: dict[str, set[str]] = {}
@@ -79,8 +69,14 @@ of a broken twin."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_snippet_needs_torch_and_few_names(name):
-    """Two at most; from lecture 4 on, which puts things together, four."""
+def test_a_snippet_fits_on_a_page_names_its_command_and_needs_few_names(name):
+    """Two of ours at most; from lecture 4 on, which puts things together, four."""
+    lines = Path(name).read_text().splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 88
+    mark, program, *options = lines[0].split()
+    assert (mark, options[-1]) == ("#", name)
+    assert len(options) == {"torchrun": 3, "python": 1}[program]
     imports = imports_of(name)
     ours = imports.pop("xtrain", set())
     for theirs in ("torch", "safetensors"):
@@ -89,13 +85,6 @@ def test_a_snippet_needs_torch_and_few_names(name):
     composes = re.search(r"/lc(\d)/", name)
     most = 4 if composes and int(composes[1]) >= 4 else 2
     assert len(ours - SCENE) <= most
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_snippet_fits_on_a_page(name):
-    lines = Path(name).read_text().splitlines()
-    assert len(lines) <= 60
-    assert max(map(len, lines)) <= 88
 
 
 def test_no_transcript_without_its_program():

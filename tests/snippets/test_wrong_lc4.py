@@ -26,7 +26,7 @@ from snippets.wrong.lc4 import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.snippets.gallery import all_fail, drawn, failures, ranks
+from tests.snippets.gallery import all_fail, drawn, failures, ranks, told_apart
 from xtrain.comm.autograd import (
     all_gather_split,
     identity_all_reduce,
@@ -82,10 +82,9 @@ def gradient_passes_the_gather(gather, trained) -> None:
 @pytest.mark.verifies(GATHER)
 def test_a_plain_collective_cuts_the_gradient(worlds):
     wrong = plain_collective.gather
-    for size in (2, 3):
-        worlds[size].run(gradient_passes_the_gather, gather_of_ours, True)
-        all_fail(worlds[size], gradient_passes_the_gather, wrong, True)
-    worlds[2].run(gradient_passes_the_gather, wrong, False)  # what hides it
+    check = gradient_passes_the_gather
+    told_apart(worlds, check, gather_of_ours, wrong, True)
+    worlds[2].run(check, wrong, False)  # what hides it
 
 
 def column_of_ours(x, shard):
@@ -110,10 +109,8 @@ def gradients_of_a_column_layer(function, needs_x) -> None:
 @pytest.mark.verifies(F_, COLUMN_FUNCTION)
 def test_the_gradient_of_the_input_is_a_sum_over_ranks(worlds):
     wrong = dx_not_summed.column_linear
-    for size in (2, 3):
-        for right in (column_of_ours, column_by_f):
-            worlds[size].run(gradients_of_a_column_layer, right, True)
-        all_fail(worlds[size], gradients_of_a_column_layer, wrong, True)
+    for right in (column_of_ours, column_by_f):
+        told_apart(worlds, gradients_of_a_column_layer, right, wrong, True)
     for size, needs_x in ((1, True), (2, False)):  # what hides it
         worlds[size].run(gradients_of_a_column_layer, wrong, needs_x)
 
@@ -148,13 +145,9 @@ def gradients_through_queries_and_a_shared_key(function, through) -> None:
 
 @pytest.mark.verifies(IDENTITY_SUM, COLUMN_FUNCTION)
 def test_what_passes_a_shared_key_is_summed_once(worlds):
-    check, wrong = (
-        gradients_through_queries_and_a_shared_key,
-        dx_counted_twice.query_and_key,
-    )
-    for size in (2, 3):
-        worlds[size].run(check, query_and_key_of_ours, "both")
-        all_fail(worlds[size], check, wrong, "both")
+    check = gradients_through_queries_and_a_shared_key
+    wrong = dx_counted_twice.query_and_key
+    told_apart(worlds, check, query_and_key_of_ours, wrong, "both")
     worlds[2].run(check, wrong, "query")  # what hides it: the queries alone
     worlds[1].run(check, wrong, "both")
 
@@ -199,9 +192,7 @@ def test_a_sum_in_place_is_read_by_a_residual(worlds):
 @pytest.mark.verifies(F_)
 def test_a_gradient_that_is_not_contiguous_is_summed_too(worlds):
     check = f_sums_and_leaves_the_rest
-    for size in (2, 3):
-        worlds[size].run(check, f_of_ours, False, True)
-        all_fail(worlds[size], check, apply_to_a_copy, False, True)
+    told_apart(worlds, check, f_of_ours, apply_to_a_copy, False, True)
     worlds[2].run(check, apply_to_a_copy, True, False)  # what hides it
     worlds[1].run(check, apply_to_a_copy, False, True)
 
@@ -242,13 +233,12 @@ def norm_of_a_split_sequence(x, weight):
 def test_the_gradient_of_a_norm_is_summed_if_the_sequence_is_split_and_only_then(
     worlds,
 ):
-    for size in (2, 3):
-        worlds[size].run(gradient_of_a_norm, norm_of_a_whole, False)
-        worlds[size].run(gradient_of_a_norm, norm_of_a_split_sequence, True)
-        all_fail(worlds[size], gradient_of_a_norm, norm_summed.norm, False)
-        all_fail(worlds[size], gradient_of_a_norm, norm_of_a_slice.norm, True)
-    worlds[2].run(gradient_of_a_norm, norm_summed.norm, True)  # each is the other's
-    worlds[2].run(gradient_of_a_norm, norm_of_a_slice.norm, False)
+    check = gradient_of_a_norm
+    summed, of_a_slice = norm_summed.norm, norm_of_a_slice.norm
+    told_apart(worlds, check, norm_of_a_whole, summed, False)
+    told_apart(worlds, check, norm_of_a_split_sequence, of_a_slice, True)
+    worlds[2].run(check, summed, True)  # each is the other's right form
+    worlds[2].run(check, of_a_slice, False)
 
 
 def row_of_ours(x, shard, bias):
@@ -269,9 +259,7 @@ def bias_is_added_once(row_linear, scale) -> None:
 @pytest.mark.verifies(ROW)
 def test_a_bias_on_every_rank_is_added_as_often(worlds):
     wrong = bias_on_every_rank.row_linear
-    for size in (2, 4):
-        worlds[size].run(bias_is_added_once, row_of_ours, 1.0)
-        all_fail(worlds[size], bias_is_added_once, wrong, 1.0)
+    told_apart(worlds, bias_is_added_once, row_of_ours, wrong, 1.0, sizes=(2, 4))
     worlds[4].run(bias_is_added_once, wrong, 0.0)  # what hides it
     worlds[1].run(bias_is_added_once, wrong, 1.0)
 
@@ -410,10 +398,9 @@ def shards_are_slices_of_one_draw(row_slice) -> None:
 
 @pytest.mark.verifies(COLUMN, CUT)
 def test_shards_that_each_rank_draws_alike_are_one_shard(worlds):
-    for size in (2, 3):
-        worlds[size].run(shards_are_slices_of_one_draw, slice_of_ours)
-        all_fail(worlds[size], shards_are_slices_of_one_draw, drawn_in_pieces.row_slice)
-    worlds[1].run(shards_are_slices_of_one_draw, drawn_in_pieces.row_slice)
+    check, wrong = shards_are_slices_of_one_draw, drawn_in_pieces.row_slice
+    told_apart(worlds, check, slice_of_ours, wrong)
+    worlds[1].run(check, wrong)  # what hides it
 
 
 def test_layers_of_one_shape_do_not_begin_alike():
@@ -444,11 +431,10 @@ def spread_is_that_of_one_process(column_slice) -> None:
 @pytest.mark.verifies(ROW, CUT)
 def test_the_spread_goes_by_the_whole_layers_fan_in(worlds):
     wrong = fan_in_of_the_shard.column_slice
-    for size in (1, 2, 4):
-        worlds[size].run(spread_is_that_of_one_process, columns_of_ours)
-        if size > 1:
-            all_fail(worlds[size], spread_is_that_of_one_process, wrong)
-    worlds[1].run(spread_is_that_of_one_process, wrong)  # what hides it
+    check = spread_is_that_of_one_process
+    told_apart(worlds, check, columns_of_ours, wrong, sizes=(2, 4))
+    worlds[1].run(check, columns_of_ours)
+    worlds[1].run(check, wrong)  # what hides it
 
 
 def config_of(key_heads: int) -> XtrainConfig:
@@ -479,9 +465,7 @@ def counts_every_parameter_once(count, key_heads) -> None:
 
 @pytest.mark.verifies(PLACEMENT, "xtrain.model.parameters:placement_of")
 def test_parameters_are_counted_from_the_table_and_not_by_their_names(worlds):
+    check, wrong = counts_every_parameter_once, counted_by_name.count
     for key_heads in (1, 2):
-        worlds[2].run(counts_every_parameter_once, count_by_placement, key_heads)
-        all_fail(
-            worlds[2], counts_every_parameter_once, counted_by_name.count, key_heads
-        )
-    worlds[1].run(counts_every_parameter_once, counted_by_name.count, 1)
+        told_apart(worlds, check, count_by_placement, wrong, key_heads, sizes=(2,))
+    worlds[1].run(check, wrong, 1)  # what hides it

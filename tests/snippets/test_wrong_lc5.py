@@ -43,7 +43,6 @@ from xtrain.zero import clip_sharded_grad_norm_
 GPIPE = "xtrain.whiteboard.pipeline_parallel.gpipe_step:gpipe_step"
 ONE_F_ONE_B = "xtrain.whiteboard.pipeline_parallel.one_f_one_b_step:one_f_one_b_step"
 RUNNER = "xtrain.pipeline_parallel.runner:PipelineRunner"
-SHARED = "xtrain.pipeline_parallel.shared:SharedGradients"
 VALIDATE = "xtrain.schedules.validate:validate"
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
 
@@ -72,7 +71,7 @@ def step_is_one_process(step, m, targets=None) -> None:
     total, count = squares(nn.Sequential(*stages)(x), targets)
     right = torch.autograd.grad(total / count, list(stages[rank].parameters()))
     step(stages[rank], squares, x, targets, m, x[:2])
-    dist.barrier()  # nobody leaves because another one has failed
+    dist.barrier()  # no rank leaves before the others have compared
     for parameter, expected in zip(stages[rank].parameters(), right, strict=True):
         torch.testing.assert_close(parameter.grad, expected)
 
@@ -161,7 +160,7 @@ def test_the_parameters_of_all_stages_are_those_of_the_model(worlds):
 
 
 class Kept(nn.Module):
-    """Knows what it was given."""
+    """Keeps what it was given."""
 
     def __init__(self, module):
         super().__init__()
@@ -330,41 +329,6 @@ def gradient_is_of_all_uses(part, combine) -> None:
 
 def leave(grad):
     pass
-
-
-class Head(nn.Module):
-    """Multiplies by the table that the first stage looks ids up in."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.weight = nn.Parameter(table)
-
-    def forward(self, x):
-        return x @ self.weight.t()
-
-
-def sum_of_squares(output, target):
-    return output.square().sum(), 1
-
-
-def library_sums_both_uses() -> None:
-    rank, size = ranks()
-    table, ids = drawn(1, 4, 2), torch.tensor([0, 2])
-    whole = table.clone().requires_grad_()
-    (whole[ids] @ whole.t()).square().sum().backward()
-    embedding = nn.Embedding.from_pretrained(table.clone(), freeze=False)
-    module = Head(table.clone()) if rank else embedding
-    stage = PipelineStage(module, rank, size, shared={"table": module.weight})
-    runner = PipelineRunner(stage, schedules.gpipe(size, 2), sum_of_squares)
-    runner.step(ids, ids)
-    dist.barrier()
-    # the runner divides by the count, which is 1 for each of two micro-batches
-    torch.testing.assert_close(module.weight.grad, whole.grad / 2)
-
-
-@pytest.mark.verifies(RUNNER, SHARED)
-def test_the_library_sums_the_gradients_of_a_shared_parameter(worlds):
-    worlds[2].run(library_sums_both_uses)
 
 
 @pytest.mark.parametrize("part", ["tied", "mirrored"])

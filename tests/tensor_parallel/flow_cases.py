@@ -1,9 +1,10 @@
 """The modules of the data-flow table: whole, cut, and which whole tensors have names.
 
-`record` runs both on every rank, in float64 with the same weights and inputs.
+`record` runs both on every rank, in float64 with the same weights and inputs, and
+`holds` tells whether tensors of all ranks are a whole one in a declared state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -405,3 +406,31 @@ def run_whole(case: Case, whole: nn.Module) -> dict[str, Point]:
     whole(x, *case.others).backward(case.output_grad())
     weights = {n: Point(p.detach(), p.grad) for n, p in whole.named_parameters()}
     return found | weights
+
+
+def holds(state: str, held: Sequence[Tensor], whole: Tensor) -> bool:
+    """Whether `held`, by rank, is the whole tensor in this state."""
+    kind, *rest = state.split()
+    copies = int(rest[2]) if len(rest) > 1 else 1
+    if kind == "split":
+        slices = whole.chunk(len(held) // copies, int(rest[0]))
+        return all(same(one, slices[r // copies]) for r, one in enumerate(held))
+    if kind == "replicated":
+        return all(same(one, whole) for one in held)
+    if any(one.shape != held[0].shape for one in held):
+        return False
+    stacked = torch.stack(list(held))
+    if kind == "largest":  # of different ones: equal ones are replicated
+        different = not same(stacked.amin(0), whole)
+        return different and same(stacked.amax(0), whole)
+    if not rest:
+        return same(stacked.sum(0), whole)
+    sums = stacked.unflatten(0, (-1, copies)).sum(1)
+    return all(map(same, sums, whole.chunk(len(sums), int(rest[0]))))
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Equal but for the order of sums."""
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=1e-9, atol=1e-12
+    )

@@ -12,8 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.tensor_parallel.flow_cases import CASES, Found, Point, record
-from tests.tensor_parallel.states import holds
+from tests.tensor_parallel.flow_cases import CASES, Found, Point, holds, record
 from xtrain.tensor_parallel import ParallelSwiGLU, RowParallelLinear
 from xtrain_docs.lectures.lc4.dataflow import MODULES, Row, rows_of, weights_of
 

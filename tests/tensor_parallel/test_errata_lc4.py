@@ -9,7 +9,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.tensor_parallel import calls, counted
@@ -20,7 +19,6 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.plan import Link
 from xtrain.tensor_parallel import (
     ColumnParallelLinear,
-    ParallelAttention,
     RowParallelLinear,
 )
 from xtrain.tensor_parallel.attention import key_replicas, replica_ranks
@@ -289,23 +287,3 @@ def test_a_key_head_is_held_by_as_many_ranks_as_there_are_for_it(world):
     assert world(4).run(heads_and_company, 1) == [(4, [0, 1, 2, 3])] * 4
     assert world(4).run(heads_and_company, 8) == [(1, [rank]) for rank in range(4)]
     world(2).run(parts_of_a_shared_key)
-
-
-def heads_see_only_their_key(key_heads: int) -> None:
-    """The queries of a rank meet the key head that they share, as in one process."""
-    size = dist.get_world_size()
-    seen = []
-
-    def attend(q, k, v, **options):
-        seen.append((q.shape[1], k.shape[1]))
-        return F.scaled_dot_product_attention(q, k, v, **options)
-
-    block = ParallelAttention(6, 2 * size, key_heads, 4, attention=attend)
-    block(torch.ones(1, 3, 6))
-    assert seen == [(2, max(1, key_heads // size))]
-
-
-@pytest.mark.verifies(ATTENTION)
-def test_a_rank_has_its_queries_and_the_keys_that_they_share(world):
-    for key_heads in (1, 2, 4, 8):
-        world(4).run(heads_see_only_their_key, key_heads)

@@ -9,7 +9,7 @@ import torch
 
 from tests.testing import ranks
 from xtrain.testing import World, transport
-from xtrain.testing.worlds import Worlds
+from xtrain.testing.world import Worlds
 
 
 def test_results_come_in_rank_order_from_living_ranks(world, world_size):

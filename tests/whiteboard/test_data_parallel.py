@@ -1,7 +1,8 @@
 """The whiteboard forms of lc2 pass the library forms' checks, inside their limits.
 
 Model, batches and the one process that they are compared with are those of
-tests/data_parallel: every rank starts from weights of its own.
+tests/data_parallel, where the samplers and unused parameters are tested for both forms:
+every rank starts from weights of its own.
 """
 
 import itertools
@@ -10,9 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import data
 
-from tests.data_parallel.test_naive import TwoRoads
 from tests.training import (
     adamw,
     batch_of,
@@ -24,36 +23,14 @@ from tests.training import (
 from xtrain.whiteboard.data_parallel.distributed_data_parallel import (
     DistributedDataParallel,
 )
-from xtrain.whiteboard.data_parallel.distributed_sampler import DistributedSampler
 from xtrain.whiteboard.data_parallel.naive_data_parallel import NaiveDataParallel
 
-SAMPLER = "xtrain.whiteboard.data_parallel.distributed_sampler:DistributedSampler"
 NAIVE = "xtrain.whiteboard.data_parallel.naive_data_parallel:NaiveDataParallel"
 DDP = (
     "xtrain.whiteboard.data_parallel.distributed_data_parallel:DistributedDataParallel"
 )
 STEPS = 5
 TINY = 2**-10  # MiB: every bucket holds a parameter or two
-
-
-@pytest.mark.verifies(SAMPLER)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_sampler_deals_torchs_indices(size):
-    for length, shuffle, drop_last, seed in itertools.product(
-        (0, 1, 2, 3, 5, 13, 101), (False, True), (False, True), (0, 7)
-    ):
-        for rank in range(size):
-            options = (range(length), size, rank, shuffle, seed, drop_last)
-            ours = DistributedSampler(*options)
-            if length == 0:
-                assert list(ours) == []
-                continue
-            theirs = data.DistributedSampler(*options)
-            for epoch in (0, 1, 5):
-                ours.set_epoch(epoch)
-                theirs.set_epoch(epoch)
-                assert list(ours) == list(theirs), (options, epoch)
-                assert len(ours) == len(theirs)
 
 
 def wrap(kind, bare, cap=25, group=None):
@@ -116,25 +93,6 @@ KINDS = [
     pytest.param("naive", marks=pytest.mark.verifies(NAIVE)),
     pytest.param("ddp", marks=pytest.mark.verifies(DDP)),
 ]
-
-
-def other_roads(kind):
-    """Each rank uses another branch; the second step is one after the first."""
-    rank = dist.get_rank()
-    model = wrap(kind, TwoRoads(), 1e-6)
-    for _ in range(2):
-        model.zero_grad()
-        model(torch.tensor([10.0**rank]), ("left", "right")[rank % 2]).sum().backward()
-        reduce(kind, model)
-    return [p.grad for p in model.parameters()]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_takes_no_part_counts_as_zero(world, kind):
-    for left, right, frozen in world(3).run(other_roads, kind):
-        assert left.item() == pytest.approx(101 / 3)
-        assert right.item() == pytest.approx(10 / 3)
-        assert frozen is None
 
 
 def in_other_dtypes(kind):

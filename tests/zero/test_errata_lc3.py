@@ -5,6 +5,7 @@ test_zero.py, test_stage3.py, test_flat.py and tests/plan/test_memory.py.
 """
 
 import warnings
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -12,17 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.training import wrapped
 from xtrain import comm
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import RING, TORCH
-from xtrain.data_parallel import DistributedDataParallel
 from xtrain.plan import zero_memory
-from xtrain.zero import (
-    AdamW,
-    FullyShardedDataParallel,
-    MixedPrecisionOptimizer,
-    ZeroOptimizer,
-)
+from xtrain.zero import AdamW, FullyShardedDataParallel, MixedPrecisionOptimizer
 
 BILLION = 10**9
 
@@ -161,14 +157,7 @@ def stage_1_of_the_notes():
 
 def stage_of_ours(stage):
     rank, _ = ranks()
-    model = Tower()
-    if stage == 3:
-        model = FullyShardedDataParallel(model, collectives=RING)
-        optimizer = AdamW(model.parameters())
-    else:
-        optimizer = ZeroOptimizer(
-            model.parameters(), AdamW, stage=stage, collectives=RING
-        )
+    model, optimizer = wrapped(stage, Tower(), collectives=RING)
     with CommLedger() as ledger:
         model(torch.ones(2, 12) * rank).square().sum().backward()
         optimizer.step()
@@ -195,20 +184,10 @@ def test_two_phi_two_phi_three_phi_and_the_notes_three(world, size):
 def accumulated(stage, micro_batches):
     """Bytes of a step of several micro-batches, in units of (N-1)/N Phi."""
     rank, size = ranks()
-    model = Tower()
-    if stage == 0:
-        model = DistributedDataParallel(model, collectives=RING)
-        optimizer = AdamW(model.parameters())
-    else:
-        optimizer = ZeroOptimizer(
-            model.parameters(), AdamW, stage=stage, collectives=RING
-        )
+    model, optimizer = wrapped(stage, Tower(), collectives=RING)
     with CommLedger() as ledger:
         for micro in range(micro_batches - 1):
-            if stage == 0:
-                with model.no_sync():
-                    model(torch.ones(2, 12) * (rank + micro)).sum().backward()
-            else:
+            with nullcontext() if stage else model.no_sync():
                 model(torch.ones(2, 12) * (rank + micro)).sum().backward()
         model(torch.ones(2, 12) * rank).sum().backward()
         optimizer.step()
@@ -258,10 +237,7 @@ def calls_of_stage_2(cap):
     """Collectives by the time of the first parameter, which backward reaches last; at
     the end of backward; in the step. And whole gradients that are left over."""
     rank, _ = ranks()
-    model = Tower()
-    optimizer = ZeroOptimizer(
-        model.parameters(), AdamW, stage=2, bucket_cap_mb=cap, collectives=TORCH
-    )
+    model, optimizer = wrapped(2, Tower(), bucket_cap_mb=cap, collectives=TORCH)
     early = []
     first = next(model.parameters())
     with CommLedger() as ledger:
@@ -353,7 +329,11 @@ def fsdp2(reshard):
     layers = [nn.Linear(8, 8, bias=False) for _ in range(3)]
     for layer in layers:
         fully_shard(layer, reshard_after_forward=reshard)
-    model = fully_shard(nn.Sequential(*layers), reshard_after_forward=reshard)
+    return fully_shard(nn.Sequential(*layers), reshard_after_forward=reshard)
+
+
+def step_of_fsdp2(reshard):
+    model = fsdp2(reshard)
     held = nbytes(p.to_local() for p in model.parameters())
     with CommLedger() as ledger:
         model(torch.ones(2, 8)).sum().backward()
@@ -375,7 +355,7 @@ def test_shard_grad_op_shards_weights_at_rest(on_cpu, world):
             for kind, number in numbers.items():
                 assert sum(kind in op for op in calls) == number, calls
     for reshard, gathers in ((True, 2), (False, 1)):
-        for found, calls in world(2).run(fsdp2, reshard):
+        for found, calls in world(2).run(step_of_fsdp2, reshard):
             assert found == halves
             assert sum("gather" in op for op in calls) == 3 * gathers, calls
             assert sum("reduce_scatter" in op for op in calls) == 3
@@ -383,12 +363,7 @@ def test_shard_grad_op_shards_weights_at_rest(on_cpu, world):
 
 def held_between_the_passes(reshard):
     """Bytes of weights that a rank has after forward."""
-    from torch.distributed.fsdp import fully_shard
-
-    layers = [nn.Linear(8, 8, bias=False) for _ in range(3)]
-    for layer in layers:
-        fully_shard(layer, reshard_after_forward=reshard)
-    model = fully_shard(nn.Sequential(*layers), reshard_after_forward=reshard)
+    model = fsdp2(reshard)
     loss = model(torch.ones(2, 8)).sum()
     held = nbytes(p.to_local() for p in model.parameters())
     loss.backward()

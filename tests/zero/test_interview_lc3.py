@@ -6,12 +6,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.training import batch_of, loss_of, make_model
+from tests.training import batch_of, loss_of, make_model, wrapped
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.data_parallel.replicas import digest
-from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
+from xtrain.zero import AdamW
 from xtrain.zero.flat import FlatLayout
 
 
@@ -25,15 +25,8 @@ def ranks() -> tuple[int, int]:
 def work(stage):
     """Operations of forward and backward; elements that the optimizer steps."""
     rank, _ = ranks()
-    model = make_model(0, dtype=torch.float32)
-    if stage == 0:
-        model = DistributedDataParallel(model)
-        inner = AdamW(model.parameters())
-    elif stage == 3:
-        model = FullyShardedDataParallel(model)
-        inner = AdamW(model.parameters())
-    else:
-        inner = ZeroOptimizer(model.parameters(), AdamW, stage=stage).optimizer
+    model, optimizer = wrapped(stage, make_model(0, dtype=torch.float32))
+    inner = getattr(optimizer, "optimizer", optimizer)  # without its markers
     stepped = sum(p.numel() for g in inner.param_groups for p in g["params"])
     with FlopCounterMode(display=False) as counter:
         loss_of(model, batch_of(0, 0, rank)).backward()
@@ -91,21 +84,12 @@ def test_the_state_of_adam_is_the_same_on_all_ranks(world, optimizer_class):
 def step_of(stage, collectives):
     """Calls of backward and of the step, and bytes sent, of one training step."""
     rank, _ = ranks()
-    collectives = collectives_named(collectives)
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(*[nn.Linear(12, 12) for _ in range(3)])
-    if stage == 0:
-        model = DistributedDataParallel(model, collectives=collectives)
-        optimizer = AdamW(model.parameters())
-    elif stage == 3:
-        model = FullyShardedDataParallel(
-            model, blocks=[nn.Linear], collectives=collectives
-        )
-        optimizer = AdamW(model.parameters())
-    else:
-        optimizer = ZeroOptimizer(
-            model.parameters(), AdamW, stage=stage, collectives=collectives
-        )
+    options = {"collectives": collectives_named(collectives)}
+    if stage == 3:
+        options["blocks"] = [nn.Linear]
+    bare = nn.Sequential(*[nn.Linear(12, 12) for _ in range(3)])
+    model, optimizer = wrapped(stage, bare, **options)
     rows = torch.ones(2, 12) * rank
     with CommLedger() as forward:
         loss = model(rows).square().sum()

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from xtrain import backends
 from xtrain.bench.collective_trials import ITEM, pattern, total, trial
 from xtrain.bench.race import Case, Contestant, Trial
-from xtrain.bench.training import group_on
+from xtrain.bench.training_trials import group_on
 
 LAYERS, BATCH = 4, 4  # of the training step: much to send, little to compute
 BACKENDS = ("gloo", "xtrain-shm", "xtrain-socket")

@@ -23,7 +23,7 @@ from itertools import islice
 
 import torch.distributed as dist
 
-from xtrain.bench import machine, memory
+from xtrain.bench import machine, peak_memory
 from xtrain.bench.contestant_checks import check_contestants
 from xtrain.bench.measurement import RankResult, all_or_none, measurement_of
 from xtrain.bench.race import Case, Race
@@ -66,9 +66,8 @@ def _measure_memory(world: World, race: Race, case: Case) -> dict[str, list[int]
     peaks = {}
     for contestant in race.participants(case) if race.memory else ():
         with World(world.size, world.backend, world.device) as fresh:
-            counts = fresh.run(
-                memory.peak_on_rank, contestant, case, race.checked_calls, timeout=None
-            )
+            asked = contestant, case, race.checked_calls
+            counts = fresh.run(peak_memory.peak_on_rank, *asked, timeout=None)
         known = all_or_none(counts)
         if known is not None:
             peaks[contestant.name] = known

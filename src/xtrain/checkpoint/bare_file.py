@@ -24,7 +24,7 @@ def read_safetensors(path: str | Path, wanted: Wanted) -> None:
     """Fill shards from a file, reading their elements only.
 
     Floating-point values are converted to the shards' dtype, rounded to the nearest;
-    any other difference of dtype, a name or a shape is a CheckpointError.
+    any other difference of dtype, name or shape is a CheckpointError.
     """
     with opened_safetensors(path) as opened:
         found = match_names(path, opened, wanted)
@@ -42,12 +42,12 @@ def check_safetensors(path: str | Path, wanted: Wanted) -> None:
 @contextmanager
 def opened_safetensors(path: str | Path) -> Iterator[Any]:
     try:
-        os.close(open_file(Path(path)))  # a pipe would be waited at
+        os.close(open_file(Path(path)))  # opening a pipe would block
         with safe_open(path, framework="pt") as opened:
             yield opened
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a damaged header leads to
+    except Exception as error:  # a damaged header raises many kinds
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
@@ -67,7 +67,7 @@ def match_names(path: str | Path, opened: Any, wanted: Wanted) -> dict[str, str]
 
 
 def about(opened: Any, name: str) -> About:
-    """Shape and dtype of a tensor in a file; its elements stay there."""
+    """Shape and dtype of a tensor in a file, without reading its elements."""
     part = opened.get_slice(name)
     shape = tuple(part.get_shape())
     empty = part[:0] if shape else opened.get_tensor(name)
@@ -75,7 +75,7 @@ def about(opened: Any, name: str) -> About:
 
 
 def read_box(opened: Any, name: str, box: Box) -> Tensor:
-    """The elements of a box; of the others none is read."""
+    """Read the elements of a box alone."""
     ranges = zip(box.offset, box.end, strict=True)
     places = tuple(slice(low, end) for low, end in ranges)
     with torch.device("cpu"):  # safetensors would put a slice on the default device

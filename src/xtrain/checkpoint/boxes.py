@@ -7,7 +7,8 @@
     # # # # # #             . . # # . .             # # # . . .    head of a row
     one box                 one box                 2 * dims - 1 boxes at most
 
-So one description serves every way to shard, and two ways meet where boxes overlap.
+One description covers every way to shard; converting between two is a matter of
+overlapping boxes.
 """
 
 import math

@@ -17,8 +17,8 @@ this one was begun.
 
 Where the file system refuses locks, a save deletes nothing but what it wrote itself,
 and leftovers stay. Where it grants them to each host separately, another host's
-unfinished save can be mistaken for a dead one's: then that save fails and says so. What
-is published is complete in every case.
+unfinished save can be mistaken for that of a dead job: then that save fails with an
+error. What is published is always complete.
 """
 
 import errno
@@ -46,7 +46,7 @@ Identity = tuple[int, int]
 
 @dataclass
 class Partial:
-    """A checkpoint that is being written, and the lock that says its writer lives."""
+    """A checkpoint that is being written, and the lock that its writer holds."""
 
     directory: Path
     path: Path
@@ -61,7 +61,7 @@ class Partial:
 
 
 def prepare(directory: Path, step: int) -> Partial:
-    """Make the folder that a checkpoint is written to; take away what the dead left."""
+    """Make the folder that a checkpoint is written to; delete what dead jobs left."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"step-{step:08d}"
     path = directory / f".partial-{name}-{secrets.token_hex(4)}"
@@ -196,12 +196,12 @@ def set_aside(path: Path, lock: str) -> None:
     """Rename a folder that no job holds, for `delete_set_aside`."""
     descriptor = None
     try:
-        with suppress(FileNotFoundError):  # dead before there was a lock
+        with suppress(FileNotFoundError):  # its writer died before it made the lock
             descriptor = os.open(path / lock, os.O_RDWR)
         if descriptor is None or take_lock(descriptor, fcntl.LOCK_EX):
             os.rename(path, path.with_name(f".deleted-{secrets.token_hex(4)}"))
     except OSError:
-        pass  # not ours to delete
+        pass  # held by another job
     finally:
         if descriptor is not None:
             os.close(descriptor)

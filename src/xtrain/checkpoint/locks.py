@@ -3,7 +3,7 @@
 They are flock's. They hold across hosts where the file system carries them (NFS with
 its lock service, Lustre mounted with flock). A file system may also refuse them, or
 grant them to each host separately (nolock, local_lock, localflock): what a save does
-then, `folder` says.
+then is described in `folder`.
 """
 
 import errno
@@ -23,7 +23,7 @@ PATIENCE = 60.0  # seconds for others' renames
 
 @contextmanager
 def names_locked(directory: Path) -> Iterator[bool]:
-    """Be the only one to change names; False where files cannot be locked."""
+    """Hold the lock under which names change; False where files cannot be locked."""
     path, descriptor = directory / LOCK, None
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -7,9 +7,9 @@
     . . . . . .         . . . # # #                  . . . # . .
     . . . . . .         . . . # # #                  . . . . . .
 
-A module that is cut over ranks says so by two methods: `placement(name)` gives the
-slice of each parameter, `all_ranks()` the group of all ranks that hold some. Wrappers,
-which shard what they are given over one axis of those ranks, ask for both here.
+A module that is sharded over ranks has two methods: `placement(name)` gives the slice
+of each parameter, `all_ranks()` the group of all ranks that hold some. Wrappers, which
+shard a module over one axis of those ranks, call both through this module.
 """
 
 from collections.abc import Iterator
@@ -27,10 +27,9 @@ from xtrain.comm.autograd import check_divides
 class Placement:
     """Slice `index` of `count` along `dim`; one of one is the whole.
 
-    Of the ranks that hold the same slice one `is_first`: what it has is counted, in a
-    norm for instance, and what the others have is not. What is cut along two dims, as
-    stacked experts over their ranks and each over tensor ranks, has the second cut in
-    `inner`.
+    Of the ranks that hold the same slice one `is_first`: its copy alone is counted, as
+    in a norm. A parameter that is cut along two dims, as stacked experts over expert
+    ranks and each expert over tensor ranks, has the second cut in `inner`.
     """
 
     dim: int = 0
@@ -84,7 +83,7 @@ class Placement:
 
 
 def placement_in(module: nn.Module, name: str) -> Placement:
-    """What a module says of its parameter; the whole, of one that says nothing."""
+    """A module's `placement(name)`; the whole parameter where it has no such method."""
     find = getattr(module, "placement", None)
     return Placement() if find is None else find(name)
 

@@ -127,11 +127,11 @@ class CheckpointReader:
                         yield stored, data
             except CheckpointError:
                 raise
-            except Exception as error:  # whatever a damaged header leads to
+            except Exception as error:  # a damaged header raises many kinds
                 raise self._damaged(path, str(error)) from None
 
     def check_data(self, path: Path, stored: Stored, data: Tensor) -> None:
-        """CheckpointError unless the data are what the index says was written."""
+        """CheckpointError unless the data are those that the index lists."""
         what = f"{stored.name}, {stored.where}"
         dtype = str(data.dtype).removeprefix("torch.")
         if dtype != self.tensors[stored.name]["dtype"]:
@@ -162,7 +162,7 @@ class CheckpointReader:
 
 
 def open_newest(path: str | Path) -> tuple[CheckpointReader, str | None]:
-    """A checkpoint, or a run's newest and its name, whoever else saves meanwhile."""
+    """A checkpoint, or a run's newest and its name, also while another job saves."""
     while True:
         newest = latest(path)
         try:
@@ -175,8 +175,8 @@ def open_newest(path: str | Path) -> tuple[CheckpointReader, str | None]:
 def open_same(path: str | Path, name: str | None) -> CheckpointReader:
     """What rank 0 has opened as `name`, where this rank finds it too.
 
-    On a file system that shows it an older `latest`, a rank still opens what rank 0
-    has. If it does not find that, it opens what it finds, to be told that it differs.
+    Also on a file system that still shows this rank an older `latest`. Where rank 0's
+    is missing, this rank opens its own newest, and the comparison raises.
     """
     if name is not None and (Path(path) / name / INDEX).exists():
         return CheckpointReader(Path(path) / name)

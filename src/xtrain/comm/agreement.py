@@ -43,7 +43,7 @@ def check_same(
         what: the name of all tensors together, for the message.
         tensors: compared by name, shape, dtype and whether they are trained.
         options: compared by what they print as.
-        problem: what is wrong on this rank, whatever the others do.
+        problem: what is wrong on this rank alone.
     """
     chosen = {name: as_text(value) for name, value in (options or {}).items()}
     mine = problem, chosen, {name: describe(tensor) for name, tensor in tensors}

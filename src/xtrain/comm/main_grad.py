@@ -64,7 +64,7 @@ def before_adding(parameter: Tensor) -> Callable[[Tensor], None]:
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
     """Let it be `grad`. Of 16-bit parameters it may have fp32, which torch must know.
 
-    With `grad_dtype` None, autograd adds whatever comes to whatever is there.
+    With `grad_dtype` None, autograd adds gradients of any dtype.
     """
     if parameter.dtype in LOW and parameter.grad_dtype != torch.float32:
         parameter.grad = None

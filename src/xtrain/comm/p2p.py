@@ -1,7 +1,7 @@
 """Point-to-point: send, receive, and pairs of them that cannot deadlock.
 
 Two blocking calls that wait for each other never return: gloo's send waits for the
-matching receive, whatever the size. So a step in which every rank both sends and
+matching receive, for any size. So a step in which every rank both sends and
 receives must *post* both before it waits for either. `exchange` does that for one pair
 and `exchange_all` for any number. Both check what they are given; an algorithm that has
 checked its own call uses `post_all`, below them.

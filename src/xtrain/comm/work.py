@@ -25,15 +25,15 @@ class Work:
         self._works, self._finish, self._keep = list(works), finish, keep
 
     def wait(self) -> None:
-        """Wait for all messages, then finish."""
-        finish = self._finish
-        self.abandon()  # nothing is kept while it finishes, which may need the memory
+        while self._works:
+            self._works[0].wait()
+            del self._works[0]
+        # Nothing is kept while it finishes, which may need the memory.
+        finish, self._finish, self._keep = self._finish, None, None
         if finish is not None:
             finish()
 
     def abandon(self) -> None:
         """Wait for all messages and leave `finish` out: the result is unused."""
-        while self._works:
-            self._works[0].wait()
-            del self._works[0]
-        self._finish = self._keep = None
+        self._finish = None
+        self.wait()

@@ -28,7 +28,7 @@ from xtrain.context_parallel.running_attention import (
     add_up,
     first_derivative,
 )
-from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
+from xtrain.context_parallel.sequence_mask import SequenceMask, mask_of_call
 
 
 def all_gather_attention(
@@ -51,11 +51,7 @@ def all_gather_attention(
         q, k, v, group, causal=causal, scale=scale,
         balance=balance, window=window, documents=documents,
     )  # fmt: skip
-    documents = gather_documents(documents, group)
-    mask = SequenceMask(
-        rank_and_size(group)[1], q.shape[2], k.shape[2], causal, balance, window,
-        documents,
-    )  # fmt: skip
+    mask = mask_of_call(q, k, causal, balance, window, documents, group)
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
     return _AllGatherAttention.apply(mask, group, attention, scale, q, k, v)

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.autocast import cast_by_autocast
-from xtrain.comm.checks import rank_and_size
 from xtrain.comm.ring_pass import RingPass
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.checks import check_attention
@@ -37,7 +36,7 @@ from xtrain.context_parallel.running_attention import (
     add_up,
     first_derivative,
 )
-from xtrain.context_parallel.sequence_mask import SequenceMask, gather_documents
+from xtrain.context_parallel.sequence_mask import SequenceMask, mask_of_call
 
 
 def ring_attention(
@@ -82,11 +81,7 @@ def ring_attention(
         q, k, v, group, causal=causal, scale=scale, balance=balance,
         window=window, documents=documents,
     )  # fmt: skip
-    documents = gather_documents(documents, group)
-    mask = SequenceMask(
-        rank_and_size(group)[1], q.shape[2], k.shape[2], causal, balance, window,
-        documents,
-    )  # fmt: skip
+    mask = mask_of_call(q, k, causal, balance, window, documents, group)
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
     return _RingAttention.apply(mask, group, attention, scale, q, k, v)

@@ -80,13 +80,21 @@ class SequenceMask:
         )
 
 
-def gather_documents(
-    documents: Tensor | None, group: ProcessGroup | None
-) -> Tensor | None:
-    """The ids of all ranks, [N, B, S], on the CPU, where masks are made."""
-    if documents is None:
-        return None
-    mine = documents.detach().to(torch.int64).contiguous()
-    gathered = mine.new_empty(rank_and_size(group)[1], *mine.shape)
-    TORCH.all_gather(gathered.view(-1), mine.view(-1), group=group).wait()
-    return gathered.cpu()
+def mask_of_call(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    balance: str,
+    window: int | None,
+    documents: Tensor | None,
+    group: ProcessGroup | None,
+) -> SequenceMask:
+    """The mask of the sequences of all ranks, whose document ids are gathered."""
+    _, size = rank_and_size(group)
+    if documents is not None:
+        mine = documents.detach().to(torch.int64).contiguous()
+        gathered = mine.new_empty(size, *mine.shape)
+        TORCH.all_gather(gathered.view(-1), mine.view(-1), group=group).wait()
+        documents = gathered.cpu()  # where masks are made
+    lengths = q.shape[2], k.shape[2]
+    return SequenceMask(size, *lengths, causal, balance, window, documents)

@@ -4,7 +4,7 @@
         world.run(reduce_on_every_rank)
     seen.places    {"xtrain.comm.ring:ring_all_reduce": {("gloo", 4)}}
 
-A mark says what a test is about; only a test that has run the symbol is evidence for
+A mark names what a test is about; only a test that has run the symbol is evidence for
 it. A place is the backend and the number of ranks it ran on; none for this process
 itself, so a formula that no rank computes has no backend. What holds no code that could
 run (a constant) is taken by the mark alone.
@@ -70,7 +70,7 @@ def watching(symbols: Iterable[str]) -> AbstractContextManager[Seen]:
 
 @contextmanager
 def watching_code(codes: Codes) -> Iterator[Seen]:
-    """`watching`, by somebody who was told what the code of the symbols is."""
+    """`watching`, with the code of the symbols given."""
     seen = Seen(codes)
     wanted: dict[Code, str] = {}
     for symbol, code in codes.items():
@@ -90,8 +90,8 @@ def watching_code(codes: Codes) -> Iterator[Seen]:
 
 
 def forget() -> None:
-    """End the watches that a forked process has from its parent, whose business they
-    are: here every call would still be looked at, for as long as the process lives."""
+    """End the watches that a forked process inherits: otherwise each of its calls would
+    still be looked at."""
     while _stops:
         _stops.pop()()
     _now.clear()

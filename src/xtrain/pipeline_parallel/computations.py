@@ -18,11 +18,7 @@ from torch import Tensor
 from xtrain.pipeline_parallel.loss import StepLoss
 from xtrain.pipeline_parallel.message_header import as_words, check_sendable, metas_of
 from xtrain.pipeline_parallel.messages import Messages
-from xtrain.pipeline_parallel.micro_batch import (
-    MicroBatch,
-    as_tuple,
-    received,
-)
+from xtrain.pipeline_parallel.micro_batch import MicroBatch, as_tuple, received
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.schedules import Action
 from xtrain.schedules.action import OverlapsBackward, RunsInPieces

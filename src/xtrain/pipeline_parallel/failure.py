@@ -15,7 +15,7 @@ from xtrain.pipeline_parallel.agreement import NotReduced
 from xtrain.pipeline_parallel.lost_ranks import (
     RankLost,
     naming_lost_ranks,
-    tell_failure,
+    write_failure,
 )
 from xtrain.schedules import Action
 
@@ -62,6 +62,6 @@ class StepFailure:
         name = "" if type(error) is kind else f"{type(error).__name__}: "
         place = at if isinstance(at, str) else f"{at}, stage {at.stage}"
         text = f"{place}: {name}{text_of(error)}"
-        tell_failure(text)  # to those that wait for this rank in its stage
+        write_failure(text)  # to those that wait for this rank in its stage
         self.error = kind(text)
         self.error.__cause__ = error

@@ -115,7 +115,7 @@ def follow(store: Store, rank: int, how: str) -> tuple[int, str]:
     return rank, how
 
 
-def tell_failure(what: str) -> None:
+def write_failure(what: str) -> None:
     """Write that this rank has failed: others may wait for it inside a stage."""
     text = f"{dist.get_rank()} failed: {what}"
     ask_store(lambda store: store.compare_set(FAILED, "", text))

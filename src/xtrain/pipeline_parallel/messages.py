@@ -47,6 +47,7 @@ from xtrain.schedules import (
     with_reductions,
 )
 from xtrain.schedules.action import MESSAGES
+from xtrain.schedules.passes import message_peer
 
 
 class Messages:
@@ -219,12 +220,6 @@ def post_each(
 def as_real(tensor: Tensor) -> Tensor:
     """The same memory in a real dtype: some backends have no complex ones."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def message_peer(schedule: Schedule, action: Action) -> int:
-    """The rank at the other end of a send or a receive."""
-    onward = action.kind in ("SEND_F", "RECV_B")
-    return schedule.rank_of(action.stage + (1 if onward else -1), action.micro_batch)
 
 
 def sends_that_arrived(schedule: Schedule, rank: int, peer: int) -> list[int]:

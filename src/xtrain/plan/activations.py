@@ -38,7 +38,7 @@ size, t tensor ranks.
 from dataclasses import dataclass
 from fractions import Fraction
 
-from xtrain.plan.checks import require_whole
+from xtrain.plan.checks import require_one_of, require_whole
 from xtrain.plan.published import LatentShape
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.traffic import FP32
@@ -70,8 +70,7 @@ def activation_memory(
         raise ValueError(
             f"sequence, batch, hidden, heads, tensor = {sizes}: none may be below 1"
         )
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute={recompute!r} is not one of {RECOMPUTE}")
+    require_one_of("recompute", recompute, RECOMPUTE)
     share = Fraction(1, tensor)
     outside = share if sequence_parallel else Fraction(1)
     unit = sequence * batch * hidden
@@ -125,8 +124,7 @@ def layer_activations(
     """
     require_whole("tokens", tokens)
     require_whole("tensor", tensor)
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute={recompute!r} is not one of {RECOMPUTE}")
+    require_one_of("recompute", recompute, RECOMPUTE)
     number = shape.num_hidden_layers - 1 if layer is None else layer
     unit = tokens * itemsize
     outside = unit * shape.hidden_size / (tensor if sequence_parallel else 1)

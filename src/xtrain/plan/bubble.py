@@ -19,6 +19,8 @@ Sources: Huang et al., 2019; Narayanan et al., 2021; Qi et al., 2024 (tables 1 a
 Li and Hoefler, 2021; DeepSeek-AI, 2024 (table 2).
 """
 
+from xtrain.plan.checks import require_one_of
+
 
 def pipeline_idle(
     schedule: str,
@@ -50,9 +52,7 @@ def pipeline_idle(
         "dualpipe": (ranks / 2 - 1) * (pair + b - 2 * w),
         "dualpipe_v": (ranks - 1) * (pair + b - 2 * w),
     }
-    if schedule not in forms:
-        known = ", ".join(forms)
-        raise ValueError(f"pipeline_idle: no form for {schedule!r}; there is: {known}")
+    require_one_of("schedule", schedule, forms)
     return forms[schedule]
 
 
@@ -95,11 +95,7 @@ def pipeline_activations(
         "dualpipe": p + 1,
         "dualpipe_v": (2 * p + 1) / 2,
     }
-    if schedule not in forms:
-        known = ", ".join(forms)
-        raise ValueError(
-            f"pipeline_activations: no form for {schedule!r}; there is: {known}"
-        )
+    require_one_of("schedule", schedule, forms)
     return float(forms[schedule])
 
 

@@ -1,6 +1,7 @@
 """Checks of sizes and rates."""
 
 import math
+from collections.abc import Collection
 
 LARGEST = 2**63 - 1  # above it a product of sizes is no longer a float
 
@@ -25,6 +26,13 @@ def require_share(name: str, value: object) -> None:
     require_positive(name, value)
     if value > 1:  # type: ignore[operator]
         raise ValueError(f"{name}={value!r} is above 1: it is a share of the peak")
+
+
+def require_one_of(name: str, value: object, known: Collection[object]) -> None:
+    """ValueError unless `value` is among `known`."""
+    if value not in known:
+        listed = ", ".join(map(str, known))
+        raise ValueError(f"{name}={shown(value)} is not one of {listed}")
 
 
 def shown(value: object, most: int = 40) -> str:

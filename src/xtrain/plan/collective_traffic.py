@@ -10,6 +10,7 @@ doubling).
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xtrain.plan.checks import require_one_of
 from xtrain.plan.traffic import (
     Traffic,
     broadcast,
@@ -174,9 +175,7 @@ def collective_traffic(
     all_to_all.
     ValueError for an unknown name, fewer than one rank or a negative size.
     """
-    if algorithm not in ALGORITHMS:
-        known = ", ".join(sorted(ALGORITHMS))
-        raise ValueError(f"unknown algorithm {algorithm!r}; known: {known}")
+    require_one_of("algorithm", algorithm, ALGORITHMS)
     if ranks < 1 or numel < 0:
         raise ValueError(f"need ranks >= 1 and numel >= 0, got {ranks} and {numel}")
     return ALGORITHMS[algorithm](numel, ranks, **options)

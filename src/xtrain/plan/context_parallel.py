@@ -24,7 +24,7 @@ Letters: B batch, H heads, G key heads, c tokens of a rank, D head dim, N ranks.
 
 import math
 
-from xtrain.plan.checks import require_positive, require_whole
+from xtrain.plan.checks import require_one_of, require_positive, require_whole
 from xtrain.plan.traffic import FP32
 
 WAYS = ("ring", "all_gather", "ulysses")
@@ -55,8 +55,7 @@ def context_bytes(
              "head_dim": head_dim, "ranks": ranks, "batch": batch}  # fmt: skip
     for name, size in sizes.items():
         require_whole(name, size)
-    if way not in WAYS:
-        raise ValueError(f"way={way!r} is none of {', '.join(WAYS)}")
+    require_one_of("way", way, WAYS)
     if heads % key_heads:
         raise ValueError(f"heads={heads} is not a multiple of key_heads={key_heads}")
     of_a_head = batch * tokens * head_dim
@@ -123,8 +122,7 @@ def ideal_pairs(ranks: int, tokens: int) -> float:
 def check_split(balance: str, tokens: int) -> None:
     """ValueError unless a rank can hold that many tokens in this way."""
     require_whole("tokens", tokens)
-    if balance not in ("none", "striped", "zigzag"):
-        raise ValueError(f"balance={balance!r} is none of none, striped, zigzag")
+    require_one_of("balance", balance, ("none", "striped", "zigzag"))
     if balance == "zigzag" and tokens % 2:
         raise ValueError(f"tokens={tokens} of a rank are not two halves for zigzag")
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
 
+from xtrain.plan.checks import require_one_of
 from xtrain.plan.traffic import ceil_log2
 
 
@@ -131,9 +132,7 @@ def collective_cost(algorithm: str, ranks: int) -> Cost:
     ValueError for an unknown name, for fewer than one rank, and for the recursive
     algorithms where `ranks` is not a power of two.
     """
-    if algorithm not in COSTS:
-        known = ", ".join(sorted(COSTS))
-        raise ValueError(f"unknown algorithm {algorithm!r}; known: {known}")
+    require_one_of("algorithm", algorithm, COSTS)
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
     if ranks == 1:

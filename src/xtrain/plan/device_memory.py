@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 
 from xtrain.plan.activations import HALF, activation_memory, layer_activations
 from xtrain.plan.bubble import pipeline_activations
+from xtrain.plan.checks import require_one_of
 from xtrain.plan.layout import DeviceParameters, Layout, device_parameters
 from xtrain.plan.memory import Recipe, recipe_of, state_memory
 from xtrain.plan.shapes import ModelShape
@@ -160,8 +161,7 @@ def layer_bytes(
     shape: ModelShape, layout: Layout, sequence: int, formula: str = "fused"
 ) -> LayerBytes:
     """(kept, alive while recomputed) of a layer without experts, and of one with."""
-    if formula not in FORMULAS:
-        raise ValueError(f"formula={formula!r} is not one of {FORMULAS}")
+    require_one_of("formula", formula, FORMULAS)
     full = layout.recompute == "full"
     found = []
     for layer in (0, shape.num_hidden_layers - 1):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from xtrain.plan.checks import require_positive, require_whole
+from xtrain.plan.checks import require_one_of, require_positive, require_whole
 
 FP8_BLOCK = 128
 FP8_SCALE = 4
@@ -54,8 +54,7 @@ def copy_bytes(hidden_size: int, dtype: str = "bf16") -> int:
         scales = math.ceil(hidden_size / FP8_BLOCK)
         return hidden_size + scales * FP8_SCALE + DEEPEP_HEADER
     sizes = {"bf16": 2, "fp32": 4}
-    if dtype not in sizes:
-        raise ValueError(f"dtype={dtype!r} is none of fp8, bf16, fp32")
+    require_one_of("dtype", dtype, ("fp8", *sizes))
     return hidden_size * sizes[dtype]
 
 
@@ -141,8 +140,7 @@ def balance_loss(
             f"for every expert"
         )
     check_chosen(top_k, len(counts))
-    if per not in ("copy", "token"):
-        raise ValueError(f"per={per!r} is neither copy nor token")
+    require_one_of("per", per, ("copy", "token"))
     total = sum(counts)
     require_positive("the sum of counts", total)
     pairs = zip(counts, probabilities, strict=True)

@@ -24,7 +24,7 @@ Source: Narayanan et al., 2021 (how the axes go together). Symbol: t tensor rank
 from dataclasses import dataclass
 
 from xtrain.plan.activations import RECOMPUTE
-from xtrain.plan.checks import require_whole
+from xtrain.plan.checks import require_one_of, require_whole
 from xtrain.plan.context_parallel import WAYS
 from xtrain.plan.shapes import ModelShape
 
@@ -74,9 +74,7 @@ class Layout:
             ("recompute", RECOMPUTE),
             ("context_way", WAYS),
         ):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is not one of {known}")
+            require_one_of(name, getattr(self, name), known)
 
     @property
     def gpus(self) -> int:

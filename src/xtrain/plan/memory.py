@@ -16,6 +16,8 @@ Korthikanti et al., Reducing Activation Recomputation, 2022, figure 1 (megatron1
 
 from dataclasses import dataclass
 
+from xtrain.plan.checks import require_one_of
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -67,8 +69,7 @@ def recipe_of(recipe: str | Recipe) -> Recipe:
     """The recipe of that name; ValueError names those that are known."""
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe={recipe!r}: there are {sorted(RECIPES)}")
+    require_one_of("recipe", recipe, RECIPES)
     return RECIPES[recipe]
 
 
@@ -106,8 +107,7 @@ def state_memory(
     parameters: int, ranks: int, stage: int, recipe: str | Recipe = "zero16"
 ) -> StateMemory:
     """`zero_memory` by what the bytes hold."""
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage={stage} is not one of 0, 1, 2, 3")
+    require_one_of("stage", stage, (0, 1, 2, 3))
     if parameters < 0 or ranks < 1:
         raise ValueError(
             f"parameters={parameters} must not be negative, ranks={ranks} not below 1"

@@ -15,6 +15,7 @@ Sources: the PERFORMANCE document of nccl-tests; src/graph/tuning.cc of NCCL 2.2
 
 from fractions import Fraction
 
+from xtrain.plan.checks import require_one_of
 from xtrain.plan.traffic import ceil_log2
 
 
@@ -41,9 +42,7 @@ def bus_bandwidth_factor(collective: str, ranks: int) -> Fraction:
         "reduce": Fraction(1),
         "send_recv": Fraction(1),
     }
-    if collective not in factors:
-        known = ", ".join(factors)
-        raise ValueError(f"unknown collective {collective!r}; known: {known}")
+    require_one_of("collective", collective, factors)
     return factors[collective]
 
 
@@ -83,8 +82,8 @@ def nccl_all_reduce_time(
             nccl_all_reduce_time(algorithm, bytes, ranks, nodes, bus_bandwidth, name)
             for name in NCCL_PROTOCOLS
         )
-    if algorithm not in ("ring", "tree") or protocol not in NCCL_PROTOCOLS:
-        raise ValueError(f"unknown algorithm {algorithm!r} or protocol {protocol!r}")
+    require_one_of("algorithm", algorithm, ("ring", "tree"))
+    require_one_of("protocol", protocol, NCCL_PROTOCOLS)
     if ranks % nodes:
         raise ValueError(f"{ranks} ranks do not divide among {nodes} nodes")
     tree = int(algorithm == "tree")
@@ -110,8 +109,7 @@ def nccl_hop_seconds(network: bool, protocol: str = "Simple") -> float:
 
     Over the network, or over NVLink.
     """
-    if protocol not in NCCL_PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol!r}; known: {NCCL_PROTOCOLS}")
+    require_one_of("protocol", protocol, NCCL_PROTOCOLS)
     table = _NCCL_NETWORK if network else _NCCL_NVLINK
     return table[protocol][0] * 1e-6
 

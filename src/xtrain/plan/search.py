@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from xtrain.plan.activations import RECOMPUTE
-from xtrain.plan.checks import require_whole
+from xtrain.plan.checks import require_one_of, require_whole
 from xtrain.plan.estimate import GIB, Assumptions, Estimate, Estimator
 from xtrain.plan.hardware import Accelerator
 from xtrain.plan.layout import SCHEDULE_NAMES, Layout
@@ -51,8 +51,7 @@ class SearchSpace:
         ):
             for value in getattr(self, name):
                 plain = value[0] if name == "schedules" else value
-                if plain not in known:
-                    raise ValueError(f"{name}: {plain!r} is not one of {known}")
+                require_one_of(name, plain, known)
         for name in ("micro_batch", "tensor", "pipeline", "context", "expert"):
             for size in getattr(self, name):
                 require_whole(name, size)

@@ -12,7 +12,7 @@ appendix A; Narayanan et al., 2021, equation 4 (training time).
 """
 
 from xtrain.plan.activations import RECOMPUTE
-from xtrain.plan.checks import require_positive
+from xtrain.plan.checks import require_one_of, require_positive
 from xtrain.plan.shapes import ModelShape
 
 SECONDS_PER_DAY = 86400
@@ -43,8 +43,7 @@ def hardware_flops(
             (their s/6h becomes s/3h, the whole attention once more), although what is
             computed again is one forward pass.
     """
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute={recompute!r} is not one of {RECOMPUTE}")
+    require_one_of("recompute", recompute, RECOMPUTE)
     tokens = sequence * batch
     total = model_flops(shape, sequence, batch, causal)
     if recompute == "full":
@@ -122,7 +121,6 @@ def training_days(
     for name, value in (("parameters", parameters), ("tokens", tokens),
                         ("gpus", gpus), ("achieved", achieved)):  # fmt: skip
         require_positive(name, value)
-    if recompute not in ("none", "full"):
-        raise ValueError(f"recompute={recompute!r} is not one of ('none', 'full')")
+    require_one_of("recompute", recompute, ("none", "full"))
     passes = 8 if recompute == "full" else 6
     return passes * tokens * parameters / (gpus * achieved) / SECONDS_PER_DAY

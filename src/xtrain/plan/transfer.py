@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from xtrain.plan.checks import require_one_of
 from xtrain.plan.cost import Cost, collective_cost
 from xtrain.plan.hardware import Accelerator
 from xtrain.plan.layout import Layout
@@ -62,8 +63,7 @@ def dtypes_of(dtypes: str | TransferDtypes) -> TransferDtypes:
     """The dtypes of that name; ValueError names those that are known."""
     if isinstance(dtypes, TransferDtypes):
         return dtypes
-    if dtypes not in DTYPES:
-        raise ValueError(f"dtypes={dtypes!r}: there are {sorted(DTYPES)}")
+    require_one_of("dtypes", dtypes, DTYPES)
     return DTYPES[dtypes]
 
 

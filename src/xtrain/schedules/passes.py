@@ -15,18 +15,16 @@ from dataclasses import replace
 
 from xtrain.schedules.action import REDUCE, Action, Schedule
 
-Message = tuple[bool, int, int]  # forward?, stage that computed it, micro-batch
-
 
 def with_messages(schedule: Schedule) -> Schedule:
     """The schedule with sends after, and receives before, what they belong to."""
-    sent: dict[tuple[int, int], deque[Message]] = {}
+    sent: dict[tuple[int, int], deque[Action]] = {}  # its receives, by sender, receiver
     for rank, actions in enumerate(schedule.actions):
         for action in actions:
             for part in action.parts:
-                if message := message_out(schedule, part):
-                    pair = rank, message_target(schedule, message)
-                    sent.setdefault(pair, deque()).append(message)
+                if send := message_of(schedule, part, "SEND"):
+                    pair = rank, message_peer(schedule, send)
+                    sent.setdefault(pair, deque()).append(receive_of(send))
     ordered = tuple(
         _with_messages(schedule, rank, sent) for rank in range(schedule.ranks)
     )
@@ -60,53 +58,49 @@ def forward_only(schedule: Schedule) -> Schedule:
     return replace(schedule, name=f"{schedule.name}, forward only", actions=forwards)
 
 
-def message_out(schedule: Schedule, action: Action) -> Message | None:
-    """What other ranks need of this action; None if nothing."""
+def message_of(schedule: Schedule, action: Action, way: str) -> Action | None:
+    """The send or the receive (`way`: "SEND", "RECV") of an action, if it needs one."""
     kind, stage, i, _ = action
-    forward = kind == "F"
-    next_stage = stage + 1 if forward else stage - 1
-    if kind not in ("F", "B", "BW") or not 0 <= next_stage < schedule.stages:
+    other = stage + (1 if (kind == "F") == (way == "SEND") else -1)
+    if kind not in ("F", "B", "BW") or not 0 <= other < schedule.stages:
         return None
-    if schedule.rank_of(next_stage, i) == schedule.rank_of(stage, i):
+    if schedule.rank_of(other, i) == schedule.rank_of(stage, i):
         return None
-    return forward, stage, i
+    return Action(f"{way}_{kind[0]}", stage, i)
 
 
-def message_target(schedule: Schedule, message: Message) -> int:
-    """The rank that needs a message."""
-    forward, stage, i = message
-    return schedule.rank_of(stage + 1 if forward else stage - 1, i)
+def other_stage(message: Action) -> int:
+    """The stage at the other end of a send or a receive."""
+    return message.stage + (1 if message.kind in ("SEND_F", "RECV_B") else -1)
 
 
-def _message_in(schedule: Schedule, action: Action) -> Message | None:
-    """What this action needs of another rank; None if nothing."""
-    kind, stage, i, _ = action
-    before = stage - 1 if kind == "F" else stage + 1
-    if kind not in ("F", "B", "BW") or not 0 <= before < schedule.stages:
-        return None
-    return message_out(schedule, Action("F" if kind == "F" else "B", before, i))
+def message_peer(schedule: Schedule, message: Action) -> int:
+    """The rank at the other end."""
+    return schedule.rank_of(other_stage(message), message.micro_batch)
+
+
+def receive_of(send: Action) -> Action:
+    """The receive that takes what this sends."""
+    return Action(f"RECV_{send.kind[-1]}", other_stage(send), send.micro_batch)
 
 
 def _with_messages(
-    schedule: Schedule, rank: int, sent: dict[tuple[int, int], deque[Message]]
+    schedule: Schedule, rank: int, sent: dict[tuple[int, int], deque[Action]]
 ) -> list[Action]:
-    got: set[Message] = set()
+    got: set[Action] = set()
     actions: list[Action] = []
     for action in schedule.actions[rank]:
         for part in action.parts:
-            needed = _message_in(schedule, part)
+            needed = message_of(schedule, part, "RECV")
             if needed is None:
                 continue
-            source = schedule.rank_of(needed[1], needed[2])
+            source = message_peer(schedule, needed)
             while needed not in got:
-                forward, stage, i = arrived = sent[source, rank].popleft()
+                arrived = sent[source, rank].popleft()
                 got.add(arrived)
-                kind = "RECV_F" if forward else "RECV_B"
-                actions.append(Action(kind, stage + 1 if forward else stage - 1, i))
+                actions.append(arrived)
         actions.append(action)
         for part in action.parts:
-            if message := message_out(schedule, part):
-                actions.append(
-                    Action("SEND_F" if message[0] else "SEND_B", *message[1:])
-                )
+            if send := message_of(schedule, part, "SEND"):
+                actions.append(send)
     return actions

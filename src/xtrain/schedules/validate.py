@@ -3,8 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from xtrain.schedules.action import Schedule
-from xtrain.schedules.passes import message_target, with_messages
+from xtrain.schedules.action import Action, Schedule
+from xtrain.schedules.passes import message_peer, receive_of, with_messages
 from xtrain.schedules.simulate import simulate
 
 SHOWN = 5
@@ -75,26 +75,22 @@ def _stuck_messages(schedule: Schedule) -> Iterator[str]:
     """
     ordered = with_messages(schedule)
     at = [0] * schedule.ranks
-    on_the_way: dict[tuple[int, int], deque[tuple[bool, int, int]]] = {}
+    on_the_way: dict[tuple[int, int], deque[Action]] = {}
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(ordered.actions):
             while at[rank] < len(actions):
-                kind, stage, i, _ = action = actions[at[rank]]
-                if kind.startswith("SEND"):
-                    message = (kind == "SEND_F", stage, i)
-                    pair = rank, message_target(schedule, message)
-                    on_the_way.setdefault(pair, deque()).append(message)
-                elif kind.startswith("RECV"):
-                    forward = kind == "RECV_F"
-                    needed = forward, stage - 1 if forward else stage + 1, i
-                    source = schedule.rank_of(needed[1], i)
-                    queue = on_the_way.get((source, rank))
+                action = actions[at[rank]]
+                if action.kind.startswith("SEND"):
+                    pair = rank, message_peer(schedule, action)
+                    on_the_way.setdefault(pair, deque()).append(receive_of(action))
+                elif action.kind.startswith("RECV"):
+                    queue = on_the_way.get((message_peer(schedule, action), rank))
                     if not queue:
                         break
-                    if (arrived := queue.popleft()) != needed:
-                        yield f"rank {rank} at {action} gets {arrived} instead"
+                    if (arrived := queue.popleft()) != action:
+                        yield f"rank {rank} at {action} gets that of {arrived} instead"
                         return
                 at[rank] += 1
                 moved = True

@@ -13,9 +13,9 @@
 A step waits only if its transfer takes longer than its matmul. Backward is made of the
 same two: the column's dX is a row, the row's dX a column, and dW is a sum over the
 pieces that arrive. Each all-gather and each reduce-scatter sends (N-1)/N of the whole,
-as one call would, and a rank holds two pieces instead of the whole x. The price: N
-matmuls of S / N tokens instead of one, inefficient for small sizes, and a rounding of
-16-bit sums on every rank, as in any ring.
+as one call would, and a rank never holds the whole x. The price: N matmuls of S / N
+tokens instead of one, inefficient for small sizes, and a rounding of 16-bit sums on
+every rank, as in any ring.
 
 Source: Wang et al., Overlap Communication with Dependent Computation via Decomposition
 in Large Deep Learning Models, 2023.

@@ -1,4 +1,4 @@
-"""Files that ranks share with their parent and that nobody has to delete.
+"""Files that ranks share with their parent and that need no deletion.
 
 On Linux the file lives in memory without a name (memfd) and other processes reach
 it as /proc/PID/fd/N, so it disappears with the last process, also after kill -9.

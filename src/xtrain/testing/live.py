@@ -6,7 +6,7 @@
         model(x).backward()
     live.most
 
-A storage is counted from the operation that makes it until nobody refers to it.
+A storage is counted from the operation that makes it until the last reference is gone.
 """
 
 import weakref

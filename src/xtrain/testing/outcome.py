@@ -1,7 +1,7 @@
 """A rank's answer to one job, in a form that fits through a pipe.
 
-An exception travels as itself when it survives pickling, else as a stand-in of its
-nearest importable type, always with its traceback as text.
+An exception is pickled as it is where that works, else as an instance of its nearest
+importable base class; its traceback goes along as text.
 """
 
 import pickle
@@ -57,7 +57,7 @@ def _dump_error(error: BaseException) -> bytes:
     except Exception:
         message = f"{type(error).__name__} (its message cannot be shown)"
     candidates: list[tuple[object, ...]] = [(error,)]
-    candidates += [(_stand_in, kind, message) for kind in type(error).__mro__[:-1]]
+    candidates += [(_rebuilt, kind, message) for kind in type(error).__mro__[:-1]]
     for candidate in candidates:
         try:
             data = pickle.dumps(candidate)
@@ -68,7 +68,7 @@ def _dump_error(error: BaseException) -> bytes:
     return b""
 
 
-def _stand_in(kind: type[BaseException], message: str) -> BaseException:
+def _rebuilt(kind: type[BaseException], message: str) -> BaseException:
     """An exception of `kind`, made without calling its own __init__."""
     error = kind.__new__(kind)
     error.args = (message,)

@@ -24,8 +24,7 @@ from xtrain.testing.backend_choice import (
     rank_environment,
     this_machine,
 )
-from xtrain.testing.world import World
-from xtrain.testing.worlds import Worlds
+from xtrain.testing.world import World, Worlds
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 _CHOICE = pytest.StashKey[Choice]()

@@ -106,7 +106,7 @@ class Pool:
         self._idle = False
         data = pickle.dumps((order, call))
         for rank in self._ranks:
-            with contextlib.suppress(OSError):  # a dead rank: collecting says so
+            with contextlib.suppress(OSError):  # a dead rank: collecting reports it
                 rank.jobs.send_bytes(data)
 
     def _collect(self, name: str, timeout: float | None) -> list[Outcome]:

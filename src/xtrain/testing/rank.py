@@ -77,14 +77,14 @@ def join(spec: RankSpec) -> None:
 
 
 def answer(call: transport.PackedCall, clean: Clean) -> Outcome:
-    """Make one call and say how it went, and what it ran."""
+    """Make one call; its outcome, with the watched symbols that ran."""
     with executed.watching_code(call.watched) as seen:
         outcome = make(call, clean)
     return replace(outcome, executed=tuple(seen.places))
 
 
 def make(call: transport.PackedCall, clean: Clean) -> Outcome:
-    """Make one call and say how it went."""
+    """Make one call; its outcome."""
     try:
         transport.ensure_module(call.module, call.file)
         fn, args = pickle.loads(call.pickled)

@@ -1,11 +1,11 @@
-"""Run a snippet the way its first line says, without starting Python again.
+"""Run a snippet as its first line asks, without starting Python again.
 
     # torchrun --nproc-per-node 4 snippets/lc1/ring.py    -> 4 processes
     # python snippets/lc1/mesh.py                         -> 1 process
 
 The processes are forked from this one, which has torch imported already: 0.2 s
-instead of torchrun's 4 s. They get torchrun's environment, meet at a store that
-this process serves (as torchrun's agent does), and run the file as __main__.
+instead of torchrun's 4 s. They get torchrun's environment, rendezvous through a
+store that this process serves (as torchrun's agent does), and run the file as __main__.
 """
 
 import atexit
@@ -101,7 +101,7 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
                 fork = sys.platform == "linux" and not torch.cuda.is_initialized()
                 ranks.append(RankProcess(name, script_main, spec, fork))
             # Only now: a thread serves the store, and a child that was forked while it
-            # held a lock, of the C library's say, would wait for that lock forever.
+            # held a lock (the C library's, for example) would wait for it forever.
             store = _serve_store(listener)
             ending = collect(ranks, timeout)
             del store
@@ -147,7 +147,7 @@ def script_main(spec: ScriptSpec, jobs: Connection) -> None:
 
 
 def _serve_store(listener: socket.socket) -> dist.TCPStore:
-    """The store that ranks meet in, on a port that is listened on already."""
+    """The rendezvous store, on a port that is listened on already."""
     return dist.TCPStore(
         "127.0.0.1",
         listener.getsockname()[1],

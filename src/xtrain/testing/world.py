@@ -1,4 +1,4 @@
-"""World: a group of ranks on this machine that stays alive between runs."""
+"""World: a group of ranks on this machine that stays alive between runs; and Worlds."""
 
 import os
 import pickle
@@ -11,6 +11,8 @@ from xtrain.testing.pool import Pool
 from xtrain.testing.transport import dump_call
 
 SECONDS = 30.0  # for a run, where every rank has a core
+# Sizes 1, 2, 3, 4 and 8 together; an idle forked rank keeps 10 MB of its own.
+MAX_RANKS = 18
 
 
 class World:
@@ -86,3 +88,33 @@ class World:
 
     def __repr__(self) -> str:
         return f"World({self.size}, {self.backend!r}, {self.device!r})"
+
+
+class Worlds:
+    """One World per size, the least recently used ones closed above `max_ranks`.
+
+    A World that was closed starts again at its next run, so a test may hold several.
+    """
+
+    def __init__(self, backend: str, device: str, max_ranks: int = MAX_RANKS) -> None:
+        self.backend = backend
+        self.device = device
+        self.max_ranks = max_ranks
+        self._worlds: dict[int, World] = {}
+
+    def get(self, size: int) -> World:
+        """The World of this size."""
+        world = self._worlds.pop(size, None) or World(size, self.backend, self.device)
+        others = sum(self._worlds)
+        while self._worlds and others + size > self.max_ranks:
+            oldest = next(iter(self._worlds))
+            self._worlds.pop(oldest).close()
+            others -= oldest
+        self._worlds[size] = world  # a dict keeps the order of use
+        return world
+
+    def close(self) -> None:
+        """End all ranks."""
+        for world in self._worlds.values():
+            world.close()
+        self._worlds.clear()

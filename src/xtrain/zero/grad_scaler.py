@@ -13,7 +13,7 @@ next to the shards of each dtype and device there is an empty parameter whose em
 gradient speaks for them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.backward import weakly
 from xtrain.comm.checks import message_device
+from xtrain.zero.buckets import ShardedBucket
 
 Kind = tuple[torch.dtype, torch.device]
 UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
@@ -54,16 +56,23 @@ class Markers:
     """Of each dtype and device of the shards an empty parameter; see above.
 
     Args:
-        unscale: called with dtype and device, `found_inf` and `inverse_scale`.
+        buckets: the masters of these are unscaled, also of those added later.
+        reduce: has the gradients of all masters reduced.
     """
 
-    def __init__(self, unscale: Callable[[Kind, Tensor, Tensor], None]):
-        self._unscale = unscale
+    def __init__(
+        self,
+        buckets: list[ShardedBucket],
+        reduce: Callable[[], None],
+        group: ProcessGroup | None,
+    ):
+        self._buckets, self._reduce, self._group = buckets, reduce, group
         self._parameters: dict[Kind, nn.Parameter] = {}
 
-    def add(self, kinds: Iterable[Kind]) -> list[nn.Parameter]:
+    def add(self) -> list[nn.Parameter]:
         """One for each kind that has none yet; returns the new ones."""
-        new = [kind for kind in dict.fromkeys(kinds) if kind not in self._parameters]
+        kinds = dict.fromkeys(bucket.kind for bucket in self._buckets)
+        new = [kind for kind in kinds if kind not in self._parameters]
         for dtype, device in new:
             empty = torch.empty(0, dtype=dtype, device=device)
             self._parameters[dtype, device] = nn.Parameter(empty)
@@ -73,8 +82,18 @@ class Markers:
         """Give each its gradient."""
         for kind, parameter in self._parameters.items():
             gradient = torch.empty_like(parameter).as_subclass(MarkerGradient)
-            gradient.unscale = partial(self._unscale, kind)
+            gradient.unscale = partial(weakly(self._unscale), kind)
             parameter.grad = gradient
+
+    @torch.no_grad()
+    def _unscale(self, kind: Kind, found_inf: Tensor, inverse_scale: Tensor) -> None:
+        """GradScaler's operator on shards: `found_inf` is 1 if any rank's have one."""
+        self._reduce()
+        masters = [b.master for b in self._buckets if b.kind == kind]
+        gradients = [m.grad for m in masters if m.grad is not None]
+        if gradients:
+            UNSCALE(gradients, found_inf, inverse_scale)
+        ask_all_ranks(found_inf, self._group)
 
     def clear(self) -> None:
         for parameter in self._parameters.values():
@@ -112,19 +131,6 @@ def shard_gradient(gradient: Tensor, group: ProcessGroup | None) -> Tensor:
     shard = gradient.as_subclass(ShardGradient)
     shard.process_group = group
     return shard
-
-
-@torch.no_grad()
-def unscale_on_all_ranks(
-    gradients: list[Tensor],
-    found_inf: Tensor,
-    inverse_scale: Tensor,
-    group: ProcessGroup | None,
-) -> None:
-    """GradScaler's operator on shards: `found_inf` is 1 if any rank's have one."""
-    if gradients:
-        UNSCALE(gradients, found_inf, inverse_scale)
-    ask_all_ranks(found_inf, group)
 
 
 def ask_all_ranks(found_inf: Tensor, group: ProcessGroup | None) -> None:

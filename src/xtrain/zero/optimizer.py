@@ -22,6 +22,7 @@ Models, 2020.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from xtrain.comm.backward import weakly
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.wrapper_rules import check_counted, check_not_slices, claim
@@ -42,7 +42,7 @@ from xtrain.zero.buckets import (
     make_sharded_buckets,
 )
 from xtrain.zero.clip import clip_sharded_grad_norm_
-from xtrain.zero.grad_scaler import Markers, unscale_on_all_ranks
+from xtrain.zero.grad_scaler import Markers
 from xtrain.zero.optimizer_checkpoint import clip_of_module, load_buckets, save_buckets
 from xtrain.zero.optimizer_checks import check_state, checked_group, checked_groups
 from xtrain.zero.stage1 import ReduceAtStep
@@ -123,16 +123,14 @@ class ZeroOptimizer(Optimizer):
             fp32_gradients=fp32_gradients,
         )
         made = [self._make_buckets(group) for group in groups]
-        self.buckets: list[ShardedBucket] = [
-            bucket for buckets in made for bucket in buckets
-        ]
+        self.buckets: list[ShardedBucket] = list(chain.from_iterable(made))
         device = self.buckets[0].flat.device
         self._collectives = collectives or default_collectives(over.group, device)
         reduction = ReduceAtStep if stage == 1 else ReduceInBackward
         self._reduction = reduction(
             over.group, self._collectives, over.reduction == "average"
         )
-        self._markers = Markers(weakly(self._unscale))
+        self._markers = Markers(self.buckets, self.reduce_gradients, over.group)
         shard_groups = [of_shards(*pair) for pair in zip(groups, made, strict=True)]
         self.optimizer = optimizer_class(shard_groups, **defaults)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
@@ -167,21 +165,8 @@ class ZeroOptimizer(Optimizer):
         """One list of groups and one state for both, and the markers in the first."""
         inner = self.optimizer
         self.param_groups, self.state = inner.param_groups, inner.state
-        new = self._markers.add(bucket.kind for bucket in self.buckets)
-        self.param_groups[0]["params"] += new
+        self.param_groups[0]["params"] += self._markers.add()
         self._markers.set()
-
-    def _unscale(
-        self,
-        kind: tuple[torch.dtype, torch.device],
-        found_inf: Tensor,
-        inverse_scale: Tensor,
-    ) -> None:
-        """What GradScaler does to the gradients of one kind, for all ranks together."""
-        self.reduce_gradients()
-        masters = [b.master for b in self.buckets if b.kind == kind]
-        gradients = [m.grad for m in masters if m.grad is not None]
-        unscale_on_all_ranks(gradients, found_inf, inverse_scale, self.process_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -15,7 +15,7 @@ ZERO, FSDP = ("zero1", "zero2"), ("fsdp", "fsdp_kept")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What comes of a case: "works", "refused", "wrong" or "untried", and why.
+    """What comes of a case: "works", "refused", "wrong", or "untried", and why.
 
     `because` is the declared case that decides it.
     """
@@ -66,14 +66,10 @@ BESIDE_STAGES = {
 }  # fmt: skip
 """What a pipeline is tried with: what does not ask for another loop."""
 
-UNTRIED: dict[Case, str] = {}
-"""What is known to end badly, so no test runs it."""
-
 
 def verdict(case: Case) -> Verdict:
     """What is declared of a case; "works" unless something in it is."""
-    declared = {"refused": REFUSED, "wrong": WRONG, "untried": UNTRIED}
-    for kind, entries in declared.items():
+    for kind, entries in (("refused", REFUSED), ("wrong", WRONG)):
         for bad, reason in entries.items():
             if set(bad) <= set(case):
                 return Verdict(kind, reason, bad)
@@ -89,13 +85,8 @@ def cases(wrapper: str, feature: str) -> list[Case]:
 
 def is_tried(case: Case) -> bool:
     """Something that can be combined, and nothing less is declared already."""
-    verdict_of = verdict(case)
     names = case[1:]
-    return (
-        (len(names) == 1 or is_pair(*names))
-        and verdict_of.kind != "untried"
-        and verdict_of.because in ((), case)
-    )
+    return (len(names) == 1 or is_pair(*names)) and verdict(case).because in ((), case)
 
 
 def is_pair(one: str, other: str) -> bool:

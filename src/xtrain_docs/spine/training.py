@@ -22,15 +22,9 @@ from torch.optim import Optimizer
 from xtrain.model import XtrainConfig, XtrainModel
 
 CONFIG = XtrainConfig(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=4,
-    initializer_range=0.2,
-)
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=4,
+    num_attention_heads=8, num_key_value_heads=4, head_dim=4, initializer_range=0.2,
+)  # fmt: skip
 STEPS, SEQUENCE = 20, 16
 ROWS = (8, 8, 8, 3)
 ADAMW = {"lr": 0.02, "weight_decay": 0.1}

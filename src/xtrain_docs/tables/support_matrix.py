@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from xtrain_docs.matrix.cases import (
     REFUSED,
-    UNTRIED,
     WRONG,
     Case,
     Verdict,
@@ -97,10 +96,10 @@ def by_wrapper(names: Iterable[str]) -> Table:
 def support_reasons() -> Table:
     """Every case that does not work, and why."""
     same: dict[tuple[str, str, str], list[str]] = {}
-    for case, reason in (*REFUSED.items(), *WRONG.items(), *UNTRIED.items()):
+    for case, reason in (*REFUSED.items(), *WRONG.items()):
         wrapper, *names = case
         what = ", ".join(FEATURES[name].title for name in names)
-        kind = "untried" if case in UNTRIED else found(case).kind
+        kind = found(case).kind
         said = f"`{reason}`" if case in REFUSED else reason
         same.setdefault((what, kind, said), []).append(SHORT[wrapper])
     rows = [

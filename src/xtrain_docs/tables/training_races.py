@@ -9,7 +9,7 @@ from .races import names_in, results
 
 if TYPE_CHECKING:
     from xtrain.bench.race_record import ContestantResult
-    from xtrain.bench.training import Shape
+    from xtrain.bench.training_trials import Shape
 
 SHAPES = ("compute", "send", "small")
 """Ends of the races' names, and their order in tables, unless a page names others."""
@@ -41,7 +41,7 @@ def steps_of(steps: str) -> list[str]:
 @REGISTRY
 def training_steps() -> Table:
     """The three steps that are raced: model and batch of each rank."""
-    from xtrain.bench.training import COMPUTE, SEND, SIZES, SMALL
+    from xtrain.bench.training_trials import COMPUTE, SEND, SIZES, SMALL
 
     names = {COMPUTE: "compute", SEND: "send", SMALL: "small"}
     return steps_table([(names[shape], shape, size) for shape, size in SIZES.items()])
@@ -49,7 +49,7 @@ def training_steps() -> Table:
 
 def steps_table(steps: "list[tuple[str, Shape, int]]") -> Table:
     """Names, shapes and sizes of steps, with the model that each makes."""
-    from xtrain.bench.training import config_for
+    from xtrain.bench.training_trials import config_for
 
     rows = []
     for name, shape, size in steps:

@@ -7,7 +7,7 @@ from xtrain.copying import whiteboard
 from xtrain.copying.forms import forms, header, lines_of_code
 
 from .. import authored, config
-from ..embed import data_url
+from ..downloads import data_url
 from . import REGISTRY, Table
 
 OVERVIEW = "whiteboard.md"

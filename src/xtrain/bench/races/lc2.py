@@ -1,7 +1,7 @@
 """Lecture 2: our DistributedDataParallel against torch's.
 
-The three training steps of `xtrain.bench.training`, of a small Llama-like model. All
-sides use torch's fused AdamW and buckets of 25 MiB after a first one of 1 MiB, and
+The three training steps of `xtrain.bench.training_trials`, of a small Llama-like model.
+All sides use torch's fused AdamW and buckets of 25 MiB after a first one of 1 MiB, and
 their losses must agree.
 """
 
@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from xtrain.bench.race import Case, Contestant, Race
-from xtrain.bench.training import (
+from xtrain.bench.training_trials import (
     COMPUTE,
     SEND,
     SMALL,

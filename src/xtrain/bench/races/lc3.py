@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import AdamW
 
 from xtrain.bench.race import Case, Contestant, Race
-from xtrain.bench.training import (
+from xtrain.bench.training_trials import (
     COMPUTE,
     OPTIONS,
     SEND,

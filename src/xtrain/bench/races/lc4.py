@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import AdamW, Optimizer
 
 from xtrain.bench.race import Case, Contestant, Goal, Race
-from xtrain.bench.training import (
+from xtrain.bench.training_trials import (
     CHECKED,
     HEADS,
     OPTIONS,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 
-from xtrain.bench.pipelines import (
+from xtrain.bench.pipeline_trials import (
     Model,
     in_one_process,
     our_step,
@@ -30,7 +30,7 @@ from xtrain.bench.pipelines import (
 )
 from xtrain.bench.race import Case, Contestant, Goal, Race, Trial
 from xtrain.bench.sleeping import SleepingLayer
-from xtrain.bench.training import (
+from xtrain.bench.training_trials import (
     CHECKED,
     HEADS,
     OPTIONS,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
 
-from xtrain.bench.attention import (
+from xtrain.bench.attention_trials import (
     TOLERANCE,
     Attend,
     cut_trial,

@@ -14,7 +14,7 @@ on any machine.
 
 from functools import partial
 
-from xtrain.bench.experts import (
+from xtrain.bench.expert_trials import (
     MOE_TOLERANCE,
     Layer,
     Sizes,

@@ -35,7 +35,7 @@ def children(rank: int, size: int) -> int:
 
 
 def check_all_to_all_single(form: Any, rank: int, size: int) -> None:
-    """Every rank gets its piece from every other, whatever the sizes."""
+    """Every rank gets its piece from every other, of any size."""
     table = [[2, 0, 1, 5], [3, 2, 0, 0], [0, 0, 0, 1], [4, 1, 0, 0]]  # [from][to]
     rows = [[table[r % 4][c % 4] for c in range(size)] for r in range(size)]
     inputs = [randn(sum(rows[r]), 100, seed=r) for r in range(size)]
@@ -58,7 +58,7 @@ def check_all_to_all_single(form: Any, rank: int, size: int) -> None:
 
 
 def check_broadcast(form: Any, rank: int, size: int) -> None:
-    """Every rank gets the root's tensor, whoever is the root."""
+    """Every rank gets the root's tensor, for every root."""
     for src in reversed(range(size)):
         tensor = randn(960, seed=rank)
         with Sent() as sent:
@@ -79,7 +79,7 @@ def check_exchange(form: Any, rank: int, size: int) -> None:
 
 
 def check_gather(form: Any, rank: int, size: int) -> None:
-    """The root gets every rank's tensor, whoever it is."""
+    """Every root gets every rank's tensor."""
     inputs = [randn(960, seed=r) for r in range(size)]
     everyone = torch.stack(inputs)
     for dst in reversed(range(size)):
@@ -120,7 +120,7 @@ def check_parameter_server_all_reduce(form: Any, rank: int, size: int) -> None:
 
 
 def check_reduce(form: Any, rank: int, size: int) -> None:
-    """The root gets the sum, whoever it is; the others keep what they have."""
+    """Every root gets the sum; the other ranks keep what they have."""
     inputs = [randn(960, seed=r) for r in range(size)]
     total = torch.stack(inputs).sum(0)
     for dst in reversed(range(size)):
@@ -161,7 +161,7 @@ def check_ring_reduce_scatter(form: Any, rank: int, size: int) -> None:
 
 
 def check_scatter(form: Any, rank: int, size: int) -> None:
-    """Every rank gets its entry of the root's list, whoever is the root."""
+    """Every rank gets its entry of the root's list, for every root."""
     for src in reversed(range(size)):
         inputs = [randn(960, seed=10 * src + r) for r in range(size)]
         tensor = torch.zeros(960)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from xtrain.copying.self_checks.harness import GROUP, Sent, gradient, randn, same, sends
 
@@ -16,52 +17,69 @@ SIZES = {
 """World sizes of checks that are not for any."""
 
 
-def check_all_gather_attention(form: Any, rank: int, size: int) -> None:
-    """Runs of a sequence of 24: output, dq, dk and dv of one process."""
-    whole = [randn(2, h, 24, 8, seed=h) for h in (4, 2, 2)]
-    q, k, v = (x.requires_grad_() for x in whole)
-    grad = randn(2, 4, 24, 8, seed=9)
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp in one process; some query heads share a key head."""
+    keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    out = F.scaled_dot_product_attention(q, keys, values, is_causal=causal)
+    scores = q @ keys.mT / q.shape[-1] ** 0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(later, -torch.inf) if causal else scores
+    return out, scores.logsumexp(-1)
+
+
+def held_tokens(rank: int, size: int) -> dict[str, Tensor]:
+    """Which of 24 tokens a rank has, by balance."""
+    run, pieces = torch.arange(24).chunk(size)[rank], torch.arange(24).chunk(2 * size)
+    zigzag = torch.cat([pieces[rank], pieces[2 * size - 1 - rank]])
+    return {"none": run, "zigzag": zigzag}
+
+
+def check_runs(
+    form: Any, heads: int, rank: int, size: int
+) -> tuple[Sent, list[Tensor]]:
+    """Runs of a sequence of 24: output, dq, dk and dv of one process.
+
+    What the last call sent, and this rank's q, k and v.
+    """
+    whole = [randn(2, h, 24, 8, seed=n) for n, h in enumerate((heads, 2, 2))]
+    grad = randn(2, heads, 24, 8, seed=9)
     for causal in (True, False):
-        q.grad = k.grad = v.grad = None
-        keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, keys, values, is_causal=causal)
+        qkv = [x.detach().requires_grad_() for x in whole]
+        out, _ = attention(qkv[0], qkv[1], qkv[2], causal)
         out.backward(grad)
-        mine = [x.detach().chunk(size, 2)[rank].requires_grad_() for x in (q, k, v)]
+        mine = [x.chunk(size, 2)[rank].clone().requires_grad_() for x in whole]
         with Sent() as sent:
-            found = form(mine[0], mine[1], mine[2], causal)
+            found = form(*mine, causal)
             found.backward(grad.chunk(size, 2)[rank])
         same(f"attention, causal={causal}", found, out.chunk(size, 2)[rank])
-        for what, x, full in zip("qkv", mine, (q, k, v), strict=True):
+        for what, x, full in zip("qkv", mine, qkv, strict=True):
             part = gradient(full).chunk(size, 2)[rank]
             same(f"d{what}, causal={causal}", gradient(x), part)
-    nbytes = 2 * (k.nbytes + v.nbytes)
-    sends(
-        sent,
-        "(N-1)/N of all K and V forward, and of dK and dV",
-        (size - 1) / size * nbytes,
-    )
+    return sent, mine
+
+
+def check_all_gather_attention(form: Any, rank: int, size: int) -> None:
+    """Four heads, runs of a sequence of 24: output, dq, dk and dv of one process."""
+    sent, (_, k, v) = check_runs(form, 4, rank, size)
+    words = "(N-1)/N of all K and V forward, and of dK and dV"
+    sends(sent, words, 2 * (size - 1) * (k.nbytes + v.nbytes))
 
 
 def check_flash_attention_backward(form: Any, rank: int, size: int) -> None:
     """Three tiles of queries and of keys, with 4 query heads to 2 key heads."""
     length = 2 * 128 + 7  # three tiles of a form
-    q = randn(1, 4, length, 8, seed=rank).requires_grad_()
-    k, v = (randn(1, 2, length, 8, seed=s) for s in (8, 9))
-    k, v = k.requires_grad_(), v.requires_grad_()
+    shapes = zip((4, 2, 2), (rank, 8, 9), strict=True)
+    whole = [randn(1, heads, length, 8, seed=seed) for heads, seed in shapes]
     grad = randn(1, 4, length, 8, seed=7)
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
     with Sent() as sent:
         for causal, name in ((True, "causal"), (False, "not causal")):
-            scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
-            scores = scores.masked_fill(later, -torch.inf) if causal else scores
-            lse = scores.logsumexp(-1)
-            out = scores.softmax(-1) @ v.repeat_interleave(2, 1)
-            q.grad = k.grad = v.grad = None
+            q, k, v = (x.detach().requires_grad_() for x in whole)
+            out, lse = attention(q, k, v, causal)
             out.backward(grad)
             with torch.no_grad():
                 found = form(grad, q, k, v, out, lse, causal)
-            for what, x, whole in zip("qkv", found, (q, k, v), strict=True):
-                same(f"d{what}, {name}", x, gradient(whole))
+            for what, x, full in zip("qkv", found, (q, k, v), strict=True):
+                same(f"d{what}, {name}", x, gradient(full))
     sends(sent, "nothing", 0)
 
 
@@ -70,16 +88,12 @@ def check_flash_attention_forward(form: Any, rank: int, size: int) -> None:
     length = 2 * 128 + 7  # three tiles of a form
     q = randn(1, 4, length, 8, seed=rank)
     k, v = (randn(1, 2, length, 8, seed=s) for s in (8, 9))
-    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
     with Sent() as sent:
         for causal, name in ((True, "causal"), (False, "not causal")):
-            out, lse = form(q, k, v, causal)
-            expected = F.scaled_dot_product_attention(q, keys, values, is_causal=causal)
-            same(f"attention, {name}", out, expected)
-            scores = q @ keys.mT / 8**0.5
-            scores = scores.masked_fill(later, -torch.inf) if causal else scores
-            same("its log-sum-exp", lse, scores.logsumexp(-1))
+            found = form(q, k, v, causal)
+            out, lse = attention(q, k, v, causal)
+            same(f"attention, {name}", found[0], out)
+            same("its log-sum-exp", found[1], lse)
     sends(sent, "nothing", 0)
 
 
@@ -102,58 +116,40 @@ def check_online_softmax(form: Any, rank: int, size: int) -> None:
 
 def check_ring_attention_backward(form: Any, rank: int, size: int) -> None:
     """A sequence of 24: dq, dk and dv of one process, each on its rank."""
-    q = randn(2, 4, 24, 8, seed=1).requires_grad_()
-    k, v = (randn(2, 2, 24, 8, seed=s) for s in (2, 3))
-    k, v = k.requires_grad_(), v.requires_grad_()
+    shapes = zip((4, 2, 2), (1, 2, 3), strict=True)
+    whole = [randn(2, heads, 24, 8, seed=seed) for heads, seed in shapes]
     grad = randn(2, 4, 24, 8, seed=4)
-    later = torch.ones(24, 24, dtype=torch.bool).triu(1)
-    run, pieces = torch.arange(24).chunk(size)[rank], torch.arange(24).chunk(2 * size)
-    zigzag = torch.cat([pieces[rank], pieces[2 * size - 1 - rank]])
     for causal in (True, False):
-        scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
-        scores = scores.masked_fill(later, -torch.inf) if causal else scores
-        lse = scores.logsumexp(-1)
-        out = scores.softmax(-1) @ v.repeat_interleave(2, 1)
-        q.grad = k.grad = v.grad = None
+        full = [x.detach().requires_grad_() for x in whole]
+        out, lse = attention(full[0], full[1], full[2], causal)
         out.backward(grad)
-        for balance, here in (("none", run), ("zigzag", zigzag)):
-            dO, *qkv, o, log = (
-                x.detach()[:, :, here] for x in (grad, q, k, v, out, lse)
+        for balance, here in held_tokens(rank, size).items():
+            dO, q, k, v, o, log = (
+                x.detach()[:, :, here] for x in (grad, *full, out, lse)
             )
             with Sent() as sent:
-                found = form(dO, qkv[0], qkv[1], qkv[2], o, log, causal, balance)
-            for what, x, whole in zip("qkv", found, (q, k, v), strict=True):
+                found = form(dO, q, k, v, o, log, causal, balance)
+            for what, x, leaf in zip("qkv", found, full, strict=True):
                 name = f"d{what}, causal={causal}, balance={balance}"
-                same(name, x, gradient(whole)[:, :, here])
-    nbytes = 2 * qkv[1].nbytes
-    sends(
-        sent,
-        "N-1 times K and V, and N times dK and dV",
-        (2 * size - 1) * nbytes * (size > 1),
-    )
+                same(name, x, gradient(leaf)[:, :, here])
+    nbytes = (2 * size - 1) * 2 * k.nbytes * (size > 1)
+    sends(sent, "N-1 times K and V, and N times dK and dV", nbytes)
 
 
 def check_ring_attention_forward(form: Any, rank: int, size: int) -> None:
     """A sequence of 24: what one process gets, causal or not, zigzag or not."""
     q = randn(2, 4, 24, 8, seed=1)
     k, v = (randn(2, 2, 24, 8, seed=s) for s in (2, 3))
-    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
-    later = torch.ones(24, 24, dtype=torch.bool).triu(1)
-    run, pieces = torch.arange(24).chunk(size)[rank], torch.arange(24).chunk(2 * size)
-    zigzag = torch.cat([pieces[rank], pieces[2 * size - 1 - rank]])
     for causal in (True, False):
-        whole = F.scaled_dot_product_attention(q, keys, values, is_causal=causal)
-        scores = q @ keys.mT / 8**0.5
-        scores = scores.masked_fill(later, -torch.inf) if causal else scores
-        for balance, here in (("none", run), ("zigzag", zigzag)):
-            a, b, c = (x[:, :, here] for x in (q, k, v))
+        whole, log = attention(q, k, v, causal)
+        for balance, here in held_tokens(rank, size).items():
+            mine = [x[:, :, here] for x in (q, k, v)]
             with Sent() as sent:
-                out, lse = form(a, b, c, causal, balance)
+                out, lse = form(*mine, causal, balance)
             name = f"causal={causal}, balance={balance}"
             same(f"attention, {name}", out, whole[:, :, here])
-            same("its log-sum-exp", lse, scores.logsumexp(-1)[:, :, here])
-    nbytes = 2 * b.nbytes
-    sends(sent, "N-1 times K and V", (size - 1) * nbytes)
+            same("its log-sum-exp", lse, log[:, :, here])
+    sends(sent, "N-1 times K and V", (size - 1) * 2 * mine[1].nbytes)
 
 
 def check_shard_sequence(form: Any, rank: int, size: int) -> None:
@@ -182,26 +178,7 @@ def check_shard_sequence(form: Any, rank: int, size: int) -> None:
 
 def check_ulysses_attention(form: Any, rank: int, size: int) -> None:
     """Eight heads, runs of a sequence of 24: output, dq, dk and dv of one process."""
-    whole = [randn(2, h, 24, 8, seed=h) for h in (8, 2, 2)]
-    q, k, v = (x.requires_grad_() for x in whole)
-    grad = randn(2, 8, 24, 8, seed=9)
-    for causal in (True, False):
-        q.grad = k.grad = v.grad = None
-        keys, values = (x.repeat_interleave(4, 1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, keys, values, is_causal=causal)
-        out.backward(grad)
-        mine = [x.detach().chunk(size, 2)[rank].requires_grad_() for x in (q, k, v)]
-        with Sent() as sent:
-            found = form(mine[0], mine[1], mine[2], causal)
-            found.backward(grad.chunk(size, 2)[rank])
-        same(f"attention, causal={causal}", found, out.chunk(size, 2)[rank])
-        for what, x, full in zip("qkv", mine, (q, k, v), strict=True):
-            part = gradient(full).chunk(size, 2)[rank]
-            same(f"d{what}, causal={causal}", gradient(x), part)
-    nbytes = sum(x.nbytes for x in (mine[0], found))
-    nbytes = 2 * (nbytes + max(1, size // 2) * (mine[1].nbytes + mine[2].nbytes))
-    sends(
-        sent,
-        "(N-1)/N of q, k, v and the output forward, and of their gradients",
-        (size - 1) / size * nbytes,
-    )
+    sent, (q, k, v) = check_runs(form, 8, rank, size)
+    nbytes = 2 * q.nbytes + max(1, size // 2) * (k.nbytes + v.nbytes)
+    words = "(N-1)/N of q, k, v and the output forward, and of their gradients"
+    sends(sent, words, (size - 1) / size * 2 * nbytes)

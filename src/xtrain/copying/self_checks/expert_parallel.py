@@ -19,8 +19,21 @@ SIZES = {
 """World sizes of checks that are not for any."""
 
 
+def masked(scores: Tensor, top_k: int) -> Tensor:
+    """Gates of every expert: zero but for the best ones, which add up to one."""
+    kept = scores * torch.zeros_like(scores).scatter(1, scores.topk(top_k)[1], 1)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def of_every_expert(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """The output of every expert for every token, [tokens, experts, hidden]."""
+    inner = F.silu(torch.einsum("th,efh->tef", x, gate))
+    inner = inner * torch.einsum("th,efh->tef", x, up)
+    return torch.einsum("tef,ehf->teh", inner, down)
+
+
 def check_combine(form: Any, rank: int, size: int) -> None:
-    """Rows that two ranks swap come home, and each token gets its weighted sum."""
+    """Rows that two ranks swap come back, and each token gets its weighted sum."""
     # Rank r has expert r. Its token t went to experts r and r + t + 1: one on its own.
     gates = randn(3, 2, seed=rank)
     everyone = [randn(3, 6, seed=9 + r) for r in range(size)]
@@ -76,20 +89,12 @@ def check_gshard_moe(form: Any, rank: int, size: int) -> None:
     grad = randn(sum(tokens), 6, seed=5)
 
     scores = (x @ router.T).softmax(-1)  # every expert for every token, and gates of 0
-    experts = scores.topk(2)[1]
-    kept = scores * torch.zeros_like(scores).scatter(1, experts, 1)
-    gates = kept / kept.sum(-1, keepdim=True)
-    inner = F.silu(torch.einsum("th,efh->tef", x, whole["gate_proj"]))
-    inner = inner * torch.einsum("th,efh->tef", x, whole["up_proj"])
-    y = torch.einsum("te,tef,ehf->th", gates, inner, whole["down_proj"])
+    experts, gates = scores.topk(2)[1], masked(scores, 2)
+    y = torch.einsum("te,teh->th", gates, of_every_expert(x, *whole.values()))
     y.backward(grad)
 
-    layer = form(
-        SimpleNamespace(
-            router=SimpleNamespace(weight=router, top_k=2),
-            experts=SimpleNamespace(**whole),
-        )
-    )
+    routing = SimpleNamespace(weight=router, top_k=2)
+    layer = form(SimpleNamespace(router=routing, experts=SimpleNamespace(**whole)))
     mine = x.detach().split(tokens)[rank].requires_grad_()
     with Sent() as sent:
         out = layer(mine)
@@ -114,7 +119,7 @@ def check_gshard_moe(form: Any, rank: int, size: int) -> None:
     )
 
 
-def joined(part: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
+def joined(part: Tensor, tokens: list[int], rank: int) -> Tensor:
     """The tokens of all ranks; one of them has none."""
     first, whole = sum(tokens[:rank]), part.new_zeros(sum(tokens), 6)
     whole[first : first + len(part)] = part.detach()
@@ -131,12 +136,9 @@ def check_moe_backward(form: Any, rank: int, size: int) -> None:
         leaves = [randn(*s, seed=rank + i) / 2 for i, s in enumerate(shapes)]
         x, router, gate, up, down = (leaf.requires_grad_() for leaf in leaves)
         scores = (x @ router.T).softmax(-1)
-        experts = scores.topk(top_k)[1]
-        kept = scores * torch.zeros_like(scores).scatter(1, experts, 1)
-        gates = kept / kept.sum(-1, keepdim=True)
-        inner = F.silu(torch.einsum("th,efh->tef", x, gate))
-        inner = inner * torch.einsum("th,efh->tef", x, up)
-        torch.einsum("te,tef,ehf->th", gates, inner, down).backward(grad)
+        experts, gates = scores.topk(top_k)[1], masked(scores, top_k)
+        y = torch.einsum("te,teh->th", gates, of_every_expert(x, gate, up, down))
+        y.backward(grad)
         saved = (*leaves, scores, experts, gates.gather(1, experts))
         with Sent() as sent:
             found = form(grad, tuple(t.detach() for t in saved))
@@ -153,9 +155,7 @@ def check_moe_forward(form: Any, rank: int, size: int) -> None:
     gate, up = (randn(8, 5, 6, seed=s) for s in (12, 13))
     down = randn(8, 6, 5, seed=14)
     probabilities = (x @ router.T).softmax(-1)
-    inner = F.silu(torch.einsum("th,efh->tef", x, gate))
-    inner = inner * torch.einsum("th,efh->tef", x, up)
-    everyone = torch.einsum("tef,ehf->teh", inner, down)
+    everyone = of_every_expert(x, gate, up, down)
     for top_k in (1, 2, 8):
         with Sent() as sent:
             y, _ = form(x, router, gate, up, down, top_k)

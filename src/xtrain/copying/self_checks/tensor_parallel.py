@@ -113,11 +113,7 @@ def check_row_parallel_linear(form: Any, rank: int, size: int) -> None:
 def check_sequence_parallel_region(form: Any, rank: int, size: int) -> None:
     """Norm and MLP on a part of the sequence equal those of one process."""
     torch.manual_seed(0)  # the same whole model on every rank
-    norm, up, down = (
-        nn.RMSNorm(6),
-        nn.Linear(6, 24, False),
-        nn.Linear(24, 6, False),
-    )
+    norm, up, down = (nn.RMSNorm(6), nn.Linear(6, 24, False), nn.Linear(24, 6, False))
     full = nn.Sequential(norm, up, nn.Tanh(), down)
     each = 24 // size
     mine_up, mine_down = (nn.Linear(*n, False) for n in ((6, each), (each, 6)))

@@ -5,7 +5,7 @@
 
 Computes:   `all_gather(x) W^T` for each weight that reads x, the columns of this rank.
 Sends:      (N-1)/N of the whole x in N-1 messages, each under a matmul.
-Leaves out: backward: dX by `ring_matmul_reduce_scatter`, dW as x goes round; checks.
+Leaves out: backward: dX by `ring_matmul_reduce_scatter`, dW as x circulates; checks.
 """
 
 from collections.abc import Sequence

@@ -27,13 +27,9 @@ class Tower(nn.Module):
     def __init__(self, layers: int = LAYERS, width: int = 64):
         super().__init__()
         config = XtrainConfig(
-            vocab_size=1,
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
+            vocab_size=1, hidden_size=width, intermediate_size=2 * width,
+            num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        )  # fmt: skip
         self.width, self.layers = width, XtrainModel(config).layers
         self.size = layers * config.layer_parameters
 

@@ -16,14 +16,9 @@ WIDE, GAP = 220 / 3, 14
 AT_KEYS = LEFT + 2 * WIDE + GAP
 AT_WITH = AT_KEYS + WIDE + GAP
 CONFIG = XtrainConfig(
-    vocab_size=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_hidden_layers=1,
-    num_attention_heads=HEADS,
-    num_key_value_heads=KEY_HEADS,
-    head_dim=2,
-)
+    vocab_size=1, hidden_size=1, intermediate_size=1, num_hidden_layers=1,
+    num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=2,
+)  # fmt: skip
 
 
 def held_heads(layer: str, heads: int) -> list[list[int]]:

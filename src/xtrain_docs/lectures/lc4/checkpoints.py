@@ -26,14 +26,9 @@ PANELS = (
     (2, O_PROJ, "o_proj, FSDP: 2 data x 2 tensor ranks"),
 )
 CONFIG = XtrainConfig(
-    vocab_size=8,
-    hidden_size=5,
-    intermediate_size=4,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=2,
-)
+    vocab_size=8, hidden_size=5, intermediate_size=4, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=2,
+)  # fmt: skip
 
 
 def saved_pieces(data: int, name: str) -> tuple[list[int], list[list[Any]]]:

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xtrain.comm import ring_pass
 from xtrain.comm.collective_choice import TORCH
 from xtrain.comm.p2p import post_all
 from xtrain.comm.work import Work
-from xtrain.tensor_parallel import functions, ring_matmul
+from xtrain.tensor_parallel import functions
 
 from ... import runs
 from ...figures import REGISTRY
@@ -125,13 +126,13 @@ def column_forward_by_the_clock(
             return whole
 
         functions.gather = timed_gather
-        ring_matmul.post_all = lambda *messages: [clock.watch(post_all(*messages))]
+        ring_pass.post_all = lambda *messages: [clock.watch(post_all(*messages))]
         functions.column_linear(x, [weight], 0, overlap)
 
     try:
         return fastest(lambda: forward)
     finally:
-        functions.gather, ring_matmul.post_all = gather, post_all
+        functions.gather, ring_pass.post_all = gather, post_all
 
 
 @REGISTRY

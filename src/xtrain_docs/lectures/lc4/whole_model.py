@@ -9,14 +9,9 @@ from ...svg import document, fit, rank_key, rect, text
 WIDTH, RANKS = 400, 4
 SCALE, AT = 7, 150  # pixels an element; where the matrices begin
 TINY = XtrainConfig(
-    vocab_size=16,
-    hidden_size=8,
-    intermediate_size=12,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=2,
-)
+    vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=2,
+)  # fmt: skip
 Slice = tuple[int, int, int]  # a dim, and the range of it that a rank holds
 
 

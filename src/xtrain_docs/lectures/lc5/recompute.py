@@ -23,13 +23,9 @@ MIB = 2**20
 TITLES = {0: "no recompute", 1: "each layer", 2: "segments of 2 layers"}
 BATCH, SEQUENCE, HIDDEN = 2, 48, 96
 CONFIG = XtrainConfig(
-    vocab_size=8,
-    hidden_size=HIDDEN,
-    intermediate_size=256,
-    num_hidden_layers=1,
-    num_attention_heads=12,
-    num_key_value_heads=4,
-)
+    vocab_size=8, hidden_size=HIDDEN, intermediate_size=256, num_hidden_layers=1,
+    num_attention_heads=12, num_key_value_heads=4,
+)  # fmt: skip
 Events = list[tuple[str, int]]
 
 

@@ -19,13 +19,9 @@ from ...values import value
 
 BATCH, SEQUENCE = 2, 48
 CONFIG = XtrainConfig(
-    vocab_size=8,
-    hidden_size=32,
-    intermediate_size=88,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+    vocab_size=8, hidden_size=32, intermediate_size=88, num_hidden_layers=1,
+    num_attention_heads=4, num_key_value_heads=2,
+)  # fmt: skip
 aten = torch.ops.aten
 MATMULS = (aten.mm, aten.bmm, aten.addmm, aten.addmm_)
 WIDTH, LEFT, COLUMN, ROW, TOP = 390, 82, 100, 22, 34

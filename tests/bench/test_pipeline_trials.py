@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 
 from xtrain.bench import Case
-from xtrain.bench.pipelines import our_step, pipeline_trial, torch_step
+from xtrain.bench.pipeline_trials import our_step, pipeline_trial, torch_step
 from xtrain.bench.races import lc5
-from xtrain.bench.training import TOLERANCE
+from xtrain.bench.training_trials import TOLERANCE
 
 SIZE = 4096
-TRIAL = "xtrain.bench.pipelines:pipeline_trial"
+TRIAL = "xtrain.bench.pipeline_trials:pipeline_trial"
 
 
 def loss_of_another_count(schedule, stages, sum_loss):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.bench.race import Case, Trial
-from xtrain.bench.training import group_on
+from xtrain.bench.training_trials import group_on
 from xtrain.context_parallel import shard_sequence, unshard_sequence
 from xtrain.context_parallel.block_attention import BlockAttention
 from xtrain.context_parallel.online_softmax import State, merge

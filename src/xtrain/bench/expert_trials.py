@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xtrain.bench.attention import nothing
+from xtrain.bench.attention_trials import nothing
 from xtrain.bench.race import Case, Trial
 from xtrain.bench.slow_network import slow_network
 from xtrain.expert_parallel import GShardMoE, MoE, OverlappedMoEBlock

@@ -12,9 +12,8 @@ from torch.distributed.tensor.experimental import context_parallel
 
 from tests.bench.contestants import wrong_beside
 from tests.bench.test_runner import SHORT
-from xtrain.bench import Case, RaceError
-from xtrain.bench import attention as attention_trials
-from xtrain.bench.attention import (
+from xtrain.bench import Case, RaceError, attention_trials
+from xtrain.bench.attention_trials import (
     TOLERANCE,
     cut_trial,
     in_float64,
@@ -27,7 +26,7 @@ from xtrain.context_parallel import ring_attention
 from xtrain.context_parallel.block_attention import FUSED_CPU
 
 SIZE = 32 * attention_trials.TOKEN_BYTES
-TRIAL = "xtrain.bench.attention:cut_trial"
+TRIAL = "xtrain.bench.attention_trials:cut_trial"
 
 
 def local_only(q, k, v, group=None):
@@ -57,7 +56,7 @@ def as_if_balanced(q, k, v, group=None):
     return ring_attention(q, k, v, balance="zigzag", group=group)
 
 
-@pytest.mark.verifies(TRIAL, "xtrain.bench.attention:one_process_trial")
+@pytest.mark.verifies(TRIAL, "xtrain.bench.attention_trials:one_process_trial")
 @pytest.mark.parametrize(
     ("wrong", "output"),
     [(local_only, 0), (values_without_gradient, 3), (as_if_balanced, 0)],

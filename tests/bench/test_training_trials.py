@@ -1,4 +1,4 @@
-"""Training steps as trials: who trains wrongly is not timed; memory and wire bytes."""
+"""Training steps as trials: wrong training is not timed; memory and wire bytes."""
 
 import os
 import sys
@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from tests.bench.test_runner import SHORT
-from xtrain.bench import Case, Contestant, Race, RaceError, Trial, memory
+from xtrain.bench import Case, Contestant, Race, RaceError, Trial, peak_memory
 from xtrain.bench.races import lc2, lc3, lc4
 from xtrain.bench.runner import run_measurement
-from xtrain.bench.training import (
+from xtrain.bench.training_trials import (
     CHECKED,
     SEND,
     TOLERANCE,
@@ -155,9 +155,9 @@ def test_races_that_do_not_ask_measure_no_memory(world):
 
 
 def test_without_the_kernels_files_there_is_no_peak(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_RESET", tmp_path / "missing")
+    monkeypatch.setattr(peak_memory, "_RESET", tmp_path / "missing")
     contestant = Contestant("c", partial(holding, 4))
-    assert memory.peak_on_rank(contestant, Case(SIZE, 1), 1) is None
+    assert peak_memory.peak_on_rank(contestant, Case(SIZE, 1), 1) is None
 
 
 # --------------------------------------------------- what gloo sends for a step
