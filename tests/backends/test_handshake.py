@@ -16,10 +16,8 @@ from xtrain.backends.connections import WATCH, Connection, tune
 from xtrain.backends.handshake import ANSWER, HELLO, MAGIC, Refused, admit, dial, proof
 
 # What the tests here prove, for their marks.
-ADMIT, READ_SECRET = (
-    "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:read_secret",
-)
+ADMIT = "xtrain.backends.handshake:admit"
+READ_SECRET = "xtrain.backends.handshake:read_secret"
 HANDSHAKE = (ADMIT, "xtrain.backends.handshake:dial")
 
 GROUP, SECRET = b"g" * 32, b"a secret of this test"

@@ -33,10 +33,8 @@ from xtrain.backends.peers import Peers
 from xtrain.backends.rendezvous import PeerAddress, Rendezvous, host_key
 
 # What the tests here prove, for their marks.
-ADMIT, READ_SECRET = (
-    "xtrain.backends.handshake:admit",
-    "xtrain.backends.handshake:read_secret",
-)
+ADMIT = "xtrain.backends.handshake:admit"
+READ_SECRET = "xtrain.backends.handshake:read_secret"
 CONNECTING = (
     "xtrain.backends.acceptor:Acceptor",
     "xtrain.backends.addresses:listen",

@@ -26,6 +26,7 @@ SYMBOLS = [
     "xtrain.comm.ring:ring_all_reduce",
     "xtrain.comm.tree:tree_all_reduce",
     "xtrain.comm.tree:halving_doubling_all_reduce",
+    "xtrain.comm.tree:_halve_and_double",
     "xtrain.comm.parameter_server:parameter_server_all_reduce",
     "xtrain.comm.one_shot:one_shot_all_reduce",
 ]

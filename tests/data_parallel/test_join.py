@@ -64,7 +64,7 @@ def one_process(size, by_initial_size):
     return after, {f"module.{n}": p.grad for n, p in model.named_parameters()}
 
 
-@pytest.mark.verifies(JOIN_STATE, DDP, JOIN)
+@pytest.mark.verifies(JOIN_STATE, DDP, JOIN, "xtrain.data_parallel.join:shadow_step")
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("by_initial_size", [True, False])
 def test_uneven_inputs_equal_one_process_and_torch(world, size, by_initial_size):

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from xtrain import data_parallel
 from xtrain.whiteboard.data_parallel import distributed_sampler
 
-verifies = pytest.mark.verifies
 LIBRARY = "xtrain.data_parallel.sampler:DistributedSampler"
 FORM = "xtrain.whiteboard.data_parallel.distributed_sampler:DistributedSampler"
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 100, 101)
@@ -22,8 +21,12 @@ LENGTHS = (0, 1, 2, 3, 5, 8, 13, 100, 101)
 @pytest.mark.parametrize(
     "sampler",
     [
-        pytest.param(data_parallel.DistributedSampler, marks=verifies(LIBRARY)),
-        pytest.param(distributed_sampler.DistributedSampler, marks=verifies(FORM)),
+        pytest.param(
+            data_parallel.DistributedSampler, marks=pytest.mark.verifies(LIBRARY)
+        ),
+        pytest.param(
+            distributed_sampler.DistributedSampler, marks=pytest.mark.verifies(FORM)
+        ),
     ],
 )
 def test_indices_equal_torchs(sampler, size):

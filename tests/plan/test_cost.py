@@ -26,7 +26,8 @@ from xtrain.plan.collective_traffic import ALGORITHMS
 from xtrain.plan.cost import COSTS
 from xtrain.plan.nccl import NCCL_PROTOCOLS
 
-C, N = "xtrain.plan.cost", "xtrain.plan.nccl"
+C = "xtrain.plan.cost"
+N = "xtrain.plan.nccl"
 MICRO, GB = 1e-6, 1e9
 ALPHA, BETA, GAMMA = 5e-6, 1 / 50e9, 1 / 200e9
 

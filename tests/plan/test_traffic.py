@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from xtrain.plan import all_reduce_lower_bound, chunk_sizes, collective_traffic
 from xtrain.plan.collective_traffic import ALGORITHMS, hierarchical_between_nodes
 
-T, C = "xtrain.plan.traffic", "xtrain.plan.collective_traffic"
+T = "xtrain.plan.traffic"
+C = "xtrain.plan.collective_traffic"
 
 sizes = st.integers(0, 200)
 worlds = st.integers(1, 40)

@@ -155,7 +155,9 @@ def traffic(stage, micro_batches, inside):
     return ledger.bytes_sent, ledger.bytes_received, 4 * padded
 
 
-@pytest.mark.verifies("xtrain.zero.optimizer:ZeroOptimizer")
+@pytest.mark.verifies(
+    "xtrain.zero.optimizer:ZeroOptimizer", "xtrain.zero.buckets:gather_weights"
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_payload_is_a_reduce_scatter_and_an_all_gather(world, size):
     """Twice (N-1)/N of the parameters; in stage 2 a reduce-scatter a micro-batch.
