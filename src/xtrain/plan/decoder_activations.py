@@ -41,11 +41,8 @@ def decoder_layer_activations(
 ) -> float:
     """Bytes that one dense layer of an `XtrainModel` keeps on a rank.
 
-    Args:
-        batch: sequences of this rank, each of `sequence` tokens.
-        itemsize: bytes of an activation.
-        tensor: ranks that share the layer.
-        sequence_parallel: they share the sequence outside its matrices, too.
+    `batch` are the sequences of this rank; with `sequence_parallel` the tensor ranks
+    share the sequence outside the matrices, too.
     """
     tokens, wide, outside = _units(batch, sequence, itemsize, tensor, sequence_parallel)
     if shape.num_local_experts:
@@ -73,7 +70,7 @@ def decoder_activations(
 ) -> float:
     """Bytes that a whole `XtrainModel` keeps between forward and backward of a loss.
 
-    Args: see `decoder_layer_activations`.
+    Arguments are those of `decoder_layer_activations`.
     """
     cut = {"tensor": tensor, "sequence_parallel": sequence_parallel}
     layer = decoder_layer_activations(

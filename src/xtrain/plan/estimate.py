@@ -91,7 +91,6 @@ def estimate(
 
     Args:
         accelerator: a device, or the name of a preset.
-        sequence: tokens of one sequence.
         assumptions: fields of `Assumptions`.
 
     Raises:

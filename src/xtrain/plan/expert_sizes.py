@@ -39,12 +39,7 @@ class ExpertSizes:
         return self.num_local_experts > 0 and layer >= self.first_k_dense_replace
 
     def check_experts(self, intermediate: int, layers: int) -> None:
-        """ValueError unless they fit each other; fills in what was not given.
-
-        Args:
-            intermediate: inner size of a layer without experts.
-            layers: of the model.
-        """
+        """ValueError unless the sizes fit each other; fills in what was not given."""
         for name in COUNTS:
             require_whole(name, getattr(self, name), least=0)
         experts, inner = self.num_local_experts, self.moe_intermediate_size

@@ -35,8 +35,7 @@ def broken_rules(
     """Every rule that `layout` breaks for this model, with the numbers.
 
     Args:
-        sequence: tokens of one sequence.
-        gpus: how many devices there are; any number unless given.
+        gpus: devices; any number unless given.
         batch: sequences of a step; any number unless given.
         sharded_pipeline: allow ZeRO stages 2 and 3 with a pipeline.
     """

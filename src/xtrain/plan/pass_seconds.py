@@ -46,7 +46,6 @@ class PassTimes:
     """Of one model on one machine: what layouts share is computed once.
 
     Args:
-        sequence: tokens of one sequence.
         rate: FLOPs a second of a device, as reached.
         formula: of the kept activations; "unfused" attention keeps scores, which
             selective recomputation computes once more.
@@ -112,8 +111,7 @@ class PassTimes:
     ) -> Pass:
         """Products and the collectives that they wait for.
 
-        Args:
-            flops: a token's forward: all, and those of attention.
+        `flops` are those of a token's forward: all, and those of attention.
         """
         tokens = layout.micro_batch * self.sequence // layout.context
         products, attention = (

@@ -173,8 +173,6 @@ def search(
     """Try every layout of `candidates`.
 
     Args:
-        gpus: devices.
-        sequence: tokens of one sequence.
         batch: sequences of a step, all devices together.
         fixed: other fields of `Layout`, the same for all.
 

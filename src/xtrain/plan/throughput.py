@@ -69,12 +69,7 @@ def layer_forward_flops(
 
 
 def utilization(flops: float, seconds: float, gpus: int, peak: float) -> float:
-    """The share of the peak: MFU of `model_flops`, HFU of `hardware_flops`.
-
-    Args:
-        seconds: of the step, on all `gpus`.
-        peak: FLOP/s of one of them.
-    """
+    """Share of the `peak` of all GPUs: MFU of `model_flops`, HFU of `hardware_flops`."""
     for name, value in (("seconds", seconds), ("gpus", gpus), ("peak", peak)):
         require_positive(name, value)
     return flops / (seconds * gpus * peak)
@@ -115,8 +110,7 @@ def training_days(
 ) -> float:
     """Days of a run: 8 T P / (n X) with full recomputation, 6 T P / (n X) without.
 
-    Args:
-        achieved: FLOP/s of one device, what is computed once more counted as well.
+    X are the FLOP/s that one device achieves, recomputation included.
     """
     for name, value in (("parameters", parameters), ("tokens", tokens),
                         ("gpus", gpus), ("achieved", achieved)):  # fmt: skip
