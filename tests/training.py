@@ -114,6 +114,19 @@ def wrapped(stage: int, bare: nn.Module, **options: Any) -> tuple[nn.Module, Opt
     return model, AdamW(model.parameters())
 
 
+def flat_groups(model: FullyShardedDataParallel) -> list[Any]:
+    return [group for unit in model.units for group in unit.flat_groups]
+
+
+def pieces_of(model: FullyShardedDataParallel) -> Iterator[tuple[str, Tensor, slice]]:
+    """Of each parameter its name, this rank's piece, and the bounds of that."""
+    for group in flat_groups(model):
+        for name, piece, slot in zip(
+            group.names, group.local_shards, group.layout.slots, strict=True
+        ):
+            yield name, piece, slice(*group.layout.piece_bounds(slot, group.rank))
+
+
 def storages(tensors):
     """Bytes of all memory behind some tensors, shared memory once."""
     found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}

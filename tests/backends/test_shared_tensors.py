@@ -2,6 +2,7 @@
 
 import gc
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -57,26 +58,19 @@ def reduce_one(count: int, dtype: torch.dtype, op_name: str) -> bytes:
     return tensor.view(torch.uint8).numpy().tobytes()
 
 
+HALVES_AND_DOUBLES = (torch.float64, torch.bfloat16, torch.float16)
+COUNTS = (0, 1, SMALL, SMALL + 1, 3 * LARGE // 2 + 7, 2 * LARGE)
+REDUCED = [
+    *product((1, 2, 3, 4, 8), COUNTS, (torch.float32,), ("SUM",)),
+    *product((3,), (SMALL * 4 + 5,), HALVES_AND_DOUBLES, ("AVG", "MAX")),
+    (4, SMALL + 3, torch.int64, "SUM"),  # whole numbers are exact
+]
+
+
 @pytest.mark.verifies(*SHARED, "xtrain.backends.shared_all_reduce:all_reduce_in_place")
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize(
-    "count", [0, 1, SMALL, SMALL + 1, 3 * LARGE // 2 + 7, 2 * LARGE]
-)
-def test_all_ranks_get_the_same_bits(shm, size, count):
-    results = shm(size).run(reduce_one, count, torch.float32, "SUM")
-    assert len(set(results)) == 1
-
-
-@pytest.mark.verifies(*SHARED)
-@pytest.mark.parametrize("op", ["AVG", "MAX"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_operations_and_dtypes(shm, op, dtype):
-    assert len(set(shm(3).run(reduce_one, SMALL * 4 + 5, dtype, op))) == 1
-
-
-@pytest.mark.verifies(*SHARED)
-def test_whole_numbers_are_exact(shm):
-    assert len(set(shm(4).run(reduce_one, SMALL + 3, torch.int64, "SUM"))) == 1
+@pytest.mark.parametrize(("size", "count", "dtype", "op"), REDUCED)
+def test_all_ranks_get_the_same_bits(shm, size, count, dtype, op):
+    assert len(set(shm(size).run(reduce_one, count, dtype, op))) == 1
 
 
 def nothing_is_staged(count: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Ranks with different numbers of batches."""
 
 import contextlib
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -120,6 +121,20 @@ def test_a_shadow_raises_with_the_others(world):
     expect_error(world(2), complains, error=RuntimeError, match="got no gradient")
 
 
+def with_r_plus_1_batches(make_optimizer, micros, divisor):
+    """One process, with r + 1 batches of rank r: the weights afterwards."""
+    size, bare = dist.get_world_size(), make_model(0)
+    optimizer = make_optimizer(bare.parameters())
+    for step in range(size):
+        for rank in range(step, size):
+            for micro in micros:
+                loss = loss_of(bare, batch_of(step, micro, rank))
+                (loss / divisor(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(bare.state_dict())
+
+
 def accumulate(by_method):
     """no_sync inside join, and a forward without gradients: no messages are sent.
 
@@ -140,15 +155,8 @@ def accumulate(by_method):
                 model.reduce_gradients()
             optimizer.step()
             optimizer.zero_grad()
-    bare = make_model(0)
-    reference = adamw(bare.parameters())
-    for step in range(size):
-        for other in range(step, size):
-            for micro in (0, 2):
-                (loss_of(bare, batch_of(step, micro, other)) / size).backward()
-        reference.step()
-        reference.zero_grad()
-    assert largest_difference(dict(model.state_dict()), dict(bare.state_dict())) < 1e-12
+    expected = with_r_plus_1_batches(adamw, (0, 2), lambda step: size)
+    assert largest_difference(dict(model.state_dict()), expected) < 1e-12
 
 
 @pytest.mark.verifies(DDP, JOIN)
@@ -168,18 +176,14 @@ def accumulate_every(by_initial_size, reduction):
                 loss_of(model, batch_of(step, micro, rank)).backward()
             optimizer.step()
             optimizer.zero_grad()
-    bare = make_model(0)
-    reference = torch.optim.SGD(bare.parameters(), lr=0.02)
-    for step in range(size):
-        divisor = size if by_initial_size else size - step
-        divisor = divisor if reduction == "average" else 1
-        for other in range(step, size):
-            for micro in range(2):
-                (loss_of(bare, batch_of(step, micro, other)) / divisor).backward()
-        reference.step()
-        reference.zero_grad()
-    weights = dict(model.module.state_dict())
-    assert largest_difference(weights, dict(bare.state_dict())) < 1e-12
+
+    def divisor(step):
+        active = size if by_initial_size else size - step
+        return active if reduction == "average" else 1
+
+    make = partial(torch.optim.SGD, lr=0.02)
+    expected = with_r_plus_1_batches(make, range(2), divisor)
+    assert largest_difference(dict(model.module.state_dict()), expected) < 1e-12
 
 
 @pytest.mark.verifies(DDP, JOIN)

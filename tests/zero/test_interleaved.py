@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from tests.training import Model, batch_of
+from tests.training import Model, batch_of, flat_groups, pieces_of
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
@@ -84,14 +84,9 @@ class Wrapped:
         if self.kind == "ddp":
             yield from ((n, 0, p.grad) for p, n in names.items() if p.requires_grad)
         elif self.kind == "fsdp":
-            for unit in self.model.units:
-                for group in unit.flat_groups:
-                    for name, local, slot in zip(
-                        group.names, group.local_shards, group.layout.slots, strict=True
-                    ):
-                        if local.requires_grad:
-                            first, _ = group.layout.piece_bounds(slot, rank)
-                            yield name, first, local.grad
+            for name, local, bounds in pieces_of(self.model):
+                if local.requires_grad:
+                    yield name, bounds.start, local.grad
         else:
             for bucket in self.optimizer.buckets:
                 pieces = bucket.layout.pieces(bucket.master.grad, rank)
@@ -183,11 +178,9 @@ def compare(
 
 def left_whole(wrapped):
     """Units of which a rank still has whole weights or whole gradients."""
-    units = wrapped.model.units if wrapped.kind == "fsdp" else []
     return [
         group.names
-        for unit in units
-        for group in unit.flat_groups
+        for group in (flat_groups(wrapped.model) if wrapped.kind == "fsdp" else [])
         if group.full.untyped_storage().nbytes() or group.full_grad is not None
     ]
 

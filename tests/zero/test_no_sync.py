@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.training import batch_of, loss_of, make_model
+from tests.training import batch_of, flat_groups, loss_of, make_model, pieces_of
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import DIRECT, TORCH
 from xtrain.data_parallel import DistributedDataParallel
@@ -18,10 +18,6 @@ FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
 SCHEDULE = "xtrain.zero.fsdp_schedule:UnitSchedule"
 STAGE_2 = "xtrain.zero.stage2:ReduceInBackward"
 DDP = "xtrain.data_parallel.ddp:DistributedDataParallel"
-
-
-def flat_groups(model):
-    return [group for unit in model.units for group in unit.flat_groups]
 
 
 def spied(model):
@@ -168,12 +164,8 @@ def weights_changed_between(reshard):
     other = make_model(1)
     with torch.no_grad():
         whole = {name: p.flatten() for name, p in other.named_parameters()}
-        for group in flat_groups(model):
-            for name, local, slot in zip(
-                group.names, group.local_shards, group.layout.slots, strict=True
-            ):
-                first, last = group.layout.piece_bounds(slot, group.rank)
-                local.copy_(whole[name][first:last])
+        for name, local, bounds in pieces_of(model):
+            local.copy_(whole[name][bounds])
     other.scale.copy_(model.module.scale)
     with model.no_sync():
         found = loss_of(model, tokens)

@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from tests.training import (
     Model,
     batch_of,
+    flat_groups,
     largest_difference,
     loss_of,
     make_model,
+    pieces_of,
     reference,
     storages,
 )
@@ -93,20 +95,11 @@ def one_step(make, forward, dtype=torch.float32, **options):
     model = FullyShardedDataParallel(make().to(dtype), **options)
     forward(bare).backward()
     forward(model).backward()
-    groups = [group for unit in model.units for group in unit.flat_groups]
+    groups = flat_groups(model)
     assert not any(group.is_full for group in groups)
     assert not any(group.full.untyped_storage().nbytes() for group in groups)
     # every rank has the same data: the average is each one's gradient
     compare_gradients(model, bare)
-
-
-def pieces_of(model):
-    """Of each parameter its name, this rank's piece, and the bounds of that."""
-    for group in (group for unit in model.units for group in unit.flat_groups):
-        for name, piece, slot in zip(
-            group.names, group.local_shards, group.layout.slots, strict=True
-        ):
-            yield name, piece, slice(*group.layout.piece_bounds(slot, group.rank))
 
 
 def compare_gradients(model, bare):
@@ -278,14 +271,10 @@ def measure(compute_dtype):
     grads = storages([p.grad for p in model.parameters()])
     optimizer.step()
     weights = storages(model.parameters())
-    fulls = storages(s.full for u in model.units for s in u.flat_groups)
+    fulls = storages(s.full for s in flat_groups(model))
     assert fulls == 0
     state = [t for s in optimizer.state.values() for t in s.values() if t.dim()]
-    parameters = [
-        sum(slot.stop - slot.start for slot in s.layout.slots)
-        for u in model.units
-        for s in u.flat_groups
-    ]
+    parameters = [s.layout.numel for s in flat_groups(model)]
     return weights, grads, sum(t.nbytes for t in state), parameters, size
 
 
@@ -435,7 +424,7 @@ def names_and_pieces():
     ]
     assert all(p.dim() == 1 for p in found.values())
     counts = {name: p.numel() for name, p in found.items()}
-    shards = [s for u in model.units for s in u.flat_groups]
+    shards = flat_groups(model)
     for shard in shards:  # each piece is a view of its block's flat shard
         base = shard.shard.untyped_storage().data_ptr()
         assert all(
@@ -563,7 +552,7 @@ def unused_in_a_block():
     grads = {name: p.grad for name, p in model.named_parameters()}
     assert all(torch.isfinite(grad).all() for grad in grads.values())
     assert not any(grads[name].any() for name in grads if "unused" in name)
-    shards = [s for u in model.units for s in u.flat_groups]
+    shards = flat_groups(model)
     assert all(s.layout.numel < s.layout.padded_numel for s in shards[1:])  # padded
     return sum(bool(grad.any()) for grad in grads.values())
 
