@@ -9,8 +9,10 @@ import torch
 from xtrain.plan import (
     Accelerator,
     Link,
+    all_to_all_bandwidth,
     all_to_all_bytes,
     balance_loss,
+    bytes_between_nodes,
     copy_bytes,
     expert_capacity,
     expert_memory,
@@ -29,7 +31,7 @@ GB = 1e9
 # ------------------------------------------------------------------------- bytes
 
 
-@pytest.mark.verifies(f"{PLAN}:copy_bytes")
+@pytest.mark.verifies(f"{PLAN}:copy_bytes", f"{PLAN}:all_to_all_bandwidth")
 @pytest.mark.parametrize(
     ("ranks", "dispatch", "combine", "published"),
     [
@@ -51,7 +53,7 @@ def test_bandwidths_of_deepeps_table(ranks, dispatch, combine, published):
     for copy, micro, printed in zip(
         copies, (dispatch, combine), published, strict=True
     ):
-        bandwidth = 128 * 8 * copy / micro / 1e3
+        bandwidth = all_to_all_bandwidth(128, 8, copy, micro * 1e-6) / 1e9
         assert printed < bandwidth < printed * 1.021
 
 
@@ -96,6 +98,23 @@ def test_bytes_of_a_table_of_copies_are_those_of_tensors():
 
 
 # -------------------------------------------------------------------------- nodes
+
+
+@pytest.mark.verifies(f"{PLAN}:bytes_between_nodes")
+def test_a_token_of_deepseek_v3_crosses_to_3_and_a_half_nodes():
+    expected, most = bytes_between_nodes(7168, 8, 4, itemsize=1)
+    assert expected == 3.5 * 7168
+    assert most == 4 * 7168
+    assert bytes_between_nodes(7168, 8, 8, itemsize=1) == (7 * 7168, 7 * 7168)
+    assert bytes_between_nodes(10, 1, 1) == (0, 0)
+    # counted: every choice of 3 of 5 nodes, the token's own is number 0
+    choices = list(itertools.combinations(range(5), 3))
+    crossings = [sum(node != 0 for node in chosen) for chosen in choices]
+    expected, most = bytes_between_nodes(1, 5, 3, itemsize=1)
+    assert expected == pytest.approx(sum(crossings) / len(crossings))
+    assert most == max(crossings)
+    with pytest.raises(ValueError, match="node_limit=3 is above nodes=2"):
+        bytes_between_nodes(1, 2, 3)
 
 
 @pytest.mark.verifies(f"{PLAN}:nodes_visited")

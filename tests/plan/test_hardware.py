@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
-from xtrain.plan import ACCELERATORS, LINKS, Accelerator, Link
+from xtrain.plan import ACCELERATORS, LINKS, Accelerator, Link, peak_flops
 
 MEGA, GB = 1e6, 1e9
 
 
-@pytest.mark.verifies("xtrain.plan.hardware:Accelerator")
+@pytest.mark.verifies(
+    "xtrain.plan.hardware:Accelerator", "xtrain.plan.hardware:peak_flops"
+)
 @pytest.mark.parametrize(
     ("name", "clock", "fma_per_clock", "units", "error"),
     [
@@ -22,7 +24,7 @@ MEGA, GB = 1e6, 1e9
 )
 def test_peak_is_clock_times_width(name, clock, fma_per_clock, units, error):
     flops = Accelerator.preset(name).flops
-    assert 2 * clock * fma_per_clock * units == pytest.approx(flops, rel=error)
+    assert peak_flops(clock, fma_per_clock, units) == pytest.approx(flops, rel=error)
 
 
 @pytest.mark.verifies("xtrain.plan.hardware:Link")

@@ -8,6 +8,7 @@ from tests.plan.test_published import gpt
 from xtrain.plan import (
     ModelShape,
     attention_flops,
+    compute_bound_mixed,
     compute_bound_ranks,
     compute_bound_tokens,
     hardware_flops,
@@ -223,6 +224,7 @@ def test_layers_and_head_are_the_whole_model(name):
 @pytest.mark.verifies(
     "xtrain.plan.throughput:compute_bound_tokens",
     "xtrain.plan.throughput:compute_bound_ranks",
+    "xtrain.plan.throughput:compute_bound_mixed",
 )
 def test_bounds_of_the_scaling_book():
     """TPU v5p: 2550 tokens a chip, F / 2550 tensor ranks."""
@@ -231,6 +233,8 @@ def test_bounds_of_the_scaling_book():
     assert compute_bound_tokens(*tpu, itemsize=4) == pytest.approx(5100)
     assert compute_bound_ranks(30_000, *tpu) == pytest.approx(11.76, abs=5e-3)
     assert compute_bound_ranks(30_000, *tpu, axes=2) == pytest.approx(23.53, abs=5e-3)
+    assert compute_bound_mixed(30_000, *tpu) == pytest.approx(432, rel=4e-3)
+    assert compute_bound_mixed(13_824, *tpu) == pytest.approx(940, rel=1e-3)
     with pytest.raises(ValueError, match="bandwidth=0"):
         compute_bound_tokens(1.0, 0)
     with pytest.raises(ValueError, match="inner=0"):

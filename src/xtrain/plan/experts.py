@@ -92,6 +92,15 @@ def routed_bytes(
     return [sent * hidden_size * itemsize for sent in rows]
 
 
+def all_to_all_bandwidth(tokens: int, top_k: int, copy: float, seconds: float) -> float:
+    """Bytes per second as DeepEP counts them: every copy, also those that stay."""
+    require_whole("tokens", tokens)
+    require_whole("top_k", top_k)
+    require_positive("copy", copy)
+    require_positive("seconds", seconds)
+    return tokens * top_k * copy / seconds
+
+
 def nodes_visited(num_experts: int, top_k: int, nodes: int) -> float:
     """Nodes that hold a token's experts, on average, when any may be chosen.
 
@@ -102,6 +111,25 @@ def nodes_visited(num_experts: int, top_k: int, nodes: int) -> float:
     elsewhere = num_experts - num_experts // nodes
     missed = math.comb(elsewhere, top_k) / math.comb(num_experts, top_k)
     return nodes * (1 - missed)
+
+
+def bytes_between_nodes(
+    hidden_size: int, nodes: int, node_limit: int, *, itemsize: int = 2
+) -> tuple[float, int]:
+    """A token's bytes between nodes in one dispatch: expected, and at most.
+
+    It crosses once for each node it visits and is handed on inside that node. With
+    uniform choice of nodes its own is among `node_limit` of them in node_limit/nodes
+    of the cases.
+    """
+    for name, size in (("hidden_size", hidden_size), ("nodes", nodes),
+                       ("node_limit", node_limit), ("itemsize", itemsize)):  # fmt: skip
+        require_whole(name, size)
+    if node_limit > nodes:
+        raise ValueError(f"node_limit={node_limit} is above nodes={nodes}")
+    one = hidden_size * itemsize
+    most = min(node_limit, nodes - 1) if nodes == node_limit else node_limit
+    return node_limit * (nodes - 1) / nodes * one, most * one
 
 
 def experts_for_free(

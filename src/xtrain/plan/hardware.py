@@ -83,6 +83,11 @@ class Accelerator:
 Preset = TypeVar("Preset", Link, Accelerator)
 
 
+def peak_flops(clock_hz: float, fma_per_clock: int, units: int) -> float:
+    """FLOP/s of `units` tensor cores that each do `fma_per_clock` multiply-adds."""
+    return clock_hz * fma_per_clock * units * 2
+
+
 def _look_up(table: dict[str, Preset], name: str, kind: str) -> Preset:
     try:
         return table[name.lower()]

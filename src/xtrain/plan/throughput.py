@@ -101,6 +101,11 @@ def compute_bound_ranks(
     return axes * inner / compute_bound_tokens(flops, bandwidth)
 
 
+def compute_bound_mixed(inner: int, flops: float, bandwidth: float) -> float:
+    """Tokens a device needs with stage 3 and tensor ranks together: 2 (C / W)^2 / f."""
+    return 2 * compute_bound_tokens(flops, bandwidth) ** 2 / inner
+
+
 def training_days(
     parameters: float,
     tokens: float,
