@@ -143,7 +143,7 @@ def test_what_did_not_run_the_symbol_proves_nothing(built, capsys):
     assert proved_there() == {}
     built.record(RING)
     assert record.main(["--check"]) == 1
-    assert "committed: no test proves it" in capsys.readouterr().out
+    assert "committed: no passing test on its current code" in capsys.readouterr().out
 
 
 def test_a_test_without_its_mark_is_forgotten(built):
