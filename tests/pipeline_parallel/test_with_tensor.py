@@ -81,10 +81,6 @@ class Training(StageTraining):
                 close(parameter.grad, right, f"{name} gradient")
         return loss.item()
 
-    def check_weights(self, whole: dict) -> None:
-        check = self.check_wrapped if self.wrapper == "fsdp" else self.check
-        check(whole, self.layout)
-
     def save(self, directory, step: int) -> None:
         if self.wrapper.startswith("zero"):
             self.optimizer.save_sharded(directory, step, self.modules[0])
@@ -128,7 +124,7 @@ def trained(cases) -> None:
         run = Training(case, changes)
         for number, right in enumerate(expected):
             run.step(number, right, 1e-12)
-        run.check_weights(expected[-1]["weights"])
+        run.check(expected[-1]["weights"], run.layout)
 
 
 def relay(cases, changes, expected, directory) -> None:
@@ -138,7 +134,7 @@ def relay(cases, changes, expected, directory) -> None:
         if number:
             assert run.load(directory) == number
         run.step(number, right, 1e-11)
-        run.check_weights(right["weights"])
+        run.check(right["weights"], run.layout)
         run.save(directory, number + 1)
 
 
