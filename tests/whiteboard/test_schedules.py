@@ -60,5 +60,5 @@ def test_the_simulator_on_one_page_gives_the_librarys_times(name):
 
 
 def test_the_simulator_on_one_page_refuses_what_waits_for_itself():
-    with pytest.raises(ValueError, match="waits for itself"):
+    with pytest.raises(ValueError, match="deadlocks"):
         form("simulate")([["0BW0", "0F0"], ["1F0", "1BW0"]])

@@ -38,7 +38,7 @@ def played(orders: list[list[str]], backward: float = 2.0) -> tuple[list[float],
                 ends[kind[0], int(stage), i] = now + lasts
         now += 0.5
         if now > 10_000:
-            sys.exit("WRONG: the schedule waits for itself")
+            sys.exit("WRONG: the schedule deadlocks")
     idle = [free[r] - first[r] - work[r] for r in range(len(orders))]
     return idle, sum(map(len, orders))
 
@@ -167,9 +167,7 @@ def check_simulate(form: Any) -> None:
     try:
         form([["0BW0", "0F0"], ["1F0", "1BW0"]])
     except ValueError as error:
-        same(
-            "a backward before its forward", str(error), "the schedule waits for itself"
-        )
+        same("a backward before its forward", str(error), "the schedule deadlocks")
 
 
 def check_zb_h1(form: Any) -> None:

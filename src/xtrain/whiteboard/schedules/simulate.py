@@ -55,5 +55,5 @@ def simulate(
                 done |= {(kind[0], int(s), i): (end, rank) for s, kind, i in parts}
                 moved = True
     if any(len(t) < len(order) for t, order in zip(timeline, schedule, strict=True)):
-        raise ValueError("the schedule waits for itself")
+        raise ValueError("the schedule deadlocks")
     return timeline
