@@ -117,8 +117,10 @@ def test_tensor_ranks_send_what_the_calls_say(sliced, recompute):
 @pytest.mark.parametrize("way", ["ring", "all_gather", "ulysses"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_context_ranks_send_what_one_attention_sends(way, recompute):
-    layout = Layout(context=4, context_way=way, micro_batches=2, recompute=recompute)
-    forward, backward = context_bytes(way, 128, 32, 8, 128, 4)
+    layout = Layout(
+        context=4, context_way=way, micro_batch=3, micro_batches=2, recompute=recompute
+    )
+    forward, backward = context_bytes(way, 128, 32, 8, 128, 4, batch=3)
     passes = 2 if recompute == "full" else 1
     expected = 32 * 2 * (passes * forward + backward)
     assert sent(LLAMA, layout)["context"] == expected
