@@ -156,8 +156,8 @@ def wait_all(works: list[dist.Work]) -> None:
 
 def batches(group: ProcessGroup, device: torch.device) -> bool:
     """Whether messages posted together must be one batch, as under NCCL."""
-    own = type(group) is ProcessGroup  # unbatched, kernels could wait for each other
-    return own and group._get_backend(device).supports_coalescing
+    # Unbatched, kernels could wait for each other.
+    return bool(group._get_backend(device).supports_coalescing)
 
 
 def ring_shift(
