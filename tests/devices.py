@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+NCCL = ("nccl", "nccl-rules")
+"""Backends with NCCL's rules: no tags, one queue for each pair of ranks."""
+
 
 def randn(*shape: int, generator: Generator, dtype=torch.float64) -> Tensor:
     drawn = torch.randn(*shape, generator=generator, dtype=dtype, device="cpu")
