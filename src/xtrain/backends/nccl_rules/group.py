@@ -65,15 +65,12 @@ class NcclRulesGroup(XtrainProcessGroup):
             members = sorted(map(self._global_rank, pair or range(self._size)))
             kind = "pair" if pair else "group"
             name = f"{self.getGroupName()} {kind} {members}"
-            self._streams[key] = Stream(
-                name, members, self._progress, self._board.hosts
-            )
-            self._board.streams.append(self._streams[key])
+            self._streams[key] = self._board.add(name, members, self._progress)
         return self._streams[key]
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._board.leave(list(self._streams.values()))
+        self._board.leave(self._streams.values())
 
     abort = shutdown
 

@@ -65,7 +65,7 @@ class Stream:
         return None
 
     def tell(self, state: RankWaits) -> None:
-        """Add this stream's first call and its counts to the state of this rank."""
+        """Add this stream's first call to the state of this rank, then its counts."""
         with self.progress.lock:
             first = next((c for c in self.calls if not c.operation.done), None)
             if first is not None:
