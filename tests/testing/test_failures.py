@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.devices import NCCL
 from tests.testing import ranks
 from xtrain.testing import RankDied, RankError, RankTimeout, expect_error
 
@@ -146,6 +147,8 @@ def test_a_crash_in_another_thread_shows_both_stacks(world):
 
 
 def test_a_hang_shows_where_every_rank_is(world):
+    if world(4).backend in NCCL:
+        pytest.skip("NCCL's calls return when they are queued, or block at first use")
     with pytest.raises(RankTimeout, match=r"not finished after 0.5 s") as caught:
         world(4).run(ranks.four_ways_to_hang, timeout=0.5)
     text = str(caught.value)
