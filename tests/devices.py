@@ -40,8 +40,8 @@ def same_numbers(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     it an order of additions, by the shape and the alignment of what it is given."""
     if on_cpu():
         return torch.equal(found, expected)
-    largest = (found - expected).abs().max()
-    return bool(largest <= 4 * torch.finfo(dtype).eps * expected.abs().max())
+    rounding = 4 * torch.finfo(dtype).eps
+    return bool((found - expected).norm() <= rounding * expected.norm())
 
 
 def skip_unless_mistakes_are_told(worlds) -> None:
