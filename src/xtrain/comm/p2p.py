@@ -160,9 +160,7 @@ def follows_nccl(group: ProcessGroup, device: torch.device) -> bool:
     What is posted together must be one batch, since calls of a communicator run in
     order and would wait for each other; tags are ignored.
     """
-    if type(group) is ProcessGroup:
-        return group._get_backend(device).supports_coalescing
-    return group.name() == "nccl-rules"
+    return bool(group._get_backend(device).supports_coalescing)
 
 
 def ring_shift(
