@@ -40,7 +40,7 @@ def test_ranks_that_share_a_core_have_more_time(world, monkeypatch):
     for cores, seconds in ((2, 0.5), (4, 0.25), (64, 0.25), (None, 1.0)):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         with pytest.raises(RankTimeout, match=f"not finished after {seconds} s"):
-            world(4).run(ranks.four_ways_to_hang)
+            world(4).run(time.sleep, ranks.PLAIN_SLEEP)
 
 
 def test_bad_input_on_every_rank_leaves_the_ranks_alive(world):
