@@ -212,7 +212,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         with self._progress.lock:
             stream.calls.append(work)
         if in_flight:
-            self._progress.post(stream.name, work.operation, self._runner.post_seconds)
+            seconds = 0 if work.number is None else self._runner.post_seconds
+            self._progress.post(stream.name, work.operation, seconds)
         else:
             self._progress.enqueue(stream.name, work.operation)
 
