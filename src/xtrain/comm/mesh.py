@@ -35,7 +35,7 @@ BATCH_AXES = (*REPLICA_AXES, "expert")
 def init_mesh(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
-    device_type: str = "cpu",
+    device_type: str | None = None,
     *,
     timeout: timedelta | None = None,
 ) -> DeviceMesh:
@@ -44,11 +44,13 @@ def init_mesh(
     Args:
         shape: size of each axis, outermost first; the product is the world size.
         axes: one name per axis.
+        device_type: of the mesh; that of the default group's messages if None.
         timeout: of each call in the mesh's groups; that of the default group if None.
     """
     world = dist.get_world_size()
     check_mesh(shape, axes, world)
     check_timeout(timeout)
+    device_type = device_type or message_device(None).type
     if device_type != "cpu":
         init_device_mesh(device_type, (world,))  # chooses this rank's GPU
     ranks = torch.arange(world).view(shape)
