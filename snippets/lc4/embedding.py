@@ -29,10 +29,11 @@ for kind, dim in ((VocabParallelEmbedding, 0), (HiddenParallelEmbedding, 1)):
           f"output equal: {torch.equal(out, y)}, "
           f"gradient equal: {torch.equal(layer.weight.grad, grad)}")  # fmt: skip
 
-try:
-    VocabParallelEmbedding.from_full(whole)(torch.tensor([[3, 12]]))
-except ValueError as problem:
-    print(f"rank {rank}: {problem}")
+if ids.is_cpu:  # a GPU checks ids itself: there the program ends
+    try:
+        VocabParallelEmbedding.from_full(whole)(torch.tensor([[3, 12]]))
+    except ValueError as problem:
+        print(f"rank {rank}: {problem}")
 
 dist.barrier()
 dist.destroy_process_group()
