@@ -17,9 +17,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
 from xtrain.testing import run_script
+from xtrain.testing.backend_choice import this_machine
 from xtrain.testing.script import read_command
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +43,11 @@ def backend(request) -> str:
 
 
 @pytest.fixture(autouse=True)
-def started_from_the_root(monkeypatch, backend):
-    """Transcripts are of CPUs, and their paths are seen from the root."""
-    if backend != "nccl":
-        if torch.cuda.is_initialized():
-            pytest.skip("this process uses CUDA, which cannot be hidden any more")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def started_from_the_root(monkeypatch):
+    """Transcripts' paths are seen from the root.
+
+    The plugin hides GPUs from this process and from the scripts that it starts.
+    """
     monkeypatch.chdir(ROOT)
     # A snippet may start processes of its own.
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -69,7 +68,7 @@ def skip_what_says_nothing_about(backend: str, name: str) -> None:
     ranks = read_command(name).ranks
     if "get_default_backend_for_device" not in Path(name).read_text():
         pytest.skip("names its backend, or has no other rank")
-    if backend == "nccl" and torch.accelerator.device_count() < ranks:
+    if backend == "nccl" and this_machine().gpus < ranks:
         pytest.skip(f"its {ranks} ranks take gloo: {ranks} GPUs are not there")
     if backend != "nccl" and name in ABOUT_GLOO:
         pytest.skip(ABOUT_GLOO[name])

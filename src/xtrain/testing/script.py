@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.evidence import executed
-from xtrain.testing.backend_choice import loopback, registration
+from xtrain.testing.backend_choice import loopback, registration, this_machine
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.process import RankProcess
@@ -80,7 +80,8 @@ def run_script(
 ) -> list[str]:
     """Run the snippet at `path` and return each rank's stdout, in rank order.
 
-    `backend` is what torch answers to a script that asks for the CPU's default one.
+    `backend` is what torch answers to a script that asks for the CPU's default one;
+    with "nccl" the script sees the GPUs of this machine.
     Raises RankError when a rank ends with an exception (also an instance of its
     type) or a nonzero exit code, RankTimeout after `timeout` seconds. What ranks
     write to stderr goes to this process's stderr.
@@ -96,6 +97,8 @@ def run_script(
             port = listener.getsockname()[1]
             for rank, output in enumerate(outputs):
                 environment = _environment(rank, size, port) if command.ranks else {}
+                if backend == "nccl":
+                    environment["CUDA_VISIBLE_DEVICES"] = this_machine().visible
                 spec = ScriptSpec(
                     str(path),
                     command.arguments,

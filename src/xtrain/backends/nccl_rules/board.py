@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import Store
@@ -83,7 +84,8 @@ class WaitBoard:
         """The store of the job."""
         if self._store is None:
             # A connection of its own: the program may be waiting in the other one.
-            self._store = dist.distributed_c10d._get_default_store().clone()
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._store = store.clone()
         return self._store
 
     def leave(self, streams: list[Stream]) -> None:

@@ -44,11 +44,13 @@ class NcclRulesGroup(XtrainProcessGroup):
     """One group of ranks under NCCL's rules; see the module's text."""
 
     monitor_class = Watchdog
+    supports_coalescing = True  # see `Batches`
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self._collective = self._ruled
-        self._board = self._monitor.board = board_of_this_rank()
+        self._board = board_of_this_rank()
+        self._monitor.board = self._board  # type: ignore[attr-defined]
         self._wire = Wire(self._transport)
         self._batches = Batches(self._post_batch)
         self._streams: dict[str, Stream] = {}
@@ -59,9 +61,9 @@ class NcclRulesGroup(XtrainProcessGroup):
         """The stream of the group, or that of this rank and a peer."""
         key = "group" if peer is None or self._eager else f"{peer}"
         if key not in self._streams:
-            ranks = range(self._size) if key == "group" else {self._rank, peer}
-            members = sorted(self._global_rank(rank) for rank in ranks)
-            kind = "group" if key == "group" else "pair"
+            pair = [] if peer is None or key == "group" else [self._rank, peer]
+            members = sorted(map(self._global_rank, pair or range(self._size)))
+            kind = "pair" if pair else "group"
             name = f"{self.getGroupName()} {kind} {members}"
             self._streams[key] = Stream(
                 name, members, self._progress, self._board.hosts

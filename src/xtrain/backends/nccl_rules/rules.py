@@ -103,7 +103,7 @@ def check_tensors(name: str, tensors: Sequence[Tensor], collective: bool) -> Non
         if collective and not tensor.is_contiguous():
             values = f"got {shape_of(tensor)} with strides {tensor.stride()}"
             raise broken("contiguous", name, values)
-        if not torch._debug_has_internal_overlap(tensor) == 0:
+        if torch._debug_has_internal_overlap(tensor) != 0:
             values = f"got {shape_of(tensor)} with strides {tensor.stride()}"
             raise broken("dense", name, values)
 
