@@ -32,6 +32,7 @@ LINUX_ONLY = ("snippets/lc1/ledger.py",)
 # These print what only gloo does.
 ABOUT_GLOO = {
     "snippets/lc1/process_group.py": "prints the name of the backend",
+    "snippets/lc1/two_backends.py": "prints the names of its backends",
     "snippets/lc4/ring_matmul.py": "counts messages in place of gloo's collectives",
     "snippets/wrong/lc1/read_after_reduce.py": "prints the partial sums that gloo left",
 }
