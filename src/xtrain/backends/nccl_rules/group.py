@@ -35,6 +35,7 @@ from xtrain.backends.peers import Peers
 from xtrain.backends.process_group import XtrainProcessGroup
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.sockets import Sockets
+from xtrain.backends.works import Finished
 from xtrain.comm.waits import Need
 
 EAGER = "XTRAIN_NCCL_RULES_EAGER"
@@ -109,9 +110,10 @@ class NcclRulesGroup(XtrainProcessGroup):
         )  # fmt: skip
         check_order(self._board, work)
         self._post(work, in_flight)
-        self._runner.kept.append(work)  # see `CallRunner.kept`
         if not in_flight:
             work.wait()
+            return Finished(result)
+        self._runner.kept.append(work)  # see `CallRunner.kept`
         return work
 
     def allgather_coalesced(self, *arguments: Any) -> dist.Work:
