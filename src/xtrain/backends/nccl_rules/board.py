@@ -121,7 +121,7 @@ BOARD: ContextVar[WaitBoard | None] = ContextVar(
 
 
 def board_of_this_rank(make: Callable[[], WaitBoard] = WaitBoard) -> WaitBoard:
-    """The board that all groups of this rank share; a new one after the last has gone."""
+    """The board of all groups of this rank; a new one after the last has gone."""
     board = BOARD.get()
     if board is None or not board.streams:
         board = make()

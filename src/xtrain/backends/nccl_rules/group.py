@@ -20,13 +20,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.calls import call_site, shape_of, shapes_of
+from xtrain.backends.calls import call_site
 from xtrain.backends.nccl_rules.batches import Batches, frame_of_batch
 from xtrain.backends.nccl_rules.board import board_of_this_rank
 from xtrain.backends.nccl_rules.buffers import Buffers
 from xtrain.backends.nccl_rules.messages import GROUP, PAIR, RECV, SEND, End, Wire
 from xtrain.backends.nccl_rules.orders import check_order
-from xtrain.backends.nccl_rules.rules import broken, check_reduction, check_tensors
+from xtrain.backends.nccl_rules.refusals import (
+    check_equal_parts,
+    check_reduction,
+    check_tensors,
+)
+from xtrain.backends.nccl_rules.rules import broken
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
 from xtrain.backends.operation import Operation, Steps
@@ -241,12 +246,6 @@ class NcclRulesGroup(XtrainProcessGroup):
         work.operation = Operation(call, work.in_turn(steps), peers)
         self._post(work, in_flight=False)
         work.wait()
-
-
-def check_equal_parts(name: str, tensors: list[Tensor]) -> None:
-    """NcclRuleError unless all parts have one shape and dtype."""
-    if len({shape_of(tensor) for tensor in tensors}) > 1:
-        raise broken("equal parts", name, f"got {shapes_of(tensors)}")
 
 
 def make_transport(
