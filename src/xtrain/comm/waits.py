@@ -10,10 +10,10 @@ by the first call of the queue in which the event stands (it is posted, its turn
 come), or by the call in which the program itself waits (it is not posted). A rank that
 computes is held up by nothing: it may still come.
 
-Every need must be met, so each circle is a deadlock. The states of the ranks need not be
-of one moment: if one of the waits ended, it would end after the next one of the circle,
-whose end its event comes after, and so after itself. Only, within one state the counts
-must not be older than the waits, and must never go back.
+Every need must be met, so each circle is a deadlock. The states of the ranks need not
+be of one moment: if one of the waits ended, it would end after the next one of the
+circle, and so after itself. Only, within one state the counts must not be older than
+the waits, and counts never go back.
 """
 
 from collections.abc import Iterable, Mapping

@@ -75,6 +75,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         return self._streams[key]
 
     def shutdown(self) -> None:
+        if not self._runner.closed:
+            self._board.guard.settle()
         super().shutdown()
         self._board.leave(self._streams.values())
 
@@ -95,6 +97,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         **described: Any,
     ) -> dist.Work:
         """Check the rules, then post the call in the stream of the group."""
+        self._board.guard.settle()
         check_tensors(name, (*inputs, *outputs), collective=True)
         if op is not None:
             check_reduction(name, op, (*inputs, *outputs)[0])
@@ -115,6 +118,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         )  # fmt: skip
         check_order(self._board, work)
         self._post(work, in_flight)
+        if name == "barrier":
+            work.wait_on_host()
         if not in_flight:
             work.wait()
             return Finished(result)
@@ -139,6 +144,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         self, kind: int, tensors: list[Tensor], peer: int, tag: int
     ) -> dist.Work:
         (tensor,) = tensors
+        self._board.guard.settle()
         self._runner.check_ready("send" if kind == SEND else "recv", tensors)
         end = End(kind, tensor, peer, self._global_rank(peer), tag, call_site())
         check_tensors(str(end), tensors, collective=False)
@@ -245,7 +251,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         work = StreamWork(stream, Buffers((), (), False), [], {event: number}, needs)
         work.operation = Operation(call, work.in_turn(steps), peers)
         self._post(work, in_flight=False)
-        work.wait()
+        work.wait_on_host()
 
 
 def make_transport(
