@@ -3,6 +3,7 @@
 import itertools
 import math
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -70,6 +71,24 @@ def test_a_mesh_is_of_the_device_where_tensors_are_made(world):
 
 
 @pytest.mark.verifies(*PLACES)
+def mesh_of_a_default_group_for_gpus():
+    """As if the default group served GPUs alone: torch is not asked for one."""
+    gpu = mock.Mock(return_value=torch.device("cuda"))
+    with (
+        mock.patch("xtrain.comm.mesh.message_device", gpu),
+        mock.patch("xtrain.comm.mesh.init_device_mesh"),
+        mock.patch("xtrain.comm.mesh.timeout_of", return_value=None),
+    ):
+        axes = dist.get_world_size(), 1
+        made = init_mesh(axes, ("data", "tensor"))
+        return made.device_type, init_mesh(axes, ("a", "b"), "cpu").device_type
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:init_mesh")
+def test_a_mesh_is_of_the_device_of_the_default_group(world):
+    assert world(2).run(mesh_of_a_default_group_for_gpus) == [("cuda", "cpu")] * 2
+
+
 def test_the_last_axis_is_contiguous():
     """Rank 5 of 2 x 4: its tensor group is a row, its data group a column."""
     assert mesh_coordinates(5, (2, 4)) == (1, 1)

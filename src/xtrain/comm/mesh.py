@@ -44,13 +44,17 @@ def init_mesh(
     Args:
         shape: size of each axis, outermost first; the product is the world size.
         axes: one name per axis.
-        device_type: "cpu" or "cuda"; None for where tensors are made by default.
+        device_type: "cpu" or "cuda"; None for where tensors are made by default, or
+            for where the default group's messages are.
         timeout: of each call in the mesh's groups; that of the default group if None.
     """
     world = dist.get_world_size()
     check_mesh(shape, axes, world)
     check_timeout(timeout)
-    device_type = device_type or torch.get_default_device().type
+    if device_type is None:
+        device_type = torch.get_default_device().type
+        if device_type == "cpu":
+            device_type = message_device(None).type
     if device_type != "cpu":
         init_device_mesh(device_type, (world,))  # chooses this rank's GPU
     ranks = torch.arange(world, device="cpu").view(shape)

@@ -8,10 +8,12 @@ waits reads them and raises.
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch.distributed import Store
@@ -37,9 +39,12 @@ class WaitBoard:
     """
 
     def __init__(self) -> None:
-        self.streams: list[Stream] = []
+        # A group that is used no more is freed with its streams; its counts remain.
+        self.streams: WeakSet[Stream] = WeakSet()
+        self._counts: list[tuple[dict[str, int], dict[str, int]]] = []
         self.callers: set[int] = set()  # threads that have made calls
         self.hosts: dict[int, StreamWork] = {}
+        self._generations: Counter[str] = Counter()
         self._store: Store | None = None
         self._told = ""
         self._next_look = 0.0
@@ -51,12 +56,16 @@ class WaitBoard:
         runs on will make, so no wait of the program holds up what is not posted.
         """
         rank = dist.get_rank()
+        # The host first: what it posts after this is in the counts.
         state = RankWaits(rank)
         if len(self.callers) == 1 and self.hosts:
             (work,) = self.hosts.values()
             state.host = work.as_host_wait(rank)
-        for stream in self.streams:
+        for stream in list(self.streams):
             stream.tell(state)
+        for posted, started in list(self._counts):
+            state.posted.update(posted)
+            state.started.update(started)
         return state
 
     def look(self) -> None:
@@ -88,9 +97,18 @@ class WaitBoard:
             self._store = store.clone()
         return self._store
 
-    def leave(self, streams: list[Stream]) -> None:
+    def add(self, name: str, *arguments: Any) -> Stream:
+        """A new stream: its name is made unique, as torch uses names again."""
+        self._generations[name] += 1
+        name = f"{name} {self._generations[name]}"
+        stream = Stream(name, *arguments, self.hosts)
+        self.streams.add(stream)
+        self._counts.append((stream.posted, stream.started))
+        return stream
+
+    def leave(self, streams: Iterable[Stream]) -> None:
         """Forget the streams of a group that ends; with the last of them, all notes."""
-        self.streams = [stream for stream in self.streams if stream not in streams]
+        self.streams.difference_update(streams)
         if not self.streams and self._store is not None:
             with contextlib.suppress(RuntimeError):  # its server may have ended
                 self._store.delete_key(f"{PREFIX}{dist.get_rank()}")
@@ -103,7 +121,7 @@ BOARD: ContextVar[WaitBoard | None] = ContextVar(
 
 
 def board_of_this_rank(make: Callable[[], WaitBoard] = WaitBoard) -> WaitBoard:
-    """The board that all groups of this rank share; a new one after the last has gone."""
+    """The board of all groups of this rank; a new one after the last has gone."""
     board = BOARD.get()
     if board is None or not board.streams:
         board = make()

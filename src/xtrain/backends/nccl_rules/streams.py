@@ -55,7 +55,7 @@ class Stream:
         return found[-1] if found else None
 
     def using(self, inputs: list[Tensor], outputs: list[Tensor]) -> "StreamWork | None":
-        """A call in flight that reads or writes what a call with these writes or reads."""
+        """A call in flight that uses what another would write, or writes what it uses."""
         for call in self.calls:
             theirs = call.buffers
             if overlapping(outputs, [*theirs.inputs, *theirs.outputs]):
@@ -65,7 +65,7 @@ class Stream:
         return None
 
     def tell(self, state: RankWaits) -> None:
-        """Add this stream's first call and its counts to the state of this rank."""
+        """Add this stream's first call to the state of this rank, then its counts."""
         with self.progress.lock:
             first = next((c for c in self.calls if not c.operation.done), None)
             if first is not None:
@@ -78,7 +78,7 @@ class StreamWork(Handle):
     """The work of one call of a stream.
 
     Args:
-        events: what the call is at this rank, each with its number; they start together.
+        events: what the call is at this rank, with numbers; they start together.
         needs: the events of other ranks that it cannot end without.
         number: of a call that all ranks of the stream make.
     """
@@ -159,7 +159,7 @@ class StreamWork(Handle):
         return future
 
     def deliver_at_end(self) -> None:
-        """Give the program the results at the end: a later call of the stream reads them."""
+        """Fill the outputs at the end: a later call of the stream reads them."""
         with self.stream.progress.lock:
             if self.operation.done:
                 self.buffers.deliver()
