@@ -27,6 +27,9 @@ from .evidence_links import LINK, Place, evidence_place, opened_blocks
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
 from .symbols import SymbolError, resolve
 
+MESSAGE_COLUMNS = 140
+"""A line of a transcript that is longer is a message, and wrapped."""
+
 
 @lru_cache(maxsize=1)
 def library_names() -> dict[str, str]:
@@ -134,10 +137,11 @@ def transcript_block(path: Path, text: str) -> list[str]:
     if not script.is_file():
         raise EmbedError(f"{path.name} is a transcript without its {script.name}")
     command = script.read_text().splitlines()[0].removeprefix("#").strip()
+    messages = any(len(line) > MESSAGE_COLUMNS for line in text.splitlines())
     return [
         "",
         "Recorded output, compared with a fresh run by the tests",
-        "{ .xt-bar .xt-recorded }",
+        f"{{ .xt-bar .xt-recorded{' .xt-messages' if messages else ''} }}",
         "",
         "```console",
         f"$ {command}",

@@ -280,8 +280,11 @@ def test_a_snippet_its_transcript_and_a_broken_twin(toy):
         assert 'download="a.py"' in out
         assert ("xt-wrong" in out) == (folder == "wrong/lc1")
     toy.write("snippets/lc1/a.out", "1\n")
-    plain = re.sub(r"<[^>]+>", "", render(page(reference="snippets/lc1/a.out")))
-    assert "$ python snippets/lc1/a.py\n1" in plain
+    out = render(page(reference="snippets/lc1/a.out"))
+    assert "$ python snippets/lc1/a.py\n1" in re.sub(r"<[^>]+>", "", out)
+    assert "xt-messages" not in out
+    toy.write("snippets/lc1/a.out", f"a long error {'of many words ' * 10}\n")
+    assert "xt-messages" in render(page(reference="snippets/lc1/a.out"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from xtrain.backends.nccl_rules.rules import RULES
 from xtrain_docs import races as recorded
 from xtrain_docs import runs
 from xtrain_docs.figures import races
@@ -14,6 +15,7 @@ from xtrain_docs.lectures.lc1 import (
     groups_and_meshes,
     index,
     ledger,
+    nccl_rules,
     sync_and_async,
 )
 from xtrain_docs.lectures.lc1.traces import REGISTRY
@@ -85,12 +87,24 @@ def test_fresh_gradients_converge_and_old_ones_swing():
     assert sync_and_async.stale_descent(4, 0.4, 60) > 1 > fresh
 
 
-def test_the_circle_of_waiting_ranks_is_the_one_in_the_report():
-    drawing = deadlocks.wait_circle("wrong/lc1/all_send_first.out")
+@pytest.mark.parametrize("transcript", ["all_send_first", "nccl_first_use"])
+def test_the_circle_of_waiting_ranks_is_the_one_in_the_report(transcript):
+    drawing = deadlocks.wait_circle(f"wrong/lc1/{transcript}.out")
     for rank, peer in ((0, 1), (1, 2), (2, 0)):
         assert f"rank {rank} in send to rank {peer}" in drawing
     with pytest.raises(EvidenceError, match="no circle"):
         deadlocks.wait_circle("lc1/ring_shift.out")
+
+
+def test_the_table_has_every_rule_of_nccl_with_its_source_written_out():
+    rows = nccl_rules.nccl_rules().rows
+    names = [re.match(r"`(.*?)`(, inferred)?$", row[0]) for row in rows]
+    assert [found[1] for found in names] == [*RULES]
+    assert [found[1] for found in names if found[2]] == [*nccl_rules.INFERRED]
+    for name, text, source, cure in rows:
+        assert text and cure, name
+        places = source.split("; ")
+        assert all(re.match(r"(`\w+\.\w+`|NCCL's guide): \S", p) for p in places), name
 
 
 def test_one_shot_shows_its_messages(on_ranks):

@@ -141,6 +141,7 @@ TOURS = (
     "sockets-to-backend",
     "use-the-backends",
     "why-nccl-is-faster",
+    "will-it-run-on-nccl",
 )
 WITHOUT_BUG = ("one-shot", "ring-or-tree", "two-halves", "ledger", "two-backends")
 

@@ -121,10 +121,11 @@ RULES = {
         "use batch_isend_irecv, or let one of the two receive first",
     ),
     "one queue a group": Rule(
-        "Collectives and batches of a group run one after another, in the order of "
-        "the calls",
-        "F collective, startCoalescing",
-        "make the calls in the same order on all ranks",
+        "Collectives and batches of a group, and with device_id= all its messages, "
+        "run one after another, in the order of the calls",
+        "F collective, startCoalescing, pointToPoint",
+        "make collectives in the same order on all ranks, and put messages that need "
+        "each other into one batch_isend_irecv",
     ),
     "overwritten": Rule(
         "A call reads and writes its tensors until its work is waited for",

@@ -8,13 +8,15 @@ from ...figures import REGISTRY
 from ...runs import EvidenceError
 from ...svg import document, fit, line, text
 
-WAITING = re.compile(r"^rank (\d+): waiting in (\w+)\(.*?\bdst=(\d+)", re.MULTILINE)
+WAITING = re.compile(
+    r"^ *rank (\d+): (?:waiting in )?(\w+)\(.*?\bdst=(\d+)", re.MULTILINE
+)
 WIDTH, HEIGHT, RADIUS, NODE = 340, 250, 84, 27
 
 
 @REGISTRY
 def wait_circle(transcript: str) -> str:
-    """A circle of ranks, from an .out file of snippets/ with a line for each."""
+    """A circle of ranks that send, from an .out file of snippets/, a line for each."""
     found = WAITING.findall((config.ROOT / "snippets" / transcript).read_text())
     waits = {int(rank): (call, int(peer)) for rank, call, peer in found}
     if not waits or not set(waits) >= {peer for _, peer in waits.values()}:
