@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 Version = tuple[int, int, int]
 
+DEVICES = ("cpu", "cuda", "xgpu")  # the last one is `pretended_device`
 BACKENDS = ("gloo", "nccl", "xtrain-socket", "xtrain-shm")
+FOR_DEVICE = {"cuda": "nccl", "xgpu": "xtrain-shm"}  # unless asked for another
 # Called before init_process_group, found by name: backends stand above this module.
 LATE_BACKENDS = {
     "xtrain-socket": "xtrain.backends:register",
@@ -63,15 +65,17 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
     if backend is None and device is None:
         return _default(machine)
     if backend is None:
-        backend = "nccl" if device == "cuda" else "gloo"
+        backend = FOR_DEVICE.get(device, "gloo")
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is none of {', '.join(BACKENDS)}")
     if device is None:
         device = "cuda" if backend == "nccl" else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} is neither cpu nor cuda")
-    if backend == "nccl" and device == "cpu":
+    if device not in DEVICES:
+        raise ValueError(f"device {device!r} is none of {', '.join(DEVICES)}")
+    if backend == "nccl" and device != "cuda":
         raise ValueError("nccl moves GPU memory only: use --device cuda")
+    if backend == "gloo" and device == "xgpu":
+        raise ValueError("gloo does not take tensors of xgpu: use --backend xtrain-shm")
     if device == "cuda" and machine.gpus == 0:
         raise ValueError("--device cuda needs a GPU that torch can see; there is none")
     return Choice(backend, device, "as asked")
@@ -79,7 +83,7 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
 
 def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, str]:
     """Environment for `size` ranks; ValueError with one line when they do not fit."""
-    if choice.device == "cpu":
+    if choice.device != "cuda":
         return {"GLOO_SOCKET_IFNAME": loopback()}
     if size <= machine.gpus or choice.backend != "nccl":
         return {}
