@@ -129,7 +129,7 @@ def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(world):
 
 def timeouts() -> None:
     """With a default group that waits 77 seconds."""
-    world = dist.group.WORLD._get_backend(torch.device("cpu"))
+    world = dist.group.WORLD._get_backend(torch.get_default_device())
     usual = timeout_of(None)
     world._set_default_timeout(timedelta(seconds=77))
     try:

@@ -104,7 +104,7 @@ class Group(dist.ProcessGroup):
     supports_coalescing = supports_splitting = False
 
     def _get_backend(self, device: torch.device) -> "Group":
-        if torch.device(device) not in self._device_types:
+        if torch.device(device).type != self._runner.device:
             raise RuntimeError(
                 f"{self._backend_name} has no backend for device type {device}"
             )

@@ -65,7 +65,7 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
     if backend is None and device is None:
         return _default(machine)
     if backend is None:
-        backend = FOR_DEVICE.get(device, "gloo")
+        backend = FOR_DEVICE.get(device or "cpu", "gloo")
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is none of {', '.join(BACKENDS)}")
     if device is None:

@@ -13,6 +13,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
 #include <unordered_map>
@@ -38,15 +39,22 @@ Device with_index(Device device) {
 
 // -- memory ---------------------------------------------------------------------------
 
-c10::DataPtr hold(const Storage& host, Device device) {
-  auto drop = [](void* owner) { delete static_cast<Storage*>(owner); };
-  return {host.mutable_data(), new Storage(host), drop, device};
+void drop(void* owner) {
+  delete static_cast<Storage*>(owner);
 }
 
-const Storage& host_storage(const Storage& storage) {
-  auto* owner = static_cast<Storage*>(storage.data_ptr().get_context());
-  TORCH_CHECK(owner, "this storage was not made by the pretended device");
-  return *owner;
+c10::DataPtr hold(const Storage& host, Device device) {
+  return {host.mutable_data(), new Storage(host), &drop, device};
+}
+
+Storage host_storage(const Storage& storage) {
+  const auto& pointer = storage.data_ptr();
+  if (pointer.get_deleter() == &drop) {
+    return *static_cast<Storage*>(pointer.get_context());
+  }
+  // torch made it for memory of this device, as it does to save a storage.
+  c10::DataPtr same(storage.mutable_data(), c10::kCPU);
+  return {Storage::use_byte_size_t(), storage.nbytes(), std::move(same)};
 }
 
 struct Allocator : c10::Allocator {
@@ -211,7 +219,7 @@ struct Call {
     if (value.isStorage()) {
       auto storage = value.toStorage();
       meet(storage.device());
-      const auto& host = host_storage(storage);
+      auto host = host_storage(storage);
       storages.emplace(host.unsafeGetStorageImpl(), storage);
       return host;
     }
@@ -346,12 +354,51 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
+// The copy resolves lazy views itself; torch would copy them first, and so on.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+// Where torch would compose what the CPU has a kernel for, take the kernel: its bits.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    auto op = dispatcher.findOp(name);
+    auto has = [&op](c10::DispatchKey key) {
+      return op->hasSchema() && op->hasKernelForDispatchKey(key);
+    };
+    if (has(c10::DispatchKey::CPU) &&
+        (has(c10::DispatchKey::CompositeExplicitAutograd) ||
+         has(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+         has(c10::DispatchKey::CompositeImplicitAutograd))) {
+      m.impl(
+          c10::toString(name).c_str(),
+          torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+    }
+  }
   m.impl("_copy_from", &copy_from);
   m.impl("record_stream", [](Tensor& /*self*/, c10::Stream /*stream*/) {});
 }
 
+// torch starts the threads at the first backward pass of a process, and not again in
+// its forks: without this a fork would have none.
+struct Engine : torch::autograd::Engine {
+  static void start_threads() {
+    auto& engine = get_default_engine();
+    engine.initialize_device_threads_pool();
+    if ((engine.*(&Engine::device_ready_queues_)).empty()) {
+      (engine.*(&Engine::start_device_threads))();
+    }
+  }
+};
+
 TORCH_LIBRARY(xtrain_pretended, m) {
+  m.def("start_threads() -> ()", &Engine::start_threads);
   m.def("host_view(Tensor(a) tensor) -> Tensor(a)");
   m.def("default_generator(int index) -> Generator?", [](int64_t index) {
     return default_generator(static_cast<c10::DeviceIndex>(index));
