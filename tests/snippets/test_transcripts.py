@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from xtrain.testing import run_script
 
@@ -26,10 +25,10 @@ LINUX_ONLY = ("snippets/lc1/ledger.py",)
 
 @pytest.fixture(autouse=True)
 def plain_cpu(monkeypatch):
-    """Transcripts are of gloo on a CPU, and their paths are seen from the root."""
-    if torch.cuda.is_initialized():
-        pytest.skip("this process already uses CUDA, which cannot be hidden any more")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    """Transcripts are of gloo on a CPU, and their paths are seen from the root.
+
+    The plugin hides GPUs from this process and from the scripts that it starts.
+    """
     monkeypatch.chdir(ROOT)
     # A snippet may start processes of its own.
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]

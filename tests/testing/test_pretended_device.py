@@ -343,7 +343,7 @@ def test_it_is_there_only_where_it_was_asked_for(ranks):
 
 
 def test_backends_that_do_not_take_it_are_refused():
-    assert choose(None, HERE, Machine()).backend == "xtrain-shm"
+    assert choose(None, HERE, Machine()).backend == "nccl-rules"
     with pytest.raises(ValueError, match="gloo does not take tensors of xgpu"):
         choose("gloo", HERE, Machine())
     with pytest.raises(ValueError, match="nccl moves GPU memory only"):

@@ -10,7 +10,10 @@ The decisions take a `Machine`, so tests decide about machines that do not exist
 """
 
 import ctypes
+import functools
 import importlib
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +21,12 @@ from dataclasses import dataclass
 Version = tuple[int, int, int]
 
 DEVICES = ("cpu", "cuda", "xgpu")  # the last one is `pretended_device`
-BACKENDS = ("gloo", "nccl", "xtrain-socket", "xtrain-shm")
-FOR_DEVICE = {"cuda": "nccl", "xgpu": "xtrain-shm"}  # unless asked for another
+BACKENDS = ("gloo", "nccl", "nccl-rules", "xtrain-socket", "xtrain-shm")
+FOR_DEVICE = {"cuda": "nccl", "xgpu": "nccl-rules"}  # unless asked for another
 # Called before init_process_group, found by name: backends stand above this module.
-LATE_BACKENDS = {
-    "xtrain-socket": "xtrain.backends:register",
-    "xtrain-shm": "xtrain.backends:register",
-}
+LATE_BACKENDS = dict.fromkeys(
+    ("nccl-rules", "xtrain-socket", "xtrain-shm"), "xtrain.backends:register"
+)
 # A machine with fewer GPUs would skip most tests on NCCL, so gloo is the default.
 ENOUGH_GPUS = 4
 SHARING_NCCL: Version = (2, 30, 0)
@@ -41,6 +43,8 @@ class Machine:
 
     gpus: int = 0
     nccl: Version | None = None
+    name: str = ""  # of the first GPU
+    visible: str = ""  # CUDA_VISIBLE_DEVICES of ranks that use them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,28 @@ class Choice:
     reason: str
 
 
+@functools.cache
 def this_machine() -> Machine:
-    """Look at the GPUs and the NCCL library that this process would use."""
+    """The GPUs and the NCCL library that ranks of this process would use.
+
+    CUDA is asked in a child: once it has begun, neither it nor autograd works in the
+    ranks that are forked later.
+    """
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Machine(gpus, _nccl_version() if gpus else None)
+    if not torch.backends.cuda.is_built():
+        return Machine()
+    if torch.cuda.is_initialized():
+        gpus, name = _ask_cuda()
+    else:
+        context = multiprocessing.get_context("fork")
+        answer = context.SimpleQueue()
+        child = context.Process(target=lambda: answer.put(_ask_cuda()))
+        child.start()
+        child.join()
+        gpus, name = answer.get() if child.exitcode == 0 else (0, "")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+    return Machine(gpus, _nccl_version() if gpus else None, name, visible)
 
 
 def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
@@ -75,7 +95,7 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
     if backend == "nccl" and device != "cuda":
         raise ValueError("nccl moves GPU memory only: use --device cuda")
     if backend == "gloo" and device == "xgpu":
-        raise ValueError("gloo does not take tensors of xgpu: use --backend xtrain-shm")
+        raise ValueError("gloo does not take tensors of xgpu: use --backend nccl-rules")
     if device == "cuda" and machine.gpus == 0:
         raise ValueError("--device cuda needs a GPU that torch can see; there is none")
     return Choice(backend, device, "as asked")
@@ -85,15 +105,16 @@ def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, s
     """Environment for `size` ranks; ValueError with one line when they do not fit."""
     if choice.device != "cuda":
         return {"GLOO_SOCKET_IFNAME": loopback()}
+    visible = {"CUDA_VISIBLE_DEVICES": machine.visible}
     if size <= machine.gpus or choice.backend != "nccl":
-        return {}
+        return visible
     if machine.nccl is None or machine.nccl < SHARING_NCCL:
         found = ".".join(map(str, machine.nccl)) if machine.nccl else "unknown"
         raise ValueError(
             f"{size} ranks need {size} GPUs, there are {machine.gpus}: sharing one "
             f"needs NCCL 2.30 or newer, found {found}"
         )
-    return dict(SHARING_ENVIRONMENT)
+    return visible | SHARING_ENVIRONMENT
 
 
 def explain_sharing(choice: Choice, machine: Machine) -> str:
@@ -139,6 +160,13 @@ def _default(machine: Machine) -> Choice:
     hint = "they can be shared: try" if sharing else "for small worlds try"
     few = f"{machine.gpus} of {ENOUGH_GPUS} GPUs"
     return Choice("gloo", "cpu", f"{few}; {hint} --backend nccl")
+
+
+def _ask_cuda() -> tuple[int, str]:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return gpus, torch.cuda.get_device_name(0) if gpus else ""
 
 
 def _nccl_version() -> Version | None:

@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     machine = this_machine()
+    # From this process, which forks: backward() here would start threads for them, and
+    # autograd refuses to work in a fork of such a process. Ranks see them again.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         choice = choose(config.option.backend, config.option.device, machine)
     except ValueError as error:
@@ -82,7 +85,7 @@ def _about(choice: Choice, machine: Machine) -> dict[str, str]:
     """What results of this session are of, asked when its ranks are gone."""
     parts = [f"{platform.system()} {platform.machine()}"]
     if choice.device == "cuda":
-        parts.append(f"{machine.gpus} x {torch.cuda.get_device_name(0)}")
+        parts.append(f"{machine.gpus} x {machine.name}")
     if choice.backend == "nccl" and machine.nccl:
         parts.append("NCCL " + ".".join(map(str, machine.nccl)))
     return {
