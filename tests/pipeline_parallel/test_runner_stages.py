@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.devices import device_type, randint
+from tests.devices import NCCL, device_type, randint
 from tests.pipeline_parallel.pipelines import (
     LIKE,
     WIDTH,
@@ -336,7 +336,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
         reference = copy.deepcopy(modules)
         inputs, targets = batch(9, seed=rank % 2)
         stages = own(modules, schedule, place)
-        with mock.patch.object(communicators, "batches", return_value=separate):
+        with mock.patch.object(communicators, "follows_nccl", return_value=separate):
             pipeline = PipelineRunner(stages, schedule, squares, group)
         assert (pipeline._messages._down is not pipeline._messages.group) == separate
         cut = micro_batches(inputs, 4), micro_batches(targets, 4)
@@ -356,6 +356,8 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
 def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
     world, separate
 ):
+    if not separate and world(4).backend in NCCL:
+        pytest.skip("with one queue for both ways ranks wait for each other")
     for result in world(4).run(in_a_sub_group, separate):
         assert {n: v for n, v in result.items() if not v < 1e-12} == {}
         assert not any(map(math.isnan, result.values()))
@@ -367,7 +369,7 @@ def bound_to_a_gpu(in_order: bool) -> str:
     stages = own([Layer() for _ in range(2)], schedule, dist.get_rank())
     group = dist.new_group([0, 1])
     group.bound_device_id = torch.device("cuda", 3)
-    with mock.patch.object(communicators, "batches", return_value=in_order):
+    with mock.patch.object(communicators, "follows_nccl", return_value=in_order):
         try:
             PipelineRunner(stages, schedule, squares, group)
         except ValueError as error:

@@ -19,6 +19,7 @@ from torch.distributed import ReduceOp
 from xtrain.backends.arguments import check_servable, flatten
 from xtrain.backends.calls import (
     NOWHERE,
+    CallRefused,
     CollectiveCall,
     CollectiveMismatch,
     call_site,
@@ -50,8 +51,10 @@ class CallRunner:
 
     `on_collective_end` are functions to call with the bytes of tensors that a
     collective has sent and received, once it has ended: those that are in the list when
-    the collective is issued.
+    the collective is issued. `mismatch` makes the error of ranks in different calls.
     """
+
+    mismatch: Callable[[str], RuntimeError] = RuntimeError
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class CallRunner:
                 f"  rank {self.global_rank(r)}: {texts[r]}"
                 for r in range(self.transport.size)
             ]
-            raise RuntimeError(
+            raise self.mismatch(
                 "the ranks of this group are in different calls:\n"
                 + "\n".join(lines)
                 + why_alike(set(texts.values()))
@@ -203,7 +206,7 @@ class CallRunner:
         """Run steps; an unforeseen end in the middle of them breaks the group."""
         try:
             yield from steps
-        except (CollectiveMismatch, GeneratorExit):
+        except (CollectiveMismatch, CallRefused, GeneratorExit):
             raise
         except BaseException as error:
             self.monitor.broken = RuntimeError(f"{call}: {error!r}")
