@@ -33,8 +33,8 @@ class Buffers:
     def __init__(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], in_flight: bool
     ):
-        self.outputs = [host_view(tensor).detach() for tensor in outputs]
-        self.inputs = [host_view(tensor).detach() for tensor in inputs]
+        self.outputs = [tensor.detach() for tensor in outputs]
+        self.inputs = [tensor.detach() for tensor in inputs]
         self.working = [*self.outputs, *self.inputs]
         self._in_flight = in_flight
         if in_flight:
@@ -54,14 +54,14 @@ class Buffers:
                     # `data` has a version counter of its own: autograd learns of a
                     # write when the results come, and not twice.
                     tensor.data.fill_(float("nan"))
-        self._seen = [bytes(raw(tensor)) for tensor in tensors]
+        self._seen = [bytes(raw(host_view(tensor))) for tensor in tensors]
 
     def overwritten(self) -> Tensor | None:
         """A tensor that the program has written to, or freed, since `begin`."""
         tensors = (*self.outputs, *self.inputs)
         for tensor, seen in zip(tensors, self._seen, strict=False):
             freed = tensor.untyped_storage().nbytes() < len(seen)
-            if freed or raw(tensor) != seen:
+            if freed or raw(host_view(tensor)) != seen:
                 return tensor
         return None
 
@@ -85,5 +85,5 @@ def overlapping(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 def memory_of(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a dense tensor, the end excluded."""
-    start = tensor.data_ptr()
+    start = host_view(tensor).data_ptr()
     return start, start + tensor.nbytes
