@@ -35,10 +35,15 @@ SHARING_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a decision depends on: the number of GPUs and NCCL's version."""
+    """What a decision depends on.
+
+    Attributes:
+        fits: how many ranks the memory of a GPU takes; None where nobody has asked.
+    """
 
     gpus: int = 0
     nccl: Version | None = None
+    fits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,12 @@ def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, s
     """Environment for `size` ranks; ValueError with one line when they do not fit."""
     if choice.device == "cpu":
         return {"GLOO_SOCKET_IFNAME": loopback()}
+    on_one = -(-size // machine.gpus)
+    if machine.fits is not None and on_one > machine.fits:
+        raise ValueError(
+            f"{size} ranks put {on_one} on a GPU, whose free memory is enough for "
+            f"{machine.fits}"
+        )
     if size <= machine.gpus or choice.backend != "nccl":
         return {}
     if machine.nccl is None or machine.nccl < SHARING_NCCL:
