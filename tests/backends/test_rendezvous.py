@@ -249,7 +249,7 @@ def test_another_host_is_told_what_to_do(monkeypatch, tmp_path):
         ("socket", "unix:elsewhere", "XTRAIN_SOCKET_ADDRESS"),
     ):
         store.set(f"{kind}/0", f"otherhost/1/2 {os.getpid()} {'0' * 32} {address}")
-        make = xtrain.backends.TRANSPORTS[f"xtrain-{kind}"]
+        make, _ = xtrain.backends.BACKENDS[f"xtrain-{kind}"]
         peers = Peers()
         with pytest.raises(RuntimeError, match=says):
             make(store, 1, 2, 2.0, peers)

@@ -1,4 +1,5 @@
-"""lc1: torch.distributed backends in Python, over shared memory and over sockets.
+"""lc1: torch.distributed backends in Python: over shared memory, over sockets, and one
+that keeps NCCL's rules on CPUs ("nccl-rules").
 
 Importing this package makes them known to torch:
 
@@ -10,22 +11,27 @@ There is no entry point "torch.backends", by which torch would find them on its 
 would load xtrain into every program that imports torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Store
 
+from xtrain.backends.nccl_rules.group import NcclRulesGroup, make_transport
+from xtrain.backends.peers import Peers
 from xtrain.backends.process_group import XtrainProcessGroup
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.sockets import Sockets
 
-TRANSPORTS: dict[str, type[SharedMemory] | type[Sockets]] = {
-    "xtrain-shm": SharedMemory,
-    "xtrain-socket": Sockets,
+MakeTransport = Callable[[Store, int, int, float, Peers], Any]
+BACKENDS: dict[str, tuple[MakeTransport, type[XtrainProcessGroup]]] = {
+    "xtrain-shm": (SharedMemory, XtrainProcessGroup),
+    "xtrain-socket": (Sockets, XtrainProcessGroup),
+    "nccl-rules": (make_transport, NcclRulesGroup),
 }
 
 
@@ -34,13 +40,13 @@ def register() -> None:
 
     Importing `xtrain.backends` has done so already; doing it again does no harm.
     """
-    for name, transport in TRANSPORTS.items():
-        register_variant(name, transport)
+    for name, (transport, group) in BACKENDS.items():
+        register_variant(name, transport, group)
 
 
 def register_variant(
     name: str,
-    transport: type[SharedMemory] | type[Sockets],
+    transport: MakeTransport,
     group: type[XtrainProcessGroup] = XtrainProcessGroup,
 ) -> None:
     """Make a backend known to torch under this name, unless it is already."""
@@ -85,7 +91,7 @@ def shared_empty(
 
 def _create(
     name: str,
-    transport: type[SharedMemory] | type[Sockets],
+    transport: MakeTransport,
     group: type[XtrainProcessGroup],
     store: Store,
     rank: int,

@@ -83,14 +83,36 @@ class CallRunner:
         result: list[Tensor],
         outputs: Sequence[Tensor] = (),
         inputs: Sequence[Tensor] = (),
+        **described: Any,
+    ) -> dist.Work:
+        """Run or post a call; `described` are further arguments of `prepare`."""
+        operation = self.prepare(name, opts, outputs, inputs, **described)
+        if opts is None or not opts.asyncOp:
+            self.progress.run("collectives", operation)
+            return Finished(result)
+        self.progress.post("collectives", operation, self.post_seconds)
+        if operation.done and operation.error is None:
+            work: dist.Work = Finished(result)
+        else:
+            work = Pending(self.progress, operation, result)
+        if sum(t.numel() for t in result) <= SMALL:
+            self.kept.append(work)
+        return work
+
+    def prepare(
+        self,
+        name: str,
+        opts: Any,
+        outputs: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
         *,
         steps: Callable[..., Steps],
         op: ReduceOp.RedOpType | None = None,
         root: int | None = None,
         detail: Any = None,
         extra_text: Callable[[], str] | None = None,
-    ) -> dist.Work:
-        """Describe the call, flatten its tensors, run or post its steps.
+    ) -> Operation:
+        """Describe the call and flatten its tensors: the operation to run or post.
 
         `detail` is what the ranks compare besides op and root: the first tensor's shape
         and dtype unless given. `extra_text` is shown when they disagree, not compared.
@@ -123,17 +145,7 @@ class CallRunner:
             title = f"{self.backend}:{name.removesuffix('_single')}"
             record_event(title, operation, inputs or outputs)
         self.calls += 1
-        if opts is None or not opts.asyncOp:
-            self.progress.run("collectives", operation)
-            return Finished(result)
-        self.progress.post("collectives", operation, self.post_seconds)
-        if operation.done and operation.error is None:
-            work: dist.Work = Finished(result)
-        else:
-            work = Pending(self.progress, operation, result)
-        if sum(t.numel() for t in result) <= SMALL:
-            self.kept.append(work)
-        return work
+        return operation
 
     def _checked(
         self, call: CollectiveCall, steps: Steps, listeners: tuple[Listener, ...]

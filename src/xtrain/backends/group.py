@@ -44,6 +44,7 @@ class Group(dist.ProcessGroup):
 
     compares_calls = True  # of all ranks, before any data moves
     give_way = staticmethod(os.sched_yield)  # to others, while this rank waits
+    monitor_class: type[PeerMonitor] = PeerMonitor
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Group(dist.ProcessGroup):
         except BaseException:
             self._peers.close()
             raise
-        self._monitor = PeerMonitor(
+        self._monitor = self.monitor_class(
             rank, self._transport, self._peers, self._timeout, self._global_rank
         )
         self._progress = Progress(self._monitor.check, self.give_way)

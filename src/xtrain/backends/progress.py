@@ -47,7 +47,7 @@ class Progress:
     ):
         self._check, self._give_way = check, give_way
         self._queues: dict[Hashable, deque[Operation]] = {}
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         # Set and cleared, like `_closed`, under the lock only: no wake-up gets lost.
         self._pending = threading.Event()
         self._last_pass = 0.0
@@ -61,22 +61,27 @@ class Progress:
         Given some seconds for it, most operations end here, sooner than the background
         thread could take them over.
         """
-        with self._lock:
+        with self.lock:
             if not self._queues and not self._closed and operation.advance():
                 return  # the short way
             self._append(queue, operation)
         while time.monotonic() < operation.started + seconds:
             self._give_way()
-            with self._lock:
+            with self.lock:
                 self._advance_all()
             if operation.done:
                 return
         if not self._pending.is_set() and not operation.done:
             self._wake_background()
 
+    def enqueue(self, queue: Hashable, operation: Operation) -> None:
+        """Queue an operation that its thread is going to wait for."""
+        with self.lock:
+            self._append(queue, operation)
+
     def run(self, queue: Hashable, operation: Operation) -> None:
         """Queue an operation, wait for it and raise what it raises."""
-        with self._lock:
+        with self.lock:
             self._append(queue, operation)
             self._advance_alone(operation)
         if not operation.done:
@@ -89,12 +94,12 @@ class Progress:
 
         After `seconds` RuntimeError: the operation goes on, the group is not broken.
         """
-        with self._lock:
+        with self.lock:
             self._advance_alone(operation)
         began = 0.0 if operation.done else time.monotonic()
         next_check = began + CHECK_SECONDS
         while not operation.done:
-            with self._lock:
+            with self.lock:
                 self._advance_all()
                 now = self._last_pass
                 if now > next_check and not operation.done:
@@ -114,7 +119,7 @@ class Progress:
 
         Later it is one of the threads of `callbacks` that calls, under no lock.
         """
-        with self._lock:
+        with self.lock:
             if not operation.done:
                 operation.on_end.append(lambda: self.callbacks.add(callback))
                 return
@@ -122,7 +127,7 @@ class Progress:
 
     def fail_all(self, error: BaseException) -> None:
         """End every pending operation with `error`."""
-        with self._lock:
+        with self.lock:
             pending = [op for queue in self._queues.values() for op in queue]
             self._queues.clear()
             for operation in pending:
@@ -134,13 +139,13 @@ class Progress:
         What is posted from now on ends with `error`, too. Always returns: a callback
         that does not is left to itself.
         """
-        with self._lock:
+        with self.lock:
             self._closed = error
             self._pending.set()
             thread = self._thread
         # A signal handler may have come here from under the lock. The thread needs that
         # to end, so then it is not waited for.
-        below = self._lock._is_owned()  # type: ignore[attr-defined]
+        below = self.lock._is_owned()  # type: ignore[attr-defined]
         if thread not in (None, threading.current_thread()) and not below:
             thread.join()
         self.fail_all(error)
@@ -195,7 +200,7 @@ class Progress:
                 self.fail_all(error)
 
     def _wake_background(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             if self._thread is None:
@@ -213,7 +218,7 @@ class Progress:
             if waited_for and not self._closed:
                 time.sleep(IDLE_SECONDS)
                 continue  # a thread waits, and advances everything
-            with self._lock:
+            with self.lock:
                 if self._closed:
                     return
                 self._advance_all()

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 Version = tuple[int, int, int]
 
-BACKENDS = ("gloo", "nccl", "xtrain-socket", "xtrain-shm")
+BACKENDS = ("gloo", "nccl", "nccl-rules", "xtrain-socket", "xtrain-shm")
 # Called before init_process_group, found by name: backends stand above this module.
-LATE_BACKENDS = {
-    "xtrain-socket": "xtrain.backends:register",
-    "xtrain-shm": "xtrain.backends:register",
-}
+LATE_BACKENDS = dict.fromkeys(
+    ("nccl-rules", "xtrain-socket", "xtrain-shm"), "xtrain.backends:register"
+)
 # A machine with fewer GPUs would skip most tests on NCCL, so gloo is the default.
 ENOUGH_GPUS = 4
 SHARING_NCCL: Version = (2, 30, 0)

@@ -1,0 +1,49 @@
+"""The messages of one `batch_isend_irecv`, which NCCL starts as one group.
+
+torch brackets the calls of a batch for its own backends only; a group in Python sees one
+call after the other. So the batch is found where torch holds it: in its function's frame.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import torch.distributed as dist
+
+from xtrain.backends.nccl_rules.messages import End
+from xtrain.backends.nccl_rules.streams import BatchPart, StreamWork
+
+
+class Batches:
+    """Collects the messages of a batch, and posts them when it is complete."""
+
+    def __init__(self, post: Callable[[list[End]], StreamWork]):
+        self._post = post
+        self._frame: FrameType | None = None
+        self._ends: list[End] = []
+        self._parts: list[BatchPart] = []
+
+    def add(self, end: End, frame: FrameType) -> dist.Work:
+        """Add a message; with the last one, post the batch and return its work."""
+        if frame is not self._frame:  # a batch that was refused half way is dropped
+            self._frame, self._ends, self._parts = frame, [], []
+        self._ends.append(end)
+        if len(self._ends) < len(frame.f_locals["p2p_op_list"]):
+            self._parts.append(BatchPart([end.tensor]))
+            return self._parts[-1]
+        work = self._post(self._ends)
+        for part in self._parts:
+            part.batch = work
+        self._frame, self._ends, self._parts = None, [], []
+        return work
+
+
+def frame_of_batch() -> FrameType | None:
+    """The frame of `batch_isend_irecv`, if torch calls from there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "batch_isend_irecv" and "p2p_op_list" in code.co_varnames:
+            return frame
+        frame = frame.f_back
+    return None
