@@ -1,8 +1,7 @@
-"""A pytest run that can be cut: `verify_gpu` hands `LongRun` to pytest, and `-p` takes
-this module to the test processes of pytest-xdist.
+"""A pytest run that can be cut: what passed on the same code is not run again, what
+proves most runs first, and when its time is over no further test starts.
 
-What passed on the same code is not run again. What proves most runs first. When its
-time is over no further test starts, and what was found until then is kept.
+`LongRun` is handed to pytest; `long_run_worker` follows its plan in the test processes.
 """
 
 import os
@@ -14,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from xtrain.evidence.forecast import NOTHING_KNOWN, Expected, seconds
+from xtrain.evidence.forecast import Expected, seconds
 from xtrain.evidence.store import Store
 from xtrain.testing.progress import Progress
 
 START_SHARE = 0.95  # of the time; what has started then may end in the rest
-_PLAN = "xtrain long run"
 
 
 class LongRun:
@@ -48,23 +46,30 @@ class LongRun:
         self.progress: Progress | None = None
         self.asked: set[str] = set()
         self.ended: dict[str, str] = {}
+        self.finished = False
         self.alarm = threading.Timer(limit, os.kill, (os.getpid(), signal.SIGINT))
         self.alarm.daemon = True
+
+    @property
+    def over(self) -> bool:
+        """Is its time over?"""
+        return self.elapsed() > self.limit * START_SHARE
 
     def elapsed(self) -> float:
         """Seconds since it was made."""
         return time.monotonic() - self.began
 
-    def pytest_configure(self, config: pytest.Config) -> None:
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Tests that hang beyond the limit are ended as by Ctrl-C."""
-        self.terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+        plugins = session.config.pluginmanager
+        self.terminal: Any = plugins.get_plugin("terminalreporter")
         self.alarm.start()
 
     def pytest_configure_node(self, node: Any) -> None:
         """The same plan for every test process, also for one that replaces another."""
         order = {n: (e.order, e.ranks) for n, e in self.known.items()}
         until = time.time() + self.limit * START_SHARE - self.elapsed()
-        node.workerinput[_PLAN] = {"done": self.done, "order": order, "until": until}
+        node.workerinput["plan"] = {"done": self.done, "order": order, "until": until}
 
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         """Say how much there is to do and how long it is thought to take."""
@@ -74,19 +79,19 @@ class LongRun:
         expected = seconds(ids, self.known, self.times_longer) / self.workers
         end = self.limit * START_SHARE
         self.progress = Progress(len(ids), expected, end)
-        words = f"{len(ids):,} tests to run in about {expected / 60:.0f} minutes"
+        minutes = max(1, round(expected / 60))
+        words = f"{len(ids):,} tests to run, in about {minutes} min"
         if self.done:
             words += f"; {len(self.done):,} have passed on this code and are left out"
         if expected > end - self.elapsed():
-            words += (f"; this run ends after {self.limit / 60:g} minutes, and the "
-                      "next goes on")  # fmt: skip
+            words += f"; this run ends after {self.limit / 60:g} min, the next goes on"
         self.terminal.write_line(words)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self) -> Generator[None, Any, Any]:
-        """No letter for each test: there is the bar."""
-        category, _, _ = yield
-        return category, "", ""
+        """No letter for each test: there is the bar. The summary at the end has words."""
+        status = yield
+        return status if self.finished else (status[0], "", "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count; name a test that failed, at once. A crash has no teardown."""
@@ -105,8 +110,10 @@ class LongRun:
             self.progress.done += 1
             self._show(self.progress)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """The last words begin on a line of their own."""
+        """The last words begin on a line of their own, and nothing cuts them off."""
+        self.finished = True
         self.alarm.cancel()
         self.terminal.ensure_newline()
 
@@ -122,28 +129,3 @@ def reason(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     words = crash.message if crash else str(report.longrepr or "")
     return f": {words.splitlines()[0]}" if words.strip() else ""
-
-
-def plan_of(config: pytest.Config) -> Any:
-    """What `LongRun` has told this test process; None in others."""
-    return getattr(config, "workerinput", {}).get(_PLAN)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Drop what has passed; order what is left."""
-    if plan := plan_of(config):
-        done, order = set(plan["done"]), plan["order"]
-        unknown = NOTHING_KNOWN.order, NOTHING_KNOWN.ranks
-        left = [item for item in items if item.nodeid not in done]
-        items[:] = sorted(left, key=lambda item: order.get(item.nodeid, unknown))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Start no further test when the time is over."""
-    plan = plan_of(item.config)
-    if plan and time.time() > plan["until"]:
-        item.session.shouldstop = "the time is over"

@@ -28,7 +28,6 @@ from xtrain.testing.backend_choice import (
     Choice,
     Machine,
     choose,
-    explain_sharing,
     rank_environment,
     this_machine,
 )
@@ -61,8 +60,8 @@ def main(arguments: list[str]) -> int:
     except ValueError as problem:
         print(f"{problem}: xtrain doctor says what is missing")
         return 2
-    for line in (explain_sharing(choice, machine), advice(choice, machine)):
-        print(line) if line else None
+    if choice.backend == "nccl" and (line := how_to_share(machine, torch.version.cuda)):
+        print(line)
     store = Store(Path("build", HERE, f"{choice.backend}-{choice.device}.json"), Path())
     drop_other_machines(store, about(choice, machine))
     run = LongRun(
@@ -79,15 +78,10 @@ def main(arguments: list[str]) -> int:
     return ending(code, run)
 
 
-def advice(choice: Choice, machine: Machine) -> str:
-    """How ranks could share a GPU, where they cannot."""
-    return how_to_share(machine, torch.version.cuda) if choice.backend == "nccl" else ""
-
-
 def command(choice: Choice, fits: Fit, words: list[str]) -> list[str]:
     """For pytest. Test processes get one test at a time, so that they can end soon."""
     folders = [str(path) for name in FOLDERS if (path := Path("tests", name)).is_dir()]
-    options = ["-q", "-rs", "--tb=short", "-p", "xtrain.testing.long_run"]
+    options = ["-q", "-rs", "--tb=short", "-p", "xtrain.testing.long_run_worker"]
     options += ["-n", str(fits.workers), "--maxschedchunk", "1"]
     options += ["--backend", choice.backend, "--record-all", HERE]
     if fits.ranks_per_gpu:
@@ -121,8 +115,7 @@ def report(run: LongRun, minutes: float) -> list[str]:
     lines += [f"  FAILED {name}" for name in failed]
     missing = run.asked - run.ended.keys()
     if missing:
-        over = run.elapsed() > 60 * minutes * 0.9
-        why = f"the {minutes:g} minutes are over" if over else "it was interrupted"
+        why = f"the {minutes:g} min are over" if run.over else "interrupted"
         lines.append(f"{len(missing):,} were not run: {why}. The same command goes on.")
     return lines
 
@@ -147,8 +140,8 @@ def keep(store: Store, folder: Path) -> str:
     target.write(passed, facts)
     symbols = {s for entry in passed.values() for s in entry.value["ran"]}
     return (
-        f"{len(symbols)} functions and classes ran under {facts['backend'].upper()} in "
-        f"worlds of {', '.join(map(str, sizes))}. The record is {target.path}: it has "
+        f"{len(symbols)} functions and classes ran on {facts['backend']} in worlds of "
+        f"{', '.join(map(str, sizes))}. The record is {target.path}: it has "
         "what passed, and names what failed. The pages of your checkout show it from "
         "now on. To send it: commit that one file and open a pull request."
     )
@@ -158,10 +151,9 @@ def ending(code: int, run: LongRun) -> int:
     """The exit status: a run that was cut in time is as good as its tests."""
     if "failed" in run.ended.values():
         return 1
-    fine = (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED)
-    if code in fine or (code == pytest.ExitCode.NO_TESTS_COLLECTED and run.done):
-        return 0
-    return int(code)
+    in_time = code == pytest.ExitCode.INTERRUPTED and run.over
+    nothing_left = code == pytest.ExitCode.NO_TESTS_COLLECTED and run.done
+    return 0 if in_time or nothing_left else int(code)
 
 
 if __name__ == "__main__":
