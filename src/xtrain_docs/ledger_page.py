@@ -82,7 +82,10 @@ def _gpu_notes() -> list[str]:
     for about in verification.ledger().abouts:
         if sizes := about.get("shared"):
             shared = ", ".join(map(str, sizes))
-            notes += [f"{about['platform']}: ranks of worlds of {shared} shared GPUs.", ""]
+            notes += [
+                f"{about['platform']}: ranks of worlds of {shared} shared GPUs.",
+                "",
+            ]
         if failed := about.get("failed"):
             names = ", ".join(f"`{name}`" for name in failed)
             notes += [f"{about['platform']}: what these tests prove elsewhere failed "

@@ -1,7 +1,7 @@
 """Where ranks ran a function, in words: each backend with its own numbers of ranks.
 
-    gloo on 1, 2, 4 ranks; NCCL on 1, 2, 4 ranks, 2 H100 (shared from 4 ranks on)
-    gloo on 2 ranks; NCCL on 1 rank (no message), H100
+gloo on 1, 2, 4 ranks; NCCL on 1, 2, 4 ranks, 2 H100 (shared from 4 ranks on)
+gloo on 2 ranks; NCCL on 1 rank (no message), H100
 """
 
 import re

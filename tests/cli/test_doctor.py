@@ -139,7 +139,12 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch):
     ("gpus", "version", "state", "words"),
     [
         (0, None, "note", "without NCCL"),
-        (1, (2, 29, 7), "note", "pip install --no-deps --target build/nccl nvidia-nccl"),
+        (
+            1,
+            (2, 29, 7),
+            "note",
+            "--target build/nccl nvidia-nccl",
+        ),
         (8, (2, 29, 7), "ok", "worlds of up to 8"),
         (1, (2, 30, 3), "ok", "worlds of up to 8"),
     ],
@@ -159,7 +164,7 @@ def test_doctor_on_sharing_a_gpu(monkeypatch, gpus, version, state, words):
         (Machine(), "note", "the tests run on gloo"),
     ],
 )
-def test_doctor_tells_the_version_of_the_nccl_library(monkeypatch, machine, state, words):
+def test_doctor_tells_the_version_of_the_library(monkeypatch, machine, state, words):
     monkeypatch.setattr(checks, "_machine", lambda: machine)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     finding = checks.check_nccl()

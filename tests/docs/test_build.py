@@ -23,6 +23,7 @@ from xtrain_docs import (
     reference_pages,
     serve,
     transcripts,
+    values,
     verification,
 )
 from xtrain_docs.symbols import SymbolError
@@ -186,7 +187,8 @@ def test_the_ledger_says_which_worlds_shared_gpus_and_what_failed_there(toy, led
     file = toy.root / "build/verification/gloo-cpu.json"
     store = verification.Store(file, toy.root)
     on = {"device": "cuda", "platform": "Linux, 1 x H200, NCCL 2.30.7", "gpus": 1,
-          "backend": "nccl", "shared": [2, 4], "failed": ["tests/a.py::test_b"]}  # fmt: skip
+          "backend": "nccl", "shared": [2, 4],
+          "failed": ["tests/a.py::test_b"]}  # fmt: skip
     gpu = verification.Store(file.with_name("nccl-1-h200.json"), toy.root)
     gpu.write(store.read(), store.about() | on)
     text = ledger()

@@ -112,6 +112,31 @@ def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
     assert outcomes(record, "house:room").keys() == {"test_hall"}
 
 
+def test_all_results_can_be_kept_while_they_come(project, monkeypatch):
+    """What a run that is killed leaves behind; the default record is not touched."""
+    pytester = project(
+        "import json\n@pytest.mark.verifies('house:room')\ndef test_a(): room()\n"
+        "def test_b(): pass\n"
+        "def test_c():\n"
+        "    names = json.load(open('build/here/gloo-cpu.json'))['entries']\n"
+        "    assert [n[-1] for n in names] == ['a', 'b']\n"
+    )
+    monkeypatch.syspath_prepend(pytester.path)
+    monkeypatch.setattr("xtrain.evidence.recorder.WRITE_SECONDS", 0.0)
+    words = ("--backend", "gloo", "--record-all", "here")
+    pytester.runpytest_inprocess(*words).assert_outcomes(passed=3)
+    assert not read_record(pytester).path.exists()
+
+
+def test_worlds_beyond_the_memory_of_the_gpu_are_skipped(project, monkeypatch):
+    pytester = project("def test_it(world):\n    world(8)\n")
+    monkeypatch.setattr(plugin, "this_machine", lambda: Machine(1, (2, 30, 7)))
+    words = ("--backend", "nccl", "--ranks-per-gpu", "5", "-rs")
+    result = pytester.runpytest_inprocess(*words)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED *: 8 ranks put 8 on a GPU, *enough for 5"])
+
+
 def test_what_is_edited_while_its_test_runs_is_not_proved(project, monkeypatch):
     pytester = project(
         "@pytest.mark.verifies('house:room')\ndef test_it():\n    room()\n"

@@ -1,8 +1,8 @@
 """What a test is expected to take and to prove, from an earlier record.
 
-    for every symbol and every number of ranks     the cheapest test comes first
-    then the other tests of the record             each by its number of ranks
-    then what the record does not know
+for every symbol and every number of ranks     the cheapest test comes first
+then the other tests of the record             each by its number of ranks
+then what the record does not know
 """
 
 import math

@@ -45,6 +45,7 @@ class LongRun:
         self.limit, self.began = limit, time.monotonic()
         self.progress: Progress | None = None
         self.asked: set[str] = set()
+        self.phases: dict[str, str] = {}  # also of tests that have not ended
         self.ended: dict[str, str] = {}
         self.finished = False
         self.alarm = threading.Timer(limit, os.kill, (os.getpid(), signal.SIGINT))
@@ -89,7 +90,7 @@ class LongRun:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self) -> Generator[None, Any, Any]:
-        """No letter for each test: there is the bar. The summary at the end has words."""
+        """No letter for each test, there is the bar; the summary has words."""
         status = yield
         return status if self.finished else (status[0], "", "")
 
@@ -97,7 +98,7 @@ class LongRun:
         """Count; name a test that failed, at once. A crash has no teardown."""
         if self.progress is None:
             return
-        before = self.ended.get(report.nodeid, "passed")
+        before = self.phases.get(report.nodeid, "passed")
         if report.failed and before != "failed":
             self.progress.failed += 1
             self.terminal.ensure_newline()
@@ -105,8 +106,9 @@ class LongRun:
         worst = next(
             o for o in ("failed", "skipped", "passed") if o in (before, report.outcome)
         )
-        self.ended[report.nodeid] = worst
+        self.phases[report.nodeid] = worst
         if report.when in ("teardown", "???"):
+            self.ended[report.nodeid] = worst
             self.progress.done += 1
             self._show(self.progress)
 

@@ -22,7 +22,7 @@ class Progress:
     failed: int = 0
 
     def left(self, elapsed: float) -> float:
-        """Seconds that are left: more and more as measured, less and less as thought."""
+        """Seconds: at first as thought, then more and more as measured."""
         if not self.total:
             return 0.0
         share = self.done / self.total
