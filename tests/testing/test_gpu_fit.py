@@ -21,7 +21,8 @@ NCCL = Choice("nccl", "cuda", "as asked")
     ("machine", "free", "expected"),
     [
         (Machine(1, NEW), [78], Fit(1, 78)),
-        (Machine(4, NEW), [78] * 4, Fit(1, 78)),  # worlds of 8 share
+        (Machine(2, NEW), [78] * 2, Fit(1, 78)),
+        (Machine(4, NEW), [78] * 4, Fit(4, 19)),  # two share, in worlds of 8
         (Machine(8, NEW), [78] * 8, Fit(4, 19)),  # none shares
         (Machine(1, OLD), [78], Fit(4, 19)),
         (Machine(2, OLD), [78, 14], Fit(2, 7)),  # the fuller GPU decides

@@ -44,7 +44,8 @@ def fit(machine: Machine, free: Sequence[int]) -> Fit:
     """Divide the GPUs, with `free` bytes each; ValueError where not one rank fits.
 
     Ranks that share a GPU wait for each other in kernels that keep it busy. With
-    several test processes there they would time out, so there is one.
+    several test processes they would time out where more than two share it, so there
+    is one.
     """
     fits = min(free) // RANK_BYTES
     if fits < 1:
@@ -52,14 +53,15 @@ def fit(machine: Machine, free: Sequence[int]) -> Fit:
             f"GPU {free.index(min(free))} has {min(free) / 2**30:.1f} GiB of free "
             "memory, and a rank takes about 1: does another program use it?"
         )
-    workers = 1 if sharing(machine) else max(1, min(WORKERS, fits // WORLDS))
+    many = max(1, min(WORKERS, fits // WORLDS))
+    workers = 1 if ranks_on_one(machine) > 2 else many
     return Fit(workers, fits // workers)
 
 
-def sharing(machine: Machine) -> bool:
-    """Will some of the ranks share a GPU?"""
+def ranks_on_one(machine: Machine) -> int:
+    """How many ranks of the largest world that runs are on one GPU."""
     able = machine.nccl is not None and machine.nccl >= SHARING_NCCL
-    return able and machine.gpus < LARGEST_WORLD
+    return -(-LARGEST_WORLD // machine.gpus) if able else 1
 
 
 def free_memory() -> list[int]:

@@ -17,6 +17,7 @@ from xtrain.evidence.forecast import Expected, seconds
 from xtrain.evidence.store import Store
 from xtrain.testing.progress import Progress
 
+SILENT_SECONDS = 60.0  # without a terminal
 START_SHARE = 0.95  # of the time; what has started then may end in the rest
 
 
@@ -48,6 +49,7 @@ class LongRun:
         self.phases: dict[str, str] = {}  # also of tests that have not ended
         self.ended: dict[str, str] = {}
         self.finished = False
+        self.told = 0.0
         self.alarm = threading.Timer(limit, os.kill, (os.getpid(), signal.SIGINT))
         self.alarm.daemon = True
 
@@ -122,8 +124,9 @@ class LongRun:
     def _show(self, progress: Progress) -> None:
         if self.terminal.isatty:
             self.terminal.rewrite(progress.text(self.elapsed()), erase=True)
-        elif progress.is_due():
+        elif progress.is_due() or self.elapsed() > self.told + SILENT_SECONDS:
             self.terminal.write_line(progress.text(self.elapsed()))
+            self.told = self.elapsed()
 
 
 def reason(report: pytest.TestReport) -> str:
