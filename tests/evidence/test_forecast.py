@@ -10,8 +10,8 @@ def entry(seconds, ran):
 
 
 RECORD = {
-    "t::cheap[2]": entry(0.3, {"a:b": [("gloo", 2)], "a:c": None}),
     "t::dear[2]": entry(3.0, {"a:b": [("gloo", 2)]}),
+    "t::cheap[2]": entry(0.3, {"a:b": [("gloo", 2)], "a:c": None}),
     "t::four": entry(9.0, {"a:b": [("gloo", 2), ("gloo", 4)]}),
     "t::alone": entry(0.1, {"a:d": []}),
 }

@@ -51,7 +51,7 @@ def fit(machine: Machine, free: Sequence[int]) -> Fit:
     if fits < 1:
         raise ValueError(
             f"GPU {free.index(min(free))} has {min(free) / 2**30:.1f} GiB of free "
-            "memory, and a rank takes about 1: does another program use it?"
+            "memory, and a rank takes about 1 GiB: another program may use it"
         )
     many = max(1, min(WORKERS, fits // WORLDS))
     workers = 1 if ranks_on_one(machine) > 2 else many

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         on_cpus = Fit(max(1, (os.cpu_count() or 1) // 2), 0)
         fits = on_cpus if choice.device == "cpu" else fit(machine, free_memory())
     except ValueError as problem:
-        print(f"{problem}: xtrain doctor says what is missing")
+        print(f"{problem}\nxtrain doctor says what this machine has")
         return 2
     if choice.backend == "nccl" and (line := how_to_share(machine, torch.version.cuda)):
         print(line)
