@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+NCCL = ("nccl", "nccl-rules")
+"""Backends with NCCL's rules: no tags, one queue for each pair of ranks."""
+
 
 def randn(*shape: int, generator: Generator, dtype=torch.float64) -> Tensor:
     drawn = torch.randn(*shape, generator=generator, dtype=dtype, device="cpu")
@@ -32,7 +35,22 @@ def on_cpu() -> bool:
     return device_type() == "cpu"
 
 
+def same_numbers(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """What matmuls in `dtype` gave: bit by bit on a CPU. A GPU picks a kernel, and with
+    it an order of additions, by the shape and the alignment of what it is given."""
+    if on_cpu():
+        return torch.equal(found, expected)
+    rounding = 4 * torch.finfo(dtype).eps
+    return bool((found - expected).norm() <= rounding * expected.norm())
+
+
 def skip_unless_mistakes_are_told(worlds) -> None:
     """For what is wrong on some ranks only: without it the others would wait."""
     if worlds.device != "cpu":
         pytest.skip("on a GPU no rank is told of another's mistake: its CPU would wait")
+
+
+def skip_unless_on_a_gpu(worlds) -> None:
+    """GPUs are hidden from pytest's own process, which forks: ranks alone see them."""
+    if worlds.device != "cuda":
+        pytest.skip("needs ranks on a GPU: --device cuda")

@@ -23,6 +23,7 @@ from packaging.version import Version
 
 import xtrain
 from xtrain.copying import whiteboard
+from xtrain.evidence import verify_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11.0", "3.11.2", "3.11.9", "3.12.0", "3.13.0")
@@ -396,6 +397,33 @@ def test_what_takes_long_runs_on_a_schedule():
     assert "make test-slow" in flow["jobs"]["slow"]["steps"][-1]["run"]
     words = " ".join((ROOT / "Makefile").read_text().replace("\\\n", " ").split())
     assert '-m "slow or not slow" --hypothesis-profile=explore' in words
+
+
+def test_nccls_rules_run_on_a_schedule_over_the_folders_of_verify_gpu():
+    flow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    job = flow["jobs"]["nccl-rules"]
+    assert job["if"] == "github.event_name == 'schedule'"
+    command = job["steps"][-1]["run"].replace(".venv/bin/python", sys.executable)
+    done = subprocess.run(
+        ["sh", "-ec", command.replace("make", "echo")],
+        capture_output=True, text=True, cwd=ROOT, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    folders = [f"tests/{name}" for name in verify_gpu.FOLDERS]
+    assert all((ROOT / folder).is_dir() for folder in folders)
+    expected = ["test-all", "ARGS=--backend", "nccl-rules", *folders]
+    assert done.stdout.split() == expected
+
+
+def test_the_site_is_built_as_ci_builds_it():
+    flow = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text())
+    job = flow["jobs"]["build"]
+    _, _, steps = (ROOT / ".ci/run").read_text().partition("export XTRAIN_RELEASE=1\n")
+    assert job["env"]["XTRAIN_RELEASE"] == "1"
+    commands = [
+        line for line in steps.splitlines() if line and not line.startswith("step ")
+    ]
+    assert [step["run"] for step in job["steps"] if "run" in step][1:] == commands
 
 
 def test_hooks_run_from_the_environment():

@@ -1,10 +1,16 @@
 # torchrun --nproc-per-node 3 snippets/lc1/all_gather.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.comm import all_gather, all_gather_into_tensor
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 row = torch.tensor([10 * rank, 10 * rank + 1])
 

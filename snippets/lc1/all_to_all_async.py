@@ -1,14 +1,20 @@
 # torchrun --nproc-per-node 4 snippets/lc1/all_to_all_async.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.comm import all_to_all_single, all_to_all_single_async
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
-generator = torch.Generator().manual_seed(rank)
-tokens = torch.randn(size * 256, 64, generator=generator)
-weight = torch.randn(64, 64, generator=generator)
+torch.manual_seed(rank)
+tokens = torch.randn(size * 256, 64)
+weight = torch.randn(64, 64)
 
 arrived = torch.empty_like(tokens)
 handle = all_to_all_single_async(arrived, tokens)  # issue

@@ -1,10 +1,16 @@
 # torchrun --nproc-per-node 8 snippets/lc1/bf16_sum.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.comm import one_shot_all_reduce, ring_all_reduce
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 
 # Rank 0 has 256, the seven others 1: the sum is 263. bf16 keeps 8 significant bits,

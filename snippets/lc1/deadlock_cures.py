@@ -4,6 +4,7 @@ import torch.distributed as dist
 
 from xtrain.comm import exchange
 
+# On NCCL `isend_irecv` can wait in a circle of its own, so this runs on gloo.
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 right, left = (rank + 1) % size, (rank - 1) % size

@@ -4,6 +4,7 @@ import torch.distributed as dist
 
 from xtrain import comm
 
+# gloo sends over TCP, whose counters the ledger reads; NCCL does not.
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 whole = torch.zeros(1 << 22)  # 16 MiB

@@ -21,6 +21,7 @@ def note(frame, event, argument):
 
 
 # Which files and functions of xtrain does a tensor pass in a ring all-reduce?
+# On gloo: with NCCL both messages of a step go out in one batch.
 dist.init_process_group("gloo")
 tensor = torch.ones(4)
 sys.setprofile(note)

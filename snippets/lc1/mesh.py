@@ -1,10 +1,16 @@
 # torchrun --nproc-per-node 8 snippets/lc1/mesh.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.comm import init_mesh, mesh_coordinates
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 
 shapes = {

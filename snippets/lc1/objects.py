@@ -1,9 +1,16 @@
 # torchrun --nproc-per-node 2 snippets/lc1/objects.py
+import os
+
+import torch
 import torch.distributed as dist
 
 from xtrain import comm
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 note = {"step": 7, "loss": 0.25, "layers": ["embedding", "mlp"]}
 

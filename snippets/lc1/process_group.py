@@ -9,7 +9,11 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 told = "  ".join(f"{name}={os.environ[name]}" for name in names)
 print(f"{told}  initialized: {dist.is_initialized()}")
 
-dist.init_process_group("gloo")  # reads the variables, finds the others, connects
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)  # reads the variables, finds the others, connects
 rank, size = dist.get_rank(), dist.get_world_size()
 print(f"  rank {rank} of {size} on {dist.get_backend()}: {dist.is_initialized()}")
 

@@ -5,6 +5,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from xtrain.comm import CommLedger, ring_all_reduce
 
+# On gloo, whose events the profiler calls gloo:...
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 tensor = torch.zeros(1 << 20)

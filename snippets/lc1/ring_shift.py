@@ -1,10 +1,16 @@
 # torchrun --nproc-per-node 4 snippets/lc1/ring_shift.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.comm import ring_shift
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 
 # What arrived is sent in the next step; after `size` steps all are at their owner.

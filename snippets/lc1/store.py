@@ -1,9 +1,15 @@
 # torchrun --nproc-per-node 3 snippets/lc1/store.py
+import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 
 # One store for all: rank 0 serves it on a port the system picks and tells the port.

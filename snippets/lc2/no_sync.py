@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/lc2/no_sync.py
+import os
 from contextlib import nullcontext
 
 import torch
@@ -8,7 +9,11 @@ from torch import nn
 from xtrain.comm import CommLedger
 from xtrain.data_parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 torch.manual_seed(0)
 micro_batches = torch.randn(4, 3, 5).double()  # 4 micro-batches of 3 samples

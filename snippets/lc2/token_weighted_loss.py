@@ -1,11 +1,17 @@
 # torchrun --nproc-per-node 2 snippets/lc2/token_weighted_loss.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from xtrain.data_parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 # Losses are 1, 2, 3 and 6 times the weight. Rank 0 has three tokens, rank 1 has one.
 tokens = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([6.0])]

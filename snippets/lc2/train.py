@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/lc2/train.py
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
@@ -30,6 +31,7 @@ def train(epochs: int, file: Path, batch_size: int = 6, micro_batch_size: int = 
         sampler.set_epoch(epoch)  # or every epoch has the same order
         total = torch.zeros(2).double()  # this rank's loss and tokens in this epoch
         for batch in loader:
+            batch = batch.to(total.device)
             tokens = (batch[:, 1:] > 0).sum()
             total[1] += tokens
             dist.all_reduce(tokens)  # of all ranks in this step, before any backward
@@ -51,7 +53,11 @@ def train(epochs: int, file: Path, batch_size: int = 6, micro_batch_size: int = 
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     dist.broadcast_object_list(folder := [mkdtemp()])  # rank 0's
     whole, _ = train(4, Path(folder[0], "whole"))
     train(2, Path(folder[0], "stopped"))  # here the job ends, and is started again

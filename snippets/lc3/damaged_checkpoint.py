@@ -1,14 +1,20 @@
 # torchrun --nproc-per-node 2 snippets/lc3/damaged_checkpoint.py
+import os
 import tempfile
 from textwrap import fill
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from xtrain.checkpoint import CheckpointError
 from xtrain.zero import FullyShardedDataParallel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 folder = [tempfile.mkdtemp() if rank == 0 else None]
 dist.broadcast_object_list(folder)

@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/lc3/gather_compute_free.py
+import os
 from dataclasses import replace
 
 import torch
@@ -8,7 +9,11 @@ from torch import nn
 from xtrain.comm.collective_choice import TORCH
 from xtrain.zero import FullyShardedDataParallel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 seen = []
 

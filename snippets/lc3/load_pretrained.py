@@ -1,5 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/lc3/load_pretrained.py
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,11 @@ from torch import nn
 
 from xtrain.zero import FullyShardedDataParallel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 
 
@@ -22,7 +27,7 @@ def write_safetensors(path: Path, state: dict) -> None:
     """The format: the length of a header, the header, the bytes of the tensors."""
     header, data = {}, b""
     for name, tensor in state.items():
-        raw = tensor.numpy().tobytes()
+        raw = tensor.cpu().numpy().tobytes()
         place = [len(data), len(data) + len(raw)]
         shape = list(tensor.shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": place}

@@ -1,5 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/lc3/loss_scaling.py
 import math
+import os
 
 import torch
 import torch.distributed as dist
@@ -7,7 +8,11 @@ from torch import nn
 
 from xtrain.zero import LossScaler, MixedPrecisionOptimizer
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 
 # A gradient of 2**-26 is zero in float16: the smallest number there is 2**-24.

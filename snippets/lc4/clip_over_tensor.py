@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/lc4/clip_over_tensor.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -6,7 +8,11 @@ from torch import nn
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainConfig, XtrainModel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 tokens = torch.arange(24).view(4, 6) % 8
 config = XtrainConfig(

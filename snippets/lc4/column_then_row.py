@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/lc4/column_then_row.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -6,7 +8,11 @@ from torch import nn
 from xtrain.comm import CommLedger
 from xtrain.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 torch.manual_seed(0)
 up, down = nn.Linear(4, 6).double(), nn.Linear(6, 4).double()  # one process

@@ -1,11 +1,17 @@
 # torchrun --nproc-per-node 4 snippets/lc4/cross_entropy.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from xtrain.tensor_parallel import vocab_parallel_cross_entropy
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 tokens, vocabulary = 6, 32

@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 4 snippets/lc4/cut_checkpoint.py
+import os
 import tempfile
 
 import torch
@@ -9,7 +10,11 @@ from xtrain.comm import init_mesh
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.zero import FullyShardedDataParallel
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 torch.set_default_dtype(torch.float64)
 rank = dist.get_rank()
 run = [tempfile.mkdtemp() if rank == 0 else None]

@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/lc4/hugging_face.py
+import os
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,11 @@ from safetensors.torch import load_file
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainConfig, XtrainModel, load_hf, save_hf
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 mesh = init_mesh((2,), ("tensor",))
 

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 3 snippets/lc4/ring_matmul.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -6,7 +8,11 @@ from xtrain.comm import CommLedger
 from xtrain.comm.ring_pass import RingPass
 from xtrain.tensor_parallel import ColumnParallelLinear
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank = dist.get_rank()
 
 x = torch.full((4, 6), float(rank))  # 4 of 12 tokens, 6 features

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/lc4/wrapped_model.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -8,7 +10,11 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.model.layer import DecoderLayer
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 mesh = init_mesh((2, 2), ("data", "tensor"))
 first = 2 * mesh["data"].get_local_rank()
 config = XtrainConfig(

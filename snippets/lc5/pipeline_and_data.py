@@ -1,5 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/lc5/pipeline_and_data.py
 import gc
+import os
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,11 @@ from xtrain.model import XtrainConfig, XtrainModel, clip_stages_grad_norm_
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import one_f_one_b
 
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24}
 config = XtrainConfig(**sizes, num_hidden_layers=4, num_attention_heads=4)
 schedule = one_f_one_b(2, 4)
@@ -40,7 +46,6 @@ def train_on_a_mesh():
     return loss, norm
 
 
-dist.init_process_group("gloo")
 loss, norm = train_on_a_mesh()
 if dist.get_rank() == 0:
     print(f"2 x 2 ranks  loss {loss:.10f}, norm {norm:.10f}")

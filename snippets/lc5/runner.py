@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 3 snippets/lc5/runner.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -7,7 +9,11 @@ from torch.nn.functional import cross_entropy
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.schedules import one_f_one_b
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 torch.manual_seed(0)  # the same model and batch everywhere, to compare

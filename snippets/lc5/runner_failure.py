@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 3 snippets/lc5/runner_failure.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -6,7 +8,11 @@ from torch import nn
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.schedules import one_f_one_b
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
 

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/lc5/stages.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -6,7 +8,11 @@ from xtrain.comm import init_mesh
 from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.schedules import one_f_one_b
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 torch.set_default_dtype(torch.float64)
 rank = dist.get_rank()
 config = XtrainConfig(

@@ -1,11 +1,17 @@
 # torchrun --nproc-per-node 4 snippets/lc6/balance.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.context_parallel import local_positions, ring_attention, shard_sequence
 from xtrain.context_parallel.block_attention import TILES
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, ranks, tokens = dist.get_rank(), dist.get_world_size(), 16
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 2, tokens, 8)  # the same on every rank

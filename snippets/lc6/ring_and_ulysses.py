@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 6 snippets/lc6/ring_and_ulysses.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -6,7 +8,11 @@ import torch.nn.functional as F
 from xtrain.comm import init_mesh
 from xtrain.context_parallel import hybrid_attention, shard_sequence
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 mesh = init_mesh((3, 2), ("ring", "ulysses"))
 ring, ulysses = mesh["ring"].get_group(), mesh["ulysses"].get_group()
 torch.manual_seed(0)

@@ -1,11 +1,17 @@
 # torchrun --nproc-per-node 3 snippets/lc6/ring_documents.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from xtrain.context_parallel import ring_attention, shard_sequence, unshard_sequence
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 2, 12, 4, dtype=torch.float64)
 documents = torch.tensor([[7, 7, 7, 7, 7, 3, 3, 3, 3, 3, -1, -1]])  # -1 is padding

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/lc7/gshard.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -6,7 +8,11 @@ from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import DIRECT
 from xtrain.expert_parallel import GShardMoE, MoE
 
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)  # the same whole layer and the same tokens on every rank
 full = MoE(8, 12, num_experts=8, top_k=2, dtype=torch.float64)

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from tests.comm.reference import input_of
+from tests.devices import NCCL
 from xtrain.comm import CommLedger, one_shot_all_reduce
 from xtrain.comm.collective_choice import DIRECT
 from xtrain.comm.direct import (
@@ -127,7 +128,7 @@ def beside_a_message():
 
 
 def test_a_programs_own_messages_do_not_mix_with_them(world):
-    if world(2).backend == "nccl":
+    if world(2).backend in NCCL:
         pytest.skip("NCCL knows no tags: its messages keep their order")
     for word, output in world(2).run(beside_a_message):
         assert (word, output) == ([40.0] * 2, [2.0] * 2)

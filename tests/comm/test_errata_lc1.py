@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.comm.reference import free_port, ranks
 from tests.comm.test_interview_lc1 import dispatch_to_experts
+from tests.devices import NCCL
 from xtrain import comm
 from xtrain.plan import all_reduce_lower_bound
 from xtrain.testing import RankTimeout, World
@@ -515,6 +516,8 @@ def receive_three(path, wait_in_the_loop):
 
 @pytest.mark.parametrize("wait_in_the_loop", [True, False])
 def test_waiting_in_the_loop_keeps_one_receive_open(world, tmp_path, wait_in_the_loop):
+    if world(2).backend in NCCL:
+        pytest.skip("NCCL's first irecv waits for the sender, wait() for nothing")
     path = str(tmp_path / "store")
     all_open, arrived = world(2).run(receive_three, path, wait_in_the_loop)
     assert all_open is not wait_in_the_loop
@@ -662,6 +665,8 @@ def sync_and_async():
 
 
 def test_an_asynchronous_call_changes_no_bit(world):
+    if world(4).backend in NCCL:
+        pytest.skip("NCCL promises no order of additions, as with NVLS")
     for _, sync, later in world(4).run(sync_and_async):
         assert torch.equal(sync, later)
 

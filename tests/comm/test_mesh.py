@@ -3,6 +3,7 @@
 import itertools
 import math
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
+from tests.devices import device_type
 from xtrain.comm import axis_ranks, init_mesh, mesh_coordinates, ring_all_reduce
+from xtrain.comm.checks import message_device
 from xtrain.comm.mesh import check_mesh, joined_group, timeout_of
 from xtrain.testing import expect_error
 
@@ -54,7 +57,38 @@ def test_coordinates_and_groups_equal_torch(world, shape, axes):
     world(math.prod(shape)).run(same_as_torch, shape, axes)
 
 
+def where_tensors_are_made() -> list[str]:
+    chosen = init_mesh((2,), ("data",)).device_type
+    torch.set_default_device("meta")  # as a rank's GPU; it has no numbers
+    by_default = init_mesh((2,), ("data",)).device_type
+    return [chosen, by_default, init_mesh((2,), ("data",), "cpu").device_type]
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:init_mesh")
+def test_a_mesh_is_of_the_device_where_tensors_are_made(world):
+    own = world(2).device
+    assert world(2).run(where_tensors_are_made) == [[own, "meta", "cpu"]] * 2
+
+
 @pytest.mark.verifies(*PLACES)
+def mesh_of_a_default_group_for_gpus():
+    """As if the default group served GPUs alone: torch is not asked for one."""
+    gpu = mock.Mock(return_value=torch.device("cuda"))
+    with (
+        mock.patch("xtrain.comm.mesh.message_device", gpu),
+        mock.patch("xtrain.comm.mesh.init_device_mesh"),
+        mock.patch("xtrain.comm.mesh.timeout_of", return_value=None),
+    ):
+        axes = dist.get_world_size(), 1
+        made = init_mesh(axes, ("data", "tensor"))
+        return made.device_type, init_mesh(axes, ("a", "b"), "cpu").device_type
+
+
+@pytest.mark.verifies("xtrain.comm.mesh:init_mesh")
+def test_a_mesh_is_of_the_device_of_the_default_group(world):
+    assert world(2).run(mesh_of_a_default_group_for_gpus) == [("cuda", "cpu")] * 2
+
+
 def test_the_last_axis_is_contiguous():
     """Rank 5 of 2 x 4: its tensor group is a row, its data group a column."""
     assert mesh_coordinates(5, (2, 4)) == (1, 1)
@@ -129,7 +163,7 @@ def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(world):
 
 def timeouts() -> None:
     """With a default group that waits 77 seconds."""
-    world = dist.group.WORLD._get_backend(torch.device("cpu"))
+    world = dist.group.WORLD._get_backend(message_device(None))
     usual = timeout_of(None)
     world._set_default_timeout(timedelta(seconds=77))
     try:
@@ -183,7 +217,7 @@ def test_axes_are_joined_on_ranks_that_hold_other_numbers_of_groups(world, shape
 def joined_by_members(more: list[int]) -> list[int]:
     """A mesh of ranks 1 to 4 of five, of which some hold a group more."""
     ranks = torch.arange(1, 5).view(2, 2)
-    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("data", "context"))
+    mesh = DeviceMesh(device_type(), ranks, mesh_dim_names=("data", "context"))
     for rank in more:
         dist.new_group([rank])
     if mesh.get_coordinate() is None:

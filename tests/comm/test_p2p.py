@@ -18,7 +18,7 @@ from xtrain.comm import (
     ring_shift,
     send,
 )
-from xtrain.comm.p2p import group_rank_of, post_all, wait_all
+from xtrain.comm.p2p import follows_nccl, group_rank_of, post_all, wait_all
 
 DTYPES = FLOATS + INTS
 
@@ -73,12 +73,17 @@ def test_send_and_receive(world, size):
     world(size).run(send_and_receive)
 
 
+def in_order() -> bool:
+    """Whether messages of two ranks are in the order of the calls, as with NCCL."""
+    return follows_nccl(dist.group.WORLD, torch.get_default_device())
+
+
 def tags_and_order() -> None:
     """Messages with a tag find the receive with that tag; without, order counts."""
     rank = dist.get_rank()
     tensors = [torch.full((2,), float(value)) for value in range(3)]
     # NCCL knows no tags: its messages keep their order.
-    order = (0, 1, 2) if dist.get_backend() == "nccl" else (2, 0, 1)
+    order = (0, 1, 2) if in_order() else (2, 0, 1)
     if rank == 0:
         works = [isend(t, 1, tag=tag) for tag, t in enumerate(tensors)]
     else:
@@ -98,20 +103,27 @@ def tags_and_order() -> None:
 
 
 def posted_before_waited() -> None:
-    """Many receives at once, filled by sends that come in another order."""
+    """Many receives at once, filled by sends that come in another order.
+
+    With NCCL all ranks go through the pairs in one order, the lower rank sends first.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     landings = [torch.empty(3) for _ in range(size)]
-    works = [irecv(landings[src], src) for src in range(size) if src != rank]
-    works += [
-        isend(torch.full((3,), 10.0 * rank + dst), dst)
-        for dst in reversed(range(size))
-        if dst != rank
-    ]
+    others = [peer for peer in range(size) if peer != rank]
+    posts = [("recv", peer) for peer in others]
+    posts += [("send", peer) for peer in reversed(others)]
+    if in_order():
+        posts.sort(key=lambda post: (post[1], (post[0] == "send") == (rank > post[1])))
+    works = []
+    for kind, peer in posts:
+        if kind == "recv":
+            works.append(irecv(landings[peer], peer))
+        else:
+            works.append(isend(torch.full((3,), 10.0 * rank + peer), peer))
     for work in reversed(works):
         work.wait()
-    for src in range(size):
-        if src != rank:
-            assert landings[src].tolist() == [10.0 * src + rank] * 3
+    for src in others:
+        assert landings[src].tolist() == [10.0 * src + rank] * 3
 
 
 @pytest.mark.verifies("xtrain.comm.p2p:isend", "xtrain.comm.p2p:irecv")

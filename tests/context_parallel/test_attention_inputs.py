@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tests.context_parallel.attention_cases import attend, dense, errors, errors_of, qkv
-from tests.devices import device_type, randn
+from tests.devices import device_type, randn, skip_unless_on_a_gpu
 from xtrain.comm import CommLedger
 from xtrain.context_parallel import (
     all_gather_attention,
@@ -219,12 +219,9 @@ def test_the_kernels_for_gpus_fit_their_schemas():
     assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, k.shape)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("key_heads", [4, 2])
-def test_the_kernels_for_gpus_equal_the_tiles(causal, key_heads):
+def kernels_for_gpus_against_tiles(causal, key_heads):
     q, k, v, grad = (
-        t.to("cuda", torch.bfloat16)
+        t.to(torch.bfloat16)
         for t in randn(4, 2, 4, 300, 64, generator=torch.Generator())
     )
     k, v = k[:, :key_heads], v[:, :key_heads]
@@ -237,3 +234,10 @@ def test_the_kernels_for_gpus_equal_the_tiles(causal, key_heads):
     expected = TILES.backward(grad.double(), *exact, right, right_lse, causal, 0.2)
     for ours, tiled in zip(found, expected, strict=True):
         assert (ours.double() - tiled).norm() < 0.02 * tiled.norm()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_the_kernels_for_gpus_equal_the_tiles(world, xtrain_worlds, causal, key_heads):
+    skip_unless_on_a_gpu(xtrain_worlds)
+    world(1).run(kernels_for_gpus_against_tiles, causal, key_heads)

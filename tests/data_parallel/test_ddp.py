@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.devices import device_type
 from tests.training import (
     adamw,
     batch_of,
@@ -340,11 +341,11 @@ def test_buffers_begin_as_rank_0s_and_follow_it_only_where_wanted(world):
 
 def under_autocast():
     model = DistributedDataParallel(make_model(dist.get_rank(), dtype=torch.float32))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device_type(), dtype=torch.bfloat16):
         loss = loss_of(model, batch_of(0, 0, 0))
     loss.backward()
     bare = make_model(0, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device_type(), dtype=torch.bfloat16):
         loss = loss_of(bare, batch_of(0, 0, 0))
     loss.backward()
     for mine, other in zip(model.parameters(), bare.parameters(), strict=True):

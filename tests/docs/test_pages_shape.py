@@ -142,7 +142,7 @@ TOURS = (
     "use-the-backends",
     "why-nccl-is-faster",
 )
-WITHOUT_BUG = ("one-shot", "ring-or-tree", "two-halves", "ledger")
+WITHOUT_BUG = ("one-shot", "ring-or-tree", "two-halves", "ledger", "two-backends")
 
 WHITEBOARD = {
     "point-to-point": "exchange",

@@ -18,7 +18,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from tests.devices import randn
+from tests.devices import randn, skip_unless_on_a_gpu
 from xtrain.copying.forms import forms
 from xtrain.pipeline_parallel import checkpoint
 from xtrain.testing.saved import SavedTensors
@@ -357,21 +357,25 @@ def test_backward_leaves_the_random_state_as_it_was(form):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
-def test_on_a_gpu_masks_and_the_random_state_are_restored():
+def masks_and_random_state_on_a_gpu():
     def run(recompute, autocast):
-        net, x = network(dropout=0.5).cuda(), numbers(3, 4).cuda().requires_grad_()
+        net, x = network(dropout=0.5), numbers(3, 4).requires_grad_()
         torch.manual_seed(1)
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             y = recompute(net.float(), x.float())
         state = torch.cuda.get_rng_state()
-        torch.rand(4, device="cuda")
+        torch.rand(4)
         y.float().square().sum().backward()
-        return [y, state, torch.rand(4, device="cuda"), *gradients(*net.parameters())]
+        return [y, state, torch.rand(4), *gradients(*net.parameters())]
 
     for autocast in (False, True):
         equal(run(checkpoint, autocast), run(plain, autocast))
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")
+def test_on_a_gpu_masks_and_the_random_state_are_restored(world, xtrain_worlds):
+    skip_unless_on_a_gpu(xtrain_worlds)
+    world(1).run(masks_and_random_state_on_a_gpu)
 
 
 @pytest.mark.verifies("xtrain.pipeline_parallel.surroundings:Surroundings")

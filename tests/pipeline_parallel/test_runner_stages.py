@@ -336,7 +336,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
         reference = copy.deepcopy(modules)
         inputs, targets = batch(9, seed=rank % 2)
         stages = own(modules, schedule, place)
-        with mock.patch.object(communicators, "batches", return_value=separate):
+        with mock.patch.object(communicators, "follows_nccl", return_value=separate):
             pipeline = PipelineRunner(stages, schedule, squares, group)
         assert (pipeline._messages._down is not pipeline._messages.group) == separate
         cut = micro_batches(inputs, 4), micro_batches(targets, 4)
@@ -367,7 +367,7 @@ def bound_to_a_gpu(in_order: bool) -> str:
     stages = own([Layer() for _ in range(2)], schedule, dist.get_rank())
     group = dist.new_group([0, 1])
     group.bound_device_id = torch.device("cuda", 3)
-    with mock.patch.object(communicators, "batches", return_value=in_order):
+    with mock.patch.object(communicators, "follows_nccl", return_value=in_order):
         try:
             PipelineRunner(stages, schedule, squares, group)
         except ValueError as error:

@@ -3,18 +3,24 @@
 snippets/lc1/ring_all_reduce.py     a program a reader runs
 snippets/lc1/ring_all_reduce.out    what it printed, rank by rank
 snippets/wrong/lc1/...              broken on purpose; the .out shows the symptom
+
+A snippet asks torch for the backend of its device, so `--backend xtrain-shm` runs all
+that do on that one, with the same transcripts. With `--backend nccl` those that fit on
+the GPUs have to end well: a GPU draws other random numbers.
 """
 
 import ast
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
 from xtrain.testing import run_script
+from xtrain.testing.backend_choice import this_machine
+from xtrain.testing.script import read_command
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = sorted((ROOT / "snippets").rglob("*.py"))
@@ -23,13 +29,26 @@ NAMES = [str(path.relative_to(ROOT)) for path in SNIPPETS]
 # These look at TCP counters, which only Linux has.
 LINUX_ONLY = ("snippets/lc1/ledger.py",)
 
+# These print what only gloo does.
+ABOUT_GLOO = {
+    "snippets/lc1/process_group.py": "prints the name of the backend",
+    "snippets/lc1/two_backends.py": "prints the names of its backends",
+    "snippets/lc4/ring_matmul.py": "counts messages in place of gloo's collectives",
+    "snippets/wrong/lc1/read_after_reduce.py": "prints the partial sums that gloo left",
+}
+
+
+@pytest.fixture
+def backend(request) -> str:
+    return request.config.option.backend or "gloo"
+
 
 @pytest.fixture(autouse=True)
-def plain_cpu(monkeypatch):
-    """Transcripts are of gloo on a CPU, and their paths are seen from the root."""
-    if torch.cuda.is_initialized():
-        pytest.skip("this process already uses CUDA, which cannot be hidden any more")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def started_from_the_root(monkeypatch):
+    """Transcripts' paths are seen from the root.
+
+    The plugin hides GPUs from this process and from the scripts that it starts.
+    """
     monkeypatch.chdir(ROOT)
     # A snippet may start processes of its own.
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -37,11 +56,56 @@ def plain_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fresh_run_prints_the_transcript(name):
+def test_a_fresh_run_prints_the_transcript(name, backend):
     if name in LINUX_ONLY and sys.platform != "linux":
         pytest.skip("needs the TCP counters of Linux")
-    transcript = Path(name).with_suffix(".out").read_text()
-    assert "".join(run_script(name, timeout=60)) == transcript
+    if backend != "gloo":
+        skip_what_says_nothing_about(backend, name)
+    printed = "".join(run_script(name, timeout=60, backend=backend))
+    assert backend == "nccl" or printed == Path(name).with_suffix(".out").read_text()
+
+
+def skip_what_says_nothing_about(backend: str, name: str) -> None:
+    ranks = read_command(name).ranks
+    if "get_default_backend_for_device" not in Path(name).read_text():
+        pytest.skip("names its backend, or has no other rank")
+    if backend == "nccl" and this_machine().gpus < ranks:
+        pytest.skip(f"its {ranks} ranks take gloo: {ranks} GPUs are not there")
+    if backend != "nccl" and name in ABOUT_GLOO:
+        pytest.skip(ABOUT_GLOO[name])
+
+
+WHERE_IT_RUNS = """\
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)"""
+NAMES_ITS_BACKEND = re.compile(
+    r'^ *# .*\n *dist\.init_process_group\("gloo"\)$'
+    r'|init_process_group\("(nccl|xtrain-)',
+    re.MULTILINE,
+)
+
+
+def chooses_where_it_runs(text: str) -> bool:
+    """By the lines that all share, or by a backend it names, gloo with the reason."""
+    start = re.search(r"^( *)if torch\.accelerator", text, re.MULTILINE)
+    lines = textwrap.indent(WHERE_IT_RUNS, start[1]) if start else None
+    return lines in text if lines else bool(NAMES_ITS_BACKEND.search(text))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if read_command(ROOT / n).ranks])
+def test_ranks_take_the_gpus_where_there_are_enough(name):
+    assert chooses_where_it_runs(Path(name).read_text())
+
+
+def test_another_way_to_choose_would_be_seen():
+    other = WHERE_IT_RUNS.replace("LOCAL_RANK", "RANK")
+    assert chooses_where_it_runs(WHERE_IT_RUNS) and not chooses_where_it_runs(other)
+    gloo = 'dist.init_process_group("gloo")'
+    assert chooses_where_it_runs(f"# a reason\n{gloo}")
+    assert not chooses_where_it_runs(gloo)
 
 
 def imports_of(path: str) -> dict[str, set[str]]:
@@ -71,8 +135,10 @@ of a broken twin."""
 @pytest.mark.parametrize("name", NAMES)
 def test_a_snippet_fits_on_a_page_names_its_command_and_needs_few_names(name):
     """Two of ours at most; from lecture 4 on, which puts things together, four."""
-    lines = Path(name).read_text().splitlines()
-    assert len(lines) <= 60
+    text = Path(name).read_text()
+    lines = text.splitlines()
+    # Six choose where it runs, the same ones in each: a reader learns them once.
+    assert len(lines) <= 60 + 6 * ("get_default_backend_for_device" in text)
     assert max(map(len, lines)) <= 88
     mark, program, *options = lines[0].split()
     assert (mark, options[-1]) == ("#", name)

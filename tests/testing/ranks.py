@@ -151,8 +151,9 @@ def mismatched_sizes() -> None:
     dist.all_reduce(torch.ones(4 if dist.get_rank() else 1000))
 
 
-def receive_from(buffer: torch.Tensor, src: int) -> None:
+def receive_from(buffer: torch.Tensor, src: int) -> list[float]:
     dist.recv(buffer, src)
+    return buffer.tolist()  # NCCL's recv returns at once: reading waits
 
 
 def four_ways_to_hang() -> None:

@@ -1,5 +1,7 @@
 """Which backend and device, decided for machines that are not here."""
 
+from dataclasses import replace
+
 import pytest
 
 from xtrain.testing.backend_choice import (
@@ -67,10 +69,15 @@ NCCL = Choice("nccl", "cuda", "as asked")
 
 
 def test_ranks_outnumbering_gpus_share_them_with_a_new_nccl():
-    assert rank_environment(1, NCCL, ONE) == {}
-    assert rank_environment(8, NCCL, EIGHT) == {}
-    assert rank_environment(4, NCCL, ONE) == SHARING_ENVIRONMENT
-    assert rank_environment(4, Choice("gloo", "cuda", ""), OLD) == {}
+    seen = {"CUDA_VISIBLE_DEVICES": "3"}
+    one, old = replace(ONE, visible="3"), replace(OLD, visible="3")
+    assert rank_environment(1, NCCL, one) == seen
+    assert rank_environment(8, NCCL, EIGHT) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert rank_environment(4, NCCL, one) == seen | SHARING_ENVIRONMENT
+    assert rank_environment(4, Choice("gloo", "cuda", ""), old) == seen
+    assert "CUDA_VISIBLE_DEVICES" not in rank_environment(
+        1, Choice("gloo", "cpu", ""), one
+    )
 
 
 @pytest.mark.parametrize("machine", [OLD, Machine(gpus=1, nccl=None)])

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.devices import NCCL
 from tests.testing import ranks
 from xtrain.testing import RankDied, RankError, RankTimeout, expect_error
 
@@ -39,7 +40,7 @@ def test_ranks_that_share_a_core_have_more_time(world, monkeypatch):
     for cores, seconds in ((2, 0.5), (4, 0.25), (64, 0.25), (None, 1.0)):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         with pytest.raises(RankTimeout, match=f"not finished after {seconds} s"):
-            world(4).run(ranks.four_ways_to_hang)
+            world(4).run(time.sleep, ranks.PLAIN_SLEEP)
 
 
 def test_bad_input_on_every_rank_leaves_the_ranks_alive(world):
@@ -146,6 +147,8 @@ def test_a_crash_in_another_thread_shows_both_stacks(world):
 
 
 def test_a_hang_shows_where_every_rank_is(world):
+    if world(4).backend in NCCL:
+        pytest.skip("NCCL's calls return when they are queued, or block at first use")
     with pytest.raises(RankTimeout, match=r"not finished after 0.5 s") as caught:
         world(4).run(ranks.four_ways_to_hang, timeout=0.5)
     text = str(caught.value)

@@ -50,7 +50,7 @@ def test_a_world_that_the_memory_does_not_take_is_refused_with_the_numbers(
     size, fits, on_one
 ):
     gpus = 1 if on_one is None else 2
-    machine = Machine(gpus, NEW, fits)
+    machine = Machine(gpus, NEW, fits=fits)
     if on_one == fits:
         assert rank_environment(size, NCCL, machine)["NCCL_NVLS_ENABLE"] == "0"
         return

@@ -186,6 +186,67 @@ def test_the_header_says_what_was_chosen(project, monkeypatch):
     )
 
 
+NO_CUDA_HERE = """
+import os
+
+import torch
+
+pytest_plugins = ["xtrain.testing.plugin"]
+PARENT = os.getpid()
+
+
+def ask_cuda(*_):
+    if os.getpid() == PARENT:
+        raise AssertionError("CUDA was asked in the process that forks")
+    return 2
+
+
+torch.backends.cuda.is_built = lambda: True
+torch.cuda.is_available = torch.cuda.device_count = ask_cuda
+torch.cuda._lazy_init = ask_cuda
+torch.cuda.get_device_name = lambda _: ask_cuda() and "a GPU"
+"""
+SEES_NONE = """
+import os
+
+def visible():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+def test_it(world):
+    assert [visible(), *world(2).run(visible)] == [""] * 3
+"""
+
+
+def test_gpus_beside_the_tests_are_counted_in_a_child_and_hidden(project, monkeypatch):
+    pytester = project(SEES_NONE)
+    pytester.makeconftest(NO_CUDA_HERE)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["xtrain: ranks on gloo, cpu (2 of 4 GPUs; *"])
+
+
+def test_ranks_on_gpus_see_those_that_were_visible(project, monkeypatch):
+    pytester = project("def test_it(): pass\n")
+    pytester.makeconftest(
+        NO_CUDA_HERE
+        + """
+from xtrain.testing.backend_choice import Choice, rank_environment, this_machine
+
+def pytest_unconfigure():
+    machine, choice = this_machine(), Choice("nccl", "cuda", "")
+    print(machine.name, rank_environment(2, choice, machine))
+"""
+    )
+    for given, seen in ((None, "0,1"), ("3,5", "3,5")):
+        if given:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        else:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        result = pytester.runpytest_subprocess()
+        result.stdout.fnmatch_lines([f"a GPU {{'CUDA_VISIBLE_DEVICES': '{seen}'}}"])
+
+
 def test_worlds_that_do_not_fit_are_skipped_in_one_line(project, monkeypatch):
     pytester = project("def test_it(world):\n    world(4)\n")
     monkeypatch.setattr(plugin, "this_machine", lambda: Machine(2, (2, 29, 7)))

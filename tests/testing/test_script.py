@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from xtrain.testing import RankDied, RankTimeout, run_script
 from xtrain.testing.script import read_command
@@ -45,6 +46,23 @@ def test_one_stdout_per_rank_in_rank_order(script):
         "rank 1 of 3: 3.0\n",
         "rank 2 of 3: 3.0\n",
     ]
+
+
+ASKS = """\
+# torchrun --nproc-per-node 2 {path}
+import torch, torch.distributed as dist
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
+dist.all_reduce(x := torch.ones(1))
+print(dist.get_backend(), x.item())
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_that_asks_gets_the_backend_given(script):
+    assert run_script(script(ASKS)) == ["gloo 2.0\n"] * 2
+    assert run_script(script(ASKS), backend="xtrain-shm") == ["xtrain-shm 2.0\n"] * 2
+    assert dist.get_default_backend_for_device("cpu") == "gloo"  # here, as it was
 
 
 def test_torchrun_prints_the_same(script, tmp_path):

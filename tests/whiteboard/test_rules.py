@@ -107,6 +107,9 @@ def broken_rules(name: str, text: str, of_comm: bool) -> list[str]:
     said = header(text)
     broken += [f"the header has no line {f}:" for f in FIELDS if not said.get(f)]
     broken += [f"imports {m}" for m in imported(tree) if not allowed(m)]
+    if "P2POp" in distributed_names(tree) and (alone := sent_alone(tree)):
+        # NCCL sends a batch over another communicator than a message of its own.
+        broken.append(f"messages in batches, and dist.{alone[0]} beside them")
     if of_comm:
         extra = COLLECTIVES.get(name, set())
         used = distributed_names(tree) - MESSAGES - ASKING - TRANSLATING - extra
@@ -148,6 +151,13 @@ def distributed_names(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module == "torch.distributed":
             found |= {alias.name for alias in node.names}
     return found
+
+
+def sent_alone(tree: ast.AST) -> list[str]:
+    """The calls that send or receive one message, not in a batch."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    alone = MESSAGES - {"batch_isend_irecv", "P2POp"}
+    return [f.attr for f in calls if isinstance(f, ast.Attribute) and f.attr in alone]
 
 
 def differing_arguments(form: Callable, twin: Callable) -> list[str]:
@@ -271,6 +281,7 @@ def test_sixty_lines_of_code_without_header_imports_and_blank_lines():
         ("dist.isend(", "dist.all_reduce(", "uses dist.all_reduce"),
         ("import math", "from torch.distributed import barrier", "uses dist.barrier"),
         ("dist.isend(", "dist.nn.functional.all_gather(", "uses dist.all_gather"),
+        ("return ", "dist.P2POp(dist.irecv)\n    return ", "dist.isend beside them"),
     ],
 )
 def test_a_broken_rule_is_seen(old, new, broken):

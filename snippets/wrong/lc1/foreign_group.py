@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc1/foreign_group.py
+import os
 import warnings
 
 import torch
@@ -11,7 +12,11 @@ def sum_by_halves(tensor, halves):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     foreign = halves[1] if rank < 2 else halves[0]

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc1/group_rank_as_src.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -14,7 +16,11 @@ def share_from_second(tensor, group):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     group = dist.new_group([1, 2, 3])
     if rank in (1, 2, 3):

@@ -18,6 +18,7 @@ def program():
 
 
 if __name__ == "__main__":
+    # On gloo, where a closed connection ends the receive; NCCL would go on waiting.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.barrier()  # both are connected before one of them leaves

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc1/read_after_reduce.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -10,7 +12,11 @@ def mean_loss(loss):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     mean = mean_loss(torch.tensor([1.0 + rank]))
     print(f"rank {rank}: mean loss {mean.item()}, stop below 2: {mean.item() < 2}")

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc1/reduce_for_all_reduce.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -9,7 +11,11 @@ def add_up(tensor):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
 
     # Every rank's part of a gradient; their sum is the gradient.

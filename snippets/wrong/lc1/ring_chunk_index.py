@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc1/ring_chunk_index.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -19,7 +21,11 @@ def ring_all_reduce(tensor):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     ones = torch.ones(size)
     ring_all_reduce(ones)

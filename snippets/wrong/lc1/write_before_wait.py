@@ -18,6 +18,7 @@ def transfer(value):
 
 
 if __name__ == "__main__":
+    # On gloo: NCCL connects two ranks in their first call, here before the barrier.
     dist.init_process_group("gloo")
     received = transfer(7.0)
     if dist.get_rank() == 1:

@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/hook_gets_the_parameter.py
+import os
 from textwrap import fill
 
 import torch
@@ -21,7 +22,11 @@ def data_parallel(model):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False)

@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/no_sync_around_backward.py
+import os
 from contextlib import nullcontext
 
 import torch
@@ -37,7 +38,11 @@ def count_calls(accumulate):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     for which in (accumulate, forward_inside):
         calls, norm = count_calls(which)

@@ -1,4 +1,5 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/only_if_dp.py
+import os
 from textwrap import fill
 
 import torch
@@ -16,7 +17,11 @@ def wrap(model, dp, cp):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     torch.manual_seed(0)
     text = torch.randn(2, 16, 4)[rank]  # one text, my half of its tokens

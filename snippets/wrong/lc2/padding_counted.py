@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc2/padding_counted.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
@@ -14,7 +16,11 @@ def accuracy(correct):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     for size in (8, 9, 10):
         correct = [True, True, *[False] * (size - 2)]  # 2 answers are right

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc2/reduced_every_time.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,7 +15,11 @@ def accumulate(model, batches):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     for count in (1, 2, 3, 4):
         layer = nn.Linear(1, 1, bias=False)

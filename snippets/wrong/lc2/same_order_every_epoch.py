@@ -20,6 +20,7 @@ def epochs(sampler, count):
 
 
 if __name__ == "__main__":
+    # On CPUs: torch's sampler does not work with another default device.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for epoch, order in enumerate(epochs(DistributedSampler(range(12)), 3)):

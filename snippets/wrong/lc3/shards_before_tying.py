@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc3/shards_before_tying.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -26,7 +28,11 @@ def place():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     stage, data_rank, data_group, tied_group = place()
     tied = torch.tensor([[1.0, 1.0], [10.0, 10.0]][stage])  # to be added: 11
     gradients = {"tied": tied, "inner": torch.tensor([100.0, 100.0]) * (stage + 1)}

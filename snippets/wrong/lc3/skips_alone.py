@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc3/skips_alone.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -18,7 +20,11 @@ class Scaler:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     scaler = Scaler(1024.0)
     shard = torch.zeros(2)  # my half of the weights

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc3/stale_weights.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -36,7 +38,11 @@ def train(layer, data, steps):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     torch.manual_seed(rank)
     data = torch.randn(16, 4)

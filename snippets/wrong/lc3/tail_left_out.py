@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 3 snippets/wrong/lc3/tail_left_out.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -15,7 +17,11 @@ def step(weights, gradients, lr):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     for count in (6, 7, 8):
         weights = torch.ones(count)
         for _step in range(3):

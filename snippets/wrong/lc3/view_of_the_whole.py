@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc3/view_of_the_whole.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -12,7 +14,11 @@ def my_shard(gradient):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     shard = my_shard(torch.ones(4096))  # no other name holds the gradient now
     kept = shard.untyped_storage().nbytes()

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 4 snippets/wrong/lc4/bias_on_every_rank.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -12,7 +14,11 @@ def row_linear(x, shard, bias):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     x, weight = torch.ones(1, 8), torch.ones(2, 8)
     for bias in (torch.zeros(2), torch.tensor([0.5, -1.0])):

@@ -1,4 +1,7 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/counted_by_name.py
+import os
+
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -17,9 +20,14 @@ def count(model):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
+    kind = torch.get_default_device().type
+    mesh = init_device_mesh(kind, (size,), mesh_dim_names=("tensor",))
     for key_heads in (2, 1):
         config = XtrainConfig(
             vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/dx_not_summed.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -9,7 +11,11 @@ def column_linear(x, shard):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     weight = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 20.0], [30.0, 40.0]])
     x, whole = (torch.ones(1, 2, requires_grad=True) for _ in range(2))

@@ -1,5 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/gathered_logits.py
 import math
+import os
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,11 @@ def loss_of(logits, labels):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 6), torch.tensor([0, 3, 5, 2])

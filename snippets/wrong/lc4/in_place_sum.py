@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/in_place_sum.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -17,7 +19,11 @@ class CopyToRegion(torch.autograd.Function):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     for name, residual in (("f(z)", False), ("f(z) + z", True)):
         z = torch.ones(3, requires_grad=True)

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/loss_of_own_columns.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -36,7 +38,11 @@ def own_labels(logits, labels):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])  # all of rank 0

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/masks.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -8,25 +10,34 @@ def dropout(x, generator):
     return x * keep * 2
 
 
+def seeded(seed):
+    """A generator for tensors where they are made: on the GPU, or on the CPU."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def alike(seed):
     """Generators for replicated tensors and for split ones."""
-    one = torch.Generator().manual_seed(seed)
+    one = seeded(seed)
     return one, one  # the bug: each rank's slice gets the same mask
 
 
 def by_rank(seed):
-    one = torch.Generator().manual_seed(seed + dist.get_rank())
+    one = seeded(seed + dist.get_rank())
     return one, one  # the bug: copies of one tensor get different masks
 
 
 def two_states(seed):
     """Right: the same seed for what is replicated, one per rank for what is split."""
-    replicated = torch.Generator().manual_seed(seed)
-    return replicated, torch.Generator().manual_seed(seed + 1 + dist.get_rank())
+    replicated = seeded(seed)
+    return replicated, seeded(seed + 1 + dist.get_rank())
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     for generators in (alike, by_rank, two_states):
         replicated, split = generators(seed=7)

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/norm_summed.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -13,7 +15,11 @@ def norm(x, weight):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     x = torch.tensor([[3.0, 4.0], [1.0, 1.0]])
     for name, function in (("one process", F.rms_norm), ("norm", norm)):

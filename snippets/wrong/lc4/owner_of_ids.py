@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc4/owner_of_ids.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -23,7 +25,11 @@ def off_by_one(ids, shard):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     table = torch.arange(1.0, 7.0).unsqueeze(1)  # the row of id i is i + 1
     ids = torch.arange(6)

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc5/loss_scale.py
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,7 +33,11 @@ def step(scaled, stage, inputs, targets, m):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     even, uneven = torch.ones(8, 1), torch.tensor([[1.0]] * 5 + [[0.0]] * 3)
     for scaled, other in ((by_ranks, (4, even)), (mean_of_means, (2, uneven))):

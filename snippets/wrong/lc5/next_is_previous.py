@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc5/next_is_previous.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -21,7 +23,11 @@ def swap_both_ways(output, gradient, ranks):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     output, gradient = torch.tensor([10.0 + rank]), torch.tensor([-10.0 - rank])
     x, dy = swap_both_ways(output, gradient, size)

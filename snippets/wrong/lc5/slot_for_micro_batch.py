@@ -38,6 +38,7 @@ def loss_fn(output, target):
 
 
 if __name__ == "__main__":
+    # On gloo: NCCL runs the messages of two ranks in the order of the calls.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for m in (1, 2, 3, 4, 5):

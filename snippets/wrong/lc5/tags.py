@@ -21,6 +21,7 @@ def two_messages(activation, gradient, tags):
 
 
 if __name__ == "__main__":
+    # On gloo, which reads tags.
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for tags in (True, False):

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc6/local_positions.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -39,7 +41,11 @@ def attention(q, k, v, balance, positions_of):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, 2) for _ in range(3))

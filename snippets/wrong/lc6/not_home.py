@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 3 snippets/wrong/lc6/not_home.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -36,7 +38,11 @@ def backward(dO, q, k, v, out, lse, go_home=False):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     q, k, v = (torch.randn(6, 4, requires_grad=True) for _ in range(3))

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc7/aux_scale.py
+import os
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -36,7 +38,11 @@ def step(x, router, rule):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     # Each half of the tokens has its own expert, and one token has the other one.
     router, x = torch.eye(2).requires_grad_(), torch.eye(2).repeat_interleave(4, 0)

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc7/clip_norm.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -26,7 +28,11 @@ def clip(dense, expert, most, norm):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     dense = torch.tensor([2.0, 4.0])  # after its sum over the ranks
     expert = torch.tensor([5.0, 2.0]) if rank == 0 else torch.tensor([4.0, 6.0])

@@ -1,4 +1,6 @@
 # torchrun --nproc-per-node 2 snippets/wrong/lc7/router_partial.py
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -28,7 +30,11 @@ def train(full, x, sum_gradients, steps=3):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(torch.accelerator.current_accelerator())
+    backend = dist.get_default_backend_for_device(torch.get_default_device())
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     full, x = MoE(4, 6, num_experts=4, top_k=2), torch.randn(16, 4)

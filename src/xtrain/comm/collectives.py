@@ -148,4 +148,4 @@ def barrier(group: ProcessGroup | None = None) -> None:
     while distance < size:
         ring_shift(token, buffer, shift=distance, group=group)
         distance *= 2
-    buffer.cpu()  # a GPU has queued the messages; this waits until they are here
+    buffer.item()  # a GPU has queued the messages; this waits until they are here

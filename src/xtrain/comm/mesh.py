@@ -35,7 +35,7 @@ BATCH_AXES = (*REPLICA_AXES, "expert")
 def init_mesh(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
-    device_type: str = "cpu",
+    device_type: str | None = None,
     *,
     timeout: timedelta | None = None,
 ) -> DeviceMesh:
@@ -44,14 +44,20 @@ def init_mesh(
     Args:
         shape: size of each axis, outermost first; the product is the world size.
         axes: one name per axis.
+        device_type: "cpu" or "cuda"; None for where tensors are made by default, or
+            for where the default group's messages are.
         timeout: of each call in the mesh's groups; that of the default group if None.
     """
     world = dist.get_world_size()
     check_mesh(shape, axes, world)
     check_timeout(timeout)
+    if device_type is None:
+        device_type = torch.get_default_device().type
+        if device_type == "cpu":
+            device_type = message_device(None).type
     if device_type != "cpu":
         init_device_mesh(device_type, (world,))  # chooses this rank's GPU
-    ranks = torch.arange(world).view(shape)
+    ranks = torch.arange(world, device="cpu").view(shape)
     groups = []
     for axis, size in enumerate(shape):
         if size == world and timeout is None:

@@ -138,7 +138,7 @@ def post_all(
     sends = [(t, peer) for t, peer in sends if t.numel() > 0]
     if not sends and not recvs:
         return []
-    if batches(group, (recvs or sends)[0][0].device):
+    if follows_nccl(group, (recvs or sends)[0][0].device):
         post = partial(dist.P2POp, group=group, tag=tag)
         calls = [post(dist.irecv, t, group_peer=peer) for t, peer in recvs]
         calls += [post(dist.isend, t, group_peer=peer) for t, peer in sends]
@@ -154,10 +154,13 @@ def wait_all(works: list[dist.Work]) -> None:
         work.wait()
 
 
-def batches(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether messages posted together must be one batch, as under NCCL."""
-    own = type(group) is ProcessGroup  # unbatched, kernels could wait for each other
-    return own and group._get_backend(device).supports_coalescing
+def follows_nccl(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether messages on `device` go by NCCL's rules, as also on nccl-rules.
+
+    What is posted together must be one batch, since calls of a communicator run in
+    order and would wait for each other; tags are ignored.
+    """
+    return bool(group._get_backend(device).supports_coalescing)
 
 
 def ring_shift(

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world, rank_and_size
-from xtrain.comm.p2p import batches, post_all, wait_all
+from xtrain.comm.p2p import follows_nccl, post_all, wait_all
 
 
 class RingPass:
@@ -47,7 +47,7 @@ class RingPass:
         """
         before = (self.rank - 1) % self.size
         for tensor in tensors:
-            if batches(self._group, tensor.device):
+            if follows_nccl(self._group, tensor.device):
                 return
             self._ahead.append(post_all([], [(tensor, before)], self._group))
 

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
 from xtrain.comm.mesh import group_of_members, timeout_of
-from xtrain.comm.p2p import batches
+from xtrain.comm.p2p import follows_nccl
 
 
 def second_group(
@@ -20,7 +20,7 @@ def second_group(
 ) -> ProcessGroup | None:
     """The same ranks, for the messages to lower ranks; None where one group does."""
     group = group_or_world(group)
-    if not batches(group, device):
+    if not follows_nccl(group, device):
         return None
     ranks = dist.get_process_group_ranks(group)
     return group_of_members(ranks, [group], timeout_of(group))
@@ -30,7 +30,7 @@ def check_communicators(group: ProcessGroup | None, device: torch.device) -> str
     """Why ranks of this group could wait in a circle; None if they could not."""
     group = group_or_world(group)
     bound = getattr(group, "bound_device_id", None)
-    if bound is None or group.size() == 1 or not batches(group, device):
+    if bound is None or group.size() == 1 or not follows_nccl(group, device):
         return None
     return (
         f"the group is bound to {bound} by device_id, so {group.name()} runs the "

@@ -9,10 +9,9 @@ from xtrain.testing.backend_choice import Choice, Machine
 
 
 def about(choice: Choice, machine: Machine) -> dict[str, Any]:
-    """Asked when the ranks are gone, since torch may start CUDA to answer.
+    """With GPUs their number and kind, and NCCL's version.
 
-    With GPUs their number and kind, and NCCL's version: worlds with more ranks than
-    GPUs shared them.
+    Ranks of a world with more ranks than GPUs shared them.
     """
     facts: dict[str, Any] = {
         "torch": torch.__version__,
@@ -22,7 +21,7 @@ def about(choice: Choice, machine: Machine) -> dict[str, Any]:
         "device": choice.device,
     }
     if choice.device == "cuda":
-        facts |= {"gpus": machine.gpus, "gpu": torch.cuda.get_device_name(0)}
+        facts |= {"gpus": machine.gpus, "gpu": machine.name}
         facts["platform"] += f", {machine.gpus} x {facts['gpu']}"
     if choice.backend == "nccl" and machine.nccl:
         facts["nccl"] = ".".join(map(str, machine.nccl))

@@ -10,7 +10,10 @@ The decisions take a `Machine`, so tests decide about machines that do not exist
 """
 
 import ctypes
+import functools
 import importlib
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +45,8 @@ class Machine:
 
     gpus: int = 0
     nccl: Version | None = None
+    name: str = ""  # of the first GPU
+    visible: str = ""  # CUDA_VISIBLE_DEVICES of ranks that use them
     fits: int | None = None
 
 
@@ -54,12 +59,28 @@ class Choice:
     reason: str
 
 
+@functools.cache
 def this_machine() -> Machine:
-    """Look at the GPUs and the NCCL library that this process would use."""
+    """The GPUs and the NCCL library that ranks of this process would use.
+
+    CUDA is asked in a child: once it has begun, neither it nor autograd works in the
+    ranks that are forked later.
+    """
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Machine(gpus, _nccl_version() if gpus else None)
+    if not torch.backends.cuda.is_built():
+        return Machine()
+    if torch.cuda.is_initialized():
+        gpus, name = _ask_cuda()
+    else:
+        context = multiprocessing.get_context("fork")
+        answer = context.SimpleQueue()
+        child = context.Process(target=lambda: answer.put(_ask_cuda()))
+        child.start()
+        child.join()
+        gpus, name = answer.get() if child.exitcode == 0 else (0, "")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+    return Machine(gpus, _nccl_version() if gpus else None, name, visible)
 
 
 def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
@@ -91,15 +112,16 @@ def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, s
             f"{size} ranks put {on_one} on a GPU, whose free memory is enough for "
             f"{machine.fits}"
         )
+    visible = {"CUDA_VISIBLE_DEVICES": machine.visible}
     if size <= machine.gpus or choice.backend != "nccl":
-        return {}
+        return visible
     if machine.nccl is None or machine.nccl < SHARING_NCCL:
         found = ".".join(map(str, machine.nccl)) if machine.nccl else "unknown"
         raise ValueError(
             f"{size} ranks need {size} GPUs, there are {machine.gpus}: sharing one "
             f"needs NCCL 2.30 or newer, found {found}"
         )
-    return dict(SHARING_ENVIRONMENT)
+    return visible | SHARING_ENVIRONMENT
 
 
 def explain_sharing(choice: Choice, machine: Machine) -> str:
@@ -145,6 +167,13 @@ def _default(machine: Machine) -> Choice:
     hint = "they can be shared: try" if sharing else "for small worlds try"
     few = f"{machine.gpus} of {ENOUGH_GPUS} GPUs"
     return Choice("gloo", "cpu", f"{few}; {hint} --backend nccl")
+
+
+def _ask_cuda() -> tuple[int, str]:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return gpus, torch.cuda.get_device_name(0) if gpus else ""
 
 
 def _nccl_version() -> Version | None:

@@ -24,13 +24,11 @@ import torch
 import torch.distributed as dist
 
 from xtrain.evidence import executed
-from xtrain.testing.backend_choice import loopback
+from xtrain.testing.backend_choice import loopback, registration, this_machine
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.process import RankProcess
 from xtrain.testing.supervise import collect, explain
-
-SCRIPT_BACKEND = "gloo"  # what a snippet runs on where no GPU is shown to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ class ScriptSpec:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     stdout: str
+    backend: str
     watched: executed.Codes = field(default_factory=dict)
 
 
@@ -76,9 +75,13 @@ def read_command(path: str | os.PathLike[str]) -> Command:
     )
 
 
-def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> list[str]:
+def run_script(
+    path: str | os.PathLike[str], timeout: float | None = 30.0, backend: str = "gloo"
+) -> list[str]:
     """Run the snippet at `path` and return each rank's stdout, in rank order.
 
+    `backend` is what torch answers to a script that asks for the CPU's default one;
+    with "nccl" the script sees the GPUs of this machine.
     Raises RankError when a rank ends with an exception (also an instance of its
     type) or a nonzero exit code, RankTimeout after `timeout` seconds. What ranks
     write to stderr goes to this process's stderr.
@@ -94,8 +97,15 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
             port = listener.getsockname()[1]
             for rank, output in enumerate(outputs):
                 environment = _environment(rank, size, port) if command.ranks else {}
+                if backend == "nccl":
+                    environment["CUDA_VISIBLE_DEVICES"] = this_machine().visible
                 spec = ScriptSpec(
-                    str(path), command.arguments, environment, output.path, watched
+                    str(path),
+                    command.arguments,
+                    environment,
+                    output.path,
+                    backend,
+                    watched,
                 )
                 name = f"{Path(path).name} rank {rank}"
                 fork = sys.platform == "linux" and not torch.cuda.is_initialized()
@@ -107,7 +117,7 @@ def run_script(path: str | os.PathLike[str], timeout: float | None = 30.0) -> li
             del store
             if seen:
                 for answer in ending.answers.values():
-                    seen.on_ranks(answer.executed, SCRIPT_BACKEND, size)
+                    seen.on_ranks(answer.executed, backend, size)
             if not ending.complete(size):
                 raise explain(str(path), ranks, ending, timeout)
         return [output.take() for output in outputs]
@@ -131,6 +141,8 @@ def script_main(spec: ScriptSpec, jobs: Connection) -> None:
     torch.seed()
     random.seed()
     torch.set_num_threads(1)
+    registration(spec.backend)()
+    dist.Backend.default_device_backend_map["cpu"] = spec.backend
     sys.argv = [spec.path, *spec.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(spec.path)))
     with executed.watching_code(spec.watched) as seen:

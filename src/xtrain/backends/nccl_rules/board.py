@@ -8,14 +8,19 @@ waits reads them and raises.
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import asdict
+from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch.distributed import Store
 
+from xtrain.backends.nccl_rules.host_guard import HostGuard
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
+from xtrain.backends.progress import Progress
 from xtrain.comm.waits import Need, RankWaits, Wait, find_circle, in_words
 
 LOOK_SECONDS = (
@@ -36,9 +41,13 @@ class WaitBoard:
     """
 
     def __init__(self) -> None:
-        self.streams: list[Stream] = []
+        # A group that is used no more is freed with its streams; its counts remain.
+        self.streams: WeakSet[Stream] = WeakSet()
+        self._counts: list[tuple[dict[str, int], dict[str, int]]] = []
         self.callers: set[int] = set()  # threads that have made calls
         self.hosts: dict[int, StreamWork] = {}
+        self.guard = HostGuard()
+        self._generations: Counter[str] = Counter()
         self._store: Store | None = None
         self._told = ""
         self._next_look = 0.0
@@ -50,12 +59,16 @@ class WaitBoard:
         runs on will make, so no wait of the program holds up what is not posted.
         """
         rank = dist.get_rank()
+        # The host first: what it posts after this is in the counts.
         state = RankWaits(rank)
         if len(self.callers) == 1 and self.hosts:
             (work,) = self.hosts.values()
             state.host = work.as_host_wait(rank)
-        for stream in self.streams:
+        for stream in list(self.streams):
             stream.tell(state)
+        for posted, started in list(self._counts):
+            state.posted.update(posted)
+            state.started.update(started)
         return state
 
     def look(self) -> None:
@@ -83,16 +96,31 @@ class WaitBoard:
         """The store of the job."""
         if self._store is None:
             # A connection of its own: the program may be waiting in the other one.
-            self._store = dist.distributed_c10d._get_default_store().clone()
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._store = store.clone()
         return self._store
 
-    def leave(self, streams: list[Stream]) -> None:
-        """Forget the streams of a group that ends; with the last of them, all notes."""
-        self.streams = [stream for stream in self.streams if stream not in streams]
-        if not self.streams and self._store is not None:
+    def add(self, name: str, members: list[int], progress: Progress) -> Stream:
+        """A new stream: its name is made unique, as torch uses names again."""
+        self._generations[name] += 1
+        name = f"{name} {self._generations[name]}"
+        stream = Stream(name, members, progress, self.hosts, self.guard)
+        self.streams.add(stream)
+        self._counts.append((stream.posted, stream.started))
+        return stream
+
+    def leave(self, streams: Iterable[Stream]) -> None:
+        """Forget the streams of a group that ends; with the last of them, everything."""
+        self.streams.difference_update(streams)
+        if self.streams:
+            return
+        if self._store is not None:
             with contextlib.suppress(RuntimeError):  # its server may have ended
                 self._store.delete_key(f"{PREFIX}{dist.get_rank()}")
                 self._store.delete_key(CIRCLE)
+        self._counts.clear()
+        self._generations.clear()
+        self._store, self._told = None, ""
 
 
 BOARD: ContextVar[WaitBoard | None] = ContextVar(
@@ -100,12 +128,11 @@ BOARD: ContextVar[WaitBoard | None] = ContextVar(
 )
 
 
-def board_of_this_rank(make: Callable[[], WaitBoard] = WaitBoard) -> WaitBoard:
-    """The board that all groups of this rank share; a new one after the last has gone."""
+def board_of_this_rank() -> WaitBoard:
+    """The board that all groups of this rank share."""
     board = BOARD.get()
-    if board is None or not board.streams:
-        board = make()
-        BOARD.set(board)
+    if board is None:
+        BOARD.set(board := WaitBoard())
     return board
 
 

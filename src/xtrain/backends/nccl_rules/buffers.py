@@ -3,15 +3,17 @@
 A call of NCCL reads its inputs when its turn comes and fills its outputs when it ends;
 until the program has waited for it, both belong to the call. So a call here works on
 copies. Its results reach the program's tensors when it is waited for; until then an
-output of floating-point numbers holds NaN, so that a value that is read too early shows.
-What the program has written in the meantime is found by comparing bytes: version
-counters are shared by all views of a tensor, also by those that the call does not use.
+output of floating-point numbers holds NaN, so a value that is read too early shows.
+What the program has written in the meantime is found by comparing bytes: all views of
+a tensor share its version counter, also those that the call does not use.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from xtrain.backends.messages import raw
 
 
 class Buffers:
@@ -36,7 +38,7 @@ class Buffers:
         self._in_flight = in_flight
         if in_flight:
             self.working = [torch.empty_like(tensor) for tensor in self.working]
-        self._seen: list[Tensor] = []  # what they hold until the program is answered
+        self._seen: list[bytes] = []  # what they hold until the program is answered
 
     def begin(self) -> None:
         """Copy what the call reads, and hide what it is going to write."""
@@ -51,13 +53,13 @@ class Buffers:
                     # `data` has a version counter of its own: autograd learns of a
                     # write when the results come, and not twice.
                     tensor.data.fill_(float("nan"))
-        self._seen = [tensor.clone() for tensor in tensors]
+        self._seen = [bytes(raw(tensor)) for tensor in tensors]
 
     def overwritten(self) -> Tensor | None:
         """A tensor that the program has written to since `begin`."""
         tensors = (*self.outputs, *self.inputs)
         pairs = zip(tensors, self._seen, strict=False)
-        return next((t for t, was in pairs if not same_bytes(t, was)), None)
+        return next((t for t, was in pairs if raw(t) != was), None)
 
     def deliver(self) -> None:
         """Fill the program's outputs: they belong to the program again."""
@@ -67,22 +69,14 @@ class Buffers:
         self._in_flight, self._seen = False, []
 
 
-def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal, NaN included."""
-    if not one.numel():
-        return True
-    one, other = one.contiguous(), other.contiguous()
-    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
-
-
-def overlapping(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor | None:
-    """The first of `some` that shares memory with one of `others`."""
+def overlapping(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether one of `some` shares memory with one of `others`."""
     ranges = [memory_of(tensor) for tensor in others]
-    for tensor in some:
-        first, last = memory_of(tensor)
-        if any(first < end and begin < last for begin, end in ranges):
-            return tensor
-    return None
+    return any(
+        first < end and begin < last
+        for first, last in map(memory_of, some)
+        for begin, end in ranges
+    )
 
 
 def memory_of(tensor: Tensor) -> tuple[int, int]:

@@ -20,13 +20,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.calls import call_site, shape_of, shapes_of
+from xtrain.backends.calls import call_site
 from xtrain.backends.nccl_rules.batches import Batches, frame_of_batch
 from xtrain.backends.nccl_rules.board import board_of_this_rank
 from xtrain.backends.nccl_rules.buffers import Buffers
 from xtrain.backends.nccl_rules.messages import GROUP, PAIR, RECV, SEND, End, Wire
 from xtrain.backends.nccl_rules.orders import check_order
-from xtrain.backends.nccl_rules.rules import broken, check_reduction, check_tensors
+from xtrain.backends.nccl_rules.refusals import (
+    check_equal_parts,
+    check_reduction,
+    check_tensors,
+)
+from xtrain.backends.nccl_rules.rules import broken
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
 from xtrain.backends.operation import Operation, Steps
@@ -35,6 +40,7 @@ from xtrain.backends.peers import Peers
 from xtrain.backends.process_group import XtrainProcessGroup
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.sockets import Sockets
+from xtrain.backends.works import Finished
 from xtrain.comm.waits import Need
 
 EAGER = "XTRAIN_NCCL_RULES_EAGER"
@@ -44,11 +50,13 @@ class NcclRulesGroup(XtrainProcessGroup):
     """One group of ranks under NCCL's rules; see the module's text."""
 
     monitor_class = Watchdog
+    supports_coalescing = True  # see `Batches`
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self._collective = self._ruled
-        self._board = self._monitor.board = board_of_this_rank()
+        self._board = board_of_this_rank()
+        self._monitor.board = self._board  # type: ignore[attr-defined]
         self._wire = Wire(self._transport)
         self._batches = Batches(self._post_batch)
         self._streams: dict[str, Stream] = {}
@@ -59,19 +67,18 @@ class NcclRulesGroup(XtrainProcessGroup):
         """The stream of the group, or that of this rank and a peer."""
         key = "group" if peer is None or self._eager else f"{peer}"
         if key not in self._streams:
-            ranks = range(self._size) if key == "group" else {self._rank, peer}
-            members = sorted(self._global_rank(rank) for rank in ranks)
-            kind = "group" if key == "group" else "pair"
+            pair = [] if peer is None or key == "group" else [self._rank, peer]
+            members = sorted(map(self._global_rank, pair or range(self._size)))
+            kind = "pair" if pair else "group"
             name = f"{self.getGroupName()} {kind} {members}"
-            self._streams[key] = Stream(
-                name, members, self._progress, self._board.hosts
-            )
-            self._board.streams.append(self._streams[key])
+            self._streams[key] = self._board.add(name, members, self._progress)
         return self._streams[key]
 
     def shutdown(self) -> None:
+        if not self._runner.closed:
+            self._board.guard.settle()
         super().shutdown()
-        self._board.leave(list(self._streams.values()))
+        self._board.leave(self._streams.values())
 
     abort = shutdown
 
@@ -90,6 +97,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         **described: Any,
     ) -> dist.Work:
         """Check the rules, then post the call in the stream of the group."""
+        self._board.guard.settle()
         check_tensors(name, (*inputs, *outputs), collective=True)
         if op is not None:
             check_reduction(name, op, (*inputs, *outputs)[0])
@@ -110,9 +118,12 @@ class NcclRulesGroup(XtrainProcessGroup):
         )  # fmt: skip
         check_order(self._board, work)
         self._post(work, in_flight)
-        self._runner.kept.append(work)  # see `CallRunner.kept`
+        if name == "barrier":
+            work.wait_on_host()
         if not in_flight:
             work.wait()
+            return Finished(result)
+        self._runner.kept.append(work)  # see `CallRunner.kept`
         return work
 
     def allgather_coalesced(self, *arguments: Any) -> dist.Work:
@@ -133,6 +144,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         self, kind: int, tensors: list[Tensor], peer: int, tag: int
     ) -> dist.Work:
         (tensor,) = tensors
+        self._board.guard.settle()
         self._runner.check_ready("send" if kind == SEND else "recv", tensors)
         end = End(kind, tensor, peer, self._global_rank(peer), tag, call_site())
         check_tensors(str(end), tensors, collective=False)
@@ -210,7 +222,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         with self._progress.lock:
             stream.calls.append(work)
         if in_flight:
-            self._progress.post(stream.name, work.operation, self._runner.post_seconds)
+            seconds = 0 if work.number is None else self._runner.post_seconds
+            self._progress.post(stream.name, work.operation, seconds)
         else:
             self._progress.enqueue(stream.name, work.operation)
 
@@ -238,13 +251,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         work = StreamWork(stream, Buffers((), (), False), [], {event: number}, needs)
         work.operation = Operation(call, work.in_turn(steps), peers)
         self._post(work, in_flight=False)
-        work.wait()
-
-
-def check_equal_parts(name: str, tensors: list[Tensor]) -> None:
-    """NcclRuleError unless all parts have one shape and dtype."""
-    if len({shape_of(tensor) for tensor in tensors}) > 1:
-        raise broken("equal parts", name, f"got {shapes_of(tensors)}")
+        work.wait_on_host()
 
 
 def make_transport(

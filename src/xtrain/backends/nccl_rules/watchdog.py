@@ -17,8 +17,8 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 class Watchdog(PeerMonitor):
     """Ends the waits of one rank in one group as NCCL does.
 
-    A circle of waits raises. A call that is not over in time ends the process, also if a
-    peer has died or left; with TORCH_NCCL_BLOCKING_WAIT=1 it raises.
+    A circle of waits raises. A call that is not over in time ends the process, also if
+    a peer has died or left; with TORCH_NCCL_BLOCKING_WAIT=1 it raises.
     """
 
     board: WaitBoard

@@ -19,15 +19,16 @@ def gather(
     rank = dist.get_rank(group)
     root = dst if group is None else dist.get_group_rank(group, dst)
     if rank != root:
-        dist.send(tensor.detach(), group_dst=root, group=group)
-        return
-
-    pieces = [piece.detach() for piece in gather_list or []]
-    pieces[root].copy_(tensor.detach())  # a message needs two ranks
-    calls = [  # all at once: whoever is ready first is not kept waiting by another rank
-        dist.P2POp(dist.irecv, piece, group=group, group_peer=source)
-        for source, piece in enumerate(pieces)
-        if source != root
-    ]
+        mine = tensor.detach()
+        calls = [dist.P2POp(dist.isend, mine, group=group, group_peer=root)]
+    else:
+        pieces = [piece.detach() for piece in gather_list or []]
+        pieces[root].copy_(tensor.detach())  # a message needs two ranks
+        calls = [  # all at once: no rank is kept waiting by another that is late
+            dist.P2POp(dist.irecv, piece, group=group, group_peer=source)
+            for source, piece in enumerate(pieces)
+            if source != root
+        ]
+    # Both ends of a message in a batch, or neither: NCCL keeps the two kinds apart.
     for work in dist.batch_isend_irecv(calls) if calls else []:
         work.wait()

@@ -19,15 +19,16 @@ def scatter(
     rank = dist.get_rank(group)
     root = src if group is None else dist.get_group_rank(group, src)
     if rank != root:
-        dist.recv(tensor.detach(), group_src=root, group=group)
-        return
-
-    pieces = [piece.detach() for piece in scatter_list or []]
-    tensor.detach().copy_(pieces[root])  # a message needs two ranks
-    calls = [
-        dist.P2POp(dist.isend, piece, group=group, group_peer=target)
-        for target, piece in enumerate(pieces)
-        if target != root
-    ]
+        mine = tensor.detach()
+        calls = [dist.P2POp(dist.irecv, mine, group=group, group_peer=root)]
+    else:
+        pieces = [piece.detach() for piece in scatter_list or []]
+        tensor.detach().copy_(pieces[root])  # a message needs two ranks
+        calls = [
+            dist.P2POp(dist.isend, piece, group=group, group_peer=target)
+            for target, piece in enumerate(pieces)
+            if target != root
+        ]
+    # Both ends of a message in a batch, or neither: NCCL keeps the two kinds apart.
     for work in dist.batch_isend_irecv(calls) if calls else []:
         work.wait()
