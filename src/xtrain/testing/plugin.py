@@ -20,6 +20,7 @@ from xtrain.evidence.recorder import Recorder
 from xtrain.testing.about import about
 from xtrain.testing.backend_choice import (
     BACKENDS,
+    DEVICES,
     Choice,
     Machine,
     choose,
@@ -48,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--device",
-        choices=("cpu", "cuda"),
+        choices=DEVICES,
         help="device of the ranks (default: what the backend is for)",
     )
     group.addoption(

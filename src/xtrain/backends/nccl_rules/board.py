@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from xtrain.backends.nccl_rules.host_guard import HostGuard
+from xtrain.backends.nccl_rules.rules import in_words as rule_in_words
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.progress import Progress
 from xtrain.comm.waits import Need, RankWaits, Wait, find_circle, in_words
@@ -89,8 +90,9 @@ class WaitBoard:
         keys = [key for r in others if store.check([key := f"{PREFIX}{r}"])]
         circle = find_circle([own, *(state_from(store.get(key)) for key in keys)])
         if circle:
-            store.set(CIRCLE, in_words(circle))
-            raise NcclDeadlock(in_words(circle))
+            text = "\n".join([in_words(circle), *rules_of(circle)])
+            store.set(CIRCLE, text)
+            raise NcclDeadlock(text)
 
     def store(self) -> Store:
         """The store of the job."""
@@ -110,7 +112,7 @@ class WaitBoard:
         return stream
 
     def leave(self, streams: Iterable[Stream]) -> None:
-        """Forget the streams of a group that ends; with the last of them, everything."""
+        """Forget the streams of a group that ends; with the last one, everything."""
         self.streams.difference_update(streams)
         if self.streams:
             return
@@ -134,6 +136,16 @@ def board_of_this_rank() -> WaitBoard:
     if board is None:
         BOARD.set(board := WaitBoard())
     return board
+
+
+def rules_of(circle: list[Wait]) -> list[str]:
+    """The rules of the streams that hold the circle's calls up, in words."""
+    names = {}
+    for need in (need for wait in circle for need in wait.needs):
+        pair, first = " pair " in need.queue, need.event.endswith("communicator")
+        use = "first use" if pair else "group's first use"
+        names[use if first else f"one queue a {'pair' if pair else 'group'}"] = True
+    return [rule_in_words(name) for name in names]
 
 
 def state_from(text: bytes) -> RankWaits:

@@ -31,7 +31,7 @@ from xtrain.backends.nccl_rules.refusals import (
     check_reduction,
     check_tensors,
 )
-from xtrain.backends.nccl_rules.rules import broken
+from xtrain.backends.nccl_rules.rules import NcclRuleError, broken, in_words
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
 from xtrain.backends.operation import Operation, Steps
@@ -55,6 +55,9 @@ class NcclRulesGroup(XtrainProcessGroup):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self._collective = self._ruled
+        self._runner.mismatch = lambda text: NcclRuleError(
+            "calls", f"{text}\n{in_words('calls')}"
+        )
         self._board = board_of_this_rank()
         self._monitor.board = self._board  # type: ignore[attr-defined]
         self._wire = Wire(self._transport)

@@ -6,6 +6,8 @@ NCCLUtils.hpp of torch 2.13; N is NVIDIA's NCCL user guide.
 
 from dataclasses import dataclass
 
+from xtrain.backends.calls import CallRefused
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -30,7 +32,7 @@ RULES = {
         "convert the tensor",
     ),
     "complex": Rule(
-        "torch hands complex tensors to NCCL as pairs of reals in some collectives "
+        "Torch hands complex tensors to NCCL as pairs of reals in some collectives "
         "only",
         "P all_reduce, reduce_scatter",
         "use torch.view_as_real",
@@ -49,7 +51,7 @@ RULES = {
         "scale the tensor before the call",
     ),
     "contiguous": Rule(
-        "collectives of NCCL take contiguous tensors",
+        "Collectives of NCCL take contiguous tensors",
         "F check_gpu_single_tensor, P _check_tensor_list",
         "call .contiguous() and copy the result back",
     ),
@@ -59,7 +61,7 @@ RULES = {
         "call .contiguous() and copy the result back",
     ),
     "equal parts": Rule(
-        "gather and scatter of NCCL move parts of one size",
+        "Gather and scatter of NCCL move parts of one size",
         "F gather, scatter",
         "pad the parts, or send them one by one",
     ),
@@ -69,17 +71,17 @@ RULES = {
         "tell the receiver who sends, by an earlier message",
     ),
     "to itself": Rule(
-        "an unbatched message to the rank itself has no peer that could receive it",
+        "An unbatched message to the rank itself has no peer that could receive it",
         "P _check_not_self_rank, F pointToPoint",
         "copy the tensor",
     ),
     "not there": Rule(
-        "torch's NCCL has no coalesced all-gather of lists",
+        "Torch's NCCL has no coalesced all-gather of lists",
         "F allgather_coalesced",
         "use all_gather_single in _coalescing_manager, or one call each",
     ),
     "success": Rule(
-        "work of NCCL does not tell whether it succeeded",
+        "Work of NCCL does not tell whether it succeeded",
         "F WorkNCCL::isSuccess",
         "call wait(), or ask is_completed()",
     ),
@@ -101,48 +103,48 @@ RULES = {
         "make the same call on all ranks",
     ),
     "first use": Rule(
-        "two ranks make a communicator at their first unbatched message, and both "
+        "Two ranks make a communicator at their first unbatched message, and both "
         "programs block until it is there",
         "F pointToPoint, getNCCLComm",
         "use batch_isend_irecv, or let one rank of each pair begin with the receive",
     ),
     "group's first use": Rule(
-        "the ranks of a group make its communicator at its first collective or batch, "
+        "The ranks of a group make its communicator at its first collective or batch, "
         "and all programs block until it is there",
         "F getNCCLComm; P batch_isend_irecv",
         "let all ranks of the group join its first call",
     ),
     "one queue a pair": Rule(
-        "unbatched messages of two ranks share one stream, in the order of the calls, "
+        "Unbatched messages of two ranks share one stream, in the order of the calls, "
         "in both directions",
         "F pointToPoint; N point-to-point",
         "use batch_isend_irecv, or let one of the two receive first",
     ),
     "one queue a group": Rule(
-        "collectives and batches of a group run one after another, in the order of "
+        "Collectives and batches of a group run one after another, in the order of "
         "the calls",
         "F collective, startCoalescing",
         "make the calls in the same order on all ranks",
     ),
     "overwritten": Rule(
-        "a call reads and writes its tensors until its work is waited for",
+        "A call reads and writes its tensors until its work is waited for",
         "P isend; F collective",
         "wait for the work before you write to the tensor",
     ),
     "two streams": Rule(
-        "calls of two groups run beside each other until their works are waited for",
+        "Calls of two groups run beside each other until their works are waited for",
         "F collective, WorkNCCL::wait",
         "wait for the first call before the second uses the same tensor",
     ),
     "order of groups": Rule(
-        "calls of two groups that are in flight together must be issued in the same "
+        "Calls of two groups that are in flight together must be issued in the same "
         "order on all ranks",
         "P new_group; N communicators",
         "wait for the call of one group before the call of the other, or issue them "
         "in one order",
     ),
     "watchdog": Rule(
-        "a call that is not over within the timeout ends the process, and no except "
+        "A call that is not over within the timeout ends the process, and no except "
         "clause catches that",
         "F Watchdog::runLoop",
         "find out why a rank did not come: its own error, another branch, another "
@@ -151,7 +153,7 @@ RULES = {
 }
 
 
-class NcclRuleError(RuntimeError):
+class NcclRuleError(CallRefused):
     """A call that NCCL refuses, hangs in, or answers with garbage.
 
     `rule` is its name, a key of `RULES`.
@@ -164,7 +166,10 @@ class NcclRuleError(RuntimeError):
 
 def broken(rule: str, call: object, values: str) -> NcclRuleError:
     """The error of a call that breaks a rule: its values, the rule, the cure."""
+    return NcclRuleError(rule, f"{call}: {values}. {in_words(rule)}")
+
+
+def in_words(rule: str) -> str:
+    """A rule with its name, its source and its cure."""
     of = RULES[rule]
-    return NcclRuleError(
-        rule, f'{call}: {values}. {of.text} (rule "{rule}", {of.source}): {of.cure}'
-    )
+    return f'{of.text} (rule "{rule}", {of.source}): {of.cure}'
