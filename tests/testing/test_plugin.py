@@ -226,6 +226,21 @@ def test_gpus_beside_the_tests_are_counted_in_a_child_and_hidden(project, monkey
     result.stdout.fnmatch_lines(["xtrain: ranks on gloo, cpu (2 of 4 GPUs; *"])
 
 
+COUNTS_TWO = """
+from xtrain.testing.backend_choice import this_machine
+
+def test_it():
+    assert (this_machine().gpus, this_machine().visible) == (2, "0,1")
+"""
+
+
+def test_the_test_processes_of_xdist_see_the_gpus_too(project, monkeypatch):
+    pytester = project(COUNTS_TWO)
+    pytester.makeconftest(NO_CUDA_HERE)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    pytester.runpytest_subprocess("-n", "1").assert_outcomes(passed=1)
+
+
 def test_ranks_on_gpus_see_those_that_were_visible(project, monkeypatch):
     pytester = project("def test_it(): pass\n")
     pytester.makeconftest(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,7 +69,7 @@ def checkout(tmp_path):
 
 def start(checkout, *words):
     """`make verify-gpu` in a terminal group of its own, on gloo."""
-    src = str(verify_gpu.__file__).partition("/xtrain/")[0]
+    src = str(Path(verify_gpu.__file__).resolve().parents[2])
     command = [sys.executable, "-m", "xtrain.testing.verify_gpu", "--backend", "gloo"]
     return subprocess.Popen(
         [*command, "-n", "1", "--to", "kept", *words],

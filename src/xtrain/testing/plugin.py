@@ -73,8 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     machine = replace(this_machine(), fits=config.option.ranks_per_gpu)
     if config.getoption("dist", "no") == "no":  # else ask again where tests run
-        # From this process, which forks: backward() here would start threads for them,
-        # and autograd refuses to work in a fork of such a process. Ranks see them again.
+        # From this process, which forks: backward() here would start threads for
+        # them, and autograd refuses to work in a fork of such a process. Ranks see
+        # them again.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         choice = choose(config.option.backend, config.option.device, machine)

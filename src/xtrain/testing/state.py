@@ -15,9 +15,10 @@ from torch.distributed import distributed_c10d
 SEED = 20_000
 # Closing a gloo group costs 45 ms, and an open one wakes a hundred times a second. So a
 # rank keeps what groups tests left behind, and is replaced when there are this many.
+MAX_LEFT_GROUPS = 8
 # NCCL's do not wake, they hold tens of MB of the GPU's memory, and a new rank costs
 # seconds.
-MAX_LEFT_GROUPS = {"cpu": 8, "cuda": 16}
+MAX_LEFT_ON_CUDA = 16
 
 
 def _set_path(path: list[str]) -> None:
@@ -53,7 +54,7 @@ class Clean:
 
     def __init__(self, rank: int, device: str) -> None:
         self.rank = rank
-        self.most_groups = MAX_LEFT_GROUPS[device]
+        self.most_groups = MAX_LEFT_ON_CUDA if device == "cuda" else MAX_LEFT_GROUPS
         self.group: Any = dist.group.WORLD
         self.environment = dict(os.environ)
         self.settings = [read() for read, _ in _SETTINGS]
