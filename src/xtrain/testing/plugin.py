@@ -17,6 +17,7 @@ import torch
 
 from xtrain.evidence import results
 from xtrain.evidence.recorder import Recorder
+from xtrain.testing import pretended_device
 from xtrain.testing.about import about
 from xtrain.testing.backend_choice import (
     BACKENDS,
@@ -50,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--device",
         choices=DEVICES,
-        help="device of the ranks (default: what the backend is for)",
+        help="device of the ranks (default: the one of the backend); xgpu pretends one",
     )
     group.addoption(
         "--ranks-per-gpu",
@@ -79,7 +80,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         choice = choose(config.option.backend, config.option.device, machine)
-    except ValueError as error:
+        if choice.device == pretended_device.NAME:
+            pretended_device.build()
+    except (ValueError, RuntimeError) as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[_CHOICE], config.stash[_MACHINE] = choice, machine
     every = config.option.record_all
