@@ -39,7 +39,8 @@ UNIT = 2.0**-8  # half a last place of a bf16 number just above a power of two
 
 def drawn(*shape, seed):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(shape, generator=generator, device="cpu") + 0.5).to(LOW)
+    numbers = torch.rand(shape, generator=generator, device="cpu") + 0.5
+    return numbers.to(torch.get_default_device(), LOW)
 
 
 def shares():

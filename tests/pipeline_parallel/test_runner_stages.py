@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.devices import device_type, randint
+from tests.devices import NCCL, device_type, randint
 from tests.pipeline_parallel.pipelines import (
     LIKE,
     WIDTH,
@@ -356,6 +356,8 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
 def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
     world, separate
 ):
+    if not separate and world(4).backend in NCCL:
+        pytest.skip("with one queue for both ways ranks wait for each other")
     for result in world(4).run(in_a_sub_group, separate):
         assert {n: v for n, v in result.items() if not v < 1e-12} == {}
         assert not any(map(math.isnan, result.values()))

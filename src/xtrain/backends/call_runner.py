@@ -19,6 +19,7 @@ from torch.distributed import ReduceOp
 from xtrain.backends.arguments import check_servable, flatten
 from xtrain.backends.calls import (
     NOWHERE,
+    CallRefused,
     CollectiveCall,
     CollectiveMismatch,
     call_site,
@@ -46,11 +47,14 @@ class CallRunner:
         monitor: knows whether the group is broken.
         global_rank: the rank in the default group of a rank of this group.
         compares_calls: the ranks make sure that all are in the same call.
+        device: the type of the tensors that it takes.
 
     `on_collective_end` are functions to call with the bytes of tensors that a
     collective has sent and received, once it has ended: those that are in the list when
-    the collective is issued.
+    the collective is issued. `mismatch` makes the error of ranks in different calls.
     """
+
+    mismatch: Callable[[str], RuntimeError] = RuntimeError
 
     def __init__(
         self,
@@ -61,10 +65,12 @@ class CallRunner:
         monitor: PeerMonitor,
         global_rank: Callable[[int], int],
         compares_calls: bool = True,
+        device: str = "cpu",
     ):
         self.backend, self.rank, self.transport = backend, rank, transport
         self.progress, self.monitor = progress, monitor
         self.global_rank, self.compares_calls = global_rank, compares_calls
+        self.device = device
         self.closed = False
         self.calls = 0
         self.on_collective_end: list[Listener] = []
@@ -164,7 +170,7 @@ class CallRunner:
                 f"  rank {self.global_rank(r)}: {texts[r]}"
                 for r in range(self.transport.size)
             ]
-            raise RuntimeError(
+            raise self.mismatch(
                 "the ranks of this group are in different calls:\n"
                 + "\n".join(lines)
                 + why_alike(set(texts.values()))
@@ -185,7 +191,7 @@ class CallRunner:
         if self.closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
         for tensor in tensors:
-            check_servable(name, self.backend, tensor)
+            check_servable(name, self.backend, tensor, self.device)
 
     def check_peer(self, name: str, peer: int) -> None:
         """ValueError for this rank itself and for what is not a rank."""
@@ -200,7 +206,7 @@ class CallRunner:
         """Run steps; an unforeseen end in the middle of them breaks the group."""
         try:
             yield from steps
-        except (CollectiveMismatch, GeneratorExit):
+        except (CollectiveMismatch, CallRefused, GeneratorExit):
             raise
         except BaseException as error:
             self.monitor.broken = RuntimeError(f"{call}: {error!r}")
@@ -208,7 +214,7 @@ class CallRunner:
 
     def exchange(self, name: str, detail: Any, value: int) -> list[int]:
         """Every rank's number, in a call that all ranks must make alike."""
-        mine = torch.tensor([value])
+        mine = torch.tensor([value], device=self.device)
         gathered = mine.new_empty(self.transport.size)
         self.collective(
             name, None, [gathered], [gathered], [mine], detail=detail,

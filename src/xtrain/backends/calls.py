@@ -57,6 +57,10 @@ class CollectiveMismatch(Exception):
     """The ranks are in different calls."""
 
 
+class CallRefused(RuntimeError):
+    """A call that all its ranks refuse: nothing was moved, and their group is whole."""
+
+
 class CallSite(NamedTuple):
     """A line of a program."""
 

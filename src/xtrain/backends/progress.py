@@ -94,6 +94,13 @@ class Progress:
 
         After `seconds` RuntimeError: the operation goes on, the group is not broken.
         """
+        if not self.ends_within(operation, seconds):
+            raise RuntimeError(f"not done after {seconds:g} s: {operation.call}")
+        if operation.error is not None:
+            raise operation.error
+
+    def ends_within(self, operation: Operation, seconds: float) -> bool:
+        """Wait until the operation has ended, well or not; False if it goes on."""
         with self.lock:
             self._advance_alone(operation)
         began = 0.0 if operation.done else time.monotonic()
@@ -106,13 +113,13 @@ class Progress:
                     self._check_or_fail(operation)
                     next_check = now + CHECK_SECONDS
             if now - began > seconds and not operation.done:
-                raise RuntimeError(f"not done after {seconds:g} s: {operation.call}")
+                self._wake_background()
+                return False
             if now - began < SPIN_SECONDS:
                 self._give_way()
             else:
                 time.sleep(PAUSE_SECONDS)
-        if operation.error is not None:
-            raise operation.error
+        return True
 
     def when_ended(self, operation: Operation, callback: Callable[[], None]) -> None:
         """Call back when the operation has ended, at once if it has already.

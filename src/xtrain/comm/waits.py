@@ -4,15 +4,16 @@
     rank 1   send to 2    needs rank 2's recv       host 1 -> host 2
     rank 2   send to 0    needs rank 0's recv       host 2 -> host 0     a circle
 
-A call that has begun *needs* events of other ranks: their end of the message, their part
-of the collective. A rank that has not come to such an event yet is held up either by the
-first call of the queue in which the event stands (it is posted, its turn has not come),
-or by the call in which the program itself waits (it is not posted). A rank that computes
-is held up by nothing: it may still come.
+A call that has begun *needs* events of other ranks: their end of the message, their
+part of the collective. A rank that has not come to such an event yet is held up either
+by the first call of the queue in which the event stands (it is posted, its turn has not
+come), or by the call in which the program itself waits (it is not posted). A rank that
+computes is held up by nothing: it may still come.
 
-Every need must be met, so each circle is a deadlock. The ranks' states need not be of one
-moment. In a circle of stale states some wait would have ended first; what it needed was
-held up by another wait of the circle, which would have ended before it.
+Every need must be met, so each circle is a deadlock. The states of the ranks need not
+be of one moment: if one of the waits ended, it would end after the next one of the
+circle, and so after itself. Only, within one state the counts must not be older than
+the waits, and counts never go back.
 """
 
 from collections.abc import Iterable, Mapping

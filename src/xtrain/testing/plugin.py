@@ -17,6 +17,7 @@ import torch
 from xtrain.evidence.recorder import Recorder
 from xtrain.testing.backend_choice import (
     BACKENDS,
+    DEVICES,
     Choice,
     Machine,
     choose,
@@ -45,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--device",
-        choices=("cpu", "cuda"),
+        choices=DEVICES,
         help="device of the ranks (default: what the backend is for)",
     )
 

@@ -1,7 +1,8 @@
 """The messages of one `batch_isend_irecv`, which NCCL starts as one group.
 
-torch brackets the calls of a batch for its own backends only; a group in Python sees one
-call after the other. So the batch is found where torch holds it: in its function's frame.
+torch brackets the calls of a batch for its own backends only; a group in Python sees
+one call after the other. So the batch is found where torch holds it: in the frame of
+its function.
 """
 
 import sys

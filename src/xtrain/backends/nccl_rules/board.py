@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,10 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch.distributed import Store
 
+from xtrain.backends.nccl_rules.host_guard import HostGuard
+from xtrain.backends.nccl_rules.rules import in_words as rule_in_words
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
+from xtrain.backends.progress import Progress
 from xtrain.comm.waits import Need, RankWaits, Wait, find_circle, in_words
 
 LOOK_SECONDS = (
@@ -44,6 +47,7 @@ class WaitBoard:
         self._counts: list[tuple[dict[str, int], dict[str, int]]] = []
         self.callers: set[int] = set()  # threads that have made calls
         self.hosts: dict[int, StreamWork] = {}
+        self.guard = HostGuard()
         self._generations: Counter[str] = Counter()
         self._store: Store | None = None
         self._told = ""
@@ -86,8 +90,9 @@ class WaitBoard:
         keys = [key for r in others if store.check([key := f"{PREFIX}{r}"])]
         circle = find_circle([own, *(state_from(store.get(key)) for key in keys)])
         if circle:
-            store.set(CIRCLE, in_words(circle))
-            raise NcclDeadlock(in_words(circle))
+            text = "\n".join([in_words(circle), *rules_of(circle)])
+            store.set(CIRCLE, text)
+            raise NcclDeadlock(text)
 
     def store(self) -> Store:
         """The store of the job."""
@@ -97,22 +102,27 @@ class WaitBoard:
             self._store = store.clone()
         return self._store
 
-    def add(self, name: str, *arguments: Any) -> Stream:
+    def add(self, name: str, members: list[int], progress: Progress) -> Stream:
         """A new stream: its name is made unique, as torch uses names again."""
         self._generations[name] += 1
         name = f"{name} {self._generations[name]}"
-        stream = Stream(name, *arguments, self.hosts)
+        stream = Stream(name, members, progress, self.hosts, self.guard)
         self.streams.add(stream)
         self._counts.append((stream.posted, stream.started))
         return stream
 
     def leave(self, streams: Iterable[Stream]) -> None:
-        """Forget the streams of a group that ends; with the last of them, all notes."""
+        """Forget the streams of a group that ends; with the last one, everything."""
         self.streams.difference_update(streams)
-        if not self.streams and self._store is not None:
+        if self.streams:
+            return
+        if self._store is not None:
             with contextlib.suppress(RuntimeError):  # its server may have ended
                 self._store.delete_key(f"{PREFIX}{dist.get_rank()}")
                 self._store.delete_key(CIRCLE)
+        self._counts.clear()
+        self._generations.clear()
+        self._store, self._told = None, ""
 
 
 BOARD: ContextVar[WaitBoard | None] = ContextVar(
@@ -120,13 +130,22 @@ BOARD: ContextVar[WaitBoard | None] = ContextVar(
 )
 
 
-def board_of_this_rank(make: Callable[[], WaitBoard] = WaitBoard) -> WaitBoard:
-    """The board that all groups of this rank share; a new one after the last has gone."""
+def board_of_this_rank() -> WaitBoard:
+    """The board that all groups of this rank share."""
     board = BOARD.get()
-    if board is None or not board.streams:
-        board = make()
-        BOARD.set(board)
+    if board is None:
+        BOARD.set(board := WaitBoard())
     return board
+
+
+def rules_of(circle: list[Wait]) -> list[str]:
+    """The rules of the streams that hold the circle's calls up, in words."""
+    names = {}
+    for need in (need for wait in circle for need in wait.needs):
+        pair, first = " pair " in need.queue, need.event.endswith("communicator")
+        use = "first use" if pair else "group's first use"
+        names[use if first else f"one queue a {'pair' if pair else 'group'}"] = True
+    return [rule_in_words(name) for name in names]
 
 
 def state_from(text: bytes) -> RankWaits:

@@ -3,9 +3,9 @@
 A call of NCCL reads its inputs when its turn comes and fills its outputs when it ends;
 until the program has waited for it, both belong to the call. So a call here works on
 copies. Its results reach the program's tensors when it is waited for; until then an
-output of floating-point numbers holds NaN, so that a value that is read too early shows.
-What the program has written in the meantime is found by comparing bytes: version
-counters are shared by all views of a tensor, also by those that the call does not use.
+output of floating-point numbers holds NaN, so a value that is read too early shows.
+What the program has written in the meantime is found by comparing bytes: all views of
+a tensor share its version counter, also those that the call does not use.
 """
 
 from collections.abc import Sequence

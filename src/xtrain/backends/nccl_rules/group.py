@@ -20,13 +20,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
 
-from xtrain.backends.calls import call_site, shape_of, shapes_of
+from xtrain.backends.calls import call_site
 from xtrain.backends.nccl_rules.batches import Batches, frame_of_batch
 from xtrain.backends.nccl_rules.board import board_of_this_rank
 from xtrain.backends.nccl_rules.buffers import Buffers
 from xtrain.backends.nccl_rules.messages import GROUP, PAIR, RECV, SEND, End, Wire
 from xtrain.backends.nccl_rules.orders import check_order
-from xtrain.backends.nccl_rules.rules import broken, check_reduction, check_tensors
+from xtrain.backends.nccl_rules.refusals import (
+    check_equal_parts,
+    check_reduction,
+    check_tensors,
+)
+from xtrain.backends.nccl_rules.rules import NcclRuleError, broken, in_words
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
 from xtrain.backends.operation import Operation, Steps
@@ -50,6 +55,9 @@ class NcclRulesGroup(XtrainProcessGroup):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self._collective = self._ruled
+        self._runner.mismatch = lambda text: NcclRuleError(
+            "calls", f"{text}\n{in_words('calls')}"
+        )
         self._board = board_of_this_rank()
         self._monitor.board = self._board  # type: ignore[attr-defined]
         self._wire = Wire(self._transport)
@@ -70,6 +78,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         return self._streams[key]
 
     def shutdown(self) -> None:
+        if not self._runner.closed:
+            self._board.guard.settle()
         super().shutdown()
         self._board.leave(self._streams.values())
 
@@ -90,6 +100,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         **described: Any,
     ) -> dist.Work:
         """Check the rules, then post the call in the stream of the group."""
+        self._board.guard.settle()
         check_tensors(name, (*inputs, *outputs), collective=True)
         if op is not None:
             check_reduction(name, op, (*inputs, *outputs)[0])
@@ -110,6 +121,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         )  # fmt: skip
         check_order(self._board, work)
         self._post(work, in_flight)
+        if name == "barrier":
+            work.wait_on_host()
         if not in_flight:
             work.wait()
             return Finished(result)
@@ -134,6 +147,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         self, kind: int, tensors: list[Tensor], peer: int, tag: int
     ) -> dist.Work:
         (tensor,) = tensors
+        self._board.guard.settle()
         self._runner.check_ready("send" if kind == SEND else "recv", tensors)
         end = End(kind, tensor, peer, self._global_rank(peer), tag, call_site())
         check_tensors(str(end), tensors, collective=False)
@@ -240,13 +254,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         work = StreamWork(stream, Buffers((), (), False), [], {event: number}, needs)
         work.operation = Operation(call, work.in_turn(steps), peers)
         self._post(work, in_flight=False)
-        work.wait()
-
-
-def check_equal_parts(name: str, tensors: list[Tensor]) -> None:
-    """NcclRuleError unless all parts have one shape and dtype."""
-    if len({shape_of(tensor) for tensor in tensors}) > 1:
-        raise broken("equal parts", name, f"got {shapes_of(tensors)}")
+        work.wait_on_host()
 
 
 def make_transport(

@@ -8,7 +8,7 @@ from xtrain.backends.nccl_rules.streams import StreamWork
 
 
 def check_order(board: WaitBoard, work: StreamWork) -> None:
-    """NcclRuleError if a rank issued this call before one that was issued before it here.
+    """NcclRuleError if another rank issued this call before one that was earlier here.
 
     Called when `work` is posted. The first rank that has two calls of two groups in
     flight leaves their order in the store of the job, the others compare theirs.

@@ -4,15 +4,9 @@ Places: P is torch/distributed/distributed_c10d.py, F is ProcessGroupNCCL.cpp, U
 NCCLUtils.hpp of torch 2.13; N is NVIDIA's NCCL user guide.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from torch.distributed import ReduceOp
-
-from xtrain.backends.calls import shape_of
-from xtrain.comm.reduce_op import BITWISE, op_name
+from xtrain.backends.calls import CallRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,51 +24,136 @@ class Rule:
     cure: str
 
 
-# fmt: off
 RULES = {
-    "dtype": Rule("NCCL moves int8, uint8, int32, int64, float16, bfloat16, float32, float64, bool, float8_e4m3fn and float8_e5m2", "U ncclDataType map", "convert the tensor"),
-    "complex": Rule("torch hands complex tensors to NCCL as pairs of reals in some collectives only", "P all_reduce, reduce_scatter", "use torch.view_as_real"),
-    "bitwise": Rule("NCCL has no bitwise reductions", "F getNcclReduceOp", "gather the tensors and combine them, or use MAX and MIN on bool tensors"),
-    "bool average": Rule("NCCL cannot average bool tensors", "F getNcclReduceOp", "convert the tensor"),
-    "premultiplied": Rule("NCCL scales floating-point tensors only", "F getNcclReduceOp", "scale the tensor before the call"),
-    "contiguous": Rule("collectives of NCCL take contiguous tensors", "F check_gpu_single_tensor, P _check_tensor_list", "call .contiguous() and copy the result back"),
-    "dense": Rule("NCCL moves dense tensors whose elements do not overlap", "F check_gpu_single_tensor", "call .contiguous() and copy the result back"),
-    "equal parts": Rule("gather and scatter of NCCL move parts of one size", "F gather, scatter", "pad the parts, or send them one by one"),
-    "any source": Rule("NCCL receives from a rank that is named", "F recvAnysource", "tell the receiver who sends, by an earlier message"),
-    "to itself": Rule("an unbatched message to the rank itself has no peer that could receive it", "P _check_not_self_rank, F pointToPoint", "copy the tensor"),
-    "not there": Rule("torch's NCCL has no coalesced all-gather of lists", "F allgather_coalesced", "use all_gather_single in _coalescing_manager, or one call each"),
-    "success": Rule("work of NCCL does not tell whether it succeeded", "F WorkNCCL::isSuccess", "call wait(), or ask is_completed()"),
-    "tags": Rule("NCCL ignores tags: the order of the calls decides which message is received", "P send, recv; F send, recv", "receive in the order in which the other rank sends"),
-    "sizes": Rule("NCCL does not compare the two ends of a message: with other sizes it hangs or delivers garbage", "N point-to-point", "send what the other rank receives"),
-    "calls": Rule("NCCL does not compare the calls of its ranks: with other calls it hangs or delivers garbage", "N collectives", "make the same call on all ranks"),
-    "first use": Rule("two ranks make a communicator at their first unbatched message, and both programs block until it is there", "F pointToPoint, getNCCLComm", "use batch_isend_irecv, or let one rank of each pair begin with the receive"),
-    "group's first use": Rule("the ranks of a group make its communicator at its first collective or batch, and all programs block until it is there", "F getNCCLComm; P batch_isend_irecv", "let all ranks of the group join its first call"),
-    "one queue a pair": Rule("unbatched messages of two ranks share one stream, in the order of the calls, in both directions", "F pointToPoint; N point-to-point", "use batch_isend_irecv, or let one of the two receive first"),
-    "one queue a group": Rule("collectives and batches of a group run one after another, in the order of the calls", "F collective, startCoalescing", "make the calls in the same order on all ranks"),
-    "overwritten": Rule("a call reads and writes its tensors until its work is waited for", "P isend; F collective", "wait for the work before you write to the tensor"),
-    "two streams": Rule("calls of two groups run beside each other until their works are waited for", "F collective, WorkNCCL::wait", "wait for the first call before the second uses the same tensor"),
-    "order of groups": Rule("calls of two groups that are in flight together must be issued in the same order on all ranks", "P new_group; N communicators", "wait for the call of one group before the call of the other, or issue them in one order"),
-    "watchdog": Rule("a call that is not over within the timeout ends the process, and no except clause catches that", "F Watchdog::runLoop", "find out why a rank did not come: its own error, another branch, another order"),
+    "dtype": Rule(
+        "NCCL moves int8, uint8, int32, int64, float16, bfloat16, float32, float64, "
+        "bool, float8_e4m3fn and float8_e5m2",
+        "U ncclDataType map",
+        "convert the tensor",
+    ),
+    "complex": Rule(
+        "Torch hands complex tensors to NCCL as pairs of reals in some collectives "
+        "only",
+        "P all_reduce, reduce_scatter",
+        "use torch.view_as_real",
+    ),
+    "bitwise": Rule(
+        "NCCL has no bitwise reductions",
+        "F getNcclReduceOp",
+        "gather the tensors and combine them, or use MAX and MIN on bool tensors",
+    ),
+    "bool average": Rule(
+        "NCCL cannot average bool tensors", "F getNcclReduceOp", "convert the tensor"
+    ),
+    "premultiplied": Rule(
+        "NCCL scales floating-point tensors only",
+        "F getNcclReduceOp",
+        "scale the tensor before the call",
+    ),
+    "contiguous": Rule(
+        "Collectives of NCCL take contiguous tensors",
+        "F check_gpu_single_tensor, P _check_tensor_list",
+        "call .contiguous() and copy the result back",
+    ),
+    "dense": Rule(
+        "NCCL moves dense tensors whose elements do not overlap",
+        "F check_gpu_single_tensor",
+        "call .contiguous() and copy the result back",
+    ),
+    "equal parts": Rule(
+        "Gather and scatter of NCCL move parts of one size",
+        "F gather, scatter",
+        "pad the parts, or send them one by one",
+    ),
+    "any source": Rule(
+        "NCCL receives from a rank that is named",
+        "F recvAnysource",
+        "tell the receiver who sends, by an earlier message",
+    ),
+    "to itself": Rule(
+        "An unbatched message to the rank itself has no peer that could receive it",
+        "P _check_not_self_rank, F pointToPoint",
+        "copy the tensor",
+    ),
+    "not there": Rule(
+        "Torch's NCCL has no coalesced all-gather of lists",
+        "F allgather_coalesced",
+        "use all_gather_single in _coalescing_manager, or one call each",
+    ),
+    "success": Rule(
+        "Work of NCCL does not tell whether it succeeded",
+        "F WorkNCCL::isSuccess",
+        "call wait(), or ask is_completed()",
+    ),
+    "tags": Rule(
+        "NCCL ignores tags: the order of the calls decides which message is received",
+        "P send, recv; F send, recv",
+        "receive in the order in which the other rank sends",
+    ),
+    "sizes": Rule(
+        "NCCL does not compare the two ends of a message: with other sizes it hangs "
+        "or delivers garbage",
+        "N point-to-point",
+        "send what the other rank receives",
+    ),
+    "calls": Rule(
+        "NCCL does not compare the calls of its ranks: with other calls it hangs or "
+        "delivers garbage",
+        "N collectives",
+        "make the same call on all ranks",
+    ),
+    "first use": Rule(
+        "Two ranks make a communicator at their first unbatched message, and both "
+        "programs block until it is there",
+        "F pointToPoint, getNCCLComm",
+        "use batch_isend_irecv, or let one rank of each pair begin with the receive",
+    ),
+    "group's first use": Rule(
+        "The ranks of a group make its communicator at its first collective or batch, "
+        "and all programs block until it is there",
+        "F getNCCLComm; P batch_isend_irecv",
+        "let all ranks of the group join its first call",
+    ),
+    "one queue a pair": Rule(
+        "Unbatched messages of two ranks share one stream, in the order of the calls, "
+        "in both directions",
+        "F pointToPoint; N point-to-point",
+        "use batch_isend_irecv, or let one of the two receive first",
+    ),
+    "one queue a group": Rule(
+        "Collectives and batches of a group run one after another, in the order of "
+        "the calls",
+        "F collective, startCoalescing",
+        "make the calls in the same order on all ranks",
+    ),
+    "overwritten": Rule(
+        "A call reads and writes its tensors until its work is waited for",
+        "P isend; F collective",
+        "wait for the work before you write to the tensor",
+    ),
+    "two streams": Rule(
+        "Calls of two groups run beside each other until their works are waited for",
+        "F collective, WorkNCCL::wait",
+        "wait for the first call before the second uses the same tensor",
+    ),
+    "order of groups": Rule(
+        "Calls of two groups that are in flight together must be issued in the same "
+        "order on all ranks",
+        "P new_group; N communicators",
+        "wait for the call of one group before the call of the other, or issue them "
+        "in one order",
+    ),
+    "watchdog": Rule(
+        "A call that is not over within the timeout ends the process, and no except "
+        "clause catches that",
+        "F Watchdog::runLoop",
+        "find out why a rank did not come: its own error, another branch, another "
+        "order",
+    ),
 }
-# fmt: on
-DTYPES = frozenset(
-    {
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.bool,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-    }
-)  # fmt: skip
 
 
-class NcclRuleError(RuntimeError):
+class NcclRuleError(CallRefused):
     """A call that NCCL refuses, hangs in, or answers with garbage.
 
     `rule` is its name, a key of `RULES`.
@@ -86,33 +165,11 @@ class NcclRuleError(RuntimeError):
 
 
 def broken(rule: str, call: object, values: str) -> NcclRuleError:
-    """The error for a call that breaks a rule: what it was given, the rule, the cure."""
+    """The error of a call that breaks a rule: its values, the rule, the cure."""
+    return NcclRuleError(rule, f"{call}: {values}. {in_words(rule)}")
+
+
+def in_words(rule: str) -> str:
+    """A rule with its name, its source and its cure."""
     of = RULES[rule]
-    return NcclRuleError(
-        rule, f'{call}: {values}. {of.text} (rule "{rule}", {of.source}): {of.cure}'
-    )
-
-
-def check_tensors(name: str, tensors: Sequence[Tensor], collective: bool) -> None:
-    """NcclRuleError unless NCCL moves these tensors."""
-    for tensor in tensors:
-        if tensor.is_complex():
-            raise broken("complex", name, f"got {shape_of(tensor)}")
-        if tensor.dtype not in DTYPES:
-            raise broken("dtype", name, f"got {shape_of(tensor)}")
-        if collective and not tensor.is_contiguous():
-            values = f"got {shape_of(tensor)} with strides {tensor.stride()}"
-            raise broken("contiguous", name, values)
-        if torch._debug_has_internal_overlap(tensor) != 0:
-            values = f"got {shape_of(tensor)} with strides {tensor.stride()}"
-            raise broken("dense", name, values)
-
-
-def check_reduction(name: str, op: object, tensor: Tensor) -> None:
-    """NcclRuleError for a reduction that torch's NCCL refuses."""
-    if op in BITWISE:
-        raise broken("bitwise", name, f"got ReduceOp.{op_name(op)}")
-    if op == ReduceOp.AVG and tensor.dtype == torch.bool:
-        raise broken("bool average", name, f"got ReduceOp.AVG of {shape_of(tensor)}")
-    if op == ReduceOp.PREMUL_SUM and not tensor.is_floating_point():
-        raise broken("premultiplied", name, f"got PREMUL_SUM of {shape_of(tensor)}")
+    return f'{of.text} (rule "{rule}", {of.source}): {of.cure}'

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from xtrain.backends.nccl_rules.buffers import Buffers, overlapping
+from xtrain.backends.nccl_rules.host_guard import GRACE_SECONDS, HostGuard
 from xtrain.backends.nccl_rules.rules import broken
 from xtrain.backends.observers import unobserved
 from xtrain.backends.operation import Operation, Steps
@@ -29,6 +30,7 @@ class Stream:
         name: the same on all ranks, of no other communicator.
         members: its ranks in the default group.
         hosts: gets the call that a thread of the program waits in.
+        guard: lets the program run past waits.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class Stream:
         members: list[int],
         progress: Progress,
         hosts: dict[int, "StreamWork"],
+        guard: HostGuard,
     ):
         self.name, self.members, self.progress = name, members, progress
-        self.hosts = hosts
+        self.hosts, self.guard = hosts, guard
         self.calls: deque[StreamWork] = deque()
         self.posted: dict[str, int] = {}
         self.started: dict[str, int] = {}
@@ -55,7 +58,7 @@ class Stream:
         return found[-1] if found else None
 
     def using(self, inputs: list[Tensor], outputs: list[Tensor]) -> "StreamWork | None":
-        """A call in flight that reads or writes what a call with these writes or reads."""
+        """A call in flight that uses what another writes, or writes what it uses."""
         for call in self.calls:
             theirs = call.buffers
             if overlapping(outputs, [*theirs.inputs, *theirs.outputs]):
@@ -78,7 +81,7 @@ class StreamWork(Handle):
     """The work of one call of a stream.
 
     Args:
-        events: what the call is at this rank, each with its number; they start together.
+        events: what the call is at this rank, with numbers; they start together.
         needs: the events of other ranks that it cannot end without.
         number: of a call that all ranks of the stream make.
     """
@@ -119,16 +122,31 @@ class StreamWork(Handle):
     # -- what torch asks ---------------------------------------------------------------
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        seconds = timeout.total_seconds() if timeout else float("inf")
-        thread, hosts = threading.get_ident(), self.stream.hosts
-        with unobserved():
-            hosts[thread] = self
-            try:
-                self.stream.progress.wait(self.operation, seconds)
-            finally:
-                hosts.pop(thread, None)
-            self._answer()
+        """Order what the program computes after the call; see `host_guard`."""
+        if timeout:
+            self.wait_on_host(timeout.total_seconds())
+        elif self._ends_within(GRACE_SECONDS) or not self.stream.guard.pass_by(self):
+            self.wait_on_host()
         return True
+
+    def wait_on_host(self, seconds: float = float("inf")) -> None:
+        """Return when the call is over and its results are there; raise its error."""
+        if not self._ends_within(seconds):
+            raise RuntimeError(f"not done after {seconds:g} s: {self.operation.call}")
+        if self.operation.error is not None:
+            raise self.operation.error
+        with unobserved():
+            self._answer()
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Stop the program until the call has ended, or for `seconds`."""
+        thread, hosts = threading.get_ident(), self.stream.hosts
+        hosts[thread] = self
+        try:
+            with unobserved():
+                return self.stream.progress.ends_within(self.operation, seconds)
+        finally:
+            hosts.pop(thread, None)
 
     def is_completed(self) -> bool:
         if self.operation.done and self.operation.error is None:
@@ -159,7 +177,7 @@ class StreamWork(Handle):
         return future
 
     def deliver_at_end(self) -> None:
-        """Give the program the results at the end: a later call of the stream reads them."""
+        """Fill the outputs at the end: a later call of the stream reads them."""
         with self.stream.progress.lock:
             if self.operation.done:
                 self.buffers.deliver()

@@ -7,7 +7,7 @@ import sys
 import torch.distributed as dist
 
 from xtrain.backends.nccl_rules.board import LOOK_SECONDS, NcclDeadlock, WaitBoard
-from xtrain.backends.nccl_rules.rules import RULES
+from xtrain.backends.nccl_rules.rules import in_words
 from xtrain.backends.operation import Operation
 from xtrain.backends.peers import PeerMonitor
 
@@ -17,8 +17,8 @@ BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 class Watchdog(PeerMonitor):
     """Ends the waits of one rank in one group as NCCL does.
 
-    A circle of waits raises. A call that is not over in time ends the process, also if a
-    peer has died or left; with TORCH_NCCL_BLOCKING_WAIT=1 it raises.
+    A circle of waits raises. A call that is not over in time ends the process, also if
+    a peer has died or left; with TORCH_NCCL_BLOCKING_WAIT=1 it raises.
     """
 
     board: WaitBoard
@@ -40,7 +40,6 @@ class Watchdog(PeerMonitor):
         if needed is None:
             needed = self._transport.missing()
         gone = [f"rank {self._global_rank(r)} ({self._peers.state(r)})" for r in needed]
-        rule = RULES["watchdog"]
         text = (
             f"{operation.call} is not over after its timeout of {limit:g} s; "
             f"nothing came from: {', '.join(gone) or 'no rank in particular'}"
@@ -50,7 +49,7 @@ class Watchdog(PeerMonitor):
             raise self.broken
         print(
             f"[rank {self._global_rank(self._rank)}] nccl-rules watchdog: {text}. "
-            f"{rule.text} ({rule.source}): {rule.cure}.",
+            f"{in_words('watchdog')}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         os.kill(os.getpid(), signal.SIGABRT)
