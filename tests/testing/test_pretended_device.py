@@ -293,6 +293,8 @@ def communicate():
     whole = torch.empty(4)
     dist.all_gather_into_tensor(whole, x + rank)
     turned = torch.ones(2, 3).t() * (rank + 1)  # not contiguous
+    if dist.get_backend() == "nccl-rules":
+        turned = turned.contiguous()
     dist.broadcast(turned, 1)
     messages = [
         dist.P2POp(dist.isend, x, 1 - rank),
@@ -307,8 +309,11 @@ def communicate():
     return x, whole, turned, one, found
 
 
-def test_a_group_takes_the_tensors_of_the_device_alone(ranks):
-    for x, whole, turned, one, found in ranks.run(communicate):
+@pytest.mark.parametrize("backend", ["xtrain-shm", "xtrain-socket", "nccl-rules"])
+def test_a_group_takes_the_tensors_of_the_device_alone(backend):
+    with World(2, backend, HERE) as world:
+        results = world.run(communicate)
+    for x, whole, turned, one, found in results:
         assert x.is_cpu and x.tolist() == [3, 3] and one.tolist() == [3, 3]
         assert whole.tolist() == [3, 3, 4, 4] and turned.tolist() == [[2, 2]] * 3
         assert found == [0, 1]

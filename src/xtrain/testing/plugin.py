@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from xtrain.evidence.recorder import Recorder
+from xtrain.testing import pretended_device
 from xtrain.testing.backend_choice import (
     BACKENDS,
     DEVICES,
@@ -47,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--device",
         choices=DEVICES,
-        help="device of the ranks (default: what the backend is for)",
+        help="device of the ranks (default: the one of the backend); xgpu pretends one",
     )
 
 
@@ -63,7 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         choice = choose(config.option.backend, config.option.device, machine)
-    except ValueError as error:
+        if choice.device == pretended_device.NAME:
+            pretended_device.build()
+    except (ValueError, RuntimeError) as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[_CHOICE], config.stash[_MACHINE] = choice, machine
     recorder = Recorder(config, lambda: _about(choice, machine))

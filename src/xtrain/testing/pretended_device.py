@@ -148,6 +148,7 @@ def _module() -> types.ModuleType:
         manual_seed_all=_manual_seed_all,
         initial_seed=lambda: _generator().initial_seed(),
         get_rng_state=lambda device=None: _generator(device).get_state(),
+        get_rng_state_all=lambda: [_generator(i).get_state() for i in range(DEVICES)],
         set_rng_state=lambda state, device=None: _generator(device).set_state(state),
         get_amp_supported_dtype=lambda: list(DTYPES),
         is_bf16_supported=lambda: True,
