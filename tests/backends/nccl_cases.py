@@ -132,6 +132,23 @@ def to_itself() -> None:
     dist.isend(mine(), me()).wait()
 
 
+def gather_lists(coalesced: bool) -> list:
+    outputs = [[torch.zeros(4, dtype=torch.float64)] for _ in range(2)]
+    if coalesced:
+        dist.all_gather_coalesced(outputs, [mine()])
+    else:
+        dist.all_gather([output for (output,) in outputs], mine())
+    return [output.tolist() for (output,) in outputs]
+
+
+def all_gather_of_lists() -> list:
+    return gather_lists(coalesced=False)
+
+
+def coalesced_all_gather_of_lists() -> list:
+    return gather_lists(coalesced=True)
+
+
 def completed() -> list:
     work = dist.all_reduce(tensor := mine(), async_op=True)
     while not work.is_completed():
@@ -363,6 +380,9 @@ CASES = {
     "equal parts": Case(gather_equal, gather_unequal, []),
     "any source": Case(named_source, any_source, ONES),
     "to itself": Case(to_itself_in_a_batch, to_itself, [2.0] * 4),
+    "not there": Case(
+        all_gather_of_lists, coalesced_all_gather_of_lists, [ONES, [2.0] * 4]
+    ),
     "success": Case(completed, success, THREES),
     "tags": Case(tags_in_order, tags_in_the_other_order, [1.0, 2.0]),
     "sizes": Case(sizes_equal, sizes_unequal, ONES),

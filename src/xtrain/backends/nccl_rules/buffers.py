@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from xtrain.backends.arguments import host_view
 from xtrain.backends.messages import raw
 
 
@@ -32,8 +33,8 @@ class Buffers:
     def __init__(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], in_flight: bool
     ):
-        self.outputs = [tensor.detach() for tensor in outputs]
-        self.inputs = [tensor.detach() for tensor in inputs]
+        self.outputs = [host_view(tensor).detach() for tensor in outputs]
+        self.inputs = [host_view(tensor).detach() for tensor in inputs]
         self.working = [*self.outputs, *self.inputs]
         self._in_flight = in_flight
         if in_flight:
@@ -56,10 +57,13 @@ class Buffers:
         self._seen = [bytes(raw(tensor)) for tensor in tensors]
 
     def overwritten(self) -> Tensor | None:
-        """A tensor that the program has written to since `begin`."""
+        """A tensor that the program has written to, or freed, since `begin`."""
         tensors = (*self.outputs, *self.inputs)
-        pairs = zip(tensors, self._seen, strict=False)
-        return next((t for t, was in pairs if raw(t) != was), None)
+        for tensor, seen in zip(tensors, self._seen, strict=False):
+            freed = tensor.untyped_storage().nbytes() < len(seen)
+            if freed or raw(tensor) != seen:
+                return tensor
+        return None
 
     def deliver(self) -> None:
         """Fill the program's outputs: they belong to the program again."""
