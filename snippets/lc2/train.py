@@ -24,7 +24,7 @@ def train(epochs: int, file: Path, batch_size: int = 6, micro_batch_size: int = 
     loader = torch.utils.data.DataLoader(SENTENCES, batch_size, sampler=sampler)
     summed = nn.CrossEntropyLoss(ignore_index=0, reduction="sum")
     if file.exists():
-        weights, state, losses = torch.load(file)
+        weights, state, losses = torch.load(file, map_location="cpu")
         model.load_state_dict(weights)
         optimizer.load_state_dict(state)
     for epoch in range(len(losses), epochs):

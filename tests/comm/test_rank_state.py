@@ -20,33 +20,36 @@ def state() -> tuple[bool, ...]:
     return not is_counted(), comparing(), has_uneven_calls(None), queue
 
 
-def with_all_on(meet) -> tuple[tuple[bool, ...], int]:
+def with_all_on(one, meet) -> tuple[tuple[bool, ...], int]:
     """Switch everything on, then count the calls while the other thread makes one."""
     with CommLedger() as ledger:
         with debug_checks(), uneven_calls(None), uncounted(), DeferredGradients():
             meet()
             found = state()
             meet()
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(one)
         meet()
         meet()
     return found, len(ledger.events)
 
 
-def with_all_off(meet) -> tuple[tuple[bool, ...], int]:
+def with_all_off(one, meet) -> tuple[tuple[bool, ...], int]:
     meet()
     found = state()
     meet()
     meet()
-    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(one)
     meet()
     return found, 0
 
 
 def as_threads() -> list[tuple[tuple[bool, ...], int]]:
     meet = partial(threading.Barrier(2).wait, 20)
+    one = torch.ones(1)  # the default device is this thread's
     with ThreadPoolExecutor(2) as threads:
-        ranks = [threads.submit(body, meet) for body in (with_all_on, with_all_off)]
+        ranks = [
+            threads.submit(body, one, meet) for body in (with_all_on, with_all_off)
+        ]
         return [rank.result() for rank in ranks]
 
 

@@ -4,6 +4,7 @@
 `holds` tells whether tensors of all ranks are a whole one in a declared state.
 """
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from xtrain.tensor_parallel import (
     norm,
     vocab_parallel_cross_entropy,
 )
+from xtrain.testing.transport import dumps
 
 B, S, H, INNER, V = 3, 4, 8, 12, 20
 CONFIG = XtrainConfig(
@@ -375,7 +377,7 @@ def record(case: Case, cut=None) -> tuple[list[Found], dict[str, Point]]:
     with collectives_of("torch"), recording(recorder):
         with CommLedger() as forward:
             recorder.see([x])
-            y = module(x, *case.others)
+            y = module(x, *(t.to(x.device) for t in case.others))
             recorder.see([y])
         recorder.way = "backward"
         with CommLedger() as backward:
@@ -385,8 +387,8 @@ def record(case: Case, cut=None) -> tuple[list[Found], dict[str, Point]]:
     for name, p in module.named_parameters():
         found.weights[name] = Point(p.detach(), p.grad)
     by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, found)
-    return by_rank, dense
+    dist.all_gather_object(by_rank, dumps(found))  # tensors arrive on this device
+    return [pickle.loads(found) for found in by_rank], dense
 
 
 def run_whole(case: Case, whole: nn.Module) -> dict[str, Point]:
@@ -403,7 +405,7 @@ def run_whole(case: Case, whole: nn.Module) -> dict[str, Point]:
         whole.get_submodule(at).register_forward_hook(keep(name, side))
     x = case.input()
     x.requires_grad_(x.is_floating_point())
-    whole(x, *case.others).backward(case.output_grad())
+    whole(x, *(t.to(x.device) for t in case.others)).backward(case.output_grad())
     weights = {n: Point(p.detach(), p.grad) for n, p in whole.named_parameters()}
     return found | weights
 

@@ -57,7 +57,7 @@ def test_what_the_user_asks_for_is_taken(backend, device, machine, expected):
         ("nccl", None, NONE, "needs a GPU that torch can see"),
         ("nccl", "cpu", ONE, "GPU memory only"),
         ("mpi", None, ONE, "'mpi' is none of gloo, nccl"),
-        ("gloo", "tpu", ONE, "'tpu' is neither cpu nor cuda"),
+        ("gloo", "tpu", ONE, "'tpu' is none of cpu, cuda, xgpu"),
     ],
 )
 def test_impossible_pairs_are_refused(backend, device, machine, message):

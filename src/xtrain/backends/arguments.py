@@ -10,8 +10,28 @@ from xtrain.backends.messages import DTYPE_CODES
 from xtrain.backends.observers import OwnDispatch, has_own_dispatch
 
 
-def check_servable(name: str, backend: str, tensor: Tensor) -> None:
-    """ValueError unless the tensor is dense memory of this host.
+def served_device() -> str:
+    """The type of the device whose tensors a new group takes: the CPU.
+
+    Or the accelerator, where it has its memory on the CPU (a `host_view` in its
+    module): as on GPUs, CPU tensors are then foreign.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else getattr(torch, accelerator.type, None)
+    return accelerator.type if accelerator and hasattr(module, "host_view") else "cpu"
+
+
+def host_view(tensor: Tensor) -> Tensor:
+    """A CPU tensor on the memory of one that is servable."""
+    if tensor.is_cpu:
+        return tensor
+    return torch.get_device_module(tensor.device).host_view(tensor)
+
+
+def check_servable(
+    name: str, backend: str, tensor: Tensor, device: str = "cpu"
+) -> None:
+    """ValueError unless the tensor is dense memory of the group's device.
 
     OwnDispatch for a subclass with a `__torch_dispatch__` of its own, as FakeTensor.
     """
@@ -19,9 +39,10 @@ def check_servable(name: str, backend: str, tensor: Tensor) -> None:
         raise OwnDispatch(
             f"{name}: {backend} does not serve {type(tensor).__name__} as it stands"
         )
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
+    own = tensor.is_cpu if device == "cpu" else tensor.device.type == device
+    if not own or tensor.layout is not torch.strided:
         raise ValueError(
-            f"{name}: {backend} serves dense CPU tensors, "
+            f"{name}: {backend} serves dense {device.replace('cpu', 'CPU')} tensors, "
             f"got {tensor.layout} on {tensor.device}"
         )
     if tensor.dtype not in DTYPE_CODES or tensor.is_conj() or tensor.is_neg():
@@ -33,6 +54,7 @@ def check_servable(name: str, backend: str, tensor: Tensor) -> None:
 
 def flatten(tensor: Tensor) -> Tensor:
     """The elements in a row: the tensor's own memory where it is contiguous."""
+    tensor = host_view(tensor)
     if type(tensor) is Tensor and tensor.dim() == 1 and not tensor.requires_grad:
         return tensor.contiguous()
     return tensor.detach().contiguous().view(-1)

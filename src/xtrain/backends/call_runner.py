@@ -47,6 +47,7 @@ class CallRunner:
         monitor: knows whether the group is broken.
         global_rank: the rank in the default group of a rank of this group.
         compares_calls: the ranks make sure that all are in the same call.
+        device: the type of the tensors that it takes.
 
     `on_collective_end` are functions to call with the bytes of tensors that a
     collective has sent and received, once it has ended: those that are in the list when
@@ -64,10 +65,12 @@ class CallRunner:
         monitor: PeerMonitor,
         global_rank: Callable[[int], int],
         compares_calls: bool = True,
+        device: str = "cpu",
     ):
         self.backend, self.rank, self.transport = backend, rank, transport
         self.progress, self.monitor = progress, monitor
         self.global_rank, self.compares_calls = global_rank, compares_calls
+        self.device = device
         self.closed = False
         self.calls = 0
         self.on_collective_end: list[Listener] = []
@@ -188,7 +191,7 @@ class CallRunner:
         if self.closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
         for tensor in tensors:
-            check_servable(name, self.backend, tensor)
+            check_servable(name, self.backend, tensor, self.device)
 
     def check_peer(self, name: str, peer: int) -> None:
         """ValueError for this rank itself and for what is not a rank."""
@@ -211,7 +214,7 @@ class CallRunner:
 
     def exchange(self, name: str, detail: Any, value: int) -> list[int]:
         """Every rank's number, in a call that all ranks must make alike."""
-        mine = torch.tensor([value])
+        mine = torch.tensor([value], device=self.device)
         gathered = mine.new_empty(self.transport.size)
         self.collective(
             name, None, [gathered], [gathered], [mine], detail=detail,

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from xtrain.backends.arguments import served_device
 from xtrain.backends.call_runner import CallRunner
 from xtrain.backends.peers import PeerMonitor, Peers
 from xtrain.backends.progress import Progress
@@ -76,7 +77,7 @@ class Group(dist.ProcessGroup):
         self._progress = Progress(self._monitor.check, self.give_way)
         self._runner = CallRunner(
             backend, rank, self._transport, self._progress, self._monitor,
-            self._global_rank, self.compares_calls,
+            self._global_rank, self.compares_calls, served_device(),
         )  # fmt: skip
         self.on_collective_end = self._runner.on_collective_end
         # A process that exits leaves the group, as if it had destroyed it.
@@ -98,13 +99,13 @@ class Group(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(self._runner.device)]
 
     # torch asks the backend of a device what it can do; here it is the group itself.
     supports_coalescing = supports_splitting = False
 
     def _get_backend(self, device: torch.device) -> "Group":
-        if torch.device(device) not in self._device_types:
+        if torch.device(device).type != self._runner.device:
             raise RuntimeError(
                 f"{self._backend_name} has no backend for device type {device}"
             )

@@ -3,6 +3,7 @@
 import torch.distributed as dist
 from torch import Tensor
 
+from xtrain.backends.arguments import host_view
 from xtrain.backends.call_runner import CallRunner
 from xtrain.backends.calls import PointToPointCall, call_site
 from xtrain.backends.messages import DTYPE_CODES, Receive, arrival, raw, send_message
@@ -16,7 +17,7 @@ def post_send(runner: CallRunner, tensor: Tensor, dst: int, tag: int) -> dist.Wo
     tensors = [tensor]
     runner.check_ready("send", tensors)
     runner.check_peer("send", dst)
-    flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    flat = contiguous(tensor)
     peer = runner.global_rank(dst)
     call = PointToPointCall("send", tensor, "dst", peer, call_site())
     steps = send_message(
@@ -37,7 +38,7 @@ def post_receive(
     """Post a receive of the first message with this tag from one of `sources`."""
     tensors = [tensor]
     runner.check_ready("recv", tensors)
-    buffer = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    buffer = contiguous(tensor)
     names = [runner.global_rank(source) for source in sources]
     posted = Receive(raw(buffer), tag, DTYPE_CODES[tensor.dtype])
     inboxes = [runner.transport.inbox[source] for source in sources]
@@ -47,7 +48,7 @@ def post_receive(
         yield from runner.breaking(call, arrival(posted, inboxes))
         if posted.error is not None:  # the message is gone, the group is fine
             raise RuntimeError(f"{call}: {posted.error}")
-        if buffer is not tensor:
+        if not tensor.is_contiguous():
             tensor.detach().copy_(buffer)
 
     operation = Operation(call, steps(), sources)
@@ -58,3 +59,9 @@ def post_receive(
     work = Pending(runner.progress, operation, tensors)
     work._receive = posted
     return work
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """The tensor's own memory on the host, or a copy where it has gaps."""
+    host = host_view(tensor)
+    return host if host.is_contiguous() else host.detach().contiguous()

@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.backends.arguments import check_fits, check_pieces, one_dtype, row_sizes
+from xtrain.backends.arguments import (
+    check_fits,
+    check_pieces,
+    host_view,
+    one_dtype,
+    row_sizes,
+)
 from xtrain.backends.calls import reduce_op, shape_and_dtype, shape_of, shapes_of
 from xtrain.backends.group import Group
 from xtrain.backends.observers import unobserved
@@ -166,7 +172,7 @@ class XtrainProcessGroup(Group):
     ) -> dist.Work:
         root, (input,) = opts.rootRank, inputs
         outputs_ = outputs[0] if self._rank == root else []
-        nothing = input.new_empty(0)
+        nothing = host_view(input).new_empty(0)
 
         def steps(check: int, *flat: Tensor) -> Steps:
             sent = [nothing] * self._size
@@ -187,7 +193,7 @@ class XtrainProcessGroup(Group):
     ) -> dist.Work:
         root, (output,) = opts.rootRank, outputs
         inputs_ = inputs[0] if self._rank == root else []
-        nothing = output.new_empty(0)
+        nothing = host_view(output).new_empty(0)
 
         def steps(check: int, *flat: Tensor) -> Steps:
             received = [nothing] * self._size

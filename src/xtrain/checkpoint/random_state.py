@@ -6,12 +6,15 @@ from torch import Tensor
 from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.pieces import Piece
 from xtrain.checkpoint.reader import CheckpointReader
+from xtrain.comm.accelerator import accelerator_in_use
 
 
 def random_states() -> dict[str, Tensor]:
+    """Those of the CPU and, where this process has used one, of its accelerator."""
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
+    device, module = accelerator_in_use()
+    if module is not None:
+        states[device] = module.get_rng_state()
     return states
 
 
@@ -44,7 +47,6 @@ def read_random_states(reader: CheckpointReader, rank: int) -> dict[str, Tensor]
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
+    for device, state in states.items():
+        module = torch if device == "cpu" else torch.get_device_module(device)
+        module.set_rng_state(state)

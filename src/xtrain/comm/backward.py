@@ -5,15 +5,9 @@
     bucket 1                         full -> issued ..... wait
     bucket 2                                       left -> issue, wait
 
-<<<<<<< HEAD
-A hook on each parameter tells when its gradient is complete. All ranks must issue the
-same collectives in the same order, in whichever order gradients come, so buckets
-leave strictly one after the other. What is left at the end of backward leaves then.
-=======
 A hook on each parameter runs when its gradient is complete. All ranks must issue the
 same collectives in the same order, whatever order their gradients come in, so buckets
 are issued strictly in order, those that are incomplete at the end of backward.
->>>>>>> main
 
 The messages are those of `reduce`, which issues a bucket's collective.
 """

@@ -70,6 +70,8 @@ def sum_unless(
         else:
             reduce_question(both, group)
     if both.device.type != "cpu":
+        if problem is not None:  # the others are told by the device
+            raise ValueError(problem)
         torch._assert_async(both[1] == 0)
     elif both[1] > 0:
         if prod(group.size() for group in groups) == dist.get_world_size():

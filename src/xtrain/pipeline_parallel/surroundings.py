@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
+from xtrain.comm.accelerator import accelerator_in_use
+
 
 class Surroundings:
     """As they are when this is made, to be restored for a second run.
@@ -17,9 +19,10 @@ class Surroundings:
     def __init__(self, preserve_rng_state: bool):
         self.preserve_rng_state = preserve_rng_state
         if preserve_rng_state:
-            self.cpu, self.cuda = torch.get_rng_state(), []
-            if torch.cuda.is_initialized():
-                self.cuda = torch.cuda.get_rng_state_all()
+            self.cpu = torch.get_rng_state()
+            self.device, self.module = accelerator_in_use()
+            states = getattr(self.module, "get_rng_state_all", list)()
+            self.states: list[torch.Tensor] = states
         accelerator = torch.accelerator.current_accelerator()
         devices = {"cpu", accelerator.type if accelerator else "cpu"}
         self.autocast = {
@@ -42,9 +45,10 @@ class Surroundings:
                     torch.autocast(kind, dtype, enabled, self.cache_enabled)
                 )
             if self.preserve_rng_state:
-                devices = range(len(self.cuda))
-                stack.enter_context(torch.random.fork_rng(devices))
+                devices = range(len(self.states))
+                forked = torch.random.fork_rng(devices, device_type=self.device)
+                stack.enter_context(forked)
                 torch.set_rng_state(self.cpu)
-                for device in devices:
-                    torch.cuda.set_rng_state(self.cuda[device], device)
+                for device, state in enumerate(self.states):
+                    self.module.set_rng_state(state, device)
             yield

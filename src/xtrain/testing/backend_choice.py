@@ -20,7 +20,9 @@ from dataclasses import dataclass
 
 Version = tuple[int, int, int]
 
+DEVICES = ("cpu", "cuda", "xgpu")  # the last one is `pretended_device`
 BACKENDS = ("gloo", "nccl", "nccl-rules", "xtrain-socket", "xtrain-shm")
+FOR_DEVICE = {"cuda": "nccl", "xgpu": "nccl-rules"}  # unless asked for another
 # Called before init_process_group, found by name: backends stand above this module.
 LATE_BACKENDS = dict.fromkeys(
     ("nccl-rules", "xtrain-socket", "xtrain-shm"), "xtrain.backends:register"
@@ -37,12 +39,17 @@ SHARING_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a decision depends on: the number of GPUs and NCCL's version."""
+    """What a decision depends on.
+
+    Attributes:
+        fits: how many ranks the memory of a GPU takes; None where nobody has asked.
+    """
 
     gpus: int = 0
     nccl: Version | None = None
     name: str = ""  # of the first GPU
     visible: str = ""  # CUDA_VISIBLE_DEVICES of ranks that use them
+    fits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +90,17 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
     if backend is None and device is None:
         return _default(machine)
     if backend is None:
-        backend = "nccl" if device == "cuda" else "gloo"
+        backend = FOR_DEVICE.get(device or "cpu", "gloo")
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is none of {', '.join(BACKENDS)}")
     if device is None:
         device = "cuda" if backend == "nccl" else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} is neither cpu nor cuda")
-    if backend == "nccl" and device == "cpu":
+    if device not in DEVICES:
+        raise ValueError(f"device {device!r} is none of {', '.join(DEVICES)}")
+    if backend == "nccl" and device != "cuda":
         raise ValueError("nccl moves GPU memory only: use --device cuda")
+    if backend == "gloo" and device == "xgpu":
+        raise ValueError("gloo does not take tensors of xgpu: use --backend nccl-rules")
     if device == "cuda" and machine.gpus == 0:
         raise ValueError("--device cuda needs a GPU that torch can see; there is none")
     return Choice(backend, device, "as asked")
@@ -99,8 +108,14 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
 
 def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, str]:
     """Environment for `size` ranks; ValueError with one line when they do not fit."""
-    if choice.device == "cpu":
+    if choice.device != "cuda":
         return {"GLOO_SOCKET_IFNAME": loopback()}
+    on_one = -(-size // machine.gpus)
+    if machine.fits is not None and on_one > machine.fits:
+        raise ValueError(
+            f"{size} ranks put {on_one} on a GPU, whose free memory is enough for "
+            f"{machine.fits}"
+        )
     visible = {"CUDA_VISIBLE_DEVICES": machine.visible}
     if size <= machine.gpus or choice.backend != "nccl":
         return visible

@@ -12,6 +12,7 @@ import pickle
 import sys
 
 from xtrain.evidence import executed
+from xtrain.testing import pretended_device
 from xtrain.testing.backend_choice import (
     Choice,
     rank_environment,
@@ -38,7 +39,7 @@ class Pool:
         self.backend = backend
         self.device = device
         # CUDA does not survive a fork, and macOS's own libraries do not either.
-        can_fork = sys.platform == "linux" and device == "cpu"
+        can_fork = sys.platform == "linux" and device != "cuda"
         self._fork = (start_method or ("fork" if can_fork else "spawn")) == "fork"
         self._owner = os.getpid()
         self._ranks: list[RankProcess] = []
@@ -54,6 +55,8 @@ class Pool:
     def start(self) -> None:
         """Start the ranks and wait until each has joined the group."""
         registration(self.backend)  # imported here once, not once per rank
+        if self.device == pretended_device.NAME:
+            pretended_device.build()
         choice = Choice(self.backend, self.device, "as asked")
         environment = rank_environment(self.size, choice, this_machine())
         self._owner = os.getpid()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.evidence import executed
-from xtrain.testing import transport
+from xtrain.testing import pretended_device, transport
 from xtrain.testing.backend_choice import registration
 from xtrain.testing.outcome import Outcome, failure
 from xtrain.testing.state import Clean
@@ -40,7 +40,7 @@ def rank_main(spec: RankSpec, jobs: Connection) -> None:
     """Body of a rank's process."""
     try:
         join(spec)
-        clean = Clean(spec.rank)
+        clean = Clean(spec.rank, spec.device)
     except BaseException as error:
         jobs.send(failure(error))
         return
@@ -64,8 +64,11 @@ def join(spec: RankSpec) -> None:
     )
     os.environ.update(spec.environment)
     if spec.device != "cpu":
-        device = torch.device(spec.device, spec.rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+        if spec.device == pretended_device.NAME:
+            pretended_device.register()
+        module = torch.get_device_module(spec.device)
+        device = torch.device(spec.device, spec.rank % module.device_count())
+        module.set_device(device)
         torch.set_default_device(device)  # torch.ones(4) lands on the rank's GPU
     registration(spec.backend)()
     dist.init_process_group(

@@ -25,13 +25,26 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.nn.Parameter:
             return torch.nn.Parameter, (obj.detach(), obj.requires_grad)
-        if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
+        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided:
             return NotImplemented
+        if type(obj) is not torch.Tensor:
+            return NotImplemented if obj.is_cpu or _has_dispatch(obj) else _moved(obj)
         plain = obj.detach().cpu()
         # A view would carry the whole storage it looks into.
         if plain.untyped_storage().nbytes() != plain.nbytes:
             plain = plain.clone()
         return _arrive, plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:2]
+
+
+def _has_dispatch(tensor: torch.Tensor) -> bool:
+    """Of a subclass that is not plain memory, as DTensor."""
+    plain = torch._C._disabled_torch_dispatch_impl
+    return type(tensor).__torch_dispatch__ is not plain
+
+
+def _moved(tensor: torch.Tensor) -> Any:
+    """How a subclass travels that lies on a GPU: over the CPU, where it stays."""
+    return tensor.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 def _arrive(make: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:

@@ -48,8 +48,6 @@ def check_reduction(name: str, op: object, tensor: Tensor) -> None:
         raise broken("bitwise", name, f"got ReduceOp.{op_name(op)}")
     if op == ReduceOp.AVG and tensor.dtype == torch.bool:
         raise broken("bool average", name, f"got ReduceOp.AVG of {shape_of(tensor)}")
-    if op == ReduceOp.PREMUL_SUM and not tensor.is_floating_point():
-        raise broken("premultiplied", name, f"got PREMUL_SUM of {shape_of(tensor)}")
 
 
 def check_equal_parts(name: str, tensors: Sequence[Tensor]) -> None:

@@ -45,11 +45,6 @@ RULES = {
     "bool average": Rule(
         "NCCL cannot average bool tensors", "F getNcclReduceOp", "convert the tensor"
     ),
-    "premultiplied": Rule(
-        "NCCL scales floating-point tensors only",
-        "F getNcclReduceOp",
-        "scale the tensor before the call",
-    ),
     "contiguous": Rule(
         "Collectives of NCCL take contiguous tensors",
         "F check_gpu_single_tensor, P _check_tensor_list",
