@@ -72,6 +72,14 @@ class HostGuard(TorchFunctionMode):
         if stack and stack[-1] is self:
             pop_function_mode()
 
+    # Recomputation enters the modes of the forward again, for as long as it lasts. It
+    # gets nothing of this one, which comes and goes by itself.
+    def __enter__(self) -> "HostGuard":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
