@@ -127,7 +127,7 @@ verify: env
 
 # Everything that can run under NCCL here, and a record of it to send.
 verify-gpu: env
-	@$(PY) -m xtrain.evidence.verify_gpu $(ARGS)
+	@$(PY) -m xtrain.testing.verify_gpu $(ARGS)
 
 # What tests and build gave here, to be committed with the code it is of.
 record: env

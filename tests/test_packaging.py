@@ -23,7 +23,7 @@ from packaging.version import Version
 
 import xtrain
 from xtrain.copying import whiteboard
-from xtrain.evidence import verify_gpu
+from xtrain.testing import verify_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11.0", "3.11.2", "3.11.9", "3.12.0", "3.13.0")

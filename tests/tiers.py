@@ -73,6 +73,11 @@ LONG = {
         "test_ranks_of_a_program_ended_by_sigterm",
     ],
     "testing/test_script.py": ["test_torchrun_prints_the_same"],
+    "testing/test_verify_gpu.py": [
+        "test_a_run_ends_in_time_and_the_next_goes_on_even_if_a_test_hangs",
+        "test_after_ctrl_c_what_passed_is_kept",
+        "test_what_passed_is_kept_when_a_test_fails_and_only_the_rest_runs_again",
+    ],
     "whiteboard/test_downloads.py": ["test_a_download_compares_and_says_what_it_sent"],
 }
 

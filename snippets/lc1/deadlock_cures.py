@@ -1,11 +1,16 @@
 # torchrun --nproc-per-node 5 snippets/lc1/deadlock_cures.py
+import os
+
 import torch
 import torch.distributed as dist
 
 from xtrain.comm import exchange
 
-# On NCCL `isend_irecv` can wait in a circle of its own, so this runs on gloo.
-dist.init_process_group("gloo")
+if torch.accelerator.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(torch.accelerator.current_accelerator())
+backend = dist.get_default_backend_for_device(torch.get_default_device())
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 right, left = (rank + 1) % size, (rank - 1) % size
 
@@ -21,7 +26,7 @@ def even_odd(mine, incoming):
 
 
 def isend_irecv(mine, incoming):
-    """Start both, then wait for both."""
+    """Start both, wait for both. With NCCL the pairs must be connected already."""
     works = [dist.irecv(incoming, left), dist.isend(mine, right)]
     for work in works:
         work.wait()

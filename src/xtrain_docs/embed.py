@@ -25,6 +25,7 @@ from .blocks import RAW
 from .downloads import data_url
 from .evidence_links import LINK, Place, evidence_place, opened_blocks
 from .excerpts import EmbedError, Options, annotate, parse, shown_lines
+from .places import places
 from .symbols import SymbolError, resolve
 
 
@@ -44,12 +45,8 @@ def verified_line(key: str) -> list[str]:
         return ["", f"Not verified: {problem}", "{ .xt-verified .xt-unverified }", ""]
     tests = f"{summary.passed} test{'s' if summary.passed != 1 else ''}"
     parts = [f"[Verified by {tests}](/verification/ledger.md#{anchor(key)})"]
-    if summary.places:
-        parts.append(", ".join(summary.places))
-    if summary.world_sizes:
-        sizes = ", ".join(map(str, summary.world_sizes))
-        ranks = "rank" if summary.world_sizes == [1] else "ranks"
-        parts.append(f"{sizes} {ranks}")
+    if where := places(summary.good):
+        parts.append(where)
     parts.append(verification.pretty_day(summary.day))
     return ["", " · ".join(parts), "{ .xt-verified }", ""]
 

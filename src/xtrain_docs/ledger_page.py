@@ -73,7 +73,24 @@ def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
         f"{verification.pretty_day(day)} |"
         for (backend, device, torch, platform), day in sorted(places.items())
     ]
-    return [*head, ""]
+    return [*head, "", *_gpu_notes()]
+
+
+def _gpu_notes() -> list[str]:
+    """What a record of GPUs tells of itself: shared GPUs, and tests that failed."""
+    notes = []
+    for about in verification.ledger().abouts:
+        if sizes := about.get("shared"):
+            shared = ", ".join(map(str, sizes))
+            notes += [
+                f"{about['platform']}: ranks of worlds of {shared} shared GPUs.",
+                "",
+            ]
+        if failed := about.get("failed"):
+            names = ", ".join(f"`{name}`" for name in failed)
+            notes += [f"{about['platform']}: what these tests prove elsewhere failed "
+                      f"there, and is not counted for it: {names}.", ""]  # fmt: skip
+    return notes
 
 
 def _ledger_rows(summary: verification.Summary) -> list[str]:

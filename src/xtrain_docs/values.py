@@ -120,6 +120,14 @@ def symbols_verified() -> int:
     return sum(summary.verified for summary in verification.ledger().summaries())
 
 
+@value
+def gpu_records() -> str:
+    """The machines with GPUs of which there is a record."""
+    abouts = verification.ledger().abouts
+    found = {about["platform"] for about in abouts if about["device"] == "cuda"}
+    return "; ".join(sorted(found)) or "none so far"
+
+
 for race_value in races.VALUES:
     value(race_value)
 

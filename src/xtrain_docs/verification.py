@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from xtrain.evidence import results
 from xtrain.evidence.closure import steady, torch_minor
@@ -47,19 +48,6 @@ class Summary:
         return torch_minor() in {test.torch for test in self.good} and not self.failed
 
     @property
-    def places(self) -> list[str]:
-        """Where ranks ran it: `gloo on cpu` ...; none for what no rank has to run."""
-        return sorted(
-            {f"{on} on {test.about['device']}" for test in self.good
-             for on, _ in test.places}
-        )  # fmt: skip
-
-    @property
-    def world_sizes(self) -> list[int]:
-        """The world sizes the passing tests ran at."""
-        return sorted({size for test in self.good for _, size in test.places})
-
-    @property
     def day(self) -> str:
         """The latest day among the current evidence."""
         return max((test.about["created"][:10] for test in self.good), default="")
@@ -71,6 +59,7 @@ class Ledger:
     def __init__(self, files: tuple[Path, ...] = ()) -> None:
         self.current: dict[str, list[Result]] = {}
         self.stale: dict[str, list[Result]] = {}
+        self.abouts: list[dict[str, Any]] = []
         with steady():
             for file in files:
                 self._add(Store(file, config.ROOT))
@@ -79,6 +68,7 @@ class Ledger:
         entries, about = store.read(), store.about()
         if not about:
             raise UnverifiedError(f"{store.path} is not a record of tests")
+        self.abouts.append(about)
         ours: Entries = {n: e for n, e in entries.items() if e.is_of(config.ROOT)}
         old = {name: entries[name] for name in entries.keys() - ours.keys()}
         for kind, found in ((self.current, ours), (self.stale, old)):

@@ -1,5 +1,6 @@
 """The backend that keeps NCCL's rules: each rule, kept and broken."""
 
+import contextlib
 import os
 import re
 import signal
@@ -119,50 +120,55 @@ def test_a_dead_peer_is_waited_for_until_the_timeout(tmp_path):
     assert "nothing came from: rank 1 (dead) (TORCH_NCCL_BLOCKING_WAIT=1)" in text
 
 
-def late(seconds: float) -> tuple:
-    """What a rank sees whose peer comes late to an all-reduce, and to a barrier."""
+def store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+def late() -> tuple:
+    """What rank 0 sees when rank 1 comes to a call only after that has returned."""
     dist.barrier()
     tensor = mine()
     if dist.get_rank() == 1:
-        time.sleep(seconds)
-    began = time.monotonic()
+        store().wait(["all_reduce returned"])
     dist.all_reduce(tensor)
-    returned = time.monotonic() - began
+    store().set("all_reduce returned", "")
     doubled = (tensor * 2).tolist()
-    used = time.monotonic() - began
     if dist.get_rank() == 1:
-        time.sleep(seconds)
-    began = time.monotonic()
+        time.sleep(0.5)
+        store().set("rank 1 comes", "")
     dist.barrier()
-    return returned, doubled, used, time.monotonic() - began
+    return doubled, store().check(["rank 1 comes"])
 
 
 @pytest.mark.verifies("xtrain.backends.nccl_rules.host_guard:HostGuard")
-def test_wait_orders_the_stream_and_a_barrier_stops_the_program(rules):
-    seconds = 3.0
-    (returned, doubled, used, stopped), (_, on_time, *_) = rules(2).run(late, seconds)
-    assert doubled == on_time == [6.0] * 4
-    assert returned < seconds / 2 < used
-    assert stopped > seconds / 2
+def test_wait_orders_the_stream_and_a_barrier_stops_the_program():
+    with World(2, "nccl-rules") as world:
+        assert world.run(late) == [([6.0] * 4, True)] * 2
 
 
-def barrier_by_all_reduce(folder: str) -> list[str]:
+def barrier_by_all_reduce(folder: str, seconds: float) -> list[str]:
     """Rank 1 writes a file late; rank 0 takes an all-reduce for a barrier."""
     dist.barrier()
     if dist.get_rank() == 1:
-        time.sleep(3)
+        with contextlib.suppress(RuntimeError):
+            store().wait(["looked"], timedelta(seconds=seconds))
         with open(f"{folder}/file", "w") as file:
             file.write("written")
     dist.all_reduce(torch.zeros(1))
-    return os.listdir(folder)
+    seen = os.listdir(folder)
+    store().set("looked", "")
+    return seen
 
 
 @pytest.mark.verifies("xtrain.backends.nccl_rules.host_guard:HostGuard")
-def test_an_all_reduce_is_no_barrier_of_programs(rules, worlds_of, tmp_path):
-    assert rules(2).run(barrier_by_all_reduce, str(tmp_path)) == [[], ["file"]]
+def test_an_all_reduce_is_no_barrier_of_programs(tmp_path):
+    with World(2, "nccl-rules") as world:
+        seen = world.run(barrier_by_all_reduce, str(tmp_path), 20.0)
+    assert seen == [[], ["file"]]
     (tmp_path / "file").unlink()
     with World(2, "gloo") as world:
-        assert world.run(barrier_by_all_reduce, str(tmp_path)) == [["file"]] * 2
+        seen = world.run(barrier_by_all_reduce, str(tmp_path), 1.0)
+    assert seen == [["file"]] * 2
 
 
 def read_too_early() -> tuple:

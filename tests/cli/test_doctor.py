@@ -15,6 +15,7 @@ from xtrain.cli import doctor_checks as checks
 from xtrain.cli.doctor_checks import Finding
 from xtrain.evidence.results import value_of
 from xtrain.evidence.store import Entry, Store
+from xtrain.testing.backend_choice import Machine
 
 
 def test_doctor_finds_this_machine_fit():
@@ -135,11 +136,39 @@ def test_doctor_when_ranks_give_a_wrong_sum(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "state"), [(None, "note"), ((2, 29, 7), "note"), ((2, 30, 3), "ok")]
+    ("gpus", "version", "state", "words"),
+    [
+        (0, None, "note", "without NCCL"),
+        (
+            1,
+            (2, 29, 7),
+            "note",
+            "--target build/nccl nvidia-nccl",
+        ),
+        (8, (2, 29, 7), "ok", "worlds of up to 8"),
+        (1, (2, 30, 3), "ok", "worlds of up to 8"),
+    ],
 )
-def test_doctor_on_sharing_a_gpu(monkeypatch, version, state):
-    monkeypatch.setattr(checks, "_nccl_version", lambda: version)
-    assert checks.check_sharing().state == state
+def test_doctor_on_sharing_a_gpu(monkeypatch, gpus, version, state, words):
+    monkeypatch.setattr(checks, "_machine", lambda: Machine(gpus, version))
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    finding = checks.check_sharing()
+    assert (finding.state, words in finding.text) == (state, True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "state", "words"),
+    [
+        (Machine(1, (2, 30, 7)), "ok", "2.30.7"),
+        (Machine(1, None), "note", "cannot be asked"),
+        (Machine(), "note", "the tests run on gloo"),
+    ],
+)
+def test_doctor_tells_the_version_of_the_library(monkeypatch, machine, state, words):
+    monkeypatch.setattr(checks, "_machine", lambda: machine)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    finding = checks.check_nccl()
+    assert (finding.state, words in finding.text) == (state, True)
 
 
 def test_doctor_reads_the_record(monkeypatch, tmp_path):

@@ -126,7 +126,7 @@ def computed_before_arrival() -> int:
 @pytest.mark.verifies(RING)
 def test_a_block_is_computed_while_the_next_keys_have_not_come(world):
     """Rank 0 lets its keys go only when rank 1 has begun its first block."""
-    found = world(3).run(computed_before_arrival, timeout=30.0)
+    found = world(3).run(computed_before_arrival)
     assert found == [1, 1, 1]
 
 

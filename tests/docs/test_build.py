@@ -23,6 +23,7 @@ from xtrain_docs import (
     reference_pages,
     serve,
     transcripts,
+    values,
     verification,
 )
 from xtrain_docs.symbols import SymbolError
@@ -178,6 +179,22 @@ def test_the_ledger_counts_what_ran_on_each_backend(toy, ledger):
     assert len(rows) == 2  # what was skipped proves nothing
     assert rows[0].endswith("` | 2 | gloo on cpu | 1, 4 |")
     assert rows[1].endswith(" **fails** | 2 | xtrain-shm on cpu | 1, 4 |")
+
+
+def test_the_ledger_says_which_worlds_shared_gpus_and_what_failed_there(toy, ledger):
+    toy.record("toy.ring:ring")
+    assert values.gpu_records() == "none so far"
+    file = toy.root / "build/verification/gloo-cpu.json"
+    store = verification.Store(file, toy.root)
+    on = {"device": "cuda", "platform": "Linux, 1 x H200, NCCL 2.30.7", "gpus": 1,
+          "backend": "nccl", "shared": [2, 4],
+          "failed": ["tests/a.py::test_b"]}  # fmt: skip
+    gpu = verification.Store(file.with_name("nccl-1-h200.json"), toy.root)
+    gpu.write(store.read(), store.about() | on)
+    text = ledger()
+    assert "Linux, 1 x H200, NCCL 2.30.7: ranks of worlds of 2, 4 shared GPUs." in text
+    assert "is not counted for it: `tests/a.py::test_b`." in text
+    assert values.gpu_records() == "Linux, 1 x H200, NCCL 2.30.7"
 
 
 def test_an_empty_ledger_says_how_to_fill_it(ledger):

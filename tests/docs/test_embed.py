@@ -147,7 +147,7 @@ def test_a_public_name_comes_with_the_command_that_copies_it(pretend_verified):
 def test_the_verified_line_says_who_where_and_when(toy):
     toy.record("toy.ring:ring")
     out = re.sub(r"<[^>]+>", "", render(page()))
-    assert "Verified by 2 tests · gloo on cpu · 1, 4 ranks · 21 Nov 2026" in out
+    assert "Verified by 2 tests · gloo on 1, 4 ranks · 21 Nov 2026" in out
 
 
 def test_without_a_record_the_build_stops_and_says_what_to_do(toy):
@@ -177,7 +177,7 @@ def test_what_no_rank_ran_shows_no_backend(toy):
     toy.record("toy.ring:ring", places=[])
     assert "gloo" not in render(page())
     toy.record("toy.ring:ring")
-    assert "gloo on cpu" in render(page())
+    assert "gloo on 1, 4" in render(page())
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ def test_what_fails_on_one_rank_is_said_by_all_and_the_next_step_works(
     for place, kind, words in FAILURES:
         if name != "gpipe" and FAILURES.index((place, kind, words)) > 3:
             continue
+        if place == "sparse" and world(4).device == "xgpu":
+            continue  # has dense tensors only
         results = world(4).run(fails_and_goes_on, name, place, steps_before)
         first = results[0]
         for found in results:

@@ -5,8 +5,9 @@ snippets/lc1/ring_all_reduce.out    what it printed, rank by rank
 snippets/wrong/lc1/...              broken on purpose; the .out shows the symptom
 
 A snippet asks torch for the backend of its device, so `--backend xtrain-shm` runs all
-that do on that one, with the same transcripts. With `--backend nccl` those that fit on
-the GPUs have to end well: a GPU draws other random numbers.
+that do on that one, and `--device xgpu` on pretended GPUs, with the same transcripts.
+With `--backend nccl` those that fit on the GPUs have to end well: a GPU draws other
+random numbers.
 """
 
 import ast
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.testing import run_script
-from xtrain.testing.backend_choice import this_machine
+from xtrain.testing.backend_choice import Choice, choose, this_machine
 from xtrain.testing.script import read_command
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,16 @@ ABOUT_GLOO = {
 }
 
 
+# This prints more where the tensors are on the CPU.
+ON_CPUS = {"snippets/lc4/embedding.py": "looks for wrong ids on the CPU alone"}
+
+
 @pytest.fixture
-def backend(request) -> str:
-    return request.config.option.backend or "gloo"
+def choice(request) -> Choice:
+    """What is asked for, else gloo and the CPU: transcripts are of these."""
+    backend, device = request.config.option.backend, request.config.option.device
+    asked = backend or device
+    return choose(backend if asked else "gloo", device, this_machine())
 
 
 @pytest.fixture(autouse=True)
@@ -56,23 +64,28 @@ def started_from_the_root(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fresh_run_prints_the_transcript(name, backend):
+def test_a_fresh_run_prints_the_transcript(name, choice):
     if name in LINUX_ONLY and sys.platform != "linux":
         pytest.skip("needs the TCP counters of Linux")
-    if backend != "gloo":
-        skip_what_says_nothing_about(backend, name)
-    printed = "".join(run_script(name, timeout=60, backend=backend))
-    assert backend == "nccl" or printed == Path(name).with_suffix(".out").read_text()
+    backend, device = choice.backend, choice.device
+    if (backend, device) != ("gloo", "cpu"):
+        skip_what_says_nothing_about(backend, device, name)
+    printed = "".join(run_script(name, 60, backend, device))
+    assert device == "cuda" or printed == Path(name).with_suffix(".out").read_text()
 
 
-def skip_what_says_nothing_about(backend: str, name: str) -> None:
+def skip_what_says_nothing_about(backend: str, device: str, name: str) -> None:
     ranks = read_command(name).ranks
     if "get_default_backend_for_device" not in Path(name).read_text():
         pytest.skip("names its backend, or has no other rank")
-    if backend == "nccl" and this_machine().gpus < ranks:
-        pytest.skip(f"its {ranks} ranks take gloo: {ranks} GPUs are not there")
-    if backend != "nccl" and name in ABOUT_GLOO:
+    if device == "cuda":
+        if this_machine().gpus < ranks:
+            pytest.skip(f"its {ranks} ranks take gloo: {ranks} GPUs are not there")
+        return
+    if backend != "gloo" and name in ABOUT_GLOO:
         pytest.skip(ABOUT_GLOO[name])
+    if device != "cpu" and name in ON_CPUS:
+        pytest.skip(ON_CPUS[name])
 
 
 WHERE_IT_RUNS = """\

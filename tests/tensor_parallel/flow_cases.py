@@ -377,7 +377,7 @@ def record(case: Case, cut=None) -> tuple[list[Found], dict[str, Point]]:
     with collectives_of("torch"), recording(recorder):
         with CommLedger() as forward:
             recorder.see([x])
-            y = module(x, *case.others)
+            y = module(x, *(t.to(x.device) for t in case.others))
             recorder.see([y])
         recorder.way = "backward"
         with CommLedger() as backward:
@@ -405,7 +405,7 @@ def run_whole(case: Case, whole: nn.Module) -> dict[str, Point]:
         whole.get_submodule(at).register_forward_hook(keep(name, side))
     x = case.input()
     x.requires_grad_(x.is_floating_point())
-    whole(x, *case.others).backward(case.output_grad())
+    whole(x, *(t.to(x.device) for t in case.others)).backward(case.output_grad())
     weights = {n: Point(p.detach(), p.grad) for n, p in whole.named_parameters()}
     return found | weights
 

@@ -112,6 +112,31 @@ def test_a_run_writes_the_record_and_a_partial_run_merges(project, monkeypatch):
     assert outcomes(record, "house:room").keys() == {"test_hall"}
 
 
+def test_all_results_can_be_kept_while_they_come(project, monkeypatch):
+    """What a run that is killed leaves behind; the default record is not touched."""
+    pytester = project(
+        "import json\n@pytest.mark.verifies('house:room')\ndef test_a(): room()\n"
+        "def test_b(): pass\n"
+        "def test_c():\n"
+        "    names = json.load(open('build/here/gloo-cpu.json'))['entries']\n"
+        "    assert [n[-1] for n in names] == ['a', 'b']\n"
+    )
+    monkeypatch.syspath_prepend(pytester.path)
+    monkeypatch.setattr("xtrain.evidence.recorder.WRITE_SECONDS", 0.0)
+    words = ("--backend", "gloo", "--record-all", "here")
+    pytester.runpytest_inprocess(*words).assert_outcomes(passed=3)
+    assert not read_record(pytester).path.exists()
+
+
+def test_worlds_beyond_the_memory_of_the_gpu_are_skipped(project, monkeypatch):
+    pytester = project("def test_it(world):\n    world(8)\n")
+    monkeypatch.setattr(plugin, "this_machine", lambda: Machine(1, (2, 30, 7)))
+    words = ("--backend", "nccl", "--ranks-per-gpu", "5", "-rs")
+    result = pytester.runpytest_inprocess(*words)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED *: 8 ranks put 8 on a GPU, *enough for 5"])
+
+
 def test_what_is_edited_while_its_test_runs_is_not_proved(project, monkeypatch):
     pytester = project(
         "@pytest.mark.verifies('house:room')\ndef test_it():\n    room()\n"
@@ -199,6 +224,21 @@ def test_gpus_beside_the_tests_are_counted_in_a_child_and_hidden(project, monkey
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["xtrain: ranks on gloo, cpu (2 of 4 GPUs; *"])
+
+
+COUNTS_TWO = """
+from xtrain.testing.backend_choice import this_machine
+
+def test_it():
+    assert (this_machine().gpus, this_machine().visible) == (2, "0,1")
+"""
+
+
+def test_the_test_processes_of_xdist_see_the_gpus_too(project, monkeypatch):
+    pytester = project(COUNTS_TWO)
+    pytester.makeconftest(NO_CUDA_HERE)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    pytester.runpytest_subprocess("-n", "1").assert_outcomes(passed=1)
 
 
 def test_ranks_on_gpus_see_those_that_were_visible(project, monkeypatch):

@@ -1,6 +1,7 @@
 """run_script: what torchrun does, in a tenth of the time."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,18 +52,30 @@ def test_one_stdout_per_rank_in_rank_order(script):
 ASKS = """\
 # torchrun --nproc-per-node 2 {path}
 import torch, torch.distributed as dist
+if torch.accelerator.device_count() > 1:
+    torch.set_default_device(torch.accelerator.current_accelerator())
 backend = dist.get_default_backend_for_device(torch.get_default_device())
 dist.init_process_group(backend)
 dist.all_reduce(x := torch.ones(1))
-print(dist.get_backend(), x.item())
+print(dist.get_backend(), x.device.type, x.item())
 dist.destroy_process_group()
 """
 
 
 def test_a_script_that_asks_gets_the_backend_given(script):
-    assert run_script(script(ASKS)) == ["gloo 2.0\n"] * 2
-    assert run_script(script(ASKS), backend="xtrain-shm") == ["xtrain-shm 2.0\n"] * 2
+    asks = script(ASKS)
+    assert run_script(asks) == ["gloo cpu 2.0\n"] * 2
+    assert run_script(asks, backend="xtrain-shm") == ["xtrain-shm cpu 2.0\n"] * 2
     assert dist.get_default_backend_for_device("cpu") == "gloo"  # here, as it was
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which(os.environ.get("CXX", "g++")),
+    reason="the pretended device needs Linux and g++",
+)
+def test_a_script_finds_the_pretended_device(script):
+    found = run_script(script(ASKS), backend="nccl-rules", device="xgpu")
+    assert found == ["nccl-rules xgpu 2.0\n"] * 2
 
 
 def test_torchrun_prints_the_same(script, tmp_path):

@@ -11,9 +11,12 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import xtrain
+
+if TYPE_CHECKING:
+    from xtrain.testing.backend_choice import Machine
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)
@@ -116,38 +119,38 @@ def check_gpus() -> Finding:
     return Finding("gpus", "ok", f"{len(names)}: {kinds}; try: make verify-gpu")
 
 
-def _nccl_version() -> tuple[int, ...] | None:
-    import torch
-    import torch.distributed as dist
+def _machine() -> "Machine":
+    """The GPUs, and the version of the NCCL library that is loaded here."""
+    from xtrain.testing.backend_choice import this_machine
 
-    if not torch.cuda.is_available() or not dist.is_nccl_available():
-        return None
-    return tuple(torch.cuda.nccl.version())
+    return this_machine()
 
 
 def check_nccl() -> Finding:
     import torch.distributed as dist
 
-    version = _nccl_version()
-    if version is not None:
-        return Finding("nccl", "ok", ".".join(map(str, version)))
-    why = "no GPU to use it on" if dist.is_nccl_available() else "not in this torch"
+    machine = _machine()
+    if machine.nccl is not None:
+        return Finding("nccl", "ok", ".".join(map(str, machine.nccl)))
+    there = dist.is_nccl_available()
+    why = "no GPU to use it on" if there else "not in this torch"
+    if there and machine.gpus:
+        why = "its library cannot be asked for its version"
     return Finding("nccl", "note", f"{why}; the tests run on gloo")
 
 
 def check_sharing() -> Finding:
     """May several ranks use one GPU? Then one GPU is enough to verify on."""
-    from xtrain.testing.backend_choice import SHARING_NCCL
+    import torch
 
-    version = _nccl_version()
-    if version is None:
+    from xtrain.testing.gpu_fit import how_to_share
+
+    machine = _machine()
+    if machine.nccl is None:
         return Finding("sharing", "note", "without NCCL no GPU is shared among ranks")
-    text = ".".join(map(str, version))
-    if version < SHARING_NCCL:
-        return Finding(
-            "sharing", "note", f"NCCL {text} needs a GPU per rank; 2.30 can share one"
-        )
-    return Finding("sharing", "ok", f"several ranks may share one GPU (NCCL {text})")
+    if line := how_to_share(machine, torch.version.cuda):
+        return Finding("sharing", "note", line)
+    return Finding("sharing", "ok", "NCCL can run worlds of up to 8 on these GPUs")
 
 
 def check_loopback() -> Finding:

@@ -4,8 +4,10 @@ The facts travel on the test reports, which pytest-xdist carries from its worker
 the process that writes the store; without xdist both are the same process.
 """
 
+import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from xtrain.evidence.closure import steady
 from xtrain.evidence.executed import Seen, watching
 from xtrain.evidence.store import Entries, Entry, Store
 
+WRITE_SECONDS = 30.0  # between two writes, where a run may be cut
 _RAN = "xtrain verifies"
 _MARKED = pytest.StashKey[tuple[list[str], Entry]]()
 _SEEN = pytest.StashKey[Seen]()
@@ -25,15 +28,25 @@ class Recorder:
     """A pytest plugin object: reads the marks, gathers reports, writes the file.
 
     Args:
+        path: where the record is written: below build/, if relative.
         about: called at the end: what to note of the whole run, `backend` and `device`
             among it.
+        every: record tests without a mark, too, and write while the run goes on, so
+            that a later one can go on from there.
     """
 
     def __init__(
-        self, config: pytest.Config, about: Callable[[], dict[str, Any]]
+        self,
+        config: pytest.Config,
+        path: Path,
+        about: Callable[[], dict[str, Any]],
+        every: bool = False,
     ) -> None:
         self.root = config.rootpath
+        self.store = Store(self.root / "build" / path, self.root)
         self.about = about
+        self.every = every
+        self.written = time.monotonic()
         self.writes = not hasattr(config, "workerinput")
         self.entries: Entries = {}
         self.phases: dict[str, tuple[str, float]] = {}
@@ -43,7 +56,8 @@ class Recorder:
         with steady():
             for item in items:
                 marks = item.iter_markers("verifies")
-                if not (symbols := sorted({s for mark in marks for s in mark.args})):
+                symbols = sorted({s for mark in marks for s in mark.args})
+                if not symbols and not self.every:
                     continue
                 try:
                     entry = results.entry_of(item.nodeid, symbols, self.root)
@@ -88,6 +102,8 @@ class Recorder:
             value = results.value_of(worst, seconds, ran)
             entry = Entry(key, torch, tuple(roots)).with_value(value)
             self.entries[report.nodeid] = entry
+        if self.every and time.monotonic() > self.written + WRITE_SECONDS:
+            self.pytest_sessionfinish()
 
     def pytest_sessionfinish(self) -> None:
         """Write what was seen; a run without verifying tests writes nothing."""
@@ -97,6 +113,5 @@ class Recorder:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **self.about(),
         }
-        name = f"{about['backend']}-{about['device']}.json"
-        path = self.root / "build" / results.FOLDER / name
-        Store(path, self.root).put(self.entries, about)
+        self.store.put(self.entries, about)
+        self.written = time.monotonic()

@@ -73,6 +73,24 @@ def by_symbol(
     return found
 
 
+def passes(entries: Entries) -> Entries:
+    """What passed on ranks, without the symbols that another test found wrong."""
+    wrong = {s for e in entries.values() if e.value["outcome"] == "failed"
+             for s in e.value["ran"]}  # fmt: skip
+    found: Entries = {}
+    for name, entry in entries.items():
+        ran = {s: p for s, p in entry.value["ran"].items() if p and s not in wrong}
+        if ran and entry.value["outcome"] == "passed":
+            found[name] = entry.with_value({**entry.value, "ran": ran})
+    return found
+
+
+def world_sizes(entries: Entries) -> list[int]:
+    """The numbers of ranks that they ran on."""
+    places = [p for e in entries.values() for p in e.value["ran"].values() if p]
+    return sorted({size for each in places for _, size in each})
+
+
 def file_of(test: str) -> str:
     """tests/a.py::test_b[4] as tests/a.py."""
     return test.partition("::")[0]

@@ -21,7 +21,8 @@ class Surroundings:
         if preserve_rng_state:
             self.cpu = torch.get_rng_state()
             self.device, self.module = accelerator_in_use()
-            self.states = getattr(self.module, "get_rng_state_all", list)()
+            get_states = getattr(self.module, "get_rng_state_all", list)
+            self.states: list[torch.Tensor] = get_states()
         accelerator = torch.accelerator.current_accelerator()
         devices = {"cpu", accelerator.type if accelerator else "cpu"}
         self.autocast = {

@@ -39,12 +39,17 @@ SHARING_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a decision depends on: the number of GPUs and NCCL's version."""
+    """What a decision depends on.
+
+    Attributes:
+        fits: how many ranks the memory of a GPU takes; None where nobody has asked.
+    """
 
     gpus: int = 0
     nccl: Version | None = None
     name: str = ""  # of the first GPU
     visible: str = ""  # CUDA_VISIBLE_DEVICES of ranks that use them
+    fits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,12 @@ def rank_environment(size: int, choice: Choice, machine: Machine) -> dict[str, s
     """Environment for `size` ranks; ValueError with one line when they do not fit."""
     if choice.device != "cuda":
         return {"GLOO_SOCKET_IFNAME": loopback()}
+    on_one = -(-size // machine.gpus)
+    if machine.fits is not None and on_one > machine.fits:
+        raise ValueError(
+            f"{size} ranks put {on_one} on a GPU, whose free memory is enough for "
+            f"{machine.fits}"
+        )
     visible = {"CUDA_VISIBLE_DEVICES": machine.visible}
     if size <= machine.gpus or choice.backend != "nccl":
         return visible

@@ -8,14 +8,17 @@ Load it with `pytest_plugins = ["xtrain.testing.plugin"]` in the top conftest.
 
 import contextlib
 import os
-import platform
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from xtrain.evidence import results
 from xtrain.evidence.recorder import Recorder
 from xtrain.testing import pretended_device
+from xtrain.testing.about import about
 from xtrain.testing.backend_choice import (
     BACKENDS,
     DEVICES,
@@ -26,7 +29,7 @@ from xtrain.testing.backend_choice import (
     rank_environment,
     this_machine,
 )
-from xtrain.testing.world import World, Worlds
+from xtrain.testing.world import MAX_RANKS, World, Worlds
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 _CHOICE = pytest.StashKey[Choice]()
@@ -50,6 +53,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=DEVICES,
         help="device of the ranks (default: the one of the backend); xgpu pretends one",
     )
+    group.addoption(
+        "--ranks-per-gpu",
+        type=int,
+        metavar="N",
+        help="skip worlds that put more ranks on a GPU, whose memory is full then",
+    )
+    group.addoption(
+        "--record-all",
+        metavar="FOLDER",
+        help="keep the result of every test in a folder of build/, while they come in",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,10 +72,12 @@ def pytest_configure(config: pytest.Config) -> None:
     _let_others_finish()
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
-    machine = this_machine()
-    # From this process, which forks: backward() here would start threads for them, and
-    # autograd refuses to work in a fork of such a process. Ranks see them again.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    machine = replace(this_machine(), fits=config.option.ranks_per_gpu)
+    if config.getoption("dist", "no") == "no":  # else ask again where tests run
+        # From this process, which forks: backward() here would start threads for
+        # them, and autograd refuses to work in a fork of such a process. Ranks see
+        # them again.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         choice = choose(config.option.backend, config.option.device, machine)
         if choice.device == pretended_device.NAME:
@@ -69,7 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ValueError, RuntimeError) as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[_CHOICE], config.stash[_MACHINE] = choice, machine
-    recorder = Recorder(config, lambda: _about(choice, machine))
+    every = config.option.record_all
+    path = Path(every or results.FOLDER, f"{choice.backend}-{choice.device}.json")
+    recorder = Recorder(config, path, lambda: about(choice, machine), bool(every))
     config.pluginmanager.register(recorder, "xtrain recorder")
 
 
@@ -82,22 +100,6 @@ def _let_others_finish() -> None:
     if hasattr(os, "SCHED_BATCH"):  # Linux
         with contextlib.suppress(OSError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _about(choice: Choice, machine: Machine) -> dict[str, str]:
-    """What results of this session are of, asked when its ranks are gone."""
-    parts = [f"{platform.system()} {platform.machine()}"]
-    if choice.device == "cuda":
-        parts.append(f"{machine.gpus} x {machine.name}")
-    if choice.backend == "nccl" and machine.nccl:
-        parts.append("NCCL " + ".".join(map(str, machine.nccl)))
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": ", ".join(parts),
-        "backend": choice.backend,
-        "device": choice.device,
-    }
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -121,7 +123,8 @@ def xtrain_worlds(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     import torch._dynamo  # noqa: F401
 
     choice = request.config.stash[_CHOICE]
-    worlds = Worlds(choice.backend, choice.device)
+    fits = request.config.stash[_MACHINE].fits or MAX_RANKS
+    worlds = Worlds(choice.backend, choice.device, min(fits, MAX_RANKS))
     yield worlds
     worlds.close()
 

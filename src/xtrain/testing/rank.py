@@ -40,7 +40,7 @@ def rank_main(spec: RankSpec, jobs: Connection) -> None:
     """Body of a rank's process."""
     try:
         join(spec)
-        clean = Clean(spec.rank)
+        clean = Clean(spec.rank, spec.device)
     except BaseException as error:
         jobs.send(failure(error))
         return

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from xtrain.evidence import executed
+from xtrain.testing import pretended_device
 from xtrain.testing.backend_choice import loopback, registration, this_machine
 from xtrain.testing.files import SharedFile
 from xtrain.testing.outcome import Outcome, failure
@@ -48,6 +49,7 @@ class ScriptSpec:
     environment: dict[str, str]
     stdout: str
     backend: str
+    device: str
     watched: executed.Codes = field(default_factory=dict)
 
 
@@ -76,18 +78,24 @@ def read_command(path: str | os.PathLike[str]) -> Command:
 
 
 def run_script(
-    path: str | os.PathLike[str], timeout: float | None = 30.0, backend: str = "gloo"
+    path: str | os.PathLike[str],
+    timeout: float | None = 30.0,
+    backend: str = "gloo",
+    device: str = "cpu",
 ) -> list[str]:
     """Run the snippet at `path` and return each rank's stdout, in rank order.
 
-    `backend` is what torch answers to a script that asks for the CPU's default one;
-    with "nccl" the script sees the GPUs of this machine.
+    `backend` is what torch answers to a script that asks for the default one of this
+    type of device. With "cuda" the script sees the GPUs of this machine, with "xgpu"
+    eight of the pretended devices.
     Raises RankError when a rank ends with an exception (also an instance of its
     type) or a nonzero exit code, RankTimeout after `timeout` seconds. What ranks
     write to stderr goes to this process's stderr.
     """
     command = read_command(path)
     size = command.ranks or 1
+    if device == pretended_device.NAME:
+        pretended_device.build()  # once, and not in each process
     seen = executed.current()
     watched = seen.codes if seen else {}
     outputs = [SharedFile("stdout") for _ in range(size)]
@@ -97,7 +105,7 @@ def run_script(
             port = listener.getsockname()[1]
             for rank, output in enumerate(outputs):
                 environment = _environment(rank, size, port) if command.ranks else {}
-                if backend == "nccl":
+                if device == "cuda":
                     environment["CUDA_VISIBLE_DEVICES"] = this_machine().visible
                 spec = ScriptSpec(
                     str(path),
@@ -105,6 +113,7 @@ def run_script(
                     environment,
                     output.path,
                     backend,
+                    device,
                     watched,
                 )
                 name = f"{Path(path).name} rank {rank}"
@@ -142,7 +151,9 @@ def script_main(spec: ScriptSpec, jobs: Connection) -> None:
     random.seed()
     torch.set_num_threads(1)
     registration(spec.backend)()
-    dist.Backend.default_device_backend_map["cpu"] = spec.backend
+    if spec.device == pretended_device.NAME:
+        pretended_device.register()
+    dist.Backend.default_device_backend_map[spec.device] = spec.backend
     sys.argv = [spec.path, *spec.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(spec.path)))
     with executed.watching_code(spec.watched) as seen:

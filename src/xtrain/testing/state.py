@@ -16,6 +16,9 @@ SEED = 20_000
 # Closing a gloo group costs 45 ms, and an open one wakes a hundred times a second. So a
 # rank keeps what groups tests left behind, and is replaced when there are this many.
 MAX_LEFT_GROUPS = 8
+# NCCL's do not wake, they hold tens of MB of the GPU's memory, and a new rank costs
+# seconds.
+MAX_LEFT_ON_CUDA = 16
 
 
 def _set_path(path: list[str]) -> None:
@@ -49,8 +52,9 @@ _SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
 class Clean:
     """The state of a rank right after it joined, to return to between runs."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, device: str) -> None:
         self.rank = rank
+        self.most_groups = MAX_LEFT_ON_CUDA if device == "cuda" else MAX_LEFT_GROUPS
         self.group: Any = dist.group.WORLD
         self.environment = dict(os.environ)
         self.settings = [read() for read, _ in _SETTINGS]
@@ -73,7 +77,8 @@ class Clean:
 
     def reusable(self) -> bool:
         """Whether the rank can serve another run after a successful one."""
-        return self._intact() and len(distributed_c10d._world.pg_map) <= MAX_LEFT_GROUPS
+        groups = len(distributed_c10d._world.pg_map)
+        return self._intact() and groups <= self.most_groups
 
     def restore(self) -> None:
         """Undo what tests commonly change."""

@@ -7,12 +7,26 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
+from xtrain.testing.backend_choice import this_machine
 from xtrain.testing.pool import Pool
 from xtrain.testing.transport import dump_call
 
 SECONDS = 30.0  # for a run, where every rank has a core
+# Where it has a GPU: kernels are loaded and communicators made at their first use.
+GPU_SECONDS = 60.0
 # Sizes 1, 2, 3, 4 and 8 together; an idle forked rank keeps 10 MB of its own.
 MAX_RANKS = 18
+
+
+def patience(size: int, cores: int, gpus: int | None) -> float:
+    """Seconds for a run: as many times more as ranks share a core or a GPU.
+
+    Ranks of a GPU compute in turns, and a kernel that waits for another rank's uses
+    its turn up.
+    """
+    if not gpus:
+        return SECONDS * max(1.0, size / cores)
+    return GPU_SECONDS * max(1.0, size / cores, size / gpus)
 
 
 class World:
@@ -59,11 +73,11 @@ class World:
 
         Raises RankError, which is also an instance of the first failing rank's
         exception type; RankDied when a rank's process ended; RankTimeout after
-        `timeout` seconds, showing where every rank was: unless given 30, and as many
-        times more as ranks share a core.
+        `timeout` seconds, showing where every rank was: see `patience`.
         """
         if timeout == "default":
-            timeout = SECONDS * max(1.0, self.size / (os.cpu_count() or 1))
+            gpus = this_machine().gpus if self.device == "cuda" else None
+            timeout = patience(self.size, os.cpu_count() or 1, gpus)
         call = dump_call(fn, args, self.backend, self.size)
         if not self._pool.alive:
             self._pool.stop()

@@ -62,9 +62,9 @@ class WaitBoard:
         rank = dist.get_rank()
         # The host first: what it posts after this is in the counts.
         state = RankWaits(rank)
-        if len(self.callers) == 1 and self.hosts:
-            (work,) = self.hosts.values()
-            state.host = work.as_host_wait(rank)
+        waiting = list(self.hosts.values())
+        if len(self.callers) == 1 and len(waiting) == 1:
+            state.host = waiting[0].as_host_wait(rank)
         for stream in list(self.streams):
             stream.tell(state)
         for posted, started in list(self._counts):
@@ -81,7 +81,10 @@ class WaitBoard:
         store = self.store()
         if store.check([CIRCLE]):
             raise NcclDeadlock(store.get(CIRCLE).decode())
-        own = self.state()
+        try:
+            own = self.state()
+        except TimeoutError:
+            return  # another thread looks as well, and holds what this one needs
         told = json.dumps(asdict(own))
         if told != self._told:
             store.set(f"{PREFIX}{own.rank}", told)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from xtrain.backends.arguments import host_view
 from xtrain.backends.messages import raw
 
 
@@ -53,13 +54,16 @@ class Buffers:
                     # `data` has a version counter of its own: autograd learns of a
                     # write when the results come, and not twice.
                     tensor.data.fill_(float("nan"))
-        self._seen = [bytes(raw(tensor)) for tensor in tensors]
+        self._seen = [bytes(raw(host_view(tensor))) for tensor in tensors]
 
     def overwritten(self) -> Tensor | None:
-        """A tensor that the program has written to since `begin`."""
+        """A tensor that the program has written to, or freed, since `begin`."""
         tensors = (*self.outputs, *self.inputs)
-        pairs = zip(tensors, self._seen, strict=False)
-        return next((t for t, was in pairs if raw(t) != was), None)
+        for tensor, seen in zip(tensors, self._seen, strict=False):
+            freed = tensor.untyped_storage().nbytes() < len(seen)
+            if freed or raw(host_view(tensor)) != seen:
+                return tensor
+        return None
 
     def deliver(self) -> None:
         """Fill the program's outputs: they belong to the program again."""
@@ -81,5 +85,5 @@ def overlapping(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 def memory_of(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a dense tensor, the end excluded."""
-    start = tensor.data_ptr()
+    start = host_view(tensor).data_ptr()
     return start, start + tensor.nbytes

@@ -102,6 +102,7 @@ class NcclRulesGroup(XtrainProcessGroup):
     ) -> dist.Work:
         """Check the rules, then post the call in the stream of the group."""
         self._board.guard.settle()
+        self._runner.check_ready(name, (*inputs, *outputs))
         check_tensors(name, (*inputs, *outputs), collective=True)
         if op is not None:
             check_reduction(name, op, (*inputs, *outputs)[0])

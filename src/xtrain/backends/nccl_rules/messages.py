@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from xtrain.backends.arguments import host_view
 from xtrain.backends.calls import CallSite, shape_of
 from xtrain.backends.messages import (
     DTYPE_CODES,
@@ -89,6 +90,7 @@ class Wire:
 
     def message(self, end: End, communicator: int, working: Tensor) -> Steps:
         """One end of a message, whose elements are `working`'s."""
+        working = host_view(working)
         base, code = KINDS * communicator, DTYPE_CODES[working.dtype]
         mine = DESCRIPTION.pack(end.tag, code, working.nbytes, encoded(end.site))
         yield from self.write(

@@ -22,6 +22,8 @@ from xtrain.backends.progress import Progress
 from xtrain.backends.works import Handle, WorkFuture
 from xtrain.comm.waits import Need, RankWaits, Wait
 
+LOCK_SECONDS = 0.1
+
 
 class Stream:
     """The calls of one communicator of one rank that have not been waited for.
@@ -68,13 +70,20 @@ class Stream:
         return None
 
     def tell(self, state: RankWaits) -> None:
-        """Add this stream's first call to the state of this rank, then its counts."""
-        with self.progress.lock:
+        """Add this stream's first call to the state of this rank, then its counts.
+
+        TimeoutError if its lock is not free: the thread that asks may hold another one.
+        """
+        if not self.progress.lock.acquire(timeout=LOCK_SECONDS):
+            raise TimeoutError(self.name)
+        try:
             first = next((c for c in self.calls if not c.operation.done), None)
             if first is not None:
                 state.queues[self.name] = first.as_wait(state.rank)
             state.posted.update(self.posted)
             state.started.update(self.started)
+        finally:
+            self.progress.lock.release()
 
 
 class StreamWork(Handle):
