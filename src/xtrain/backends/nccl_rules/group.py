@@ -34,6 +34,7 @@ from xtrain.backends.nccl_rules.refusals import (
 from xtrain.backends.nccl_rules.rules import NcclRuleError, broken, in_words
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
+from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.operators import as_operator
 from xtrain.backends.peers import Peers
@@ -198,6 +199,10 @@ class NcclRulesGroup(XtrainProcessGroup):
         running = self._runner.breaking(call, work.in_turn(steps()))
         peers = tuple({end.peer for end in ends} - {self._rank})
         work.operation = Operation(call, running, peers)
+        if profiling():
+            one = "send" if ends[0].kind == SEND else "recv"
+            title = one if len(ends) == 1 else "coalesced"
+            record_event(f"{self._runner.backend}:{title}", work.operation, result)
         self._runner.calls += 1
         self._post(work)
         return work
@@ -254,6 +259,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         needs = tuple(Need(rank, stream.name, event, number) for rank in others)
         work = StreamWork(stream, Buffers((), (), False), [], {event: number}, needs)
         work.operation = Operation(call, work.in_turn(steps), peers)
+        self._runner.calls += 1
         self._post(work, in_flight=False)
         work.wait_on_host()
 
