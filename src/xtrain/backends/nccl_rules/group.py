@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
@@ -136,6 +137,12 @@ class NcclRulesGroup(XtrainProcessGroup):
 
     # -- messages ----------------------------------------------------------------------
 
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._batches.start()
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return self._batches.end()
+
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         return self._message(SEND, tensors, dst, tag)
 
@@ -153,8 +160,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         self._runner.check_ready("send" if kind == SEND else "recv", tensors)
         end = End(kind, tensor, peer, self._global_rank(peer), tag, call_site())
         check_tensors(str(end), tensors, collective=False)
-        batch = frame_of_batch()
-        if batch is not None:
+        batch = None if self._batches.bracketed else frame_of_batch()
+        if batch is not None or self._batches.bracketed:
             return self._batches.add(end, batch)
         if peer == self._rank:
             raise broken("to itself", end, "it is not part of a batch")
