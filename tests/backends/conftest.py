@@ -9,6 +9,9 @@ from xtrain.testing.world import Worlds
 
 OURS = ("xtrain-shm", "xtrain-socket")
 
+# For what holds under NCCL's rules, too.
+and_under_nccl_rules = pytest.mark.parametrize("backend", [*OURS, "nccl-rules"])
+
 
 @pytest.fixture(scope="session")
 def worlds_of() -> Iterator[Callable[[str], Worlds]]:

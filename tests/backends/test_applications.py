@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.backends.conftest import and_under_nccl_rules
 from xtrain.testing import World
 
 # What the tests here prove, for their marks.
@@ -166,6 +167,7 @@ KINDS = [with_ddp, with_fsdp, with_tensor_parallel, with_pipeline]
 
 
 @pytest.mark.verifies(*STACK)
+@and_under_nccl_rules
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_transformer_trains_as_on_gloo(ours, on_gloo, kind, size):
@@ -192,6 +194,7 @@ def save_and_load(folder: str) -> None:
         assert torch.equal(parameter.full_tensor(), before[name])
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*STACK)
 def test_distributed_checkpoints(ours, tmp_path):
     ours(2).run(save_and_load, str(tmp_path), timeout=60)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.backends.conftest import and_under_nccl_rules
 from xtrain.backends import register, shared_empty
 from xtrain.backends.arguments import row_sizes
 from xtrain.backends.calls import fingerprint
@@ -58,6 +59,7 @@ def coalesced_in_the_background() -> None:
     """It returns before its peers have come, so a message may be sent meanwhile."""
     rank, tensors = dist.get_rank(), [torch.ones(3), torch.ones(200_000)]
     message = torch.full((1,), 7.0)
+    dist.barrier()  # NCCL's first call waits for all ranks
     if rank == 1:
         dist.recv(message.zero_(), 0)
     work = dist.group.WORLD.allreduce_coalesced(tensors, dist.AllreduceOptions())
@@ -70,6 +72,7 @@ def coalesced_in_the_background() -> None:
     assert message.item() == 7 and all(t.eq(2).all() for t in tensors)
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(
     "xtrain.backends.process_group:XtrainProcessGroup", "xtrain.backends.works:Several"
 )
@@ -97,6 +100,7 @@ def one_device() -> None:
     assert total.item() == dist.get_world_size()
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies("xtrain.backends.process_group:XtrainProcessGroup")
 def test_its_own_device_may_be_named(ours):
     ours(2).run(one_device)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import ReduceOp
 
+from tests.backends.conftest import and_under_nccl_rules
 from tests.comm.test_ledger import (
     asynchronous,
     closed_ledgers_cost_nothing,
@@ -103,26 +104,30 @@ def in_shared_memory(size: int, nbytes: int, rank: int) -> dict[str, tuple[int, 
     }
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*COUNTED)
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_collectives_tell_what_they_moved(ours, backend, size, numel):
-    formula = in_shared_memory if backend == "xtrain-shm" else over_sockets
+    formula = over_sockets if backend == "xtrain-socket" else in_shared_memory
     for rank, counted in enumerate(ours(size).run(count, numel)):
         assert counted == formula(size, numel * 4, rank)
 
 
 def messages_too() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    expected = [("recv", left), ("send", right)]
     with CommLedger() as ledger:
-        request = dist.irecv(torch.empty(5), (rank - 1) % size)
-        dist.send(torch.ones(5), (rank + 1) % size)
+        if rank == 0:  # sends first: NCCL's first messages wait for their other end
+            dist.send(torch.ones(5), right)
+            expected.reverse()
+        request = dist.irecv(torch.empty(5), left)
+        if rank != 0:
+            dist.send(torch.ones(5), right)
         request.wait()
     assert (ledger.bytes_sent, ledger.bytes_received, ledger.messages) == (20, 20, 1)
-    assert [(e.kind, e.peer) for e in ledger.events] == [
-        ("recv", (rank - 1) % size),
-        ("send", (rank + 1) % size),
-    ]
+    assert [(e.kind, e.peer) for e in ledger.events] == expected
     members = dist.new_group([1, 2])
     if rank in (1, 2):
         with CommLedger() as ledger:
@@ -133,6 +138,7 @@ def messages_too() -> None:
         assert ledger.events[0].peer == 3 - rank  # in the world's numbers
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*COUNTED)
 def test_messages_are_counted_with_global_ranks(ours):
     ours(3).run(messages_too)
@@ -142,6 +148,7 @@ def settled_when_they_end(path: str) -> None:
     """Two ledgers and four calls under way; rank 1 comes late to all of them."""
     rank, size, store = dist.get_rank(), dist.get_world_size(), dist.FileStore(path, 2)
     tensors = [torch.ones(n) for n in (4, 6, 8, 200_000)]
+    dist.barrier()  # NCCL's first call waits for all ranks
     if rank == 1:
         store.wait(["issued"])
     with CommLedger() as outer, CommLedger(values=True) as inner:
@@ -164,11 +171,13 @@ def settled_when_they_end(path: str) -> None:
     assert size == 2 and not dist.group.WORLD.on_collective_end
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*COUNTED, "xtrain.comm.call_agreement:uncounted")
 def test_an_event_gets_the_bytes_of_its_own_call_when_that_has_ended(ours, tmp_path):
     ours(2).run(settled_when_they_end, str(tmp_path / "store"))
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*COUNTED)
 def test_ledgers_nest_and_keep_rounds_and_values_as_over_gloo(ours):
     """What a call moved is known when it has ended: every open ledger is told."""

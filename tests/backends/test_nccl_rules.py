@@ -248,6 +248,24 @@ def many_messages() -> list:
     return [(t[0].item(), bool((t == t[0]).all())) for t in received]
 
 
+def bracketed() -> list:
+    """A batch as torch tells its own backends of one."""
+    group, device = dist.group.WORLD, torch.device("cpu")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    into = torch.zeros(4, dtype=torch.float64)
+    group._start_coalescing(device)
+    dist.isend(mine(), (rank + 1) % size)
+    dist.irecv(into, (rank - 1) % size)
+    group._end_coalescing(device).wait()
+    return into.tolist()
+
+
+@pytest.mark.verifies("xtrain.backends.nccl_rules.batches:Batches")
+def test_a_batch_between_brackets():
+    with World(3, "nccl-rules") as world:
+        assert world.run(bracketed) == [[3.0] * 4, [1.0] * 4, [2.0] * 4]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.verifies("xtrain.backends.nccl_rules.messages:Wire")
 def test_messages_of_a_batch_arrive_in_order(rules, size):

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.backends.conftest import and_under_nccl_rules
 from xtrain.backends import operators, shared_empty
 
 # What the tests here prove, for their marks.
@@ -80,6 +81,7 @@ def of_c10d(names: Counter) -> Counter:
     return Counter({name: n for name, n in names.items() if "c10d" in name})
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_a_dispatch_mode_sees_what_it_sees_on_gloo(ours, worlds_of):
     on_gloo = worlds_of("gloo").get(2).run(under_modes)
@@ -109,6 +111,7 @@ def without_clones() -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_ddp_trains_in_a_mode_that_allows_no_clones(ours):
     size = 2
@@ -135,6 +138,7 @@ def answered_by_a_mode() -> None:
     assert total.tolist() == [2] * 3
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED)
 def test_a_mode_may_answer_in_place_of_the_collective(ours):
     ours(2).run(answered_by_a_mode)
@@ -170,8 +174,17 @@ def replaced_by_a_mode() -> None:
             return (result[0], boxed) if isinstance(result, tuple) else boxed
 
     rank, tensor, total = dist.get_rank(), torch.zeros(3), torch.ones(3)
+
+    def send() -> dist.Work:
+        return dist.isend(torch.ones(3), 1 - rank)
+
+    def receive() -> dist.Work:
+        return dist.irecv(tensor, 1 - rank)
+
     with Replaces() as mode:
-        works = [dist.irecv(tensor, 1 - rank), dist.isend(torch.ones(3), 1 - rank)]
+        # One of the two sends first: NCCL has one queue for both directions.
+        first, second = (send, receive) if rank == 0 else (receive, send)
+        works = [first(), second()]
         works.append(dist.all_reduce(total, async_op=True))
     for work in works:
         work.wait()
@@ -180,6 +193,7 @@ def replaced_by_a_mode() -> None:
     assert tensor.tolist() == [1] * 3 and total.tolist() == [2] * 3
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED)
 def test_a_mode_may_replace_the_work_of_a_call(ours):
     ours(2).run(replaced_by_a_mode)
@@ -203,12 +217,16 @@ def in_function_modes() -> None:
                 group.allgather([pieces], [tensor]).wait()
                 group._reduce_scatter_base(tensor, whole).wait()
                 group.barrier().wait()
+                if rank == 0:
+                    group.send([pieces[0]], 1, 0).wait()
                 receive = group.recv([pieces[1 - rank]], 1 - rank, 0)
-                group.send([pieces[rank]], 1 - rank, 0).wait()
+                if rank == 1:
+                    group.send([pieces[1]], 0, 0).wait()
                 receive.wait()
             assert pieces[0].eq(2).all() and tensor.eq(0).all()
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_function_modes_do_not_reach_inside(ours):
     ours(2).run(in_function_modes)
@@ -247,6 +265,7 @@ def every_collective_of_fakes(x: torch.Tensor | None = None) -> None:
     dist.recv(x, 1)
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED)
 def test_fake_tensors_are_traced_and_nothing_is_sent(ours):
     ours(2).run(fakes)
@@ -263,6 +282,7 @@ def profiled() -> list[tuple[str, list]]:
     return [(event.name, event.input_shapes) for event in profiler.events()]
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED, "xtrain.backends.observers:unobserved")
 def test_the_profiler_shows_collectives_as_on_gloo(ours, backend, worlds_of):
     on_gloo = worlds_of("gloo").get(2).run(profiled)
@@ -307,6 +327,7 @@ def nothing_is_asked_twice() -> int:
     operators._dispatched = kept
 
 
+@and_under_nccl_rules
 @pytest.mark.verifies(*OBSERVED)
 def test_unobserved_calls_take_the_direct_way(ours):
     ours(2).run(nothing_is_asked_twice)
@@ -325,6 +346,7 @@ def waited_for_under_a_mode(path: str, length: int) -> Counter:
     return seen.names
 
 
+@and_under_nccl_rules
 def test_a_mode_sees_no_operation_of_a_wait(ours, tmp_path):
     path = str(tmp_path / "store")
     for length in (10, 300_000):

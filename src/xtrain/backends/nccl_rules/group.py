@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, Store
@@ -34,6 +35,7 @@ from xtrain.backends.nccl_rules.refusals import (
 from xtrain.backends.nccl_rules.rules import NcclRuleError, broken, in_words
 from xtrain.backends.nccl_rules.streams import Stream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
+from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
 from xtrain.backends.operators import as_operator
 from xtrain.backends.peers import Peers
@@ -135,6 +137,12 @@ class NcclRulesGroup(XtrainProcessGroup):
 
     # -- messages ----------------------------------------------------------------------
 
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._batches.start()
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return self._batches.end()
+
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         return self._message(SEND, tensors, dst, tag)
 
@@ -152,8 +160,8 @@ class NcclRulesGroup(XtrainProcessGroup):
         self._runner.check_ready("send" if kind == SEND else "recv", tensors)
         end = End(kind, tensor, peer, self._global_rank(peer), tag, call_site())
         check_tensors(str(end), tensors, collective=False)
-        batch = frame_of_batch()
-        if batch is not None:
+        batch = None if self._batches.bracketed else frame_of_batch()
+        if batch is not None or self._batches.bracketed:
             return self._batches.add(end, batch)
         if peer == self._rank:
             raise broken("to itself", end, "it is not part of a batch")
@@ -198,6 +206,10 @@ class NcclRulesGroup(XtrainProcessGroup):
         running = self._runner.breaking(call, work.in_turn(steps()))
         peers = tuple({end.peer for end in ends} - {self._rank})
         work.operation = Operation(call, running, peers)
+        if profiling():
+            one = "send" if ends[0].kind == SEND else "recv"
+            title = one if len(ends) == 1 else "coalesced"
+            record_event(f"{self._runner.backend}:{title}", work.operation, result)
         self._runner.calls += 1
         self._post(work)
         return work
@@ -254,6 +266,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         needs = tuple(Need(rank, stream.name, event, number) for rank in others)
         work = StreamWork(stream, Buffers((), (), False), [], {event: number}, needs)
         work.operation = Operation(call, work.in_turn(steps), peers)
+        self._runner.calls += 1
         self._post(work, in_flight=False)
         work.wait_on_host()
 

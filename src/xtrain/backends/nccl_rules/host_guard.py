@@ -18,7 +18,6 @@ from torch._C._autograd import _profiler_enabled as profiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
-from torch.utils._device import DeviceContext
 
 if TYPE_CHECKING:
     from xtrain.backends.nccl_rules.streams import StreamWork
@@ -38,9 +37,12 @@ class HostGuard(TorchFunctionMode):
     def pass_by(self, work: "StreamWork") -> bool:
         """Let the program run past a wait; False where its next use is not seen."""
         self.settle()
-        modes = [m for m in _get_current_function_mode_stack() if m is not self]
+        # `with torch.device()` and other modes take the last one off the stack at their
+        # end, whichever that is; the default device's is at the bottom and stays.
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        modes = _get_current_function_mode_stack()
         if (
-            any(not isinstance(mode, DeviceContext) for mode in modes)
+            any(mode is not self and mode is not default for mode in modes)
             or dispatch_modes()
             or threading.current_thread() is not threading.main_thread()
             or profiling()
@@ -69,6 +71,14 @@ class HostGuard(TorchFunctionMode):
         stack = _get_current_function_mode_stack()
         if stack and stack[-1] is self:
             pop_function_mode()
+
+    # Recomputation enters the modes of the forward again, for as long as it lasts. It
+    # gets nothing of this one, which comes and goes by itself.
+    def __enter__(self) -> "HostGuard":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
