@@ -18,7 +18,7 @@ from tests.backends import nccl_cases as cases
 from tests.backends.nccl_cases import CASES, mine, summed
 from xtrain.backends.nccl_rules.buffers import Buffers
 from xtrain.backends.nccl_rules.rules import RULES, NcclRuleError
-from xtrain.backends.nccl_rules.streams import Stream
+from xtrain.backends.nccl_rules.streams import CallStream
 from xtrain.testing import RankError, World
 from xtrain.testing.errors import RankDied
 
@@ -272,7 +272,7 @@ def many_messages() -> list:
 class EndsMeanwhile:
     """A call that another thread takes out of its stream while it is looked at."""
 
-    def __init__(self, stream: Stream):
+    def __init__(self, stream: CallStream):
         self._stream = stream
 
     @property
@@ -281,9 +281,9 @@ class EndsMeanwhile:
         return Buffers([], [], in_flight=False)
 
 
-@pytest.mark.verifies("xtrain.backends.nccl_rules.streams:Stream")
+@pytest.mark.verifies("xtrain.backends.nccl_rules.streams:CallStream")
 def test_calls_may_end_while_a_stream_is_asked():
-    stream = Stream("a", [0, 1], None, {}, None)
+    stream = CallStream("a", [0, 1], None, {}, None)
     for ask in (stream.writing, lambda tensors: stream.using(tensors, tensors)):
         stream.calls += [EndsMeanwhile(stream), EndsMeanwhile(stream)]
         assert ask([torch.ones(4)]) is None

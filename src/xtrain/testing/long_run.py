@@ -15,7 +15,7 @@ import pytest
 
 from xtrain.evidence.forecast import Expected, seconds
 from xtrain.evidence.store import Store
-from xtrain.testing.progress import Progress
+from xtrain.testing.progress import ProgressBar
 
 SILENT_SECONDS = 60.0  # without a terminal
 START_SHARE = 0.95  # of the time; what has started then may end in the rest
@@ -44,7 +44,7 @@ class LongRun:
         self.done = [n for n, e in good.items() if e.value["outcome"] == "passed"]
         self.known, self.times_longer, self.workers = known, times_longer, workers
         self.limit, self.began = limit, time.monotonic()
-        self.progress: Progress | None = None
+        self.progress: ProgressBar | None = None
         self.asked: set[str] = set()
         self.phases: dict[str, str] = {}  # also of tests that have not ended
         self.ended: dict[str, str] = {}
@@ -81,7 +81,7 @@ class LongRun:
         self.asked = set(ids)
         expected = seconds(ids, self.known, self.times_longer) / self.workers
         end = self.limit * START_SHARE
-        self.progress = Progress(len(ids), expected, end)
+        self.progress = ProgressBar(len(ids), expected, end)
         minutes = max(1, round(expected / 60))
         words = f"{len(ids):,} tests to run, in about {minutes} min"
         if self.done:
@@ -121,7 +121,7 @@ class LongRun:
         self.alarm.cancel()
         self.terminal.ensure_newline()
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: ProgressBar) -> None:
         if self.terminal.isatty:
             self.terminal.rewrite(progress.text(self.elapsed()), erase=True)
         elif progress.is_due() or self.elapsed() > self.told + SILENT_SECONDS:

@@ -84,17 +84,17 @@ def host_view(tensor: Tensor) -> Tensor:
     return torch.ops.xtrain_pretended.host_view(tensor.detach())
 
 
-class Stream(torch.Stream):
+class PretendedStream(torch.Stream):
     """As torch.cuda.Stream: made for this device unless another one is given."""
 
-    def __new__(cls, device: Any = NAME, priority: int = 0) -> "Stream":
+    def __new__(cls, device: Any = NAME, priority: int = 0) -> "PretendedStream":
         return super().__new__(cls, device=torch.device(device), priority=priority)
 
 
-class Event(torch.Event):
+class PretendedEvent(torch.Event):
     """As torch.cuda.Event."""
 
-    def __new__(cls, enable_timing: bool = False, **_: Any) -> "Event":
+    def __new__(cls, enable_timing: bool = False, **_: Any) -> "PretendedEvent":
         return super().__new__(cls, torch.device(NAME), enable_timing=enable_timing)
 
 
@@ -138,8 +138,8 @@ def _module() -> types.ModuleType:
         device=_device,
         synchronize=lambda device=None: None,
         empty_cache=lambda: None,
-        Stream=Stream,
-        Event=Event,
+        Stream=PretendedStream,
+        Event=PretendedEvent,
         current_stream=accelerator.current_stream,
         default_stream=accelerator.current_stream,
         set_stream=accelerator.set_stream,

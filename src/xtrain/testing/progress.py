@@ -7,7 +7,7 @@ LINES = 20  # of a whole run, where there is no terminal
 
 
 @dataclass(slots=True)
-class Progress:
+class ProgressBar:
     """Tests that ended, of all, and the time that is left.
 
     Attributes:

@@ -20,7 +20,7 @@ from torch.distributed import Store
 
 from xtrain.backends.nccl_rules.host_guard import HostGuard
 from xtrain.backends.nccl_rules.rules import in_words as rule_in_words
-from xtrain.backends.nccl_rules.streams import Stream, StreamWork
+from xtrain.backends.nccl_rules.streams import CallStream, StreamWork
 from xtrain.backends.progress import Progress
 from xtrain.comm.waits import Need, RankWaits, Wait, find_circle, in_words
 
@@ -43,7 +43,7 @@ class WaitBoard:
 
     def __init__(self) -> None:
         # A group that is used no more is freed with its streams; its counts remain.
-        self.streams: WeakSet[Stream] = WeakSet()
+        self.streams: WeakSet[CallStream] = WeakSet()
         self._counts: list[tuple[dict[str, int], dict[str, int]]] = []
         self.callers: set[int] = set()  # threads that have made calls
         self.hosts: dict[int, StreamWork] = {}
@@ -105,16 +105,16 @@ class WaitBoard:
             self._store = store.clone()
         return self._store
 
-    def add(self, name: str, members: list[int], progress: Progress) -> Stream:
+    def add(self, name: str, members: list[int], progress: Progress) -> CallStream:
         """A new stream: its name is made unique, as torch uses names again."""
         self._generations[name] += 1
         name = f"{name} {self._generations[name]}"
-        stream = Stream(name, members, progress, self.hosts, self.guard)
+        stream = CallStream(name, members, progress, self.hosts, self.guard)
         self.streams.add(stream)
         self._counts.append((stream.posted, stream.started))
         return stream
 
-    def leave(self, streams: Iterable[Stream]) -> None:
+    def leave(self, streams: Iterable[CallStream]) -> None:
         """Forget the streams of a group that ends; with the last one, everything."""
         self.streams.difference_update(streams)
         if self.streams:

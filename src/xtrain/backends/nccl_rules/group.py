@@ -33,7 +33,7 @@ from xtrain.backends.nccl_rules.refusals import (
     check_tensors,
 )
 from xtrain.backends.nccl_rules.rules import NcclRuleError, broken, in_words
-from xtrain.backends.nccl_rules.streams import Stream, StreamWork
+from xtrain.backends.nccl_rules.streams import CallStream, StreamWork
 from xtrain.backends.nccl_rules.watchdog import Watchdog
 from xtrain.backends.observers import profiling, record_event
 from xtrain.backends.operation import Operation, Steps
@@ -64,11 +64,11 @@ class NcclRulesGroup(XtrainProcessGroup):
         self._monitor.board = self._board  # type: ignore[attr-defined]
         self._wire = Wire(self._transport)
         self._batches = Batches(self._post_batch)
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, CallStream] = {}
         self._eager = os.environ.get(EAGER, "0") == "1"
         self._joined = self._eager  # making the group has waited for all of its ranks
 
-    def _stream(self, peer: int | None = None) -> Stream:
+    def _stream(self, peer: int | None = None) -> CallStream:
         """The stream of the group, or that of this rank and a peer."""
         key = "group" if peer is None or self._eager else f"{peer}"
         if key not in self._streams:
@@ -188,7 +188,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         )  # fmt: skip
 
     def _post_message(
-        self, stream: Stream, ends: list[End], buffers: Buffers, call: str,
+        self, stream: CallStream, ends: list[End], buffers: Buffers, call: str,
         steps: Callable[[], Steps],
     ) -> StreamWork:  # fmt: skip
         events, needs = {}, []
@@ -253,12 +253,12 @@ class NcclRulesGroup(XtrainProcessGroup):
         call = f"{name}() at {call_site()}, the first of this group,"
         self._join(stream, call, others, None, self._transport.barrier(0))
 
-    def _join_pair(self, stream: Stream, peer: int, end: End) -> None:
+    def _join_pair(self, stream: CallStream, peer: int, end: End) -> None:
         call, others = f"{end}, the first between these ranks,", [end.name]
         self._join(stream, call, others, (peer,), self._wire.join(peer, end.site))
 
     def _join(
-        self, stream: Stream, call: str, others: list[int],
+        self, stream: CallStream, call: str, others: list[int],
         peers: tuple[int, ...] | None, steps: Steps,
     ) -> None:  # fmt: skip
         event = f"{stream.name} communicator"

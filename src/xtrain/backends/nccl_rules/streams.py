@@ -25,7 +25,7 @@ from xtrain.comm.waits import Need, RankWaits, Wait
 LOCK_SECONDS = 0.1
 
 
-class Stream:
+class CallStream:
     """The calls of one communicator of one rank that have not been waited for.
 
     Args:
@@ -98,7 +98,7 @@ class StreamWork(Handle):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: CallStream,
         buffers: Buffers,
         result: list[Tensor],
         events: dict[str, int],
