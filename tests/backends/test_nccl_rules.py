@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -191,6 +192,24 @@ def chained() -> tuple:
 def test_results_come_when_a_call_of_the_stream_is_waited_for(rules):
     assert rules(2).run(read_too_early) == [(True, [3.0] * 4)] * 2
     assert rules(2).run(chained) == [([3.0] * 4, [[3.0] * 4] * 2)] * 2
+
+
+def written_behind_autograd() -> list[float]:
+    """A gradient whose formula uses a result that calls have written into since."""
+    x = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    y = x.exp()  # its gradient is y, which is kept
+    dist.all_reduce(y)
+    dist.all_reduce(y, async_op=True).wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the calls have no gradient
+        y.sum().backward()
+    assert x.grad is not None
+    return x.grad.tolist()
+
+
+@pytest.mark.verifies("xtrain.backends.nccl_rules.buffers:Buffers")
+def test_autograd_does_not_learn_of_what_a_call_writes(rules):
+    assert rules(2).run(written_behind_autograd) == [[4.0] * 4] * 2
 
 
 def eager() -> list:

@@ -1,7 +1,7 @@
 """Messages where a backend runs those of one queue one after the other, as NCCL does.
 
-A model of that, as no backend for CPUs does so. The CPU only fills queues. A message
-starts when it is the first of its queue at both ends, and when what its ranks computed
+A model of that, for every schedule at once. The CPU only fills queues. A message starts
+when it is the first of its queue at both ends, and when what its ranks computed
 before they issued it is done. What a rank computes waits for what it has received.
 """
 

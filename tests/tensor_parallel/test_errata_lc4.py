@@ -193,7 +193,8 @@ def test_torchs_all_gather_cuts_the_gradient_and_its_all_reduce_falsifies_it(wor
         assert found["plain"] is False
         assert found["ours"] == [[1.0, 1.0]] * 2
         assert found["in place"] == pytest.approx(2.0)  # twice the right gradient
-        assert found["warned"]
+        if world(2).backend in ("gloo", "nccl"):  # whose calls are torch's operators
+            assert found["warned"]
 
 
 # --------------------------------------------- E62: which layer of attention sums

@@ -33,7 +33,9 @@ class Buffers:
     def __init__(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], in_flight: bool
     ):
-        self.outputs = [tensor.detach() for tensor in outputs]
+        # As with NCCL, autograd does not learn of what is written: `data` has a version
+        # counter of its own.
+        self.outputs = [tensor.data for tensor in outputs]
         self.inputs = [tensor.detach() for tensor in inputs]
         self.working = [*self.outputs, *self.inputs]
         self._in_flight = in_flight
@@ -51,9 +53,7 @@ class Buffers:
         if not overlapping(self.outputs, self.inputs):
             for tensor in self.outputs:
                 if tensor.is_floating_point():
-                    # `data` has a version counter of its own: autograd learns of a
-                    # write when the results come, and not twice.
-                    tensor.data.fill_(float("nan"))
+                    tensor.fill_(float("nan"))
         self._seen = [bytes(raw(host_view(tensor))) for tensor in tensors]
 
     def overwritten(self) -> Tensor | None:
