@@ -16,7 +16,9 @@ import torch.distributed as dist
 
 from tests.backends import nccl_cases as cases
 from tests.backends.nccl_cases import CASES, mine, summed
+from xtrain.backends.nccl_rules.buffers import Buffers
 from xtrain.backends.nccl_rules.rules import RULES, NcclRuleError
+from xtrain.backends.nccl_rules.streams import Stream
 from xtrain.testing import RankError, World
 from xtrain.testing.errors import RankDied
 
@@ -265,6 +267,26 @@ def many_messages() -> list:
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     return [(t[0].item(), bool((t == t[0]).all())) for t in received]
+
+
+class EndsMeanwhile:
+    """A call that another thread takes out of its stream while it is looked at."""
+
+    def __init__(self, stream: Stream):
+        self._stream = stream
+
+    @property
+    def buffers(self) -> Buffers:
+        self._stream.calls.remove(self)
+        return Buffers([], [], in_flight=False)
+
+
+@pytest.mark.verifies("xtrain.backends.nccl_rules.streams:Stream")
+def test_calls_may_end_while_a_stream_is_asked():
+    stream = Stream("a", [0, 1], None, {}, None)
+    for ask in (stream.writing, lambda tensors: stream.using(tensors, tensors)):
+        stream.calls += [EndsMeanwhile(stream), EndsMeanwhile(stream)]
+        assert ask([torch.ones(4)]) is None
 
 
 def bracketed() -> list:

@@ -21,11 +21,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Store
 
+from xtrain.backends.nccl_rules.board import NcclDeadlock
 from xtrain.backends.nccl_rules.group import NcclRulesGroup, make_transport
+from xtrain.backends.nccl_rules.rules import NcclRuleError
 from xtrain.backends.peers import Peers
 from xtrain.backends.process_group import XtrainProcessGroup
 from xtrain.backends.shared_memory import SharedMemory
 from xtrain.backends.sockets import Sockets
+
+__all__ = ["NcclDeadlock", "NcclRuleError", "register", "shared_empty"]
 
 MakeTransport = Callable[[Store, int, int, float, Peers], Any]
 BACKENDS: dict[str, tuple[MakeTransport, type[XtrainProcessGroup]]] = {

@@ -19,7 +19,7 @@ def check_order(board: WaitBoard, work: StreamWork) -> None:
         shared = {*stream.members} & {*work.stream.members}
         if stream is work.stream or len(shared) < 2:
             continue
-        for earlier in stream.calls:
+        for earlier in list(stream.calls):
             if earlier.number is not None:
                 _compare(board, earlier, work)
 

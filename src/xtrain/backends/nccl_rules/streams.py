@@ -56,12 +56,13 @@ class Stream:
 
     def writing(self, tensors: list[Tensor]) -> "StreamWork | None":
         """The last call in flight that is going to write to one of these tensors."""
-        found = [c for c in self.calls if overlapping(c.buffers.outputs, tensors)]
+        calls = list(self.calls)  # a thread of callbacks may take some out meanwhile
+        found = [c for c in calls if overlapping(c.buffers.outputs, tensors)]
         return found[-1] if found else None
 
     def using(self, inputs: list[Tensor], outputs: list[Tensor]) -> "StreamWork | None":
         """A call in flight that uses what another writes, or writes what it uses."""
-        for call in self.calls:
+        for call in list(self.calls):
             theirs = call.buffers
             if overlapping(outputs, [*theirs.inputs, *theirs.outputs]):
                 return call
