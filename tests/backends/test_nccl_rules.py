@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.backends import nccl_cases as cases
 from tests.backends.nccl_cases import CASES, mine, summed
@@ -147,6 +148,19 @@ def late() -> tuple:
 def test_wait_orders_the_stream_and_a_barrier_stops_the_program():
     with World(2, "nccl-rules") as world:
         assert world.run(late) == [([6.0] * 4, True)] * 2
+
+
+def late_to_ddp() -> None:
+    """DDP's C++ waits for the sizes of all ranks' parameters, and reads them."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(1)
+    DistributedDataParallel(torch.nn.Linear(3, 3))
+
+
+@pytest.mark.verifies("xtrain.backends.nccl_rules.host_guard:HostGuard")
+def test_torchs_own_code_does_not_run_past_its_waits(rules):
+    rules(2).run(late_to_ddp)
 
 
 def barrier_by_all_reduce(folder: str, seconds: float) -> list[str]:
