@@ -144,7 +144,10 @@ def late() -> tuple:
     return doubled, store().check(["rank 1 comes"])
 
 
-@pytest.mark.verifies("xtrain.backends.nccl_rules.host_guard:HostGuard")
+@pytest.mark.verifies(
+    "xtrain.backends.nccl_rules.host_guard:HostGuard",
+    "xtrain.backends.nccl_rules.watchdog:Watchdog",
+)
 def test_wait_orders_the_stream_and_a_barrier_stops_the_program():
     with World(2, "nccl-rules") as world:
         assert world.run(late) == [([6.0] * 4, True)] * 2
