@@ -35,6 +35,7 @@ FLOORS = [
         "tensor_parallel",
         "zero",
     },
+    {"cluster"},  # its groups use what the backends are made of
     {"model"},
     {"train"},
     {"practice", "bench"},

@@ -30,6 +30,7 @@ from xtrain.comm.reduce_op import COMBINE
 # torch calls deprecated: `reduce_scatter_tensor`, `all_gather_into_tensor`.
 _BETWEEN = (
     "xtrain.backends.",
+    "xtrain.cluster.",
     "torch.distributed.c10d_logger.",
     "torch.distributed.distributed_c10d.",
     "typing_extensions.",

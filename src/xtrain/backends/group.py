@@ -1,5 +1,5 @@
 # mypy: disable-error-code="override,assignment,call-arg,misc"
-"""A group as torch knows it: its names, its ranks, and how it ends."""
+"""A group of connected ranks: how one joins it, and how it ends."""
 
 import os
 import sys
@@ -9,12 +9,11 @@ from multiprocessing.util import Finalize
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch.distributed import Store
 
 from xtrain.backends.arguments import served_device
 from xtrain.backends.call_runner import CallRunner
+from xtrain.backends.named_group import NamedGroup
 from xtrain.backends.peers import PeerMonitor, Peers
 from xtrain.backends.progress import Progress
 
@@ -40,8 +39,8 @@ def refuse_other_devices(backend: str) -> None:
         )
 
 
-class Group(dist.ProcessGroup):
-    """What torch asks a group about itself; joining and leaving it."""
+class Group(NamedGroup):
+    """Joining a group of ranks and leaving it."""
 
     compares_calls = True  # of all ranks, before any data moves
     give_way = staticmethod(os.sched_yield)  # to others, while this rank waits
@@ -56,13 +55,9 @@ class Group(dist.ProcessGroup):
         size: int,
         timeout: timedelta,
     ):
-        super().__init__(rank, size)
+        super().__init__(backend, rank, size, served_device())
         refuse_other_devices(backend)
-        self._backend_name, self._rank, self._size = backend, rank, size
         self._timeout = timeout.total_seconds()
-        self._names: dict[str, str] = {}
-        self._global_ranks: list[int] = []
-        self.cpp_group = dist.ProcessGroup(rank, size)  # see `operators`
         self._peers = Peers()
         try:
             self._transport = make_transport(
@@ -77,59 +72,11 @@ class Group(dist.ProcessGroup):
         self._progress = Progress(self._monitor.check, self.give_way)
         self._runner = CallRunner(
             backend, rank, self._transport, self._progress, self._monitor,
-            self._global_rank, self.compares_calls, served_device(),
+            self._global_rank, self.compares_calls, self._device,
         )  # fmt: skip
         self.on_collective_end = self._runner.on_collective_end
         # A process that exits leaves the group, as if it had destroyed it.
         self._leave = Finalize(self, self._transport.close, exitpriority=1)
-
-    def getBackendName(self) -> str:
-        return self._backend_name
-
-    def name(self) -> str:
-        return self._backend_name
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
-
-    getRank, getSize = rank, size
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device(self._runner.device)]
-
-    # torch asks the backend of a device what it can do; here it is the group itself.
-    supports_coalescing = supports_splitting = False
-
-    def _get_backend(self, device: torch.device) -> "Group":
-        if torch.device(device).type != self._runner.device:
-            raise RuntimeError(
-                f"{self._backend_name} has no backend for device type {device}"
-            )
-        return self
-
-    def setGroupName(self, name: str) -> None:
-        self._names["name"] = name
-
-    def getGroupName(self) -> str:
-        return self._names.get("name", "")
-
-    def setGroupDesc(self, description: str) -> None:
-        self._names["desc"] = description
-
-    def getGroupDesc(self) -> str:
-        return self._names.get("desc", "")
-
-    @property
-    def group_name(self) -> str:
-        return self.getGroupName()
-
-    @property
-    def group_desc(self) -> str:
-        return self.getGroupDesc()
 
     def _get_sequence_number_for_group(self) -> int:
         """How many calls this rank has made."""
@@ -156,12 +103,3 @@ class Group(dist.ProcessGroup):
             self._peers.close()
 
     abort = shutdown
-
-    def _global_rank(self, rank: int) -> int:
-        """The rank in the default group of a rank of this group."""
-        if not self._global_ranks:
-            try:
-                self._global_ranks = dist.get_process_group_ranks(self)
-            except (KeyError, ValueError, RuntimeError):
-                return rank  # torch has not registered this group (yet)
-        return self._global_ranks[rank]

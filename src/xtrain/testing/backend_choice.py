@@ -21,12 +21,14 @@ from dataclasses import dataclass
 Version = tuple[int, int, int]
 
 DEVICES = ("cpu", "cuda", "xgpu")  # the last one is `pretended_device`
-BACKENDS = ("gloo", "nccl", "nccl-rules", "xtrain-socket", "xtrain-shm")
+VIRTUAL = "xtrain-virtual"  # its ranks are threads of one process
+BACKENDS = ("gloo", "nccl", "nccl-rules", "xtrain-socket", "xtrain-shm", VIRTUAL)
 FOR_DEVICE = {"cuda": "nccl", "xgpu": "nccl-rules"}  # unless asked for another
 # Called before init_process_group, found by name: backends stand above this module.
 LATE_BACKENDS = dict.fromkeys(
     ("nccl-rules", "xtrain-socket", "xtrain-shm"), "xtrain.backends:register"
 )
+LATE_BACKENDS[VIRTUAL] = "xtrain.cluster:register"
 # A machine with fewer GPUs would skip most tests on NCCL, so gloo is the default.
 ENOUGH_GPUS = 4
 SHARING_NCCL: Version = (2, 30, 0)
@@ -99,6 +101,8 @@ def choose(backend: str | None, device: str | None, machine: Machine) -> Choice:
         raise ValueError(f"device {device!r} is none of {', '.join(DEVICES)}")
     if backend == "nccl" and device != "cuda":
         raise ValueError("nccl moves GPU memory only: use --device cuda")
+    if backend == VIRTUAL and device != "cpu":
+        raise ValueError(f"{VIRTUAL} keeps its ranks' tensors on the CPU")
     if backend == "gloo" and device == "xgpu":
         raise ValueError("gloo does not take tensors of xgpu: use --backend nccl-rules")
     if device == "cuda" and machine.gpus == 0:

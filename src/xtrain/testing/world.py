@@ -1,5 +1,6 @@
 """World: a group of ranks on this machine that stays alive between runs; and Worlds."""
 
+import importlib
 import os
 import pickle
 import weakref
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
-from xtrain.testing.backend_choice import this_machine
+from xtrain.testing.backend_choice import VIRTUAL, this_machine
 from xtrain.testing.pool import Pool
 from xtrain.testing.transport import dump_call
 
@@ -27,6 +28,16 @@ def patience(size: int, cores: int, gpus: int | None) -> float:
     if not gpus:
         return SECONDS * max(1.0, size / cores)
     return GPU_SECONDS * max(1.0, size / cores, size / gpus)
+
+
+def pool_of(size: int, backend: str, device: str, start_method: str | None) -> Any:
+    """What runs the ranks of a World: processes, or the threads of a virtual cluster.
+
+    The latter is found by name: it stands above this module.
+    """
+    if backend != VIRTUAL:
+        return Pool(size, backend, device, start_method)
+    return importlib.import_module("xtrain.cluster.world_pool").ThreadPool(size)
 
 
 class World:
@@ -56,7 +67,7 @@ class World:
         self.size = size
         self.backend = backend
         self.device = device
-        self._pool = Pool(size, backend, device, start_method)
+        self._pool = pool_of(size, backend, device, start_method)
         self._finalizer = weakref.finalize(self, self._pool.stop)
 
     def run(

@@ -1,0 +1,130 @@
+"""Collectives: the k-th call of each rank in a group belongs to the k-th of all others.
+
+    rank 0   all_reduce #7 --+
+    rank 1   all_reduce #7 --+-> all have come: results are computed, the network tells
+    rank 2   all_reduce #7 --+   when each rank has them
+
+Calls of a group run one after another, as on a communicator's stream. Ranks in
+different calls all raise, with each rank's call.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from xtrain.backends.calls import CollectiveCall, CollectiveMismatch
+from xtrain.cluster.moves import MOVES, Part
+from xtrain.cluster.scheduler import Scheduler
+from xtrain.cluster.works import VirtualCall
+
+
+class MismatchedCollectives(RuntimeError):
+    """Ranks of a group are in different collectives."""
+
+
+class CollectiveWork(VirtualCall):
+    """One rank's part of a collective."""
+
+    __slots__ = ("finally_", "part", "slot", "tensors")
+
+    def __init__(self, scheduler: Scheduler, call: CollectiveCall, part: Part):
+        super().__init__(scheduler)
+        self.call, self.part = call, part
+        self.slot: Slot | None = None
+        self.tensors: Sequence[Tensor] = ()
+
+    def describe(self) -> str:
+        assert self.slot is not None
+        text, at, site = str(self.call).rpartition(" at ")
+        return f"{text}{self.slot.group.in_words()}{at}{site}"
+
+    def missing(self) -> list[int]:
+        assert self.slot is not None
+        ranks = self.slot.group.ranks
+        return [ranks[r] for r, work in enumerate(self.slot.works) if work is None]
+
+
+class Slot:
+    """The k-th collective of a group: a place for each rank."""
+
+    __slots__ = ("broken", "group", "left", "works")
+
+    def __init__(self, group: Any):
+        self.group = group
+        self.works: list[CollectiveWork | None] = [None] * len(group.ranks)
+        self.left = len(group.ranks)
+        self.broken: str | None = None  # why its calls have failed
+
+
+class CollectiveCalls:
+    """The collectives of one group."""
+
+    def __init__(self, scheduler: Scheduler, network: Any, group: Any):
+        self._scheduler, self._network, self._group = scheduler, network, group
+        self._slots: dict[int, Slot] = {}
+        self._counts = [0] * len(group.ranks)
+        self._free = 0.0  # when the communicator's stream is
+
+    def post(self, work: CollectiveWork, rank: int) -> None:
+        """A rank has come to its next collective."""
+        number = self._counts[rank]
+        self._counts[rank] += 1
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = Slot(self._group)
+        work.slot, slot.works[rank] = slot, work
+        slot.left -= 1
+        if slot.broken is None and slot.left < len(slot.works) - 1:
+            self._compare(slot, work)
+        if slot.broken is not None:
+            work.fail(MismatchedCollectives(slot.broken))
+        elif slot.left == 0:
+            self._run(slot)
+        if slot.left == 0:
+            del self._slots[number]
+
+    def _compare(self, slot: Slot, work: CollectiveWork) -> None:
+        others = [each for each in slot.works if each is not None]
+        first = next(each for each in others if each is not work)
+        if first.call[:4] != work.call[:4]:
+            self._break(slot, self._all_calls(slot))
+
+    def _all_calls(self, slot: Slot) -> str:
+        lines = [
+            f"the ranks of this group are in different calls{self._group.in_words()}:"
+        ]
+        for rank, work in zip(self._group.ranks, slot.works, strict=True):
+            called = "has not called yet" if work is None else str(work.call)
+            lines.append(f"  rank {rank}: {called}")
+        return "\n".join(lines)
+
+    def _break(self, slot: Slot, text: str) -> None:
+        slot.broken = text
+        for work in slot.works:
+            if work is not None:
+                work.fail(MismatchedCollectives(text))
+
+    def _run(self, slot: Slot) -> None:
+        works = [work for work in slot.works if work is not None]
+        parts = [work.part for work in works]
+        for work in works:
+            if work.checks is not None:
+                work.checks.before_collective(work)
+        try:
+            if not any(t.is_meta for t in (*parts[0].inputs, *parts[0].outputs)):
+                MOVES[parts[0].kind](parts)
+        except (ValueError, CollectiveMismatch) as error:
+            self._break(slot, f"{error}\n{self._all_calls(slot)}")
+            return
+        for work in works:
+            if work.checks is not None:
+                work.checks.after_collective(work)
+        start = max(self._free, max(work.posted for work in works))
+
+        def ended(end: float) -> None:
+            self._free = max(self._free, end)
+            for work in works:
+                work.finish(end)
+
+        self._network.collective(parts, self._group.ranks, start, ended)

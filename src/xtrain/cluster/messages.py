@@ -1,0 +1,166 @@
+"""Messages between two ranks: a send and a receive that find each other.
+
+    send (src 0, dst 1, tag 0)  -+
+                                 +-> both are posted: bytes are copied, the network
+    recv (src 0, dst 1, tag 0)  -+   tells when they have arrived
+
+A send ends when its receive has what was sent (a rendezvous, as with NCCL). What one
+rank sends another with one tag arrives in the order of the sends. A receive from any
+source takes the earliest message that is there.
+"""
+
+import ctypes
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xtrain.backends.calls import shape_of
+from xtrain.cluster.scheduler import Scheduler
+from xtrain.cluster.works import VirtualCall, VirtualWork
+
+memmove = ctypes.PyDLL(None).memmove  # unseen by autograd, modes and the profiler
+memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memmove.restype = None
+SEND, RECV = "send", "recv"
+
+
+class Message(VirtualCall):
+    """One end of a message, in ranks of its group; `peer` is None for any source."""
+
+    __slots__ = ("group", "kind", "peer", "site", "tag", "tensor")
+
+    def __init__(
+        self, scheduler: Scheduler, kind: str, tensor: Tensor, group: Any,
+        peer: int | None, tag: int,
+    ):  # fmt: skip
+        super().__init__(scheduler)
+        self.kind, self.tensor, self.group = kind, tensor, group
+        self.peer, self.tag = peer, tag
+        self.site: Any = None
+
+    def describe(self) -> str:
+        ranks, tag = self.group.ranks, f", tag={self.tag}" if self.tag else ""
+        peer = "any" if self.peer is None else ranks[self.peer]
+        which = "dst" if self.kind == SEND else "src"
+        where = f" at {self.site}" if self.site else ""
+        group = self.group.in_words()
+        return (
+            f"{self.kind}({shape_of(self.tensor)}, {which}={peer}{tag}{group}){where}"
+        )
+
+    def missing(self) -> list[int]:
+        ranks = self.group.ranks
+        if self.peer is None:
+            return [rank for rank in ranks if rank != self.rank.number]
+        return [ranks[self.peer]]
+
+    # as a work of torch's, without being one, which would cost a microsecond
+    def result(self) -> list[Tensor]:
+        return [self.tensor]
+
+    def source_rank(self) -> int:
+        return -1 if self.peer is None else self.peer
+
+    _source_rank = source_rank
+
+    def boxed(self) -> Any:
+        return VirtualWork(self, [self.tensor]).boxed()
+
+    def get_future(self) -> torch.futures.Future:
+        return VirtualWork(self, [self.tensor]).get_future()
+
+
+class Mailbox:
+    """The messages of one group that wait for their other end."""
+
+    def __init__(self, scheduler: Scheduler, network: Any, ranks: list[int]):
+        self._scheduler, self._network, self._ranks = scheduler, network, ranks
+        self._waiting: dict[tuple[int, int, int], deque[Message]] = {}
+        self._any: dict[tuple[int, int], deque[Message]] = {}
+
+    def post_send(self, message: Message, rank: int) -> None:
+        key = (rank, message.peer, message.tag)
+        queue = self._waiting.get(key)  # type: ignore[arg-type]
+        if queue and queue[0].kind is RECV:
+            self._match(message, queue.popleft())
+            return
+        self._queue(key, message)  # type: ignore[arg-type]
+        if self._any and self._any.get(key[1:]):  # type: ignore[arg-type]
+            self._look_later(key[1:], message)  # type: ignore[arg-type]
+
+    def post_receive(self, message: Message, rank: int) -> None:
+        if message.peer is None:
+            place = (rank, message.tag)
+            self._any.setdefault(place, deque()).append(message)
+            self._look_later(place, message)
+            return
+        key = (message.peer, rank, message.tag)
+        queue = self._waiting.get(key)
+        if queue and queue[0].kind is SEND:
+            self._match(queue.popleft(), message)
+        else:
+            self._queue(key, message)
+
+    def left(self) -> list[Message]:
+        """What has not found its other end."""
+        queues = [*self._waiting.values(), *self._any.values()]
+        return [message for queue in queues for message in queue]
+
+    def _queue(self, key: tuple[int, int, int], message: Message) -> None:
+        queue = self._waiting.get(key)
+        if queue is None:
+            queue = self._waiting[key] = deque()
+        queue.append(message)
+
+    def _look_later(self, place: tuple[int, int], message: Message) -> None:
+        """When all that is earlier has been done: who is first is not known before."""
+        self._scheduler.at(message.posted, lambda: self._take_any(place))
+
+    def _take_any(self, place: tuple[int, int]) -> None:
+        waiting = self._any[place]
+        queues = [
+            queue
+            for (_, *to), queue in self._waiting.items()
+            if (*to,) == place and queue and queue[0].kind is SEND
+        ]
+        if not waiting or not queues:
+            return
+        draw = self._scheduler.draw
+        queue = min(queues, key=lambda q: q[0].posted) if draw is None else (
+            draw.choice(queues)
+        )  # fmt: skip
+        self._match(queue.popleft(), waiting.popleft())
+
+    def _match(self, send: Message, receive: Message) -> None:
+        source, target = send.tensor, receive.tensor
+        if source.dtype is not target.dtype or source.numel() != target.numel():
+            text = f"{receive.describe()} is met by {send.describe()}"
+            for message in (send, receive):
+                message.fail(RuntimeError(f"the two ends of a message differ: {text}"))
+            return
+        receive.peer = self._ranks.index(send.rank.number)
+        if send.checks is not None:
+            send.checks.before_copy(send, receive)
+        move_bytes(target, source)
+        if receive.checks is not None:
+            receive.checks.after_copy(receive)
+        start = max(send.posted, receive.posted)
+
+        def ended(end: float) -> None:
+            send.finish(end)
+            receive.finish(end)
+
+        self._network.send(
+            send.rank.number, receive.rank.number, source.nbytes, start, ended
+        )
+
+
+def move_bytes(target: Tensor, source: Tensor) -> None:
+    """Copy between tensors of one dtype and as many elements; meta tensors hold none."""
+    if target.is_contiguous() and source.is_contiguous():
+        if not (target.is_meta or source.is_meta):
+            memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    else:
+        target.data.copy_(source.detach().reshape(target.shape))

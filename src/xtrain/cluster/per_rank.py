@@ -1,0 +1,154 @@
+"""What belongs to a rank although Python and torch keep it once per process.
+
+    per rank      torch's process groups, random numbers (torch's, Python's), os.environ,
+                  the default dtype
+    per thread    grad mode, autocast, dispatch modes, hooks of saved tensors, the default
+                  device: nothing to do, a rank is a thread
+    shared        everything else: modules, warnings, the working directory, matmul
+                  precision. What one rank changes, all see
+
+What belongs to a rank is exchanged when the baton is handed over, a microsecond each.
+"""
+
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+SEED = 20_000  # plus the rank: a forgotten broadcast must not pass by luck
+_GENERATOR = torch.default_generator
+
+
+class RankWorld:
+    """The process groups of one rank, as torch keeps them for a process."""
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.pg_map: dict = {}
+        self.pg_names: dict = {}
+        self.pg_group_ranks: dict = {}
+        self.pg_backend_config: dict = {}
+        self.group_count = 0
+        self.tags_to_pg: dict = {}
+        self.pg_to_tag: dict = {}
+        self.pg_coalesce_state: dict = {}
+        self.comms: list = []
+
+    pg_config_info = c10d._World.pg_config_info
+
+
+class RankEnviron(MutableMapping):
+    """The environment of the process with changes of one rank."""
+
+    def __init__(self, base: MutableMapping, own: dict[str, str]):
+        self._base, self._own = base, own
+        self._deleted: set[str] = set()
+
+    def __getitem__(self, key: str) -> str:
+        if key in self._own:
+            return self._own[key]
+        if key in self._deleted:
+            raise KeyError(key)
+        return self._base[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"environ holds str, got {key!r}={value!r}")
+        self._own[key] = value
+        self._deleted.discard(key)
+
+    def __delitem__(self, key: str) -> None:
+        self[key]  # KeyError where there is none
+        self._own.pop(key, None)
+        self._deleted.add(key)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        for key in self._base:
+            if key not in self._own and key not in self._deleted:
+                yield key
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def copy(self) -> dict[str, str]:
+        return dict(self)
+
+
+class RankState:
+    """What is exchanged at every handover."""
+
+    __slots__ = ("dtype", "environ", "numbers", "random", "world")
+
+    def __init__(self, rank: int, size: int, dtype: torch.dtype):
+        self.world = RankWorld()
+        self.environ = RankEnviron(os.environ, {
+            "RANK": str(rank), "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
+        })  # fmt: skip
+        self.random = random.Random(SEED + rank)
+        self.numbers = torch.Generator().manual_seed(SEED + rank).get_state()
+        self.dtype = dtype
+
+    def save(self) -> None:
+        """Keep what the process has now: this rank stops."""
+        self.numbers = _GENERATOR.get_state()
+        self.dtype = torch.get_default_dtype()
+
+    def load(self) -> None:
+        """Give the process what is this rank's: it goes on."""
+        _GENERATOR.set_state(self.numbers)
+        c10d._world = self.world
+        os.environ = self.environ  # type: ignore[assignment]
+        if torch.get_default_dtype() is not self.dtype:
+            torch.set_default_dtype(self.dtype)
+
+
+class Process:
+    """What the process has before a cluster runs, to be put back after it."""
+
+    def __init__(self, current: Callable[[], random.Random]):
+        self._current = current
+
+    def __enter__(self) -> None:
+        self._world, self._environ = c10d._world, os.environ
+        self._numbers, self._dtype = _GENERATOR.get_state(), torch.get_default_dtype()
+        self._threads = torch.get_num_threads()
+        self._hook, self._filters = sys.excepthook, list(warnings.filters)
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        self._functions = {
+            name: function
+            for name, function in vars(random).items()
+            if getattr(function, "__self__", None) is getattr(random, "_inst", None)
+        }
+        for name in self._functions:
+            setattr(random, name, _of_rank(name, self._current))
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        torch.set_num_threads(1)
+
+    def __exit__(self, *exception: object) -> None:
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        for name, function in self._functions.items():
+            setattr(random, name, function)
+        c10d._world, os.environ = self._world, self._environ  # type: ignore[assignment]
+        _GENERATOR.set_state(self._numbers)
+        torch.set_default_dtype(self._dtype)
+        torch.set_num_threads(self._threads)
+        if torch.are_deterministic_algorithms_enabled() != self._deterministic:
+            torch.use_deterministic_algorithms(self._deterministic)
+        sys.excepthook = self._hook
+        warnings.filters[:] = self._filters  # type: ignore[index]
+
+
+def _of_rank(name: str, current: Callable[[], random.Random]) -> Callable[..., Any]:
+    """A function of `random` that draws from the running rank's numbers."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        return getattr(current(), name)(*args, **kwargs)
+
+    return draw

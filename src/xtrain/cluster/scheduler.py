@@ -1,0 +1,197 @@
+"""Which rank runs next, and what time it is: one baton for all threads.
+
+    ranks that can run, by their clocks      things that happen, by their times
+    (0.0, rank 3) (0.2, rank 0) ...          (0.1, a message arrives) ...
+              \\                               /
+               the least of all is next: no rank runs, and nothing happens,
+               before everything earlier has been done
+
+Every rank is a thread, and one of them runs at a time: the one that holds the baton. A
+rank that has to wait picks the next one, hands the baton over and sleeps. So there is
+no data race, no clock of the machine, and the same program gives the same order, bit
+for bit. A seed draws another order among what is equally early.
+"""
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+POLL_SECONDS = 1e-6  # that it takes to ask whether a work has ended
+PATIENT_POLLS = 10  # in a row; then a rank asks again when something has happened
+IDLE_POLLS = 100  # of each rank while nothing can happen: then they wait for nothing
+
+
+class Waited(Protocol):
+    """What a rank waits for."""
+
+    def describe(self) -> str:
+        """The call, as "recv([4] float32, src=1) at ring.py:12"."""
+
+    def missing(self) -> list[int]:
+        """The global ranks that have not come to it yet."""
+
+    def fail(self, error: BaseException) -> None:
+        """End it: its rank raises `error`."""
+
+
+class Rank:
+    """One rank: its clock, and what it waits for.
+
+    Attributes:
+        clock: virtual seconds that it has lived.
+        waits_for: the call in which it sleeps; None while it can run.
+        stop: raised in it as soon as it runs, and again whenever it would wait.
+        state: what belongs to it alone, see `per_rank.RankState`.
+    """
+
+    __slots__ = (
+        "baton", "clock", "done", "error", "number", "polls", "result", "state",
+        "stop", "thread", "waits_for",
+    )  # fmt: skip
+
+    def __init__(self, number: int):
+        self.number = number
+        self.clock = 0.0
+        self.polls = 0
+        self.done = False
+        self.waits_for: Waited | None = None
+        self.stop: BaseException | None = None
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self.state: Any = None
+        self.thread: threading.Thread | None = None
+        self.baton = threading.Lock()
+        self.baton.acquire()
+
+
+class Scheduler:
+    """Hands the baton from rank to rank.
+
+    Args:
+        seed: draws an order; None takes the first that came.
+        swap: called with the rank that stops and the one that goes on.
+        when_stuck: called when nothing can go on; False when there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        ranks: list[Rank],
+        seed: int | None,
+        swap: Callable[[Rank | None, Rank], None],
+        when_stuck: Callable[[], bool],
+    ):
+        self.ranks = ranks
+        self.current = ranks[0]
+        self.turns = 0  # how often the baton was handed over
+        self.ended = threading.Semaphore(0)  # released when all ranks have
+        self.crash: BaseException | None = None
+        self.draw = None if seed is None else random.Random(seed)
+        self._swap, self._when_stuck = swap, when_stuck
+        self._count = itertools.count()
+        self._idle = 0
+        self._ready: list[tuple[float, float, int, Rank]] = []
+        self._events: list[tuple[float, float, int, Callable[[], object]]] = []
+
+    # -- what a rank calls -------------------------------------------------------------
+
+    def block(self, call: Waited) -> None:
+        """Sleep until another rank or an event calls `wake`."""
+        rank = self.current
+        if rank.stop is not None:
+            raise rank.stop
+        rank.waits_for = call
+        self._idle = rank.polls = 0
+        self._switch(rank)
+
+    def let_others_run(self) -> None:
+        """Go on after all that is earlier than this rank's clock."""
+        rank = self.current
+        self._make_ready(rank)
+        self._switch(rank)
+
+    def poll(self) -> None:
+        """Time passes while a rank asks in a loop; others run, or it would not end."""
+        rank = self.current
+        rank.polls += 1
+        rank.clock += POLL_SECONDS
+        if rank.polls > PATIENT_POLLS:
+            upcoming = [queue[0][0] for queue in (self._ready, self._events) if queue]
+            rank.clock = max(rank.clock, min(upcoming, default=0.0))
+        self._idle += 1
+        if self._idle > IDLE_POLLS * len(self.ranks) and not self._events:
+            self._idle = 0
+            self._when_stuck()
+        self.let_others_run()
+
+    def shake(self) -> None:
+        """With a seed: now and then another rank goes first."""
+        if self.draw is not None and self.draw.random() < 0.25:
+            self.let_others_run()
+
+    # -- what calls, events and the cluster call ---------------------------------------
+
+    def wake(self, rank: Rank, time: float) -> None:
+        """Let a rank that sleeps go on, at `time` or at its own clock if that is later."""
+        rank.waits_for = None
+        rank.clock = max(rank.clock, time)
+        self._make_ready(rank)
+
+    def at(self, time: float, action: Callable[[], object]) -> None:
+        """Have something happen at a time."""
+        self._idle = 0
+        heappush(self._events, (time, self._tie(), next(self._count), action))
+
+    def begin(self) -> None:
+        """Let the first rank run; called from outside."""
+        for rank in self.ranks:
+            self._make_ready(rank)
+        self._hand_over(None, self._next())
+
+    def finish(self, rank: Rank) -> None:
+        """A rank has ended: others go on, or all have ended."""
+        rank.done = True
+        self._idle = 0
+        try:
+            following = self._next()
+        except BaseException as error:  # a defect of ours: no rank could go on
+            self.crash, following = error, None
+        self._hand_over(rank, following)
+
+    # ----------------------------------------------------------------------------------
+
+    def _tie(self) -> float:
+        return 0.0 if self.draw is None else self.draw.random()
+
+    def _make_ready(self, rank: Rank) -> None:
+        heappush(self._ready, (rank.clock, self._tie(), next(self._count), rank))
+
+    def _next(self) -> Rank | None:
+        ready, events = self._ready, self._events
+        while True:
+            if events and not (ready and ready[0][0] < events[0][0]):
+                self._idle = 0
+                heappop(events)[3]()
+            elif ready:
+                return heappop(ready)[3]
+            elif not self._when_stuck():
+                return None
+
+    def _switch(self, rank: Rank) -> None:
+        following = self._next()
+        if following is not rank:
+            self._hand_over(rank, following)
+            rank.baton.acquire()
+        if rank.stop is not None:
+            raise rank.stop
+
+    def _hand_over(self, rank: Rank | None, following: Rank | None) -> None:
+        if following is None:
+            self.ended.release()
+            return
+        self._swap(rank, following)
+        self.current = following
+        self.turns += 1
+        following.baton.release()

@@ -1,0 +1,102 @@
+# mypy: disable-error-code="override"
+"""A store that all ranks of a cluster share: a dict, and ranks that wait for its keys.
+
+torch's own stores wait inside C++, with the baton in the hand of the rank that waits.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from xtrain.cluster.scheduler import Rank, Scheduler
+
+
+class KeyWait:
+    """What a rank waits for that asks for keys."""
+
+    def __init__(self, keys: list[str], size: int, rank: Rank):
+        self.keys, self.rank, self._size = keys, rank, size
+        self.error: BaseException | None = None
+
+    def describe(self) -> str:
+        return f"the store's key {', '.join(self.keys)}"
+
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self.rank.number]
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+
+
+class VirtualStore(dist.Store):
+    """The keys of one cluster, the same for every rank."""
+
+    def __init__(self, scheduler: Callable[[], Scheduler]):
+        super().__init__()
+        self._scheduler = scheduler
+        self._values: dict[str, bytes] = {}
+        self._waits: list[KeyWait] = []
+
+    def set(self, key: str, value: Any) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        for waiting in [each for each in self._waits if key in each.keys]:
+            self._waits.remove(waiting)
+            self._scheduler().wake(waiting.rank, self._scheduler().current.clock)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        total = int(self._values.get(key, b"0")) + amount
+        self.set(key, str(total))
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        found = all(key in self._values for key in keys)
+        if not found:
+            self._scheduler().poll()  # it may be asked in a loop
+        return found
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        scheduler = self._scheduler()
+        while any(key not in self._values for key in keys):
+            absent = [key for key in keys if key not in self._values]
+            waiting = KeyWait(absent, len(scheduler.ranks), scheduler.current)
+            self._waits.append(waiting)
+            scheduler.block(waiting)
+            if waiting.error is not None:
+                raise waiting.error
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        before = self._values.get(key)
+        asked = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if (before is None and not asked) or before == asked:
+            self.set(key, desired)
+        return self._values.get(key, asked)
+
+    def append(self, key: str, value: Any) -> None:
+        more = value.encode() if isinstance(value, str) else bytes(value)
+        self.set(key, self._values.get(key, b"") + more)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        return len(self._values)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """No wait here is timed: one that cannot end is a deadlock, found at once."""
+
+    # by these names torch's C++ calls them
+    compareSet, deleteKey, getNumKeys = compare_set, delete_key, num_keys
+    multiGet, multiSet = multi_get, multi_set

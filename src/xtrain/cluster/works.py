@@ -1,0 +1,141 @@
+# mypy: disable-error-code="override,assignment,misc"
+"""The handles of calls under way: when they end, and how a rank waits for that."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xtrain.cluster.scheduler import Rank, Scheduler
+
+
+class VirtualCall:
+    """A call of one rank: it ends at a virtual time, well or with an error.
+
+    Attributes:
+        posted: its rank's clock when it was called.
+        end: when it ends; None while that is not known.
+        waited: whether its rank has waited for it.
+        on_end: called with it when `end` is known.
+    """
+
+    __slots__ = (
+        "call", "checks", "end", "error", "on_end", "posted", "rank", "scheduler",
+        "waited",
+    )  # fmt: skip
+
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+        self.rank: Rank = scheduler.current
+        self.rank.polls = 0
+        self.posted = self.rank.clock
+        self.end: float | None = None
+        self.error: BaseException | None = None
+        self.waited = False
+        self.call: Any = None
+        self.checks: Any = None
+        self.on_end: Callable[[VirtualCall], object] | None = None
+
+    def finish(self, end: float) -> None:
+        """Its end is known; a rank that sleeps in it goes on then."""
+        self.end = end
+        if self.rank.waits_for is self:
+            self.scheduler.wake(self.rank, end)
+        if self.on_end is not None:
+            self.on_end(self)
+
+    def fail(self, error: BaseException) -> None:
+        if self.end is None and self.error is None:
+            self.error = error
+            if self.rank.waits_for is self:
+                self.scheduler.wake(self.rank, self.rank.clock)
+            if self.on_end is not None:
+                self.on_end(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Virtual time passes to the end of the call."""
+        self.waited = True
+        rank = self.rank
+        while self.end is None:
+            if self.error is not None:
+                raise self.error
+            self.scheduler.block(self)
+        if rank.clock < self.end:
+            rank.clock = self.end
+        if self.checks is not None:
+            self.checks.after_wait(self)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended by now; virtual time passes a little if not."""
+        if self.error is None and (self.end is None or self.end > self.rank.clock):
+            self.scheduler.poll()
+        if self.error is not None:
+            return True
+        return self.end is not None and self.end <= self.rank.clock
+
+    def is_success(self) -> bool:
+        return self.error is None and self.is_completed()
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+    def describe(self) -> str:
+        return str(self.call)
+
+    def missing(self) -> list[int]:
+        raise NotImplementedError
+
+
+class VirtualWork(dist.Work):
+    """A call under way as torch's C++ takes it."""
+
+    def __init__(self, call: VirtualCall, result: list[Tensor]):
+        super().__init__()
+        self._call, self._result = call, result
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return self._call.wait()
+
+    def is_completed(self) -> bool:
+        return self._call.is_completed()
+
+    def is_success(self) -> bool:
+        return self._call.is_success()
+
+    def exception(self) -> BaseException | None:
+        return self._call.error
+
+    def result(self) -> list[Tensor]:
+        return self._result
+
+    def source_rank(self) -> int:
+        return getattr(self._call, "peer", -1)
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """Its future, which holds the result at once when all ranks have called.
+
+        C++ would wait for a future with the baton in this rank's hand. So the others go
+        first, at their own clocks; this rank's clock comes to the end of the call where
+        backward ends, which is where DDP waits.
+        """
+        future: torch.futures.Future = torch.futures.Future()
+        call = self._call
+        call.waited = True
+        while call.end is None and call.error is None:
+            call.scheduler.block(call)
+        if call.error is not None:
+            future.set_exception(call.error)
+        else:
+            if torch._C._current_graph_task_id() != -1:
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(call.wait)
+            else:
+                call.wait()
+            future.set_result(self._result)
+        return future
