@@ -27,7 +27,7 @@ Code = tuple[str, str]  # file, and name at its top level
 Codes = dict[str, Code | None]  # symbols, each with the code that has to run
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Seen:
     """What has run so far; `places` has a key for every symbol that did."""
 
