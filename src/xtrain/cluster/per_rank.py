@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
@@ -83,7 +84,9 @@ class RankEnviron(MutableMapping):
 class RankState:
     """What is exchanged at every handover."""
 
-    __slots__ = ("dtype", "environ", "numbers", "random", "world")
+    __slots__ = (
+        "dtype", "environ", "late_works", "numbers", "open_works", "random", "world",
+    )  # fmt: skip
 
     def __init__(self, rank: int, size: int, dtype: torch.dtype):
         self.world = RankWorld()
@@ -94,6 +97,8 @@ class RankState:
         self.random = random.Random(SEED + rank)
         self.numbers = torch.Generator().manual_seed(SEED + rank).get_state()
         self.dtype = dtype
+        self.open_works: dict[int, Any] = {}  # see `works.VirtualWork`
+        self.late_works: deque[Any] = deque(maxlen=16)
 
     def save(self) -> None:
         """Keep what the process has now: this rank stops."""

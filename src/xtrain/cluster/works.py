@@ -91,13 +91,21 @@ class VirtualCall:
 
 
 class VirtualWork(dist.Work):
-    """A call under way as torch's C++ takes it."""
+    """A call under way as torch's C++ takes it.
+
+    C++ may hold a work alone, and would wait forever on one whose Python half is gone.
+    So its rank keeps it until it has been waited for, and some of them longer.
+    """
 
     def __init__(self, call: VirtualCall, result: list[Tensor]):
         super().__init__()
         self._call, self._result = call, result
+        self._open = call.rank.state.open_works
+        self._open[id(self)] = self
+        call.rank.state.late_works.append(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self._open.pop(id(self), None)
         return self._call.wait()
 
     def is_completed(self) -> bool:
