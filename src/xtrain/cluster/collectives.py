@@ -45,6 +45,14 @@ class CollectiveWork(VirtualCall):
         return [ranks[r] for r, work in enumerate(self.slot.works) if work is None]
 
 
+def has_data(parts: Sequence[Part]) -> bool:
+    """Whether there are bytes to move; ValueError where some ranks give none."""
+    on_meta = {t.is_meta for part in parts for t in (*part.inputs, *part.outputs)}
+    if len(on_meta) == 2:
+        raise ValueError("some tensors of this call are on meta and others are not")
+    return True not in on_meta
+
+
 class Slot:
     """The k-th collective of a group: a place for each rank."""
 
@@ -112,7 +120,7 @@ class CollectiveCalls:
             if work.checks is not None:
                 work.checks.before_collective(work)
         try:
-            if not any(t.is_meta for t in (*parts[0].inputs, *parts[0].outputs)):
+            if has_data(parts):
                 MOVES[parts[0].kind](parts)
         except (ValueError, CollectiveMismatch) as error:
             self._break(slot, f"{error}\n{self._all_calls(slot)}")

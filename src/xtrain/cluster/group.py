@@ -2,6 +2,7 @@
 """A process group of a virtual cluster: torch's calls in, messages and moves out."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,7 +73,8 @@ class VirtualGroup(TorchCalls, NamedGroup):
     abort = shutdown
 
     def set_timeout(self, timeout: Any) -> None:
-        """No wait here is timed: one that cannot end is a deadlock, found at once."""
+        """Kept for who asks; a wait that cannot end is a deadlock, found at once."""
+        self.options = SimpleNamespace(_timeout=timeout)
 
     _set_default_timeout = set_timeout
 

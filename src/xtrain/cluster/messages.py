@@ -135,7 +135,11 @@ class Mailbox:
 
     def _match(self, send: Message, receive: Message) -> None:
         source, target = send.tensor, receive.tensor
-        if source.dtype is not target.dtype or source.numel() != target.numel():
+        if (
+            source.dtype is not target.dtype
+            or source.numel() != target.numel()
+            or source.is_meta is not target.is_meta
+        ):
             text = f"{receive.describe()} is met by {send.describe()}"
             for message in (send, receive):
                 message.fail(RuntimeError(f"the two ends of a message differ: {text}"))

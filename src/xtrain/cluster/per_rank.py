@@ -8,8 +8,10 @@
                   precision. What one rank changes, all see
 
 What belongs to a rank is exchanged when the baton is handed over, a microsecond each.
+`replaced` does so with any attribute.
 """
 
+import contextlib
 import os
 import random
 import sys
@@ -20,6 +22,8 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
+
+from xtrain.cluster import running
 
 SEED = 20_000  # plus the rank: a forgotten broadcast must not pass by luck
 _GENERATOR = torch.default_generator
@@ -85,7 +89,8 @@ class RankState:
     """What is exchanged at every handover."""
 
     __slots__ = (
-        "dtype", "environ", "late_works", "numbers", "open_works", "random", "world",
+        "dtype", "environ", "late_works", "numbers", "open_works", "random",
+        "replaced", "world",
     )  # fmt: skip
 
     def __init__(self, rank: int, size: int, dtype: torch.dtype):
@@ -99,11 +104,16 @@ class RankState:
         self.dtype = dtype
         self.open_works: dict[int, Any] = {}  # see `works.VirtualWork`
         self.late_works: deque[Any] = deque(maxlen=16)
+        self.replaced: list[
+            tuple[Any, str, Any, Any]
+        ] = []  # with what was there before
 
     def save(self) -> None:
         """Keep what the process has now: this rank stops."""
         self.numbers = _GENERATOR.get_state()
         self.dtype = torch.get_default_dtype()
+        for target, name, _, before in reversed(self.replaced):
+            setattr(target, name, before)
 
     def load(self) -> None:
         """Give the process what is this rank's: it goes on."""
@@ -112,6 +122,25 @@ class RankState:
         os.environ = self.environ  # type: ignore[assignment]
         if torch.get_default_dtype() is not self.dtype:
             torch.set_default_dtype(self.dtype)
+        for target, name, value, _ in self.replaced:
+            setattr(target, name, value)
+
+
+@contextlib.contextmanager
+def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or a class, for this rank alone.
+
+    In a process, which has its own modules, that is all it does.
+    """
+    cluster, before = running.cluster(), vars(target)[name]
+    own = [] if cluster is None else cluster.scheduler.current.state.replaced
+    own.append((target, name, value, before))
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        own.pop()
+        setattr(target, name, before)
 
 
 class Process:

@@ -370,7 +370,9 @@ def _create(options: Any, backend_options: Any) -> VirtualGroup:
             "VirtualCluster(size).run(fn)"
         )
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return cluster.make_group(options.group_rank, ranks, options.group_id)
+    group = cluster.make_group(options.group_rank, ranks, options.group_id)
+    group.set_timeout(options.timeout)
+    return group
 
 
 def register() -> None:
