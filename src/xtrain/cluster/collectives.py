@@ -115,6 +115,25 @@ class CollectiveCalls:
 
     def _run(self, slot: Slot) -> None:
         works = [work for work in slot.works if work is not None]
+        draw = self._scheduler.draw
+        late = draw is not None and draw.random() < 0.5  # as late as is legal
+        if not late and not self._move(slot, works):
+            return
+        start = max(self._free, max(work.posted for work in works))
+
+        def ended(end: float) -> None:
+            self._free = max(self._free, end)
+            if not late or self._move(slot, works):
+                for work in works:
+                    work.finish(end)
+
+        self._network.collective(
+            [work.part for work in works], self._group.ranks, start,
+            self._scheduler.shaken(ended),
+        )  # fmt: skip
+
+    def _move(self, slot: Slot, works: Sequence[CollectiveWork]) -> bool:
+        """Compute all ranks' results; False when their tensors do not fit together."""
         parts = [work.part for work in works]
         for work in works:
             if work.checks is not None:
@@ -124,15 +143,8 @@ class CollectiveCalls:
                 MOVES[parts[0].kind](parts)
         except (ValueError, CollectiveMismatch) as error:
             self._break(slot, f"{error}\n{self._all_calls(slot)}")
-            return
+            return False
         for work in works:
             if work.checks is not None:
                 work.checks.after_collective(work)
-        start = max(self._free, max(work.posted for work in works))
-
-        def ended(end: float) -> None:
-            self._free = max(self._free, end)
-            for work in works:
-                work.finish(end)
-
-        self._network.collective(parts, self._group.ranks, start, ended)
+        return True

@@ -5,7 +5,6 @@ digest equals the smallest if and only if all agree. If they differ, all ranks g
 the arguments in words, and all raise.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from xtrain.comm.agreement import check_same
+from xtrain.comm.agreement import check_same, digest
 from xtrain.comm.checks import message_device
 
 _is_counted: ContextVar[bool] = ContextVar("is_counted", default=True)
@@ -64,11 +63,6 @@ def check_same_call(
             problem = verdict(name, group, arguments, problem)
     if problem is not None:
         raise ValueError(with_name(name, problem))
-
-
-def digest(what: object) -> int:
-    """A number of 48 bits for what something prints as."""
-    return int(hashlib.sha256(repr(what).encode()).hexdigest()[:12], 16)
 
 
 def check_same_on(

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.agreement import check_same, raising_everywhere
-from xtrain.comm.call_agreement import digest
+from xtrain.comm.agreement import check_same, digest, raising_everywhere
 from xtrain.comm.checks import rank_and_size
 from xtrain.pipeline_parallel.communicators import check_communicators
 from xtrain.pipeline_parallel.stage import PipelineStage

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.call_agreement import digest
+from xtrain.comm.agreement import digest
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.main_grad import accumulate_in_fp32
 from xtrain.pipeline_parallel.agreement import agree_to_begin, sums_of_all
