@@ -158,7 +158,9 @@ class SeveralWorks(VirtualWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._open.pop(id(self), None)
-        return all([work.wait() for work in self._works])
+        for work in self._works:
+            work.wait()
+        return True
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
