@@ -167,13 +167,18 @@ def neighbours():
     return (rank + 1) % size, (rank - 1) % size
 
 
-def from_anyone():
+def moment(rank):
+    return float(3 * rank % 8)
+
+
+def from_anyone(waited):
     """On rank 0 who sent what, in the order of arrival."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank:
-        advance(float(size - rank))  # the last rank is the first to send
+        advance(moment(rank))
         dist.send(torch.tensor([rank]), 0)
         return None
+    advance(waited)
     number, found = torch.zeros(1, dtype=torch.int64), []
     for _ in range(size - 1):
         found.append((dist.recv(number), number.item()))
@@ -186,8 +191,10 @@ def from_anyone():
 def test_messages_arrive_by_source_tag_and_order(size):
     found = VirtualCluster(size).run(exchanged, size)
     assert found == [7 + (size - 1)] + [7 + rank - 1 for rank in range(1, size)]
-    first, *_ = VirtualCluster(size).run(from_anyone)
-    assert first == [(rank, rank) for rank in range(size - 1, 0, -1)]
+    for waited in (0.0, 9.0):  # while they come, or when all are there
+        first, *_ = VirtualCluster(size).run(from_anyone, waited)
+        order = sorted(range(1, size), key=moment)
+        assert first == [(rank, rank) for rank in order]
 
 
 # -- what is built on them
@@ -292,6 +299,24 @@ def again_and_again():
     return found
 
 
+def in_halves():
+    """Even and odd ranks end the group of all, and are two jobs from then on."""
+    job, rank = dist.get_rank() % 2, dist.get_rank() // 2
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "xtrain-virtual", store=store_of_the_cluster(f"job {job}"), rank=rank,
+        world_size=2,
+    )  # fmt: skip
+    pair, total = dist.new_group([0, 1]), torch.tensor([10.0 ** (2 * rank + job)])
+    dist.all_reduce(total, group=pair)
+    taken = torch.zeros(1)
+    if rank == 0:
+        dist.send(total, 1)
+    else:
+        dist.recv(taken, 0)
+    return int(total), int(taken)
+
+
 def store_of_the_cluster(number):
     return dist.PrefixStore(f"again {number}", running.cluster().store)
 
@@ -309,6 +334,9 @@ def test_groups_and_meshes_hold_their_ranks_alone():
         firsts = range(max(0, rank - 2), min(5, rank) + 1)
         assert found["three"] == [0b111 << first for first in firsts]
     assert VirtualCluster(4).run(again_and_again) == [[15, 15, 15]] * 4
+    assert VirtualCluster(4).run(in_halves) == [
+        (101, 0), (1010, 0), (101, 101), (1010, 1010)
+    ]  # fmt: skip
 
 
 # -- training: each as one process
