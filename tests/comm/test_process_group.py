@@ -141,6 +141,8 @@ def key_value_stores() -> None:
     key = broadcast_object(os.urandom(8).hex() if rank == 0 else None, src=0)
     own = dist.PrefixStore(key, dist.distributed_c10d._get_default_store())
     use_store(own)
+    if dist.get_backend() == "xtrain-virtual":
+        return  # ranks of one process cannot wait in C++ for one another
 
     port = broadcast_object(free_port() if rank == 0 else None, src=0)
     served = dist.TCPStore(

@@ -18,6 +18,7 @@ from xtrain import comm
 from xtrain.comm.checks import message_device
 
 LATE = timedelta(seconds=2)
+pytestmark = pytest.mark.processes("gloo waits in C++, for ranks of other processes")
 
 
 def is_nccl() -> bool:

@@ -29,7 +29,10 @@ BALANCES = ("none", "striped", "zigzag")
 @pytest.fixture(autouse=True)
 def on_gloo(xtrain_worlds):
     """Skip elsewhere: these are small runs of gloo on CPUs."""
-    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
+    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend not in (
+        "gloo",
+        "xtrain-virtual",
+    ):
         pytest.skip("runs of gloo on CPUs")
 
 

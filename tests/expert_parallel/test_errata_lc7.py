@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def on_gloo(xtrain_worlds):
     """Skip elsewhere: these are small runs of gloo on CPUs."""
-    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
+    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend not in (
+        "gloo",
+        "xtrain-virtual",
+    ):
         pytest.skip("runs of gloo on CPUs")
 
 

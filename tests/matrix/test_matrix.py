@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from xtrain.cluster.per_rank import replaced
 from xtrain.data_parallel import NaiveDataParallel
 from xtrain_docs.matrix.cases import (
     REFUSED,
@@ -82,12 +83,8 @@ def test_every_feature_on_a_backend_of_ours(ours, wrapper):
 
 def train_without_reducing(tried):
     """`train` under a NaiveDataParallel that keeps its gradients to itself."""
-    original = NaiveDataParallel.reduce_gradients
-    NaiveDataParallel.reduce_gradients = lambda self: None
-    try:
+    with replaced(NaiveDataParallel, "reduce_gradients", lambda self: None):
         return train(tried)
-    finally:
-        NaiveDataParallel.reduce_gradients = original
 
 
 @pytest.mark.parametrize("precision", ["adamw", *PRECISIONS])

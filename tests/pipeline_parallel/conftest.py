@@ -6,5 +6,8 @@ import pytest
 @pytest.fixture
 def on_gloo(xtrain_worlds):
     """Skip elsewhere: what blocks and what is held is that of gloo and of CPUs."""
-    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend != "gloo":
+    if xtrain_worlds.device != "cpu" or xtrain_worlds.backend not in (
+        "gloo",
+        "xtrain-virtual",
+    ):
         pytest.skip("runs of gloo on CPUs")

@@ -8,6 +8,18 @@ from xtrain.cluster import running
 from xtrain.cluster.group import NAME, VirtualGroup
 
 
+def ranks_of_group(cluster: Any, options: Any) -> list[int]:
+    """A group's ranks in the cluster: some of them may begin anew, as a smaller job."""
+    default = dist.distributed_c10d._world.default_pg
+    if options.global_ranks_in_group and default is not None:
+        return [default.ranks[rank] for rank in options.global_ranks_in_group]
+    if options.group_size == cluster.size:
+        return list(range(cluster.size))
+    me, store = cluster.scheduler.current.number, options.store
+    store.set(f"rank {options.group_rank}", str(me))
+    return [int(store.get(f"rank {rank}")) for rank in range(options.group_size)]
+
+
 def _create(options: Any, backend_options: Any) -> VirtualGroup:
     cluster = running.cluster()
     if cluster is None:
@@ -15,7 +27,7 @@ def _create(options: Any, backend_options: Any) -> VirtualGroup:
             f'backend "{NAME}" is for ranks of a virtual cluster: '
             "VirtualCluster(size).run(fn)"
         )
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    ranks = ranks_of_group(cluster, options)
     group = cluster.make_group(options.group_rank, ranks, options.group_id)
     group.set_timeout(options.timeout)
     return group

@@ -21,7 +21,7 @@ from xtrain.cluster.collectives import CollectiveCalls, CollectiveWork
 from xtrain.cluster.messages import RECV, SEND, Mailbox, Message
 from xtrain.cluster.moves import Moves, Part
 from xtrain.cluster.scheduler import Scheduler
-from xtrain.cluster.works import VirtualWork
+from xtrain.cluster.works import SeveralWorks, VirtualWork
 
 NAME = "xtrain-virtual"
 
@@ -141,6 +141,14 @@ class VirtualGroup(TorchCalls, NamedGroup):
                 "reduce_scatter", [part], [whole], op
             ),
         )  # fmt: skip
+
+    def _one_by_one(
+        self, method: Callable[..., dist.Work], calls: list[tuple], result: list[Tensor]
+    ) -> dist.Work:
+        works: Any = [method(*arguments) for arguments in calls]
+        if works and isinstance(works[0], VirtualWork):
+            return SeveralWorks(works, result)
+        return Finished(result)
 
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single

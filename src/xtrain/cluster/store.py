@@ -41,6 +41,10 @@ class VirtualStore(dist.Store):
         self._waits: list[KeyWait] = []
 
     def set(self, key: str, value: Any) -> None:
+        self._scheduler().let_others_run()  # those that are earlier do not see it
+        self._put(key, value)
+
+    def _put(self, key: str, value: Any) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         for waiting in [each for each in self._waits if key in each.keys]:
             self._waits.remove(waiting)
@@ -51,8 +55,9 @@ class VirtualStore(dist.Store):
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
+        self._scheduler().let_others_run()
         total = int(self._values.get(key, b"0")) + amount
-        self.set(key, str(total))
+        self._put(key, str(total))
         return total
 
     def check(self, keys: list[str]) -> bool:
@@ -84,15 +89,17 @@ class VirtualStore(dist.Store):
                 raise waiting.error
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        self._scheduler().let_others_run()
         before = self._values.get(key)
         asked = expected.encode() if isinstance(expected, str) else bytes(expected)
         if (before is None and not asked) or before == asked:
-            self.set(key, desired)
+            self._put(key, desired)
         return self._values.get(key, asked)
 
     def append(self, key: str, value: Any) -> None:
+        self._scheduler().let_others_run()
         more = value.encode() if isinstance(value, str) else bytes(value)
-        self.set(key, self._values.get(key, b"") + more)
+        self._put(key, self._values.get(key, b"") + more)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]

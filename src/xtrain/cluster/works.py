@@ -147,3 +147,32 @@ class VirtualWork(dist.Work):
                 call.wait()
             future.set_result(self._result)
         return future
+
+
+class SeveralWorks(VirtualWork):
+    """Calls of one group that end one after another, as one work."""
+
+    def __init__(self, works: list[VirtualWork], result: list[Tensor]):
+        super().__init__(works[-1]._call, result)
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._open.pop(id(self), None)
+        for work in self._works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        errors = (work.exception() for work in self._works)
+        return next((error for error in errors if error is not None), None)
+
+    def get_future(self) -> torch.futures.Future:
+        for work in self._works[:-1]:
+            work.get_future()
+        return super().get_future()
