@@ -5,6 +5,7 @@ None; one rank's problem is an error on all of them.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,27 +39,40 @@ def check_pipeline(
     check_same("stages", [], group, given, check_data_group(data_group))
     rank, size = rank_and_size(group)
     problem = (
-        check_schedule(schedule, rank, size)
+        check_schedule(schedule, size)
         or check_stages(stages, schedule, rank, loss_fn)
         or check_wrappers(stages, data_group)
         or check_communicators(group, device_of(stages))
     )
     known: dict[str, object] = {"schedule": named(schedule)}
     if data_group is None:
-        check_same("stages", [], group, known, problem)
+        check_same_pipeline(schedule, group, known, problem)
         return
     with raising_everywhere(ValueError, group=group):
         with raising_everywhere(ValueError, group=data_group):
-            check_same("stages", [], group, known, problem)
+            check_same_pipeline(schedule, group, known, problem)
         known["rank in the pipeline"] = rank
         check_same("data ranks", [], data_group, known)
 
 
-def check_schedule(schedule: Any, rank: int, size: int) -> str | None:
-    """Is it one, whole and in an order that can be run, for so many ranks?
+def check_same_pipeline(
+    schedule: Any,
+    group: ProcessGroup | None,
+    known: dict[str, object],
+    problem: str | None,
+) -> None:
+    """`check_same`, and that the schedule can be run: of one that all share, rank 0
+    finds out; where something is wrong, each rank tells of its own."""
+    looks = rank_and_size(group)[0] == 0
+    with suppress(ValueError):
+        found = problem or (check_order(schedule) if looks else None)
+        check_same("stages", [], group, known, found)
+        return
+    check_same("stages", [], group, known, problem or check_order(schedule))
 
-    Rank 0 looks for an order: the others must have the same schedule.
-    """
+
+def check_schedule(schedule: Any, size: int) -> str | None:
+    """Is it one for so many ranks, of computations only?"""
     if not isinstance(schedule, Schedule):
         return f"the schedule is {type(schedule).__name__}, not a Schedule"
     if size != schedule.ranks or size != len(schedule.actions):
@@ -69,9 +83,13 @@ def check_schedule(schedule: Any, rank: int, size: int) -> str | None:
                 f"{schedule.name} has {action}: a schedule for the runner is "
                 "computations only, and the runner adds messages and reductions"
             )
+    return None
+
+
+def check_order(schedule: Schedule) -> str | None:
+    """Is it whole, and in an order that can be run?"""
     try:
-        if rank == 0:
-            validate(schedule)
+        validate(schedule)
     except ValueError as error:
         return str(error)
     return None
