@@ -24,6 +24,7 @@ from xtrain.checkpoint import (
     latest,
     whole,
 )
+from xtrain.cluster.per_rank import replaced
 from xtrain.testing import RankError, World, expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
 
@@ -203,11 +204,8 @@ def killed_while_saving(directory, victim, after_writing):
             os.kill(os.getpid(), signal.SIGKILL)
         return manifest
 
-    files.write_file = write_file
-    try:
+    with replaced(files, "write_file", write_file):
         save_small(directory, 2, seed=1)
-    finally:
-        files.write_file = original
 
 
 @pytest.mark.verifies(LATEST, FSDP)
@@ -229,23 +227,17 @@ def test_a_rank_killed_between_shards_leaves_the_previous(tmp_path, victim, afte
 
 
 def save_that_fails(directory, what):
-    rank = dist.get_rank()
-    if what == "disk":
-        original = files.save_file
+    original = files.save_file
 
-        def save_file(tensors, path):
-            if rank == 1:
-                raise OSError(28, "No space left on device")
-            original(tensors, path)
+    def save_file(tensors, path):
+        if what == "disk" and dist.get_rank() == 1:
+            raise OSError(28, "No space left on device")
+        original(tensors, path)
 
-        files.save_file = save_file
-    try:
+    with replaced(files, "save_file", save_file):
         model = FullyShardedDataParallel(small(3))
         extra = {"bad": object()} if what == "extra" else None
         model.save_sharded(directory, 5, None, extra)
-    finally:
-        if what == "disk":
-            files.save_file = original
 
 
 @pytest.mark.verifies(LATEST, FSDP)
@@ -403,16 +395,14 @@ def test_pieces_that_do_not_cover_are_not_saved(world, tmp_path):
 class Counting:
     """A file that safe_open has opened, or a slice of it: counts what is read."""
 
-    read = 0
-
-    def __init__(self, opened):
-        self.opened = opened
+    def __init__(self, opened, read):
+        self.opened, self.read = opened, read
 
     def __getattr__(self, name):
         return getattr(self.opened, name)
 
     def get_slice(self, name):
-        return Counting(self.opened.get_slice(name))
+        return Counting(self.opened.get_slice(name), self.read)
 
     def get_tensor(self, name):
         return self.count(self.opened.get_tensor(name))
@@ -421,29 +411,24 @@ class Counting:
         return self.count(self.opened[index])
 
     def count(self, tensor):
-        Counting.read += tensor.numel()
+        self.read.append(tensor.numel())
         return tensor
-
-
-ORIGINAL = bare_file.safe_open
-
-
-@contextmanager
-def counting_open(*args, **kwargs):
-    with ORIGINAL(*args, **kwargs) as opened:
-        yield Counting(opened)
 
 
 def load_full(path, meta):
     rank, size = dist.get_rank(), dist.get_world_size()
+    read, safe_open = [], bare_file.safe_open
+
+    @contextmanager
+    def counting_open(*args, **kwargs):
+        with safe_open(*args, **kwargs) as opened:
+            yield Counting(opened, read)
+
     with torch.device("meta" if meta else torch.get_default_device()):
         bare = Model()
     model = FullyShardedDataParallel(bare.double())
-    bare_file.safe_open, Counting.read = counting_open, 0
-    try:
+    with replaced(bare_file, "safe_open", counting_open):
         model.load_full(path)
-    finally:
-        bare_file.safe_open = ORIGINAL
     expected = make_model(6)
     assert largest_difference(model.full_state_dict(), dict(expected.state_dict())) == 0
     loss = loss_of(model, batch_of(0, 0, rank))
@@ -456,7 +441,7 @@ def load_full(path, meta):
     slack = sum(2 * p.shape[-1] for p in expected.parameters() if p.dim() == 2) + 1
     whole = sum(p.numel() for p in expected.parameters())
     assert whole == sum(s.layout.numel for s in shards)
-    return Counting.read, held + slack, whole / size
+    return sum(read), held + slack, whole / size
 
 
 @pytest.mark.verifies(FSDP)

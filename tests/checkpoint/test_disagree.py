@@ -7,7 +7,6 @@ hosts an older state than others.
 import os
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -25,9 +24,15 @@ from xtrain.checkpoint import (
     latest,
 )
 from xtrain.checkpoint.folder import pointer_to
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm.agreement import raising_everywhere, with_ranks
 from xtrain.testing import expect_error
-from xtrain.zero import AdamW, FullyShardedDataParallel, ZeroOptimizer
+from xtrain.zero import (
+    AdamW,
+    FullyShardedDataParallel,
+    ZeroOptimizer,
+    fsdp_checkpoint,
+)
 from xtrain.zero.fsdp_checkpoint import aliases_in
 
 OLD, NEW = "step-00000001", "step-00000002"
@@ -134,13 +139,11 @@ def vanish(directory, at):
             shutil.rmtree(self.path)
         return original(self, *arguments)
 
-    setattr(CheckpointReader, at, delete_first)
-    try:
-        load_small(mine)
-    except CheckpointReplaced as error:
-        return str(error)
-    finally:
-        setattr(CheckpointReader, at, original)
+    with replaced(CheckpointReader, at, delete_first):
+        try:
+            load_small(mine)
+        except CheckpointReplaced as error:
+            return str(error)
     return "loaded"
 
 
@@ -161,11 +164,8 @@ def no_longer_fits(directory):
             raise KeyError("surprise")
         original(self, *arguments, **options)
 
-    CheckpointReader.check = check
-    try:
+    with replaced(CheckpointReader, "check", check):
         return load_own(directory, 3)
-    finally:
-        CheckpointReader.check = original
 
 
 def test_any_exception_of_one_rank_is_an_error_on_all(world, copies):
@@ -226,6 +226,7 @@ def save_from_elsewhere(directory):
         os.chdir(before)
 
 
+@pytest.mark.processes("each rank works in a folder of its own")
 def test_a_rank_that_cannot_write_to_the_folder_is_named_on_all(world, tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -326,7 +327,7 @@ def ordered_by_rank(module):
 
 def load_tied(path):
     model = FullyShardedDataParallel(Tied())
-    with mock.patch("xtrain.zero.fsdp_checkpoint.aliases_in", ordered_by_rank):
+    with replaced(fsdp_checkpoint, "aliases_in", ordered_by_rank):
         model.load_full(path)
     return model.full_state_dict()["one.weight"]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from xtrain.checkpoint import (
     CheckpointError,
     CheckpointReader,
     Piece,
-    files,
     latest,
     save_pieces,
 )
+from xtrain.cluster.per_rank import replaced
 from xtrain.testing import expect_error
 from xtrain.zero import AdamW, FullyShardedDataParallel, LossScaler
 
@@ -301,6 +302,7 @@ def record_order(directory):
     """Every fsync, rename and replace of a save, with the file's name."""
     events = []
     originals = os.fsync, os.rename, os.replace
+    names = "fsync", "rename", "replace"
 
     def fsync(descriptor):
         events.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
@@ -314,11 +316,10 @@ def record_order(directory):
         events.append(("replace", Path(target).name))
         originals[2](source, target)
 
-    os.fsync, os.rename, os.replace = fsync, rename, replace
-    try:
+    with ExitStack() as stack:
+        for name, noting in zip(names, (fsync, rename, replace), strict=True):
+            stack.enter_context(replaced(os, name, noting))
         FullyShardedDataParallel(small()).save_sharded(directory, 7)
-    finally:
-        os.fsync, os.rename, os.replace = originals
     return events
 
 
@@ -341,18 +342,15 @@ def test_everything_is_on_disk_before_it_is_named(world, tmp_path):
 
 def fail_to_sync(directory):
     """A rank that fails to write one byte to disk fails the save."""
-    original = files.os.fsync
+    original = os.fsync
 
     def fsync(descriptor):
         if dist.get_rank() == 1:
             raise OSError(5, "Input/output error")
         original(descriptor)
 
-    files.os.fsync = fsync
-    try:
+    with replaced(os, "fsync", fsync):
         save_step(directory, [1])
-    finally:
-        files.os.fsync = original
 
 
 @pytest.mark.verifies(FSDP)

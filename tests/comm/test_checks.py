@@ -45,7 +45,7 @@ def alone_wrong():
             ((ints, SUM), "float32 & int64"),
             ((two, MAX), "SUM & MAX"),
             ((two, BAND), "BAND needs an integer tensor"),
-            ((meta, SUM), "tensor on meta"),
+            ((meta, SUM), "meta"),
             ((None, SUM), "NoneType"),
             ((two, None), "None"),
             ((torch.ones(1).expand(2), SUM), "share memory"),

@@ -515,6 +515,7 @@ def receive_three(path, wait_in_the_loop):
 
 
 @pytest.mark.parametrize("wait_in_the_loop", [True, False])
+@pytest.mark.processes("a FileStore is waited for")
 def test_waiting_in_the_loop_keeps_one_receive_open(world, tmp_path, wait_in_the_loop):
     if world(2).backend in NCCL:
         pytest.skip("NCCL's first irecv waits for the sender, wait() for nothing")

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.context_parallel.attention_cases import qkv
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.context_parallel import (
     all_gather_attention,
@@ -201,21 +202,19 @@ class Largest(Watching):
 
 def largest(local: int, hidden: dict) -> list[int]:
     """Of ring and all-gather attention, with tiles of 16, forward and backward."""
-    mask.TILE, before = 16, mask.TILE
     found = []
     documents = (
         torch.arange(local).expand(2, -1) // 10 if "documents" in hidden else None
     )
     for attention in (ring_attention, all_gather_attention):
         q, k, v, grad = parts("striped", local)
-        with Largest() as seen:
+        with replaced(mask, "TILE", 16), Largest() as seen:
             out = attention(
                 q.requires_grad_(), k, v, balance="striped", block_attention=TILES,
                 window=hidden.get("window"), documents=documents,
             )  # fmt: skip
             out.backward(grad)
         found.append(seen.elements)
-    mask.TILE = before
     return found
 
 

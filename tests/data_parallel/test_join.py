@@ -2,7 +2,6 @@
 
 import contextlib
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +9,11 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.training import adamw, batch_of, largest_difference, loss_of, make_model
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.comm.collective_choice import collectives_named
 from xtrain.data_parallel import DistributedDataParallel
+from xtrain.data_parallel import join as join_file
 from xtrain.data_parallel.join import shadow_step
 from xtrain.testing import expect_error
 from xtrain.zero import LossScaler
@@ -287,7 +288,7 @@ def shadows_with_buffers(steps):
         shadow_step(model, source_rank)
         seen.append((source_rank, model.module.seen[0].item()))
 
-    with mock.patch("xtrain.data_parallel.join.shadow_step", look), model.join():
+    with replaced(join_file, "shadow_step", look), model.join():
         for step in range(steps[rank]):
             model(torch.full((1,), 1.0 + step + 10 * rank).double()).backward()
             model.zero_grad()

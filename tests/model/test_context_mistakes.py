@@ -11,6 +11,7 @@ import torch
 
 from tests.devices import skip_unless_mistakes_are_told
 from tests.model.twins import LENGTH, Case, Twins, config_of, sparse_batch
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.model import XtrainModel, decoder
 from xtrain.model.context import SequenceCut
@@ -44,16 +45,14 @@ def mean_of_means(cut):
         own = (labels != -100).sum()
         return right(logits, labels, tensor, data, own * context.size(), context)
 
-    return mock.patch.object(decoder, "mean_cross_entropy", wrong)
+    return replaced(decoder, "mean_cross_entropy", wrong)
 
 
 def local_loss(cut):
     """The sum of the rank's own tokens, over the count of all."""
     del cut
     right = decoder.mean_cross_entropy
-    return mock.patch.object(
-        decoder, "mean_cross_entropy", lambda *args: right(*args[:-1])
-    )
+    return replaced(decoder, "mean_cross_entropy", lambda *args: right(*args[:-1]))
 
 
 def gradients_not_summed(cut):
@@ -90,13 +89,13 @@ def labels_in_runs(cut):
         is_labels = x.dim() == 2 and bool((x == -100).any())
         return right(self._replace(balance="none") if is_labels else self, x, dim)
 
-    return mock.patch.object(SequenceCut, "shard", wrong)
+    return replaced(SequenceCut, "shard", wrong)
 
 
 def gathered_rank_after_rank(cut):
     del cut
     right = SequenceCut.unshard
-    return mock.patch.object(
+    return replaced(
         SequenceCut,
         "unshard",
         lambda self, x, dim=1: right(self._replace(balance="none"), x, dim),
@@ -107,7 +106,7 @@ def attention_over_runs(cut):
     """The mask of contiguous parts for tokens cut by zigzag."""
     del cut
     right = SequenceCut.attend
-    return mock.patch.object(
+    return replaced(
         SequenceCut,
         "attend",
         lambda self, *args, **options: right(

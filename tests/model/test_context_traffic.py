@@ -2,12 +2,12 @@
 
 import sys
 from contextlib import ExitStack, contextmanager
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.collective_choice import RING
 from xtrain.context_parallel import all_gather_attention, ulysses
@@ -30,7 +30,7 @@ def rings():
     with ExitStack() as stack:
         attention = sys.modules[all_gather_attention.__module__]
         for module in (attention, ulysses, gradient_sums):
-            stack.enter_context(mock.patch.object(module, "TORCH", RING))
+            stack.enter_context(replaced(module, "TORCH", RING))
         yield
 
 

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tests.model.twins import batch, close, config_of
 from xtrain.checkpoint import CheckpointError
 from xtrain.checkpoint.bare_file import opened_safetensors
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import init_mesh
 from xtrain.model import (
     XtrainModel,
@@ -131,7 +132,7 @@ def counted_reads():
         with opened_safetensors(path) as opened:
             yield Watched(opened, counted)
 
-    with mock.patch.object(hf_load, "opened_safetensors", watching):
+    with replaced(hf_load, "opened_safetensors", watching):
         yield counted
 
 
@@ -175,7 +176,7 @@ def grows_by_its_shards(folder) -> tuple[int, int]:
         return found
 
     before = memory_of_its_own()
-    with mock.patch.object(hf_load, "read_box", watching):
+    with replaced(hf_load, "read_box", watching):
         model = load_hf(folder, mesh)
     most = max(*seen, memory_of_its_own())
     return most - before, sum(p.nbytes for p in model.parameters())

@@ -1,13 +1,12 @@
 """DualPipe trains a decoder with experts, the all-to-all under compute: the numbers of
 one process, and which forward ran over which backward."""
 
-from unittest import mock
-
 import pytest
 import torch
 
 from tests.model.stage_training import no_loss
 from tests.model.twins import DEEPSEEK, MIXTRAL, batch_of_ranks, close, config_of
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, overlapped_layers
 from xtrain.model.layer import OverlappedDecoderLayer
@@ -119,7 +118,7 @@ def forwards_in_one_graph(name: str) -> tuple[int, int]:
             super().__init__(*arguments, **options)
             found.append(self.in_pieces)
 
-    with mock.patch.object(overlapped_layers, "ForwardChunks", Recorded):
+    with replaced(overlapped_layers, "ForwardChunks", Recorded):
         stages.check_step(0)
     rank = stages.mesh["pipeline"].get_local_rank()
     actions = stages.schedule.actions[rank]

@@ -2,7 +2,6 @@
 
 import sys
 from itertools import pairwise
-from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from tests.devices import on_cpu
 from tests.model.stage_training import Layout, check_training
 from tests.model.test_hf import memory_of_its_own
 from tests.model.twins import batch, close, config_of
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import init_mesh
 from xtrain.model import XtrainModel, clip_stages_grad_norm_, decoder_weights
 from xtrain.model.stages import part_costs, stage_parts
@@ -146,7 +146,7 @@ def grows_by_its_stage():
         return found
 
     before = memory_of_its_own()
-    with mock.patch.object(decoder_weights, "full_weight", watching):
+    with replaced(decoder_weights, "full_weight", watching):
         (stage,) = XtrainModel.stages(config, mesh, gpipe(4, 4))
     most = max(*seen, memory_of_its_own()) - before
     return most, sum(p.nbytes for p in stage.parameters())

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.pipeline_parallel.waiting_sends import is_send, posts
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm.checks import rank_and_size
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.pipeline_parallel.shared import SharedGradients
@@ -100,7 +100,7 @@ def parts_of_gradients(name: str, micro_batches: int) -> dict[int, Tensor]:
     schedule = SCHEDULES[name](size, micro_batches)
     stages = [PipelineStage(layer(s), s, size) for s in schedule.stages_of(rank)]
     runner = PipelineRunner(stages, schedule, mean_loss)
-    with mock.patch.object(SharedGradients, "sum"):
+    with replaced(SharedGradients, "sum", lambda self: None):
         runner.step(*map(torch.cat, batch(0, micro_batches)))
     return {stage.index: next(stage.parameters()).grad for stage in stages}
 

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from tests.pipeline_parallel.pipelines import (
     squares,
     worst_gradient,
 )  # fmt: skip
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.pipeline_parallel import PipelineRunner, communicators
 from xtrain.pipeline_parallel.message_header import HEADER
@@ -336,7 +336,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
         reference = copy.deepcopy(modules)
         inputs, targets = batch(9, seed=rank % 2)
         stages = own(modules, schedule, place)
-        with mock.patch.object(communicators, "follows_nccl", return_value=separate):
+        with replaced(communicators, "follows_nccl", lambda *_: separate):
             pipeline = PipelineRunner(stages, schedule, squares, group)
         assert (pipeline._messages._down is not pipeline._messages.group) == separate
         cut = micro_batches(inputs, 4), micro_batches(targets, 4)
@@ -369,7 +369,7 @@ def bound_to_a_gpu(in_order: bool) -> str:
     stages = own([Layer() for _ in range(2)], schedule, dist.get_rank())
     group = dist.new_group([0, 1])
     group.bound_device_id = torch.device("cuda", 3)
-    with mock.patch.object(communicators, "follows_nccl", return_value=in_order):
+    with replaced(communicators, "follows_nccl", lambda *_: in_order):
         try:
             PipelineRunner(stages, schedule, squares, group)
         except ValueError as error:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.devices import randn
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import autograd
 from xtrain.comm.collective_choice import DIRECT
 
@@ -63,5 +63,5 @@ def on_group(members, case: Callable[..., None], *args) -> None:
 def our_collectives() -> Iterator[None]:
     """Gathers and scatters of ours, as on gloo, to count their bytes: the ledger sees
     no bytes of those that torch leaves to NCCL."""
-    with patch.object(autograd, "default_collectives", lambda *_: DIRECT):
+    with replaced(autograd, "default_collectives", lambda *_: DIRECT):
         yield

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from tests.tensor_parallel.calls import NAMES, collectives_of
 from tests.tensor_parallel.dense import fill, mine, random_of
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.comm.work import Work
 from xtrain.model import XtrainConfig
@@ -347,7 +347,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     ]  # fmt: skip
     with ExitStack() as stack:
         for place, name, value in new:
-            stack.enter_context(patch.object(place, name, value))
+            stack.enter_context(replaced(place, name, value))
         yield
 
 

@@ -16,6 +16,7 @@ from tests.tensor_parallel.dense import (
     random_of,
 )
 from tests.tensor_parallel.test_linear import RING, layers_of_sequence
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger, Work, debug_checks, ring_pass
 from xtrain.comm.p2p import post_all
 from xtrain.tensor_parallel import (
@@ -155,14 +156,12 @@ def order_of_events() -> list[list[str]]:
         lambda: ring_matmul_reduce_scatter(inner, back, 0),
     ):
         for phase in ("forward", "backward"):
-            with Order() as order:
-                ring_pass.post_all = order.post_all
+            with Order() as order, replaced(ring_pass, "post_all", order.post_all):
                 if phase == "forward":
                     y = forward()
                 else:
                     y.sum().backward()
             seen.append(order.events)
-    ring_pass.post_all = post_all
     return seen
 
 

@@ -1,13 +1,14 @@
 """Count a form's bytes: its collectives run as rings of sends and receives."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm.collective_choice import RING
 
 
@@ -34,16 +35,12 @@ def _call(collective: Any, *tensors: Any, group: Any = None, **_: Any) -> Any:
 @contextmanager
 def ring_instead(module: ModuleType) -> Iterator[None]:
     """In here the form's module uses our ring collectives, whose bytes are exact."""
-    replaced = {
+    rings = {
         "dist": _RingDistributed(),
         "_all_gather": partial(_call, RING.all_gather),
         "_reduce_scatter": partial(_call, RING.reduce_scatter),
     }
-    before = {name: getattr(module, name) for name in replaced if hasattr(module, name)}
-    try:
-        for name in before:
-            setattr(module, name, replaced[name])
+    with ExitStack() as stack:
+        for name in rings.keys() & vars(module).keys():
+            stack.enter_context(replaced(module, name, rings[name]))
         yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)

@@ -18,6 +18,7 @@ from tests.devices import randn
 from tests.tensor_parallel.dense import sub_group
 from tests.whiteboard.ring_instead import ring_instead
 from xtrain import context_parallel as library
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.copying.forms import forms, header
 from xtrain.whiteboard.context_parallel import all_gather_attention as gather_file
@@ -300,15 +301,11 @@ def order_of_events() -> tuple[list[str], list[str]]:
     out = lse = None
     for file in (forward_file, backward_file):
         events: list[str] = []
-        file.dist = Noted(events)
-        try:
-            with Products(events):
-                if file is forward_file:
-                    out, lse = ring_attention_forward(*mine[:3], False)
-                else:
-                    ring_attention_backward(mine[3], *mine[:3], out, lse, False)
-        finally:
-            file.dist = dist
+        with replaced(file, "dist", Noted(events)), Products(events):
+            if file is forward_file:
+                out, lse = ring_attention_forward(*mine[:3], False)
+            else:
+                ring_attention_backward(mine[3], *mine[:3], out, lse, False)
         found.append(events)
     return tuple(found)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.tensor_parallel.dense import random_of, sub_group
 from xtrain import expert_parallel as library
+from xtrain.cluster.per_rank import replaced
 from xtrain.expert_parallel.routing import within_capacity
 from xtrain.whiteboard.expert_parallel import (
     overlapped_all_to_all as overlapped_file,
@@ -464,11 +465,8 @@ def events_of_two_chunks() -> list[str]:
         events.append(f"compute {i}")
         return rows
 
-    overlapped_file.dist = Noted(events)
-    try:
+    with replaced(overlapped_file, "dist", Noted(events)):
         overlapped_all_to_all([torch.ones(4, 2), torch.ones(4, 2)], [chunk, chunk])
-    finally:
-        overlapped_file.dist = dist
     return events
 
 

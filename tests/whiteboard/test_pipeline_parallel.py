@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests.pipeline_parallel.pipelines import Held, Watched
 from tests.tensor_parallel.dense import close, fill, random_of, sub_group
+from xtrain.cluster.per_rank import replaced
 from xtrain.whiteboard.pipeline_parallel import gpipe_step as gpipe_file
 from xtrain.whiteboard.pipeline_parallel import one_f_one_b_step as one_f_one_b_file
 from xtrain.whiteboard.pipeline_parallel.gpipe_step import gpipe_step
@@ -188,8 +189,7 @@ def asked_for(name: str, micro_batches: int) -> list[list[tuple[str, int]]]:
     rank, size = dist.get_rank(), dist.get_world_size()
     file, noted = FILES[name], Noted()
     activation = torch.empty(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
-    file.dist = noted
-    try:
+    with replaced(file, "dist", noted):
         STEPS[name](
             stage_of(whole_model(), rank, size),
             loss_fn,
@@ -197,8 +197,6 @@ def asked_for(name: str, micro_batches: int) -> list[list[tuple[str, int]]]:
             micro_batches,
             activation,
         )
-    finally:
-        file.dist = dist
     return noted.asked
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.whiteboard.test_rules import form_of
+from xtrain.cluster.per_rank import replaced
 from xtrain.copying.forms import check_file, forms, header
 from xtrain.copying.self_checks import harness
 
@@ -54,17 +55,16 @@ def checked(name: str, halves: bool = False) -> list[str]:
         groups = [dist.new_group(half) for half in HALVES]
         group = groups[dist.get_rank() % 2]
     check = getattr(checks_of(name), f"check_{name}")
-    before, say = torch.get_default_dtype(), harness.say
-    harness.say = said.append
+    before = torch.get_default_dtype()
     try:
-        for dtype in DTYPES[: 2 if name in WIDE_IN_16_BITS else 3]:
-            torch.set_default_dtype(dtype)
-            harness.in_group(check, form_of(FORMS[name]), group)
+        with replaced(harness, "say", said.append):
+            for dtype in DTYPES[: 2 if name in WIDE_IN_16_BITS else 3]:
+                torch.set_default_dtype(dtype)
+                harness.in_group(check, form_of(FORMS[name]), group)
     except SystemExit as problem:  # how a check says what is wrong
         raise AssertionError(f"{dtype}: {problem}") from None
     finally:
         torch.set_default_dtype(before)
-        harness.say = say
     return said
 
 

@@ -24,6 +24,7 @@ from tests.whiteboard.ring_instead import ring_instead
 from tests.zero import test_adam
 from tests.zero.test_stage3 import eval_between, fixed_loss, twice
 from tests.zero.test_zero import Branches, own_model
+from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.copying.forms import forms, header
 from xtrain.plan import state_memory
@@ -673,13 +674,10 @@ def prefetched():
         block.register_forward_hook(
             lambda *_, number=number: events.append(f"compute {number}")
         )
-    prefetch_file._all_gather = noted
-    try:
+    with replaced(prefetch_file, "_all_gather", noted):
         loss = model(tokens(0, 0, dist.get_rank())).square().sum()
         events.append("backward")
         loss.backward()
-    finally:
-        prefetch_file._all_gather = begin
     return events, max(whole), storages(model.fulls)
 
 

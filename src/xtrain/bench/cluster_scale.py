@@ -1,6 +1,6 @@
 """How a virtual cluster grows with its ranks: processor seconds and memory of programs.
 
-    python -m xtrain.bench.cluster_scale --ranks 64 256 1024 -o docs/data/cluster/scale.json
+    python -m xtrain.bench.cluster_scale --ranks 64 256 1024 -o FILE
 
 Every program runs in a process of its own, so that its peak memory is its own. Seconds
 are those of the processor, of all threads, without the start of the cluster.

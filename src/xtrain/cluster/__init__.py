@@ -1,10 +1,11 @@
-"""A virtual cluster: many ranks in one process, with exact messages and a virtual clock.
+"""A virtual cluster: many ranks in one process, exact messages, a virtual clock.
 
 cluster = VirtualCluster(1024, flat(latency=5e-6, bandwidth=50e9))
 results = cluster.run(program)  # one result per rank
 cluster.seconds                 # each rank's virtual clock
 """
 
+from xtrain.cluster.backend import register
 from xtrain.cluster.checks import InFlightError, UnfinishedWork
 from xtrain.cluster.clock import advance, now
 from xtrain.cluster.collectives import MismatchedCollectives
@@ -18,7 +19,7 @@ from xtrain.cluster.topology import (
     table,
     tpu_torus,
 )
-from xtrain.cluster.virtual_cluster import VirtualCluster, register
+from xtrain.cluster.virtual_cluster import VirtualCluster
 
 __all__ = [
     "Deadlock",

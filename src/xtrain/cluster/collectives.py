@@ -45,6 +45,14 @@ class CollectiveWork(VirtualCall):
         return [ranks[r] for r, work in enumerate(self.slot.works) if work is None]
 
 
+def has_data(parts: Sequence[Part]) -> bool:
+    """Whether there are bytes to move; ValueError where some ranks give none."""
+    on_meta = {t.is_meta for part in parts for t in (*part.inputs, *part.outputs)}
+    if len(on_meta) == 2:
+        raise ValueError("some tensors of this call are on meta and others are not")
+    return True not in on_meta
+
+
 class Slot:
     """The k-th collective of a group: a place for each rank."""
 
@@ -107,24 +115,36 @@ class CollectiveCalls:
 
     def _run(self, slot: Slot) -> None:
         works = [work for work in slot.works if work is not None]
+        draw = self._scheduler.draw
+        late = draw is not None and draw.random() < 0.5  # as late as is legal
+        if not late and not self._move(slot, works):
+            return
+        start = max(self._free, max(work.posted for work in works))
+
+        def ended(end: float) -> None:
+            self._free = max(self._free, end)
+            if not late or self._move(slot, works):
+                for work in works:
+                    work.finish(end)
+
+        self._network.collective(
+            [work.part for work in works], self._group.ranks, start,
+            self._scheduler.shaken(ended),
+        )  # fmt: skip
+
+    def _move(self, slot: Slot, works: Sequence[CollectiveWork]) -> bool:
+        """Compute all ranks' results; False when their tensors do not fit together."""
         parts = [work.part for work in works]
         for work in works:
             if work.checks is not None:
                 work.checks.before_collective(work)
         try:
-            if not any(t.is_meta for t in (*parts[0].inputs, *parts[0].outputs)):
+            if has_data(parts):
                 MOVES[parts[0].kind](parts)
         except (ValueError, CollectiveMismatch) as error:
             self._break(slot, f"{error}\n{self._all_calls(slot)}")
-            return
+            return False
         for work in works:
             if work.checks is not None:
                 work.checks.after_collective(work)
-        start = max(self._free, max(work.posted for work in works))
-
-        def ended(end: float) -> None:
-            self._free = max(self._free, end)
-            for work in works:
-                work.finish(end)
-
-        self._network.collective(parts, self._group.ranks, start, ended)
+        return True

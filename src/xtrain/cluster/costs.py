@@ -12,6 +12,7 @@ barrier                       log2(N) hops there and back, no bytes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from xtrain.cluster.moves import Part
 
@@ -37,7 +38,7 @@ def ring(ranks: Sequence[int], hops: int, nbytes: float) -> Pattern:
 
 
 def chain(ranks: Sequence[int], nbytes: float) -> Pattern:
-    return Pattern(len(ranks) - 1, dict.fromkeys(zip(ranks, ranks[1:]), nbytes))
+    return Pattern(len(ranks) - 1, dict.fromkeys(pairwise(ranks), nbytes))
 
 
 def trees(ranks: Sequence[int], nbytes: float) -> Pattern:

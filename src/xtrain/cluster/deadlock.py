@@ -10,8 +10,8 @@ class Deadlock(RuntimeError):
     """No rank can run, and nothing will happen that one waits for.
 
     Attributes:
-        cycle: global ranks that wait for one another, in the order of their waits; where
-            they wait for a rank that has ended, all that wait.
+        cycle: global ranks that wait for one another, in the order of their waits;
+            where they wait for a rank that has ended, all that wait.
     """
 
     def __init__(self, text: str, cycle: Sequence[int] = ()):
@@ -42,7 +42,7 @@ def what_is_wrong(
         return {rank: PeerEnded(f"{_call(rank, lines)}: {why}") for rank in waiting}
     states = []
     for rank in waiting:
-        needs = tuple(Need(other) for other in rank.waits_for.missing())
+        needs = tuple(Need(other) for other in missing_of(rank))
         wait = Wait(rank.number, _call(rank, lines), needs)
         states.append(RankWaits(rank.number, host=wait))
     circle = find_circle(states)
@@ -57,7 +57,7 @@ def _without_circle(waiting: Sequence[Rank], lines: dict[int, str]) -> str:
     shown = ["deadlock: no rank can run"]
     here = {rank.number for rank in waiting}
     for rank in waiting[:8]:
-        missing = rank.waits_for.missing()
+        missing = missing_of(rank)
         over = [other for other in missing if other not in here]
         few = ", ".join(map(str, over[:8]))
         why = f", but rank {few} has returned" if over else ""
@@ -67,6 +67,12 @@ def _without_circle(waiting: Sequence[Rank], lines: dict[int, str]) -> str:
     return "\n".join(shown)
 
 
+def missing_of(rank: Rank) -> list[int]:
+    """The ranks that a rank waits for."""
+    return [] if rank.waits_for is None else rank.waits_for.missing()
+
+
 def _call(rank: Rank, lines: dict[int, str]) -> str:
+    assert rank.waits_for is not None
     text = rank.waits_for.describe()
     return text if " at " in text else f"{text} at {lines.get(rank.number, '?')}"

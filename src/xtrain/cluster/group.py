@@ -2,6 +2,8 @@
 """A process group of a virtual cluster: torch's calls in, messages and moves out."""
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,6 +54,7 @@ class VirtualGroup(TorchCalls, NamedGroup):
         self._scheduler, self._checks = scheduler, checks
         self._calls = 0
         self._closed = False
+        self._thread = get_ident()
 
     # torch asks a backend for its devices; tensors on "meta" have shapes and no data
     @property
@@ -72,7 +75,8 @@ class VirtualGroup(TorchCalls, NamedGroup):
     abort = shutdown
 
     def set_timeout(self, timeout: Any) -> None:
-        """No wait here is timed: one that cannot end is a deadlock, found at once."""
+        """Kept for who asks; a wait that cannot end is a deadlock, found at once."""
+        self.options = SimpleNamespace(_timeout=timeout)
 
     _set_default_timeout = set_timeout
 
@@ -188,11 +192,15 @@ class VirtualGroup(TorchCalls, NamedGroup):
     def _check_ready(self, name: str, tensors: Sequence[Tensor]) -> None:
         if self._closed:
             raise RuntimeError(f"{name}: this group has been destroyed")
+        if get_ident() != self._thread:
+            raise RuntimeError(
+                f"{name}: called outside of its rank's thread: a rank of a virtual "
+                "cluster is one thread, which ends with the run"
+            )
         for tensor in tensors:
             if type(tensor) is not Tensor and has_own_dispatch(tensor):
-                raise OwnDispatch(
-                    f"{name}: {NAME} does not serve {type(tensor).__name__} as it stands"
-                )
+                kind = type(tensor).__name__
+                raise OwnDispatch(f"{name}: {NAME} does not serve {kind} as it stands")
             if tensor.layout is not torch.strided or not (
                 tensor.is_cpu or tensor.is_meta
             ):

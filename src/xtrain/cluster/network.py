@@ -6,8 +6,8 @@
 
 Rates change whenever a message begins or ends, for those that share links with it,
 directly or over others. Messages from one rank to another follow one another. A
-collective of torch is one flow over all edges of its pattern: it crosses a link as often
-as its edges do.
+collective of torch is one flow over all edges of its pattern: it crosses a link as
+often as its edges do.
 
 Source of the model: Casanova et al., Versatile, scalable, and accurate simulation of
 distributed applications and platforms (SimGrid), 2014; Bertsekas and Gallager, Data

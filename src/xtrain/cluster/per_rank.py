@@ -1,18 +1,21 @@
 """What belongs to a rank although Python and torch keep it once per process.
 
-    per rank      torch's process groups, random numbers (torch's, Python's), os.environ,
-                  the default dtype
-    per thread    grad mode, autocast, dispatch modes, hooks of saved tensors, the default
-                  device: nothing to do, a rank is a thread
+    per rank      torch's process groups, random numbers (torch's, Python's),
+                  os.environ, the default dtype
+    per thread    grad mode, autocast, dispatch modes, hooks of saved tensors, the
+                  default device: nothing to do, a rank is a thread
     shared        everything else: modules, warnings, the working directory, matmul
                   precision. What one rank changes, all see
 
 What belongs to a rank is exchanged when the baton is handed over, a microsecond each.
+`replaced` does so with any attribute.
 """
 
+import contextlib
 import os
 import random
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
@@ -20,6 +23,8 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
+
+from xtrain.cluster import running
 
 SEED = 20_000  # plus the rank: a forgotten broadcast must not pass by luck
 _GENERATOR = torch.default_generator
@@ -85,7 +90,8 @@ class RankState:
     """What is exchanged at every handover."""
 
     __slots__ = (
-        "dtype", "environ", "late_works", "numbers", "open_works", "random", "world",
+        "dtype", "environ", "late_works", "numbers", "open_works", "random",
+        "replaced", "world",
     )  # fmt: skip
 
     def __init__(self, rank: int, size: int, dtype: torch.dtype):
@@ -99,26 +105,57 @@ class RankState:
         self.dtype = dtype
         self.open_works: dict[int, Any] = {}  # see `works.VirtualWork`
         self.late_works: deque[Any] = deque(maxlen=16)
+        self.replaced: list[
+            tuple[Any, str, Any, Any]
+        ] = []  # with what was there before
 
     def save(self) -> None:
         """Keep what the process has now: this rank stops."""
         self.numbers = _GENERATOR.get_state()
         self.dtype = torch.get_default_dtype()
+        for target, name, _, before in reversed(self.replaced):
+            setattr(target, name, before)
 
     def load(self) -> None:
         """Give the process what is this rank's: it goes on."""
         _GENERATOR.set_state(self.numbers)
         c10d._world = self.world
-        os.environ = self.environ  # type: ignore[assignment]
+        os.environ = self.environ  # type: ignore[assignment]  # noqa: B003
         if torch.get_default_dtype() is not self.dtype:
             torch.set_default_dtype(self.dtype)
+        for target, name, value, _ in self.replaced:
+            setattr(target, name, value)
+
+
+@contextlib.contextmanager
+def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or a class, for this rank alone.
+
+    In a process, which has its own modules, that is all it does.
+    """
+    cluster, before = running.cluster(), vars(target)[name]
+    own = [] if cluster is None else cluster.scheduler.current.state.replaced
+    own.append((target, name, value, before))
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        own.pop()
+        setattr(target, name, before)
 
 
 class Process:
-    """What the process has before a cluster runs, to be put back after it."""
+    """What the process has before a cluster runs, to be put back after it.
 
-    def __init__(self, current: Callable[[], random.Random]):
-        self._current = current
+    Meanwhile `time.sleep` lets virtual time pass, and the functions of `random` draw
+    from the numbers of the rank that calls.
+
+    Args:
+        on_rank: the rank whose thread this is; None on other threads.
+    """
+
+    def __init__(self, on_rank: Callable[[], Any]):
+        self._on_rank = on_rank
 
     def __enter__(self) -> None:
         self._world, self._environ = c10d._world, os.environ
@@ -131,8 +168,9 @@ class Process:
             for name, function in vars(random).items()
             if getattr(function, "__self__", None) is getattr(random, "_inst", None)
         }
-        for name in self._functions:
-            setattr(random, name, _of_rank(name, self._current))
+        for name, function in self._functions.items():
+            setattr(random, name, _of_rank(name, function, self._on_rank))
+        self._sleep, time.sleep = time.sleep, _sleeping(time.sleep, self._on_rank)
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         torch.set_num_threads(1)
 
@@ -140,6 +178,7 @@ class Process:
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         for name, function in self._functions.items():
             setattr(random, name, function)
+        time.sleep = self._sleep
         c10d._world, os.environ = self._world, self._environ  # type: ignore[assignment]
         _GENERATOR.set_state(self._numbers)
         torch.set_default_dtype(self._dtype)
@@ -150,10 +189,31 @@ class Process:
         warnings.filters[:] = self._filters  # type: ignore[index]
 
 
-def _of_rank(name: str, current: Callable[[], random.Random]) -> Callable[..., Any]:
+def _of_rank(
+    name: str, function: Callable[..., Any], on_rank: Callable[[], Any]
+) -> Callable[..., Any]:
     """A function of `random` that draws from the running rank's numbers."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        return getattr(current(), name)(*args, **kwargs)
+        rank = on_rank()
+        own = function if rank is None else getattr(rank.state.random, name)
+        return own(*args, **kwargs)
 
     return draw
+
+
+def _sleeping(
+    sleep: Callable[[float], None], on_rank: Callable[[], Any]
+) -> Callable[[float], None]:
+    """`time.sleep` that lets other ranks run, in virtual time."""
+
+    def virtual_sleep(seconds: float) -> None:
+        if on_rank() is None:
+            sleep(seconds)
+        elif seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        else:
+            running.cluster().advance(seconds)
+            running.cluster().scheduler.let_others_run()
+
+    return virtual_sleep

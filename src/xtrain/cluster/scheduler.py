@@ -48,8 +48,8 @@ class Rank:
     """
 
     __slots__ = (
-        "baton", "clock", "done", "error", "number", "polls", "result", "state",
-        "stop", "thread", "waits_for",
+        "baton", "clock", "done", "error", "failed_as", "number", "polls", "result",
+        "state", "stop", "thread", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int):
@@ -60,9 +60,10 @@ class Rank:
         self.waits_for: Waited | None = None
         self.stop: BaseException | None = None
         self.error: BaseException | None = None
+        self.failed_as = 0  # the how-manieth rank to fail
         self.result: Any = None
         self.state: Any = None
-        self.thread: threading.Thread | None = None
+        self.thread = threading.Thread()  # until it gets its own
         self.baton = threading.Lock()
         self.baton.acquire()
 
@@ -134,7 +135,7 @@ class Scheduler:
     # -- what calls, events and the cluster call ---------------------------------------
 
     def wake(self, rank: Rank, time: float) -> None:
-        """Let a rank that sleeps go on, at `time` or at its own clock if that is later."""
+        """Let a rank that sleeps go on, at `time` or at its own later clock."""
         rank.waits_for = None
         rank.clock = max(rank.clock, time)
         self._make_ready(rank)
@@ -143,6 +144,12 @@ class Scheduler:
         """Have something happen at a time."""
         self._idle = 0
         heappush(self._events, (time, self._tie(), next(self._count), action))
+
+    def shaken(self, ended: Callable[[float], object]) -> Callable[[float], object]:
+        """With a seed: what is to be told of an end is told later than it could be."""
+        if self.draw is None:
+            return ended
+        return lambda end: self.at(end, lambda: ended(end))
 
     def begin(self) -> None:
         """Let the first rank run; called from outside."""

@@ -2,6 +2,7 @@
 """A store that all ranks of a cluster share: a dict, and ranks that wait for its keys.
 
 torch's own stores wait inside C++, with the baton in the hand of the rank that waits.
+A timeout is in virtual seconds.
 """
 
 from collections.abc import Callable
@@ -62,9 +63,21 @@ class VirtualStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         scheduler = self._scheduler()
+        rank, waiting = scheduler.current, None
+        end = None if timeout is None else rank.clock + timeout.total_seconds()
+
+        def give_up() -> None:
+            if waiting in self._waits:
+                self._waits.remove(waiting)
+                keys = ", ".join(waiting.keys)
+                waiting.fail(dist.DistStoreError(f"wait timeout, keys: {keys}"))
+                scheduler.wake(rank, end)
+
         while any(key not in self._values for key in keys):
             absent = [key for key in keys if key not in self._values]
-            waiting = KeyWait(absent, len(scheduler.ranks), scheduler.current)
+            if waiting is None and end is not None:
+                scheduler.at(end, give_up)
+            waiting = KeyWait(absent, len(scheduler.ranks), rank)
             self._waits.append(waiting)
             scheduler.block(waiting)
             if waiting.error is not None:
@@ -95,7 +108,7 @@ class VirtualStore(dist.Store):
         return len(self._values)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """No wait here is timed: one that cannot end is a deadlock, found at once."""
+        """Waits that name no timeout have none: a deadlock is found at once."""
 
     # by these names torch's C++ calls them
     compareSet, deleteKey, getNumKeys = compare_set, delete_key, num_keys

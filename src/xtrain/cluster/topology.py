@@ -169,7 +169,7 @@ def tpu_torus(*shape: int, latency: float = 1e-6) -> Topology:
 def table(
     size: int, links: Mapping[tuple[int, int], tuple[float, float]], both: bool = True
 ) -> Topology:
-    """Links between ranks, as {(0, 1): (latency, bandwidth)}; routes have least latency.
+    """Links between ranks, as {(0, 1): (latency, bandwidth)}; least latency routes.
 
     Args:
         both: a link of (0, 1) is also one of (1, 0).

@@ -1,15 +1,14 @@
-"""VirtualCluster: many ranks in one process, with exact messages and a virtual clock."""
+"""VirtualCluster: many ranks in one process, exact messages, a virtual clock."""
 
 import contextlib
 import copy
-import gc
 import inspect
-import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,17 +24,21 @@ from xtrain.cluster.network import network_of
 from xtrain.cluster.per_rank import Process, RankState
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
+from xtrain.cluster.threads import (
+    Interrupts,
+    Stopped,
+    few_collections,
+    interrupt,
+    line_of,
+    stay_on_one_core,
+)
 from xtrain.cluster.topology import Topology
 from xtrain.testing.call_stack import stack_of
 from xtrain.testing.errors import RankReport, RankTimeout, raised
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 10.0
-MANY_RANKS = 64  # from here on the collector of garbage would take a third of the time
-
-
-class Stopped(BaseException):
-    """Raised in ranks when the cluster is stopped: no handler of theirs catches it."""
+SHOWN_TRACES = 8
 
 
 class VirtualCluster:
@@ -46,10 +49,10 @@ class VirtualCluster:
 
     Args:
         size: the number of ranks.
-        topology: how they are joined, see `xtrain.cluster.topology`; None: messages take
-            no time.
-        seed: draws another legal order of the ranks, of messages that may overtake one
-            another and of moments at which bytes move; None: always the same order.
+        topology: how they are joined, see `xtrain.cluster.topology`; None: messages
+            take no time.
+        seed: draws another legal order of ranks, of messages that may overtake one
+            another, of moments at which bytes move; None: always the same order.
         checks: find buffers changed in flight, works that are not waited for and
             messages that are not received; costs some microseconds a call.
         limit: seconds of this machine that a rank may run without letting others; then
@@ -65,7 +68,7 @@ class VirtualCluster:
         checks: bool = True,
         limit: float = 120.0,
     ) -> None:
-        if not isinstance(size, int) or size < 1:
+        if type(size) is not int or size < 1:
             raise ValueError(f"a cluster needs at least one rank, got size={size}")
         if topology is not None:
             topology.check(size)
@@ -86,13 +89,35 @@ class VirtualCluster:
         exception type; Deadlock as soon as no rank can run; RankTimeout after `timeout`
         seconds of this machine, or when a rank does not let others run.
         """
-        running.begin(self)
-        try:
-            with Process(lambda: self.scheduler.current.state.random):
-                self._prepare()
-                return self._run(fn, args, timeout)
-        finally:
-            running.end()
+        calls = self._calls(fn, args)
+        with Interrupts() as interrupts:
+            running.begin(self)
+            try:
+                with Process(self._on_rank):
+                    self._prepare()
+                    return self._run(calls, timeout, interrupts)
+            finally:
+                running.end()
+        raise AssertionError("unreachable: Interrupts raises what it has held back")
+
+    def _on_rank(self) -> Rank | None:
+        """The rank whose thread this is."""
+        rank = self.scheduler.current
+        return rank if rank.thread is threading.current_thread() else None
+
+    def _calls(self, fn: Callable[..., Any], args: tuple) -> list[Callable[[], Any]]:
+        """The call of each rank, with its own copies of the arguments."""
+        first = takes_rank_and_size(fn, args)
+        calls = []
+        for rank in range(self.size):
+            place = (rank, self.size) if first else ()
+            try:
+                calls.append(partial(fn, *place, *copy.deepcopy(args)))
+            except Exception as error:
+                raise ValueError(
+                    f"each rank gets a copy of the arguments: {error}"
+                ) from error
+        return calls
 
     def advance(self, seconds: float) -> None:
         """See `clock.advance`."""
@@ -103,7 +128,7 @@ class VirtualCluster:
     # -- groups ------------------------------------------------------------------------
 
     def make_group(self, rank: int, ranks: list[int], name: str) -> VirtualGroup:
-        """A rank's end of a group: those of one name and the same ranks belong together."""
+        """A rank's end of a group, which its name and ranks tell."""
         me = self.scheduler.current.number
         key = name, tuple(ranks)
         joined = self._joined.get((me, key), 0)  # a name may be used again
@@ -129,28 +154,31 @@ class VirtualCluster:
         self._failures = 0
 
     def _run(
-        self, fn: Callable[..., Any], args: tuple, timeout: float | None
+        self,
+        calls: list[Callable[[], Any]],
+        timeout: float | None,
+        interrupts: "Interrupts",
     ) -> list[Any]:
         ranks = self.scheduler.ranks
-        first = takes_rank_and_size(fn, args)
-        for rank in ranks:
-            place = (rank.number, self.size) if first else ()
-            call = (fn, (*place, *copy.deepcopy(args)))
+        for rank, call in zip(ranks, calls, strict=True):
             rank.thread = threading.Thread(
-                target=self._body, args=(rank, *call), daemon=True,
+                target=self._body, args=(rank, call), daemon=True,
                 name=f"xtrain rank {rank.number}",
             )  # fmt: skip
         with few_collections(self.size):
-            overdue = self._live(timeout)
+            overdue = self._live(timeout, interrupts)
         self.seconds = [rank.clock for rank in ranks]
+        if interrupts.held_back:
+            return []
         if self.scheduler.crash is not None:
             raise self.scheduler.crash
         if overdue is not None:
             raise overdue
-        self._raise_failures(getattr(fn, "__qualname__", repr(fn)))
+        call = calls[0].func  # type: ignore[attr-defined]
+        self._raise_failures(getattr(call, "__qualname__", repr(call)))
         return [rank.result for rank in ranks]
 
-    def _body(self, rank: Rank, fn: Callable[..., Any], args: tuple) -> None:
+    def _body(self, rank: Rank, call: Callable[[], Any]) -> None:
         """A rank's thread."""
         stay_on_one_core()
         rank.baton.acquire()
@@ -160,13 +188,13 @@ class VirtualCluster:
             dist.init_process_group(
                 NAME, store=self.store, rank=rank.number, world_size=self.size
             )
-            result = fn(*args)
+            result = call()
             rank.result = tree_map_only(Tensor, detached, result)
             del result
             self._check_ended(rank)
         except BaseException as error:
             self._failures += 1
-            rank.error, rank.result = error, self._failures
+            rank.error, rank.failed_as = error, self._failures
         finally:
             self.scheduler.finish(rank)
 
@@ -176,7 +204,9 @@ class VirtualCluster:
             calls = "\n".join(f"  {call.describe()}" for call in left[:8])
             raise UnfinishedWork(f"never waited for:\n{calls}")
 
-    def _live(self, timeout: float | None) -> RankTimeout | None:
+    def _live(
+        self, timeout: float | None, interrupts: "Interrupts"
+    ) -> RankTimeout | None:
         """Run all threads to their ends; what to raise when they had to be stopped."""
         ranks, started = self.scheduler.ranks, []
         try:
@@ -184,18 +214,24 @@ class VirtualCluster:
                 rank.thread.start()
                 started.append(rank)
             self.scheduler.begin()
-            overdue = self._watch(timeout)
-        except BaseException:  # Ctrl-C
+            overdue = self._watch(timeout, interrupts)
+        except BaseException:
             self._stop(started)
             raise
-        for rank in ranks:
-            rank.thread.join()
+        if overdue is None and not interrupts.held_back:
+            for rank in ranks:
+                rank.thread.join()
         return overdue
 
-    def _watch(self, timeout: float | None) -> RankTimeout | None:
+    def _watch(
+        self, timeout: float | None, interrupts: "Interrupts"
+    ) -> RankTimeout | None:
         begun = since = time.monotonic()
         turns = -1
         while not self.scheduler.ended.acquire(timeout=LOOK_SECONDS):
+            if interrupts.held_back:
+                self._stop(self.scheduler.ranks)
+                return None
             now = time.monotonic()
             if self.scheduler.turns != turns:
                 turns, since = self.scheduler.turns, now
@@ -212,7 +248,7 @@ class VirtualCluster:
         """Stop all ranks; where each of them was."""
         frames, reports = sys._current_frames(), []
         for rank in self.scheduler.ranks:
-            frame = frames.get(rank.thread.ident)
+            frame = frames.get(rank.thread.ident or 0)
             if rank.done or frame is None:
                 reports.append(RankReport(rank.number, "returned"))
             else:
@@ -253,11 +289,11 @@ class VirtualCluster:
             return False
         frames = sys._current_frames()
         lines = {
-            rank.number: line_of(frames.get(rank.thread.ident)) for rank in waiting
+            rank.number: line_of(frames.get(rank.thread.ident or 0)) for rank in waiting
         }
         for rank, error in what_is_wrong(ranks, lines).items():
-            waits_for = rank.waits_for
-            waits_for.fail(error)
+            assert rank.waits_for is not None
+            rank.waits_for.fail(error)
             if rank.waits_for is not None:
                 self.scheduler.wake(rank, rank.clock)
         return True
@@ -268,23 +304,11 @@ class VirtualCluster:
         if not failed:
             self._check_received()
             return
-        reports = []
-        for rank in ranks:
-            if rank.error is None:
-                reports.append(RankReport(rank.number, "returned"))
-                continue
-            error = rank.error
-            trace = error.__traceback__ and error.__traceback__.tb_next
-            reports.append(RankReport(
-                rank.number, "raised",
-                "".join(traceback.format_exception_only(error)).strip(),
-                "".join(traceback.format_exception(type(error), error, trace)),
-                error, rank.result,
-            ))  # fmt: skip
-        first = min(failed, key=lambda rank: rank.result)
+        first = min(failed, key=lambda rank: rank.failed_as)
+        reports = [report_of(rank) for rank in ranks]
         error = raised(name, reports, reports[first.number])
-        if isinstance(error, Deadlock):
-            error.cycle = first.error.cycle
+        if isinstance(first.error, Deadlock):
+            error.cycle = first.error.cycle  # type: ignore[attr-defined]
         raise error
 
     def _check_received(self) -> None:
@@ -305,6 +329,20 @@ def swap(rank: Rank | None, following: Rank) -> None:
     following.state.load()
 
 
+def report_of(rank: Rank) -> RankReport:
+    """How a rank ended; with the traceback, for the first ones to fail."""
+    error, trace = rank.error, ""
+    if error is None:
+        return RankReport(rank.number, "returned")
+    if rank.failed_as <= SHOWN_TRACES:
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        trace = "".join(traceback.format_exception(type(error), error, frames))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return RankReport(
+        rank.number, "raised", summary, trace, error, float(rank.failed_as)
+    )
+
+
 def detached(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -319,69 +357,3 @@ def takes_rank_and_size(fn: Callable[..., Any], args: tuple) -> bool:
             signature.bind(0, 1, *args)
             return True
     return False
-
-
-def stay_on_one_core() -> None:
-    """This thread hands the baton over three times faster to one on its own core."""
-    if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):  # a container may forbid it
-            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-@contextlib.contextmanager
-def few_collections(size: int) -> Any:
-    """Collect garbage less often: what a large cluster holds is looked at each time."""
-    if size < MANY_RANKS:
-        yield
-        return
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-
-
-def interrupt(thread: threading.Thread) -> None:
-    """Raise Stopped in a thread, at its next line of Python."""
-    import ctypes
-
-    ident = ctypes.c_ulong(thread.ident or 0)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Stopped))
-
-
-def line_of(frame: Any) -> str:
-    """The innermost line of a program in a stack."""
-    from xtrain.backends.calls import KINDS, PROGRAM
-
-    while frame is not None and KINDS[frame.f_globals.get("__name__", "")] != PROGRAM:
-        frame = frame.f_back
-    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _create(options: Any, backend_options: Any) -> VirtualGroup:
-    cluster = running.cluster()
-    if cluster is None:
-        raise RuntimeError(
-            f'backend "{NAME}" is for ranks of a virtual cluster: '
-            "VirtualCluster(size).run(fn)"
-        )
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return cluster.make_group(options.group_rank, ranks, options.group_id)
-
-
-def register() -> None:
-    """Make "xtrain-virtual" known to torch; doing it again does no harm."""
-    if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(
-            NAME, _create, extended_api=True, devices=["cpu", "meta"]
-        )
-    recorders = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
-    if recorders is not None:
-        recorders.add(NAME)
-
-
-register()

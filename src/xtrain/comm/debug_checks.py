@@ -109,7 +109,7 @@ def report_of(call: CheckedCall, problem: str | None) -> Report:
     if compare is None:
         compare = [list(t.shape) for t in call.tensors[:1]]
     what = [str(part) for part in compare]
-    what += [dtype_name(t) for t in call.tensors[:1]]
+    what += [dtype_name(t) + " on meta" * t.is_meta for t in call.tensors[:1]]
     what += [op_name(call.op)] if call.op is not MISSING else []
     return Report(
         dist.get_rank(),

@@ -19,6 +19,8 @@ the waits, and counts never go back.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+MAX_LINES = 16  # of a circle that are shown
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -113,12 +115,16 @@ def _next_waits(wait: Wait, by_rank: Mapping[int, RankWaits]) -> list[Wait]:
 
 def in_words(circle: list[Wait]) -> str:
     """A line for each wait: its rank, its call, and whom it waits for."""
-    ranks = [wait.rank for wait in circle]
-    path = " -> ".join(f"rank {rank}" for rank in [*ranks, ranks[0]])
+    ranks = [f"rank {wait.rank}" for wait in circle]
+    left_out = max(0, len(circle) - MAX_LINES)
+    if left_out:
+        ranks[MAX_LINES:] = [f"{left_out} more ranks"]
+    path = " -> ".join([*ranks, ranks[0]])
     lines = [f"deadlock, each of these calls waits for the next: {path}"]
     for wait, following in zip(circle, [*circle[1:], *circle[:1]], strict=True):
         for_what = f"waits for rank {following.rank}"
         if following.rank == wait.rank and len(circle) > 1:
             for_what = "has its turn after the call in the next line"
         lines.append(f"  rank {wait.rank}: {wait.call} {for_what}")
+    lines[1 + MAX_LINES :] = [f"  and {left_out} more"] if left_out else []
     return "\n".join(lines)

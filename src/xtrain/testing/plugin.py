@@ -22,6 +22,7 @@ from xtrain.testing.about import about
 from xtrain.testing.backend_choice import (
     BACKENDS,
     DEVICES,
+    VIRTUAL,
     Choice,
     Machine,
     choose,
@@ -38,6 +39,7 @@ _MACHINE = pytest.StashKey[Machine]()
 _MARKERS = (
     "verifies(*symbols): the test proves these symbols, 'package.module:name'",
     "world_sizes(*sizes): the values of the world_size argument of this test",
+    "processes(why): ranks have to be processes: skipped where they are threads",
 )
 
 
@@ -113,6 +115,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world_size" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("world_sizes")
         metafunc.parametrize("world_size", mark.args if mark else WORLD_SIZES)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("processes")
+    if mark and item.config.stash[_CHOICE].backend == VIRTUAL:
+        pytest.skip(f"needs processes: {mark.args[0]}")
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,7 @@ from xtrain.backends.nccl_rules.streams import CallStream, StreamWork
 from xtrain.backends.progress import Progress
 from xtrain.comm.waits import Need, RankWaits, Wait, find_circle, in_words
 
-LOOK_SECONDS = (
-    0.25  # a wait that takes longer is told to the others, and again after it
-)
+LOOK_SECONDS = 0.25  # of waiting, before a rank tells the others, and between its looks
 PREFIX = "nccl-rules/"
 CIRCLE = PREFIX + "circle"
 

@@ -225,7 +225,7 @@ class NcclRulesGroup(XtrainProcessGroup):
         """Queue a call; one in flight owns its tensors from now on."""
         stream, buffers = work.stream, work.buffers
         self._board.callers.add(threading.get_ident())
-        for other in self._board.streams:
+        for other in list(self._board.streams):
             used = other is not stream and other.using(buffers.inputs, buffers.outputs)
             if used:
                 values = f"{used.operation.call} uses the same tensor, in flight"

@@ -15,7 +15,7 @@ def check_order(board: WaitBoard, work: StreamWork) -> None:
     """
     if work.number is None:
         return
-    for stream in board.streams:
+    for stream in list(board.streams):
         shared = {*stream.members} & {*work.stream.members}
         if stream is work.stream or len(shared) < 2:
             continue

@@ -10,21 +10,10 @@ from xtrain.backends.calls import shape_of, shapes_of
 from xtrain.backends.nccl_rules.rules import broken
 from xtrain.comm.reduce_op import BITWISE, op_name
 
-DTYPES = frozenset(
-    {
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.bool,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-    }
-)  # fmt: skip
+DTYPES = frozenset((
+    torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+))  # fmt: skip
 
 
 def check_tensors(name: str, tensors: Sequence[Tensor], collective: bool) -> None:
