@@ -11,7 +11,7 @@ def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         return tensors
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
