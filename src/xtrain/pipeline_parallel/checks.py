@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same, digest, raising_everywhere
+from xtrain.comm.autocast import autocast_dtype
 from xtrain.comm.checks import rank_and_size
 from xtrain.pipeline_parallel.communicators import check_communicators
 from xtrain.pipeline_parallel.stage import PipelineStage
@@ -181,8 +182,7 @@ def check_mode(device: str) -> str | None:
     """Can a backward be done here?"""
     if torch.is_inference_mode_enabled():
         return "a step inside torch.inference_mode() computes no gradients"
-    half = torch.get_autocast_dtype(device) == torch.float16
-    if half and torch.is_autocast_enabled(device):
+    if autocast_dtype(device) == torch.float16:
         return (
             "a pipeline under autocast to torch.float16 would need a GradScaler that "
             "asks all ranks, and torch's lets each rank skip a step alone; use "
