@@ -37,10 +37,13 @@ def sum_of(tensors: Sequence[Tensor]) -> list[int | None]:
 class InFlight:
     """The bytes of one call under way."""
 
-    __slots__ = ("given", "given_sums", "taken", "taken_sums")
+    __slots__ = ("given", "given_sums", "open", "taken", "taken_sums")
 
-    def __init__(self, given: Sequence[Tensor], taken: Sequence[Tensor]):
-        self.given, self.taken = given, taken
+    def __init__(
+        self, given: Sequence[Tensor], taken: Sequence[Tensor],
+        open_calls: dict[int, VirtualCall],
+    ):  # fmt: skip
+        self.given, self.taken, self.open = given, taken, open_calls
         self.given_sums, self.taken_sums = sum_of(given), sum_of(taken)
 
     def compare(self, call: VirtualCall, when: str) -> None:
@@ -81,6 +84,7 @@ class InFlight:
             raise call.error
         self.compare(call, AFTER)
         call.checks = None  # from now on they may change
+        self.open.pop(id(call), None)
 
 
 BEFORE = "before its bytes moved"
@@ -91,26 +95,19 @@ class Checks:
     """The calls of one cluster that have not been waited for."""
 
     def __init__(self) -> None:
-        self._open: list[VirtualCall] = []
-        self._next_sweep = 1024
+        self._open: dict[int, VirtualCall] = {}
 
     def of_message(self, message: Any) -> InFlight:
-        self._note(message)
+        self._open[id(message)] = message
         tensors = [message.tensor]
-        return InFlight(*((tensors, ()) if message.kind == "send" else ((), tensors)))
+        given, taken = (tensors, []) if message.kind == "send" else ([], tensors)
+        return InFlight(given, taken, self._open)
 
     def of_collective(self, work: Any) -> InFlight:
-        self._note(work)
-        return InFlight(work.part.inputs, work.part.outputs)
+        self._open[id(work)] = work
+        return InFlight(work.part.inputs, work.part.outputs, self._open)
 
     def unwaited(self, rank: Any) -> list[VirtualCall]:
         """What a rank that has ended has not waited for."""
-        return [
-            c for c in self._open if c.rank is rank and not c.waited and not c.error
-        ]
-
-    def _note(self, call: VirtualCall) -> None:
-        self._open.append(call)
-        if len(self._open) > self._next_sweep:
-            self._open = [each for each in self._open if not each.waited]
-            self._next_sweep = 2 * len(self._open) + 1024
+        calls = self._open.values()
+        return [c for c in calls if c.rank is rank and not c.waited and not c.error]

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from xtrain.backends.calls import CollectiveCall, CollectiveMismatch
+from xtrain.cluster.compute import unseen
 from xtrain.cluster.moves import MOVES, Part
 from xtrain.cluster.scheduler import Scheduler
 from xtrain.cluster.works import VirtualCall
@@ -33,6 +34,10 @@ class CollectiveWork(VirtualCall):
         self.call, self.part = call, part
         self.slot: Slot | None = None
         self.tensors: Sequence[Tensor] = ()
+
+    def release(self) -> None:
+        self.part = Part(self.part.kind, (), ())
+        self.tensors = ()
 
     def describe(self) -> str:
         assert self.slot is not None
@@ -140,7 +145,8 @@ class CollectiveCalls:
                 work.checks.before_collective(work)
         try:
             if has_data(parts):
-                MOVES[parts[0].kind](parts)
+                with unseen():
+                    MOVES[parts[0].kind](parts)
         except (ValueError, CollectiveMismatch) as error:
             self._break(slot, f"{error}\n{self._all_calls(slot)}")
             return False

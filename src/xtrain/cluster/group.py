@@ -18,6 +18,7 @@ from xtrain.backends.operators import as_operator
 from xtrain.backends.torch_calls import TorchCalls
 from xtrain.backends.works import Finished
 from xtrain.cluster.collectives import CollectiveCalls, CollectiveWork
+from xtrain.cluster.compute import unseen
 from xtrain.cluster.messages import RECV, SEND, Mailbox, Message
 from xtrain.cluster.moves import Moves, Part
 from xtrain.cluster.scheduler import Scheduler
@@ -227,13 +228,14 @@ class VirtualGroup(TorchCalls, NamedGroup):
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements in a row, unseen by autograd: its own memory where contiguous."""
-    data = tensor.data
-    return data.contiguous().view(-1)
+    with unseen():
+        return tensor.data.contiguous().view(-1)
 
 
 def copy_back(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for tensor, row in pairs:
-        tensor.data.copy_(row.view(tensor.shape))
+        with unseen():
+            tensor.data.copy_(row.view(tensor.shape))
 
 
 for _name in (

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from xtrain.backends.calls import shape_of
+from xtrain.cluster.compute import unseen
 from xtrain.cluster.scheduler import Scheduler
 from xtrain.cluster.works import VirtualCall, VirtualWork
 
@@ -176,5 +177,6 @@ def move_bytes(target: Tensor, source: Tensor) -> None:
     if target.is_contiguous() and source.is_contiguous():
         if not (target.is_meta or source.is_meta):
             memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-    else:
-        target.data.copy_(source.detach().reshape(target.shape))
+    elif not (target.is_meta or source.is_meta):
+        with unseen():
+            target.data.copy_(source.detach().reshape(target.shape))

@@ -90,7 +90,7 @@ class RankState:
     """What is exchanged at every handover."""
 
     __slots__ = (
-        "dtype", "environ", "late_works", "numbers", "open_works", "random",
+        "device", "dtype", "environ", "late_works", "numbers", "open_works", "random",
         "replaced", "world",
     )  # fmt: skip
 
@@ -104,6 +104,7 @@ class RankState:
         self.numbers = torch.Generator().manual_seed(SEED + rank).get_state()
         self.dtype = dtype
         self.open_works: dict[int, Any] = {}  # see `works.VirtualWork`
+        self.device: Any = None  # see `compute.Device`
         self.late_works: deque[Any] = deque(maxlen=16)
         self.replaced: list[
             tuple[Any, str, Any, Any]

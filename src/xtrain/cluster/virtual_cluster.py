@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from xtrain.cluster import running
 from xtrain.cluster.checks import Checks, UnfinishedWork
+from xtrain.cluster.compute import Device, accelerator_of, watching_resizes
 from xtrain.cluster.deadlock import Deadlock, what_is_wrong
 from xtrain.cluster.group import NAME, Members, VirtualGroup
 from xtrain.cluster.network import network_of
@@ -33,6 +34,7 @@ from xtrain.cluster.threads import (
     stay_on_one_core,
 )
 from xtrain.cluster.topology import Topology
+from xtrain.plan.hardware import Accelerator
 from xtrain.testing.call_stack import stack_of
 from xtrain.testing.errors import RankReport, RankTimeout, raised
 
@@ -45,7 +47,8 @@ class VirtualCluster:
     """`size` ranks that are threads of this process, one running at a time.
 
     Every process group of a rank is on the backend "xtrain-virtual"; a program that
-    uses them runs unchanged. After a run `seconds` holds each rank's virtual clock.
+    uses them runs unchanged. After a run `seconds` holds each rank's virtual clock, and
+    `devices` what each rank's accelerator counted.
 
     Args:
         size: the number of ranks.
@@ -55,6 +58,9 @@ class VirtualCluster:
             another, of moments at which bytes move; None: always the same order.
         checks: find buffers changed in flight, works that are not waited for and
             messages that are not received; costs some microseconds a call.
+        accelerator: a preset of `xtrain.plan`, as "h100": every operator of a rank then
+            takes the virtual time that it would take there, and its memory is counted,
+            see `compute.Device`; None: only `advance` lets ranks compute.
         limit: seconds of this machine that a rank may run without letting others; then
             it is taken for an endless loop, RankTimeout.
     """
@@ -67,6 +73,7 @@ class VirtualCluster:
         seed: int | None = None,
         checks: bool = True,
         limit: float = 120.0,
+        accelerator: str | Accelerator | None = None,
     ) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"a cluster needs at least one rank, got size={size}")
@@ -74,7 +81,9 @@ class VirtualCluster:
             topology.check(size)
         self.size, self.topology, self.seed = size, topology, seed
         self.limit = limit
+        self.accelerator = accelerator_of(accelerator)
         self.seconds: list[float] = []
+        self.devices: list[Device | None] = []
         self._with_checks = checks
 
     def run(
@@ -104,6 +113,11 @@ class VirtualCluster:
         """The rank whose thread this is."""
         rank = self.scheduler.current
         return rank if rank.thread is threading.current_thread() else None
+
+    def _device(self) -> Device | None:
+        """Of the rank whose thread this is."""
+        rank = self._on_rank()
+        return None if rank is None else rank.state.device
 
     def _calls(self, fn: Callable[..., Any], args: tuple) -> list[Callable[[], Any]]:
         """The call of each rank, with its own copies of the arguments."""
@@ -145,6 +159,8 @@ class VirtualCluster:
         ranks = [Rank(number) for number in range(self.size)]
         for rank in ranks:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
+            if self.accelerator is not None:
+                rank.state.device = Device(self.accelerator, self.advance)
         self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck)
         self.network = network_of(self.topology, self.scheduler)
         self.store = VirtualStore(lambda: self.scheduler)
@@ -165,7 +181,8 @@ class VirtualCluster:
                 target=self._body, args=(rank, call), daemon=True,
                 name=f"xtrain rank {rank.number}",
             )  # fmt: skip
-        with few_collections(self.size):
+        self.devices = [rank.state.device for rank in ranks]
+        with few_collections(self.size), watching_resizes(self._device):
             overdue = self._live(timeout, interrupts)
         self.seconds = [rank.clock for rank in ranks]
         if interrupts.held_back:
@@ -188,7 +205,8 @@ class VirtualCluster:
             dist.init_process_group(
                 NAME, store=self.store, rank=rank.number, world_size=self.size
             )
-            result = call()
+            with rank.state.device or contextlib.nullcontext():
+                result = call()
             rank.result = tree_map_only(Tensor, detached, result)
             del result
             self._check_ended(rank)

@@ -67,6 +67,7 @@ class VirtualCall:
             rank.clock = self.end
         if self.checks is not None:
             self.checks.after_wait(self)
+        self.release()
         return True
 
     def is_completed(self) -> bool:
@@ -82,6 +83,9 @@ class VirtualCall:
 
     def exception(self) -> BaseException | None:
         return self.error
+
+    def release(self) -> None:
+        """Give up what it holds: it has ended, and may be kept for long."""
 
     def describe(self) -> str:
         return str(self.call)
@@ -106,7 +110,9 @@ class VirtualWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._open.pop(id(self), None)
-        return self._call.wait()
+        done = self._call.wait()
+        self._result = []
+        return done
 
     def is_completed(self) -> bool:
         return self._call.is_completed()

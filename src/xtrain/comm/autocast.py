@@ -10,8 +10,15 @@ def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     What is not a tensor stays as it is, for the check that comes next to refuse."""
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         return tensors
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    dtype = autocast_dtype(tensors[0].device.type)
+    if dtype is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast casts to on this kind of device; None where it is off, or where
+    there is none: on meta."""
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)

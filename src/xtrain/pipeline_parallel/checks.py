@@ -5,6 +5,7 @@ None; one rank's problem is an error on all of them.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import check_same, digest, raising_everywhere
+from xtrain.comm.autocast import autocast_dtype
 from xtrain.comm.checks import rank_and_size
 from xtrain.pipeline_parallel.communicators import check_communicators
 from xtrain.pipeline_parallel.stage import PipelineStage
@@ -45,17 +47,33 @@ def check_pipeline(
     )
     known: dict[str, object] = {"schedule": named(schedule)}
     if data_group is None:
-        check_same("stages", [], group, known, problem)
+        check_same_pipeline(schedule, group, known, problem)
         return
     with raising_everywhere(ValueError, group=group):
         with raising_everywhere(ValueError, group=data_group):
-            check_same("stages", [], group, known, problem)
+            check_same_pipeline(schedule, group, known, problem)
         known["rank in the pipeline"] = rank
         check_same("data ranks", [], data_group, known)
 
 
+def check_same_pipeline(
+    schedule: Any,
+    group: ProcessGroup | None,
+    known: dict[str, object],
+    problem: str | None,
+) -> None:
+    """`check_same`, and that the schedule can be run: of one that all share, rank 0
+    finds out; where something is wrong, each rank tells of its own."""
+    looks = rank_and_size(group)[0] == 0
+    with suppress(ValueError):
+        found = problem or (check_order(schedule) if looks else None)
+        check_same("stages", [], group, known, found)
+        return
+    check_same("stages", [], group, known, problem or check_order(schedule))
+
+
 def check_schedule(schedule: Any, size: int) -> str | None:
-    """Is it one, whole and in an order that can be run, for so many ranks?"""
+    """Is it one for so many ranks, of computations only?"""
     if not isinstance(schedule, Schedule):
         return f"the schedule is {type(schedule).__name__}, not a Schedule"
     if size != schedule.ranks or size != len(schedule.actions):
@@ -66,6 +84,11 @@ def check_schedule(schedule: Any, size: int) -> str | None:
                 f"{schedule.name} has {action}: a schedule for the runner is "
                 "computations only, and the runner adds messages and reductions"
             )
+    return None
+
+
+def check_order(schedule: Schedule) -> str | None:
+    """Is it whole, and in an order that can be run?"""
     try:
         validate(schedule)
     except ValueError as error:
@@ -159,8 +182,7 @@ def check_mode(device: str) -> str | None:
     """Can a backward be done here?"""
     if torch.is_inference_mode_enabled():
         return "a step inside torch.inference_mode() computes no gradients"
-    half = torch.get_autocast_dtype(device) == torch.float16
-    if half and torch.is_autocast_enabled(device):
+    if autocast_dtype(device) == torch.float16:
         return (
             "a pipeline under autocast to torch.float16 would need a GradScaler that "
             "asks all ranks, and torch's lets each rank skip a step alone; use "

@@ -21,6 +21,7 @@ for. Each message is issued alone: torch puts batches into one queue for all ran
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ from xtrain.schedules import (
     with_reductions,
 )
 from xtrain.schedules.action import MESSAGES
-from xtrain.schedules.passes import message_peer
+from xtrain.schedules.passes import message_peer, neighbours
 
 
 class Messages:
@@ -202,12 +203,22 @@ class Messages:
 def messages_of(
     schedule: Schedule, group: ProcessGroup | None, device: torch.device
 ) -> tuple[Messages, Messages]:
-    """Those of a step, and those of its forwards alone, over the same groups."""
+    """Those of a step, and those of its forwards alone, over the same groups.
+
+    What this rank sends and receives depends on its neighbours and on theirs alone: of
+    a long pipeline that is little.
+    """
     down = second_group(group, device)
-    step = Messages(with_messages(with_reductions(schedule)), group, device, down)
+    near = neighbours(schedule, [group_or_world(group).rank()])
+    farther = neighbours(schedule, near)
+    part = replace(schedule, actions=tuple(
+        order if rank in farther else [] for rank, order in enumerate(schedule.actions)
+    ))  # fmt: skip
+    whole, forward = with_reductions(part), forward_only(part)
+    step = Messages(with_messages(whole, near), group, device, down)
     if down is not None:
         step.connect()
-    return step, Messages(with_messages(forward_only(schedule)), group, device, down)
+    return step, Messages(with_messages(forward, near), group, device, down)
 
 
 def post_each(

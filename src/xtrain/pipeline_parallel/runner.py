@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import digest
+from xtrain.comm.autocast import autocast_dtype
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.main_grad import accumulate_in_fp32
 from xtrain.pipeline_parallel.agreement import agree_to_begin, sums_of_all
@@ -206,10 +207,9 @@ class PipelineRunner:
         """What decides on the shapes of all messages, as far as this rank has it."""
         own = inputs if self._needs_inputs and inputs is not None else ()
         tensors = [own] if isinstance(own, Tensor) else list(own)
-        device = self._messages.device.type
         return (
             [(tuple(t.shape), t.dtype) for t in tensors],
             [p.requires_grad for p in self.parameters],
             [stage.module.training for stage in self.stages.values()],
-            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+            autocast_dtype(self._messages.device.type),
         )

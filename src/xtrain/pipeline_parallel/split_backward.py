@@ -28,6 +28,7 @@ from torch.autograd import _make_grads
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
+from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.deferred import Deferral, DeferredGradients
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
@@ -51,7 +52,7 @@ class SplitBackward(DeferredGradients):
         if torch.is_grad_enabled() and func in CALLS:
             called = CALLS[func](*args, **kwargs)
             if called is not None and called[1].requires_grad:
-                x, *weights = as_autocast(*called)
+                x, *weights = cast_by_autocast(*called)
                 later, places = self.deferral(*weights)
                 if later is not None:
                     return _Linear.apply(later, x, *places)
@@ -161,15 +162,6 @@ CALLS: dict[Any, Callable[..., tuple[Tensor, ...] | None]] = {
     Tensor.__matmul__: of_matmul,
 }
 """What a mode sees where a model multiplies with a weight."""
-
-
-def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype if it is on, as it leaves our function alone."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
 class _Linear(torch.autograd.Function):

@@ -11,13 +11,18 @@ before it: then it comes after the receive of that.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from xtrain.schedules.action import REDUCE, Action, Schedule
 
 
-def with_messages(schedule: Schedule) -> Schedule:
-    """The schedule with sends after, and receives before, what they belong to."""
+def with_messages(schedule: Schedule, ranks: Collection[int] | None = None) -> Schedule:
+    """The schedule with sends after, and receives before, what they belong to.
+
+    Args:
+        ranks: whose orders are wanted, with messages; None for all of them.
+    """
     sent: dict[tuple[int, int], deque[Action]] = {}  # its receives, by sender, receiver
     for rank, actions in enumerate(schedule.actions):
         for action in actions:
@@ -26,7 +31,8 @@ def with_messages(schedule: Schedule) -> Schedule:
                     pair = rank, message_peer(schedule, send)
                     sent.setdefault(pair, deque()).append(receive_of(send))
     ordered = tuple(
-        _with_messages(schedule, rank, sent) for rank in range(schedule.ranks)
+        _with_messages(schedule, rank, sent) if ranks is None or rank in ranks else []
+        for rank in range(schedule.ranks)
     )
     return replace(schedule, actions=ordered)
 
@@ -56,6 +62,17 @@ def forward_only(schedule: Schedule) -> Schedule:
         for order in schedule.actions
     )
     return replace(schedule, name=f"{schedule.name}, forward only", actions=forwards)
+
+
+def neighbours(schedule: Schedule, ranks: Collection[int]) -> set[int]:
+    """These ranks and those with which they exchange messages."""
+    return {
+        schedule.rank_of(stage, i)
+        for rank in ranks
+        for own in schedule.stages_of(rank)
+        for stage in range(max(own - 1, 0), min(own + 2, schedule.stages))
+        for i in (0, schedule.micro_batches - 1)  # "mirror" has two directions
+    }
 
 
 def message_of(schedule: Schedule, action: Action, way: str) -> Action | None:

@@ -7,6 +7,8 @@ in 16 bits; gradients reach the weights in the weights' dtype.
 import torch
 from torch import Tensor
 
+from xtrain.comm.autocast import autocast_dtype
+
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in autocast's dtype if it is on for their device, else as they are.
@@ -16,10 +18,9 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
             gradients enabled, which need a GradScaler: torch's would skip a step only
             on the tensor ranks whose own slices overflowed.
     """
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    dtype = autocast_dtype(tensors[0].device.type)
+    if dtype is None:
         return of_one_dtype(tensors)
-    dtype = torch.get_autocast_dtype(device)
     if dtype == torch.float16 and torch.is_grad_enabled():
         raise ValueError(
             "tensor-parallel layers under autocast to torch.float16 would need a "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import message_device, rank_and_size
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives
 from xtrain.comm.deferred import BackwardAlwaysRuns
 from xtrain.comm.main_grad import (
@@ -44,6 +44,7 @@ class FlatParamGroup:
         average: divide summed gradients by the number of ranks.
         fp32_gradients: reduce in fp32. None: yes if the shards have 16 bits; False: in
             what backward computes them in.
+        device: of the shards; the parameters' own unless given.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class FlatParamGroup:
         collectives: Collectives,
         average: bool,
         fp32_gradients: bool | None = None,
+        device: torch.device | None = None,
     ):
         originals = list(parameters)
         first = originals[0]
@@ -66,7 +68,7 @@ class FlatParamGroup:
         self.trainable = first.requires_grad
         low = compute_dtype if first.is_floating_point() else None
         self.compute_dtype = low or first.dtype
-        device = message_device(group) if first.is_meta else first.device
+        device = device or first.device
         self.collectives = collectives
         self.shard = self._make_shard(originals, device)
         pieces = self.layout.pieces(self.shard, self.rank)

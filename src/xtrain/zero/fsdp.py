@@ -79,6 +79,8 @@ class FullyShardedDataParallel(nn.Module):
         fp32_gradients: add up 16-bit gradients in fp32, here and over the ranks; see
             `xtrain.comm.main_grad`. None: where the parameters have 16 bits; True: also
             where `compute_dtype` alone has.
+        device: of the shards of a module on torch's meta device: where messages are,
+            unless given; "meta" for the shapes alone, as a virtual cluster runs them.
 
     ValueError on every rank if one rank's model or arguments are wrong or differ.
     """
@@ -93,6 +95,7 @@ class FullyShardedDataParallel(nn.Module):
         gradient_reduction: str | None = None,
         collectives: Collectives | None = None,
         fp32_gradients: bool | None = None,
+        device: torch.device | str | None = None,
     ):
         super().__init__()
         over = ranks_to_reduce(module, process_group, gradient_reduction)
@@ -102,6 +105,7 @@ class FullyShardedDataParallel(nn.Module):
             "gradient_reduction": over.reduction,
             "collectives": collectives and collectives.name,
             "fp32_gradients": fp32_gradients,
+            "device": device,
         }
         check_arguments(module, over, compute_dtype, blocks, options)
         self.module, self.process_group = module, over.group
@@ -109,7 +113,9 @@ class FullyShardedDataParallel(nn.Module):
         self.compute_dtype = compute_dtype
         self.gradient_reduction = over.reduction
         first = next(module.parameters())
-        device = message_device(over.group) if first.is_meta else first.device
+        if not first.is_meta:
+            device = first.device
+        device = torch.device(device or message_device(over.group))
         make_group = partial(
             FlatParamGroup,
             group=over.group,
@@ -117,6 +123,7 @@ class FullyShardedDataParallel(nn.Module):
             collectives=collectives or default_collectives(over.group, device),
             average=over.reduction == "average",
             fp32_gradients=fp32_gradients,
+            device=device,
         )
         self.units = make_units(module, find_blocks(module, blocks), make_group)
         for buffer in module.buffers():

@@ -1,6 +1,7 @@
 """Checks of the arguments of FullyShardedDataParallel, before anything is sent."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,8 @@ def check_arguments(
         lambda: check_compute_dtype(compute_dtype),
         lambda: check_unwrapped(module, "FullyShardedDataParallel"),
         lambda: check_blocks(module, blocks),
-        lambda: materialise_buffers(module, over.group),
+        lambda: check_device(module, options["device"]),
+        lambda: materialise_buffers(module, options["device"], over.group),
     )
     options = {
         "compute_dtype": compute_dtype,
@@ -58,7 +60,18 @@ def check_blocks(module: nn.Module, blocks: Blocks) -> None:
     find_blocks(module, blocks)  # raises for what is neither a name nor a class
 
 
-def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+def check_device(module: nn.Module, device: Any) -> None:
+    held = next(module.parameters(), None)
+    if device is not None and held is not None and not held.is_meta:
+        raise ValueError(
+            f"device={device} of a module on {held.device}: its shards stay there; "
+            "device is for a module on the meta device"
+        )
+
+
+def materialise_buffers(
+    module: nn.Module, device: Any, group: ProcessGroup | None
+) -> None:
     """Give buffers on the meta device memory; ValueError if nothing would fill them."""
     kept = module.state_dict().keys()
     for prefix, owner in module.named_modules():
@@ -71,4 +84,5 @@ def materialise_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
                     f"buffer {name} is on the meta device and not part of the model's "
                     "state: no checkpoint would fill it"
                 )
-            owner._buffers[key] = torch.zeros_like(buffer, device=message_device(group))
+            place = device or message_device(group)
+            owner._buffers[key] = torch.zeros_like(buffer, device=place)
