@@ -22,6 +22,7 @@ from xtrain.cluster.deadlock import Deadlock, what_is_wrong
 from xtrain.cluster.group import NAME, Members, VirtualGroup
 from xtrain.cluster.network import network_of
 from xtrain.cluster.per_rank import Process, RankState
+from xtrain.cluster.recorder import Record, Recorder
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
 from xtrain.cluster.threads import (
@@ -57,6 +58,7 @@ class VirtualCluster:
             messages that are not received; costs some microseconds a call.
         limit: seconds of this machine that a rank may run without letting others; then
             it is taken for an endless loop, RankTimeout.
+        record: keep what each rank did in virtual time, as `record` after a run.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class VirtualCluster:
         seed: int | None = None,
         checks: bool = True,
         limit: float = 120.0,
+        record: bool = False,
     ) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"a cluster needs at least one rank, got size={size}")
@@ -75,7 +78,8 @@ class VirtualCluster:
         self.size, self.topology, self.seed = size, topology, seed
         self.limit = limit
         self.seconds: list[float] = []
-        self._with_checks = checks
+        self.record: Record | None = None
+        self._with_checks, self._recording = checks, record
 
     def run(
         self, fn: Callable[..., Any], *args: Any, timeout: float | None = None
@@ -145,7 +149,8 @@ class VirtualCluster:
         ranks = [Rank(number) for number in range(self.size)]
         for rank in ranks:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
-        self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck)
+        recorder = Recorder(self.size) if self._recording else None
+        self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck, recorder)
         self.network = network_of(self.topology, self.scheduler)
         self.store = VirtualStore(lambda: self.scheduler)
         self.checks = Checks() if self._with_checks else None
@@ -168,6 +173,10 @@ class VirtualCluster:
         with few_collections(self.size):
             overdue = self._live(timeout, interrupts)
         self.seconds = [rank.clock for rank in ranks]
+        if self.scheduler.recorder is not None:
+            self.record = self.scheduler.recorder.record(
+                self.seconds, self.network.use()
+            )
         if interrupts.held_back:
             return []
         if self.scheduler.crash is not None:
