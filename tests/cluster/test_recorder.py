@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 import torch
@@ -231,7 +232,7 @@ def test_a_trace_has_a_track_a_rank_and_an_arrow_a_message():
             (e for e in slices if e["tid"] == rank), key=lambda event: event["ts"]
         )
         assert track[0]["ts"] == 0
-        for one, following in zip(track, track[1:]):
+        for one, following in pairwise(track):
             assert one["ts"] + one["dur"] == pytest.approx(following["ts"])
         last = track[-1]["ts"] + track[-1]["dur"]
         assert last == pytest.approx(1e6 * record.seconds[rank], abs=1e-3)

@@ -40,9 +40,8 @@ def micro(seconds: float) -> float:
 
 
 def slice_of(rank: int, span: Span) -> dict[str, Any]:
-    call, at, site = span.call.rpartition(" at ")
     event = {
-        "ph": "X", "name": (call or span.call or span.kind).partition("(")[0],
+        "ph": "X", "name": (span.call or span.kind).partition("(")[0],
         "cat": span.kind, "pid": 0, "tid": rank, "ts": micro(span.start),
         "dur": round(micro(span.end) - micro(span.start), 3),
     }  # fmt: skip

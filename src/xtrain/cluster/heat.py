@@ -65,10 +65,8 @@ def heat_svg(record: Record, title: str = "Load of the links", width: int = 400)
             f'fill-opacity="{0.06 + 0.94 * share / (most[2] or 1):.2f}">'
             f"<title>{html.escape(describe(link, use, share))}</title></rect>"
         )
-    words = (
-        f"{title}: {len(record.links)} links, the busiest {most[0]}, {percent(most[2])}"
-    )
-    return document(width, TOP + down * high + 4, parts, words)
+    words = f"{title}: the busiest of {len(record.links)}, {most[0]}, has "
+    return document(width, TOP + down * high + 4, parts, words + percent(most[2]))
 
 
 def describe(link: str, use: LinkUse, share: float) -> str:

@@ -16,7 +16,7 @@ COMPUTE, WAIT = "compute", "wait"
 
 
 class Span(NamedTuple):
-    """A piece of a rank's time: `kind` is "compute" or "wait", `call` what it waits in."""
+    """A piece of a rank's time: it computes, or waits in a call."""
 
     kind: str
     start: float
