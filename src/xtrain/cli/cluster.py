@@ -44,9 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     arguments, words = split(arguments)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch: ranks are on the CPU
     from xtrain.cluster import VirtualCluster
-    from xtrain.cluster.script import run_script
+    from xtrain.cluster.script import NotAScript, run_script
     from xtrain.cluster.topology_text import topology_of
 
+    if arguments.ranks < 1:
+        raise ValueError(f"a cluster has at least one rank, got {arguments.ranks}")
     topology = topology_of(arguments.topology, arguments.ranks)
     cluster = VirtualCluster(
         arguments.ranks, topology, seed=arguments.seed, record=True
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     nodes = topology is not None and topology.name.startswith(("dgx", "fat_tree"))
     try:
         run_script(cluster, arguments.script, words, per_node=8 if nodes else None)
-    except BrokenPipeError:
+    except (BrokenPipeError, NotAScript):
         raise
     except Exception as error:
         sys.stdout.flush()

@@ -29,6 +29,10 @@ class ScriptExit(RuntimeError):
     """A rank has called `sys.exit` with a code that is not 0."""
 
 
+class NotAScript(ValueError):
+    """A file that is not Python."""
+
+
 def run_script(
     cluster: VirtualCluster,
     script: Path,
@@ -43,10 +47,13 @@ def run_script(
 
     Raises:
         OSError: the script cannot be read.
-        SyntaxError: it is not Python.
+        NotAScript: it is not Python.
         RankError: a rank raised; see `VirtualCluster.run`.
     """
-    code = compile(script.read_bytes(), str(script), "exec")
+    try:
+        code = compile(script.read_bytes(), str(script), "exec")
+    except (SyntaxError, ValueError) as problem:
+        raise NotAScript(f"{script} is not Python: {problem}") from None
     main = sys.modules["__main__"]
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]

@@ -50,12 +50,28 @@ def topology_of(text: str, ranks: int) -> Topology | None:
         named["nodes"] = -(-ranks // NODE)
     elif not places and make is nvlink:
         named.setdefault("ranks", ranks)
-    try:
-        inspect.signature(make).bind(*places, **named)
-    except TypeError as problem:
-        form = ", ".join(inspect.signature(make).parameters)
-        raise ValueError(f"topology {text!r}: {problem}; {match[1]}({form})") from None
+    check_arguments(text, make, places, named)
     return make(*places, **named)
+
+
+def check_arguments(
+    text: str, make: Callable[..., Topology], places: list, named: dict
+) -> None:
+    """ValueError unless they are the arguments of `make`, and numbers where it is due."""
+    signature = inspect.signature(make)
+    try:
+        bound = signature.bind(*places, **named).arguments
+    except TypeError as problem:
+        form = ", ".join(signature.parameters)
+        raise ValueError(
+            f"topology {text!r}: {problem}; {make.__name__}({form})"
+        ) from None
+    for name, value in bound.items():
+        if signature.parameters[name].annotation is str:
+            continue
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, str):
+                raise ValueError(f"topology {text!r}: {name}={one!r} is not a number")
 
 
 def arguments_of(text: str) -> tuple[list[float | str], dict[str, float | str]]:
