@@ -25,6 +25,7 @@ COMMANDS = {  # its module, and its line in the help
     "copy": ("xtrain.cli.copying", "write code that runs without xtrain"),
     "schedule": ("xtrain.cli.schedule", "show and time a pipeline schedule"),
     "plan": ("xtrain.cli.plan", "choose a layout for a model and devices"),
+    "cluster": ("xtrain.cli.cluster", "run a script for torchrun on virtual ranks"),
     "bench": ("xtrain.cli.bench", "race our code against the usual choice"),
 }
 

@@ -125,9 +125,12 @@ class CollectiveCalls:
         if not late and not self._move(slot, works):
             return
         start = max(self._free, max(work.posted for work in works))
+        recorder = self._scheduler.recorder
 
         def ended(end: float) -> None:
             self._free = max(self._free, end)
+            if recorder is not None:
+                recorder.collective(works[0], self._group.ranks, start, end)
             if not late or self._move(slot, works):
                 for work in works:
                     work.finish(end)

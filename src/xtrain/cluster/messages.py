@@ -146,20 +146,23 @@ class Mailbox:
                 message.fail(RuntimeError(f"the two ends of a message differ: {text}"))
             return
         receive.peer = self._ranks.index(send.rank.number)
-        draw = self._scheduler.draw
+        draw, recorder = self._scheduler.draw, self._scheduler.recorder
         late = draw is not None and draw.random() < 0.5  # as late as is legal
         if not late:
             copy(send, receive)
+        start = max(send.posted, receive.posted)
 
         def ended(end: float) -> None:
             if late:
                 copy(send, receive)
+            if recorder is not None:
+                recorder.message(send, receive, start, end)
             send.finish(end)
             receive.finish(end)
 
         self._network.send(
             send.rank.number, receive.rank.number, source.nbytes,
-            max(send.posted, receive.posted), self._scheduler.shaken(ended),
+            start, self._scheduler.shaken(ended),
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from xtrain.cluster.costs import Pattern, patterns_of
 from xtrain.cluster.moves import Part
+from xtrain.cluster.recorder import LinkUse
 from xtrain.cluster.scheduler import Scheduler
 from xtrain.cluster.topology import Topology
 
@@ -40,6 +41,9 @@ class Network(Protocol):
     ) -> None:
         """A collective that all ranks have come to at `start`."""
 
+    def use(self) -> dict[str, LinkUse]:
+        """What has crossed each link, for those that something has."""
+
 
 class NoNetwork:
     """Messages take no time."""
@@ -54,13 +58,17 @@ class NoNetwork:
     ) -> None:
         ended(start)
 
+    def use(self) -> dict[str, LinkUse]:
+        return {}
+
 
 class PrivateLinks:
     """Every pair has a link of its own: ends are known at once."""
 
     def __init__(self, latency: float, bandwidth: float):
-        self.latency, self.beta = latency, 1.0 / bandwidth
+        self.latency, self.bandwidth, self.beta = latency, bandwidth, 1.0 / bandwidth
         self._free: dict[tuple[int, int], float] = {}
+        self._bytes: dict[tuple[int, int], float] = {}
 
     def send(
         self, source: int, target: int, nbytes: int, start: float, ended: Ended
@@ -68,29 +76,39 @@ class PrivateLinks:
         pair = source, target
         gone = max(start, self._free.get(pair, 0.0)) + nbytes * self.beta
         self._free[pair] = gone
+        self._bytes[pair] = self._bytes.get(pair, 0.0) + nbytes
         ended(gone + self.latency)
 
     def collective(
         self, parts: Sequence[Part], ranks: Sequence[int], start: float, ended: Ended
     ) -> None:
-        ways = patterns_of(parts, ranks)
-        ended(start + min(self.seconds(pattern) for pattern in ways))
+        pattern = min(patterns_of(parts, ranks), key=self.seconds)
+        for pair, nbytes in pattern.edges.items():
+            self._bytes[pair] = self._bytes.get(pair, 0.0) + nbytes
+        ended(start + self.seconds(pattern))
 
     def seconds(self, pattern: Pattern) -> float:
         """Of a collective: latencies in a row, and the bytes of its fullest edge."""
         most = max(pattern.edges.values(), default=0.0)
         return pattern.hops * self.latency + most * self.beta
 
+    def use(self) -> dict[str, LinkUse]:
+        return {
+            f"{source} to {target}": LinkUse(self.bandwidth, sent, sent * self.beta)
+            for (source, target), sent in sorted(self._bytes.items())
+        }
+
 
 class Link:
     """A link and the flows that cross it now."""
 
-    __slots__ = ("bandwidth", "bytes", "flows", "name")
+    __slots__ = ("bandwidth", "busy", "bytes", "flows", "name", "since")
 
     def __init__(self, name: str, bandwidth: float):
         self.name, self.bandwidth = name, bandwidth
         self.flows: dict[Flow, float] = {}
         self.bytes = 0.0  # that have crossed it, or will have
+        self.busy = self.since = 0.0  # seconds with a flow, and since when there is one
 
 
 class Flow:
@@ -162,6 +180,13 @@ class SharedLinks:
                 crossings[link] = crossings.get(link, 0.0) + nbytes / unit
         return pattern.hops * latency, Flow(list(crossings.items()), unit, ended)
 
+    def use(self) -> dict[str, LinkUse]:
+        return {
+            link.name: LinkUse(link.bandwidth, link.bytes, link.busy)
+            for link in self.links.values()
+            if link.bytes
+        }
+
     # -- flows -------------------------------------------------------------------------
 
     def _begin(self, flow: Flow, time: float) -> None:
@@ -170,6 +195,8 @@ class SharedLinks:
             return
         flow.since = time
         for link, times in flow.crossings:
+            if not link.flows:
+                link.since = time
             link.flows[flow] = times
             link.bytes += times * flow.left
         self._settle_later((link for link, _ in flow.crossings), time)
@@ -179,6 +206,8 @@ class SharedLinks:
             return  # its rate has changed since
         for link, _ in flow.crossings:
             del link.flows[flow]
+            if not link.flows:
+                link.busy += time - link.since
         flow.version += 1
         self._settle_later((link for link, _ in flow.crossings if link.flows), time)
         flow.ended(time)

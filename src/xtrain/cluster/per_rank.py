@@ -19,6 +19,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -90,8 +91,8 @@ class RankState:
     """What is exchanged at every handover."""
 
     __slots__ = (
-        "device", "dtype", "environ", "late_works", "numbers", "open_works", "random",
-        "replaced", "world",
+        "device", "dtype", "environ", "late_works", "main", "numbers", "open_works",
+        "random", "replaced", "world",
     )  # fmt: skip
 
     def __init__(self, rank: int, size: int, dtype: torch.dtype):
@@ -103,6 +104,7 @@ class RankState:
         self.random = random.Random(SEED + rank)
         self.numbers = torch.Generator().manual_seed(SEED + rank).get_state()
         self.dtype = dtype
+        self.main: ModuleType | None = None  # __main__, where a script runs
         self.open_works: dict[int, Any] = {}  # see `works.VirtualWork`
         self.device: Any = None  # see `compute.Device`
         self.late_works: deque[Any] = deque(maxlen=16)
@@ -124,6 +126,8 @@ class RankState:
         os.environ = self.environ  # type: ignore[assignment]  # noqa: B003
         if torch.get_default_dtype() is not self.dtype:
             torch.set_default_dtype(self.dtype)
+        if self.main is not None:
+            sys.modules["__main__"] = self.main
         for target, name, value, _ in self.replaced:
             setattr(target, name, value)
 

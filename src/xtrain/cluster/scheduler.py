@@ -19,6 +19,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
+from xtrain.cluster.recorder import Recorder
+
 POLL_SECONDS = 1e-6  # that it takes to ask whether a work has ended
 PATIENT_POLLS = 10  # in a row; then a rank asks again when something has happened
 IDLE_POLLS = 100  # of each rank while nothing can happen: then they wait for nothing
@@ -75,6 +77,7 @@ class Scheduler:
         seed: draws an order; None takes the first that came.
         swap: called with the rank that stops and the one that goes on.
         when_stuck: called when nothing can go on; False when there is nothing to do.
+        recorder: told where clocks jump and what is in flight; None keeps nothing.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class Scheduler:
         seed: int | None,
         swap: Callable[[Rank | None, Rank], None],
         when_stuck: Callable[[], bool],
+        recorder: Recorder | None = None,
     ):
         self.ranks = ranks
         self.current = ranks[0]
+        self.recorder = recorder
         self.turns = 0  # how often the baton was handed over
         self.ended = threading.Semaphore(0)  # released when all ranks have
         self.crash: BaseException | None = None
@@ -105,7 +110,10 @@ class Scheduler:
             raise rank.stop
         rank.waits_for = call
         self._idle = rank.polls = 0
+        since = rank.clock
         self._switch(rank)
+        if self.recorder is not None:
+            self.recorder.waited(rank, since, call)
 
     def let_others_run(self) -> None:
         """Go on after all that is earlier than this rank's clock."""
@@ -113,14 +121,17 @@ class Scheduler:
         self._make_ready(rank)
         self._switch(rank)
 
-    def poll(self) -> None:
+    def poll(self, call: Waited) -> None:
         """Time passes while a rank asks in a loop; others run, or it would not end."""
         rank = self.current
+        since = rank.clock
         rank.polls += 1
         rank.clock += POLL_SECONDS
         if rank.polls > PATIENT_POLLS:
             upcoming = [queue[0][0] for queue in (self._ready, self._events) if queue]
             rank.clock = max(rank.clock, min(upcoming, default=0.0))
+        if self.recorder is not None:
+            self.recorder.waited(rank, since, call)
         self._idle += 1
         if self._idle > IDLE_POLLS * len(self.ranks) and not self._events:
             self._idle = 0

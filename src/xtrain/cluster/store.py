@@ -63,7 +63,8 @@ class VirtualStore(dist.Store):
     def check(self, keys: list[str]) -> bool:
         found = all(key in self._values for key in keys)
         if not found:
-            self._scheduler().poll()  # it may be asked in a loop
+            scheduler = self._scheduler()  # it may be asked in a loop
+            scheduler.poll(KeyWait(keys, len(scheduler.ranks), scheduler.current))
         return found
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -23,6 +23,7 @@ from xtrain.cluster.deadlock import Deadlock, what_is_wrong
 from xtrain.cluster.group import NAME, Members, VirtualGroup
 from xtrain.cluster.network import network_of
 from xtrain.cluster.per_rank import Process, RankState
+from xtrain.cluster.recorder import Record, Recorder
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
 from xtrain.cluster.threads import (
@@ -63,6 +64,7 @@ class VirtualCluster:
             see `compute.Device`; None: only `advance` lets ranks compute.
         limit: seconds of this machine that a rank may run without letting others; then
             it is taken for an endless loop, RankTimeout.
+        record: keep what each rank did in virtual time, as `record` after a run.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class VirtualCluster:
         checks: bool = True,
         limit: float = 120.0,
         accelerator: str | Accelerator | None = None,
+        record: bool = False,
     ) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"a cluster needs at least one rank, got size={size}")
@@ -84,7 +87,8 @@ class VirtualCluster:
         self.accelerator = accelerator_of(accelerator)
         self.seconds: list[float] = []
         self.devices: list[Device | None] = []
-        self._with_checks = checks
+        self.record: Record | None = None
+        self._with_checks, self._recording = checks, record
 
     def run(
         self, fn: Callable[..., Any], *args: Any, timeout: float | None = None
@@ -161,7 +165,8 @@ class VirtualCluster:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
             if self.accelerator is not None:
                 rank.state.device = Device(self.accelerator, self.advance)
-        self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck)
+        recorder = Recorder(self.size) if self._recording else None
+        self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck, recorder)
         self.network = network_of(self.topology, self.scheduler)
         self.store = VirtualStore(lambda: self.scheduler)
         self.checks = Checks() if self._with_checks else None
@@ -185,6 +190,10 @@ class VirtualCluster:
         with few_collections(self.size), watching_resizes(self._device):
             overdue = self._live(timeout, interrupts)
         self.seconds = [rank.clock for rank in ranks]
+        if self.scheduler.recorder is not None:
+            self.record = self.scheduler.recorder.record(
+                self.seconds, self.network.use()
+            )
         if interrupts.held_back:
             return []
         if self.scheduler.crash is not None:

@@ -63,8 +63,11 @@ class VirtualCall:
             if self.error is not None:
                 raise self.error
             self.scheduler.block(self)
-        if rank.clock < self.end:
+        since = rank.clock
+        if since < self.end:
             rank.clock = self.end
+            if self.scheduler.recorder is not None:
+                self.scheduler.recorder.waited(rank, since, self)
         if self.checks is not None:
             self.checks.after_wait(self)
         self.release()
@@ -73,7 +76,7 @@ class VirtualCall:
     def is_completed(self) -> bool:
         """Whether it has ended by now; virtual time passes a little if not."""
         if self.error is None and (self.end is None or self.end > self.rank.clock):
-            self.scheduler.poll()
+            self.scheduler.poll(self)
         if self.error is not None:
             return True
         return self.end is not None and self.end <= self.rank.clock

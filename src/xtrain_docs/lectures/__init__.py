@@ -1,4 +1,4 @@
-"""A folder for each lecture: what its pages draw, and the runs behind it.
+"""A folder for each lecture or section: what its pages draw, and the runs behind it.
 
     lc1/<page>.py    what the page computes: runs on ranks, tables, figures, traces
 

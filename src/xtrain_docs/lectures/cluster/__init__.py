@@ -1,0 +1,1 @@
+"""The virtual cluster: what its pages run and draw, a file for each page."""
