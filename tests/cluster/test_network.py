@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.cluster import VirtualCluster, dgx_h100, fat_tree, now
-from xtrain.cluster.costs import trees
+from xtrain.cluster.costs import _parent, trees
 from xtrain.cluster.network import Flow, Link, SharedLinks, fair_rates
 from xtrain.cluster.topology import Route, Topology
 
@@ -212,8 +212,8 @@ def test_collectives_without_bytes():
 @pytest.mark.verifies("xtrain.cluster.costs:trees")
 @pytest.mark.parametrize("size", [*range(2, 34), 64, 100, 1024])
 def test_two_trees_carry_half_each_within_their_depth(size):
-    """Each rank but the roots sends all bytes up, half in each tree; no inner rank of
-    one is an inner rank of the other, so none takes more than its bytes twice.
+    """No inner rank of one is an inner rank of the other: none sends, or takes, more
+    than its bytes twice. The way to the root is as long as the latencies paid for.
     """
     pattern = trees(range(size), 2.0)
     up_and_down = sum(pattern.edges.values())
@@ -222,3 +222,10 @@ def test_two_trees_carry_half_each_within_their_depth(size):
         for end in (0, 1):
             load = sum(n for edge, n in pattern.edges.items() if edge[end] == rank)
             assert load <= 4.0
+    deepest = 0
+    for place in range(size):
+        depth = 0
+        while place:
+            place, depth = _parent(place, size), depth + 1
+        deepest = max(deepest, depth)
+    assert pattern.hops == 2 * deepest
