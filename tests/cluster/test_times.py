@@ -130,7 +130,8 @@ def barrier(size: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.verifies(
+@pytest.mark.verifies("xtrain.cluster.costs:Pattern")
+@pytest.mark.verifies("xtrain.cluster.costs:patterns_of")
     "xtrain.cluster.costs:Pattern", "xtrain.cluster.costs:patterns_of"
 )
 @pytest.mark.parametrize("size", SIZES)
