@@ -132,8 +132,6 @@ def barrier(size: int) -> None:
 
 @pytest.mark.verifies("xtrain.cluster.costs:Pattern")
 @pytest.mark.verifies("xtrain.cluster.costs:patterns_of")
-    "xtrain.cluster.costs:Pattern", "xtrain.cluster.costs:patterns_of"
-)
 @pytest.mark.parametrize("size", SIZES)
 def test_torchs_collectives_take_what_their_patterns_say(size):
     share = (size - 1) / size * BYTES
