@@ -143,8 +143,8 @@ PATTERNS: dict[str, tuple[Topology, int, Callable[[int, int], list[Steps]], int]
     ),
     "incast": (dgx_h100(2), 16, incast, MEGABYTE),
     "outcast": (dgx_h100(1), 8, outcast, MEGABYTE),
-    # SimGrid's flows share a link by their latencies, as TCP's by round-trip times; ours
-    # share it equally. So latencies are 0 where routes of different lengths share.
+    # SimGrid's flows share a link by their latencies, as TCP's by round-trip times, and
+    # ours equally. So latencies are 0 where routes of different lengths share.
     "shift on a ring of chips": (tpu_torus(8), 8, shift, MEGABYTE),
     "permutation on a torus": (
         tpu_torus(4, 4, latency=0.0), 16, permutation, 4 * MEGABYTE,
