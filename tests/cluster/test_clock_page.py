@@ -8,7 +8,9 @@ from xtrain.cluster import VirtualCluster, flat
 from xtrain_docs.lectures.cluster import clock as page
 
 
-@pytest.mark.parametrize("row", page.recorded("simgrid.json"), ids=lambda r: r["pattern"])
+@pytest.mark.parametrize(
+    "row", page.recorded("simgrid.json"), ids=lambda r: r["pattern"]
+)
 def test_the_recorded_patterns_come_out_again(row):
     topology, size, make, nbytes = PATTERNS[row["pattern"]]
     assert max(ours(topology, make(size, nbytes))) == pytest.approx(row["seconds"])

@@ -2,12 +2,12 @@
 
     python -m xtrain.bench.cluster_clock -o FILE
 
-Four programs calibrate the virtual network, each with a small and with a large tensor:
-ring all-reduces, in which all ranks are at work at once, and messages back and forth
-between two ranks while the others wait. Their times give two pairs of a latency and a
-bandwidth for `flat`: what a step costs with its code, its wake-ups and its copy when 4
-ranks share the cores, and when 2 do. Then the other programs run on both, with the
-same code: the tree on the second network, all others on the first.
+Four programs calibrate the virtual network: ring all-reduces of all ranks, and of two
+while the others wait, of a small and of a large tensor. Their times give two pairs of a
+latency and a bandwidth for `flat`: what a step costs with its code, its wake-ups, its
+copy and its sum when 4 ranks share the cores, and when 2 do. Then the other programs
+run on both, with the same code: the tree on the second network, all others on the
+first.
 
 Real ranks take turns on the cores with whatever else runs there. Every program runs
 many times, in turn with the others, and the fastest tenth is averaged: the times of a
@@ -89,18 +89,14 @@ def overlapped(nbytes: int, seconds: float) -> Call:
     return call
 
 
-def back_and_forth(nbytes: int) -> Call:
-    """Between ranks 0 and 1, three times."""
-    rank, tensor = dist.get_rank(), torch.zeros(nbytes, dtype=torch.uint8)
+def of_two(nbytes: int) -> Call:
+    """Ring all-reduces of ranks 0 and 1, two messages in a row each, three times."""
+    pair = dist.new_group([0, 1])
+    tensor = torch.zeros(2 * nbytes // 4)
 
     def call() -> None:
-        for _ in range(STEPS // 2 if rank < 2 else 0):
-            if rank == 0:
-                dist.send(tensor, 1)
-                dist.recv(tensor, 1)
-            else:
-                dist.recv(tensor, 0)
-                dist.send(tensor, 0)
+        for _ in range(STEPS // 2 if dist.get_rank() < 2 else 0):
+            ring_all_reduce(tensor, group=pair)
 
     return call
 
@@ -143,8 +139,8 @@ def pipeline(make: Callable[[int, int], Any], batches: int) -> Call:
 CALIBRATION: dict[str, Callable[[], Call]] = {
     "small of all": lambda: all_reduce(ring_all_reduce, RANKS * SMALL),
     "large of all": lambda: all_reduce(ring_all_reduce, RANKS * LARGE),
-    "small of two": lambda: back_and_forth(SMALL),
-    "large of two": lambda: back_and_forth(LARGE),
+    "small of two": lambda: of_two(SMALL),
+    "large of two": lambda: of_two(LARGE),
 }
 OF_TWO = "tree all-reduce, 64 KiB"  # most of its ranks wait at any time
 PROGRAMS: dict[str, tuple[Callable[[], Call], int]] = {  # every how many rounds
