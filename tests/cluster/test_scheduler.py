@@ -81,9 +81,7 @@ def writes_too_early() -> float:
 
 @pytest.mark.parametrize("fn", [reads_too_early, writes_too_early])
 def test_some_seed_shows_a_race(fn) -> None:
-    seen = {
-        VirtualCluster(2, seed=seed, checks=False).run(fn)[1] for seed in range(64)
-    }
+    seen = {VirtualCluster(2, seed=seed, checks=False).run(fn)[1] for seed in range(64)}
     assert len(seen) > 1
 
 

@@ -84,7 +84,7 @@ class Mailbox:
     def post_send(self, message: Message, rank: int) -> None:
         key = (rank, message.peer, message.tag)
         queue = self._waiting.get(key)  # type: ignore[arg-type]
-        if queue and queue[0].kind is RECV:
+        if queue and first_is(RECV, queue):
             self._match(message, queue.popleft())
             return
         self._queue(key, message)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ class Mailbox:
             return
         key = (message.peer, rank, message.tag)
         queue = self._waiting.get(key)
-        if queue and queue[0].kind is SEND:
+        if queue and first_is(SEND, queue):
             self._match(queue.popleft(), message)
         else:
             self._queue(key, message)
@@ -107,7 +107,7 @@ class Mailbox:
     def left(self) -> list[Message]:
         """What has not found its other end."""
         queues = [*self._waiting.values(), *self._any.values()]
-        return [message for queue in queues for message in queue]
+        return [m for queue in queues for m in queue if m.error is None]
 
     def _queue(self, key: tuple[int, int, int], message: Message) -> None:
         queue = self._waiting.get(key)
@@ -124,9 +124,9 @@ class Mailbox:
         queues = [
             queue
             for (_, *to), queue in self._waiting.items()
-            if (*to,) == place and queue and queue[0].kind is SEND
+            if (*to,) == place and first_is(SEND, queue)
         ]
-        if not waiting or not queues:
+        if not first_is(RECV, waiting) or not queues:
             return
         draw = self._scheduler.draw
         queue = min(queues, key=lambda q: q[0].posted) if draw is None else (
@@ -164,6 +164,13 @@ class Mailbox:
             send.rank.number, receive.rank.number, source.nbytes,
             start, self._scheduler.shaken(ended),
         )  # fmt: skip
+
+
+def first_is(kind: str, queue: deque[Message]) -> bool:
+    """Whether messages of this kind wait in a queue; those that failed leave it."""
+    while queue and queue[0].error is not None:
+        queue.popleft()
+    return bool(queue) and queue[0].kind is kind
 
 
 def copy(send: Message, receive: Message) -> None:

@@ -64,7 +64,10 @@ class VirtualStore(dist.Store):
         found = all(key in self._values for key in keys)
         if not found:
             scheduler = self._scheduler()  # it may be asked in a loop
-            scheduler.poll(KeyWait(keys, len(scheduler.ranks), scheduler.current))
+            asked = KeyWait(keys, len(scheduler.ranks), scheduler.current)
+            scheduler.poll(asked)
+            if asked.error is not None:
+                raise asked.error
         return found
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -141,7 +141,7 @@ class VirtualCluster:
         """See `clock.advance`."""
         rank = self.scheduler.current
         rank.clock += seconds
-        rank.polls = 0
+        rank.goes_on()
 
     # -- groups ------------------------------------------------------------------------
 
@@ -310,20 +310,19 @@ class VirtualCluster:
 
     def _when_stuck(self) -> bool:
         """No rank can run: those that wait raise, with what they wait for."""
-        ranks = self.scheduler.ranks
-        waiting = [rank for rank in ranks if rank.waits_for is not None]
-        if not waiting:
-            return False
-        frames = sys._current_frames()
+        ranks, frames = self.scheduler.ranks, sys._current_frames()
         lines = {
-            rank.number: line_of(frames.get(rank.thread.ident or 0)) for rank in waiting
+            rank.number: line_of(frames.get(rank.thread.ident or 0))
+            for rank in ranks
+            if rank.needs is not None
         }
-        for rank, error in what_is_wrong(ranks, lines).items():
-            assert rank.waits_for is not None
-            rank.waits_for.fail(error)
+        errors = what_is_wrong(ranks, lines)
+        for rank, error in errors.items():
+            assert rank.needs is not None
+            rank.needs.fail(error)
             if rank.waits_for is not None:
                 self.scheduler.wake(rank, rank.clock)
-        return True
+        return bool(errors)
 
     def _raise_failures(self, name: str) -> None:
         ranks = self.scheduler.ranks

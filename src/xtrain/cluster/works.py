@@ -30,7 +30,7 @@ class VirtualCall:
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
         self.rank: Rank = scheduler.current
-        self.rank.polls = 0
+        self.rank.goes_on()
         self.posted = self.rank.clock
         self.end: float | None = None
         self.error: BaseException | None = None
@@ -78,8 +78,10 @@ class VirtualCall:
         if self.error is None and (self.end is None or self.end > self.rank.clock):
             self.scheduler.poll(self)
         if self.error is not None:
+            self.waited = True
             return True
-        return self.end is not None and self.end <= self.rank.clock
+        done = self.end is not None and self.end <= self.rank.clock
+        return done and self.wait()
 
     def is_success(self) -> bool:
         return self.error is None and self.is_completed()
