@@ -52,8 +52,8 @@ class Rank:
     """
 
     __slots__ = (
-        "asks", "baton", "clock", "done", "error", "failed_as", "idle", "number", "polls",
-        "result", "state", "stop", "thread", "waits_for",
+        "asks", "baton", "clock", "done", "error", "failed_as", "idle", "number",
+        "polls", "result", "state", "stop", "thread", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int):
@@ -197,7 +197,7 @@ class Scheduler:
     # ----------------------------------------------------------------------------------
 
     def _all_ask_in_vain(self) -> bool:
-        """No rank will do anything but wait, or ask again what it has asked so often."""
+        """No rank does anything but wait, or ask again what it has asked so often."""
         enough = IDLE_POLLS, self._happened
         return (
             self.current.idle >= enough
