@@ -185,7 +185,6 @@ class Scheduler:
 
     def finish(self, rank: Rank) -> None:
         """A rank has ended: others go on, or all have ended."""
-        rank.done = True
         rank.goes_on()
         self._happened += 1
         try:

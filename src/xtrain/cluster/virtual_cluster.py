@@ -173,6 +173,7 @@ class VirtualCluster:
         self._members: dict[Any, Members] = {}
         self._joined: dict[Any, int] = {}
         self._failures = 0
+        self._interrupting = threading.Lock()  # held where a thread is interrupted
 
     def _run(
         self,
@@ -208,22 +209,32 @@ class VirtualCluster:
         """A rank's thread."""
         stay_on_one_core()
         rank.baton.acquire()
-        try:
-            if rank.stop is not None:
-                raise rank.stop
-            dist.init_process_group(
-                NAME, store=self.store, rank=rank.number, world_size=self.size
-            )
-            with rank.state.device or contextlib.nullcontext():
-                result = call()
-            rank.result = tree_map_only(Tensor, detached, result)
-            del result
-            self._check_ended(rank)
-        except BaseException as error:
+        error = None
+        while not rank.done:
+            try:
+                if error is None:
+                    self._live_as(rank, call)
+                with self._interrupting:
+                    rank.done = True
+                for _ in range(2):  # a Stopped on its way comes here at the latest
+                    pass
+            except BaseException as caught:
+                error = error or caught
+        if error is not None:
             self._failures += 1
             rank.error, rank.failed_as = error, self._failures
-        finally:
-            self.scheduler.finish(rank)
+        self.scheduler.finish(rank)
+
+    def _live_as(self, rank: Rank, call: Callable[[], Any]) -> None:
+        if rank.stop is not None:
+            raise rank.stop
+        dist.init_process_group(
+            NAME, store=self.store, rank=rank.number, world_size=self.size
+        )
+        with rank.state.device or contextlib.nullcontext():
+            result = call()
+        rank.result = tree_map_only(Tensor, detached, result)
+        self._check_ended(rank)
 
     def _check_ended(self, rank: Rank) -> None:
         left = self.checks.unwaited(rank) if self.checks is not None else []
@@ -302,8 +313,9 @@ class VirtualCluster:
         end = time.monotonic() + STOP_SECONDS
         while any(rank.thread.is_alive() for rank in ranks):
             current = self.scheduler.current
-            if not current.done and current.waits_for is None:
-                interrupt(current.thread)
+            with self._interrupting:
+                if not current.done and current.waits_for is None:
+                    interrupt(current.thread)
             time.sleep(0.001)
             if time.monotonic() > end:
                 return  # it runs in C++, where nothing of ours reaches it
