@@ -72,11 +72,12 @@ class VirtualStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         scheduler = self._scheduler()
-        rank, waiting = scheduler.current, None
+        rank = scheduler.current
+        waiting: KeyWait | None = None
         end = None if timeout is None else rank.clock + timeout.total_seconds()
 
         def give_up() -> None:
-            if waiting in self._waits:
+            if waiting is not None and waiting in self._waits and end is not None:
                 self._waits.remove(waiting)
                 keys = ", ".join(waiting.keys)
                 waiting.fail(dist.DistStoreError(f"wait timeout, keys: {keys}"))

@@ -153,7 +153,7 @@ class VirtualWork(dist.Work):
         else:
             if torch._C._current_graph_task_id() != -1:
                 engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(call.wait)
+                engine.queue_callback(call.wait)  # type: ignore[arg-type]
             else:
                 call.wait()
             future.set_result(self._result)
