@@ -87,6 +87,13 @@ class RankEnviron(MutableMapping):
     def copy(self) -> dict[str, str]:
         return dict(self)
 
+    def __or__(self, other: Any) -> dict[str, str]:
+        return {**self, **dict(other)}
+
+    def __ior__(self, other: Any) -> "RankEnviron":
+        self.update(other)
+        return self
+
 
 class RankState:
     """What is exchanged at every handover."""
