@@ -78,7 +78,6 @@ class VirtualCall:
         if self.error is None and (self.end is None or self.end > self.rank.clock):
             self.scheduler.poll(self)
         if self.error is not None:
-            self.waited = True
             return True
         done = self.end is not None and self.end <= self.rank.clock
         return done and self.wait()
