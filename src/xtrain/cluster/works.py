@@ -12,6 +12,9 @@ from torch import Tensor
 from xtrain.cluster.scheduler import Rank, Scheduler
 
 
+KEPT_BYTES = 64  # of a result: torch's DDP asks for one of 4 bytes after the wait
+
+
 class VirtualCall:
     """A call of one rank: it ends at a virtual time, well or with an error.
 
@@ -115,7 +118,8 @@ class VirtualWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._open.pop(id(self), None)
         done = self._call.wait()
-        self._result = []
+        if sum(tensor.nbytes for tensor in self._result) > KEPT_BYTES:
+            self._result = []
         return done
 
     def is_completed(self) -> bool:
