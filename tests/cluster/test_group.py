@@ -187,7 +187,7 @@ def from_anyone(waited):
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.verifies(GROUP, "xtrain.cluster.messages:Mailbox")
-@pytest.mark.verifies("xtrain.cluster.messages:Message")
+@pytest.mark.verifies("xtrain.cluster.messages:PostedMessage")
 def test_messages_arrive_by_source_tag_and_order(size):
     found = VirtualCluster(size).run(exchanged, size)
     assert found == [7 + (size - 1)] + [7 + rank - 1 for rank in range(1, size)]

@@ -10,7 +10,7 @@ from xtrain.cluster.group import NAME, VirtualGroup
 
 def ranks_of_group(cluster: Any, options: Any) -> list[int]:
     """A group's ranks in the cluster: some of them may begin anew, as a smaller job."""
-    default = dist.distributed_c10d._world.default_pg
+    default: Any = dist.distributed_c10d._world.default_pg
     if options.global_ranks_in_group and default is not None:
         return [default.ranks[rank] for rank in options.global_ranks_in_group]
     if options.group_size == cluster.size:

@@ -32,7 +32,7 @@ class CollectiveWork(VirtualCall):
     def __init__(self, scheduler: Scheduler, call: CollectiveCall, part: Part):
         super().__init__(scheduler)
         self.call, self.part = call, part
-        self.slot: Slot | None = None
+        self.slot: CollectiveSlot | None = None
         self.tensors: Sequence[Tensor] = ()
 
     def release(self) -> None:
@@ -58,7 +58,7 @@ def has_data(parts: Sequence[Part]) -> bool:
     return True not in on_meta
 
 
-class Slot:
+class CollectiveSlot:
     """The k-th collective of a group: a place for each rank."""
 
     __slots__ = ("broken", "group", "left", "works")
@@ -75,7 +75,7 @@ class CollectiveCalls:
 
     def __init__(self, scheduler: Scheduler, network: Any, group: Any):
         self._scheduler, self._network, self._group = scheduler, network, group
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, CollectiveSlot] = {}
         self._counts = [0] * len(group.ranks)
         self._free = 0.0  # when the communicator's stream is
 
@@ -85,7 +85,7 @@ class CollectiveCalls:
         self._counts[rank] += 1
         slot = self._slots.get(number)
         if slot is None:
-            slot = self._slots[number] = Slot(self._group)
+            slot = self._slots[number] = CollectiveSlot(self._group)
         work.slot, slot.works[rank] = slot, work
         slot.left -= 1
         if slot.broken is None and slot.left < len(slot.works) - 1:
@@ -97,13 +97,13 @@ class CollectiveCalls:
         if slot.left == 0:
             del self._slots[number]
 
-    def _compare(self, slot: Slot, work: CollectiveWork) -> None:
+    def _compare(self, slot: CollectiveSlot, work: CollectiveWork) -> None:
         others = [each for each in slot.works if each is not None]
         first = next(each for each in others if each is not work)
         if first.call[:4] != work.call[:4]:
             self._break(slot, self._all_calls(slot))
 
-    def _all_calls(self, slot: Slot) -> str:
+    def _all_calls(self, slot: CollectiveSlot) -> str:
         lines = [
             f"the ranks of this group are in different calls{self._group.in_words()}:"
         ]
@@ -112,13 +112,13 @@ class CollectiveCalls:
             lines.append(f"  rank {rank}: {called}")
         return "\n".join(lines)
 
-    def _break(self, slot: Slot, text: str) -> None:
+    def _break(self, slot: CollectiveSlot, text: str) -> None:
         slot.broken = text
         for work in slot.works:
             if work is not None:
                 work.fail(MismatchedCollectives(text))
 
-    def _run(self, slot: Slot) -> None:
+    def _run(self, slot: CollectiveSlot) -> None:
         works = [work for work in slot.works if work is not None]
         draw = self._scheduler.draw
         late = draw is not None and draw.random() < 0.5  # as late as is legal
@@ -140,7 +140,7 @@ class CollectiveCalls:
             self._scheduler.shaken(ended),
         )  # fmt: skip
 
-    def _move(self, slot: Slot, works: Sequence[CollectiveWork]) -> bool:
+    def _move(self, slot: CollectiveSlot, works: Sequence[CollectiveWork]) -> bool:
         """Compute all ranks' results; False when their tensors do not fit together."""
         parts = [work.part for work in works]
         for work in works:

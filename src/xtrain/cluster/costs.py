@@ -85,7 +85,7 @@ def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
         two = trees(ranks, part.nbytes)
         return [ring(ranks, 2 * (size - 1), 2 * share), two]
     if part.kind == "broadcast" or part.kind == "reduce":
-        root = part.root or 0
+        root = part.root
         from_root = [*ranks[root:], *ranks[:root]]
         return [
             chain(

@@ -34,7 +34,7 @@ def what_is_wrong(
     Args:
         lines: where each of them waits, for calls that have not kept it.
     """
-    waiting = [rank for rank in ranks if rank.waits_for is not None]
+    waiting = [rank for rank in ranks if rank.needs is not None]
     failed = [rank for rank in ranks if rank.done and rank.error is not None]
     if failed:
         first = failed[0]
@@ -69,10 +69,10 @@ def _without_circle(waiting: Sequence[Rank], lines: dict[int, str]) -> str:
 
 def missing_of(rank: Rank) -> list[int]:
     """The ranks that a rank waits for."""
-    return [] if rank.waits_for is None else rank.waits_for.missing()
+    return [] if rank.needs is None else rank.needs.missing()
 
 
 def _call(rank: Rank, lines: dict[int, str]) -> str:
-    assert rank.waits_for is not None
-    text = rank.waits_for.describe()
+    assert rank.needs is not None
+    text = rank.needs.describe()
     return text if " at " in text else f"{text} at {lines.get(rank.number, '?')}"

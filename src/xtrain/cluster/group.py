@@ -19,7 +19,7 @@ from xtrain.backends.torch_calls import TorchCalls
 from xtrain.backends.works import Finished
 from xtrain.cluster.collectives import CollectiveCalls, CollectiveWork
 from xtrain.cluster.compute import unseen
-from xtrain.cluster.messages import RECV, SEND, Mailbox, Message
+from xtrain.cluster.messages import RECV, SEND, Mailbox, PostedMessage
 from xtrain.cluster.moves import Moves, Part
 from xtrain.cluster.scheduler import Scheduler
 from xtrain.cluster.works import SeveralWorks, VirtualWork
@@ -108,11 +108,11 @@ class VirtualGroup(TorchCalls, NamedGroup):
 
     def _message(
         self, kind: str, tensor: Tensor, peer: int | None, tag: int
-    ) -> Message:
+    ) -> PostedMessage:
         self._check_ready(kind, (tensor,))
         self._calls += 1
         self._scheduler.shake()
-        message = Message(self._scheduler, kind, tensor, self._members, peer, tag)
+        message = PostedMessage(self._scheduler, kind, tensor, self._members, peer, tag)
         if self._checks is not None:
             message.site = call_site()
             message.checks = self._checks.of_message(message)

@@ -27,7 +27,7 @@ memmove.restype = None
 SEND, RECV = "send", "recv"
 
 
-class Message(VirtualCall):
+class PostedMessage(VirtualCall):
     """One end of a message, in ranks of its group; `peer` is None for any source."""
 
     __slots__ = ("group", "kind", "peer", "site", "tag", "tensor")
@@ -78,20 +78,20 @@ class Mailbox:
 
     def __init__(self, scheduler: Scheduler, network: Any, ranks: list[int]):
         self._scheduler, self._network, self._ranks = scheduler, network, ranks
-        self._waiting: dict[tuple[int, int, int], deque[Message]] = {}
-        self._any: dict[tuple[int, int], deque[Message]] = {}
+        self._waiting: dict[tuple[int, int, int], deque[PostedMessage]] = {}
+        self._any: dict[tuple[int, int], deque[PostedMessage]] = {}
 
-    def post_send(self, message: Message, rank: int) -> None:
+    def post_send(self, message: PostedMessage, rank: int) -> None:
         key = (rank, message.peer, message.tag)
         queue = self._waiting.get(key)  # type: ignore[arg-type]
-        if queue and queue[0].kind is RECV:
+        if queue and first_is(RECV, queue):
             self._match(message, queue.popleft())
             return
         self._queue(key, message)  # type: ignore[arg-type]
         if self._any and self._any.get(key[1:]):  # type: ignore[arg-type]
             self._look_later(key[1:], message)  # type: ignore[arg-type]
 
-    def post_receive(self, message: Message, rank: int) -> None:
+    def post_receive(self, message: PostedMessage, rank: int) -> None:
         if message.peer is None:
             place = (rank, message.tag)
             self._any.setdefault(place, deque()).append(message)
@@ -99,23 +99,23 @@ class Mailbox:
             return
         key = (message.peer, rank, message.tag)
         queue = self._waiting.get(key)
-        if queue and queue[0].kind is SEND:
+        if queue and first_is(SEND, queue):
             self._match(queue.popleft(), message)
         else:
             self._queue(key, message)
 
-    def left(self) -> list[Message]:
+    def left(self) -> list[PostedMessage]:
         """What has not found its other end."""
         queues = [*self._waiting.values(), *self._any.values()]
-        return [message for queue in queues for message in queue]
+        return [m for queue in queues for m in queue if m.error is None]
 
-    def _queue(self, key: tuple[int, int, int], message: Message) -> None:
+    def _queue(self, key: tuple[int, int, int], message: PostedMessage) -> None:
         queue = self._waiting.get(key)
         if queue is None:
             queue = self._waiting[key] = deque()
         queue.append(message)
 
-    def _look_later(self, place: tuple[int, int], message: Message) -> None:
+    def _look_later(self, place: tuple[int, int], message: PostedMessage) -> None:
         """When all that is earlier has been done: who is first is not known before."""
         self._scheduler.at(message.posted, lambda: self._take_any(place))
 
@@ -124,9 +124,9 @@ class Mailbox:
         queues = [
             queue
             for (_, *to), queue in self._waiting.items()
-            if (*to,) == place and queue and queue[0].kind is SEND
+            if (*to,) == place and first_is(SEND, queue)
         ]
-        if not waiting or not queues:
+        if not first_is(RECV, waiting) or not queues:
             return
         draw = self._scheduler.draw
         queue = min(queues, key=lambda q: q[0].posted) if draw is None else (
@@ -134,7 +134,7 @@ class Mailbox:
         )  # fmt: skip
         self._match(queue.popleft(), waiting.popleft())
 
-    def _match(self, send: Message, receive: Message) -> None:
+    def _match(self, send: PostedMessage, receive: PostedMessage) -> None:
         source, target = send.tensor, receive.tensor
         if (
             source.dtype is not target.dtype
@@ -166,7 +166,14 @@ class Mailbox:
         )  # fmt: skip
 
 
-def copy(send: Message, receive: Message) -> None:
+def first_is(kind: str, queue: deque[PostedMessage]) -> bool:
+    """Whether messages of this kind wait in a queue; those that failed leave it."""
+    while queue and queue[0].error is not None:
+        queue.popleft()
+    return bool(queue) and queue[0].kind is kind
+
+
+def copy(send: PostedMessage, receive: PostedMessage) -> None:
     """Move the bytes of a message."""
     if send.checks is not None:
         send.checks.before_copy(send, receive)

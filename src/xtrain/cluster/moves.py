@@ -6,6 +6,7 @@ that comes last computes the results of all; tensors on "meta" have none.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,15 @@ class Part:
 
     Attributes:
         kind: one of the seven functions below, by name.
-        sent: bytes to each rank, where they are not alike; else bytes of the call.
+        op: how tensors are reduced, where they are.
+        root: whose tensor is broadcast, or who gets the reduced one.
     """
 
     kind: str
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor]
-    op: ReduceOp.RedOpType | None = None
-    root: int | None = None
+    op: Any = None
+    root: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 from xtrain.cluster import running
 
 SEED = 20_000  # plus the rank: a forgotten broadcast must not pass by luck
+_C10D: Any = torch._C._distributed_c10d
 _GENERATOR = torch.default_generator
 
 
@@ -67,7 +68,6 @@ class RankEnviron(MutableMapping):
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"environ holds str, got {key!r}={value!r}")
         self._own[key] = value
-        self._deleted.discard(key)
 
     def __delitem__(self, key: str) -> None:
         self[key]  # KeyError where there is none
@@ -85,6 +85,13 @@ class RankEnviron(MutableMapping):
 
     def copy(self) -> dict[str, str]:
         return dict(self)
+
+    def __or__(self, other: Any) -> dict[str, str]:
+        return {**self, **dict(other)}
+
+    def __ior__(self, other: Any) -> "RankEnviron":
+        self.update(other)
+        return self
 
 
 class RankState:
@@ -122,7 +129,7 @@ class RankState:
     def load(self) -> None:
         """Give the process what is this rank's: it goes on."""
         _GENERATOR.set_state(self.numbers)
-        c10d._world = self.world
+        c10d._world = self.world  # type: ignore[assignment]
         os.environ = self.environ  # type: ignore[assignment]  # noqa: B003
         if torch.get_default_dtype() is not self.dtype:
             torch.set_default_dtype(self.dtype)
@@ -175,12 +182,13 @@ class Process:
         }
         for name, function in self._functions.items():
             setattr(random, name, _of_rank(name, function, self._on_rank))
-        self._sleep, time.sleep = time.sleep, _sleeping(time.sleep, self._on_rank)
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        self._sleep: Any = time.sleep
+        time.sleep = _sleeping(time.sleep, self._on_rank)  # type: ignore[assignment]
+        _C10D._set_thread_isolation_mode(True)
         torch.set_num_threads(1)
 
     def __exit__(self, *exception: object) -> None:
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        _C10D._set_thread_isolation_mode(False)
         for name, function in self._functions.items():
             setattr(random, name, function)
         time.sleep = self._sleep

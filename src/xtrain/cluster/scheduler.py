@@ -23,7 +23,7 @@ from xtrain.cluster.recorder import Recorder
 
 POLL_SECONDS = 1e-6  # that it takes to ask whether a work has ended
 PATIENT_POLLS = 10  # in a row; then a rank asks again when something has happened
-IDLE_POLLS = 100  # of each rank while nothing can happen: then they wait for nothing
+IDLE_POLLS = 100  # of each rank while nothing happens: then they wait for nothing
 
 
 class Waited(Protocol):
@@ -45,13 +45,15 @@ class Rank:
     Attributes:
         clock: virtual seconds that it has lived.
         waits_for: the call in which it sleeps; None while it can run.
+        asks: the call that it last asked whether it has ended; None after other calls.
+        idle: how often it has asked since something happened, and what came last.
         stop: raised in it as soon as it runs, and again whenever it would wait.
         state: what belongs to it alone, see `per_rank.RankState`.
     """
 
     __slots__ = (
-        "baton", "clock", "done", "error", "failed_as", "number", "polls", "result",
-        "state", "stop", "thread", "waits_for",
+        "asks", "baton", "clock", "done", "error", "failed_as", "idle", "number",
+        "polls", "result", "state", "stop", "thread", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int):
@@ -60,6 +62,8 @@ class Rank:
         self.polls = 0
         self.done = False
         self.waits_for: Waited | None = None
+        self.asks: Waited | None = None
+        self.idle = (0, 0)
         self.stop: BaseException | None = None
         self.error: BaseException | None = None
         self.failed_as = 0  # the how-manieth rank to fail
@@ -69,6 +73,15 @@ class Rank:
         self.baton = threading.Lock()
         self.baton.acquire()
 
+    @property
+    def needs(self) -> Waited | None:
+        """The call that it cannot go on without."""
+        return self.waits_for or self.asks
+
+    def goes_on(self) -> None:
+        """It does something else than ask in a loop."""
+        self.asks, self.polls = None, 0
+
 
 class Scheduler:
     """Hands the baton from rank to rank.
@@ -76,7 +89,7 @@ class Scheduler:
     Args:
         seed: draws an order; None takes the first that came.
         swap: called with the rank that stops and the one that goes on.
-        when_stuck: called when nothing can go on; False when there is nothing to do.
+        when_stuck: called when nothing can go on; whether a rank can after it.
         recorder: told where clocks jump and what is in flight; None keeps nothing.
     """
 
@@ -97,7 +110,7 @@ class Scheduler:
         self.draw = None if seed is None else random.Random(seed)
         self._swap, self._when_stuck = swap, when_stuck
         self._count = itertools.count()
-        self._idle = 0
+        self._happened = 0
         self._ready: list[tuple[float, float, int, Rank]] = []
         self._events: list[tuple[float, float, int, Callable[[], object]]] = []
 
@@ -108,8 +121,9 @@ class Scheduler:
         rank = self.current
         if rank.stop is not None:
             raise rank.stop
+        rank.goes_on()
         rank.waits_for = call
-        self._idle = rank.polls = 0
+        self._happened += 1
         since = rank.clock
         self._switch(rank)
         if self.recorder is not None:
@@ -126,15 +140,16 @@ class Scheduler:
         rank = self.current
         since = rank.clock
         rank.polls += 1
+        rank.asks = call
         rank.clock += POLL_SECONDS
         if rank.polls > PATIENT_POLLS:
             upcoming = [queue[0][0] for queue in (self._ready, self._events) if queue]
             rank.clock = max(rank.clock, min(upcoming, default=0.0))
         if self.recorder is not None:
             self.recorder.waited(rank, since, call)
-        self._idle += 1
-        if self._idle > IDLE_POLLS * len(self.ranks) and not self._events:
-            self._idle = 0
+        times, moment = rank.idle
+        rank.idle = times + 1 if moment == self._happened else 1, self._happened
+        if self._all_ask_in_vain():
             self._when_stuck()
         self.let_others_run()
 
@@ -153,7 +168,7 @@ class Scheduler:
 
     def at(self, time: float, action: Callable[[], object]) -> None:
         """Have something happen at a time."""
-        self._idle = 0
+        self._happened += 1
         heappush(self._events, (time, self._tie(), next(self._count), action))
 
     def shaken(self, ended: Callable[[float], object]) -> Callable[[float], object]:
@@ -170,8 +185,8 @@ class Scheduler:
 
     def finish(self, rank: Rank) -> None:
         """A rank has ended: others go on, or all have ended."""
-        rank.done = True
-        self._idle = 0
+        rank.goes_on()
+        self._happened += 1
         try:
             following = self._next()
         except BaseException as error:  # a defect of ours: no rank could go on
@@ -179,6 +194,19 @@ class Scheduler:
         self._hand_over(rank, following)
 
     # ----------------------------------------------------------------------------------
+
+    def _all_ask_in_vain(self) -> bool:
+        """No rank does anything but wait, or ask again what it has asked so often."""
+        enough = IDLE_POLLS, self._happened
+        return (
+            self.current.idle >= enough
+            and not self._events
+            and all(
+                rank.done or rank.waits_for is not None
+                or (rank.idle[1] == self._happened and rank.idle >= enough)
+                for rank in self.ranks
+            )
+        )  # fmt: skip
 
     def _tie(self) -> float:
         return 0.0 if self.draw is None else self.draw.random()
@@ -190,7 +218,7 @@ class Scheduler:
         ready, events = self._ready, self._events
         while True:
             if events and not (ready and ready[0][0] < events[0][0]):
-                self._idle = 0
+                self._happened += 1
                 heappop(events)[3]()
             elif ready:
                 return heappop(ready)[3]

@@ -64,16 +64,20 @@ class VirtualStore(dist.Store):
         found = all(key in self._values for key in keys)
         if not found:
             scheduler = self._scheduler()  # it may be asked in a loop
-            scheduler.poll(KeyWait(keys, len(scheduler.ranks), scheduler.current))
+            asked = KeyWait(keys, len(scheduler.ranks), scheduler.current)
+            scheduler.poll(asked)
+            if asked.error is not None:
+                raise asked.error
         return found
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         scheduler = self._scheduler()
-        rank, waiting = scheduler.current, None
+        rank = scheduler.current
+        waiting: KeyWait | None = None
         end = None if timeout is None else rank.clock + timeout.total_seconds()
 
         def give_up() -> None:
-            if waiting in self._waits:
+            if waiting is not None and waiting in self._waits and end is not None:
                 self._waits.remove(waiting)
                 keys = ", ".join(waiting.keys)
                 waiting.fail(dist.DistStoreError(f"wait timeout, keys: {keys}"))

@@ -57,7 +57,7 @@ def topology_of(text: str, ranks: int) -> Topology | None:
 def check_arguments(
     text: str, make: Callable[..., Topology], places: list, named: dict
 ) -> None:
-    """ValueError unless they are the arguments of `make`, and numbers where it is due."""
+    """ValueError unless they are the arguments of `make`, and numbers if they must."""
     signature = inspect.signature(make)
     try:
         bound = signature.bind(*places, **named).arguments

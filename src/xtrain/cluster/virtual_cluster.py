@@ -5,8 +5,6 @@ import copy
 import inspect
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,25 +17,22 @@ from torch.utils._pytree import tree_map_only
 from xtrain.cluster import running
 from xtrain.cluster.checks import Checks, UnfinishedWork
 from xtrain.cluster.compute import Device, accelerator_of, watching_resizes
-from xtrain.cluster.deadlock import Deadlock, what_is_wrong
+from xtrain.cluster.deadlock import what_is_wrong
 from xtrain.cluster.group import NAME, Members, VirtualGroup
 from xtrain.cluster.network import network_of
+from xtrain.cluster.outcome import failure_of
 from xtrain.cluster.per_rank import Process, RankState
+from xtrain.cluster.rank_threads import RankThreads
 from xtrain.cluster.recorder import Record, Recorder
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
 from xtrain.cluster.threads import (
     Interrupts,
-    Stopped,
     few_collections,
-    interrupt,
     line_of,
-    stay_on_one_core,
 )
 from xtrain.cluster.topology import Topology
 from xtrain.plan.hardware import Accelerator
-from xtrain.testing.call_stack import stack_of
-from xtrain.testing.errors import RankReport, RankTimeout, raised
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 10.0
@@ -123,7 +118,7 @@ class VirtualCluster:
         rank = self._on_rank()
         return None if rank is None else rank.state.device
 
-    def _calls(self, fn: Callable[..., Any], args: tuple) -> list[Callable[[], Any]]:
+    def _calls(self, fn: Callable[..., Any], args: tuple) -> list["partial[Any]"]:
         """The call of each rank, with its own copies of the arguments."""
         first = takes_rank_and_size(fn, args)
         calls = []
@@ -141,7 +136,7 @@ class VirtualCluster:
         """See `clock.advance`."""
         rank = self.scheduler.current
         rank.clock += seconds
-        rank.polls = 0
+        rank.goes_on()
 
     # -- groups ------------------------------------------------------------------------
 
@@ -172,23 +167,22 @@ class VirtualCluster:
         self.checks = Checks() if self._with_checks else None
         self._members: dict[Any, Members] = {}
         self._joined: dict[Any, int] = {}
-        self._failures = 0
 
     def _run(
         self,
-        calls: list[Callable[[], Any]],
+        calls: list["partial[Any]"],
         timeout: float | None,
-        interrupts: "Interrupts",
+        interrupts: Interrupts,
     ) -> list[Any]:
         ranks = self.scheduler.ranks
-        for rank, call in zip(ranks, calls, strict=True):
-            rank.thread = threading.Thread(
-                target=self._body, args=(rank, call), daemon=True,
-                name=f"xtrain rank {rank.number}",
-            )  # fmt: skip
         self.devices = [rank.state.device for rank in ranks]
         with few_collections(self.size), watching_resizes(self._device):
-            overdue = self._live(timeout, interrupts)
+            live = [
+                partial(self._live, *each) for each in zip(ranks, calls, strict=True)
+            ]
+            overdue = RankThreads(self.scheduler, self.limit).run(
+                live, timeout, interrupts
+            )
         self.seconds = [rank.clock for rank in ranks]
         if self.scheduler.recorder is not None:
             self.record = self.scheduler.recorder.record(
@@ -200,30 +194,23 @@ class VirtualCluster:
             raise self.scheduler.crash
         if overdue is not None:
             raise overdue
-        call = calls[0].func  # type: ignore[attr-defined]
-        self._raise_failures(getattr(call, "__qualname__", repr(call)))
+        call = calls[0].func
+        failure = failure_of(ranks, getattr(call, "__qualname__", repr(call)))
+        if failure is not None:
+            raise failure
+        self._check_received()
         return [rank.result for rank in ranks]
 
-    def _body(self, rank: Rank, call: Callable[[], Any]) -> None:
-        """A rank's thread."""
-        stay_on_one_core()
-        rank.baton.acquire()
-        try:
-            if rank.stop is not None:
-                raise rank.stop
-            dist.init_process_group(
-                NAME, store=self.store, rank=rank.number, world_size=self.size
-            )
-            with rank.state.device or contextlib.nullcontext():
-                result = call()
-            rank.result = tree_map_only(Tensor, detached, result)
-            del result
-            self._check_ended(rank)
-        except BaseException as error:
-            self._failures += 1
-            rank.error, rank.failed_as = error, self._failures
-        finally:
-            self.scheduler.finish(rank)
+    def _live(self, rank: Rank, call: Callable[[], Any]) -> None:
+        if rank.stop is not None:
+            raise rank.stop
+        dist.init_process_group(
+            NAME, store=self.store, rank=rank.number, world_size=self.size
+        )
+        with rank.state.device or contextlib.nullcontext():
+            result = call()
+        rank.result = tree_map_only(Tensor, detached, result)
+        self._check_ended(rank)
 
     def _check_ended(self, rank: Rank) -> None:
         left = self.checks.unwaited(rank) if self.checks is not None else []
@@ -231,112 +218,21 @@ class VirtualCluster:
             calls = "\n".join(f"  {call.describe()}" for call in left[:8])
             raise UnfinishedWork(f"never waited for:\n{calls}")
 
-    def _live(
-        self, timeout: float | None, interrupts: "Interrupts"
-    ) -> RankTimeout | None:
-        """Run all threads to their ends; what to raise when they had to be stopped."""
-        ranks, started = self.scheduler.ranks, []
-        try:
-            for rank in ranks:
-                rank.thread.start()
-                started.append(rank)
-            self.scheduler.begin()
-            overdue = self._watch(timeout, interrupts)
-        except BaseException:
-            self._stop(started)
-            raise
-        if overdue is None and not interrupts.held_back:
-            for rank in ranks:
-                rank.thread.join()
-        return overdue
-
-    def _watch(
-        self, timeout: float | None, interrupts: "Interrupts"
-    ) -> RankTimeout | None:
-        begun = since = time.monotonic()
-        turns = -1
-        while not self.scheduler.ended.acquire(timeout=LOOK_SECONDS):
-            if interrupts.held_back:
-                self._stop(self.scheduler.ranks)
-                return None
-            now = time.monotonic()
-            if self.scheduler.turns != turns:
-                turns, since = self.scheduler.turns, now
-            if now - since > self.limit:
-                rank = self.scheduler.current.number
-                return self._cut(
-                    f"rank {rank} ran for {self.limit} s and let no other rank run"
-                )
-            if timeout is not None and now - begun > timeout:
-                return self._cut(f"not finished after {timeout} s")
-        return None
-
-    def _cut(self, why: str) -> RankTimeout:
-        """Stop all ranks; where each of them was."""
-        frames, reports = sys._current_frames(), []
-        for rank in self.scheduler.ranks:
-            frame = frames.get(rank.thread.ident or 0)
-            if rank.done or frame is None:
-                reports.append(RankReport(rank.number, "returned"))
-            else:
-                stack = stack_of(frame)
-                summary = stack.summary
-                if rank.waits_for is not None:
-                    summary = f"waiting in {rank.waits_for.describe()}"
-                reports.append(
-                    RankReport(rank.number, "waiting", summary, stack.frames)
-                )
-        first = reports[self.scheduler.current.number]
-        self._stop(self.scheduler.ranks)
-        return RankTimeout(why, reports, first)
-
-    def _stop(self, ranks: list[Rank]) -> None:
-        """End all threads: those that sleep when their turn comes, the one that runs
-        at its next line of Python.
-        """
-        for rank in ranks:
-            rank.stop = Stopped()
-        if self.scheduler.turns == 0:  # the first one was not let run yet
-            for rank in ranks:
-                rank.baton.release()
-        end = time.monotonic() + STOP_SECONDS
-        while any(rank.thread.is_alive() for rank in ranks):
-            current = self.scheduler.current
-            if not current.done and current.waits_for is None:
-                interrupt(current.thread)
-            time.sleep(0.001)
-            if time.monotonic() > end:
-                return  # it runs in C++, where nothing of ours reaches it
-
     def _when_stuck(self) -> bool:
         """No rank can run: those that wait raise, with what they wait for."""
-        ranks = self.scheduler.ranks
-        waiting = [rank for rank in ranks if rank.waits_for is not None]
-        if not waiting:
-            return False
-        frames = sys._current_frames()
+        ranks, frames = self.scheduler.ranks, sys._current_frames()
         lines = {
-            rank.number: line_of(frames.get(rank.thread.ident or 0)) for rank in waiting
+            rank.number: line_of(frames.get(rank.thread.ident or 0))
+            for rank in ranks
+            if rank.needs is not None
         }
-        for rank, error in what_is_wrong(ranks, lines).items():
-            assert rank.waits_for is not None
-            rank.waits_for.fail(error)
+        errors = what_is_wrong(ranks, lines)
+        for rank, error in errors.items():
+            assert rank.needs is not None
+            rank.needs.fail(error)
             if rank.waits_for is not None:
                 self.scheduler.wake(rank, rank.clock)
-        return True
-
-    def _raise_failures(self, name: str) -> None:
-        ranks = self.scheduler.ranks
-        failed = [rank for rank in ranks if rank.error is not None]
-        if not failed:
-            self._check_received()
-            return
-        first = min(failed, key=lambda rank: rank.failed_as)
-        reports = [report_of(rank) for rank in ranks]
-        error = raised(name, reports, reports[first.number])
-        if isinstance(first.error, Deadlock):
-            error.cycle = first.error.cycle  # type: ignore[attr-defined]
-        raise error
+        return bool(errors)
 
     def _check_received(self) -> None:
         if self.checks is None:
@@ -354,20 +250,6 @@ def swap(rank: Rank | None, following: Rank) -> None:
     if rank is not None:
         rank.state.save()
     following.state.load()
-
-
-def report_of(rank: Rank) -> RankReport:
-    """How a rank ended; with the traceback, for the first ones to fail."""
-    error, trace = rank.error, ""
-    if error is None:
-        return RankReport(rank.number, "returned")
-    if rank.failed_as <= SHOWN_TRACES:
-        frames = error.__traceback__ and error.__traceback__.tb_next
-        trace = "".join(traceback.format_exception(type(error), error, frames))
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    return RankReport(
-        rank.number, "raised", summary, trace, error, float(rank.failed_as)
-    )
 
 
 def detached(tensor: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ from torch import Tensor
 from xtrain.cluster.scheduler import Rank, Scheduler
 
 
+KEPT_BYTES = 64  # of a result: torch's DDP asks for one of 4 bytes after the wait
+
+
 class VirtualCall:
     """A call of one rank: it ends at a virtual time, well or with an error.
 
@@ -30,7 +33,7 @@ class VirtualCall:
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
         self.rank: Rank = scheduler.current
-        self.rank.polls = 0
+        self.rank.goes_on()
         self.posted = self.rank.clock
         self.end: float | None = None
         self.error: BaseException | None = None
@@ -79,7 +82,8 @@ class VirtualCall:
             self.scheduler.poll(self)
         if self.error is not None:
             return True
-        return self.end is not None and self.end <= self.rank.clock
+        done = self.end is not None and self.end <= self.rank.clock
+        return done and self.wait()
 
     def is_success(self) -> bool:
         return self.error is None and self.is_completed()
@@ -114,7 +118,8 @@ class VirtualWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._open.pop(id(self), None)
         done = self._call.wait()
-        self._result = []
+        if sum(tensor.nbytes for tensor in self._result) > KEPT_BYTES:
+            self._result = []
         return done
 
     def is_completed(self) -> bool:
@@ -151,7 +156,7 @@ class VirtualWork(dist.Work):
         else:
             if torch._C._current_graph_task_id() != -1:
                 engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(call.wait)
+                engine.queue_callback(call.wait)  # type: ignore[arg-type]
             else:
                 call.wait()
             future.set_result(self._result)
