@@ -10,8 +10,9 @@ run on both, with the same code: the tree on the second network, all others on t
 first.
 
 Real ranks take turns on the cores with whatever else runs there. Every program runs
-many times, in turn with the others, and the fastest tenth is averaged: the times of a
-machine that has nothing else to do.
+many times, in turn with the others, and the fastest tenth is averaged. All of this is
+done several times, and the run with the least calibrated latency is kept: the machine
+had least else to do.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from xtrain.bench.machine import describe, versions
 from xtrain.cluster import VirtualCluster, advance, flat, now, running
 from xtrain.comm import (
     halving_doubling_all_reduce,
+    irecv,
+    isend,
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
@@ -79,8 +82,8 @@ def overlapped(nbytes: int, seconds: float) -> Call:
 
     def call() -> None:
         works = [
-            dist.isend(sent, (rank + 1) % size),
-            dist.irecv(received, (rank - 1) % size),
+            isend(sent, (rank + 1) % size),
+            irecv(received, (rank - 1) % size),
         ]
         compute(seconds)
         for work in works:
@@ -153,8 +156,8 @@ PROGRAMS: dict[str, tuple[Callable[[], Call], int]] = {  # every how many rounds
     ),
     OF_TWO: (lambda: all_reduce(tree_all_reduce, 1 << 16), 1),
     "a message under 20 ms of compute": (lambda: overlapped(1 << 18, 20e-3), 10),
-    "1F1B, 8 micro-batches": (lambda: pipeline(one_f_one_b, 8), 20),
-    "GPipe, 8 micro-batches": (lambda: pipeline(gpipe, 8), 20),
+    "1F1B, 8 micro-batches": (lambda: pipeline(one_f_one_b, 8), 40),
+    "GPipe, 8 micro-batches": (lambda: pipeline(gpipe, 8), 40),
 }  # fmt: skip
 
 
@@ -207,6 +210,12 @@ def calibrated(real: dict[str, float], which: str) -> tuple[float, float]:
     return small - SMALL * beta, 1 / beta
 
 
+def quietest(backend: str, rounds: int, runs: int) -> dict[str, Any]:
+    """The run in which other programs disturbed the calibration least."""
+    results = [compare(backend, rounds) for _ in range(runs)]
+    return min(results, key=lambda result: result["networks"]["of all"][0])
+
+
 def compare(backend: str, rounds: int) -> dict[str, Any]:
     """All programs on real ranks over a backend, and on virtual ones."""
     with World(RANKS, backend=backend) as world:
@@ -232,12 +241,13 @@ def compare(backend: str, rounds: int) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--backends", nargs="+", default=["xtrain-shm", "gloo"])
-    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("-o", "--output", type=Path)
     chosen = parser.parse_args(arguments)
     results = []
     for backend in chosen.backends:
-        result = compare(backend, chosen.rounds)
+        result = quietest(backend, chosen.rounds, chosen.runs)
         results.append(result)
         for which, (latency, bandwidth) in result["networks"].items():
             numbers = f"{latency * 1e6:.1f} us, {bandwidth / 1e9:.2f} GB/s"
