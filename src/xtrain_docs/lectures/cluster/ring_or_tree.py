@@ -14,7 +14,7 @@ from xtrain.plan import collective_time, hierarchical_time
 from xtrain.plan.hardware import Accelerator
 
 from ... import config, runs
-from ...amounts import bytes as as_bytes
+from ...amounts import bytes_ as as_bytes
 from ...amounts import seconds as as_seconds
 from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, line_chart
