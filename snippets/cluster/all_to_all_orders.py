@@ -5,7 +5,7 @@ import torch.distributed as dist
 from xtrain.cluster import VirtualCluster, dgx_h100
 from xtrain.comm import all_to_all_single
 
-NODES, PIECE = 8, 2**16  # numbers from each rank to each other
+NODES, PIECE = 4, 2**16  # numbers from each rank to each other
 
 
 def in_a_loop(taken, given, first):
