@@ -229,7 +229,7 @@ def fullest_link(over: float, hot: float, size: int = RANKS, stride: int = 1) ->
 
 
 @value
-def busiest_over_mean(hot: float) -> float:
+def received_over_mean(hot: float) -> float:
     """Copies for the rank that gets most, over the mean of all ranks."""
     sent = torch.tensor(dispatch_of(1.0, hot, RANKS, 1)["sent"])
     received = sent.sum(0).double()
@@ -240,12 +240,12 @@ def busiest_over_mean(hot: float) -> float:
 def dispatch_below_a_spine() -> Table:
     """Oversubscription against placement of the expert groups."""
     rows = []
-    for size, stride, words in (
-        (RANKS, 1, "64 ranks, on all nodes"),
-        (16, 4, "16 ranks, two of each node"),
-        (16, 1, "16 ranks, on one leaf"),
+    for size, stride, words, ratios in (
+        (RANKS, 1, "64 ranks, on all nodes", (1.0, 2.0, 4.0)),
+        (16, 4, "16 ranks, two of each node", (1.0, 4.0)),
+        (16, 1, "16 ranks, on one leaf", (1.0, 4.0)),
     ):
-        for over in (1.0, 2.0, 4.0):
+        for over in ratios:
             took = dispatch_seconds(over, 1.0, size, stride)
             formula = dispatch_formula(over, size, stride)
             rows.append(
