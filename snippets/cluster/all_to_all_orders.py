@@ -37,4 +37,6 @@ for order in ("rank 0 first", "next rank first", "all at once"):
     right = all(cluster.run(exchange, order))
     seconds, links = cluster.record.makespan, cluster.record.links
     load = max(use.bytes / use.bandwidth for use in links.values()) / seconds
-    print(f"{order:15}: right {right}, {1e6 * seconds:6.1f} us, busiest link {load:4.0%}")
+    print(
+        f"{order:15}: right {right}, {1e6 * seconds:6.1f} us, busiest link {load:4.0%}"
+    )

@@ -1,22 +1,13 @@
 """The page on congestion: all-to-alls on a switch, on nodes, on a tree of switches."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from xtrain.cluster import Record, VirtualCluster, now
+from xtrain.cluster import Record
 from xtrain.cluster.draw import timeline_svg
 from xtrain.cluster.heat import heat_svg
 from xtrain.cluster.recorder import LinkUse, Span, Transfer
 from xtrain.cluster.topology import NETWORK_LATENCY, NODE, NVLINK_LATENCY
-from xtrain.cluster.topology_text import topology_of
-from xtrain.comm import all_to_all_single
-from xtrain.expert_parallel import Routing, dispatch, plan_dispatch
-from xtrain.plan import all_to_all_bytes, copy_bytes
+from xtrain.plan import copy_bytes
 from xtrain.plan.hardware import Accelerator
 
 from ... import runs
@@ -26,27 +17,12 @@ from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import value
+from .all_to_all_runs import HIDDEN, PIECE, RANKS, TOKENS, TOP_K, dispatched, exchanged
 
 GPU = Accelerator.preset("h100")
 NVLINK, ADAPTER = GPU.link.bandwidth, 50e9
-PIECE = 2**18  # bytes from each rank to each other
-EXPERTS, TOP_K, HIDDEN = 256, 8, 7168  # of DeepSeek-V3
-RANKS, TOKENS, LEAF = 64, 4096, 2  # tokens of a rank, nodes on a leaf switch
+LEAF = 2  # nodes on a leaf switch
 COPY = copy_bytes(HIDDEN)
-
-
-def kept(cluster: VirtualCluster, seconds: float, whole: bool = False) -> dict:
-    """What a figure needs of a run, as JSON."""
-    record = cluster.record
-    assert record is not None
-    found: dict[str, Any] = {
-        "seconds": seconds, "links": {n: list(u) for n, u in record.links.items()}
-    }  # fmt: skip
-    if whole:
-        found["clocks"] = list(record.seconds)
-        found["waits"] = [list(map(list, one)) for one in record.waits]
-        found["transfers"] = list(map(list, record.transfers))
-    return found
 
 
 def record_of(found: dict) -> Record:
@@ -59,47 +35,6 @@ def record_of(found: dict) -> Record:
 
 
 # -- three orders of the same messages -------------------------------------------------
-
-
-def same_order(taken_NM: Tensor, given_NM: Tensor) -> None:
-    """All ranks send to rank 0 first, then to rank 1, and so on."""
-    one_by_one(taken_NM, given_NM, range(dist.get_world_size()))
-
-
-def next_rank_first(taken_NM: Tensor, given_NM: Tensor) -> None:
-    """Each rank begins with the one after it."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    one_by_one(taken_NM, given_NM, [(rank + step) % size for step in range(size)])
-
-
-def one_by_one(taken_NM: Tensor, given_NM: Tensor, order: Iterable[int]) -> None:
-    peers = [peer for peer in order if peer != dist.get_rank()]
-    receives = [dist.irecv(taken_NM[peer], peer) for peer in peers]
-    for peer in peers:
-        dist.send(given_NM[peer], peer)
-    for receive in receives:
-        receive.wait()
-
-
-WAYS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "same order": same_order, "next rank first": next_rank_first,
-    "all at once": all_to_all_single, "torch": dist.all_to_all_single,
-}  # fmt: skip
-
-
-def exchange(way: str, nbytes: int) -> float:
-    """On each rank: the virtual seconds of an all-to-all with such pieces."""
-    given_NM = torch.empty(dist.get_world_size(), nbytes // 4, device="meta")
-    WAYS[way](torch.empty_like(given_NM), given_NM)
-    return now()
-
-
-def exchanged(way: str, topology: str, ranks: int, whole: bool) -> dict:
-    cluster = VirtualCluster(
-        ranks, topology_of(topology, ranks), checks=False, record=True
-    )
-    seconds = max(cluster.run(exchange, way, PIECE))
-    return kept(cluster, seconds, whole)
 
 
 def run_of(way: str, topology: str, ranks: int, whole: bool = False) -> dict:
@@ -147,48 +82,6 @@ def all_to_all_timeline(way: str = "same order") -> str:
 
 
 # -- tokens to their experts -----------------------------------------------------------
-
-
-def random_experts(seed: int, hot: float) -> Tensor:
-    """The experts of a rank's tokens; expert 0 has `hot` times the others' chance."""
-    random = torch.Generator().manual_seed(seed)
-    chances_E = torch.ones(EXPERTS)
-    chances_E[0] = hot
-    return torch.multinomial(
-        chances_E.expand(TOKENS, -1), TOP_K, generator=random
-    )  # no expert twice
-
-
-def one_dispatch(hot: float, size: int, stride: int) -> tuple[float, list[int]]:
-    """On each rank: the virtual seconds of a dispatch, and its copies to each rank."""
-    experts_Tk = random_experts(dist.get_rank(), hot)
-    ones_Tk = torch.ones(experts_Tk.shape)
-    scores_TE = torch.zeros(1, 1).expand(TOKENS, EXPERTS)
-    routing = Routing(experts_Tk, ones_Tk, scores_TE, scores_TE, ones_Tk > 0)
-    plan = plan_dispatch(routing, group_of(size, stride))
-    x_TH = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device="meta")
-    dist.barrier()
-    begun = now()
-    dispatch(x_TH, plan)
-    return now() - begun, plan.sent
-
-
-def group_of(size: int, stride: int) -> ProcessGroup:
-    """This rank's expert group: `size` ranks that are `stride` apart."""
-    ranks = torch.arange(dist.get_world_size()).view(-1, size, stride)
-    rows = ranks.transpose(1, 2).reshape(-1, size).tolist()
-    made = [dist.new_group(row) for row in rows]  # every rank calls every one
-    return next(
-        group for group, row in zip(made, rows, strict=True) if dist.get_rank() in row
-    )
-
-
-def dispatched(topology: str, hot: float, size: int, stride: int) -> dict:
-    cluster = VirtualCluster(
-        RANKS, topology_of(topology, RANKS), checks=False, record=True
-    )
-    seconds, sent = zip(*cluster.run(one_dispatch, hot, size, stride), strict=True)
-    return kept(cluster, max(seconds)) | {"sent": sent}
 
 
 def dispatch_of(over: float, hot: float, size: int, stride: int) -> dict:
