@@ -60,6 +60,7 @@ def initialise(method: str, path: str) -> tuple[int, int, str, list[float]]:
     "xtrain.comm.ring:ring_all_reduce",
     "xtrain.comm.collectives:barrier",
 )
+@pytest.mark.processes("gloo connects its ranks")
 def test_three_ways_to_meet(tmp_path):
     size = 3
     with World(size) as world:
@@ -78,6 +79,7 @@ def env_without(name: str) -> None:
     dist.init_process_group("gloo")
 
 
+@pytest.mark.processes("gloo connects its ranks")
 def test_a_missing_variable_is_named_on_every_rank():
     with World(2) as world:
         for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):

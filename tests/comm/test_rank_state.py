@@ -56,6 +56,7 @@ def as_threads() -> list[tuple[tuple[bool, ...], int]]:
 @pytest.mark.verifies(
     "xtrain.comm.call_agreement:uncounted", "xtrain.comm.uneven:uneven_calls"
 )
+@pytest.mark.processes("its own threads are the ranks")
 def test_switches_of_one_thread_are_off_in_another(world):
     (results,) = world(1).run(as_threads)
     assert results == [((True,) * 4, 1), ((False,) * 4, 0)]

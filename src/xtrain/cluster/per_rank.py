@@ -68,7 +68,6 @@ class RankEnviron(MutableMapping):
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"environ holds str, got {key!r}={value!r}")
         self._own[key] = value
-        self._deleted.discard(key)
 
     def __delitem__(self, key: str) -> None:
         self[key]  # KeyError where there is none

@@ -107,32 +107,35 @@ class RankThreads:
         return RankTimeout(why, reports, first)
 
     def _stop(self, ranks: list[Rank]) -> None:
-        """End all threads: those that sleep when their turn comes, the one that runs
-        at its next line of Python.
+        """End all threads, one after another.
+
+        The one that runs raises at its next line of Python, the others as soon as they
+        have the baton. An exception may come in the middle of a handover, so both are
+        done until the thread has ended.
         """
         for rank in ranks:
             rank.stop = Stopped()
-        if self.scheduler.turns == 0:  # the first one was not let run yet
-            for rank in ranks:
-                rank.baton.release()
         end = time.monotonic() + STOP_SECONDS
-        while any(rank.thread.is_alive() for rank in ranks):
+        while alive := [rank for rank in ranks if rank.thread.is_alive()]:
             current = self.scheduler.current
+            rank = current if current in alive else alive[0]
             with self._interrupting:
-                if not current.done and current.waits_for is None:
-                    interrupt(current.thread)
+                if not rank.done:
+                    interrupt(rank.thread)
+            if rank.baton.locked():
+                rank.baton.release()
             time.sleep(0.001)
             if time.monotonic() > end:
                 return  # it runs in C++, where nothing of ours reaches it
 
     def _body(self, rank: Rank, live: Callable[[], None]) -> None:
         """A thread: whatever happens, its rank is done once and hands the baton on."""
-        stay_on_one_core()
-        rank.baton.acquire()
         error = None
         while not rank.done:
             try:
                 if error is None:
+                    stay_on_one_core()
+                    rank.baton.acquire()
                     live()
                 with self._interrupting:
                     rank.done = True
@@ -143,4 +146,5 @@ class RankThreads:
         if error is not None:
             self._failures += 1
             rank.error, rank.failed_as = error, self._failures
-        self.scheduler.finish(rank)
+        if rank.stop is None:
+            self.scheduler.finish(rank)

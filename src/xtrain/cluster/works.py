@@ -12,6 +12,9 @@ from torch import Tensor
 from xtrain.cluster.scheduler import Rank, Scheduler
 
 
+KEPT_BYTES = 64  # of a result: torch's DDP asks for one of 4 bytes after the wait
+
+
 class VirtualCall:
     """A call of one rank: it ends at a virtual time, well or with an error.
 
@@ -78,7 +81,6 @@ class VirtualCall:
         if self.error is None and (self.end is None or self.end > self.rank.clock):
             self.scheduler.poll(self)
         if self.error is not None:
-            self.waited = True
             return True
         done = self.end is not None and self.end <= self.rank.clock
         return done and self.wait()
@@ -116,7 +118,8 @@ class VirtualWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._open.pop(id(self), None)
         done = self._call.wait()
-        self._result = []
+        if sum(tensor.nbytes for tensor in self._result) > KEPT_BYTES:
+            self._result = []
         return done
 
     def is_completed(self) -> bool:
