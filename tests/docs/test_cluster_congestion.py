@@ -15,7 +15,7 @@ def here(monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("way", ["same order", "next rank first", "all at once"])
+@pytest.mark.parametrize("way", page.ORDERS)
 @pytest.mark.usefixtures("here")
 def test_three_orders_take_what_their_formulas_say(way, ranks):
     took = page.exchange_seconds(way, "nvlink", ranks)
@@ -62,3 +62,23 @@ def test_shares_that_leave_a_block():
     assert page.far(16, 4, 16) == 1 - 4 / 16
     assert page.far(16, 1, 16) == 0.0
     assert page.far(8, 16, 8) == 1 - 1 / 8
+
+
+@pytest.mark.usefixtures("here")
+def test_all_messages_come_to_one_rank_or_are_spread():
+    most = {}
+    for way in page.ORDERS:
+        messages = page.run_of(way, "nvlink", page.PICTURED)["messages"]
+        assert len(messages) == 8 * 7
+        counts = [n for rank in range(8) for *_, n in page.under_way(messages, rank)]
+        most[way] = max(counts)
+    assert most == {"rank 0 first": 7, "next rank first": 1, "all at once": 7}
+    drawing = page.arriving_messages()
+    assert drawing.count(">7 messages to rank") == 1 + 8
+
+
+def test_messages_under_way_are_counted_between_begins_and_ends():
+    messages = [(0, 2, 0.0, 4.0), (1, 2, 1.0, 3.0), (0, 1, 0.0, 9.0), (1, 2, 5.0, 6.0)]
+    assert list(page.under_way(messages, 2)) == [
+        (0.0, 1.0, 1), (1.0, 3.0, 2), (3.0, 4.0, 1), (5.0, 6.0, 1),
+    ]  # fmt: skip

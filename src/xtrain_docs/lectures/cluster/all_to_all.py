@@ -1,11 +1,15 @@
 """The page on congestion: all-to-alls on a switch, on nodes, on a tree of switches."""
 
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
 import torch
 
 from xtrain.cluster import Record
-from xtrain.cluster.draw import timeline_svg
+from xtrain.cluster.draw import document
 from xtrain.cluster.heat import heat_svg
-from xtrain.cluster.recorder import LinkUse, Span, Transfer
+from xtrain.cluster.recorder import LinkUse
 from xtrain.cluster.topology import NETWORK_LATENCY, NODE, NVLINK_LATENCY
 from xtrain.plan import copy_bytes
 from xtrain.plan.hardware import Accelerator
@@ -17,28 +21,30 @@ from ...figures import REGISTRY as FIGURES
 from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import value
-from .all_to_all_runs import HIDDEN, PIECE, RANKS, TOKENS, TOP_K, dispatched, exchanged
+from .all_to_all_runs import (
+    HIDDEN,
+    PICTURED,
+    PIECE,
+    RANKS,
+    TOKENS,
+    TOP_K,
+    dispatched,
+    exchanged,
+)
 
 GPU = Accelerator.preset("h100")
 NVLINK, ADAPTER = GPU.link.bandwidth, 50e9
 LEAF = 2  # nodes on a leaf switch
 COPY = copy_bytes(HIDDEN)
-
-
-def record_of(found: dict) -> Record:
-    return Record(
-        found.get("clocks", [found["seconds"]]),
-        [[Span(*span) for span in one] for one in found.get("waits", [[]])],
-        [Transfer(*one) for one in found.get("transfers", [])],
-        {name: LinkUse(*use) for name, use in found["links"].items()},
-    )
+ORDERS = "rank 0 first", "next rank first", "all at once"
+WIDTH, LEFT, ROW = 400, 62, 12
 
 
 # -- three orders of the same messages -------------------------------------------------
 
 
-def run_of(way: str, topology: str, ranks: int, whole: bool = False) -> dict:
-    (found,) = runs.remembered(exchanged, 1, way, topology, ranks, whole)
+def run_of(way: str, topology: str, ranks: int) -> dict[str, Any]:
+    (found,) = runs.remembered(exchanged, 1, way, topology, ranks)
     return found
 
 
@@ -53,7 +59,7 @@ def exchange_formula(way: str, ranks: int) -> float:
     """The closed form on one switch."""
     others, piece = ranks - 1, PIECE / NVLINK
     return {
-        "same order": others * NVLINK_LATENCY + ranks * others / 2 * piece,
+        "rank 0 first": others * NVLINK_LATENCY + ranks * others / 2 * piece,
         "next rank first": others * (NVLINK_LATENCY + piece),
         "all at once": NVLINK_LATENCY + others * piece,
     }[way]
@@ -64,7 +70,7 @@ def orders_of_all_to_all() -> Table:
     """Three orders on one switch, beside their closed forms."""
     rows = []
     for ranks in (8, 16, 32):
-        for way in ("same order", "next rank first", "all at once"):
+        for way in ORDERS:
             took = exchange_seconds(way, "nvlink", ranks)
             formula = exchange_formula(way, ranks)
             rows.append(
@@ -74,17 +80,44 @@ def orders_of_all_to_all() -> Table:
 
 
 @FIGURES
-def all_to_all_timeline(way: str = "same order") -> str:
-    """What 8 ranks of a switch do."""
-    way = way.replace("_", " ")
-    record = record_of(run_of(way, "nvlink", 8, whole=True))
-    return timeline_svg(record, f"All-to-all, {way}")
+def arriving_messages() -> str:
+    """Three orders at one scale of time: how many messages each rank receives."""
+    found = {way: run_of(way, "nvlink", PICTURED) for way in ORDERS}
+    scale = (WIDTH - LEFT - 8) / max(run["seconds"] for run in found.values())
+    parts, top = [], 4.0
+    for way, run in found.items():
+        words = f"{way}: {as_seconds(run['seconds'])}"
+        parts.append(f'<text class="l" x="{LEFT}" y="{top + 10}">{words}</text>')
+        for rank in range(PICTURED):
+            y = top + 16 + ROW * rank
+            parts.append(f'<text class="t" x="0" y="{y + 9}">to rank {rank}</text>')
+            for begin, end, many in under_way(run["messages"], rank):
+                parts.append(
+                    f'<rect class="h" x="{LEFT + begin * scale:.2f}" y="{y:.0f}" '
+                    f'width="{(end - begin) * scale:.2f}" height="{ROW - 2}" '
+                    f'fill-opacity="{many / (PICTURED - 1):.2f}">'
+                    f"<title>{many} messages to rank {rank}</title></rect>"
+                )
+        top += 16 + ROW * PICTURED + 14
+    title = "Messages that arrive at each rank in an all-to-all, for three orders"
+    return document(WIDTH, top - 8, parts, title)
+
+
+def under_way(
+    messages: Iterable[tuple[int, int, float, float]], target: int
+) -> Iterator[tuple[float, float, int]]:
+    """The pieces of time in which as many messages come to a rank: begin, end, many."""
+    coming = [(begin, end) for _, to, begin, end in messages if to == target]
+    for begin, end in pairwise(sorted({time for both in coming for time in both})):
+        many = sum(b <= begin and e >= end for b, e in coming)
+        if many:
+            yield begin, end, many
 
 
 # -- tokens to their experts -----------------------------------------------------------
 
 
-def dispatch_of(over: float, hot: float, size: int, stride: int) -> dict:
+def dispatch_of(over: float, hot: float, size: int, stride: int) -> dict[str, Any]:
     """A dispatch on nodes below leaf switches with an oversubscribed spine."""
     topology = f"fat_tree(leaf={LEAF}, oversubscription={over:g})"
     (found,) = runs.remembered(dispatched, 1, topology, hot, size, stride)
@@ -154,4 +187,5 @@ def dispatch_links(over: float = 1.0, hot: float = 1.0) -> str:
     """A cell for each link of the 8 nodes and their switches."""
     found = dispatch_of(over, hot, RANKS, 1)
     words = f"Links during a dispatch, oversubscription {over:g} : 1"
-    return heat_svg(record_of(found), words)
+    links = {name: LinkUse(*use) for name, use in found["links"].items()}
+    return heat_svg(Record([found["seconds"]], [[]], [], links), words)

@@ -14,28 +14,23 @@ from xtrain.comm import all_to_all_single
 from xtrain.expert_parallel import Routing, dispatch, plan_dispatch
 
 PIECE = 2**18  # bytes from each rank to each other
+PICTURED = 8  # ranks
 EXPERTS, TOP_K, HIDDEN = 256, 8, 7168  # of DeepSeek-V3
 RANKS, TOKENS = 64, 4096  # tokens of a rank
 
 
-def kept(cluster: VirtualCluster, seconds: float, whole: bool = False) -> dict:
+def kept(cluster: VirtualCluster, seconds: float) -> dict[str, Any]:
     """What a figure needs of a run, as JSON."""
     record = cluster.record
     assert record is not None
-    found: dict[str, Any] = {
-        "seconds": seconds, "links": {n: list(u) for n, u in record.links.items()}
-    }  # fmt: skip
-    if whole:
-        found["clocks"] = list(record.seconds)
-        found["waits"] = [list(map(list, one)) for one in record.waits]
-        found["transfers"] = list(map(list, record.transfers))
-    return found
+    links = {name: list(use) for name, use in record.links.items()}
+    return {"seconds": seconds, "links": links}
 
 
 # -- three orders of the same messages -------------------------------------------------
 
 
-def same_order(taken_NM: Tensor, given_NM: Tensor) -> None:
+def rank_0_first(taken_NM: Tensor, given_NM: Tensor) -> None:
     """All ranks send to rank 0 first, then to rank 1, and so on."""
     one_by_one(taken_NM, given_NM, range(dist.get_world_size()))
 
@@ -56,7 +51,7 @@ def one_by_one(taken_NM: Tensor, given_NM: Tensor, order: Iterable[int]) -> None
 
 
 WAYS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "same order": same_order, "next rank first": next_rank_first,
+    "rank 0 first": rank_0_first, "next rank first": next_rank_first,
     "all at once": all_to_all_single, "torch": dist.all_to_all_single,
 }  # fmt: skip
 
@@ -68,12 +63,18 @@ def exchange(way: str, nbytes: int) -> float:
     return now()
 
 
-def exchanged(way: str, topology: str, ranks: int, whole: bool) -> dict:
+def exchanged(way: str, topology: str, ranks: int) -> dict[str, Any]:
     cluster = VirtualCluster(
         ranks, topology_of(topology, ranks), checks=False, record=True
     )
     seconds = max(cluster.run(exchange, way, PIECE))
-    return kept(cluster, seconds, whole)
+    found = kept(cluster, seconds)
+    if ranks == PICTURED:
+        assert cluster.record is not None
+        found["messages"] = [
+            [*m.ranks, m.start, m.end] for m in cluster.record.transfers
+        ]
+    return found
 
 
 # -- tokens to their experts -----------------------------------------------------------
