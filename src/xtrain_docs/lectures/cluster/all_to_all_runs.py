@@ -23,8 +23,11 @@ def kept(cluster: VirtualCluster, seconds: float) -> dict[str, Any]:
     """What a figure needs of a run, as JSON."""
     record = cluster.record
     assert record is not None
-    links = {name: list(use) for name, use in record.links.items()}
-    return {"seconds": seconds, "links": links}
+    found: dict[str, Any] = {"seconds": seconds}
+    found["links"] = {name: list(use) for name, use in record.links.items()}
+    if cluster.size == PICTURED:
+        found["messages"] = [[*m.ranks, m.start, m.end] for m in record.transfers]
+    return found
 
 
 # -- three orders of the same messages -------------------------------------------------
@@ -68,13 +71,7 @@ def exchanged(way: str, topology: str, ranks: int) -> dict[str, Any]:
         ranks, topology_of(topology, ranks), checks=False, record=True
     )
     seconds = max(cluster.run(exchange, way, PIECE))
-    found = kept(cluster, seconds)
-    if ranks == PICTURED:
-        assert cluster.record is not None
-        found["messages"] = [
-            [*m.ranks, m.start, m.end] for m in cluster.record.transfers
-        ]
-    return found
+    return kept(cluster, seconds)
 
 
 # -- tokens to their experts -----------------------------------------------------------
