@@ -60,3 +60,13 @@ def test_a_ring_uses_one_adapter_of_eight_and_two_levels_use_all():
     for name, used in (("ring", 2), ("hierarchical", 16)):
         links = page.links_of(name, 16, 2**20)["links"]
         assert sum(link.endswith(" out") for link in links) == used, name
+
+
+def test_where_two_algorithms_are_equal_on_nodes():
+    equal = page.all_reduce_crossover("halving_doubling", "hierarchical")
+    for size, first in ((equal * 0.9, True), (equal * 1.1, False)):
+        halving, two_levels = (
+            page.all_reduce_formula(name, size, nodes=True)
+            for name in ("halving_doubling", "hierarchical")
+        )
+        assert (halving < two_levels) is first

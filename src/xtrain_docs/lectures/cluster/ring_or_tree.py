@@ -5,7 +5,7 @@ from functools import cache
 from math import log2
 from typing import Any
 
-from xtrain.bench.cluster_all_reduce import FLAT, GIB, NODES, all_reduce
+from xtrain.bench.cluster_all_reduce import FLAT, GIB, KIB, NODES, all_reduce
 from xtrain.cluster import VirtualCluster, dgx_h100
 from xtrain.cluster.heat import heat_svg
 from xtrain.cluster.recorder import LinkUse, Record
@@ -33,6 +33,7 @@ TITLES = {
     "hierarchical": "hierarchical",
 }  # fmt: skip
 SIZES = [2.0**power for power in range(12, 34)]
+SHOWN = 4 * KIB, GIB
 
 
 @cache
@@ -98,6 +99,17 @@ ON_NODES = {
 }  # fmt: skip
 
 
+@value
+def all_reduce_crossover(one: str, other: str, ranks: int = RANKS) -> float:
+    """The bytes at which two algorithms take as long on nodes: lines cross once."""
+    (a, one_slope), (b, other_slope) = (
+        (start, (all_reduce_formula(name, GIB, ranks, True) - start) / GIB)
+        for name in (one, other)
+        for start in [all_reduce_formula(name, 0, ranks, True)]
+    )
+    return (b - a) / (one_slope - other_slope)
+
+
 @FIGURES
 def all_reduce_times(nodes: bool = False, ranks: int = RANKS) -> str:
     """Closed forms as lines, recorded runs as dots."""
@@ -129,7 +141,7 @@ def all_reduce_runs(nodes: bool = False, ranks: int = RANKS) -> Table:
     for name in TITLES:
         topology = NODES if nodes else FLAT
         for size, took in sorted(recorded().get((name, topology, ranks), {}).items()):
-            if size not in (2**12, 2**25, 2**30):
+            if size not in SHOWN:
                 continue
             formula = all_reduce_formula(name, size, ranks, nodes)
             rows.append(
