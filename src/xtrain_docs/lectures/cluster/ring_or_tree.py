@@ -144,9 +144,10 @@ def all_reduce_runs(nodes: bool = False, ranks: int = RANKS) -> Table:
             if size not in SHOWN:
                 continue
             formula = all_reduce_formula(name, size, ranks, nodes)
+            off = abs(took / formula - 1)
             rows.append(
                 [TITLES[name], as_bytes(size), as_seconds(took, 4),
-                 as_seconds(formula, 4), f"{abs(took / formula - 1):.0e}"]
+                 as_seconds(formula, 4), f"{off:.0e}" if off else "0"]
             )  # fmt: skip
     header = ["algorithm", "tensor", "run", "closed form", "relative difference"]
     return Table(header, rows, "lrrrr")
