@@ -115,6 +115,8 @@ def report(cluster: "VirtualCluster") -> None:
     from xtrain.cluster.heat import busiest, describe
 
     record, topology = cluster.record, cluster.topology
+    if record is None:
+        return
     seconds, last = record.makespan, record.seconds.index(record.makespan)
     kinds: dict[str, list[int]] = {}
     for one in record.transfers:
