@@ -10,7 +10,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
 model = DistributedDataParallel(layers)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 inputs = torch.randn(size, 8, 64)[rank]  # each rank has 8 of the inputs
 for _ in range(3):
     optimizer.zero_grad()
