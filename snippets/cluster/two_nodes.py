@@ -30,9 +30,8 @@ def sum_over_nodes(rank, size, in_order):
 if __name__ == "__main__":
     for nodes, in_order in ((1, False), (2, False), (2, True)):
         cluster = VirtualCluster(NODE * nodes, dgx_h100(nodes))
-        print(
-            f"{nodes} x {NODE} ranks, {'in order' if in_order else 'all send first'}:"
-        )
+        order = "in order" if in_order else "all send first"
+        print(f"{nodes} x {NODE} ranks, {order}:")
         try:
             sums = cluster.run(sum_over_nodes, in_order)
             print(f"  {set(sums)} after {max(cluster.seconds) * 1e6:.1f} us")

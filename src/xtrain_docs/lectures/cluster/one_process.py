@@ -26,7 +26,7 @@ def drawn(title: str, size: int, topology: Topology, fn: Any, *arguments: Any) -
     cluster = VirtualCluster(size, topology, record=True)
     cluster.run(fn, *arguments)
     assert cluster.record is not None
-    return timeline_svg(cluster.record, title, width=640)
+    return timeline_svg(cluster.record, title, width=480)
 
 
 def draw_three_ranks() -> str:
