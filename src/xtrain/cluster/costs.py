@@ -7,6 +7,9 @@ all_gather, reduce_scatter    ring: N-1 hops, (N-1)/N of the whole on each edge
 broadcast, reduce             a chain, pipelined: N-1 hops, all of it on each edge
 all_to_all, gather, scatter   one hop, to each rank what is for it
 barrier                       log2(N) hops there and back, no bytes
+
+Between nodes a ring is as many rings as a node has ranks, each with a part of the bytes
+and with an adapter of its own, as NCCL's channels are.
 """
 
 import math
@@ -32,9 +35,27 @@ class Pattern:
     edges: dict[Edge, float]
 
 
-def ring(ranks: Sequence[int], hops: int, nbytes: float) -> Pattern:
-    following = [*ranks[1:], ranks[0]]
-    return Pattern(hops, dict.fromkeys(zip(ranks, following, strict=True), nbytes))
+def ring(ranks: Sequence[int], hops: int, nbytes: float, node: int = 1) -> Pattern:
+    """`nbytes` on each edge of a ring, or of rings: one for each rank of a node."""
+    orders, edges = rings(ranks, node), dict[Edge, float]()
+    for order in orders:
+        for edge in zip(order, [*order[1:], order[0]], strict=True):
+            edges[edge] = edges.get(edge, 0.0) + nbytes / len(orders)
+    return Pattern(hops, edges)
+
+
+def rings(ranks: Sequence[int], node: int) -> list[list[int]]:
+    """Ring k enters each node at its rank k; one ring unless all nodes are alike."""
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank // node, []).append(rank)
+    counts = {len(members) for members in nodes.values()}
+    if len(nodes) == 1 or len(counts) > 1:
+        return [list(ranks)]
+    return [
+        [rank for members in nodes.values() for rank in members[k:] + members[:k]]
+        for k in range(counts.pop())
+    ]
 
 
 def chain(ranks: Sequence[int], nbytes: float) -> Pattern:
@@ -71,8 +92,14 @@ def pairs(parts: Sequence[Part], ranks: Sequence[int]) -> Pattern:
     return Pattern(1, edges)
 
 
-def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
-    """The ways in which a collective may go; the fastest is taken."""
+def patterns_of(
+    parts: Sequence[Part], ranks: Sequence[int], node: int = 1
+) -> list[Pattern]:
+    """The ways in which a collective may go; the fastest is taken.
+
+    Args:
+        node: ranks of a node, see `Topology`.
+    """
     part, size = parts[0], len(ranks)
     if size == 1:
         return [Pattern(0, {})]
@@ -83,7 +110,7 @@ def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
     share = part.nbytes * (size - 1) / size
     if part.kind == "all_reduce":
         two = trees(ranks, part.nbytes)
-        return [ring(ranks, 2 * (size - 1), 2 * share), two]
+        return [ring(ranks, 2 * (size - 1), 2 * share, node), two]
     if part.kind == "broadcast" or part.kind == "reduce":
         root = part.root
         from_root = [*ranks[root:], *ranks[:root]]
@@ -92,4 +119,4 @@ def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
                 from_root if part.kind == "broadcast" else from_root[::-1], part.nbytes
             )
         ]
-    return [ring(ranks, size - 1, share)]
+    return [ring(ranks, size - 1, share, node)]

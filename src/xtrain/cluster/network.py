@@ -164,7 +164,8 @@ class SharedLinks:
     def collective(
         self, parts: Sequence[Part], ranks: Sequence[int], start: float, ended: Ended
     ) -> None:
-        ways = [self._as_flow(pattern, ended) for pattern in patterns_of(parts, ranks)]
+        patterns = patterns_of(parts, ranks, self._topology.node)
+        ways = [self._as_flow(pattern, ended) for pattern in patterns]
         latency, flow = min(ways, key=lambda way: way[0] + alone(way[1]))
         begins = start + latency
         self._scheduler.at(begins, lambda: self._begin(flow, begins))

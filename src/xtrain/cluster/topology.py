@@ -49,6 +49,7 @@ class Topology:
     private: tuple[float, float] | None = (
         None  # (latency, bandwidth) of each pair's own
     )
+    node: int = 1  # ranks that are joined more closely, each with its own way out
 
     def route(self, source: int, target: int) -> Route:
         """The links from one rank to another."""
@@ -253,7 +254,7 @@ def _nodes(
             NETWORK_LATENCY, (f"gpu {source} out", *middle, f"gpu {target} in")
         )
 
-    return Topology(name, NODE * nodes, bandwidth, route, device)
+    return Topology(name, NODE * nodes, bandwidth, route, device, node=NODE)
 
 
 def _check_count(name: str, what: str, value: int) -> None:
