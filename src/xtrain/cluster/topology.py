@@ -39,6 +39,8 @@ class Topology:
         bandwidth: of each link by its name; of a `flat` one, of every pair.
         find_route: the route between two ranks.
         accelerator: whose compute its ranks have, for programs that count FLOPs.
+        private: latency and bandwidth, where each pair has a link of its own.
+        node: so many ranks, one after another, are a node with an adapter for each.
     """
 
     name: str
@@ -46,10 +48,8 @@ class Topology:
     bandwidth: Mapping[str, float]
     find_route: Callable[[int, int], Route]
     accelerator: Accelerator | None = None
-    private: tuple[float, float] | None = (
-        None  # (latency, bandwidth) of each pair's own
-    )
-    node: int = 1  # ranks that are joined more closely, each with its own way out
+    private: tuple[float, float] | None = None
+    node: int = 1
 
     def route(self, source: int, target: int) -> Route:
         """The links from one rank to another."""
