@@ -164,22 +164,26 @@ class SharedLinks:
     def collective(
         self, parts: Sequence[Part], ranks: Sequence[int], start: float, ended: Ended
     ) -> None:
-        ways = [self._as_flow(pattern, ended) for pattern in patterns_of(parts, ranks)]
+        patterns = patterns_of(parts, ranks, self._topology.node)
+        ways = [self._as_flow(pattern, ended) for pattern in patterns]
         latency, flow = min(ways, key=lambda way: way[0] + alone(way[1]))
         begins = start + latency
         self._scheduler.at(begins, lambda: self._begin(flow, begins))
 
     def _as_flow(self, pattern: Pattern, ended: Ended) -> tuple[float, Flow]:
-        latency, unit = 0.0, max(pattern.edges.values(), default=0.0)
+        longest, around, unit = 0.0, 0.0, max(pattern.edges.values(), default=0.0)
         crossings: dict[Link, float] = {}
         for (source, target), nbytes in pattern.edges.items():
             route = self._topology.route(source, target)
-            latency = max(latency, route.latency)
+            longest = max(longest, route.latency)
+            around += route.latency * nbytes
             for name in route.links:
                 link = self.links[name]
                 if nbytes:
                     crossings[link] = crossings.get(link, 0.0) + nbytes / unit
-        return pattern.hops * latency, Flow(list(crossings.items()), unit, ended)
+        total = sum(pattern.edges.values())
+        hop = around / total if pattern.around and total else longest
+        return pattern.hops * hop, Flow(list(crossings.items()), unit, ended)
 
     def use(self) -> dict[str, LinkUse]:
         return {

@@ -39,6 +39,8 @@ class Topology:
         bandwidth: of each link by its name; of a `flat` one, of every pair.
         find_route: the route between two ranks.
         accelerator: whose compute its ranks have, for programs that count FLOPs.
+        private: latency and bandwidth, where each pair has a link of its own.
+        node: so many ranks, one after another, are a node with an adapter for each.
     """
 
     name: str
@@ -46,9 +48,8 @@ class Topology:
     bandwidth: Mapping[str, float]
     find_route: Callable[[int, int], Route]
     accelerator: Accelerator | None = None
-    private: tuple[float, float] | None = (
-        None  # (latency, bandwidth) of each pair's own
-    )
+    private: tuple[float, float] | None = None
+    node: int = 1
 
     def route(self, source: int, target: int) -> Route:
         """The links from one rank to another."""
@@ -253,7 +254,7 @@ def _nodes(
             NETWORK_LATENCY, (f"gpu {source} out", *middle, f"gpu {target} in")
         )
 
-    return Topology(name, NODE * nodes, bandwidth, route, device)
+    return Topology(name, NODE * nodes, bandwidth, route, device, node=NODE)
 
 
 def _check_count(name: str, what: str, value: int) -> None:
