@@ -35,9 +35,8 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 SMALL = 64 * KIB
 EVERY = tuple(4 * KIB * 8**step for step in range(8))  # 4 KiB to 8 GiB
 FEW = (4 * KIB, 32 * MIB, GIB)
-ROWS: list[
-    tuple[str, str, int, tuple[int, ...]]
-] = [  # (algorithm, topology, ranks, sizes); the last ones take minutes
+# algorithm, topology, ranks, sizes; the last ones take minutes
+ROWS: list[tuple[str, str, int, tuple[int, ...]]] = [
     *(
         (name, topology, ranks, EVERY)
         for ranks in (64, 1024)
