@@ -124,7 +124,8 @@ class CollectiveCalls:
         late = draw is not None and draw.random() < 0.5  # as late as is legal
         if not late and not self._move(slot, works):
             return
-        start = max(self._free, max(work.posted for work in works))
+        last = max(work.posted for work in works)
+        start = max(self._free, last)
         recorder = self._scheduler.recorder
 
         def ended(end: float) -> None:
@@ -135,6 +136,9 @@ class CollectiveCalls:
                 for work in works:
                     work.finish(end)
 
+        if not late:
+            for work in works:
+                work.came(last)
         self._network.collective(
             [work.part for work in works], self._group.ranks, start,
             self._scheduler.shaken(ended),
