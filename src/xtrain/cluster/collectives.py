@@ -8,7 +8,8 @@ Calls of a group run one after another, as on a communicator's stream. Ranks in
 different calls all raise, with each rank's call.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -78,6 +79,7 @@ class CollectiveCalls:
         self._slots: dict[int, CollectiveSlot] = {}
         self._counts = [0] * len(group.ranks)
         self._free = 0.0  # when the communicator's stream is
+        self._under_way: deque[Callable[[], None]] = deque()  # one after another
 
     def post(self, work: CollectiveWork, rank: int) -> None:
         """A rank has come to its next collective."""
@@ -124,9 +126,15 @@ class CollectiveCalls:
         late = draw is not None and draw.random() < 0.5  # as late as is legal
         if not late and not self._move(slot, works):
             return
-        last = max(work.posted for work in works)
-        start = max(self._free, last)
-        recorder = self._scheduler.recorder
+        start = 0.0
+
+        def begin() -> None:
+            nonlocal start
+            start = max(self._free, last)
+            self._network.collective(
+                [work.part for work in works], self._group.ranks, start,
+                self._scheduler.shaken(ended),
+            )  # fmt: skip
 
         def ended(end: float) -> None:
             self._free = max(self._free, end)
@@ -135,14 +143,18 @@ class CollectiveCalls:
             if not late or self._move(slot, works):
                 for work in works:
                     work.finish(end)
+            self._under_way.popleft()
+            if self._under_way:
+                self._under_way[0]()
 
+        recorder = self._scheduler.recorder
+        last = max(work.posted for work in works)
         if not late:
             for work in works:
                 work.came(last)
-        self._network.collective(
-            [work.part for work in works], self._group.ranks, start,
-            self._scheduler.shaken(ended),
-        )  # fmt: skip
+        self._under_way.append(begin)
+        if len(self._under_way) == 1:
+            begin()
 
     def _move(self, slot: CollectiveSlot, works: Sequence[CollectiveWork]) -> bool:
         """Compute all ranks' results; False when their tensors do not fit together."""
