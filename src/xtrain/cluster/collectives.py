@@ -135,7 +135,7 @@ class CollectiveCalls:
 
         def begin() -> None:
             nonlocal start
-            start = max(self._free, max(work.posted for work in works))
+            start = max(self._free, last)
             self._network.collective(
                 parts, self._group.ranks, start, self._scheduler.shaken(ended)
             )
@@ -152,6 +152,10 @@ class CollectiveCalls:
                 self._under_way[0]()
 
         recorder = self._scheduler.recorder
+        last = max(work.posted for work in works)
+        if not late:
+            for work in works:
+                work.came(last)
         self._under_way.append(begin)
         if len(self._under_way) == 1:
             begin()
