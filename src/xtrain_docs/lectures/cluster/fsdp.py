@@ -24,7 +24,7 @@ ADAPTER = 50e9
 PARAMETERS = 8 * WIDTH**2  # of a unit
 GATHERED, REDUCED = 2, 4  # bytes of a parameter, of its gradient
 CAST, PACKED, UPDATED = 6, 6, 26  # bytes that pass memory for each
-LEFT, RIGHT, ROW, WIDE = 96.0, 12.0, 17.0, 560
+LEFT, RIGHT, ROW, WIDE = 92.0, 4.0, 17.0, 400
 ROWS = (("computes", "compute"), ("all-gather", "message"),
         ("reduce-scatter", "collective"))  # fmt: skip
 
