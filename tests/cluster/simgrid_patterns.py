@@ -7,6 +7,7 @@ each as [peer, bytes], all at once.
 import json
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,12 @@ PATTERNS: dict[str, tuple[Topology, int, Callable[[int, int], list[Steps]], int]
     ),
     "incast": (dgx_h100(2), 16, incast, MEGABYTE),
     "outcast": (dgx_h100(1), 8, outcast, MEGABYTE),
-    # SimGrid's flows on a link share it by their latencies, as TCP's by round-trip times;
-    # ours share it equally. Where routes of different lengths share, latencies are 0.
+    # SimGrid's flows share a link by their latencies, as TCP's by round-trip times, and
+    # ours equally. So latencies are 0 where routes of different lengths share.
     "shift on a ring of chips": (tpu_torus(8), 8, shift, MEGABYTE),
-    "permutation on a torus": (tpu_torus(4, 4, latency=0.0), 16, permutation, 4 * MEGABYTE),
+    "permutation on a torus": (
+        tpu_torus(4, 4, latency=0.0), 16, permutation, 4 * MEGABYTE,
+    ),
     "parking lot": (line(5), 5, parking_lot, MEGABYTE),
     "random traffic": (
         fat_tree(4, leaf=1, oversubscription=8), 32, random_traffic, 2 * MEGABYTE,
@@ -189,3 +192,26 @@ def simgrids(topology: Topology, ranks: list[Steps]) -> list[float]:
         timeout=120, check=True,
     )  # fmt: skip
     return json.loads(done.stdout)
+
+
+def record(path: Path) -> None:
+    """Both ends of every pattern, for the page."""
+    rows = []
+    for name, (topology, size, make, nbytes) in PATTERNS.items():
+        ranks = make(size, nbytes)
+        found, theirs = ours(topology, ranks), simgrids(topology, ranks)
+        worst = max(
+            abs(a / b - 1) if b else a for a, b in zip(found, theirs, strict=True)
+        )
+        rows.append(
+            {
+                "pattern": name, "topology": topology.name, "ranks": size,
+                "seconds": max(found), "simgrid_seconds": max(theirs),
+                "worst_rank": worst,
+            }
+        )  # fmt: skip
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":  # python -m tests.cluster.simgrid_patterns FILE
+    record(Path(sys.argv[1]))

@@ -119,6 +119,7 @@ def copies(dtype, put, asynchronous):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.verifies(GROUP, MOVES, RUN, "xtrain.cluster.moves:all_to_all")
+@pytest.mark.verifies("xtrain.cluster.collectives:CollectiveCalls")
 def test_collectives_give_what_one_process_computes(size):
     for dtype in DTYPES:
         for put in (Tensor.clone, strided):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from xtrain.bench.cluster_fsdp import CASES, measure
+from xtrain.bench.cluster_fsdp_step import CASES, measure
 from xtrain_docs.lectures.cluster import fsdp
 
 
@@ -25,7 +25,7 @@ def test_a_step_runs_as_it_was_recorded() -> None:
 def test_a_drawn_step_has_all_of_its_time() -> None:
     run = fsdp.recorded()[256, 1024]
     computes = sum(end - start for start, end in fsdp.pieces(run, "computes"))
-    waits = run["step"] * fsdp.fsdp_waits(256, 1024)
+    waits = run["step"] * fsdp.fsdp_waiting(256, 1024)
     assert computes + waits == pytest.approx(run["step"])
     assert len(list(fsdp.pieces(run, "all-gather"))) == 2 * run["layers"]
     assert len(list(fsdp.pieces(run, "reduce-scatter"))) == run["layers"]

@@ -2,10 +2,12 @@
 
     python -m xtrain.bench.cluster_clock -o FILE
 
-Two programs calibrate the virtual network: a ring all-reduce of a small tensor, and of
-a large one. Their times give the latency and the bandwidth of `flat`: what a step costs
-with its code, its wake-ups, its copy and its sum. The other programs then run on both,
-with the same code.
+Four programs calibrate the virtual network: ring all-reduces of all ranks, and of two
+while the others wait, of a small and of a large tensor. Their times give two pairs of a
+latency and a bandwidth for `flat`: what a step costs with its code, its wake-ups, its
+copy and its sum when 4 ranks share the cores, and when 2 do. Then the other programs
+run on both, with the same code: the tree on the second network, all others on the
+first.
 
 Real ranks take turns on the cores with whatever else runs there. Every program runs
 many times, in turn with the others, and the fastest tenth is averaged: the times of a
@@ -38,7 +40,7 @@ from xtrain.testing import World
 
 RANKS = 4
 STEPS = 2 * (RANKS - 1)
-SMALL, LARGE = 1 << 12, 1 << 19  # bytes, of the calibration
+SMALL, LARGE = 1 << 10, 1 << 17  # bytes of a message, of the calibration
 FORWARD, BACKWARD = 20e-3, 40e-3  # seconds of a stage
 Call = Callable[[], object]
 
@@ -87,6 +89,18 @@ def overlapped(nbytes: int, seconds: float) -> Call:
     return call
 
 
+def of_two(nbytes: int) -> Call:
+    """Ring all-reduces of ranks 0 and 1, two messages in a row each, three times."""
+    pair = dist.new_group([0, 1])
+    tensor = torch.zeros(2 * nbytes // 4)
+
+    def call() -> None:
+        for _ in range(STEPS // 2 if dist.get_rank() < 2 else 0):
+            ring_all_reduce(tensor, group=pair)
+
+    return call
+
+
 class Takes(torch.autograd.Function):
     """Time in forward and in backward."""
 
@@ -123,9 +137,12 @@ def pipeline(make: Callable[[int, int], Any], batches: int) -> Call:
 
 
 CALIBRATION: dict[str, Callable[[], Call]] = {
-    "small": lambda: all_reduce(ring_all_reduce, SMALL),
-    "large": lambda: all_reduce(ring_all_reduce, LARGE),
+    "small of all": lambda: all_reduce(ring_all_reduce, RANKS * SMALL),
+    "large of all": lambda: all_reduce(ring_all_reduce, RANKS * LARGE),
+    "small of two": lambda: of_two(SMALL),
+    "large of two": lambda: of_two(LARGE),
 }
+OF_TWO = "tree all-reduce, 64 KiB"  # most of its ranks wait at any time
 PROGRAMS: dict[str, tuple[Callable[[], Call], int]] = {  # every how many rounds
     "ring all-reduce, 128 KiB": (lambda: all_reduce(ring_all_reduce, 1 << 17), 1),
     "ring all-reduce, 256 KiB": (lambda: all_reduce(ring_all_reduce, 1 << 18), 1),
@@ -134,7 +151,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Call], int]] = {  # every how many rounds
     "halving-doubling, 128 KiB": (
         lambda: all_reduce(halving_doubling_all_reduce, 1 << 17), 1,
     ),
-    "tree all-reduce, 64 KiB": (lambda: all_reduce(tree_all_reduce, 1 << 16), 1),
+    OF_TWO: (lambda: all_reduce(tree_all_reduce, 1 << 16), 1),
     "a message under 20 ms of compute": (lambda: overlapped(1 << 18, 20e-3), 10),
     "1F1B, 8 micro-batches": (lambda: pipeline(one_f_one_b, 8), 20),
     "GPipe, 8 micro-batches": (lambda: pipeline(gpipe, 8), 20),
@@ -183,11 +200,11 @@ def quiet(samples: list[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def calibrated(real: dict[str, float]) -> tuple[float, float]:
-    """Latency and bandwidth of a step of the ring: a line through two sizes."""
-    small, large = real["small"] / STEPS, real["large"] / STEPS
-    beta = (large - small) / ((LARGE - SMALL) / RANKS)
-    return small - SMALL / RANKS * beta, 1 / beta
+def calibrated(real: dict[str, float], which: str) -> tuple[float, float]:
+    """Latency and bandwidth of one of six messages in a row: a line through two."""
+    small, large = (real[f"{size} {which}"] / STEPS for size in ("small", "large"))
+    beta = (large - small) / (LARGE - SMALL)
+    return small - SMALL * beta, 1 / beta
 
 
 def compare(backend: str, rounds: int) -> dict[str, Any]:
@@ -195,18 +212,21 @@ def compare(backend: str, rounds: int) -> dict[str, Any]:
     with World(RANKS, backend=backend) as world:
         samples = world.run(measured, rounds, timeout=600)[0]
     real = {name: quiet(times) for name, times in samples.items()}
-    latency, bandwidth = calibrated(real)
-    found = VirtualCluster(RANKS, flat(latency, bandwidth)).run(virtual)[0]
-    rows = [
-        {
-            "program": name, "real_seconds": real[name], "virtual_seconds": found[name],
-            "samples": len(samples[name]),
-        }
-        for name in PROGRAMS
-    ]  # fmt: skip
-    return {
-        "backend": backend, "latency": latency, "bandwidth": bandwidth, "rows": rows,
-    }  # fmt: skip
+    networks = {which: calibrated(real, which) for which in ("of all", "of two")}
+    found = {
+        which: VirtualCluster(RANKS, flat(*network)).run(virtual)[0]
+        for which, network in networks.items()
+    }
+    rows = []
+    for name in PROGRAMS:
+        which = "of two" if name == OF_TWO else "of all"
+        rows.append(
+            {
+                "program": name, "network": which, "real_seconds": real[name],
+                "virtual_seconds": found[which][name], "samples": len(samples[name]),
+            }
+        )  # fmt: skip
+    return {"backend": backend, "networks": networks, "rows": rows}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -219,8 +239,9 @@ def main(arguments: list[str] | None = None) -> None:
     for backend in chosen.backends:
         result = compare(backend, chosen.rounds)
         results.append(result)
-        latency, rate = result["latency"] * 1e6, result["bandwidth"] / 1e9
-        print(f"{backend}: {latency:.1f} us, {rate:.2f} GB/s", flush=True)
+        for which, (latency, bandwidth) in result["networks"].items():
+            numbers = f"{latency * 1e6:.1f} us, {bandwidth / 1e9:.2f} GB/s"
+            print(f"{backend} {which}: {numbers}", flush=True)
         for row in result["rows"]:
             real, ours = row["real_seconds"], row["virtual_seconds"]
             name = row["program"]

@@ -53,7 +53,14 @@ class Topology:
 
     def route(self, source: int, target: int) -> Route:
         """The links from one rank to another."""
-        return self.find_route(source, target)
+        route = self.find_route(source, target)
+        for link in route.links:
+            if link not in self.bandwidth:
+                raise ValueError(
+                    f"{self.name}: the route from rank {source} to {target} has a "
+                    f"link {link!r}, which has no bandwidth in the topology"
+                )
+        return route
 
     def check(self, size: int) -> None:
         """ValueError unless it joins `size` ranks."""
@@ -144,6 +151,7 @@ def tpu_torus(*shape: int, latency: float = 1e-6) -> Topology:
     if not shape:
         raise ValueError("tpu_torus: needs the size of at least one dimension")
     device = Accelerator.preset("tpu-v5p")
+    _check_numbers("tpu_torus", latency, device.link.bandwidth)
     chips = list(product(*(range(count) for count in shape)))
     number = {place: rank for rank, place in enumerate(chips)}
     bandwidth = {}

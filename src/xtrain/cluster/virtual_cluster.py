@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from xtrain.cluster import running
 from xtrain.cluster.checks import Checks, UnfinishedWork
-from xtrain.cluster.compute import Device, accelerator_of, watching_resizes
+from xtrain.cluster.compute import Device, Made, accelerator_of, watching_resizes
 from xtrain.cluster.deadlock import what_is_wrong
 from xtrain.cluster.group import NAME, Members, VirtualGroup
 from xtrain.cluster.network import network_of
@@ -156,10 +156,11 @@ class VirtualCluster:
 
     def _prepare(self) -> None:
         ranks = [Rank(number) for number in range(self.size)]
+        known: dict[Any, Made] = {}
         for rank in ranks:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
             if self.accelerator is not None:
-                rank.state.device = Device(self.accelerator, self.advance)
+                rank.state.device = Device(self.accelerator, self.advance, known)
         recorder = Recorder(self.size) if self._recording else None
         self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck, recorder)
         self.network = network_of(self.topology, self.scheduler)

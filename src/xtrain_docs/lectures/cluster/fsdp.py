@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from xtrain.bench.cluster_fsdp import LAYERS, WIDTH
+from xtrain.bench.cluster_fsdp_step import LAYERS, WIDTH
 from xtrain.cluster.draw import document
 from xtrain.cluster.topology import NETWORK_LATENCY, NODE, NVLINK_LATENCY
 from xtrain.plan.hardware import Accelerator
@@ -18,7 +18,7 @@ from ...tables import REGISTRY as TABLES
 from ...tables import Table
 from ...values import value
 
-RECORD = config.ROOT / "docs" / "data" / "cluster" / "fsdp.json"
+RECORD = config.ROOT / "docs" / "data" / "cluster" / "fsdp_step.json"
 GPU = Accelerator.preset("h100")
 ADAPTER = 50e9
 PARAMETERS = 8 * WIDTH**2  # of a unit
@@ -43,7 +43,7 @@ def fsdp_seconds(ranks: int = 256, tokens: int = 4096) -> float:
 
 
 @value
-def fsdp_waits(ranks: int = 256, tokens: int = 4096) -> float:
+def fsdp_waiting(ranks: int = 256, tokens: int = 4096) -> float:
     """The share of a step in which rank 0 waits."""
     run = recorded()[ranks, tokens]
     return sum(end - start for start, end in run["waits"]) / run["step"]
@@ -83,7 +83,7 @@ def fsdp_formula(ranks: int = 256, tokens: int = 4096) -> float:
 
 
 @TABLES
-def fsdp_steps() -> Table:
+def fsdp_runs() -> Table:
     """Each run beside its closed form."""
     rows = []
     for (ranks, tokens), run in recorded().items():
@@ -91,14 +91,14 @@ def fsdp_steps() -> Table:
         rows.append([
             f"{ranks}", f"{tokens:,}", as_seconds(run["step"], 4),
             as_seconds(formula, 4), percent(run["step"] / formula - 1, 1),
-            percent(fsdp_waits(ranks, tokens)),
+            percent(fsdp_waiting(ranks, tokens)),
         ])  # fmt: skip
     header = ["ranks", "tokens of each", "run", "closed form", "difference", "waits"]
     return Table(header, rows, "rrrrrr")
 
 
 @FIGURES
-def fsdp_step(ranks: int = 256, tokens: int = 4096) -> str:
+def fsdp_step_timeline(ranks: int = 256, tokens: int = 4096) -> str:
     """Rank 0 in one step: what it computes, and what is in flight."""
     run = recorded()[ranks, tokens]
     parts, scale = [], (WIDE - LEFT - RIGHT) / run["step"]
