@@ -39,7 +39,7 @@ def latency(nodes: int) -> float:
 @pytest.mark.verifies("xtrain.cluster.costs:channels", "xtrain.cluster.costs:spread")
 @pytest.mark.parametrize("make", [dgx_h100, fat_tree])
 @pytest.mark.parametrize("nodes", [2, 3, 8])
-def test_a_ring_over_nodes_has_all_their_adapters(nodes, make):
+def test_a_ring_over_nodes_has_all_their_adapters(nodes, make) -> None:
     size = 8 * nodes
     seconds = (size - 1) * 16 * MEGABYTE / (8 * ADAPTER)
     found = VirtualCluster(size, make(nodes)).run(gathered)
@@ -52,7 +52,7 @@ def test_a_ring_over_nodes_has_all_their_adapters(nodes, make):
 
 
 @pytest.mark.verifies("xtrain.cluster.costs:patterns_of")
-def test_every_adapter_carries_as_much():
+def test_every_adapter_carries_as_much() -> None:
     cluster = VirtualCluster(24, dgx_h100(3), record=True)
     cluster.run(gathered)
     assert cluster.record is not None
@@ -62,7 +62,7 @@ def test_every_adapter_carries_as_much():
 
 
 @pytest.mark.verifies("xtrain.cluster.costs:channels")
-def test_orders_of_whole_nodes_and_of_others():
+def test_orders_of_whole_nodes_and_of_others() -> None:
     assert channels(range(4), 2) == [[0, 1, 2, 3], [1, 0, 3, 2]]
     for ranks in ([0, 8, 16], [0, 1, 8], range(8)):
         assert channels(ranks, 8) == [ranks]
@@ -70,7 +70,7 @@ def test_orders_of_whole_nodes_and_of_others():
 
 @pytest.mark.verifies("xtrain.cluster.collectives:CollectiveCalls")
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_calls_of_a_group_follow_one_another(nodes):
+def test_calls_of_a_group_follow_one_another(nodes) -> None:
     size = 8 * nodes
     topology = nvlink(8) if nodes == 1 else dgx_h100(2)
     once = VirtualCluster(size, topology).run(gathered)[0][0]
