@@ -28,9 +28,8 @@ CONFIG = XtrainConfig(  # the layers of Llama 2 7B
     vocab_size=32000, hidden_size=4096, intermediate_size=11008,
     num_hidden_layers=LAYERS, num_attention_heads=32,
 )  # fmt: skip
-ROWS = [  # (ranks, tokens of each, reshard_after_forward)
-    (8, 2048, True), (256, 2048, True), (256, 4096, True), (256, 2048, False),
-]  # fmt: skip
+ROWS = [(8, 2048, True), (256, 2048, True), (256, 4096, True)]
+# ranks, tokens of each, reshard_after_forward
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, **_: Any) -> Tensor:

@@ -18,6 +18,7 @@ from xtrain.backends.calls import CollectiveCall, CollectiveMismatch
 from xtrain.cluster.compute import unseen
 from xtrain.cluster.moves import MOVES, Part
 from xtrain.cluster.scheduler import Scheduler
+from xtrain.cluster.symmetry import parts_of_all
 from xtrain.cluster.works import VirtualCall
 
 
@@ -48,7 +49,11 @@ class CollectiveWork(VirtualCall):
     def missing(self) -> list[int]:
         assert self.slot is not None
         ranks = self.slot.group.ranks
-        return [ranks[r] for r, work in enumerate(self.slot.works) if work is None]
+        return [
+            ranks[r]
+            for r, work in enumerate(self.slot.works)
+            if work is None and self.slot.group.stand_ins[r] == r
+        ]
 
 
 def has_data(parts: Sequence[Part]) -> bool:
@@ -67,7 +72,7 @@ class CollectiveSlot:
     def __init__(self, group: Any):
         self.group = group
         self.works: list[CollectiveWork | None] = [None] * len(group.ranks)
-        self.left = len(group.ranks)
+        self.left = group.running
         self.broken: str | None = None  # why its calls have failed
 
 
@@ -90,7 +95,7 @@ class CollectiveCalls:
             slot = self._slots[number] = CollectiveSlot(self._group)
         work.slot, slot.works[rank] = slot, work
         slot.left -= 1
-        if slot.broken is None and slot.left < len(slot.works) - 1:
+        if slot.broken is None and slot.left < self._group.running - 1:
             self._compare(slot, work)
         if slot.broken is not None:
             work.fail(MismatchedCollectives(slot.broken))
@@ -126,15 +131,14 @@ class CollectiveCalls:
         late = draw is not None and draw.random() < 0.5  # as late as is legal
         if not late and not self._move(slot, works):
             return
-        start = 0.0
+        start, parts = 0.0, parts_of_all(slot.works, self._group.stand_ins)
 
         def begin() -> None:
             nonlocal start
-            start = max(self._free, max(work.posted for work in works))
+            start = max(self._free, last)
             self._network.collective(
-                [work.part for work in works], self._group.ranks, start,
-                self._scheduler.shaken(ended),
-            )  # fmt: skip
+                parts, self._group.ranks, start, self._scheduler.shaken(ended)
+            )
 
         def ended(end: float) -> None:
             self._free = max(self._free, end)
@@ -148,13 +152,17 @@ class CollectiveCalls:
                 self._under_way[0]()
 
         recorder = self._scheduler.recorder
+        last = max(work.posted for work in works)
+        if not late:
+            for work in works:
+                work.came(last)
         self._under_way.append(begin)
         if len(self._under_way) == 1:
             begin()
 
     def _move(self, slot: CollectiveSlot, works: Sequence[CollectiveWork]) -> bool:
         """Compute all ranks' results; False when their tensors do not fit together."""
-        parts = [work.part for work in works]
+        parts = parts_of_all(slot.works, self._group.stand_ins)
         for work in works:
             if work.checks is not None:
                 work.checks.before_collective(work)

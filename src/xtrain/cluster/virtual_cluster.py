@@ -26,6 +26,7 @@ from xtrain.cluster.rank_threads import RankThreads
 from xtrain.cluster.recorder import Record, Recorder
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
+from xtrain.cluster.symmetry import Alike, stand_ins_of
 from xtrain.cluster.threads import (
     Interrupts,
     few_collections,
@@ -60,6 +61,8 @@ class VirtualCluster:
         limit: seconds of this machine that a rank may run without letting others; then
             it is taken for an endless loop, RankTimeout.
         record: keep what each rank did in virtual time, as `record` after a run.
+        alike: for each rank the one that runs in its place, see `symmetry`; None: all
+            run.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class VirtualCluster:
         limit: float = 120.0,
         accelerator: str | Accelerator | None = None,
         record: bool = False,
+        alike: Alike | None = None,
     ) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"a cluster needs at least one rank, got size={size}")
@@ -79,6 +83,7 @@ class VirtualCluster:
             topology.check(size)
         self.size, self.topology, self.seed = size, topology, seed
         self.limit = limit
+        self.stand_ins = stand_ins_of(size, alike)
         self.accelerator = accelerator_of(accelerator)
         self.seconds: list[float] = []
         self.devices: list[Device | None] = []
@@ -122,7 +127,7 @@ class VirtualCluster:
         """The call of each rank, with its own copies of the arguments."""
         first = takes_rank_and_size(fn, args)
         calls = []
-        for rank in range(self.size):
+        for rank in sorted(set(self.stand_ins)):
             place = (rank, self.size) if first else ()
             try:
                 calls.append(partial(fn, *place, *copy.deepcopy(args)))
@@ -155,14 +160,16 @@ class VirtualCluster:
     # ----------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        ranks = [Rank(number) for number in range(self.size)]
+        ranks = [Rank(number) for number in sorted(set(self.stand_ins))]
         known: dict[Any, Made] = {}
         for rank in ranks:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
             if self.accelerator is not None:
                 rank.state.device = Device(self.accelerator, self.advance, known)
         recorder = Recorder(self.size) if self._recording else None
-        self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck, recorder)
+        self.scheduler = Scheduler(
+            ranks, self.seed, swap, self._when_stuck, self.stand_ins, recorder
+        )
         self.network = network_of(self.topology, self.scheduler)
         self.store = VirtualStore(lambda: self.scheduler)
         self.checks = Checks() if self._with_checks else None
@@ -176,7 +183,9 @@ class VirtualCluster:
         interrupts: Interrupts,
     ) -> list[Any]:
         ranks = self.scheduler.ranks
-        self.devices = [rank.state.device for rank in ranks]
+        by_number = {rank.number: rank for rank in ranks}
+        every = [by_number[number] for number in self.stand_ins]
+        self.devices = [rank.state.device for rank in every]
         with few_collections(self.size), watching_resizes(self._device):
             live = [
                 partial(self._live, *each) for each in zip(ranks, calls, strict=True)
@@ -184,7 +193,7 @@ class VirtualCluster:
             overdue = RankThreads(self.scheduler, self.limit).run(
                 live, timeout, interrupts
             )
-        self.seconds = [rank.clock for rank in ranks]
+        self.seconds = [rank.clock for rank in every]
         if self.scheduler.recorder is not None:
             self.record = self.scheduler.recorder.record(
                 self.seconds, self.network.use()
@@ -200,7 +209,7 @@ class VirtualCluster:
         if failure is not None:
             raise failure
         self._check_received()
-        return [rank.result for rank in ranks]
+        return [rank.result for rank in every]
 
     def _live(self, rank: Rank, call: Callable[[], Any]) -> None:
         if rank.stop is not None:

@@ -5,7 +5,7 @@ from functools import cache
 from math import log2
 from typing import Any
 
-from xtrain.bench.cluster_all_reduce import FLAT, GIB, KIB, NODES, all_reduce
+from xtrain.bench.cluster_all_reduce import FLAT, GIB, KIB, MIB, NODES, all_reduce
 from xtrain.cluster import VirtualCluster, dgx_h100
 from xtrain.cluster.heat import heat_svg
 from xtrain.cluster.recorder import LinkUse, Record
@@ -33,7 +33,7 @@ TITLES = {
     "hierarchical": "hierarchical",
 }  # fmt: skip
 SIZES = [2.0**power for power in range(12, 34)]
-SHOWN = 4 * KIB, GIB
+SHOWN = 4 * KIB, 32 * MIB, GIB
 
 
 @cache
