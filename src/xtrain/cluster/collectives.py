@@ -66,7 +66,7 @@ class CollectiveSlot:
     def __init__(self, group: Any):
         self.group = group
         self.works: list[CollectiveWork | None] = [None] * len(group.ranks)
-        self.left = len(group.ranks)
+        self.left = group.executed
         self.broken: str | None = None  # why its calls have failed
 
 
@@ -88,7 +88,7 @@ class CollectiveCalls:
             slot = self._slots[number] = CollectiveSlot(self._group)
         work.slot, slot.works[rank] = slot, work
         slot.left -= 1
-        if slot.broken is None and slot.left < len(slot.works) - 1:
+        if slot.broken is None and slot.left < self._group.executed - 1:
             self._compare(slot, work)
         if slot.broken is not None:
             work.fail(MismatchedCollectives(slot.broken))
@@ -136,13 +136,23 @@ class CollectiveCalls:
                     work.finish(end)
 
         self._network.collective(
-            [work.part for work in works], self._group.ranks, start,
+            self._parts(slot), self._group.ranks, start,
             self._scheduler.shaken(ended),
         )  # fmt: skip
 
+    def _parts(self, slot: CollectiveSlot) -> list[Part]:
+        """Of all ranks: those that are not executed give what their like gives."""
+        parts = []
+        for place, like in enumerate(self._group.likes):
+            work = slot.works[like]
+            assert work is not None
+            part = work.part
+            parts.append(part if place == like else part.given())
+        return parts
+
     def _move(self, slot: CollectiveSlot, works: Sequence[CollectiveWork]) -> bool:
         """Compute all ranks' results; False when their tensors do not fit together."""
-        parts = [work.part for work in works]
+        parts = self._parts(slot)
         for work in works:
             if work.checks is not None:
                 work.checks.before_collective(work)

@@ -30,8 +30,19 @@ NAME = "xtrain-virtual"
 class Members:
     """What the ranks of one group share: their messages and collectives."""
 
-    def __init__(self, scheduler: Scheduler, network: Any, ranks: list[int], name: str):
+    def __init__(
+        self, scheduler: Scheduler, network: Any, ranks: list[int], name: str,
+        likes: Sequence[int],
+    ):  # fmt: skip
         self.ranks, self.name = ranks, name
+        apart = [rank for rank in ranks if likes[rank] not in ranks]
+        if apart:
+            raise ValueError(
+                f"group {name} of ranks {ranks} has rank {apart[0]} but not its like, "
+                f"rank {likes[apart[0]]}, which is executed in its place"
+            )
+        self.likes = [ranks.index(likes[rank]) for rank in ranks]
+        self.executed = len(set(self.likes))
         self.mailbox = Mailbox(scheduler, network, ranks)
         self.collectives = CollectiveCalls(scheduler, network, self)
         self._whole = len(ranks) == len(scheduler.ranks)

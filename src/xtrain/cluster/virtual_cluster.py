@@ -59,6 +59,11 @@ class VirtualCluster:
             see `compute.Device`; None: only `advance` lets ranks compute.
         limit: seconds of this machine that a rank may run without letting others; then
             it is taken for an endless loop, RankTimeout.
+        alike: the rank that is executed in place of a rank, its like, where ranks do
+            the same with tensors of the same shapes; None: each rank is executed. A
+            like is its own like. Those that are not executed give collectives what
+            their like gives, at its time; messages are sent among likes alone. Traffic
+            of groups without a like is not in the network.
         record: keep what each rank did in virtual time, as `record` after a run.
     """
 
@@ -71,6 +76,7 @@ class VirtualCluster:
         checks: bool = True,
         limit: float = 120.0,
         accelerator: str | Accelerator | None = None,
+        alike: Callable[[int], int] | None = None,
         record: bool = False,
     ) -> None:
         if type(size) is not int or size < 1:
@@ -79,6 +85,7 @@ class VirtualCluster:
             topology.check(size)
         self.size, self.topology, self.seed = size, topology, seed
         self.limit = limit
+        self.likes = likes_of(size, alike)
         self.accelerator = accelerator_of(accelerator)
         self.seconds: list[float] = []
         self.devices: list[Device | None] = []
@@ -148,7 +155,7 @@ class VirtualCluster:
         self._joined[me, key] = joined + 1
         members = self._members.get((key, joined))
         if members is None:
-            members = Members(self.scheduler, self.network, ranks, name)
+            members = Members(self.scheduler, self.network, ranks, name, self.likes)
             self._members[key, joined] = members
         return VirtualGroup(rank, members, self.scheduler, self.checks)
 
@@ -175,7 +182,6 @@ class VirtualCluster:
         interrupts: Interrupts,
     ) -> list[Any]:
         ranks = self.scheduler.ranks
-        self.devices = [rank.state.device for rank in ranks]
         with few_collections(self.size), watching_resizes(self._device):
             live = [
                 partial(self._live, *each) for each in zip(ranks, calls, strict=True)
@@ -183,6 +189,8 @@ class VirtualCluster:
             overdue = RankThreads(self.scheduler, self.limit).run(
                 live, timeout, interrupts
             )
+        ranks = [ranks[like] for like in self.likes]
+        self.devices = [rank.state.device for rank in ranks]
         self.seconds = [rank.clock for rank in ranks]
         if self.scheduler.recorder is not None:
             self.record = self.scheduler.recorder.record(
@@ -195,7 +203,9 @@ class VirtualCluster:
         if overdue is not None:
             raise overdue
         call = calls[0].func
-        failure = failure_of(ranks, getattr(call, "__qualname__", repr(call)))
+        failure = failure_of(
+            self.scheduler.ranks, getattr(call, "__qualname__", repr(call))
+        )
         if failure is not None:
             raise failure
         self._check_received()
@@ -204,6 +214,8 @@ class VirtualCluster:
     def _live(self, rank: Rank, call: Callable[[], Any]) -> None:
         if rank.stop is not None:
             raise rank.stop
+        if self.likes[rank.number] != rank.number:
+            return
         dist.init_process_group(
             NAME, store=self.store, rank=rank.number, world_size=self.size
         )
@@ -243,6 +255,18 @@ class VirtualCluster:
                 f"  rank {m.rank.number}: {m.describe()}" for m in left[:8]
             )
             raise UnfinishedWork(f"messages without their other end:\n{calls}")
+
+
+def likes_of(size: int, alike: Callable[[int], int] | None) -> list[int]:
+    """Each rank's like; ValueError unless likes are ranks and their own likes."""
+    likes = list(range(size)) if alike is None else [alike(r) for r in range(size)]
+    for rank, like in enumerate(likes):
+        if type(like) is not int or not 0 <= like < size or likes[like] != like:
+            raise ValueError(
+                f"alike({rank}) is {like!r}: it must be one of {size} ranks, and its "
+                f"own like"
+            )
+    return likes
 
 
 def swap(rank: Rank | None, following: Rank) -> None:

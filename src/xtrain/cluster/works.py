@@ -11,7 +11,6 @@ from torch import Tensor
 
 from xtrain.cluster.scheduler import Rank, Scheduler
 
-
 KEPT_BYTES = 64  # of a result: torch's DDP asks for one of 4 bytes after the wait
 
 
