@@ -8,6 +8,7 @@ point, so that a rank which does not answer can be named. Then data ranks do the
 If something is wrong, the ranks exchange it in words.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NoReturn
@@ -18,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import group_or_world, message_device
+from xtrain.pipeline_parallel.loss import has_value
 from xtrain.pipeline_parallel.lost_ranks import exchange_by_peer
 
 
@@ -76,7 +78,8 @@ def sums_of_all(
         ValueError, RuntimeError: on every rank, if one has failed.
     """
     lesser = isinstance(failure, NotReduced)
-    numbers = [float(total), float(count), float(failure is not None), float(lesser)]
+    sum_and_count = [float(n) if has_value(n) else math.nan for n in (total, count)]
+    numbers = [*sum_and_count, float(failure is not None), float(lesser)]
     sums = of_all_ranks(numbers, group, "the end of a step").sum(0)
     if data_group is not None:
         at = "the end of a step of data ranks"

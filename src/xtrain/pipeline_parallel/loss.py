@@ -35,13 +35,19 @@ class StepLoss:
 
     def wrong_count(self) -> str | None:
         """Asked once, at the end: to read a count waits for the device that has it."""
-        wrong = [c for c in map(float, self._counts) if not 0 <= c < torch.inf]
+        counts = [float(count) for count in self._counts if has_value(count)]
+        wrong = [count for count in counts if not 0 <= count < torch.inf]
         if not wrong:
             return None
         return (
             f"loss_fn returned a count of {wrong[0]:g}: that of a micro-batch is a "
             "finite number of at least 0"
         )
+
+
+def has_value(number: Tensor | float) -> bool:
+    """A tensor on "meta" has a shape alone."""
+    return not (isinstance(number, Tensor) and number.is_meta)
 
 
 def checked_loss(returned: Any, output: Any) -> tuple[Tensor, Any]:

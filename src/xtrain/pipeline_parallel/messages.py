@@ -66,6 +66,8 @@ class Messages:
     ):
         up = group_or_world(group)
         self.schedule, self.device = schedule, device
+        # headers are read, so they have data where messages are shapes alone
+        self._of_headers = torch.device("cpu") if device.type == "meta" else device
         self.rank, self.group = up.rank(), up
         self._down = down or up
         self._arrived = [
@@ -104,7 +106,7 @@ class Messages:
         if action.kind == "SEND_F" and self._negotiates:
             metas = None if tensors is None else metas_of(tensors)
             self.metas[action.stage, action.micro_batch] = metas
-            tensors = (write_header(metas).to(self.device), *(tensors or ()))
+            tensors = (write_header(metas).to(self._of_headers), *(tensors or ()))
         elif tensors is None:
             tensors = tuple(self._empty(x).zero_() for x in self._metas_of(action))
         tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
@@ -181,7 +183,7 @@ class Messages:
         self._posted[peer] = tensors, self._post_recv(peer, action, tensors)
 
     def _recv_header(self, peer: int, action: Action) -> None:
-        numbers = torch.empty(HEADER, dtype=torch.int64, device=self.device)
+        numbers = torch.empty(HEADER, dtype=torch.int64, device=self._of_headers)
         with naming_lost_ranks(peer, self.group, action):
             self._post_recv(peer, action, (numbers,)).wait()
         self.metas[action.stage - 1, action.micro_batch] = read_header(numbers)
