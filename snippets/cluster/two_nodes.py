@@ -27,12 +27,15 @@ def sum_over_nodes(rank, size, in_order):
     return int(total[0])
 
 
-for nodes, in_order in ((1, False), (2, False), (2, True)):
-    cluster = VirtualCluster(NODE * nodes, dgx_h100(nodes))
-    print(f"{nodes} x {NODE} ranks, {'in order' if in_order else 'all send first'}:")
-    try:
-        sums = cluster.run(sum_over_nodes, in_order)
-        print(f"  {set(sums)} after {max(cluster.seconds) * 1e6:.1f} us")
-    except Deadlock as error:
-        print(f"  ranks {error.cycle} wait for each other:")
-        print(*[line for line in str(error).splitlines() if "send(" in line][-2:], sep="\n")
+if __name__ == "__main__":
+    for nodes, in_order in ((1, False), (2, False), (2, True)):
+        cluster = VirtualCluster(NODE * nodes, dgx_h100(nodes))
+        order = "in order" if in_order else "all send first"
+        print(f"{nodes} x {NODE} ranks, {order}:")
+        try:
+            sums = cluster.run(sum_over_nodes, in_order)
+            print(f"  {set(sums)} after {max(cluster.seconds) * 1e6:.1f} us")
+        except Deadlock as error:
+            print(f"  ranks {error.cycle} wait for each other:")
+            lines = str(error).splitlines()
+            print(*[line for line in lines if "send(" in line][-2:], sep="\n")

@@ -73,6 +73,15 @@ def test_a_script_runs_on_every_rank_and_the_report_is_below(tmp_path, capsys):
     assert "to" in report["busiest link"] and "load" in report["busiest link"]
 
 
+def test_operators_take_the_time_of_an_accelerator(tmp_path, capsys):
+    text = f'{HEAD}dist.init_process_group("gloo")\ntorch.ones(10_000_000) + 1\n'
+    out, _ = ran(capsys, script(tmp_path, text), "--ranks", 2, "--accelerator", "h100")
+    # filled: 40 MB written; added: 40 MB read and 40 MB written, 3.35 TB a second
+    assert "compute, at most  35.8 us" in out
+    *_, err = ran(capsys, script(tmp_path, text), "--accelerator", "h1", code=2)
+    assert "unknown accelerator 'h1'" in err
+
+
 @pytest.mark.parametrize(
     "init",
     [

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from xtrain.cluster import VirtualCluster, advance, now, running
+from xtrain.cluster import VirtualCluster, advance, flat, now, running, table
 from xtrain.cluster.per_rank import replaced
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.tensor_parallel import ParallelSwiGLU
@@ -119,6 +119,7 @@ def copies(dtype, put, asynchronous):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.verifies(GROUP, MOVES, RUN, "xtrain.cluster.moves:all_to_all")
+@pytest.mark.verifies("xtrain.cluster.collectives:CollectiveCalls")
 def test_collectives_give_what_one_process_computes(size):
     for dtype in DTYPES:
         for put in (Tensor.clone, strided):
@@ -393,6 +394,46 @@ def with_torchs_ddp(hook):
 def averaged_in_python(state, bucket):
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda f: f.value()[0] / dist.get_world_size())
+
+
+class Computes(torch.autograd.Function):
+    """A millisecond in backward."""
+
+    @staticmethod
+    def forward(ctx, input):
+        return input.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        advance(1e-3)
+        return grad
+
+
+def seconds_of_torchs_ddp():
+    """Of its second step: four layers, a bucket each."""
+    layers = [nn.Linear(500, 500, bias=False) for _ in range(4)]
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*layers), bucket_cap_mb=0.5
+    )
+    input = torch.ones(2, 500, requires_grad=True)
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, args: Computes.apply(*args))
+    for _ in range(2):
+        model.zero_grad()
+        start = now()
+        model(input).sum().backward()
+    return now() - start
+
+
+@pytest.mark.parametrize("contended", [False, True])
+@pytest.mark.verifies("xtrain.cluster.works:VirtualWork")
+def test_torchs_ddp_reduces_while_backward_goes_on(contended):
+    links = {(0, 1): (1e-6, 1e9), (1, 2): (1e-6, 1e9), (2, 0): (1e-6, 1e9)}
+    topology = table(3, links) if contended else flat(1e-6, 1e9)
+    seconds = VirtualCluster(3, topology).run(seconds_of_torchs_ddp)
+    # four buckets, a millisecond each by two trees, beside four of backward: the first
+    # bucket begins before the first of them, the last one behind the third
+    assert max(seconds) == pytest.approx(4e-3, rel=0.01)
 
 
 def with_fsdp2(reshard):

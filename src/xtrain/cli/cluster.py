@@ -33,6 +33,10 @@ def add_options(parser: argparse.ArgumentParser, given: object = None) -> None:
         "fat_tree:NODES,leaf=4,oversubscription=2, tpu_torus:4,4, none, or a table "
         "of links in FILE.json; as large as needed where no size is given"
     ))  # fmt: skip
+    add("--accelerator", None, metavar="A", help=(
+        "operators take the time that they would on it, as h100; without it they take "
+        "none"
+    ))  # fmt: skip
     add("--seed", None, type=int, metavar="N", help="draws another legal order")
     add("--svg", None, type=Path, metavar="FILE", help="timeline of the ranks")
     add("--trace", None, type=Path, metavar="FILE", help="the same for Perfetto")
@@ -51,8 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"a cluster has at least one rank, got {arguments.ranks}")
     topology = topology_of(arguments.topology, arguments.ranks)
     cluster = VirtualCluster(
-        arguments.ranks, topology, seed=arguments.seed, record=True
-    )
+        arguments.ranks, topology, seed=arguments.seed, record=True,
+        accelerator=arguments.accelerator,
+    )  # fmt: skip
     if not arguments.script.is_file():
         raise ValueError(f"{arguments.script} is no file")
     nodes = topology is not None and topology.name.startswith(("dgx", "fat_tree"))
@@ -115,6 +120,8 @@ def report(cluster: "VirtualCluster") -> None:
     from xtrain.cluster.heat import busiest, describe
 
     record, topology = cluster.record, cluster.topology
+    if record is None:
+        return
     seconds, last = record.makespan, record.seconds.index(record.makespan)
     kinds: dict[str, list[int]] = {}
     for one in record.transfers:

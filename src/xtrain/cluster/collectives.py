@@ -8,7 +8,8 @@ Calls of a group run one after another, as on a communicator's stream. Ranks in
 different calls all raise, with each rank's call.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from xtrain.backends.calls import CollectiveCall, CollectiveMismatch
 from xtrain.cluster.compute import unseen
 from xtrain.cluster.moves import MOVES, Part
 from xtrain.cluster.scheduler import Scheduler
+from xtrain.cluster.symmetry import parts_of_all
 from xtrain.cluster.works import VirtualCall
 
 
@@ -47,7 +49,11 @@ class CollectiveWork(VirtualCall):
     def missing(self) -> list[int]:
         assert self.slot is not None
         ranks = self.slot.group.ranks
-        return [ranks[r] for r, work in enumerate(self.slot.works) if work is None]
+        return [
+            ranks[r]
+            for r, work in enumerate(self.slot.works)
+            if work is None and self.slot.group.stand_ins[r] == r
+        ]
 
 
 def has_data(parts: Sequence[Part]) -> bool:
@@ -66,7 +72,7 @@ class CollectiveSlot:
     def __init__(self, group: Any):
         self.group = group
         self.works: list[CollectiveWork | None] = [None] * len(group.ranks)
-        self.left = group.executed
+        self.left = group.running
         self.broken: str | None = None  # why its calls have failed
 
 
@@ -78,6 +84,7 @@ class CollectiveCalls:
         self._slots: dict[int, CollectiveSlot] = {}
         self._counts = [0] * len(group.ranks)
         self._free = 0.0  # when the communicator's stream is
+        self._under_way: deque[Callable[[], None]] = deque()  # one after another
 
     def post(self, work: CollectiveWork, rank: int) -> None:
         """A rank has come to its next collective."""
@@ -88,7 +95,7 @@ class CollectiveCalls:
             slot = self._slots[number] = CollectiveSlot(self._group)
         work.slot, slot.works[rank] = slot, work
         slot.left -= 1
-        if slot.broken is None and slot.left < self._group.executed - 1:
+        if slot.broken is None and slot.left < self._group.running - 1:
             self._compare(slot, work)
         if slot.broken is not None:
             work.fail(MismatchedCollectives(slot.broken))
@@ -124,8 +131,14 @@ class CollectiveCalls:
         late = draw is not None and draw.random() < 0.5  # as late as is legal
         if not late and not self._move(slot, works):
             return
-        start = max(self._free, max(work.posted for work in works))
-        recorder = self._scheduler.recorder
+        start, parts = 0.0, parts_of_all(slot.works, self._group.stand_ins)
+
+        def begin() -> None:
+            nonlocal start
+            start = max(self._free, last)
+            self._network.collective(
+                parts, self._group.ranks, start, self._scheduler.shaken(ended)
+            )
 
         def ended(end: float) -> None:
             self._free = max(self._free, end)
@@ -134,25 +147,22 @@ class CollectiveCalls:
             if not late or self._move(slot, works):
                 for work in works:
                     work.finish(end)
+            self._under_way.popleft()
+            if self._under_way:
+                self._under_way[0]()
 
-        self._network.collective(
-            self._parts(slot), self._group.ranks, start,
-            self._scheduler.shaken(ended),
-        )  # fmt: skip
-
-    def _parts(self, slot: CollectiveSlot) -> list[Part]:
-        """Of all ranks: those that are not executed give what their like gives."""
-        parts = []
-        for place, like in enumerate(self._group.likes):
-            work = slot.works[like]
-            assert work is not None
-            part = work.part
-            parts.append(part if place == like else part.given())
-        return parts
+        recorder = self._scheduler.recorder
+        last = max(work.posted for work in works)
+        if not late:
+            for work in works:
+                work.came(last)
+        self._under_way.append(begin)
+        if len(self._under_way) == 1:
+            begin()
 
     def _move(self, slot: CollectiveSlot, works: Sequence[CollectiveWork]) -> bool:
         """Compute all ranks' results; False when their tensors do not fit together."""
-        parts = self._parts(slot)
+        parts = parts_of_all(slot.works, self._group.stand_ins)
         for work in works:
             if work.checks is not None:
                 work.checks.before_collective(work)

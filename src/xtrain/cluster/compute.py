@@ -6,21 +6,23 @@
 `flop_counter`; views and empty tensors take no time. Each rank has a `Device` of its
 own, a dispatch mode: it sees the operators of its rank, forward and backward, and not
 those by which the cluster moves bytes. They may be on the meta device: then nothing is
-computed, and times and memory are what they would be.
+computed, and times and memory are what they would be. What an operator makes of such
+tensors follows from their shapes, so it is asked for once and remembered: torch finds
+out in Python for many of them, which takes half a millisecond each time.
 
 Memory is counted by storages: what an operator allocates lives until its storage is
 freed or resized, as FSDP does with gathered weights.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import (
     flop_registry,
     sdpa_backward_flop,
@@ -41,9 +43,26 @@ FREE = {  # no byte is read or written
     aten.resize_, aten.set_,
 }  # fmt: skip
 
+NUMBERS = (bool, int, float, str, torch.dtype, torch.device, torch.layout)
+
+
+class Made(NamedTuple):
+    """What an operator makes, and what it takes."""
+
+    tensors: list[tuple[Any, ...]]
+    """Size, stride and dtype of each."""
+    alone: bool
+    """One tensor, not a tuple of them."""
+    flops: int
+    nbytes: int
+
 
 class Device(TorchDispatchMode):
     """The accelerator of one rank: how long its operators take, what memory they hold.
+
+    Args:
+        advance: called with the seconds that an operator takes.
+        known: what operators make of meta tensors, for all ranks.
 
     Attributes:
         flops: counted so far.
@@ -52,9 +71,14 @@ class Device(TorchDispatchMode):
         peak: the most bytes that were alive at a time.
     """
 
-    def __init__(self, accelerator: Accelerator, advance: Callable[[float], None]):
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        advance: Callable[[float], None],
+        known: dict[Any, Made],
+    ):
         super().__init__()
-        self.accelerator, self._advance = accelerator, advance
+        self.accelerator, self._advance, self._known = accelerator, advance, known
         self.flops = self.allocated = self.peak = 0
         self.seconds = 0.0
         self._held: dict[int, tuple[weakref.ref, int]] = {}
@@ -63,17 +87,39 @@ class Device(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace not in ("aten", "prims") or func.is_view:
+            return func(*args, **kwargs)  # of a collective the network tells the time
+        key = key_of(func, args, kwargs)
+        made = self._known.get(key) if key else None
+        if made is None:
+            return self._run(key, func, args, kwargs)
+        results = [
+            torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            for size, stride, dtype in made.tensors
+        ]
+        for tensor in results:
+            self.hold(tensor.untyped_storage())
+        self._compute(made.flops, made.nbytes)
+        return results[0] if made.alone else tuple(results)
+
+    def _run(self, key: Any, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if func.namespace not in ("aten", "prims"):
-            return result  # a collective, for one: the network tells its time
-        given, made = tensors_of(args, kwargs), tensors_of(result)
+        made = tensors_of((result,))
         for tensor in made:
             self.hold(tensor.untyped_storage())
         packet = func.overloadpacket
-        if not func.is_view and packet not in FREE:
+        flops = nbytes = 0
+        if packet not in FREE:
             formula = FORMULAS.get(packet)
             flops = formula(*args, **kwargs, out_val=result) if formula else 0
-            self._compute(flops, sum(t.nbytes for t in (*given, *made)))
+            given = tensors_of((*args, *kwargs.values()))
+            nbytes = sum(t.nbytes for t in (*given, *made))
+            self._compute(flops, nbytes)
+        alone = isinstance(result, Tensor)
+        if key and (alone or (type(result) is tuple and len(made) == len(result))):
+            kinds = [(tuple(t.shape), t.stride(), t.dtype) for t in made]
+            if all(t.is_meta for t in made):
+                self._known[key] = Made(kinds, alone, flops, nbytes)
         return result
 
     def _compute(self, flops: int, nbytes: int) -> None:
@@ -108,8 +154,44 @@ class Device(TorchDispatchMode):
         self.allocated -= self._held.pop(key)[1]
 
 
-def tensors_of(*values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+def key_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of a call whose results follow from the shapes of meta tensors; else None."""
+    if not makes_its_own(func):
+        return None
+    parts: list[Any] = [func]
+    for value in (*args, *kwargs.items()):
+        if isinstance(value, Tensor):
+            if not value.is_meta:
+                return None
+            parts.append((value.shape, value.stride(), value.dtype))
+        elif value is None or isinstance(value, NUMBERS):
+            parts.append((type(value), value))
+        elif isinstance(value, list | tuple) and not any(
+            isinstance(each, Tensor | list | tuple) for each in value
+        ):
+            parts.append(tuple(value))
+        else:
+            return None
+    return tuple(parts) if len(parts) > 1 else None
+
+
+@cache
+def makes_its_own(func: Any) -> bool:
+    """Whether an operator changes no argument and its results share none's memory."""
+    schema = func._schema
+    shared = any(result.alias_info is not None for result in schema.returns)
+    return not schema.is_mutable and not shared
+
+
+def tensors_of(values: Iterable[Any]) -> list[Tensor]:
+    """Tensors among values and in lists of them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_of(value)
+    return found
 
 
 def accelerator_of(what: str | Accelerator | None) -> Accelerator | None:
@@ -128,7 +210,7 @@ def watching_resizes(device: Callable[[], Device | None]) -> Iterator[None]:
             running.resized(storage)
         return found
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

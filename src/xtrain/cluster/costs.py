@@ -7,12 +7,16 @@ all_gather, reduce_scatter    ring: N-1 hops, (N-1)/N of the whole on each edge
 broadcast, reduce             a chain, pipelined: N-1 hops, all of it on each edge
 all_to_all, gather, scatter   one hop, to each rank what is for it
 barrier                       log2(N) hops there and back, no bytes
+
+Rings and trees over whole nodes have a channel for each GPU of a node, as NCCL's: a
+share of the bytes each, with another GPU where it enters a node and another where it
+leaves. So all adapters of a node are used.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from xtrain.cluster.moves import Part
 
@@ -26,15 +30,44 @@ class Pattern:
     Attributes:
         hops: messages that follow one another: the latency is paid for each.
         edges: bytes from rank to rank, in global ranks.
+        around: a hop is the next edge of a ring, which are of unlike latencies.
     """
 
     hops: int
     edges: dict[Edge, float]
+    around: bool = False
 
 
 def ring(ranks: Sequence[int], hops: int, nbytes: float) -> Pattern:
     following = [*ranks[1:], ranks[0]]
-    return Pattern(hops, dict.fromkeys(zip(ranks, following, strict=True), nbytes))
+    edges = dict.fromkeys(zip(ranks, following, strict=True), nbytes)
+    return Pattern(hops, edges, around=True)
+
+
+def channels(ranks: Sequence[int], node: int) -> list[Sequence[int]]:
+    """Orders of the same ranks, each with another one first in every node."""
+    nodes = [list(inside) for _, inside in groupby(ranks, lambda rank: rank // node)]
+    size = len(nodes[0])
+    if len(nodes) == 1 or any(len(inside) != size for inside in nodes):
+        return [ranks]
+    return [
+        [rank for inside in nodes for rank in (*inside[c:], *inside[:c])]
+        for c in range(size)
+    ]
+
+
+def spread(
+    make: Callable[[Sequence[int], float], Pattern],
+    orders: Sequence[Sequence[int]],
+    nbytes: float,
+) -> Pattern:
+    """A pattern over each of the orders, with an equal share of the bytes."""
+    patterns = [make(order, nbytes / len(orders)) for order in orders]
+    edges: dict[Edge, float] = {}
+    for pattern in patterns:
+        for edge, share in pattern.edges.items():
+            edges[edge] = edges.get(edge, 0.0) + share
+    return Pattern(patterns[0].hops, edges, patterns[0].around)
 
 
 def chain(ranks: Sequence[int], nbytes: float) -> Pattern:
@@ -71,8 +104,14 @@ def pairs(parts: Sequence[Part], ranks: Sequence[int]) -> Pattern:
     return Pattern(1, edges)
 
 
-def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
-    """The ways in which a collective may go; the fastest is taken."""
+def patterns_of(
+    parts: Sequence[Part], ranks: Sequence[int], node: int = 1
+) -> list[Pattern]:
+    """The ways in which a collective may go; the fastest is taken.
+
+    Args:
+        node: so many ranks, one after another, are a node.
+    """
     part, size = parts[0], len(ranks)
     if size == 1:
         return [Pattern(0, {})]
@@ -82,8 +121,9 @@ def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
         return [pairs(parts, ranks)]
     share = part.nbytes * (size - 1) / size
     if part.kind == "all_reduce":
-        two = trees(ranks, part.nbytes)
-        return [ring(ranks, 2 * (size - 1), 2 * share), two]
+        orders, hops = channels(ranks, node), 2 * (size - 1)
+        around = spread(lambda order, n: ring(order, hops, n), orders, 2 * share)
+        return [around, spread(trees, orders, part.nbytes)]
     if part.kind == "broadcast" or part.kind == "reduce":
         root = part.root
         from_root = [*ranks[root:], *ranks[:root]]
@@ -92,4 +132,5 @@ def patterns_of(parts: Sequence[Part], ranks: Sequence[int]) -> list[Pattern]:
                 from_root if part.kind == "broadcast" else from_root[::-1], part.nbytes
             )
         ]
-    return [ring(ranks, size - 1, share)]
+    orders = channels(ranks, node)
+    return [spread(lambda order, n: ring(order, size - 1, n), orders, share)]

@@ -22,6 +22,7 @@ from xtrain.cluster.compute import unseen
 from xtrain.cluster.messages import RECV, SEND, Mailbox, PostedMessage
 from xtrain.cluster.moves import Moves, Part
 from xtrain.cluster.scheduler import Scheduler
+from xtrain.cluster.symmetry import in_group
 from xtrain.cluster.works import SeveralWorks, VirtualWork
 
 NAME = "xtrain-virtual"
@@ -30,22 +31,13 @@ NAME = "xtrain-virtual"
 class Members:
     """What the ranks of one group share: their messages and collectives."""
 
-    def __init__(
-        self, scheduler: Scheduler, network: Any, ranks: list[int], name: str,
-        likes: Sequence[int],
-    ):  # fmt: skip
+    def __init__(self, scheduler: Scheduler, network: Any, ranks: list[int], name: str):
         self.ranks, self.name = ranks, name
-        apart = [rank for rank in ranks if likes[rank] not in ranks]
-        if apart:
-            raise ValueError(
-                f"group {name} of ranks {ranks} has rank {apart[0]} but not its like, "
-                f"rank {likes[apart[0]]}, which is executed in its place"
-            )
-        self.likes = [ranks.index(likes[rank]) for rank in ranks]
-        self.executed = len(set(self.likes))
+        self.stand_ins = in_group(ranks, scheduler.stand_ins)
+        self.running = len(set(self.stand_ins))
         self.mailbox = Mailbox(scheduler, network, ranks)
         self.collectives = CollectiveCalls(scheduler, network, self)
-        self._whole = len(ranks) == len(scheduler.ranks)
+        self._whole = len(ranks) == len(scheduler.stand_ins)
 
     def in_words(self) -> str:
         """For messages, after a call: the group where it is not the default one."""
@@ -234,6 +226,12 @@ class VirtualGroup(TorchCalls, NamedGroup):
             raise ValueError(
                 f"{name}: rank {self._rank} of {self._size} cannot exchange messages "
                 f"with rank {peer}"
+            )
+        stand_in = self._members.stand_ins[peer]
+        if stand_in != peer:
+            raise ValueError(
+                f"{name}: rank {self.ranks[peer]} does not run, rank "
+                f"{self.ranks[stand_in]} runs in its place: messages have two ends"
             )
 
 

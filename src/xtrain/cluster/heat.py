@@ -48,7 +48,8 @@ def heat_svg(record: Record, title: str = "Load of the links", width: int = 400)
     pairs = all(PAIR.fullmatch(name) for name in record.links)
     cells, names = matrix(record) if pairs else by_kind(record)
     across = 1 + max(column for column, *_ in cells)
-    size = min((width - LEFT) / across, LARGEST)
+    left = max(LEFT, 8 + 6.2 * max(len(text) for _, text in names))
+    size = min((width - left) / across, LARGEST)
     down = 1 + max(row for _, row, _ in cells)
     high = min(size, LARGEST) if pairs else LARGEST
     parts = list(scale_of(most[2]))
@@ -59,7 +60,7 @@ def heat_svg(record: Record, title: str = "Load of the links", width: int = 400)
         use = record.links[link]
         share = load(use, record.makespan)
         parts.append(
-            f'<rect class="h" x="{LEFT + column * size:.2f}" '
+            f'<rect class="h" x="{left + column * size:.2f}" '
             f'y="{TOP + row * high:.2f}" width="{0.9 * size:.2f}" '
             f'height="{0.9 * high:.2f}" '
             f'fill-opacity="{0.06 + 0.94 * share / (most[2] or 1):.2f}">'

@@ -39,11 +39,6 @@ class Part:
             return sum(tensor.nbytes for tensor in self.outputs)
         return sum(tensor.nbytes for tensor in self.inputs)
 
-    def given(self) -> "Part":
-        """The same inputs, with outputs of its own that are thrown away."""
-        outputs = [torch.empty_like(tensor) for tensor in self.outputs]
-        return Part(self.kind, outputs, self.inputs, self.op, self.root)
-
 
 def all_reduce(parts: Sequence[Part]) -> None:
     total = torch.empty_like(parts[0].inputs[0])

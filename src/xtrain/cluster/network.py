@@ -25,7 +25,7 @@ from xtrain.cluster.scheduler import Scheduler
 from xtrain.cluster.topology import Topology
 
 Ended = Callable[[float], object]
-SAME_TIME = 1e-12  # of a time: ends that differ by less are one
+SAME = 1e-12  # shares that differ by less of themselves are one
 
 
 class Network(Protocol):
@@ -164,21 +164,26 @@ class SharedLinks:
     def collective(
         self, parts: Sequence[Part], ranks: Sequence[int], start: float, ended: Ended
     ) -> None:
-        ways = [self._as_flow(pattern, ended) for pattern in patterns_of(parts, ranks)]
+        patterns = patterns_of(parts, ranks, self._topology.node)
+        ways = [self._as_flow(pattern, ended) for pattern in patterns]
         latency, flow = min(ways, key=lambda way: way[0] + alone(way[1]))
         begins = start + latency
         self._scheduler.at(begins, lambda: self._begin(flow, begins))
 
     def _as_flow(self, pattern: Pattern, ended: Ended) -> tuple[float, Flow]:
-        latency, unit = 0.0, max(pattern.edges.values(), default=0.0)
+        longest, around, unit = 0.0, 0.0, max(pattern.edges.values(), default=0.0)
         crossings: dict[Link, float] = {}
         for (source, target), nbytes in pattern.edges.items():
             route = self._topology.route(source, target)
-            latency = max(latency, route.latency)
+            longest = max(longest, route.latency)
+            around += route.latency * nbytes
             for name in route.links:
                 link = self.links[name]
-                crossings[link] = crossings.get(link, 0.0) + nbytes / unit
-        return pattern.hops * latency, Flow(list(crossings.items()), unit, ended)
+                if nbytes:
+                    crossings[link] = crossings.get(link, 0.0) + nbytes / unit
+        total = sum(pattern.edges.values())
+        hop = around / total if pattern.around and total else longest
+        return pattern.hops * hop, Flow(list(crossings.items()), unit, ended)
 
     def use(self) -> dict[str, LinkUse]:
         return {
@@ -256,27 +261,22 @@ def fair_rates(flows: Sequence[Flow]) -> dict[Flow, float]:
     if len(flows) == 1:
         return {flows[0]: min(b.bandwidth / times for b, times in flows[0].crossings)}
     rates: dict[Flow, float] = {}
-    left: dict[Link, float] = {}  # bandwidth that nobody has yet
-    weight: dict[Link, float] = {}  # of the flows that have no rate yet
-    for flow in flows:
-        for link, times in flow.crossings:
-            left[link] = link.bandwidth
-            weight[link] = weight.get(link, 0.0) + times
-    while len(rates) < len(flows):
-        share = min(left[link] / weight[link] for link in weight)
-        full = [
-            link
-            for link in weight
-            if left[link] / weight[link] <= share * (1 + SAME_TIME)
-        ]
-        for link in full:
-            for flow in link.flows:
-                if flow not in rates:
-                    rates[flow] = share
-                    for crossed, times in flow.crossings:
-                        left[crossed] -= times * share
-                        weight[crossed] -= times
-        weight = {link: value for link, value in weight.items() if value > SAME_TIME}
+    left = {link: link.bandwidth for flow in flows for link, _ in flow.crossings}
+    waiting, share = list(flows), 0.0
+    while waiting:
+        weight: dict[Link, float] = {}
+        for flow in waiting:
+            for link, times in flow.crossings:
+                weight[link] = weight.get(link, 0.0) + times
+        shares = {link: left[link] / weight[link] for link in weight}
+        share = max(share, min(shares.values()))  # it only rises, but for rounding
+        full = {link for link in shares if shares[link] <= share * (1 + SAME)}
+        for flow in waiting:
+            if any(link in full for link, _ in flow.crossings):
+                rates[flow] = share
+                for link, times in flow.crossings:
+                    left[link] -= times * share
+        waiting = [flow for flow in waiting if flow not in rates]
     return rates
 
 

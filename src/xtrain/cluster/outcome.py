@@ -17,7 +17,7 @@ def failure_of(ranks: Sequence[Rank], name: str) -> RankError | None:
         return None
     first = min(failed, key=lambda rank: rank.failed_as)
     reports = [report_of(rank) for rank in ranks]
-    error = raised(name, reports, reports[first.number])
+    error = raised(name, reports, reports[ranks.index(first)])
     if isinstance(first.error, Deadlock):
         error.cycle = first.error.cycle  # type: ignore[attr-defined]
     return error

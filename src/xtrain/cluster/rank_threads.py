@@ -102,7 +102,7 @@ class RankThreads:
                 reports.append(
                     RankReport(rank.number, "waiting", summary, stack.frames)
                 )
-        first = reports[self.scheduler.current.number]
+        first = reports[self.scheduler.ranks.index(self.scheduler.current)]
         self._stop(self.scheduler.ranks)
         return RankTimeout(why, reports, first)
 

@@ -90,6 +90,8 @@ class Scheduler:
         seed: draws an order; None takes the first that came.
         swap: called with the rank that stops and the one that goes on.
         when_stuck: called when nothing can go on; whether a rank can after it.
+        stand_ins: for each rank of the cluster the one of `ranks` that runs in its
+            place, see `symmetry`.
         recorder: told where clocks jump and what is in flight; None keeps nothing.
     """
 
@@ -99,11 +101,12 @@ class Scheduler:
         seed: int | None,
         swap: Callable[[Rank | None, Rank], None],
         when_stuck: Callable[[], bool],
+        stand_ins: list[int],
         recorder: Recorder | None = None,
     ):
         self.ranks = ranks
         self.current = ranks[0]
-        self.recorder = recorder
+        self.stand_ins, self.recorder = stand_ins, recorder
         self.turns = 0  # how often the baton was handed over
         self.ended = threading.Semaphore(0)  # released when all ranks have
         self.crash: BaseException | None = None

@@ -124,7 +124,7 @@ def groups_taken_over() -> Iterator[None]:
         size = check_place(size, rank)
         yield own_store(), own_rank(), size
 
-    c10d._new_process_group_helper, c10d.rendezvous = make, meet
+    c10d._new_process_group_helper, c10d.rendezvous = make, meet  # type: ignore
     try:
         yield
     finally:

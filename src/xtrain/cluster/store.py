@@ -64,7 +64,7 @@ class VirtualStore(dist.Store):
         found = all(key in self._values for key in keys)
         if not found:
             scheduler = self._scheduler()  # it may be asked in a loop
-            asked = KeyWait(keys, len(scheduler.ranks), scheduler.current)
+            asked = KeyWait(keys, len(scheduler.stand_ins), scheduler.current)
             scheduler.poll(asked)
             if asked.error is not None:
                 raise asked.error
@@ -87,7 +87,7 @@ class VirtualStore(dist.Store):
             absent = [key for key in keys if key not in self._values]
             if waiting is None and end is not None:
                 scheduler.at(end, give_up)
-            waiting = KeyWait(absent, len(scheduler.ranks), rank)
+            waiting = KeyWait(absent, len(scheduler.stand_ins), rank)
             self._waits.append(waiting)
             scheduler.block(waiting)
             if waiting.error is not None:

@@ -39,6 +39,8 @@ class Topology:
         bandwidth: of each link by its name; of a `flat` one, of every pair.
         find_route: the route between two ranks.
         accelerator: whose compute its ranks have, for programs that count FLOPs.
+        private: latency and bandwidth, where each pair has a link of its own.
+        node: so many ranks, one after another, are a node with an adapter for each.
     """
 
     name: str
@@ -46,13 +48,19 @@ class Topology:
     bandwidth: Mapping[str, float]
     find_route: Callable[[int, int], Route]
     accelerator: Accelerator | None = None
-    private: tuple[float, float] | None = (
-        None  # (latency, bandwidth) of each pair's own
-    )
+    private: tuple[float, float] | None = None
+    node: int = 1
 
     def route(self, source: int, target: int) -> Route:
         """The links from one rank to another."""
-        return self.find_route(source, target)
+        route = self.find_route(source, target)
+        for link in route.links:
+            if link not in self.bandwidth:
+                raise ValueError(
+                    f"{self.name}: the route from rank {source} to {target} has a "
+                    f"link {link!r}, which has no bandwidth in the topology"
+                )
+        return route
 
     def check(self, size: int) -> None:
         """ValueError unless it joins `size` ranks."""
@@ -143,6 +151,7 @@ def tpu_torus(*shape: int, latency: float = 1e-6) -> Topology:
     if not shape:
         raise ValueError("tpu_torus: needs the size of at least one dimension")
     device = Accelerator.preset("tpu-v5p")
+    _check_numbers("tpu_torus", latency, device.link.bandwidth)
     chips = list(product(*(range(count) for count in shape)))
     number = {place: rank for rank, place in enumerate(chips)}
     bandwidth = {}
@@ -245,7 +254,7 @@ def _nodes(
             NETWORK_LATENCY, (f"gpu {source} out", *middle, f"gpu {target} in")
         )
 
-    return Topology(name, NODE * nodes, bandwidth, route, device)
+    return Topology(name, NODE * nodes, bandwidth, route, device, node=NODE)
 
 
 def _check_count(name: str, what: str, value: int) -> None:

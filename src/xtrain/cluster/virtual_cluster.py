@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from xtrain.cluster import running
 from xtrain.cluster.checks import Checks, UnfinishedWork
-from xtrain.cluster.compute import Device, accelerator_of, watching_resizes
+from xtrain.cluster.compute import Device, Made, accelerator_of, watching_resizes
 from xtrain.cluster.deadlock import what_is_wrong
 from xtrain.cluster.group import NAME, Members, VirtualGroup
 from xtrain.cluster.network import network_of
@@ -26,6 +26,7 @@ from xtrain.cluster.rank_threads import RankThreads
 from xtrain.cluster.recorder import Record, Recorder
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
+from xtrain.cluster.symmetry import Alike, stand_ins_of
 from xtrain.cluster.threads import (
     Interrupts,
     few_collections,
@@ -59,12 +60,9 @@ class VirtualCluster:
             see `compute.Device`; None: only `advance` lets ranks compute.
         limit: seconds of this machine that a rank may run without letting others; then
             it is taken for an endless loop, RankTimeout.
-        alike: the rank that is executed in place of a rank, its like, where ranks do
-            the same with tensors of the same shapes; None: each rank is executed. A
-            like is its own like. Those that are not executed give collectives what
-            their like gives, at its time; messages are sent among likes alone. Traffic
-            of groups without a like is not in the network.
         record: keep what each rank did in virtual time, as `record` after a run.
+        alike: for each rank the one that runs in its place, see `symmetry`; None: all
+            run.
     """
 
     def __init__(
@@ -76,8 +74,8 @@ class VirtualCluster:
         checks: bool = True,
         limit: float = 120.0,
         accelerator: str | Accelerator | None = None,
-        alike: Callable[[int], int] | None = None,
         record: bool = False,
+        alike: Alike | None = None,
     ) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"a cluster needs at least one rank, got size={size}")
@@ -85,7 +83,7 @@ class VirtualCluster:
             topology.check(size)
         self.size, self.topology, self.seed = size, topology, seed
         self.limit = limit
-        self.likes = likes_of(size, alike)
+        self.stand_ins = stand_ins_of(size, alike)
         self.accelerator = accelerator_of(accelerator)
         self.seconds: list[float] = []
         self.devices: list[Device | None] = []
@@ -129,7 +127,7 @@ class VirtualCluster:
         """The call of each rank, with its own copies of the arguments."""
         first = takes_rank_and_size(fn, args)
         calls = []
-        for rank in range(self.size):
+        for rank in sorted(set(self.stand_ins)):
             place = (rank, self.size) if first else ()
             try:
                 calls.append(partial(fn, *place, *copy.deepcopy(args)))
@@ -155,20 +153,23 @@ class VirtualCluster:
         self._joined[me, key] = joined + 1
         members = self._members.get((key, joined))
         if members is None:
-            members = Members(self.scheduler, self.network, ranks, name, self.likes)
+            members = Members(self.scheduler, self.network, ranks, name)
             self._members[key, joined] = members
         return VirtualGroup(rank, members, self.scheduler, self.checks)
 
     # ----------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        ranks = [Rank(number) for number in range(self.size)]
+        ranks = [Rank(number) for number in sorted(set(self.stand_ins))]
+        known: dict[Any, Made] = {}
         for rank in ranks:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
             if self.accelerator is not None:
-                rank.state.device = Device(self.accelerator, self.advance)
+                rank.state.device = Device(self.accelerator, self.advance, known)
         recorder = Recorder(self.size) if self._recording else None
-        self.scheduler = Scheduler(ranks, self.seed, swap, self._when_stuck, recorder)
+        self.scheduler = Scheduler(
+            ranks, self.seed, swap, self._when_stuck, self.stand_ins, recorder
+        )
         self.network = network_of(self.topology, self.scheduler)
         self.store = VirtualStore(lambda: self.scheduler)
         self.checks = Checks() if self._with_checks else None
@@ -182,6 +183,9 @@ class VirtualCluster:
         interrupts: Interrupts,
     ) -> list[Any]:
         ranks = self.scheduler.ranks
+        by_number = {rank.number: rank for rank in ranks}
+        every = [by_number[number] for number in self.stand_ins]
+        self.devices = [rank.state.device for rank in every]
         with few_collections(self.size), watching_resizes(self._device):
             live = [
                 partial(self._live, *each) for each in zip(ranks, calls, strict=True)
@@ -189,9 +193,7 @@ class VirtualCluster:
             overdue = RankThreads(self.scheduler, self.limit).run(
                 live, timeout, interrupts
             )
-        ranks = [ranks[like] for like in self.likes]
-        self.devices = [rank.state.device for rank in ranks]
-        self.seconds = [rank.clock for rank in ranks]
+        self.seconds = [rank.clock for rank in every]
         if self.scheduler.recorder is not None:
             self.record = self.scheduler.recorder.record(
                 self.seconds, self.network.use()
@@ -203,19 +205,15 @@ class VirtualCluster:
         if overdue is not None:
             raise overdue
         call = calls[0].func
-        failure = failure_of(
-            self.scheduler.ranks, getattr(call, "__qualname__", repr(call))
-        )
+        failure = failure_of(ranks, getattr(call, "__qualname__", repr(call)))
         if failure is not None:
             raise failure
         self._check_received()
-        return [rank.result for rank in ranks]
+        return [rank.result for rank in every]
 
     def _live(self, rank: Rank, call: Callable[[], Any]) -> None:
         if rank.stop is not None:
             raise rank.stop
-        if self.likes[rank.number] != rank.number:
-            return
         dist.init_process_group(
             NAME, store=self.store, rank=rank.number, world_size=self.size
         )
@@ -255,18 +253,6 @@ class VirtualCluster:
                 f"  rank {m.rank.number}: {m.describe()}" for m in left[:8]
             )
             raise UnfinishedWork(f"messages without their other end:\n{calls}")
-
-
-def likes_of(size: int, alike: Callable[[int], int] | None) -> list[int]:
-    """Each rank's like; ValueError unless likes are ranks and their own likes."""
-    likes = list(range(size)) if alike is None else [alike(r) for r in range(size)]
-    for rank, like in enumerate(likes):
-        if type(like) is not int or not 0 <= like < size or likes[like] != like:
-            raise ValueError(
-                f"alike({rank}) is {like!r}: it must be one of {size} ranks, and its "
-                f"own like"
-            )
-    return likes
 
 
 def swap(rank: Rank | None, following: Rank) -> None:

@@ -20,13 +20,15 @@ class VirtualCall:
     Attributes:
         posted: its rank's clock when it was called.
         end: when it ends; None while that is not known.
+        has_result: its tensors are there, which may be before it ends.
+        early: its rank goes on as soon as they are.
         waited: whether its rank has waited for it.
         on_end: called with it when `end` is known.
     """
 
     __slots__ = (
-        "call", "checks", "end", "error", "on_end", "posted", "rank", "scheduler",
-        "waited",
+        "call", "checks", "early", "end", "error", "has_result", "on_end", "posted",
+        "rank", "scheduler", "waited",
     )  # fmt: skip
 
     def __init__(self, scheduler: Scheduler):
@@ -36,7 +38,7 @@ class VirtualCall:
         self.posted = self.rank.clock
         self.end: float | None = None
         self.error: BaseException | None = None
-        self.waited = False
+        self.waited = self.has_result = self.early = False
         self.call: Any = None
         self.checks: Any = None
         self.on_end: Callable[[VirtualCall], object] | None = None
@@ -48,6 +50,12 @@ class VirtualCall:
             self.scheduler.wake(self.rank, end)
         if self.on_end is not None:
             self.on_end(self)
+
+    def came(self, time: float) -> None:
+        """All ranks have come to it by a time, and its tensors are there."""
+        self.has_result = True
+        if self.early and self.rank.waits_for is self:
+            self.scheduler.wake(self.rank, time)
 
     def fail(self, error: BaseException) -> None:
         if self.end is None and self.error is None:
@@ -141,15 +149,16 @@ class VirtualWork(dist.Work):
     def get_future(self) -> torch.futures.Future:
         """Its future, which holds the result at once when all ranks have called.
 
-        C++ would wait for a future with the baton in this rank's hand. So the others go
-        first, at their own clocks; this rank's clock comes to the end of the call where
-        backward ends, which is where DDP waits.
+        C++ would wait for a future with the baton in this rank's hand. So the others
+        come first, at their own clocks, and this rank goes on then; its clock comes to
+        the end of the call where backward ends, which is where DDP waits.
         """
         future: torch.futures.Future = torch.futures.Future()
         call = self._call
-        call.waited = True
-        while call.end is None and call.error is None:
+        call.waited = call.early = True
+        while not (call.has_result or call.end is not None or call.error is not None):
             call.scheduler.block(call)
+        call.early = False
         if call.error is not None:
             future.set_exception(call.error)
         else:

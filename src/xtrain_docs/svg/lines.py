@@ -20,16 +20,19 @@ def line_chart(
     marks: Sequence[tuple[float, str]] = (),
     width: int = 400,
     height: int = 310,
+    dots: Mapping[str, Points] | None = None,
 ) -> str:
     """Lines over two axes, named in rows above them: a phone can show it whole.
 
     Args:
         series: points per name, in drawing order.
         marks: vertical lines at x with a short text, such as a crossover.
+        dots: of some series, points that are drawn without a line.
     """
     if not series or not all(series.values()):
         raise ValueError(f"{title}: a series without points")
-    every = [p for points in series.values() for p in points]
+    dots = dots or {}
+    every = [p for points in (*series.values(), *dots.values()) for p in points]
     xs = x.ends([p[0] for p in every])
     ys = y.ends([p[1] for p in every])
     keys, rows = legend(list(series), width)
@@ -43,6 +46,7 @@ def line_chart(
             parts += frame.mark(at, words, width)
     for index, (name, points) in enumerate(series.items()):
         parts += frame.curve(index, name, points)
+        parts += frame.dots(index, name, dots.get(name, ()))
     return fit(document(width, height, parts, title, description), width)
 
 
@@ -108,13 +112,17 @@ class Frame:
         """One line, with a dot at each point unless there are many."""
         places = [(number(self.px(a)), number(self.py(b))) for a, b in points]
         path = " ".join(f"{px},{py}" for px, py in places)
-        parts = [f'<polyline points="{path}" class="xt-line xt-s{index % 8}"/>']
-        if len(points) > 16:
-            return parts
-        for (px, py), (a, b) in zip(places, points, strict=True):
+        line = f'<polyline points="{path}" class="xt-line xt-s{index % 8}"/>'
+        return [line, *(self.dots(index, name, points) if len(points) <= 16 else ())]
+
+    def dots(self, index: int, name: str, points: Points) -> list[str]:
+        """A dot at each point, with its values for the pointer."""
+        parts = []
+        for a, b in points:
             hover = f"{name}: {self.x.format(a)}, {self.y.format(b)}"
             parts.append(
-                f'<circle cx="{px}" cy="{py}" r="3" class="xt-dot xt-s{index % 8}">'
+                f'<circle cx="{number(self.px(a))}" cy="{number(self.py(b))}" r="3" '
+                f'class="xt-dot xt-s{index % 8}">'
                 f"<title>{html.escape(hover)}</title></circle>"
             )
         return parts
