@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from xtrain.cluster import VirtualCluster, dgx_h100, fat_tree, now
 from xtrain.cluster.costs import _parent, trees
-from xtrain.cluster.network import Flow, Link, SharedLinks, fair_rates
+from xtrain.cluster.network import Flow, NetworkLink, SharedLinks, fair_rates
 from xtrain.cluster.topology import Route, Topology
 
 NETWORK = "xtrain.cluster.network"
@@ -24,7 +24,7 @@ def flows_on_links(draw):
     """Flows that cross some links, each some times."""
     count = draw(st.integers(1, 6))
     bandwidths = st.floats(1e-3, 1e12)
-    links = [Link(f"link {n}", draw(bandwidths)) for n in range(count)]
+    links = [NetworkLink(f"link {n}", draw(bandwidths)) for n in range(count)]
     times = st.one_of(st.just(1.0), st.floats(1e-9, 1e3))
     flows = []
     for _ in range(draw(st.integers(1, 12))):

@@ -69,8 +69,8 @@ def shape_of(spans):
     ]
 
 
-@pytest.mark.verifies("xtrain.cluster.recorder:Recorder")
-@pytest.mark.verifies("xtrain.cluster.recorder:Record")
+@pytest.mark.verifies("xtrain.cluster.recorder:RunRecorder")
+@pytest.mark.verifies("xtrain.cluster.recorder:RunRecord")
 def test_time_of_each_rank_is_computed_or_waited():
     record = recorded(late_sender)
     arrived = 5e-6 + ALPHA + 4 * NUMBERS / BANDWIDTH

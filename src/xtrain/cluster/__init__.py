@@ -10,7 +10,7 @@ from xtrain.cluster.checks import InFlightError, UnfinishedWork
 from xtrain.cluster.clock import advance, now
 from xtrain.cluster.collectives import MismatchedCollectives
 from xtrain.cluster.deadlock import Deadlock, PeerEnded
-from xtrain.cluster.recorder import Record
+from xtrain.cluster.recorder import RunRecord
 from xtrain.cluster.topology import (
     Topology,
     dgx_h100,
@@ -27,7 +27,7 @@ __all__ = [
     "InFlightError",
     "MismatchedCollectives",
     "PeerEnded",
-    "Record",
+    "RunRecord",
     "Topology",
     "UnfinishedWork",
     "VirtualCluster",

@@ -9,12 +9,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from xtrain.cluster.recorder import Record, Span
+from xtrain.cluster.recorder import RunRecord, Span
 
 MICRO, NANO = 1e6, 1e-3  # of a second; of a microsecond, the unit of the format
 
 
-def chrome_trace(record: Record, name: str = "virtual cluster") -> str:
+def chrome_trace(record: RunRecord, name: str = "virtual cluster") -> str:
     """JSON in the trace event format; times in virtual microseconds."""
     events: list[dict[str, Any]] = [named("process_name", 0, name)]
     tracks = []
@@ -51,7 +51,7 @@ def slice_of(rank: int, span: Span) -> dict[str, Any]:
 
 
 def arrows(
-    record: Record, tracks: Sequence[Sequence[Span]]
+    record: RunRecord, tracks: Sequence[Sequence[Span]]
 ) -> Iterator[dict[str, Any]]:
     """Two events for each message whose ends lie in slices that can be seen."""
     starts = [[micro(span.start) for span in track] for track in tracks]

@@ -14,7 +14,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 
 from xtrain.cluster.amounts import in_words
-from xtrain.cluster.recorder import COMPUTE, WAIT, Record, Transfer
+from xtrain.cluster.recorder import COMPUTE, WAIT, RunRecord, RunTransfer
 
 LEFT, RIGHT, TOP = 52, 10, 24
 NEAR = 0.25  # pixels
@@ -47,7 +47,7 @@ Piece = tuple[str, float, float, str]  # kind, begin, end, text
 
 
 def timeline_svg(
-    record: Record,
+    record: RunRecord,
     title: str = "Timeline",
     width: int = 400,
     ranks: Sequence[int] | None = None,
@@ -107,16 +107,16 @@ def box(piece: Piece, scale: float, y: float, high: float, titles: bool) -> str:
     )
 
 
-def spans_of(record: Record, rank: int) -> Iterator[Piece]:
+def spans_of(record: RunRecord, rank: int) -> Iterator[Piece]:
     for kind, start, end, call in record.spans(rank):
         yield kind, start, end, call or "computes"
 
 
-def kind_of(transfer: Transfer) -> str:
+def kind_of(transfer: RunTransfer) -> str:
     return "message" if transfer.kind == "message" else "collective"
 
 
-def in_flight(record: Record, shown: set[int]) -> dict[int, list[Piece]]:
+def in_flight(record: RunRecord, shown: set[int]) -> dict[int, list[Piece]]:
     """Of each rank: messages it sends, collectives it takes part in."""
     found: dict[int, list[Piece]] = {rank: [] for rank in shown}
     for one in record.transfers:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from xtrain.cluster.amounts import in_words
 from xtrain.cluster.draw import document
-from xtrain.cluster.recorder import LinkUse, Record
+from xtrain.cluster.recorder import LinkUse, RunRecord
 
 PAIR = re.compile(r"(\d+) to (\d+)")
 NAME = re.compile(r"(\D+) (\d+) (.+)")
@@ -28,13 +28,15 @@ def load(use: LinkUse, seconds: float) -> float:
     return use.bytes / use.bandwidth / seconds if seconds else 0.0
 
 
-def busiest(record: Record, most: int = 5) -> list[tuple[str, LinkUse, float]]:
+def busiest(record: RunRecord, most: int = 5) -> list[tuple[str, LinkUse, float]]:
     """The links with the highest load: name, use, load."""
     loads = [(n, use, load(use, record.makespan)) for n, use in record.links.items()]
     return sorted(loads, key=lambda one: -one[2])[:most]
 
 
-def heat_svg(record: Record, title: str = "Load of the links", width: int = 400) -> str:
+def heat_svg(
+    record: RunRecord, title: str = "Load of the links", width: int = 400
+) -> str:
     """A cell for each link that something crossed.
 
     Raises:
@@ -91,7 +93,7 @@ def scale_of(most: float) -> Iterator[str]:
     yield f'<text class="t" x="{LEFT + 76}" y="13">{percent(most)} of the run</text>'
 
 
-def matrix(record: Record) -> tuple[list[Cell], list[tuple[float, str]]]:
+def matrix(record: RunRecord) -> tuple[list[Cell], list[tuple[float, str]]]:
     """Links of pairs: sources down, targets across."""
     ends = {link: tuple(map(int, link.split(" to "))) for link in record.links}
     size = 1 + max(max(pair) for pair in ends.values())
@@ -100,7 +102,7 @@ def matrix(record: Record) -> tuple[list[Cell], list[tuple[float, str]]]:
     return [(float(t), float(s), link) for link, (s, t) in ends.items()], names
 
 
-def by_kind(record: Record) -> tuple[list[Cell], list[tuple[float, str]]]:
+def by_kind(record: RunRecord) -> tuple[list[Cell], list[tuple[float, str]]]:
     """Links named "gpu 3 up": those of one kind side by side, by number."""
     kinds: dict[tuple[str, str], dict[int, str]] = {}
     for link in record.links:

@@ -16,6 +16,7 @@ Networks, 1992 (max-min fairness).
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from xtrain.cluster.costs import Pattern, patterns_of
@@ -99,7 +100,7 @@ class PrivateLinks:
         }
 
 
-class Link:
+class NetworkLink:
     """A link and the flows that cross it now."""
 
     __slots__ = ("bandwidth", "busy", "bytes", "flows", "name", "since")
@@ -122,7 +123,7 @@ class Flow:
     __slots__ = ("crossings", "ended", "left", "rate", "since", "version")
 
     def __init__(
-        self, crossings: list[tuple[Link, float]], nbytes: float, ended: Ended
+        self, crossings: list[tuple[NetworkLink, float]], nbytes: float, ended: Ended
     ):
         self.crossings, self.left, self.ended = crossings, nbytes, ended
         self.rate = self.since = 0.0
@@ -134,9 +135,9 @@ class SharedLinks:
 
     def __init__(self, scheduler: Scheduler, topology: Topology):
         self._scheduler, self._topology = scheduler, topology
-        self.links = {n: Link(n, b) for n, b in topology.bandwidth.items()}
+        self.links = {n: NetworkLink(n, b) for n, b in topology.bandwidth.items()}
         self._queues: dict[tuple[int, int], deque] = {}
-        self._changed: set[Link] = set()
+        self._changed: set[NetworkLink] = set()
         self._settles_at = -1.0
 
     def send(
@@ -172,7 +173,7 @@ class SharedLinks:
 
     def _as_flow(self, pattern: Pattern, ended: Ended) -> tuple[float, Flow]:
         longest, around, unit = 0.0, 0.0, max(pattern.edges.values(), default=0.0)
-        crossings: dict[Link, float] = {}
+        crossings: dict[NetworkLink, float] = {}
         for (source, target), nbytes in pattern.edges.items():
             route = self._topology.route(source, target)
             longest = max(longest, route.latency)
@@ -217,7 +218,7 @@ class SharedLinks:
         self._settle_later((link for link, _ in flow.crossings if link.flows), time)
         flow.ended(time)
 
-    def _settle_later(self, links: Iterable[Link], time: float) -> None:
+    def _settle_later(self, links: Iterable[NetworkLink], time: float) -> None:
         """Share anew when all that happens at this time has happened."""
         self._changed.update(links)
         if self._changed and self._settles_at != time:
@@ -236,13 +237,10 @@ class SharedLinks:
                 flow.rate = rate
                 flow.version += 1
                 end = time + max(0.0, flow.left) / rate
-                version = flow.version
-                self._scheduler.at(
-                    end, lambda f=flow, v=version, t=end: self._end(f, v, t)
-                )
+                self._scheduler.at(end, partial(self._end, flow, flow.version, end))
 
 
-def connected(links: Iterable[Link]) -> list[Flow]:
+def connected(links: Iterable[NetworkLink]) -> list[Flow]:
     """The flows that share links with these, directly or over other flows."""
     found: dict[Flow, None] = {}
     seen, todo = set(links), list(links)
@@ -264,7 +262,7 @@ def fair_rates(flows: Sequence[Flow]) -> dict[Flow, float]:
     left = {link: link.bandwidth for flow in flows for link, _ in flow.crossings}
     waiting, share = list(flows), 0.0
     while waiting:
-        weight: dict[Link, float] = {}
+        weight: dict[NetworkLink, float] = {}
         for flow in waiting:
             for link, times in flow.crossings:
                 weight[link] = weight.get(link, 0.0) + times

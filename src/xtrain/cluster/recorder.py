@@ -3,7 +3,7 @@
     rank 0   | compute | wait in recv | compute |     all of its clock
     between        [-- message 0 to 1 --]             in flight meanwhile
 
-The scheduler has a `Recorder` when the cluster records, else None. It is told where
+The scheduler has a `RunRecorder` when the cluster records, else None. It is told where
 clocks jump: in calls that wait. What lies between two waits, the rank has computed or
 slept.
 """
@@ -24,7 +24,7 @@ class Span(NamedTuple):
     call: str = ""
 
 
-class Transfer(NamedTuple):
+class RunTransfer(NamedTuple):
     """Bytes in flight, from when all ends were ready.
 
     Attributes:
@@ -49,7 +49,7 @@ class LinkUse(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """What a run left.
 
     Attributes:
@@ -61,7 +61,7 @@ class Record:
 
     seconds: Sequence[float]
     waits: Sequence[Sequence[Span]]
-    transfers: Sequence[Transfer]
+    transfers: Sequence[RunTransfer]
     links: dict[str, LinkUse]
 
     def spans(self, rank: int) -> Iterator[Span]:
@@ -85,12 +85,12 @@ class Record:
         return max(self.seconds)
 
 
-class Recorder:
+class RunRecorder:
     """Keeps what the scheduler, works, messages and collectives tell it."""
 
     def __init__(self, size: int):
         self.waits: list[list[Span]] = [[] for _ in range(size)]
-        self.transfers: list[Transfer] = []
+        self.transfers: list[RunTransfer] = []
         self._calls: dict[int, Any] = {}  # in which each rank has waited last
 
     def waited(self, rank: Any, since: float, call: Any) -> None:
@@ -107,13 +107,13 @@ class Recorder:
     def message(self, send: Any, receive: Any, start: float, end: float) -> None:
         ends = send.rank.number, receive.rank.number
         nbytes = send.tensor.nbytes
-        self.transfers.append(Transfer("message", ends, nbytes, start, end))
+        self.transfers.append(RunTransfer("message", ends, nbytes, start, end))
 
     def collective(
         self, work: Any, ranks: Sequence[int], start: float, end: float
     ) -> None:
         part = work.part
-        self.transfers.append(Transfer(part.kind, ranks, part.nbytes, start, end))
+        self.transfers.append(RunTransfer(part.kind, ranks, part.nbytes, start, end))
 
-    def record(self, seconds: Sequence[float], links: dict[str, LinkUse]) -> Record:
-        return Record(list(seconds), self.waits, self.transfers, links)
+    def record(self, seconds: Sequence[float], links: dict[str, LinkUse]) -> RunRecord:
+        return RunRecord(list(seconds), self.waits, self.transfers, links)

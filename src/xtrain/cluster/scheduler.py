@@ -19,7 +19,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from xtrain.cluster.recorder import Recorder
+from xtrain.cluster.recorder import RunRecorder
 
 POLL_SECONDS = 1e-6  # that it takes to ask whether a work has ended
 PATIENT_POLLS = 10  # in a row; then a rank asks again when something has happened
@@ -102,7 +102,7 @@ class Scheduler:
         swap: Callable[[Rank | None, Rank], None],
         when_stuck: Callable[[], bool],
         stand_ins: list[int],
-        recorder: Recorder | None = None,
+        recorder: RunRecorder | None = None,
     ):
         self.ranks = ranks
         self.current = ranks[0]

@@ -202,12 +202,12 @@ def table(
                 f"table: rank {source} cannot reach ranks {absent[:8]}: the topology "
                 f"does not join all {size} ranks"
             )
-    bandwidth = {
+    bandwidths = {
         f"{source} to {target}": values[1]
         for source, ends in edges.items()
         for target, values in ends.items()
     }
-    return Topology(f"table of {size}", size, bandwidth, lambda s, t: routes[s][t])
+    return Topology(f"table of {size}", size, bandwidths, lambda s, t: routes[s][t])
 
 
 def _least_latency(

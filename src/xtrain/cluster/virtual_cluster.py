@@ -23,7 +23,7 @@ from xtrain.cluster.network import network_of
 from xtrain.cluster.outcome import failure_of
 from xtrain.cluster.per_rank import Process, RankState
 from xtrain.cluster.rank_threads import RankThreads
-from xtrain.cluster.recorder import Record, Recorder
+from xtrain.cluster.recorder import RunRecord, RunRecorder
 from xtrain.cluster.scheduler import Rank, Scheduler
 from xtrain.cluster.store import VirtualStore
 from xtrain.cluster.symmetry import Alike, stand_ins_of
@@ -87,7 +87,7 @@ class VirtualCluster:
         self.accelerator = accelerator_of(accelerator)
         self.seconds: list[float] = []
         self.devices: list[Device | None] = []
-        self.record: Record | None = None
+        self.record: RunRecord | None = None
         self._with_checks, self._recording = checks, record
 
     def run(
@@ -166,7 +166,7 @@ class VirtualCluster:
             rank.state = RankState(rank.number, self.size, torch.get_default_dtype())
             if self.accelerator is not None:
                 rank.state.device = Device(self.accelerator, self.advance, known)
-        recorder = Recorder(self.size) if self._recording else None
+        recorder = RunRecorder(self.size) if self._recording else None
         self.scheduler = Scheduler(
             ranks, self.seed, swap, self._when_stuck, self.stand_ins, recorder
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xtrain.cluster import Record
+from xtrain.cluster import RunRecord
 from xtrain.cluster.draw import document
 from xtrain.cluster.heat import heat_svg
 from xtrain.cluster.recorder import LinkUse
@@ -188,4 +188,4 @@ def dispatch_links(over: float = 1.0, hot: float = 1.0) -> str:
     found = dispatch_of(over, hot, RANKS, 1)
     words = f"Links during a dispatch, oversubscription {over:g} : 1"
     links = {name: LinkUse(*use) for name, use in found["links"].items()}
-    return heat_svg(Record([found["seconds"]], [[]], [], links), words)
+    return heat_svg(RunRecord([found["seconds"]], [[]], [], links), words)

@@ -8,7 +8,7 @@ from typing import Any
 from xtrain.bench.cluster_all_reduce import FLAT, GIB, KIB, MIB, NODES, all_reduce
 from xtrain.cluster import VirtualCluster, dgx_h100
 from xtrain.cluster.heat import heat_svg
-from xtrain.cluster.recorder import LinkUse, Record
+from xtrain.cluster.recorder import LinkUse, RunRecord
 from xtrain.cluster.topology import NETWORK_LATENCY, NODE, NVLINK_LATENCY
 from xtrain.plan import collective_time, hierarchical_time
 from xtrain.plan.hardware import Accelerator
@@ -172,5 +172,5 @@ def all_reduce_links(algorithm: str = "ring") -> str:
     """A cell for each link of 8 nodes, during an all-reduce of 1 GiB."""
     (found,) = runs.remembered(links_of, 1, algorithm, HEAT_RANKS, GIB)
     links = {name: LinkUse(*use) for name, use in found["links"].items()}
-    record = Record([found["seconds"]], [[]], [], links)
+    record = RunRecord([found["seconds"]], [[]], [], links)
     return heat_svg(record, f"Links during a {TITLES[algorithm]} all-reduce")
