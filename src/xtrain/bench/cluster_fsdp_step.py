@@ -24,7 +24,7 @@ CASES = [(8, 4096), (64, 4096), (256, 4096), (256, 1024), (256, 2048), (256, 819
 """Ranks, and tokens of each."""
 
 
-class Block(nn.Sequential):
+class FeedForward(nn.Sequential):
     """The feed-forward part of a layer: one unit."""
 
     def __init__(self, width: int):
@@ -40,10 +40,10 @@ def step(layers: int, width: int, tokens: int) -> tuple[float, float, float]:
     In the first one the wrapper does not know yet which unit follows which.
     """
     with torch.device("meta"):
-        blocks = [Block(width).to(torch.bfloat16) for _ in range(layers)]
+        blocks = [FeedForward(width).to(torch.bfloat16) for _ in range(layers)]
         x_TD = torch.empty(tokens, width, dtype=torch.bfloat16)
     model = FullyShardedDataParallel(
-        nn.Sequential(*blocks), blocks=[Block], device="meta"
+        nn.Sequential(*blocks), blocks=[FeedForward], device="meta"
     )
     model(x_TD).sum().backward()
     dist.barrier()
