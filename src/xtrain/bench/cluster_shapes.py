@@ -1,0 +1,168 @@
+"""Large models on a virtual cluster, by their shapes alone: bytes, times, memory.
+
+    python -m xtrain.bench.cluster_shapes -o docs/data/cluster/shapes.json
+
+Each program runs in a process of its own. One rank of each class runs where `alike`
+is given. Virtual seconds and bytes are the same on every machine.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from xtrain.bench.machine import describe, versions
+from xtrain.cluster import VirtualCluster, dgx_h100
+from xtrain.comm import init_mesh
+from xtrain.model import XtrainConfig, XtrainModel
+from xtrain.model.layer import DecoderLayer
+from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.schedules import one_f_one_b
+from xtrain.zero import FullyShardedDataParallel
+
+SEQUENCE = 4096
+OPTIONS: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+
+
+class Program(NamedTuple):
+    """A step of a model with so many layers of Llama 3 70B."""
+
+    layers: int
+    data: int
+    tensor: int
+    pipeline: int = 1
+    micro_batches: int = 1
+    symmetry: bool = True
+    """One rank of each class runs."""
+
+    @property
+    def size(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def alike(self) -> Callable[[int], int] | None:
+        inner = self.size // self.pipeline
+        return (lambda rank: rank - rank % inner) if self.symmetry else None
+
+
+PROGRAMS = {
+    "sharded": Program(80, 8, 8),
+    "sharded, all ranks run": Program(80, 8, 8, symmetry=False),
+    "pipeline": Program(80, 1, 4, 16, 32),
+}
+
+
+def config(layers: int) -> XtrainConfig:
+    return XtrainConfig(
+        hidden_size=8192, intermediate_size=28_672, num_hidden_layers=layers,
+        num_attention_heads=64, num_key_value_heads=8, vocab_size=128_256,
+    )  # fmt: skip
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, **ignored: Any
+) -> Tensor:
+    """Attention in blocks; on meta `scaled_dot_product_attention` keeps all scores."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return fused(query, key, value, 0.0, is_causal)[0]
+
+
+def sharded(program: Program) -> None:
+    """FSDP over data ranks of a model cut over tensor ranks."""
+    mesh = init_mesh((program.data, program.tensor), ("data", "tensor"))
+    model = XtrainModel(
+        config(program.layers), mesh, attention=flash, sequence_parallel=True, **OPTIONS
+    )
+    wrapped = FullyShardedDataParallel(
+        model, blocks=[DecoderLayer], device="meta",
+        process_group=mesh["data"].get_group(),
+    )  # fmt: skip
+    tokens = torch.zeros(1, SEQUENCE, dtype=torch.long, device="meta")
+    wrapped(tokens, tokens).backward()
+
+
+def pipeline(program: Program) -> None:
+    """1F1B over stages that are cut over tensor ranks."""
+    mesh = init_mesh((program.pipeline, program.tensor), ("pipeline", "tensor"))
+    schedule = one_f_one_b(program.pipeline, program.micro_batches)
+    stages = XtrainModel.stages(
+        config(program.layers), mesh, schedule,
+        attention=flash, sequence_parallel=True, **OPTIONS,
+    )  # fmt: skip
+    group, last = mesh["pipeline"].get_group(), cast(Any, stages[-1].module)
+    runner = PipelineRunner(stages, schedule, last.loss_fn, group)
+    shape = program.micro_batches, SEQUENCE
+    tokens = torch.zeros(shape, dtype=torch.long, device="meta")
+    runner.step(tokens, tokens)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """One program in this process."""
+    program = PROGRAMS[name]
+    cluster = VirtualCluster(
+        program.size, dgx_h100(program.size // 8), accelerator="h100", record=True,
+        checks=False, alike=program.alike,
+    )  # fmt: skip
+    begun = time.process_time()
+    cluster.run(sharded if program.pipeline == 1 else pipeline, program)
+    spent = time.process_time() - begun
+    assert cluster.record is not None
+    peaks = [device.peak for device in cluster.devices if device is not None]
+    return {
+        "program": name, "ranks": program.size, "layers": program.layers,
+        "running": len(set(cluster.stand_ins)),
+        "processor_seconds": round(spent, 1),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "virtual_seconds": max(cluster.seconds),
+        "most_memory": max(peaks), "least_memory": min(peaks),
+        "sent": sent(cluster),
+    }  # fmt: skip
+
+
+def sent(cluster: VirtualCluster) -> dict[str, int]:
+    """Bytes of rank 0 in a step by what it called and with how many ranks.
+
+    Of a collective the bytes of its whole tensor; agreements are left out.
+    """
+    found: dict[str, int] = {}
+    assert cluster.record is not None
+    for one in cluster.record.transfers:
+        among = one.ranks[0] == 0 if one.kind == "message" else 0 in one.ranks
+        if among and len(one.ranks) > 1 and one.nbytes > 4096:
+            key = f"{one.kind} {len(one.ranks)}"
+            found[key] = found.get(key, 0) + one.nbytes
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.only:
+        print(json.dumps(measure(chosen.only)))
+        return
+    rows = []
+    for name in PROGRAMS:
+        command = [sys.executable, "-m", __spec__.name, "--only", name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows.append(json.loads(done.stdout))
+        print(rows[-1], flush=True)
+    if chosen.output:
+        record = {"machine": describe(), "versions": versions(), "rows": rows}
+        chosen.output.parent.mkdir(parents=True, exist_ok=True)
+        chosen.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The page on scale: its records come out again, and have the bytes of the plan."""
+
+from collections import Counter
+
+import pytest
+
+from xtrain.bench import cluster_scale, cluster_shapes
+from xtrain.plan import Layout, traffic_per_step
+from xtrain_docs.lectures.cluster import scale as page
+from xtrain_docs.lectures.cluster.clock import recorded
+
+SHAPES = {row["program"]: row for row in recorded("shapes.json")["rows"]}
+VIRTUAL = "virtual_seconds", "most_memory", "least_memory", "sent"
+
+
+def test_all_programs_are_recorded():
+    assert list(SHAPES) == list(cluster_shapes.PROGRAMS)
+    found = Counter(row["ranks"] for row in page.scale_rows())
+    most = [ranks for _, ranks in cluster_scale.PROGRAMS.values()]
+    assert found[1024] >= sum(ranks == 1024 for ranks in most)
+    assert found[64] >= len(cluster_scale.PROGRAMS)
+
+
+def test_a_step_of_70_billion_comes_out_again_and_is_that_of_all_ranks():
+    again = cluster_shapes.measure("sharded")
+    for name in VIRTUAL:
+        assert again[name] == SHAPES["sharded"][name]
+        assert again[name] == SHAPES["sharded, all ranks run"][name]
+
+
+def test_its_bytes_are_those_of_the_plan():
+    """But for the root unit, gathered once a step, and norms' gradients in fp32."""
+    config = cluster_shapes.config(80)
+    layout = Layout(data=8, tensor=8, zero=3, sequence_parallel=True)
+    planned: Counter[str] = Counter()
+    for one in traffic_per_step(config, layout, 4096, dtypes="fsdp2"):
+        planned[one.algorithm] += one.size * one.times
+    hidden, vocab = config.hidden_size, config.vocab_size
+    root = 2 * (2 * vocab * hidden // 8 + hidden)
+    norms = (2 * config.num_hidden_layers + 1) * hidden
+    assert SHAPES["sharded"]["sent"] == {
+        "all_gather 8": planned["ring_all_gather"] - root,
+        "reduce_scatter 8": planned["ring_reduce_scatter"],
+        "all_reduce 8": planned["ring_all_reduce"] + 2 * norms,
+    }
+
+
+def test_small_programs_have_the_recorded_virtual_times():
+    rows = [row for row in page.scale_rows() if row["ranks"] == 64]
+    for name, count in (("tree", 1), ("fsdp", 2)):
+        again = cluster_scale.measure(name, 64)
+        assert len(again) == count
+        for row in again:
+            (same,) = [each for each in rows if each["program"] == row["program"]]
+            assert row["virtual_seconds"] == pytest.approx(same["virtual_seconds"])
