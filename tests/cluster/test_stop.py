@@ -101,8 +101,17 @@ def runs_until(timer: threading.Timer, fn) -> None:
     time.sleep(5)  # it came before the run began
 
 
+@pytest.fixture
+def ctrl_c_is_heard():
+    """A process that pytest-xdist has started ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("fn", [turns_for_ever, spins])
 @pytest.mark.verifies("xtrain.cluster.threads:Interrupts")
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c_at_any_moment(fn) -> None:
     draw = random.Random(3)
     for _ in range(12):
