@@ -97,7 +97,7 @@ def test_a_deadline() -> None:
 
 def runs_until(timer: threading.Timer, fn) -> None:
     timer.start()
-    VirtualCluster(3).run(fn)
+    VirtualCluster(3).run(fn, timeout=60)
     time.sleep(5)  # it came before the run began
 
 
