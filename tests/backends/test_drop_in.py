@@ -74,7 +74,9 @@ def coalesced_in_the_background() -> None:
 
 @and_under_nccl_rules
 @pytest.mark.verifies(
-    "xtrain.backends.process_group:XtrainProcessGroup", "xtrain.backends.works:Several"
+    "xtrain.backends.process_group:XtrainProcessGroup",
+    "xtrain.backends.torch_calls:TorchCalls",
+    "xtrain.backends.works:Several",
 )
 def test_coalesced_calls_go_on_in_the_background(ours):
     ours(2).run(coalesced_in_the_background)
