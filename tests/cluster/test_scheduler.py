@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from xtrain.cluster import VirtualCluster, advance, flat, now
-from xtrain.comm import ring_all_reduce
+from xtrain.cluster import VirtualCluster, advance, flat, now, nvlink
+from xtrain.comm import all_to_all_single, ring_all_reduce
 
 RING = ("xtrain.cluster.virtual_cluster:VirtualCluster",)
 
@@ -39,6 +39,23 @@ def test_the_same_program_gives_the_same_order(size) -> None:
     assert first == again
     VirtualCluster(3).run(dist.barrier)  # another run between changes nothing
     assert run_of(skewed_ring, size) == first
+
+
+def all_at_once() -> None:
+    size = dist.get_world_size()
+    given, taken = torch.ones(size, 1000), torch.empty(size, 1000)
+    all_to_all_single(taken, given)
+
+
+def test_the_same_order_on_links_that_are_shared() -> None:
+    orders, kept = [], []
+    for run in range(4):
+        kept.append([object() for _ in range(1000 * run)])  # other places in memory
+        cluster = VirtualCluster(8, nvlink(8), record=True)
+        cluster.run(all_at_once)
+        assert cluster.record is not None
+        orders.append(list(cluster.record.transfers))
+    assert all(order == orders[0] for order in orders)
 
 
 def test_seeds_draw_other_orders_with_the_same_results_and_times() -> None:

@@ -137,7 +137,7 @@ class SharedLinks:
         self._scheduler, self._topology = scheduler, topology
         self.links = {n: NetworkLink(n, b) for n, b in topology.bandwidth.items()}
         self._queues: dict[tuple[int, int], deque] = {}
-        self._changed: set[NetworkLink] = set()
+        self._changed: dict[NetworkLink, None] = {}  # in order, as a set is not
         self._settles_at = -1.0
 
     def send(
@@ -220,7 +220,7 @@ class SharedLinks:
 
     def _settle_later(self, links: Iterable[NetworkLink], time: float) -> None:
         """Share anew when all that happens at this time has happened."""
-        self._changed.update(links)
+        self._changed.update(dict.fromkeys(links))
         if self._changed and self._settles_at != time:
             self._settles_at = time
             self._scheduler.at(time, lambda: self._settle(time))
