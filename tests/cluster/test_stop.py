@@ -102,8 +102,13 @@ def runs_until(timer: threading.Timer, fn) -> None:
 
 
 @pytest.fixture
-def ctrl_c_is_heard():
-    """A process that pytest-xdist has started ignores it."""
+def ctrl_c_is_heard(monkeypatch):
+    """A process that pytest-xdist has started ignores it.
+
+    A Stopped that comes while Python runs a weak reference's callback is reported and
+    ignored, and comes again: pytest's report, in Python, would be interrupted by it.
+    """
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
