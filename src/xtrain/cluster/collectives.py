@@ -29,7 +29,7 @@ class MismatchedCollectives(RuntimeError):
 class CollectiveWork(VirtualCall):
     """One rank's part of a collective."""
 
-    __slots__ = ("finally_", "part", "slot", "tensors")
+    __slots__ = ("part", "slot", "tensors")
 
     def __init__(self, scheduler: Scheduler, call: CollectiveCall, part: Part):
         super().__init__(scheduler)

@@ -20,6 +20,7 @@ from xtrain.testing.errors import RankReport, RankTimeout
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 10.0
+GRACE_SECONDS = 0.05  # to come to a call that raises, before it is interrupted
 
 
 class RankThreads:
@@ -109,23 +110,29 @@ class RankThreads:
     def _stop(self, ranks: list[Rank]) -> None:
         """End all threads, one after another.
 
-        The one that runs raises at its next line of Python, the others as soon as they
-        have the baton. An exception may come in the middle of a handover, so both are
-        done until the thread has ended.
+        All raise as soon as they have the baton and come to a call. One that does not
+        come to a call raises at its next line of Python: there it may be in a callback
+        whose exceptions are lost, or in a handover, so it is interrupted until it ends.
         """
         for rank in ranks:
             rank.stop = Stopped()
-        end = time.monotonic() + STOP_SECONDS
+        now = time.monotonic()
+        end, since, last = now + STOP_SECONDS, now, None
         while alive := [rank for rank in ranks if rank.thread.is_alive()]:
             current = self.scheduler.current
             rank = current if current in alive else alive[0]
-            with self._interrupting:
-                if not rank.done:
-                    interrupt(rank.thread)
+            if rank is not last:
+                since, last = now, rank
+            elif now - since > GRACE_SECONDS:
+                since = now
+                with self._interrupting:
+                    if not rank.done:
+                        interrupt(rank.thread)
             if rank.baton.locked():
                 rank.baton.release()
             time.sleep(0.001)
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now > end:
                 return  # it runs in C++, where nothing of ours reaches it
 
     def _body(self, rank: Rank, live: Callable[[], None]) -> None:
