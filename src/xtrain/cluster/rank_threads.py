@@ -62,7 +62,9 @@ class RankThreads:
         except BaseException:
             self._stop(started)
             raise
-        if overdue is None and not interrupts.held_back:
+        if self.scheduler.crash is not None:
+            self._stop(ranks)
+        elif overdue is None and not interrupts.held_back:
             for rank in ranks:
                 rank.thread.join()
         return overdue

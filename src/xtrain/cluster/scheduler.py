@@ -17,6 +17,7 @@ import random
 import threading
 from collections.abc import Callable
 from heapq import heappop, heappush
+from threading import get_ident
 from typing import Any, Protocol
 
 from xtrain.cluster.recorder import RunRecorder
@@ -122,6 +123,11 @@ class Scheduler:
     def block(self, call: Waited) -> None:
         """Sleep until another rank or an event calls `wake`."""
         rank = self.current
+        if not self._in_thread_of(rank):
+            raise RuntimeError(
+                f"{call.describe()}: a thread that rank {rank.number} has started "
+                "waits for other ranks, which run only while that rank waits itself"
+            )
         if rank.stop is not None:
             raise rank.stop
         rank.goes_on()
@@ -133,14 +139,22 @@ class Scheduler:
             self.recorder.waited(rank, since, call)
 
     def let_others_run(self) -> None:
-        """Go on after all that is earlier than this rank's clock."""
+        """Go on after all that is earlier than this rank's clock.
+
+        A thread that a rank has started, as to ask the store with a deadline, goes on
+        at once: it works in the time of its rank.
+        """
         rank = self.current
+        if not self._in_thread_of(rank):
+            return
         self._make_ready(rank)
         self._switch(rank)
 
     def poll(self, call: Waited) -> None:
         """Time passes while a rank asks in a loop; others run, or it would not end."""
         rank = self.current
+        if not self._in_thread_of(rank):
+            return
         since = rank.clock
         rank.polls += 1
         rank.asks = call
@@ -190,11 +204,7 @@ class Scheduler:
         """A rank has ended: others go on, or all have ended."""
         rank.goes_on()
         self._happened += 1
-        try:
-            following = self._next()
-        except BaseException as error:  # a defect of ours: no rank could go on
-            self.crash, following = error, None
-        self._hand_over(rank, following)
+        self._hand_over(rank, self._next_or_crash())
 
     # ----------------------------------------------------------------------------------
 
@@ -228,8 +238,19 @@ class Scheduler:
             elif not self._when_stuck():
                 return None
 
+    def _next_or_crash(self) -> Rank | None:
+        """None, too, when an event has failed, which concerns all ranks."""
+        try:
+            return self._next()
+        except Exception as error:
+            self.crash = error
+            return None
+
+    def _in_thread_of(self, rank: Rank) -> bool:
+        return get_ident() == rank.thread.ident
+
     def _switch(self, rank: Rank) -> None:
-        following = self._next()
+        following = self._next_or_crash()
         if following is not rank:
             self._hand_over(rank, following)
             rank.baton.acquire()

@@ -89,7 +89,11 @@ class VirtualStore(dist.Store):
                 scheduler.at(end, give_up)
             waiting = KeyWait(absent, len(scheduler.stand_ins), rank)
             self._waits.append(waiting)
-            scheduler.block(waiting)
+            try:
+                scheduler.block(waiting)
+            finally:
+                if waiting in self._waits:
+                    self._waits.remove(waiting)
             if waiting.error is not None:
                 raise waiting.error
 
