@@ -1,5 +1,7 @@
 """`torch.autocast` for functions that are not in its lists."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -22,3 +24,10 @@ def autocast_dtype(device: str) -> torch.dtype | None:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """A context in which autocast is off on this kind of device."""
+    if autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xtrain.comm.autocast import without_autocast
 from xtrain.context_parallel.balance import Block
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.flash import backward_tiles, checked_scale, forward_tiles
@@ -55,7 +56,7 @@ class RunningAttention:
 
     def _of_block(self, block: Block, kv: Tensor) -> tuple[Tensor, Tensor]:
         q, (keys, values) = self._q[:, :, block.queries], kv[:, :, :, block.keys]
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             if block.sees is not None:
                 return forward_tiles(q, keys, values, block.sees, self._scale)
             return self._attention.forward(q, keys, values, block.causal, self._scale)
@@ -92,7 +93,7 @@ class Gradients:
         rows, (keys, values) = block.queries, kv[:, :, :, block.keys]
         grad_out, q, out, lse = (t[:, :, rows] for t in self._of_queries)
         tensors = grad_out, q, keys, values, out, lse
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             if block.sees is not None:
                 dq, dk, dv = backward_tiles(*tensors, block.sees, self._scale)
             else:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xtrain.comm.autocast import without_autocast
 from xtrain.expert_parallel.balance import (
     load_balancing_loss,
     router_z_loss,
@@ -145,7 +146,7 @@ class TopKRouter(nn.Module):
     def forward(self, x_TH: Tensor, mask_T: Tensor | None = None) -> Routing:
         """The experts of each token; `mask_T` is False for padding, which has none."""
         check_tokens(x_TH, self.hidden_size, mask_T)
-        with torch.autocast(x_TH.device.type, enabled=False):
+        with without_autocast(x_TH.device.type):
             wide = torch.promote_types(x_TH.dtype, torch.float32)
             logits_TE = F.linear(x_TH.to(wide), self.weight.to(wide))
             scores_TE = (

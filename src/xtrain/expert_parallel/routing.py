@@ -46,7 +46,12 @@ class Routing:
 
     @property
     def counts_E(self) -> Tensor:
-        """How many copies each expert computes, int64."""
+        """How many copies each expert computes, int64.
+
+        On torch's meta device, where there are shapes alone, equally many, as data.
+        """
+        if self.experts_Tk.is_meta:
+            return even_counts(self.experts_Tk.numel(), self.num_experts)
         return count_experts(self.experts_Tk[self.kept_Tk], self.num_experts)
 
     @property
@@ -61,6 +66,12 @@ class Routing:
 def count_experts(experts: Tensor, num_experts: int) -> Tensor:
     """How often each expert occurs, [E]."""
     return torch.bincount(experts.flatten(), minlength=num_experts)
+
+
+def even_counts(copies: int, num_experts: int) -> Tensor:
+    """Each expert's share of the copies, [E]; the first ones have one more."""
+    experts_E = torch.arange(num_experts)
+    return copies // num_experts + (experts_E < copies % num_experts).long()
 
 
 def within_capacity(
