@@ -103,6 +103,26 @@ def test_a_program_may_go_on_after_a_deadlock() -> None:
     assert VirtualCluster(3).run(goes_on) == [3.0] * 3
 
 
+def sets_what_was_given_up() -> list[float]:
+    store = dist.distributed_c10d._get_default_store()
+    with contextlib.suppress(Deadlock):
+        store.get("late")
+    store.set("late", "yes")  # wakes those that wait for it, and no other
+    sums = []
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        sums.append(total.item())
+    return sums
+
+
+@pytest.mark.verifies("xtrain.cluster.store:VirtualStore")
+def test_a_key_that_was_given_up_wakes_no_rank() -> None:
+    for seed in (None, 1, 2, 3):
+        found = VirtualCluster(4, seed=seed).run(sets_what_was_given_up, timeout=60)
+        assert found == [[4.0] * 3] * 4
+
+
 def one_raises() -> None:
     if dist.get_rank() == 1:
         raise LookupError("no such file")

@@ -1,6 +1,7 @@
 """What a cluster records, and its pictures: checked against times by formula."""
 
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
@@ -183,6 +184,7 @@ def test_a_timeline_has_each_piece_at_its_place():
     svg = timeline_svg(record, "A late sender", width=400)
     assert "A late sender: 2 ranks, 11 us" in svg
     scale = (400 - 52 - 10) / record.makespan
+    assert "at test_recorder.py:" in svg and os.getcwd() not in svg
     drawn = rects(svg, "compute")
     assert len(drawn) == 4 and len(rects(svg, "wait")) == 2
     assert float(drawn[0].get("width")) == pytest.approx(5e-6 * scale, abs=0.01)

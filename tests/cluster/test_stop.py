@@ -208,3 +208,58 @@ def test_rank_and_size_are_given_to_a_function_that_takes_them() -> None:
 def test_a_deadlock_leaves_nothing() -> None:
     with pytest.raises(Deadlock):
         VirtualCluster(3).run(lambda rank, size: dist.recv(torch.ones(1), 1 - rank % 2))
+
+
+def asked_in_a_thread(question) -> list:
+    answers = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except RuntimeError as error:
+            answers.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return answers
+
+
+def asks_in_threads() -> list:
+    """Deadlines around a store are threads: what they ask is answered in their rank."""
+    rank, store = dist.get_rank(), running.cluster().store
+    found = []
+    for turn in range(20):
+        found += asked_in_a_thread(lambda turn=turn: store.check([f"{turn}"]))
+        asked_in_a_thread(lambda turn=turn: store.set(f"{turn} of {rank}", "here"))
+        found += asked_in_a_thread(lambda turn=turn: store.get(f"{turn} of {rank}"))
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        found.append(total.item())
+    return [*found, *asked_in_a_thread(lambda: store.get("never"))]
+
+
+@pytest.mark.verifies("xtrain.cluster.scheduler:Scheduler")
+def test_a_thread_of_a_rank_asks_the_store() -> None:
+    for rank, found in enumerate(VirtualCluster(5).run(asks_in_threads)):
+        assert found[:-1] == [False, b"here", 5.0] * 20
+        assert f"a thread that rank {rank} has started waits" in found[-1]
+
+
+def fails_while_ranks(act) -> None:
+    """An event of the cluster raises while most ranks wait."""
+
+    def fail() -> None:
+        raise ArithmeticError("a defect of an event")
+
+    if dist.get_rank() == 1:
+        running.cluster().scheduler.at(0.0, fail)
+        act()
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("act", [lambda: None, sys.exit, lambda: time.sleep(0.1)])
+@pytest.mark.verifies("xtrain.cluster.scheduler:Scheduler")
+def test_an_event_that_fails_ends_all_ranks(act) -> None:
+    with pytest.raises(ArithmeticError, match="a defect of an event"):
+        VirtualCluster(4).run(fails_while_ranks, act, timeout=60)

@@ -11,6 +11,7 @@ or else the reader's.
 """
 
 import html
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from xtrain.cluster.amounts import in_words
@@ -99,6 +100,7 @@ def box(piece: Piece, scale: float, y: float, high: float, titles: bool) -> str:
     hover = ""
     if titles:
         times = f"{in_words(begin, 's')} to {in_words(end, 's')}"
+        text = re.sub(" at .*/", " at ", text)  # of the program's file its name
         hover = f"<title>{html.escape(text)}: {times}</title>"
     x, wide = LEFT + begin * scale, max((end - begin) * scale, NEAR)
     return (

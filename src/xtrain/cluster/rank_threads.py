@@ -126,7 +126,6 @@ class RankThreads:
             if rank is not last:
                 since, last = now, rank
             elif now - since > GRACE_SECONDS:
-                since = now
                 with self._interrupting:
                     if not rank.done:
                         interrupt(rank.thread)

@@ -46,9 +46,14 @@ class VirtualStore(dist.Store):
 
     def _put(self, key: str, value: Any) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        for waiting in [each for each in self._waits if key in each.keys]:
-            self._waits.remove(waiting)
-            self._scheduler().wake(waiting.rank, self._scheduler().current.clock)
+        for waiting in self._waits:
+            if key in waiting.keys:
+                self._wake(waiting, self._scheduler().current.clock)
+
+    def _wake(self, waiting: KeyWait, time: float) -> None:
+        """Its rank goes on, unless a deadlock or another key has let it."""
+        if waiting.rank.waits_for is waiting:
+            self._scheduler().wake(waiting.rank, time)
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -77,11 +82,10 @@ class VirtualStore(dist.Store):
         end = None if timeout is None else rank.clock + timeout.total_seconds()
 
         def give_up() -> None:
-            if waiting is not None and waiting in self._waits and end is not None:
-                self._waits.remove(waiting)
+            if waiting is not None and rank.waits_for is waiting and end is not None:
                 keys = ", ".join(waiting.keys)
                 waiting.fail(dist.DistStoreError(f"wait timeout, keys: {keys}"))
-                scheduler.wake(rank, end)
+                self._wake(waiting, end)
 
         while any(key not in self._values for key in keys):
             absent = [key for key in keys if key not in self._values]
@@ -92,8 +96,7 @@ class VirtualStore(dist.Store):
             try:
                 scheduler.block(waiting)
             finally:
-                if waiting in self._waits:
-                    self._waits.remove(waiting)
+                self._waits.remove(waiting)
             if waiting.error is not None:
                 raise waiting.error
 
