@@ -129,9 +129,10 @@ class CollectiveCalls:
         works = [work for work in slot.works if work is not None]
         draw = self._scheduler.draw
         late = draw is not None and draw.random() < 0.5  # as late as is legal
-        if not late and not self._move(slot, works):
+        parts = parts_of_all(slot.works, self._group.stand_ins)
+        if not late and not self._move(slot, works, parts):
             return
-        start, parts = 0.0, parts_of_all(slot.works, self._group.stand_ins)
+        start = 0.0
 
         def begin() -> None:
             nonlocal start
@@ -144,7 +145,7 @@ class CollectiveCalls:
             self._free = max(self._free, end)
             if recorder is not None:
                 recorder.collective(works[0], self._group.ranks, start, end)
-            if not late or self._move(slot, works):
+            if not late or self._move(slot, works, parts):
                 for work in works:
                     work.finish(end)
             self._under_way.popleft()
@@ -160,9 +161,10 @@ class CollectiveCalls:
         if len(self._under_way) == 1:
             begin()
 
-    def _move(self, slot: CollectiveSlot, works: Sequence[CollectiveWork]) -> bool:
+    def _move(
+        self, slot: CollectiveSlot, works: Sequence[CollectiveWork], parts: list[Part]
+    ) -> bool:
         """Compute all ranks' results; False when their tensors do not fit together."""
-        parts = parts_of_all(slot.works, self._group.stand_ins)
         for work in works:
             if work.checks is not None:
                 work.checks.before_collective(work)
