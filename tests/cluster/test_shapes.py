@@ -7,7 +7,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from xtrain.cluster import VirtualCluster, dgx_h100
-from xtrain.model import XtrainConfig, XtrainModel
+from xtrain.model import XtrainConfig, XtrainModel, batch_group
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.plan import Layout, sent_by_axis, traffic_per_step
 from xtrain.schedules import one_f_one_b
@@ -100,6 +100,46 @@ def test_stages_send_the_messages_of_the_plan():
         if kind == "message" and nbytes > 4096:  # longer than a header
             sent[ranks[0]] += nbytes
     assert sent == {0: planned, TENSOR: planned}
+
+
+EXPERTS = XtrainConfig(
+    hidden_size=4096, intermediate_size=14_336, num_hidden_layers=4,
+    num_attention_heads=32, num_key_value_heads=8, vocab_size=32_000,
+    num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=14_336,
+)  # fmt: skip
+
+
+def expert_step(stages: int, expert: int, micro_batches: int) -> None:
+    axes = {"pipeline": stages, "expert_data": 1, "expert": expert}
+    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    schedule = one_f_one_b(stages, micro_batches)
+    options = {"device": "meta", "dtype": torch.bfloat16}
+    own = XtrainModel.stages(EXPERTS, mesh, schedule, **options)
+    loss_fn, group = own[-1].module.loss_fn, mesh["pipeline"].get_group()
+    data_group = batch_group(mesh)
+    runner = PipelineRunner(own, schedule, loss_fn, group, data_group=data_group)
+    tokens = torch.zeros(micro_batches, SEQUENCE, dtype=torch.long, device="meta")
+    runner.step(tokens, tokens)
+
+
+@pytest.mark.verifies("xtrain.expert_parallel.routing:even_counts")
+@pytest.mark.parametrize("expert", [2, 4])
+def test_experts_exchange_the_rows_of_the_plan(expert):
+    stages, micro_batches = 2, 4
+    cluster = VirtualCluster(
+        stages * expert, dgx_h100(1), accelerator="h100", record=True
+    )
+    cluster.run(expert_step, stages, expert, micro_batches)
+    layout = Layout(
+        data=expert, expert=expert, pipeline=stages, micro_batches=micro_batches
+    )
+    planned = sent_by_axis(traffic_per_step(EXPERTS, layout, SEQUENCE))
+    sent: Counter[str] = Counter()
+    for kind, ranks, nbytes, *_ in cluster.record.transfers:
+        if nbytes > 4096 and (0 in ranks if kind != "message" else ranks[0] == 0):
+            sent[kind] += nbytes
+    assert sent["all_to_all"] * (expert - 1) // expert == planned["expert"]
+    assert sent["message"] == planned["pipeline"]
 
 
 @pytest.mark.verifies(CLUSTER)

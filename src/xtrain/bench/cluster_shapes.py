@@ -22,7 +22,7 @@ from torch import Tensor
 from xtrain.bench.machine import describe, versions
 from xtrain.cluster import VirtualCluster, dgx_h100
 from xtrain.comm import init_mesh
-from xtrain.model import XtrainConfig, XtrainModel
+from xtrain.model import XtrainConfig, XtrainModel, batch_group
 from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
 from xtrain.schedules import one_f_one_b
@@ -30,22 +30,32 @@ from xtrain.zero import FullyShardedDataParallel
 
 SEQUENCE = 4096
 OPTIONS: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+LLAMA_70B = XtrainConfig(
+    hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80,
+    num_attention_heads=64, num_key_value_heads=8, vocab_size=128_256,
+)  # fmt: skip
+MIXTRAL_8X7B = XtrainConfig(
+    hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
+    num_attention_heads=32, num_key_value_heads=8, vocab_size=32_000,
+    num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=14_336,
+)  # fmt: skip
 
 
 class Program(NamedTuple):
-    """A step of a model with so many layers of Llama 3 70B."""
+    """A step of a model on so many ranks of each axis."""
 
-    layers: int
-    data: int
-    tensor: int
+    config: XtrainConfig
+    data: int = 1
+    tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
     micro_batches: int = 1
     symmetry: bool = True
     """One rank of each class runs."""
 
     @property
     def size(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.expert
 
     @property
     def alike(self) -> Callable[[int], int] | None:
@@ -54,17 +64,13 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "sharded": Program(80, 8, 8),
-    "sharded, all ranks run": Program(80, 8, 8, symmetry=False),
-    "pipeline": Program(80, 1, 4, 16, 32),
+    "sharded": Program(LLAMA_70B, data=8, tensor=8),
+    "sharded, all ranks run": Program(LLAMA_70B, data=8, tensor=8, symmetry=False),
+    "pipeline": Program(LLAMA_70B, tensor=4, pipeline=16, micro_batches=32),
+    "pipeline with experts": Program(
+        MIXTRAL_8X7B, pipeline=16, expert=4, micro_batches=16, symmetry=False
+    ),
 }
-
-
-def config(layers: int) -> XtrainConfig:
-    return XtrainConfig(
-        hidden_size=8192, intermediate_size=28_672, num_hidden_layers=layers,
-        num_attention_heads=64, num_key_value_heads=8, vocab_size=128_256,
-    )  # fmt: skip
 
 
 def flash(
@@ -81,7 +87,7 @@ def sharded(program: Program) -> None:
     """FSDP over data ranks of a model cut over tensor ranks."""
     mesh = init_mesh((program.data, program.tensor), ("data", "tensor"))
     model = XtrainModel(
-        config(program.layers), mesh, attention=flash, sequence_parallel=True, **OPTIONS
+        program.config, mesh, attention=flash, sequence_parallel=True, **OPTIONS
     )
     wrapped = FullyShardedDataParallel(
         model, blocks=[DecoderLayer], device="meta",
@@ -92,15 +98,23 @@ def sharded(program: Program) -> None:
 
 
 def pipeline(program: Program) -> None:
-    """1F1B over stages that are cut over tensor ranks."""
-    mesh = init_mesh((program.pipeline, program.tensor), ("pipeline", "tensor"))
+    """1F1B over stages that are cut over tensor ranks, or whose experts are."""
+    axes = {"pipeline": program.pipeline, "tensor": program.tensor}
+    if program.expert > 1:
+        axes = {
+            "pipeline": program.pipeline,
+            "expert_data": 1,
+            "expert": program.expert,
+        }
+    mesh = init_mesh(tuple(axes.values()), tuple(axes))
     schedule = one_f_one_b(program.pipeline, program.micro_batches)
     stages = XtrainModel.stages(
-        config(program.layers), mesh, schedule,
-        attention=flash, sequence_parallel=True, **OPTIONS,
+        program.config, mesh, schedule, attention=flash,
+        sequence_parallel="tensor" in axes, **OPTIONS,
     )  # fmt: skip
     group, last = mesh["pipeline"].get_group(), cast(Any, stages[-1].module)
-    runner = PipelineRunner(stages, schedule, last.loss_fn, group)
+    over = batch_group(mesh) if program.expert > 1 else None
+    runner = PipelineRunner(stages, schedule, last.loss_fn, group, data_group=over)
     shape = program.micro_batches, SEQUENCE
     tokens = torch.zeros(shape, dtype=torch.long, device="meta")
     runner.step(tokens, tokens)
@@ -119,7 +133,8 @@ def measure(name: str) -> dict[str, Any]:
     assert cluster.record is not None
     peaks = [device.peak for device in cluster.devices if device is not None]
     return {
-        "program": name, "ranks": program.size, "layers": program.layers,
+        "program": name, "ranks": program.size,
+        "layers": program.config.num_hidden_layers,
         "running": len(set(cluster.stand_ins)),
         "processor_seconds": round(spent, 1),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -7,7 +7,7 @@
     shared        everything else: modules, warnings, the working directory, matmul
                   precision. What one rank changes, all see
 
-What belongs to a rank is exchanged when the baton is handed over, a microsecond each.
+What belongs to a rank is exchanged when the turn passes, a microsecond each.
 `replaced` does so with any attribute.
 """
 

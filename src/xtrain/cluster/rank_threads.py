@@ -1,8 +1,8 @@
 """The threads of a cluster's ranks: started, watched, stopped.
 
-    main thread     starts them, gives the first one the baton, and looks up now and
+    main thread     starts them, gives the first one its turn, and looks up now and
                     then: has a rank run too long, was Ctrl-C pressed?
-    a rank's        sleeps until its turn comes, lives, hands the baton on
+    a rank's        sleeps until its turn comes, runs its program, passes the turn on
 
 Threads are stopped by an exception: those that sleep raise it when they wake, the one
 that runs at its next line of Python. One that runs in C++ goes on until it returns.
@@ -37,18 +37,18 @@ class RankThreads:
 
     def run(
         self,
-        live: Sequence[Callable[[], None]],
+        programs: Sequence[Callable[[], None]],
         timeout: float | None,
         interrupts: Interrupts,
     ) -> RankTimeout | None:
-        """Let every rank live; what to raise when they had to be stopped.
+        """Run all ranks; what to raise when they had to be stopped.
 
         Args:
-            live: what each of them does in its thread.
+            programs: what each of them does in its thread.
             timeout: seconds of this machine that all of it may take.
         """
         ranks, started = self.scheduler.ranks, []
-        for rank, call in zip(ranks, live, strict=True):
+        for rank, call in zip(ranks, programs, strict=True):
             rank.thread = threading.Thread(
                 target=self._body, args=(rank, call), daemon=True,
                 name=f"xtrain rank {rank.number}",
@@ -112,7 +112,7 @@ class RankThreads:
     def _stop(self, ranks: list[Rank]) -> None:
         """End all threads, one after another.
 
-        All raise as soon as they have the baton and come to a call. One that does not
+        All raise as soon as they have the turn and come to a call. One that does not
         come to a call raises at its next line of Python: there it may be in a callback
         whose exceptions are lost, or in a handover, so it is interrupted until it ends.
         """
@@ -129,22 +129,22 @@ class RankThreads:
                 with self._interrupting:
                     if not rank.done:
                         interrupt(rank.thread)
-            if rank.baton.locked():
-                rank.baton.release()
+            if rank.turn.locked():
+                rank.turn.release()
             time.sleep(0.001)
             now = time.monotonic()
             if now > end:
                 return  # it runs in C++, where nothing of ours reaches it
 
-    def _body(self, rank: Rank, live: Callable[[], None]) -> None:
-        """A thread: whatever happens, its rank is done once and hands the baton on."""
+    def _body(self, rank: Rank, program: Callable[[], None]) -> None:
+        """A thread: whatever happens, its rank is done once and passes the turn on."""
         error = None
         while not rank.done:
             try:
                 if error is None:
                     stay_on_one_core()
-                    rank.baton.acquire()
-                    live()
+                    rank.turn.acquire()
+                    program()
                 with self._interrupting:
                     rank.done = True
                 for _ in range(2):  # a Stopped on its way comes here at the latest

@@ -1,4 +1,4 @@
-"""Which rank runs next, and what time it is: one baton for all threads.
+"""Which rank runs next, and what time it is: one thread at a time.
 
     ranks that can run, by their clocks      things that happen, by their times
     (0.0, rank 3) (0.2, rank 0) ...          (0.1, a message arrives) ...
@@ -6,9 +6,9 @@
                the least of all is next: no rank runs, and nothing happens,
                before everything earlier has been done
 
-Every rank is a thread, and one of them runs at a time: the one that holds the baton. A
-rank that has to wait picks the next one, hands the baton over and sleeps. So there is
-no data race, no clock of the machine, and the same program gives the same order, bit
+Every rank is a thread, and one of them runs at a time: the one whose turn it is. A rank
+that has to wait picks the next one, passes the turn on and sleeps. So there is no data
+race, no clock of the machine, and the same program gives the same order, bit
 for bit. A seed draws another order among what is equally early.
 """
 
@@ -44,7 +44,7 @@ class Rank:
     """One rank: its clock, and what it waits for.
 
     Attributes:
-        clock: virtual seconds that it has lived.
+        clock: its virtual seconds.
         waits_for: the call in which it sleeps; None while it can run.
         asks: the call that it last asked whether it has ended; None after other calls.
         idle: how often it has asked since something happened, and what came last.
@@ -53,8 +53,8 @@ class Rank:
     """
 
     __slots__ = (
-        "asks", "baton", "clock", "done", "error", "failed_as", "idle", "number",
-        "polls", "result", "state", "stop", "thread", "waits_for",
+        "asks", "clock", "done", "error", "failed_as", "idle", "number", "polls",
+        "result", "state", "stop", "thread", "turn", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int):
@@ -71,8 +71,8 @@ class Rank:
         self.result: Any = None
         self.state: Any = None
         self.thread = threading.Thread()  # until it gets its own
-        self.baton = threading.Lock()
-        self.baton.acquire()
+        self.turn = threading.Lock()  # held until its turn comes
+        self.turn.acquire()
 
     @property
     def needs(self) -> Waited | None:
@@ -85,7 +85,7 @@ class Rank:
 
 
 class Scheduler:
-    """Hands the baton from rank to rank.
+    """Passes the turn from rank to rank.
 
     Args:
         seed: draws an order; None takes the first that came.
@@ -108,7 +108,7 @@ class Scheduler:
         self.ranks = ranks
         self.current = ranks[0]
         self.stand_ins, self.recorder = stand_ins, recorder
-        self.turns = 0  # how often the baton was handed over
+        self.turns = 0  # how often it has passed
         self.ended = threading.Semaphore(0)  # released when all ranks have
         self.crash: BaseException | None = None
         self.draw = None if seed is None else random.Random(seed)
@@ -253,7 +253,7 @@ class Scheduler:
         following = self._next_or_crash()
         if following is not rank:
             self._hand_over(rank, following)
-            rank.baton.acquire()
+            rank.turn.acquire()
         if rank.stop is not None:
             raise rank.stop
 
@@ -264,4 +264,4 @@ class Scheduler:
         self._swap(rank, following)
         self.current = following
         self.turns += 1
-        following.baton.release()
+        following.turn.release()

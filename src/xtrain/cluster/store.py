@@ -1,7 +1,7 @@
 # mypy: disable-error-code="override"
 """A store that all ranks of a cluster share: a dict, and ranks that wait for its keys.
 
-torch's own stores wait inside C++, with the baton in the hand of the rank that waits.
+torch's own stores wait inside C++, where no other rank could run meanwhile.
 A timeout is in virtual seconds.
 """
 

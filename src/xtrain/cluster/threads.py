@@ -18,7 +18,7 @@ class Stopped(BaseException):
 
 
 def stay_on_one_core() -> None:
-    """This thread hands the baton over three times faster to one on its own core."""
+    """A turn passes three times faster between threads on one core."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # a container may forbid it
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

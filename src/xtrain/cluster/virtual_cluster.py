@@ -187,11 +187,11 @@ class VirtualCluster:
         every = [by_number[number] for number in self.stand_ins]
         self.devices = [rank.state.device for rank in every]
         with few_collections(self.size), watching_resizes(self._device):
-            live = [
-                partial(self._live, *each) for each in zip(ranks, calls, strict=True)
+            programs = [
+                partial(self._program, *each) for each in zip(ranks, calls, strict=True)
             ]
             overdue = RankThreads(self.scheduler, self.limit).run(
-                live, timeout, interrupts
+                programs, timeout, interrupts
             )
         self.seconds = [rank.clock for rank in every]
         if self.scheduler.recorder is not None:
@@ -211,7 +211,7 @@ class VirtualCluster:
         self._check_received()
         return [rank.result for rank in every]
 
-    def _live(self, rank: Rank, call: Callable[[], Any]) -> None:
+    def _program(self, rank: Rank, call: Callable[[], Any]) -> None:
         if rank.stop is not None:
             raise rank.stop
         dist.init_process_group(

@@ -149,8 +149,8 @@ class VirtualWork(dist.Work):
     def get_future(self) -> torch.futures.Future:
         """Its future, which holds the result at once when all ranks have called.
 
-        C++ would wait for a future with the baton in this rank's hand. So the others
-        come first, at their own clocks, and this rank goes on then; its clock comes to
+        C++ would wait for a future while no other rank can run. So the others come
+        first, at their own clocks, and this rank goes on then; its clock comes to
         the end of the call where backward ends, which is where DDP waits.
         """
         future: torch.futures.Future = torch.futures.Future()
