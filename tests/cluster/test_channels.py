@@ -51,6 +51,29 @@ def test_a_ring_over_nodes_has_all_their_adapters(nodes, make) -> None:
     )
 
 
+def handed_on(root: int) -> list[float]:
+    """Out from a root and back to it."""
+    tensor = torch.empty(64 * MEGABYTE, device="meta")
+    dist.broadcast(tensor, root)
+    between = now()
+    dist.reduce(tensor, root)
+    return [between, now() - between]
+
+
+@pytest.mark.verifies(
+    "xtrain.cluster.costs:chain", "xtrain.cluster.costs:starting_with"
+)
+@pytest.mark.parametrize("root", [0, 7, 11])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_chain_over_nodes_has_all_their_adapters(nodes, root) -> None:
+    """Eight chains over M nodes have 8 (8M - 1) edges, of which 8M - 1 leave a node."""
+    size = 8 * nodes
+    seconds = 256 * MEGABYTE / (8 * ADAPTER)
+    expected = near((size - 1) * latency(nodes) + seconds)
+    found = VirtualCluster(size, dgx_h100(nodes)).run(handed_on, root)
+    assert found == [[expected, expected]] * size
+
+
 @pytest.mark.verifies("xtrain.cluster.costs:patterns_of")
 def test_every_adapter_carries_as_much() -> None:
     cluster = VirtualCluster(24, dgx_h100(3), record=True)

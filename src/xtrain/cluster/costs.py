@@ -8,9 +8,10 @@ broadcast, reduce             a chain, pipelined: N-1 hops, all of it on each ed
 all_to_all, gather, scatter   one hop, to each rank what is for it
 barrier                       log2(N) hops there and back, no bytes
 
-Rings and trees over whole nodes have a channel for each GPU of a node, as NCCL's: a
-share of the bytes each, with another GPU where it enters a node and another where it
-leaves. So all adapters of a node are used.
+Rings, trees and chains over whole nodes have a channel for each GPU of a node, as
+NCCL's: a share of the bytes each, with another GPU where it enters a node and another
+where it leaves. So all adapters of a node are used. A chain is a ring, opened before
+its root.
 """
 
 import math
@@ -30,7 +31,7 @@ class Pattern:
     Attributes:
         hops: messages that follow one another: the latency is paid for each.
         edges: bytes from rank to rank, in global ranks.
-        around: a hop is the next edge of a ring, which are of unlike latencies.
+        around: a hop is the next edge of a ring or chain, of unlike latencies.
     """
 
     hops: int
@@ -71,7 +72,14 @@ def spread(
 
 
 def chain(ranks: Sequence[int], nbytes: float) -> Pattern:
-    return Pattern(len(ranks) - 1, dict.fromkeys(pairwise(ranks), nbytes))
+    edges = dict.fromkeys(pairwise(ranks), nbytes)
+    return Pattern(len(ranks) - 1, edges, around=True)
+
+
+def starting_with(first: int, order: Sequence[int]) -> Sequence[int]:
+    """A ring, opened before one of its ranks."""
+    place = order.index(first)
+    return [*order[place:], *order[:place]]
 
 
 def trees(ranks: Sequence[int], nbytes: float) -> Pattern:
@@ -124,13 +132,10 @@ def patterns_of(
         orders, hops = channels(ranks, node), 2 * (size - 1)
         around = spread(lambda order, n: ring(order, hops, n), orders, 2 * share)
         return [around, spread(trees, orders, part.nbytes)]
-    if part.kind == "broadcast" or part.kind == "reduce":
-        root = part.root
-        from_root = [*ranks[root:], *ranks[:root]]
-        return [
-            chain(
-                from_root if part.kind == "broadcast" else from_root[::-1], part.nbytes
-            )
-        ]
     orders = channels(ranks, node)
+    if part.kind in ("broadcast", "reduce"):
+        orders = [starting_with(ranks[part.root], order) for order in orders]
+        if part.kind == "reduce":
+            orders = [order[::-1] for order in orders]
+        return [spread(chain, orders, part.nbytes)]
     return [spread(lambda order, n: ring(order, size - 1, n), orders, share)]
