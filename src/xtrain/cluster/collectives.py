@@ -67,11 +67,12 @@ def has_data(parts: Sequence[Part]) -> bool:
 class CollectiveSlot:
     """The k-th collective of a group: a place for each rank."""
 
-    __slots__ = ("broken", "group", "left", "works")
+    __slots__ = ("broken", "first", "group", "left", "works")
 
     def __init__(self, group: Any):
         self.group = group
         self.works: list[CollectiveWork | None] = [None] * len(group.ranks)
+        self.first: CollectiveWork | None = None  # that came
         self.left = group.running
         self.broken: str | None = None  # why its calls have failed
 
@@ -95,20 +96,16 @@ class CollectiveCalls:
             slot = self._slots[number] = CollectiveSlot(self._group)
         work.slot, slot.works[rank] = slot, work
         slot.left -= 1
-        if slot.broken is None and slot.left < self._group.running - 1:
-            self._compare(slot, work)
+        if slot.first is None:
+            slot.first = work
+        elif slot.broken is None and slot.first.call[:4] != work.call[:4]:
+            self._break(slot, self._all_calls(slot))
         if slot.broken is not None:
             work.fail(MismatchedCollectives(slot.broken))
         elif slot.left == 0:
             self._run(slot)
         if slot.left == 0:
             del self._slots[number]
-
-    def _compare(self, slot: CollectiveSlot, work: CollectiveWork) -> None:
-        others = [each for each in slot.works if each is not None]
-        first = next(each for each in others if each is not work)
-        if first.call[:4] != work.call[:4]:
-            self._break(slot, self._all_calls(slot))
 
     def _all_calls(self, slot: CollectiveSlot) -> str:
         lines = [
