@@ -30,7 +30,7 @@ def test_a_step_of_70_billion_comes_out_again_and_is_that_of_all_ranks():
 
 def test_its_bytes_are_those_of_the_plan():
     """But for the root unit, gathered once a step, and norms' gradients in fp32."""
-    config = cluster_shapes.config(80)
+    config = cluster_shapes.LLAMA_70B
     layout = Layout(data=8, tensor=8, zero=3, sequence_parallel=True)
     planned: Counter[str] = Counter()
     for one in traffic_per_step(config, layout, 4096, dtypes="fsdp2"):
@@ -42,6 +42,21 @@ def test_its_bytes_are_those_of_the_plan():
         "all_gather 8": planned["ring_all_gather"] - root,
         "reduce_scatter 8": planned["ring_reduce_scatter"],
         "all_reduce 8": planned["ring_all_reduce"] + 2 * norms,
+    }
+
+
+def test_the_bytes_of_a_pipeline_with_experts_are_those_of_the_plan():
+    program = cluster_shapes.PROGRAMS["pipeline with experts"]
+    layout = Layout(
+        data=program.expert, expert=program.expert, pipeline=program.pipeline,
+        micro_batches=program.micro_batches,
+    )  # fmt: skip
+    planned: Counter[str] = Counter()
+    for one in traffic_per_step(program.config, layout, cluster_shapes.SEQUENCE):
+        planned[one.axis] += one.size * one.times
+    assert SHAPES["pipeline with experts"]["sent"] == {
+        "all_to_all 4": planned["expert"],
+        "message 2": planned["pipeline"],
     }
 
 
