@@ -8,14 +8,17 @@ from xtrain.plan.checks import require_whole
 from xtrain.plan.config_json import load_shape
 from xtrain.plan.estimate import Assumptions, Estimate
 from xtrain.plan.hardware import ACCELERATORS, Accelerator
+from xtrain.plan.kernels import ATTENTION
 from xtrain.plan.memory import RECIPES
 from xtrain.plan.published import PUBLISHED
 from xtrain.plan.search import SearchResult, SearchSpace, search
 from xtrain.plan.shapes import PRESETS, ModelShape
 from xtrain.plan.step_traffic import sent_by_axis, traffic_per_step
 from xtrain.plan.transfer import DTYPES
+from xtrain.plan.whole_run import WholeRun, whole_run
 
-GIB = 2**30
+GIB, GIGABIT = 2**30, 1e9 / 8
+PRECISIONS = ("bf16", "fp16", "fp8", "fp4")
 AXES = ("tensor", "pipeline", "context", "expert")
 
 
@@ -37,22 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes a parameter: " + ", ".join(sorted(RECIPES)))  # fmt: skip
     add("--dtypes", default="megatron-bf16", choices=sorted(DTYPES), metavar="NAME",
         help="of what travels: " + ", ".join(sorted(DTYPES)))  # fmt: skip
-    add("--gpus-per-node", type=int, default=8, help="devices that NVLink joins")
-    add(
-        "--efficiency",
-        type=float,
-        default=0.6,
-        help="share of the peak that products reach",
-    )
+    add("--gpus-per-node", type=int, metavar="N",
+        help="devices that the fast link joins; as the accelerator has it")  # fmt: skip
+    add("--precision", default="bf16", choices=PRECISIONS, help="of the products")
+    add("--attention", default="flash", choices=ATTENTION, help="its kernel")
+    add("--network", type=float, metavar="GBITS", help="Gbit/s of a device's adapter")
     add("--memory", type=float, metavar="GIB", help="of a device; the vendor's figure")
     add("--reserve", type=float, default=4.0, metavar="GIB", help="to be left free")
     add("--top", type=int, default=10, help="layouts shown")
+    add("--explain", action="store_true",
+        help="why the first, what limits it, what would change it")  # fmt: skip
+    add("--tokens", type=float, help="of the whole run: days, failures, goodput")
+    add("--price", type=float, help="dollars for a device hour, with --tokens")
     add("--json", action="store_true", help="the same as data")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search and show; 1 if no layout fits."""
     require_whole("top", arguments.top)
+    if arguments.price is not None and arguments.tokens is None:
+        raise ValueError("--price takes --tokens, the tokens of the run")
     shape = load_shape(arguments.model)
     device = Accelerator.preset(arguments.gpu)
     assumed = assumptions_of(arguments, device)
@@ -67,12 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
         assumptions=assumed,
     )
     shown = result.found[: arguments.top]
+    whole = None
+    if arguments.tokens is not None and shown:
+        whole = run_of(shape, arguments, shown[0])
     if arguments.json:
-        print(json.dumps(as_data(shape, arguments, batch, result, shown), indent=1))
+        data = as_data(shape, arguments, batch, result, shown)
+        data["whole_run"] = whole and whole._asdict()
+        print(json.dumps(data, indent=1))
     else:
         from xtrain.cli.plan_tables import show  # rich, which --json does without
 
-        show(shape, device, arguments, batch, assumed, result, shown)
+        show(shape, device, arguments, batch, assumed, result, shown, whole)
     return 0 if result.found else 1
 
 
@@ -81,7 +93,9 @@ def assumptions_of(arguments: argparse.Namespace, device: Accelerator) -> Assump
     memory = arguments.memory
     return Assumptions(
         gpus_per_node=arguments.gpus_per_node,
-        efficiency=arguments.efficiency,
+        precision=arguments.precision,
+        attention=arguments.attention,
+        network=None if arguments.network is None else arguments.network * GIGABIT,
         recipe=arguments.recipe,
         dtypes=arguments.dtypes,
         capacity=device.memory if memory is None else memory * GIB,
@@ -125,6 +139,17 @@ def as_data(
     }
 
 
+def run_of(shape: ModelShape, arguments: argparse.Namespace, one: Estimate) -> WholeRun:
+    """The run of `--tokens` in that layout."""
+    return whole_run(
+        one.tokens_per_second,
+        arguments.tokens,
+        arguments.gpus,
+        shape.active_parameters,
+        price=arguments.price,
+    )
+
+
 def one_layout(
     shape: ModelShape, arguments: argparse.Namespace, one: Estimate
 ) -> dict[str, Any]:
@@ -143,6 +168,8 @@ def one_layout(
         "verdict": one.verdict,
         "tokens_per_second": one.tokens_per_second,
         "mfu": one.mfu,
+        "causal_mfu": one.causal_mfu,
+        "tokens_per_second_range": one.range,
         "hfu": one.hfu,
         "sent_by_axis": sent_by_axis(sent),
     }

@@ -1,6 +1,7 @@
 """The tables and the memory bar of `xtrain plan`, in a terminal."""
 
 import argparse
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,9 +10,11 @@ from rich.text import Text
 
 from xtrain.plan.device_memory import DeviceMemory
 from xtrain.plan.estimate import Assumptions, Estimate
+from xtrain.plan.explain import limits, what_if, why_first
 from xtrain.plan.hardware import Accelerator
 from xtrain.plan.search import SearchResult
 from xtrain.plan.shapes import ModelShape
+from xtrain.plan.whole_run import WholeRun
 
 GIB = 2**30
 WIDTH = 88  # of what is not written to a terminal
@@ -28,6 +31,7 @@ def show(
     assumed: Assumptions,
     result: SearchResult,
     shown: list[Estimate],
+    whole: WholeRun | None,
 ) -> None:
     """Everything, to the terminal or wherever standard output goes."""
     console = Console(highlight=False)
@@ -48,7 +52,15 @@ def show(
         console.print(f"\nmemory of 1, {best.position} rank of the pipeline, GiB")
         console.print(memory_bar(best.memory, capacity, min(console.width, WIDTH)))
         console.print(memory_legend(best.memory, capacity, assumed.reserve))
-        console.print(f"\nseconds of 1: {time_line(best)}\n")
+        console.print(f"\nseconds of 1: {time_line(best)}")
+        console.print(range_line(best, arguments.gpus))
+        if whole is not None:
+            console.print(whole_line(whole))
+        console.print()
+        if arguments.explain:
+            for line in explained(shape, device, arguments, assumed, shown, capacity):
+                console.print(line)
+            console.print()
     else:
         console.print("no layout fits; why not:")
     console.print(failures(result))
@@ -63,7 +75,7 @@ def ranked(shown: list[Estimate], gpus: int, capacity: float) -> Table:
     """The fastest layouts, one a line."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     columns = ("", "layout", "schedule", "recompute", "batch", "GiB", "", "s/step",
-               "tok/s/GPU", "MFU")  # fmt: skip
+               "tok/s/GPU", "MFU", "causal")  # fmt: skip
     for name in columns:
         text = name in ("layout", "schedule", "recompute")
         table.add_column(name, justify="left" if text else "right", no_wrap=True)
@@ -80,10 +92,70 @@ def ranked(shown: list[Estimate], gpus: int, capacity: float) -> Table:
             gauge(one.memory.total / capacity),
             f"{one.seconds:.2f}",
             f"{one.tokens_per_second / gpus:.0f}",
-            f"{100 * one.mfu:.1f}%",
+            share(one.mfu),
+            share(one.causal_mfu),
             style="yellow" if one.verdict == "tight" else "",
         )
     return table
+
+
+def share(value: float) -> str:
+    """In per cent; blank above 100, where all pairs are counted and half computed."""
+    return f"{100 * value:.1f}%" if value <= 1 else ""
+
+
+def range_line(one: Estimate, gpus: int) -> str:
+    """What eight of ten published runs measured at such an estimate."""
+    low, high = (rate / gpus for rate in one.range)
+    return (
+        f"tok/s/GPU of 1: eight of ten published runs with this estimate measured "
+        f"{low:.0f} to {high:.0f}"
+    )
+
+
+def whole_line(run: WholeRun) -> str:
+    """Days, dollars and failures of a whole run."""
+    dollars = "" if run.dollars is None else f", {run.dollars:,.0f} dollars"
+    return (
+        f"{run.tokens / 1e9:,.0f} B tokens: {run.days:.1f} days{dollars}; "
+        f"{run.failures:.1f} failures expected, a checkpoint every "
+        f"{run.interval / 60:.0f} min, goodput {run.goodput:.1%}; Chinchilla: "
+        f"{run.chinchilla / 1e9:,.0f} B tokens"
+    )
+
+
+def explained(
+    shape: ModelShape,
+    device: Accelerator,
+    arguments: argparse.Namespace,
+    assumed: Assumptions,
+    shown: list[Estimate],
+    capacity: float,
+) -> Iterator[str | Table]:
+    """Sentences, and a table of what would change."""
+    first = shown[0]
+    if len(shown) > 1:
+        yield why_first(first, shown[1])
+    yield from limits(first, capacity, device)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("what if")
+    for name in ("s/step", "tok/s/GPU", "GiB"):
+        table.add_column(name, justify="right")
+    table.add_column("memory")
+    sequence = arguments.sequence
+    for change in what_if(shape, first.layout, device, sequence, assumed):
+        one = change.estimate
+        if one is None:
+            table.add_row(change.what, "", "", "", change.why)
+            continue
+        table.add_row(
+            change.what,
+            f"{one.seconds:.2f}",
+            f"{one.tokens_per_second / one.layout.gpus:.0f}",
+            f"{one.memory.total / GIB:.1f}",
+            one.verdict,
+        )
+    yield table
 
 
 def gauge(share: float, width: int = 5) -> str:

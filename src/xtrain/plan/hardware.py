@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
 
+from xtrain.plan.checks import require_one_of
+
 GB = 1e9
 TERA = 1e12
 
@@ -68,6 +70,25 @@ class Accelerator:
     source: str
     matmul: float | None = None
     confirmed: bool = True
+    node: int = 8
+    """Devices that `link` joins: a server, a rack of 72, or a torus of TPUs."""
+    host: int = 8
+    """Devices of one operating system."""
+    links: int = 1
+    """Links that a collective over all devices of a node uses at the same time."""
+    fp8: float = 1.0
+    """The dense fp8 peak over `flops`; 1 where the device has none."""
+    fp4: float = 1.0
+    exponentials: float | None = None
+    """Exponentials a second: units x 16 a clock; None where no figure is known."""
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of products in that precision; ValueError if it has none."""
+        times = {"bf16": 1.0, "fp16": 1.0, "fp8": self.fp8, "fp4": self.fp4}
+        require_one_of("precision", precision, times)
+        if times[precision] == 1 and precision in ("fp8", "fp4"):
+            raise ValueError(f"{self.name} has no {precision} products: use bf16")
+        return self.flops * times[precision]
 
     @property
     def matmul_efficiency(self) -> float | None:
@@ -114,6 +135,10 @@ LINKS: dict[str, Link] = _by_name(
     Link("xgmi-mi300x", 448 * GB, _MLENG + "; 7 links of 64 GB/s, 64 to one peer"),
     Link("xgmi-mi300x-peer", 64 * GB, _MLENG),
     Link("ici-v5p", 90 * GB, _TPU + "; one of 6 links (90 or 100)"),
+    Link("ici-v4", 45 * GB, _TPU + "; one of 6 links"),
+    Link("ici-v5e", 45 * GB, _TPU + "; one of 4 links"),
+    Link("ici-v6e", 90 * GB, _TPU + "; one of 4 links"),
+    Link("ici-v7x", 100 * GB, _TPU + "; one of 6 links"),
     Link("pcie4-x16", 16 * GB * 16 * 128 / 130 / 8, _PCIE),
     Link("pcie5-x16", 32 * GB * 16 * 128 / 130 / 8, _PCIE),
     Link("ethernet-10g", 10 * GB / 8, _ETHERNET),
@@ -124,24 +149,59 @@ LINKS: dict[str, Link] = _by_name(
     Link("infiniband-xdr", 800 * GB / 8, _IB),
 )
 
+
+def _special(units: int, clock: float, per_clock: int = 16) -> float:
+    """Exponentials a second."""
+    return units * clock * per_clock
+
+
+_BLACKWELL = "NVIDIA Blackwell and Blackwell Ultra datasheets, dense rates of one GPU"
+
 ACCELERATORS: dict[str, Accelerator] = _by_name(
     # name, FLOP/s, memory, its bandwidth, link, network, source, products measured
     Accelerator("v100", 125 * TERA, 32 * GB, 0.90 * TERA, LINKS["nvlink2"],
-                LINKS["infiniband-edr"], _THIRD_PARTY + "; fp16 only", confirmed=False),
+                LINKS["infiniband-edr"], _THIRD_PARTY + "; fp16 only", confirmed=False,
+                exponentials=_special(80, 1.53e9)),
     Accelerator("a100-40gb", 312 * TERA, 40 * GB, 1.555 * TERA, LINKS["nvlink3"],
-                LINKS["infiniband-hdr"], _THIRD_PARTY, 271 * TERA, confirmed=False),
+                LINKS["infiniband-hdr"], _THIRD_PARTY, 271 * TERA, confirmed=False,
+                exponentials=_special(108, 1.41e9)),
     Accelerator("a100-80gb", 312 * TERA, 80 * GB, 2.039 * TERA, LINKS["nvlink3"],
                 LINKS["infiniband-hdr"],
-                _MLENG + "; memory bandwidth also given as 2.00 TB/s", 271 * TERA),
+                _MLENG + "; memory bandwidth also given as 2.00 TB/s", 271 * TERA,
+                exponentials=_special(108, 1.41e9)),
     Accelerator("h100", 989.4 * TERA, 80 * GB, 3.35 * TERA, LINKS["nvlink4"],
-                LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA),
+                LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA,
+                fp8=2.0, exponentials=_special(132, 1.83e9)),
     Accelerator("h200", 989 * TERA, 141 * GB, 4.8 * TERA, LINKS["nvlink4"],
-                LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA),
+                LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA,
+                fp8=2.0, exponentials=_special(132, 1.83e9)),
     Accelerator("b200", 2250 * TERA, 180 * GB, 8.0 * TERA, LINKS["nvlink5"],
                 LINKS["infiniband-ndr"],
-                _MLENG + "; 192 GB physical, adapters of 50 to 100 GB/s", 1745 * TERA),
+                _MLENG + "; 192 GB physical, adapters of 50 to 100 GB/s", 1745 * TERA,
+                fp8=2.0, fp4=4.0, exponentials=_special(148, 1.85e9)),
+    Accelerator("gb200", 2500 * TERA, 186 * GB, 8.0 * TERA, LINKS["nvlink5"],
+                LINKS["infiniband-ndr"], _BLACKWELL, fp4=4.0,
+                exponentials=_special(152, 2.0e9), fp8=2.0, node=72, host=4),
+    Accelerator("b300", 2250 * TERA, 270 * GB, 8.0 * TERA, LINKS["nvlink5"],
+                LINKS["infiniband-xdr"], _BLACKWELL + "; 288 GB physical",
+                fp8=2.0, fp4=6.0, exponentials=_special(148, 1.85e9, 32)),
+    Accelerator("gb300", 2500 * TERA, 279 * GB, 8.0 * TERA, LINKS["nvlink5"],
+                LINKS["infiniband-xdr"], _BLACKWELL + "; 288 GB physical", fp4=6.0,
+                exponentials=_special(152, 2.0e9, 32), fp8=2.0, node=72, host=4),
     Accelerator("mi300x", 1307.4 * TERA, 192 * GB, 5.3 * TERA, LINKS["xgmi-mi300x"],
-                LINKS["infiniband-ndr"], _MLENG, 668 * TERA),
+                LINKS["infiniband-ndr"], _MLENG, 668 * TERA,
+                fp8=2.0, exponentials=_special(304, 2.1e9)),
+    Accelerator("mi325x", 1307.4 * TERA, 256 * GB, 6.0 * TERA, LINKS["xgmi-mi300x"],
+                LINKS["infiniband-ndr"], _MLENG, 784.9 * TERA,
+                fp8=2.0, exponentials=_special(304, 2.1e9)),
+    Accelerator("tpu-v4", 275 * TERA, 32 * GB, 1.228 * TERA, LINKS["ici-v4"],
+                None, _TPU, node=4096, host=4, links=6),
+    Accelerator("tpu-v5e", 197 * TERA, 16 * GB, 0.82 * TERA, LINKS["ici-v5e"],
+                LINKS["ethernet-100g"], _TPU, node=256, links=4),
     Accelerator("tpu-v5p", 459 * TERA, 95 * GB, 2.765 * TERA, LINKS["ici-v5p"],
-                None, _TPU),
+                None, _TPU, node=8960, host=4, links=6),
+    Accelerator("tpu-v6e", 918 * TERA, 32 * GB, 1.64 * TERA, LINKS["ici-v6e"],
+                LINKS["ethernet-100g"], _TPU, node=256, links=4),
+    Accelerator("tpu-v7x", 2307 * TERA, 192 * GB, 7.37 * TERA, LINKS["ici-v7x"],
+                None, _TPU, node=9216, host=4, links=6, fp8=2.0),
 )  # fmt: skip

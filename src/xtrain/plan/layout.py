@@ -61,6 +61,11 @@ class Layout:
     """Stage 3 frees gathered weights after forward, and gathers them once more."""
     shard_context: bool = False
     """ZeRO shards over data x context (Megatron, torchtitan), not over data alone."""
+    replicate: int = 1
+    """Copies of what ZeRO shards: hybrid sharding over neighbours, sums over copies."""
+    expert_tensor: int | None = None
+    """Ranks that cut one expert; `tensor` unless given. With fewer, expert ranks are
+    taken of tensor x context x data (Megatron's parallel folding)."""
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "context", "expert", "chunks",
@@ -68,6 +73,10 @@ class Layout:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 require_whole(name, value)
+        cut = self.expert_tensor
+        require_whole("replicate", self.replicate)
+        if cut is not None:
+            require_whole("expert_tensor", cut)
         for name, known in (
             ("zero", (0, 1, 2, 3)),
             ("schedule", SCHEDULE_NAMES),
@@ -91,18 +100,40 @@ class Layout:
         return self.pipeline * self.chunks
 
     @property
+    def expert_cut(self) -> int:
+        """Ranks over which the inner size of an expert is cut."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def folded(self) -> bool:
+        """Expert ranks are taken of other axes than data."""
+        return self.expert_cut != self.tensor
+
+    @property
     def expert_data(self) -> int:
-        """Ranks that hold the same experts."""
+        """Ranks that hold the same experts; with context ranks apart, unless folded."""
+        if self.folded:
+            return self.expert_replicas
         return self.data // self.expert
+
+    @property
+    def expert_replicas(self) -> int:
+        """All ranks that hold the same experts, of a pipeline rank."""
+        ranks = self.data * self.context * self.tensor
+        return ranks // (self.expert * self.expert_cut)
 
     @property
     def shard_ranks(self) -> int:
         """Ranks over which ZeRO shards what is not an expert."""
-        return self.data * (self.context if self.shard_context else 1)
+        ranks = self.data * (self.context if self.shard_context else 1)
+        return ranks // self.replicate
 
     @property
     def expert_shard_ranks(self) -> int:
-        return self.expert_data * (self.context if self.shard_context else 1)
+        """The same of experts; hybrid sharding keeps whole what it cannot cut."""
+        whole = self.shard_context or self.folded
+        ranks = self.expert_replicas if whole else self.expert_data
+        return max(ranks // self.replicate, 1)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Virtual stages whose weights this pipeline rank holds."""
@@ -120,7 +151,10 @@ class Layout:
                  "EP": "expert"}  # fmt: skip
         sizes = {short: getattr(self, name) for short, name in names.items()}
         parts = [f"{short}{size}" for short, size in sizes.items() if size > 1]
-        return " ".join([*(parts or ["DP1"]), f"ZeRO-{self.zero}"])
+        zero = f"ZeRO-{self.zero}" + (
+            f"x{self.replicate}" if self.replicate > 1 else ""
+        )
+        return " ".join([*(parts or ["DP1"]), zero])
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> range:
@@ -214,4 +248,4 @@ def layer_on_device(shape: ModelShape, layout: Layout, layer: int) -> tuple[int,
     if layout.tensor > keys:
         again = 2 * shape.head_dim * shape.hidden_size * (layout.tensor - keys)
     held = -(-(cut + again) // layout.tensor) + whole
-    return held, experts // (layout.tensor * layout.expert)
+    return held, experts // (layout.expert_cut * layout.expert)

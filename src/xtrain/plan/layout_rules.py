@@ -46,6 +46,7 @@ def broken_rules(
         *_context(shape, layout, sequence),
         *_pipeline(shape, layout),
         *_experts(shape, layout),
+        *_copies(layout),
     ]
     if layout.zero > 1 and layout.pipeline > 1 and not sharded_pipeline:
         found.append(
@@ -92,10 +93,12 @@ def _tensor(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[Broken
     lengths = {
         "heads": ("num_attention_heads", shape.num_attention_heads),
         "intermediate": ("intermediate_size", shape.intermediate_size),
-        "expert-intermediate": ("moe_intermediate_size", shape.moe_intermediate_size),
     }
+    if not layout.folded:
+        inner = shape.moe_intermediate_size
+        lengths["expert-intermediate"] = ("moe_intermediate_size", inner or 0)
     for rule, (name, length) in lengths.items():
-        if (length or 0) % tensor:
+        if length % tensor:
             yield Broken(rule, f"{name}={length} is not divisible by tensor={tensor}")
     vocabulary, keys = shape.vocab_size, shape.num_key_value_heads
     if vocabulary % tensor:
@@ -173,8 +176,30 @@ def _experts(shape: ModelShape, layout: Layout) -> Iterator[Broken]:
             "experts",
             f"num_local_experts={experts} is not divisible by expert={expert}",
         )
-    if layout.data % expert:
+    ranks = layout.data * layout.context * layout.tensor
+    if layout.folded and ranks % (expert * layout.expert_cut):
         yield Broken(
             "expert-axis",
-            f"expert={expert} does not divide data={layout.data}, whose ranks it takes",
+            f"expert={expert} x expert_tensor={layout.expert_cut} does not divide the "
+            f"{ranks} ranks of data x context x tensor",
+        )
+    if not layout.folded and layout.data % expert:
+        yield Broken(
+            "expert-axis",
+            f"expert={expert} does not divide data={layout.data}, whose ranks it "
+            f"takes: choose a divisor, or expert_tensor=1 to take tensor ranks, too",
+        )
+
+
+def _copies(layout: Layout) -> Iterator[Broken]:
+    ranks = layout.data * (layout.context if layout.shard_context else 1)
+    if ranks % layout.replicate:
+        yield Broken(
+            "replicate",
+            f"replicate={layout.replicate} does not divide the {ranks} ranks that "
+            f"ZeRO shards over",
+        )
+    if layout.replicate > 1 and not layout.zero:
+        yield Broken(
+            "replicate", f"replicate={layout.replicate} with zero=0: no shards"
         )

@@ -1,23 +1,44 @@
-"""Seconds of one micro-batch on a rank: products, and the collectives they wait for.
+"""Seconds of one micro-batch on a rank: kernels, and the collectives they wait for.
 
-    forward    F             products / rate, and what is not hidden of its messages
-    backward   2F, and F     as much again for inputs and for weights, and F once more
-               once more     if activations are recomputed
+    forward    products + attention + element-wise    or the host's launches, if longer
+    backward   products twice, attention's five products, element-wise twice,
+               and a forward once more if activations are recomputed
 
     hidden     the second gather of a sequence-parallel input, behind the product before
-               it; ring attention's messages, behind the blocks they are for
+               it; ring attention's messages, behind the blocks they are for; DualPipe's
+               exchanges, behind the other direction's compute
 
 Sources: Narayanan et al., 2021; Liu et al., Ring Attention, 2023 (blocks hide the
-messages for the next ones).
+messages for the next ones); DeepSeek-AI, 2024 (pairs that hide an all-to-all).
 """
 
 from typing import Any, NamedTuple
 
+from xtrain.plan.kernels import Kernels
 from xtrain.plan.layout import DeviceParameters, Layout
+from xtrain.plan.layout_rules import padded_vocabulary
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.step_traffic import edge_transfers, layer_transfers
 from xtrain.plan.throughput import layer_forward_flops
 from xtrain.plan.transfer import Links, Transfer, TransferDtypes
+
+LAUNCHED = {"dense": 40, "experts": 80, "edge": 20}
+"""Kernels of a forward: of a layer, of one with experts, of what is not a layer."""
+PAIRED = ("dualpipe", "dualpipe_v")
+
+
+class Work(NamedTuple):
+    """Seconds of kernels in a forward, without their launches."""
+
+    products: float
+    attention: float
+    attention_back: float
+    passes: float
+    host: float
+
+    @property
+    def forward(self) -> float:
+        return max(self.products + self.attention + self.passes, self.host)
 
 
 class Pass(NamedTuple):
@@ -43,25 +64,19 @@ class Pass(NamedTuple):
 
 
 class PassTimes:
-    """Of one model on one machine: what layouts share is computed once.
-
-    Args:
-        rate: FLOPs a second of a device, as reached.
-        formula: of the kept activations; "unfused" attention keeps scores, which
-            selective recomputation computes once more.
-    """
+    """Of one model on one machine: what layouts share is computed once."""
 
     def __init__(
         self,
         shape: ModelShape,
         sequence: int,
-        rate: float,
+        kernels: Kernels,
         links: Links,
         dtypes: TransferDtypes,
-        formula: str,
     ):
-        self.shape, self.sequence, self.rate = shape, sequence, rate
-        self.links, self.dtypes, self.formula = links, dtypes, formula
+        self.shape, self.sequence, self.kernels = shape, sequence, kernels
+        self.links, self.dtypes = links, dtypes
+        self.constants = kernels.constants
         self.known: dict[tuple[Any, ...], Pass] = {}
 
     def of_rank(self, layout: Layout, rank: int, held: DeviceParameters) -> Pass:
@@ -78,14 +93,13 @@ class PassTimes:
 
     def of_layer(self, layout: Layout, moe: bool) -> Pass:
         """One layer of one micro-batch."""
-        key = ("layer", moe, *cut_of(layout))
+        key = ("layer", moe, layout.schedule in PAIRED, *cut_of(layout))
         if key not in self.known:
-            number = self.shape.num_hidden_layers - 1 if moe else 0
-            flops = layer_forward_flops(self.shape, self.sequence, number)
             transfers = layer_transfers(
                 self.shape, layout, self.sequence, self.dtypes, moe
             )
-            self.known[key] = self.timed(layout, flops, transfers, layout.recompute)
+            work = self.layer_work(layout, moe)
+            self.known[key] = self.timed(layout, work, transfers, layout.recompute)
         return self.known[key]
 
     def of_edge(self, layout: Layout, rank: int) -> Pass:
@@ -94,50 +108,106 @@ class PassTimes:
         first, last = 0 in stages, layout.stages - 1 in stages
         key = ("edge", first, last, *cut_of(layout))
         if key not in self.known:
-            head = 2 * self.shape.vocab_size * self.shape.hidden_size
-            flops = head if last else 0
             transfers = edge_transfers(
                 self.shape, layout, self.sequence, self.dtypes, rank
             )
-            self.known[key] = self.timed(layout, (flops, 0), transfers, "none")
+            work = self.edge_work(layout, first, last)
+            self.known[key] = self.timed(layout, work, transfers, "none")
         return self.known[key]
+
+    def layer_work(self, layout: Layout, moe: bool) -> Work:
+        """Kernels of a layer's forward."""
+        shape, kernels, cut = self.shape, self.kernels, layout.tensor
+        rows = layout.micro_batch * self.sequence // layout.context
+        between = rows / (cut if layout.sequence_parallel else 1)
+        products = kernels.products(rows, shape.attention_products(cut))
+        heads = shape.num_attention_heads / cut
+        passed = 10 * between * shape.hidden_size  # two norms, two additions
+        passed += 2 * rows * shape.attention_width / cut  # rotary positions
+        if moe:
+            wide, permuted = self.expert_products(layout, rows)
+            products += wide
+            passed += permuted
+        else:
+            inner = shape.intermediate_size / cut
+            products += kernels.products(rows, shape.mlp_products(inner))
+            passed += shape.mlp_matrices * rows * inner
+        layer = shape.num_hidden_layers - 1 if moe else 0
+        flops = layer_forward_flops(shape, self.sequence, layer)[1] * rows / cut
+        pairs = rows * heads * (self.sequence + 1) / 2
+        return Work(
+            products,
+            kernels.attend(flops, pairs, shape.head_dim),
+            kernels.attend(flops, pairs, shape.head_dim, backward=True),
+            kernels.passes(passed),
+            kernels.host(LAUNCHED["experts" if moe else "dense"]),
+        )
+
+    def expert_products(self, layout: Layout, rows: float) -> tuple[float, float]:
+        """Seconds of router and experts, and the elements that they pass over."""
+        shape, constants = self.shape, self.constants
+        cut, hidden = layout.expert_cut, shape.hidden_size
+        own = shape.num_local_experts / layout.expert
+        copies = rows * shape.num_experts_per_tok * cut / layout.tensor
+        busiest = copies * (constants.imbalance if layout.expert > 1 else 1)
+        inner = (shape.moe_intermediate_size or 0) / cut
+        each = self.kernels.products(busiest / own, shape.mlp_products(inner))
+        seconds = own * each / constants.grouped
+        shared = shape.n_shared_experts * (shape.moe_intermediate_size or 0)
+        if shared:
+            wide = shape.mlp_products(shared / layout.tensor)
+            seconds += self.kernels.products(rows, wide)
+        seconds += self.kernels.product(rows, hidden, shape.num_local_experts, True)
+        passed = 4 * copies * hidden * constants.permutation
+        passed += 3 * busiest * inner + 3 * rows * shared / layout.tensor
+        return seconds, passed
+
+    def edge_work(self, layout: Layout, first: bool, last: bool) -> Work:
+        """Kernels of embedding, head and loss in a forward."""
+        shape, kernels = self.shape, self.kernels
+        rows = layout.micro_batch * self.sequence // layout.context
+        width = padded_vocabulary(shape.vocab_size, layout.tensor) // layout.tensor
+        products = passed = 0.0
+        if first:
+            passed += 2 * rows * shape.hidden_size
+        if last:
+            products = kernels.product(rows, shape.hidden_size, width, half=True)
+            passed += 6 * rows * width  # logits and their fp32 copy, read and written
+        host = kernels.host(LAUNCHED["edge"]) if first or last else 0.0
+        return Work(products, 0.0, 0.0, kernels.passes(passed), host)
 
     def timed(
         self,
         layout: Layout,
-        flops: tuple[int, int],
+        work: Work,
         transfers: list[Transfer],
         recompute: str,
     ) -> Pass:
-        """Products and the collectives that they wait for.
-
-        `flops` are those of a token's forward: all, and those of attention.
-        """
-        tokens = layout.micro_batch * self.sequence // layout.context
-        products, attention = (
-            flop * tokens / layout.tensor / self.rate for flop in flops
-        )
-        again = products if recompute == "full" else 0.0
-        if recompute == "selective" and self.formula == "unfused":
-            again = attention
-        waits = self.waits(layout, transfers, products)
-        if layout.context_way == "ring":  # a block is computed as the next one comes
-            forward, backward = waits["context"]
-            passes = 2.5 + (recompute == "full")
-            waits["context"] = (
-                max(0.0, forward - attention),
-                max(0.0, backward - passes * attention),
-            )
+        """Kernels and the collectives that they wait for."""
+        again = work.forward if recompute == "full" else 0.0
+        if recompute == "selective":
+            unfused = self.kernels.attention == "unfused"
+            again = work.attention if unfused else work.passes
+        back = work.products + work.attention_back + 2 * work.passes
+        back = max(back, 2 * work.host - work.products) + again
+        ring = work.attention, work.attention_back + (again and work.attention)
+        computed = work.forward + back + work.products
+        waits = self.waits(layout, transfers, work.products, ring, computed)
         forward, backward = (sum(way) for way in zip(*waits.values(), strict=True))
         return Pass(
-            products + forward,
-            products + again + backward,
-            products,
+            work.forward + forward,
+            back + backward,
+            work.products,
             *(sum(waits[axis]) for axis in ("tensor", "context", "expert")),
         )
 
     def waits(
-        self, layout: Layout, transfers: list[Transfer], products: float
+        self,
+        layout: Layout,
+        transfers: list[Transfer],
+        products: float,
+        ring: tuple[float, float],
+        computed: float,
     ) -> dict[str, tuple[float, float]]:
         """Seconds of messages by axis: forward, and backward beyond its products."""
         exposed = {axis: [0.0, 0.0] for axis in ("tensor", "context", "expert")}
@@ -149,10 +219,23 @@ class PassTimes:
             else:
                 exposed[transfer.axis][transfer.backward] += seconds
         exposed["tensor"][1] += max(0.0, hidden - products)
-        return {axis: (way[0], way[1]) for axis, way in exposed.items()}
+        context = exposed["context"]
+        if layout.context_way == "ring":  # a block is computed as the next one comes
+            context = [
+                max(0.0, sent - block)
+                for sent, block in zip(context, ring, strict=True)
+            ]
+        expert = exposed["expert"]
+        share, sent = self.constants.expert_waits, expert[0] + expert[1]
+        if layout.schedule in PAIRED and sent:
+            share = max(0.0, 1 - computed / sent)
+        expert = [share * way for way in expert]
+        ways = (exposed["tensor"], context, expert)
+        return {name: (way[0], way[1]) for name, way in zip(exposed, ways, strict=True)}
 
 
 def cut_of(layout: Layout) -> tuple[Any, ...]:
     """What decides about one layer and one micro-batch."""
     return (layout.tensor, layout.context, layout.expert, layout.micro_batch,
-            layout.sequence_parallel, layout.recompute, layout.context_way)  # fmt: skip
+            layout.sequence_parallel, layout.recompute, layout.context_way,
+            layout.expert_cut)  # fmt: skip

@@ -98,6 +98,16 @@ class LatentShape(ModelShape):
         down = self.ranks_down + router
         return self.vectors_of_layer(layer) + down * self.hidden_size
 
+    def attention_products(self, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Down to the ranks, whole on every device, and up to this one's heads."""
+        heads = -(-self.num_attention_heads // ranks)
+        return (
+            (self.hidden_size, self.ranks_down),
+            (self.q_lora_rank, heads * (self.head_dim + self.qk_rope_head_dim)),
+            (self.kv_lora_rank, heads * (self.head_dim + self.v_head_dim)),
+            (heads * self.v_head_dim, self.hidden_size),
+        )
+
     def _attention_matrices(self) -> int:
         heads, hidden = self.num_attention_heads, self.hidden_size
         queries = self.q_lora_rank * heads * (self.head_dim + self.qk_rope_head_dim)

@@ -1,8 +1,9 @@
 """All layouts of a model on a number of devices: legal ones ranked, others by rule.
 
     every way to write devices = tensor x pipeline x context x data
-      x experts' axis  x  ZeRO stage  x  recomputation  x  sequences of a micro-batch
-      x  schedule
+      x experts' axis (of data ranks, or of tensor, context and data ranks)
+      x ZeRO stage (over all ranks, or over a node's with copies)  x  recomputation
+      x sequences of a micro-batch  x  schedule
 
 A layout that breaks a rule is counted under the rule's name, with one example; so is
 one that does not fit into memory. The others are ranked by the seconds of a step;
@@ -35,8 +36,12 @@ class SearchSpace:
     zero: Sequence[int] = (0, 1, 2, 3)
     recompute: Sequence[str] = ("none", "full")
     micro_batch: Sequence[int] = (1, 2, 4)
-    schedules: Sequence[tuple[str, int]] = (("one_f_one_b", 1), ("interleaved", 2))
-    """(schedule, chunks)."""
+    schedules: Sequence[tuple[str, int]] = (
+        ("one_f_one_b", 1), ("interleaved", 2), ("interleaved", 4),
+    )  # fmt: skip
+    """(schedule, chunks); models with experts try `dualpipe`, too."""
+    replicate: Sequence[int] = (1,)
+    """Copies that hybrid sharding keeps, for stage 3."""
     tensor: Sequence[int] = ()
     """All that divide the devices, if empty; so are the next three."""
     pipeline: Sequence[int] = ()
@@ -52,7 +57,8 @@ class SearchSpace:
             for value in getattr(self, name):
                 plain = value[0] if name == "schedules" else value
                 require_one_of(name, plain, known)
-        for name in ("micro_batch", "tensor", "pipeline", "context", "expert"):
+        for name in ("micro_batch", "tensor", "pipeline", "context", "expert",
+                     "replicate"):  # fmt: skip
             for size in getattr(self, name):
                 require_whole(name, size)
 
@@ -99,12 +105,15 @@ def candidates(
     batches that do not divide.
     """
     for data, tensor, pipeline, context in splits(gpus, space):
-        choices = choices_of(shape, data, pipeline, space)
-        for expert, zero, recompute, micro_batch, (schedule, chunks) in product(
+        shared = data * context
+        choices = choices_of(shape, (data, tensor, pipeline, context), space)
+        for (expert, cut), zero, recompute, micro_batch, way, copies in product(
             *choices
         ):
             micro_batches, rest = divmod(batch, data * micro_batch)
-            if rest or not micro_batches or (zero and data == 1):
+            if rest or not micro_batches or (zero and shared == 1):
+                continue
+            if copies > 1 and (zero < 3 or shared % copies):
                 continue
             yield Layout(
                 data=data,
@@ -112,13 +121,16 @@ def candidates(
                 pipeline=pipeline,
                 context=context,
                 expert=expert,
+                expert_tensor=cut,
                 zero=zero,
                 sequence_parallel=tensor > 1,
                 micro_batch=micro_batch,
                 micro_batches=micro_batches,
-                schedule=schedule,
-                chunks=chunks,
+                schedule=way[0],
+                chunks=way[1],
                 recompute=recompute,
+                shard_context=context > 1,
+                replicate=copies,
                 **fixed,
             )
 
@@ -137,12 +149,24 @@ def splits(gpus: int, space: SearchSpace) -> Iterator[tuple[int, int, int, int]]
 
 
 def choices_of(
-    shape: ModelShape, data: int, pipeline: int, space: SearchSpace
+    shape: ModelShape, sizes: tuple[int, int, int, int], space: SearchSpace
 ) -> tuple[Sequence[Any], ...]:
-    """Expert ranks, ZeRO stages, recomputation, micro-batches and schedules to try."""
-    experts = space.expert or (divisors(data) if shape.num_local_experts else (1,))
-    schedules = space.schedules if pipeline > 1 else (("one_f_one_b", 1),)
-    return experts, space.zero, space.recompute, space.micro_batch, schedules
+    """Expert ranks, ZeRO stages, recomputation, micro-batches, schedules and copies."""
+    data, tensor, pipeline, context = sizes
+    experts: list[tuple[int, int | None]] = [(one, None) for one in space.expert]
+    schedules = [*space.schedules] if pipeline > 1 else [("one_f_one_b", 1)]
+    if not shape.num_local_experts:
+        experts = experts or [(1, None)]
+    else:
+        plain = space.expert or divisors(data)
+        experts = [(one, None) for one in plain]
+        folded = space.expert or divisors(data * tensor * context)
+        if tensor > 1:  # whole experts, on ranks of all three axes, if data has too few
+            experts += [(one, 1) for one in folded if one > 1 and data % one]
+        if pipeline > 1 and space.schedules == SearchSpace().schedules:
+            schedules.append(("dualpipe", 1))
+    return (experts, space.zero, space.recompute, space.micro_batch, schedules,
+            space.replicate)  # fmt: skip
 
 
 def check_count(shape: ModelShape, gpus: int, space: SearchSpace) -> None:
@@ -150,8 +174,8 @@ def check_count(shape: ModelShape, gpus: int, space: SearchSpace) -> None:
     if gpus > MOST_GPUS:
         raise ValueError(f"gpus={gpus} is above {MOST_GPUS}")
     count = 0
-    for data, _, pipeline, _ in splits(gpus, space):
-        count += prod(map(len, choices_of(shape, data, pipeline, space)))
+    for sizes in splits(gpus, space):
+        count += prod(map(len, choices_of(shape, sizes, space)))
         if count > MOST_LAYOUTS:
             raise ValueError(
                 f"gpus={gpus} have more than {MOST_LAYOUTS} layouts: fix the size of "

@@ -20,6 +20,7 @@ appendix B (FLOPs).
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
 from xtrain.plan.checks import require_whole, shown
@@ -182,6 +183,18 @@ class ModelShape(ExpertSizes):
         heads = self.num_attention_heads + self.num_key_value_heads
         return 2 * heads * self.head_dim * self.hidden_size
 
+    def attention_products(self, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """(inner, outer) of attention's matrices on one of `ranks` tensor ranks."""
+        queries = -(-self.num_attention_heads // ranks)
+        keys = -(-self.num_key_value_heads // ranks)
+        hidden, head = self.hidden_size, self.head_dim
+        return (hidden, (queries + 2 * keys) * head), (queries * head, hidden)
+
+    def mlp_products(self, inner: float) -> tuple[tuple[float, float], ...]:
+        """(inner, outer) of an MLP's matrices; gate and up are one product."""
+        wide = (self.mlp_matrices - 1) * inner
+        return (self.hidden_size, wide), (inner, self.hidden_size)
+
     @classmethod
     def preset(cls, name: str) -> Self:
         """The shape of a published model; ValueError names those that are known."""
@@ -190,7 +203,9 @@ class ModelShape(ExpertSizes):
             return others[name]  # type: ignore[return-value]
         if name not in PRESETS:
             known = sorted([*PRESETS, *others])
-            raise ValueError(f"preset {shown(name)}: there are {known}")
+            near = get_close_matches(str(name).lower(), known, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ValueError(f"preset {shown(name)}: there are {known}{hint}")
         sizes: dict[str, Any] = dict(zip(SIZES, PRESETS[name], strict=True))
         return cls(**sizes, **EXPERTS.get(name, {}))
 

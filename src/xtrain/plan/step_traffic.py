@@ -17,6 +17,7 @@ Sources: Rajbhandari et al., ZeRO, 2020, section 7; Narayanan et al., 2021, sect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from xtrain.plan.context_parallel import context_bytes
 from xtrain.plan.layout import PLACEMENTS, DeviceParameters, Layout, device_parameters
@@ -28,7 +29,15 @@ from xtrain.plan.tensor_parallel import (
     layer_calls,
     tensor_parallel_calls,
 )
-from xtrain.plan.transfer import SEND, Transfer, TransferDtypes, dtypes_of
+from xtrain.plan.transfer import (
+    SEND,
+    Spans,
+    Transfer,
+    TransferDtypes,
+    data_spans,
+    dtypes_of,
+    split_spans,
+)
 
 
 def traffic_per_step(
@@ -149,15 +158,19 @@ def _expert_transfers(
     """Dispatch and combine; backward sends the gradient of each the other way."""
     if layout.expert == 1:
         return []
-    copies = local * layout.micro_batch * shape.num_experts_per_tok * shape.hidden_size
+    top_k = shape.num_experts_per_tok
+    copies = local * layout.micro_batch * top_k * shape.hidden_size
+    if layout.folded:  # each tensor rank sends the copies of its own tokens
+        copies = copies * layout.expert_cut // layout.tensor
     ways = [("dispatch", sizes.dispatch, False), ("combine", sizes.combine, False)]
     if layout.recompute == "full":
         ways += [(what, size, True) for what, size, _ in ways]
     ways += [("combine", sizes.combine, True), ("dispatch", sizes.combine, True)]
     return [
-        Transfer("expert", what, "all_to_all", copies * size, layout.expert, 1, back)
+        Transfer("expert", what, "all_to_all", copies * size, layout.expert, 1, back,
+                 copies=top_k)
         for what, size, back in ways
-    ]
+    ]  # fmt: skip
 
 
 def edge_transfers(
@@ -225,44 +238,49 @@ def data_transfers(
     held: DeviceParameters, layout: Layout, sizes: TransferDtypes
 ) -> list[Transfer]:
     """Gradients and weights, of everything and of experts apart."""
-    dense = layout.shard_ranks, layout.data * layout.context
-    found = _reduction("data", held.dense, *dense, layout, sizes)
+    found = _reduction("data", held.dense, layout.shard_ranks, layout, sizes)
     if held.experts:
-        ranks = layout.expert_shard_ranks, layout.expert_data * layout.context
-        found += _reduction("expert_data", held.experts, *ranks, layout, sizes)
+        shards = layout.expert_shard_ranks
+        found += _reduction("expert_data", held.experts, shards, layout, sizes)
     return found
 
 
 def _reduction(
-    axis: str,
-    numel: int,
-    shards: int,
-    replicas: int,
-    layout: Layout,
-    sizes: TransferDtypes,
+    axis: str, numel: int, shards: int, layout: Layout, sizes: TransferDtypes
 ) -> list[Transfer]:
     """Over `shards` ranks as ZeRO does, then over the replicas of each shard."""
     gradients, weights = numel * sizes.gradient, numel * sizes.weight
     stage, count = layout.zero, layout.micro_batches
+    spans = data_spans(layout, axis == "expert_data")
+    replicas = prod(ranks for _, ranks in spans)
+    near, far = split_spans(spans, shards)
+    if not layout.shard_context and layout.context > 1 and spans[0][1] > 1:
+        near, far = spans[1:], spans[:1]  # shards over data, copies over context
+        if layout.replicate > 1:
+            near, copies = split_spans(near, shards)
+            far += copies
 
-    def reduced(kind: str, size: int, ranks: int, times: int = 1) -> list[Transfer]:
-        one = Transfer(axis, "gradients", kind, size, ranks, times, backward=True)
+    def reduced(
+        kind: str, size: int, ranks: int, where: Spans, times: int = 1
+    ) -> list[Transfer]:
+        one = Transfer(axis, "gradients", kind, size, ranks, times, True, spans=where)
         return [one] if ranks > 1 else []
 
     if stage == 0:
-        return reduced("ring_all_reduce", gradients, replicas)
+        return reduced("ring_all_reduce", gradients, replicas, spans)
     found = []
     if shards > 1:
         gathers = [(count if stage == 3 else 1, False)]
         if stage == 3 and layout.reshard_after_forward:
             gathers.append((count, True))
         found = [
-            Transfer(axis, "weights", "ring_all_gather", weights, shards, times, back)
+            Transfer(axis, "weights", "ring_all_gather", weights, shards, times, back,
+                     spans=near)
             for times, back in gathers
-        ]
+        ]  # fmt: skip
         scatters = count if stage > 1 else 1
-        found += reduced("ring_reduce_scatter", gradients, shards, scatters)
-    if replicas > shards:  # context ranks hold the same shard
+        found += reduced("ring_reduce_scatter", gradients, shards, near, scatters)
+    if replicas > shards:  # context ranks, or copies of hybrid sharding
         part = -(-gradients // shards)
-        found += reduced("ring_all_reduce", part, replicas // shards)
+        found += reduced("ring_all_reduce", part, replicas // shards, far)
     return found
