@@ -66,12 +66,20 @@ def test_candidates_are_all_ways_to_write_the_devices():
         for t in divisors(12)
         for p in divisors(12)
         for c in divisors(12)
-        if 12 % (t * p * c) == 0 and t * p * c < 12  # ZeRO-1 of one rank is ZeRO-0
+        if 12 % (t * p * c) == 0 and t * p < 12  # ZeRO-1 of one rank is ZeRO-0
     }
     assert axes == expected
     assert all(one.sequence_parallel is (one.tensor > 1) for one in found)
+    assert all(one.shard_context is (one.context > 1) for one in found)
     experts = list(candidates(ModelShape.preset("mixtral-8x7b"), 4, 8, space))
     assert {one.expert for one in experts if one.data == 4} == {1, 2, 4}
+    whole = {one.expert for one in experts if one.expert_tensor == 1}
+    assert whole == {2, 4}  # of tensor ranks, where data has too few
+    copies = replace(space, zero=(3,), replicate=(1, 2))
+    shards = {
+        one.shard_ranks for one in candidates(LLAMA, 4, 8, copies) if one.data == 4
+    }
+    assert shards == {4, 2}
     fixed = candidates(LLAMA, 4, 8, space, context_way="ulysses")
     assert {one.context_way for one in fixed} == {"ulysses"}
 
@@ -79,8 +87,8 @@ def test_candidates_are_all_ways_to_write_the_devices():
 @pytest.mark.verifies(SEARCH)
 def test_what_is_tight_stands_behind_what_fits():
     space = SearchSpace(tensor=(8,), pipeline=(2,), context=(1,), zero=(1,),
-                        micro_batch=(1, 2), recompute=("none",))  # fmt: skip
-    assumed = Assumptions(capacity=66 * GIB, reserve=8 * GIB)
+                        micro_batch=(1,), schedules=(("one_f_one_b", 1),))  # fmt: skip
+    assumed = Assumptions(capacity=62 * GIB, reserve=8 * GIB)
     found = search(
         LLAMA, "a100-80gb", 64, 8192, 512, space=space, assumptions=assumed
     ).found

@@ -70,6 +70,7 @@ from xtrain.plan.experts import (
     overlap_speedup,
     routed_bytes,
 )
+from xtrain.plan.explain import Change, limits, what_if, why_first
 from xtrain.plan.hardware import (
     ACCELERATORS,
     LINKS,
@@ -133,36 +134,46 @@ from xtrain.plan.throughput import (
     training_days,
     utilization,
 )
+from xtrain.plan.time_constants import EXACT, FITTED, RANGES, TimeConstants
 from xtrain.plan.traffic import Traffic, all_reduce_lower_bound, chunk_sizes
 from xtrain.plan.transfer import DTYPES, Transfer, TransferDtypes
+from xtrain.plan.whole_run import (
+    WholeRun,
+    daly_interval,
+    goodput,
+    time_between_failures,
+    whole_run,
+    young_interval,
+)
 
 Call = TensorParallelCall  # its first name
 
 __all__ = [
-    "ACCELERATORS", "Accelerator", "Assumptions", "Broken", "Call", "Cost",
-    "DTYPES", "DeviceMemory", "DeviceParameters", "Estimate", "Estimator",
-    "ExpertMemory", "GPTShape", "LINKS", "LatentShape", "LayerActivations",
-    "Layout", "Link", "ModelShape", "RECIPES", "Recipe", "Rejected", "SearchResult",
-    "SearchSpace", "StateMemory", "TensorParallelCall", "Traffic", "Transfer",
-    "TransferDtypes", "activation_memory", "algorithm_bandwidth",
-    "all_reduce_lower_bound", "all_to_all_bandwidth", "all_to_all_bytes",
-    "attention_flops", "balance_loss", "broken_rules", "bubble_over_ideal",
-    "bus_bandwidth", "bus_bandwidth_factor", "bytes_between_nodes", "bytes_sent",
-    "check_layout", "chunk_sizes", "collective_cost", "collective_time",
-    "collective_traffic", "compute_bound_mixed", "compute_bound_ranks",
-    "compute_bound_tokens", "context_bytes", "copy_bytes", "critical_pairs",
-    "crossover", "decoder_activations", "decoder_layer_activations", "decoder_peak",
-    "device_parameters", "estimate", "expert_capacity", "expert_memory",
-    "expert_seconds", "experts_for_free", "fastest", "hardware_flops",
-    "held_micro_batches", "hiding_tokens", "hiding_width",
-    "hierarchical_between_nodes", "hierarchical_time", "ideal_pairs",
+    "ACCELERATORS", "Accelerator", "Assumptions", "Broken", "Call", "Change", "Cost",
+    "DTYPES", "DeviceMemory", "DeviceParameters", "EXACT", "Estimate", "Estimator",
+    "ExpertMemory", "FITTED", "GPTShape", "LINKS", "LatentShape", "LayerActivations",
+    "Layout", "Link", "ModelShape", "RANGES", "RECIPES", "Recipe", "Rejected",
+    "SearchResult", "SearchSpace", "StateMemory", "TensorParallelCall",
+    "TimeConstants", "Traffic", "Transfer", "TransferDtypes", "WholeRun",
+    "activation_memory", "algorithm_bandwidth", "all_reduce_lower_bound",
+    "all_to_all_bandwidth", "all_to_all_bytes", "attention_flops", "balance_loss",
+    "broken_rules", "bubble_over_ideal", "bus_bandwidth", "bus_bandwidth_factor",
+    "bytes_between_nodes", "bytes_sent", "check_layout", "chunk_sizes",
+    "collective_cost", "collective_time", "collective_traffic", "compute_bound_mixed",
+    "compute_bound_ranks", "compute_bound_tokens", "context_bytes", "copy_bytes",
+    "critical_pairs", "crossover", "daly_interval", "decoder_activations",
+    "decoder_layer_activations", "decoder_peak", "device_parameters", "estimate",
+    "expert_capacity", "expert_memory", "expert_seconds", "experts_for_free",
+    "fastest", "goodput", "hardware_flops", "held_micro_batches", "hiding_tokens",
+    "hiding_width", "hierarchical_between_nodes", "hierarchical_time", "ideal_pairs",
     "idle_fraction", "layer_activations", "layer_calls", "layer_flops",
-    "layer_forward_flops", "layer_seconds", "layers_of_stage", "load_shape",
+    "layer_forward_flops", "layer_seconds", "layers_of_stage", "limits", "load_shape",
     "memory_over_step", "memory_per_device", "model_flops", "nccl_all_reduce_time",
     "nccl_hop_seconds", "nccl_protocol", "nodes_visited", "overlap_speedup",
     "padded_vocabulary", "pairs_by_step", "pairs_of_block", "peak_flops",
     "pipeline_activations", "pipeline_delay", "pipeline_idle", "pipeline_positions",
     "ring_steps", "routed_bytes", "search", "sent_by_axis", "shape_of_config",
-    "state_memory", "tensor_parallel_calls", "tokens_where_equal",
-    "traffic_per_step", "training_days", "utilization", "verdict", "zero_memory",
+    "state_memory", "tensor_parallel_calls", "time_between_failures",
+    "tokens_where_equal", "traffic_per_step", "training_days", "utilization",
+    "verdict", "what_if", "whole_run", "why_first", "young_interval", "zero_memory",
 ]  # fmt: skip

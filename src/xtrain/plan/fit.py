@@ -155,6 +155,8 @@ def report(runs: Sequence[Run], constants: TimeConstants = FITTED) -> str:
     lines = []
     for kind in ("dense", "experts"):
         chosen = [run for run in runs if run.kind == kind]
+        if not chosen:
+            continue
         off = errors(chosen, constants)
         size = [abs(one) for one in off]
         spread = [1 / (1 + one) for one in off]

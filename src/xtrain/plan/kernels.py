@@ -44,12 +44,12 @@ class Kernels:
     ):
         require_one_of("attention", attention, ATTENTION)
         self.device, self.constants, self.attention = device, constants, attention
-        best = device.matmul_efficiency or MATMUL
+        peak, best = device.peak(precision), device.matmul_efficiency or MATMUL
         shares = {"fp8": constants.products_fp8, "fp4": constants.products_fp4}
         self.half_rate = device.flops * best * constants.products
         self.rate, self.thin = self.half_rate, constants.thin
         if precision in shares:
-            self.rate = device.peak(precision) * best * shares[precision]
+            self.rate = peak * best * shares[precision]
             self.thin += constants.casts
         self.flash_rate = device.flops * constants.flash
         self.softmax = constants.softmax

@@ -184,15 +184,23 @@ class PassTimes:
         recompute: str,
     ) -> Pass:
         """Kernels and the collectives that they wait for."""
-        again = work.forward if recompute == "full" else 0.0
+        again = twice = 0.0  # of a forward, and of its attention
+        if recompute == "full":
+            again, twice = work.forward, work.attention
         if recompute == "selective":
-            unfused = self.kernels.attention == "unfused"
-            again = work.attention if unfused else work.passes
+            if self.kernels.attention == "unfused":
+                again = twice = work.attention
+            else:
+                again = work.passes
         back = work.products + work.attention_back + 2 * work.passes
         back = max(back, 2 * work.host - work.products) + again
-        ring = work.attention, work.attention_back + (again and work.attention)
+        ring = (  # the blocks, and what the host adds to them
+            work.forward - work.products - work.passes,
+            back - work.products - 2 * work.passes - again + twice,
+        )
         computed = work.forward + back + work.products
-        waits = self.waits(layout, transfers, work.products, ring, computed)
+        beside = max(work.products, work.host)
+        waits = self.waits(layout, transfers, beside, ring, computed)
         forward, backward = (sum(way) for way in zip(*waits.values(), strict=True))
         return Pass(
             work.forward + forward,
@@ -205,7 +213,7 @@ class PassTimes:
         self,
         layout: Layout,
         transfers: list[Transfer],
-        products: float,
+        beside: float,
         ring: tuple[float, float],
         computed: float,
     ) -> dict[str, tuple[float, float]]:
@@ -218,11 +226,11 @@ class PassTimes:
                 hidden += seconds
             else:
                 exposed[transfer.axis][transfer.backward] += seconds
-        exposed["tensor"][1] += max(0.0, hidden - products)
+        exposed["tensor"][1] += max(0.0, hidden - beside)
         context = exposed["context"]
         if layout.context_way == "ring":  # a block is computed as the next one comes
             context = [
-                max(0.0, sent - block)
+                max(0.0, sent - max(block, 0.0))
                 for sent, block in zip(context, ring, strict=True)
             ]
         expert = exposed["expert"]

@@ -108,6 +108,11 @@ class Transfer:
         """Bytes that a rank sends, on average over the group; in all its times."""
         return self.times * self.size * transfer_cost(self.algorithm, self.ranks).volume
 
+    def seconds(self, alpha: float, beta: float) -> float:
+        """All of them, one after the other: alpha s a message, beta s a byte."""
+        cost = transfer_cost(self.algorithm, self.ranks)
+        return self.times * cost.time(self.size, alpha, beta)
+
 
 class Links:
     """Seconds of transfers between the ranks of a machine with several nodes.
