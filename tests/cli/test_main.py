@@ -55,8 +55,11 @@ def refused(capsys, *words):
         ([*PLAN, "--gpus", "0"], "gpus=0"),
         ([*PLAN, "--sequence", "0"], "sequence=0"),
         ([*PLAN, "--tensor", "5"], "cannot be divided"),
-        ([*PLAN, "--efficiency", "0"], "efficiency=0"),
-        ([*PLAN, "--efficiency", "3"], "efficiency=3.0 is above 1"),
+        ([*PLAN, "--network", "0"], "network=0.0 is not a finite number above 0"),
+        ([*PLAN, "--precision", "fp6"], "invalid choice: 'fp6'"),
+        ([*PLAN, "--gpu", "v100", "--precision", "fp8"], "v100 has no fp8 products"),
+        ([*PLAN, "--price", "2"], "--price takes --tokens"),
+        ([*PLAN, "--model", "lama-3-8b"], "did you mean llama-3-8b"),
         ([*PLAN, "--reserve", "-500"], "reserve=-500 GiB is not from 0"),
         ([*PLAN, "--memory", "0"], "capacity=0.0"),
         ([*PLAN, "--memory", "nan"], "capacity=nan"),
@@ -232,8 +235,8 @@ def test_the_help_shows_defaults(capsys, command):
         cli.main([command, "--help"])
     said = " ".join(capsys.readouterr().out.split())
     shown = {
-        "plan": ["(default: 4096)", "(default: h100)", "(default: 0.6)",
-                 "(default: 4.0)", "joins (default: 8)"],
+        "plan": ["(default: 4096)", "(default: h100)", "(default: bf16)",
+                 "(default: 4.0)", "(default: flash)"],
         "schedule": ["(default: 4)", "(default: 8)", "(default: 1.0)"],
     }  # fmt: skip
     assert all(text in said for text in shown[command])

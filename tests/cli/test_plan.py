@@ -22,7 +22,7 @@ def test_the_tables(capsys):
     assert "4.19 M tokens" in lines[1]
     ranked = [line for line in lines if line[:2] in (" 1", "1 ", "2 ", "3 ", "4 ")]
     assert [line.split()[0] for line in ranked] == ["1", "2", "3"]
-    for words in ("zero-with-pipeline", "2478 layouts tried", "M main gradients",
+    for words in ("zero-with-pipeline", "4362 layouts tried", "M main gradients",
                   "of which 4 should stay free", "seconds of 1: compute"):  # fmt: skip
         assert words in said
     bar = next(line for line in lines if line.startswith("[WW"))
@@ -48,6 +48,42 @@ def test_the_same_as_data(capsys):
     sent = traffic_per_step(shape, layout, 8192)
     assert first["sent_by_axis"] == sent_by_axis(sent)
     assert sum(one["count"] for one in data["rejected"]) + data["fit"] == data["tried"]
+
+
+@pytest.mark.verifies(COMMAND)
+def test_the_range_the_run_and_why(capsys):
+    words = ["--explain", "--tokens", "1e12", "--price", "2", "--tensor", "8"]
+    assert main([*WORDS, *words]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 88
+    text = " ".join(said.split())
+    for part in ("eight of ten published runs with this estimate measured",
+                 "1,000 B tokens:", "dollars;", "goodput", "Chinchilla: 1,411 B",
+                 " beats ", "Compute takes", "half the network"):  # fmt: skip
+        assert part in text
+    assert main([*WORDS, "--json", "--tokens", "1e12", "--tensor", "8"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    first = data["layouts"][0]
+    low, high = first["tokens_per_second_range"]
+    assert low < first["tokens_per_second"] < high
+    assert data["whole_run"]["dollars"] is None and data["whole_run"]["days"] > 100
+
+
+@pytest.mark.verifies(COMMAND)
+def test_no_mfu_above_100_is_printed(capsys):
+    words = ["plan", "--model", "llama-3-8b", "--gpus", "8", "--sequence", "262144",
+             "--batch", "1", "--context", "8", "--gpu", "b200"]  # fmt: skip
+    assert main([*words, "--json", "--top", "1"]) == 0
+    first = json.loads(capsys.readouterr().out)["layouts"][0]
+    assert first["causal_mfu"] < 1
+    assert main([*words, "--top", "1"]) == 0
+    row = next(
+        x
+        for x in capsys.readouterr().out.splitlines()
+        if x.startswith("1 ") and "ZeRO" in x
+    )
+    assert f"{100 * first['causal_mfu']:.1f}%" in row
+    assert (f"{100 * first['mfu']:.1f}%" in row) is (first["mfu"] <= 1)
 
 
 @pytest.mark.verifies(COMMAND)

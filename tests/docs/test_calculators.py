@@ -110,9 +110,13 @@ def test_the_layouts_are_what_search_finds():
     assumed = Assumptions(recipe="megatron18", reserve=4 * 2**30)
     found = search(shape, "h100", 8, 4096, 64, assumptions=assumed)
     assert f"{found.tried} layouts tried, {found.estimated} are legal" in shown
-    rows = list(cells_of(shown).values())
-    assert rows[0][4:] == ["fits", f"{found.found[0].seconds:.2f}",
-                           f"{found.found[0].mfu:.1%}"]  # fmt: skip
+    best = found.found[0]
+    low, high = (rate / 8 for rate in best.range)
+    start = shown.index(f">{best.layout}<")
+    row = re.findall("<td>([^<]*)</td>", shown[start : shown.index("</tr>", start)])
+    assert row[4:] == ["fits", f"{best.seconds:.2f}", f"{best.mfu:.1%}",
+                           f"{best.causal_mfu:.1%}",
+                           f"{low:,.0f} to {high:,.0f}"]  # fmt: skip
     for rejected in found.rejected:
         assert rejected.rule in cells_of(shown)
 

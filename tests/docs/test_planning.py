@@ -29,7 +29,12 @@ def test_the_table_of_traffic_adds_up():
 def test_the_search_of_the_page():
     ranked = page_rows("planning/index.md", "layout")
     assert [row[0] for row in ranked] == [str(place) for place in range(1, 9)]
-    assert any(row[1] == "TP8 PP2 DP4 ZeRO\u20111" for row in ranked)
+    assert all(float(row[8].split()[0]) < float(row[7].split()[0]) for row in ranked)
+    changes = page_rows("planning/index.md", "what if")
+    assert changes[0][0] == "as it is" and len(changes) >= 4
+    assert any(
+        "Compute takes" in row[0] for row in page_rows("planning/index.md", "limits")
+    )
     rejected = page_rows("planning/index.md", "rule")
     assert {"memory", "zero-with-pipeline"} <= {row[0] for row in rejected}
 

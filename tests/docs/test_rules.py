@@ -19,12 +19,13 @@ from xtrain.schedules import interleaved, one_f_one_b, simulate, zb_h1
 from xtrain_docs import config
 from xtrain_docs.lectures.planning import rules_of_thumb as rules
 from xtrain_docs.lectures.planning.common import SEQUENCE
+from xtrain_docs.lectures.planning.how_far_off import measured_run
 from xtrain_docs.lectures.planning.index import BATCH, USABLE, fit_70b_layout
 
 NAME = "planning/rules-of-thumb.md"
 PAGE = (config.PAGES / NAME).read_text()
 CANNOT_TELL = 1 / 5
-"""By how much the estimate misses published runs."""
+"""What nine of ten published runs are about within."""
 LARGE = "llama-3.1-405b"
 
 
@@ -50,7 +51,7 @@ def test_every_rule_has_a_part_and_a_verdict():
     rows = [(part, rule, verdict) for rule, part, verdict in shown]
     assert len(rows) == 14 and "Fourteen rules" in PAGE
     assert {part for part, *_ in rows} == parts - {
-        "all", "code", "misconceptions", "sources",
+        "all", "measured", "code", "misconceptions", "sources",
     }  # fmt: skip
     said = {rule: verdict for _, rule, verdict in rows}
     assert {rule for rule, verdict in said.items() if verdict == "wrong"} == {
@@ -64,11 +65,11 @@ def test_every_rule_has_a_part_and_a_verdict():
 
 
 def test_layouts_are_those_of_the_whole_search():
-    """Micro-batches of one sequence have the fastest layout of these models."""
+    """Micro-batches of one sequence are within what the estimate can tell apart."""
     assert rules.shape_of("llama-2-13b").parameters == 13_015_864_320
     for model, gpus in (("llama-2-7b", 8), ("llama-3-70b", 32)):
         found = search(rules.shape_of(model), "h100", gpus, SEQUENCE, BATCH)
-        assert found.best.layout == best(model, gpus).layout
+        assert found.best.seconds > 0.94 * best(model, gpus).seconds
     assert {one.verdict for one in rules.rule_layouts("llama-3-70b", 32)} == {"fits"}
 
 
@@ -88,7 +89,7 @@ def test_13_billion_want_tensor_ranks_on_few_devices_only():
     """7B to 13B: ZeRO-3 or FSDP."""
     assert only_data(best("llama-2-13b", 64))
     few = best("llama-2-13b", 8)
-    assert few.layout.tensor == 2 and few.layout.recompute == "none"
+    assert few.layout.data < 8 and few.layout.recompute == "none"
     assert alone("llama-2-13b", 8).layout.recompute == "full"
     assert rules.rule_longer("llama-2-13b", 8, "data alone") > CANNOT_TELL
 
@@ -124,11 +125,13 @@ def test_the_famous_layout_is_safe_and_seldom_the_fastest():
     """70B on 64 devices: TP8 PP2 DP4."""
     rows = page_rows(NAME, "device | devices")
     assert len(rows) == 7  # it fits everywhere
-    assert [row[4] for row in rows].count("1") == 1
-    late = [float(row[6].split()[0]) for row in rows]
-    assert max(late) < 100 * CANNOT_TELL
+    assert [row[4] for row in rows].count("1") == 0
+    late = {row[0]: [] for row in rows}
+    for row in rows:
+        late[row[0]].append(float(row[6].split()[0]) / 100)
+    assert max(late["a100-80gb"]) < CANNOT_TELL < max(late["h100"]) < 1 / 3
     assert all("ZeRO\u20111" in row[2] for row in rows)
-    assert sum("TP4" in row[5] for row in rows) > len(rows) / 2
+    assert sum("TP2" in row[5] for row in rows) > len(rows) / 2
     shape, tensor = ModelShape.preset("llama-3-70b"), []
     for ranks in (4, 8):
         layout = Layout(tensor=ranks, data=64 // ranks, micro_batches=ranks * 8,
@@ -140,16 +143,16 @@ def test_the_famous_layout_is_safe_and_seldom_the_fastest():
 
 def test_the_fastest_layout_of_the_interview():
     layout = best("llama-3-70b", 64).layout
-    assert (layout.tensor, layout.pipeline, layout.context, layout.zero) == (4, 1, 1, 3)
-    assert 0 < rules.rule_longer("llama-3-70b", 64, "example") < CANNOT_TELL
+    assert (layout.tensor, layout.pipeline, layout.context, layout.zero) == (2, 1, 2, 3)
+    assert CANNOT_TELL < rules.rule_longer("llama-3-70b", 64, "example") < 1 / 3
 
 
 def test_tensor_ranks_stay_on_fast_links_and_even_there_few():
     """Never across nodes."""
     share = rules.rule_tensor_share
     for device in ("h100", "b200"):
-        assert share(16, device, 8) > 2 * share(8, device, 8)
-        assert share(16, device, 72) < 0.8 * share(16, device, 8)
+        assert share(16, device, 8) > 1.5 * share(8, device, 8)
+    assert share(16, "b200", 72) < 0.95 * share(16, "b200", 8)
     assert share(8, "b200", 72) == pytest.approx(share(8, "b200", 8), rel=0.05)
     assert share(8, "b200", 72) < share(16, "b200", 72) < share(32, "b200", 72)
     assert rules.rule_longer("llama-3-70b", 64, "across nodes") > CANNOT_TELL
@@ -173,10 +176,10 @@ def test_half_as_much_again_in_one_dtype_and_one_micro_batch():
         )
 
 
-def test_stage_3_waits_in_a_pipeline_and_stage_2_hides():
+def test_stages_2_and_3_wait_in_a_pipeline():
     """No ZeRO-2 or 3 with a pipeline."""
     of = rules.rule_example
-    assert of("data", 1) < 0.001 < of("data", 2) < 0.05 < 0.2 < of("data", 3)
+    assert of("data", 1) < 0.01 < 0.1 < of("data", 3) < of("data", 2) < 0.3
     assert of("GiB", 1) > of("GiB", 2) > of("GiB", 3)
     batches = fit_70b_layout().micro_batches
     scattered, gathered = of("sent", 1) * 4 / 6, of("sent", 1) * 2 / 6
@@ -255,3 +258,14 @@ def test_larger_micro_batches_wait_longer_in_a_pipeline_and_gather_less_without(
 def test_slices_of_the_sequence_save_memory_and_send_a_quarter_more():
     assert rules.rule_sequence_parallel("kept") < 1 / 2
     assert rules.rule_sequence_parallel("sent") == pytest.approx(10 / 8, rel=0.01)
+
+
+def test_the_measured_pairs_differ_in_what_the_rows_say():
+    rows = page_rows(NAME, "rule | pair")
+    assert len(rows) == 5
+    pairs = re.findall(r'\("[^"]+", "(\w+-\d+)", "(\w+-\d+)"', PAGE)
+    assert len(pairs) == 5
+    for fast, slow in pairs:
+        one, two = measured_run(fast), measured_run(slow)
+        assert one.measured > 1.1 * two.measured and one.layout != two.layout
+        assert (one.model, one.layout.gpus) == (two.model, two.layout.gpus)

@@ -24,6 +24,8 @@ from xtrain.plan.transfer import Links, Transfer, TransferDtypes
 
 LAUNCHED = {"dense": 40, "experts": 80, "edge": 20}
 """Kernels of a forward: of a layer, of one with experts, of what is not a layer."""
+MERGED = 6
+"""Kernels of a hop of ring attention: a block, and what merges it."""
 PAIRED = ("dualpipe", "dualpipe_v")
 
 
@@ -124,6 +126,11 @@ class PassTimes:
         heads = shape.num_attention_heads / cut
         passed = 10 * between * shape.hidden_size  # two norms, two additions
         passed += 2 * rows * shape.attention_width / cut  # rotary positions
+        kinds = LAUNCHED["experts" if moe else "dense"]
+        if layout.context_way == "ring":  # each hop's block is merged into fp32 sums
+            hops = layout.context - 1
+            passed += 4 * hops * rows * heads * shape.head_dim
+            kinds += MERGED * hops
         if moe:
             wide, permuted = self.expert_products(layout, rows)
             products += wide
@@ -140,7 +147,7 @@ class PassTimes:
             kernels.attend(flops, pairs, shape.head_dim),
             kernels.attend(flops, pairs, shape.head_dim, backward=True),
             kernels.passes(passed),
-            kernels.host(LAUNCHED["experts" if moe else "dense"]),
+            kernels.host(kinds),
         )
 
     def expert_products(self, layout: Layout, rows: float) -> tuple[float, float]:
@@ -229,8 +236,9 @@ class PassTimes:
         exposed["tensor"][1] += max(0.0, hidden - beside)
         context = exposed["context"]
         if layout.context_way == "ring":  # a block is computed as the next one comes
+            slowed = self.constants.interference
             context = [
-                max(0.0, sent - max(block, 0.0))
+                max(slowed * sent, sent - max(block, 0.0))
                 for sent, block in zip(context, ring, strict=True)
             ]
         expert = exposed["expert"]

@@ -163,12 +163,14 @@ def layouts(
             f"{one.memory.total / GIB:.1f}",
             one.verdict,
             f"{one.seconds:.2f}",
-            f"{one.mfu:.1%}",
+            share(one.mfu),
+            share(one.causal_mfu),
+            f"{one.range[0] / gpus:,.0f} to {one.range[1] / gpus:,.0f}",
         )
         for one in result.found[:SHOWN]
     ]
     header = ("Layout", "Schedule", "Recompute", "Batch x count", "GiB", "Memory",
-              "s/step", "MFU")  # fmt: skip
+              "s/step", "MFU", "causal", "tokens/s a GPU")  # fmt: skip
     words = (
         f"{result.tried} layouts tried, {result.estimated} are legal, "
         f"{len(result.found)} fit: the fastest of them"
@@ -182,6 +184,11 @@ def layouts(
     return f"{none}{first}" + html_table(
         "Why others fail", ("Rule", "Layouts", "For example"), failed
     )
+
+
+def share(value: float) -> str:
+    """In per cent; a dash above 100, where all pairs are counted and half computed."""
+    return f"{value:.1%}" if value <= 1 else "–"
 
 
 def schedule_of(layout: Layout) -> str:

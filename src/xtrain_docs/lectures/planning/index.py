@@ -3,13 +3,17 @@
 from functools import lru_cache
 
 from xtrain.plan import (
+    Accelerator,
     Assumptions,
+    Change,
     Layout,
     ModelShape,
     SearchResult,
+    limits,
     memory_per_device,
     search,
     verdict,
+    what_if,
 )
 
 from ...amounts import GiB, number
@@ -90,3 +94,17 @@ def fit_70b_found() -> SearchResult:
     assumed = Assumptions(capacity=USABLE, reserve=RESERVE)
     return search(ModelShape.preset(MODEL), "a100-80gb", 64, SEQUENCE, BATCH,
                   assumptions=assumed)  # fmt: skip
+
+
+@value
+def fit_70b_limits() -> list[str]:
+    """What limits the fastest layout, a sentence each."""
+    return limits(fit_70b_found().found[0], USABLE, Accelerator.preset("a100-80gb"))
+
+
+@value
+def fit_70b_what_if() -> list[Change]:
+    """What would change it."""
+    assumed = Assumptions(capacity=USABLE, reserve=RESERVE)
+    layout = fit_70b_found().found[0].layout
+    return what_if(ModelShape.preset(MODEL), layout, "a100-80gb", SEQUENCE, assumed)
