@@ -78,6 +78,7 @@ from xtrain.plan.hardware import (
     Link,
     peak_flops,
 )
+from xtrain.plan.kernels import Kernels
 from xtrain.plan.layout import (
     DeviceParameters,
     Layout,
@@ -151,7 +152,7 @@ Call = TensorParallelCall  # its first name
 __all__ = [
     "ACCELERATORS", "Accelerator", "Assumptions", "Broken", "Call", "Change", "Cost",
     "DTYPES", "DeviceMemory", "DeviceParameters", "EXACT", "Estimate", "Estimator",
-    "ExpertMemory", "FITTED", "GPTShape", "LINKS", "LatentShape", "LayerActivations",
+    "ExpertMemory", "FITTED", "GPTShape", "Kernels", "LINKS", "LatentShape", "LayerActivations",
     "Layout", "Link", "ModelShape", "RANGES", "RECIPES", "Recipe", "Rejected",
     "SearchResult", "SearchSpace", "StateMemory", "TensorParallelCall",
     "TimeConstants", "Traffic", "Transfer", "TransferDtypes", "WholeRun",

@@ -22,6 +22,7 @@ class TimeConstants(NamedTuple):
     products_fp8: float
     """As `products`, of the fp8 peak."""
     products_fp4: float
+    """As `products`, of the fp4 peak."""
     casts: float
     """Bytes of casts to fp8 or fp4 over those of a product's operands and result."""
     grouped: float
