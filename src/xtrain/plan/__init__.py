@@ -152,9 +152,9 @@ Call = TensorParallelCall  # its first name
 __all__ = [
     "ACCELERATORS", "Accelerator", "Assumptions", "Broken", "Call", "Change", "Cost",
     "DTYPES", "DeviceMemory", "DeviceParameters", "EXACT", "Estimate", "Estimator",
-    "ExpertMemory", "FITTED", "GPTShape", "Kernels", "LINKS", "LatentShape", "LayerActivations",
-    "Layout", "Link", "ModelShape", "RANGES", "RECIPES", "Recipe", "Rejected",
-    "SearchResult", "SearchSpace", "StateMemory", "TensorParallelCall",
+    "ExpertMemory", "FITTED", "GPTShape", "Kernels", "LINKS", "LatentShape",
+    "LayerActivations", "Layout", "Link", "ModelShape", "RANGES", "RECIPES", "Recipe",
+    "Rejected", "SearchResult", "SearchSpace", "StateMemory", "TensorParallelCall",
     "TimeConstants", "Traffic", "Transfer", "TransferDtypes", "WholeRun",
     "activation_memory", "algorithm_bandwidth", "all_reduce_lower_bound",
     "all_to_all_bandwidth", "all_to_all_bytes", "attention_flops", "balance_loss",
