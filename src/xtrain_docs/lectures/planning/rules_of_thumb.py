@@ -65,6 +65,15 @@ def rule_fastest(
 
 
 @value
+def rule_place(model: str, gpus: int, rule: str, device: str = "h100") -> int:
+    """Its place among all, from 1."""
+    one = rule_fastest(model, gpus, rule, device)
+    if one is None:
+        raise ValueError(f"{model} on {gpus} devices: no layout is {rule!r}")
+    return rule_layouts(model, gpus, device).index(one) + 1
+
+
+@value
 def rule_longer(model: str, gpus: int, rule: str, device: str = "h100") -> float:
     """How much longer than the fastest a layout takes that keeps a rule."""
     one = rule_fastest(model, gpus, rule, device)
