@@ -1,7 +1,6 @@
 """Published runs: how lines are read, what the fit prints, and how far off it is."""
 
 import csv
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ from xtrain.plan.fit import (
     divided,
     errors,
     fit,
+    main,
     named,
     pairs_of,
     quantile,
@@ -166,12 +166,13 @@ def test_no_small_change_of_a_constant_lowers_the_loss_by_much(runs):
 
 
 @pytest.mark.verifies("xtrain.plan.fit:main")
-def test_the_command_prints_the_fit(tmp_path):
+def test_the_command_prints_the_fit(tmp_path, monkeypatch, capsys):
     with RUNS.open() as file:
         lines = file.readlines()
     small = tmp_path / "runs.csv"
     small.write_text("".join([lines[0], *(x for x in lines if x.startswith("kor"))]))
-    words = [sys.executable, "-m", "xtrain.plan.fit", str(small), "--rounds", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert f"seed {SEED}: 6 runs fitted, 3 not" in done.stdout
-    assert "    products=" in done.stdout and "not fitted\ndense" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["fit", str(small), "--rounds", "1"])
+    main()
+    said = capsys.readouterr().out
+    assert f"seed {SEED}: 6 runs fitted, 3 not" in said
+    assert "    products=" in said and "not fitted\ndense" in said
