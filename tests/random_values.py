@@ -3,14 +3,16 @@
 import random
 from collections.abc import Sequence
 
-from xtrain_docs.calculators.forms import Field, Number
+from xtrain_docs.calculators.forms import Choice, Field, Upload
 
 
 def random_values(fields: Sequence[Field], draw: random.Random) -> dict[str, str]:
     """One value for each field, as text."""
     values = {}
     for field in fields:
-        if not isinstance(field, Number):
+        if isinstance(field, Upload):
+            values[field.name] = field.value
+        elif isinstance(field, Choice):
             values[field.name] = draw.choice(list(field.choices))
         elif field.step == 1:
             most = min(field.most, max(field.least + 1, 4 * field.value))

@@ -301,10 +301,12 @@ def test_every_file_that_is_named_exists(document):
     named = re.findall(
         r"\b((?:src|tests|snippets|docs)/[\w/.-]*[\w/]|setup_env\.py)", text
     )
-    named += re.findall(r"\]\(([\w./-]+)\)", text)
     real = [n for n in named if "NAME" not in n and "lcN" not in n and "..." not in n]
+    links = re.findall(r"\]\(([\w./-]+)\)", text)
     assert real
+    folder = (ROOT / document).parent
     missing = [name for name in real if not (ROOT / name).exists()]
+    missing += [link for link in links if not (folder / link).exists()]
     assert missing == []
 
 

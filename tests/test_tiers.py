@@ -42,7 +42,7 @@ def test_the_cheapest_test_at_two_sizes_and_all_cheap_ones_are_chosen() -> None:
         ("a", "two quick", 3.0, [2]),
         ("a", "three", 40.0, [3]),
         ("a", "four", 4.0, [4]),
-        ("a", "cheap", 0.1, [8]),
+        ("a", "cheap", 0.05, [8]),
         ("b", "both", 5.0, [2, 3]),
         ("b", "either", 3.0, [3]),
         ("c", "alone", 70.0, []),

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 RECORD = Path(__file__).parents[1] / "docs" / "data" / "verification" / "gloo-cpu.json"
-CHEAP = 0.15  # seconds
+CHEAP = 0.1  # seconds
 SIZES = 2
 LONG = {
     "backends/test_two_hosts.py": ["test_two_hosts_reduce_train_and_notice_the_cut"],

@@ -30,6 +30,7 @@ def train(model, optimizer, mine=tokens) -> float:
     optimizer.zero_grad()
     loss = model(mine, mine.roll(-1, dims=1))
     loss.backward()
+    getattr(model, "module", model).sync_gradients()
     optimizer.step()
     return loss.item()
 

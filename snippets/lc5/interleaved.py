@@ -15,8 +15,5 @@ def report(name, schedule):
 report("1F1B    ", one_f_one_b(4, 8))
 report("2 chunks", interleaved(4, 8, 2))
 report("4 chunks", interleaved(4, 8, 4))
-
-try:
-    interleaved(4, 10)
-except ValueError as error:
-    print(error)
+report("m = 10  ", interleaved(4, 10, 2))
+report("m = 3   ", interleaved(4, 3, 2))

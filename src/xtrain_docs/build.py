@@ -72,6 +72,7 @@ def build(target: Path) -> None:
 
     from . import kept, licences, prebuild, publish, pyodide
     from .progress import Progress
+    from .search.index import SearchIndex
 
     prebuild.main()
     fresh = target.with_name(target.name + ".new")
@@ -80,6 +81,7 @@ def build(target: Path) -> None:
         str(main_config()), site_dir=str(fresh / "en"), strict=not config.draft()
     )
     loaded.plugins["xtrain/progress"] = Progress()
+    loaded.plugins["xtrain/search"] = SearchIndex()
     loaded.plugins.on_startup(command="build", dirty=False)
     try:
         mkdocs_build(loaded)

@@ -47,15 +47,21 @@ def verified_line(key: str) -> list[str]:
             raise
         return ["", f"Not verified: {problem}", "{ .xt-verified .xt-unverified }", ""]
     tests = f"{summary.passed} test{'s' if summary.passed != 1 else ''}"
-    parts = [f"[Verified by {tests}](/verification/ledger.md#{anchor(key)})"]
+    page = f"/verification/ledger/{room(key.partition(':')[0])}.md"
+    parts = [f"[Verified by {tests}]({page}#{anchor(key)})"]
     if where := places(summary.good):
         parts.append(where)
     parts.append(verification.pretty_day(summary.day))
     return ["", " · ".join(parts), "{ .xt-verified }", ""]
 
 
+def room(module: str) -> str:
+    """What has a page of the ledger: "comm" of "xtrain.comm.ring"."""
+    return [*module.split("."), module][1]
+
+
 def anchor(key: str) -> str:
-    """The id of a symbol's row on the ledger page."""
+    """The id of a symbol's row on its page of the ledger."""
     return "verified-" + key.replace(":", ".")
 
 

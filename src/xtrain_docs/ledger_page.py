@@ -1,4 +1,4 @@
-"""The page with every symbol and its evidence: docs/en/verification/ledger.md."""
+"""Every symbol with its evidence: docs/en/verification/ledger.md, and a page a room."""
 
 from collections import Counter
 
@@ -7,14 +7,14 @@ from xtrain.evidence.results import Result, function_of
 from . import config, embed, evidence_links, symbols, verification
 from .authored import embedded
 from .excerpts import EmbedError
-from .generated import write
+from .generated import prune, write
 
 ABOUT = ("backend", "device", "torch", "platform")
 TABLE = ("| symbol | test | cases | where | ranks |", "| --- | --- | --: | --- | --- |")
 
 
 def write_ledger() -> int:
-    """docs/en/verification/ledger.md: every symbol with its evidence."""
+    """The overview, and a page for each room of the package with its symbols."""
     shown = {
         f"{reference.split(':')[0]}:{reference.split(':')[1].split('.')[0]}"
         for reference in embedded()
@@ -22,29 +22,52 @@ def write_ledger() -> int:
     by_module: dict[str, list[verification.Summary]] = {}
     for summary in verification.ledger().summaries(*shown):
         by_module.setdefault(summary.symbol.split(":")[0], []).append(summary)
-    lines = _ledger_head(by_module)
-    for module, summaries in by_module.items():
-        lines += [f"## `{module}`", "", *TABLE]
-        for summary in summaries:
-            lines += _ledger_rows(summary)
-        lines.append("")
-    write(config.PAGES / "verification" / "ledger.md", "\n".join([*lines, ""]))
+    rooms: dict[str, list[str]] = {}
+    for module in by_module:
+        rooms.setdefault(embed.room(module), []).append(module)
+    folder = config.PAGES / "verification"
+    head = _ledger_head(by_module)
+    if rooms:
+        head += ["| room | verified | functions and classes |", "| :--- | --: | --: |"]
+    kept = set()
+    for name, modules in rooms.items():
+        found = [summary for module in modules for summary in by_module[module]]
+        good = sum(summary.verified for summary in found)
+        head.append(f"| [{name}](ledger/{name}.md) | {good} | {len(found)} |")
+        lines = _head(f"Ledger: {name}", f"Which test verifies what of {name}.")
+        lines += [
+            f"{good} of {len(found)} are verified: [all rooms](../ledger.md).",
+            "",
+        ]
+        for module in modules:
+            lines += [f"## `{module}`", "", *TABLE]
+            for summary in by_module[module]:
+                lines += _ledger_rows(summary)
+            lines.append("")
+        page = write(folder / "ledger" / f"{name}.md", "\n".join([*lines, ""]))
+        kept.add(page)
+    prune(folder / "ledger", kept)
+    write(folder / "ledger.md", "\n".join([*head, ""]))
     return sum(map(len, by_module.values()))
 
 
-def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
-    summaries = [s for group in by_module.values() for s in group]
-    head = [
+def _head(title: str, description: str) -> list[str]:
+    return [
         "---",
-        "title: Ledger",
-        "description: Which test verifies which function, where and when.",
+        f'title: "{title}"',
+        f"description: {description}",
         "generated: true",
         "search: {exclude: true}",
         "---",
         "",
-        "# Ledger",
+        f"# {title}",
         "",
     ]
+
+
+def _ledger_head(by_module: dict[str, list[verification.Summary]]) -> list[str]:
+    summaries = [s for group in by_module.values() for s in group]
+    head = _head("Ledger", "Which test verifies which function, where and when.")
     if not summaries:
         return [
             *head,

@@ -1,16 +1,16 @@
 """Make a built site quick to load: few files, named by what is in them.
 
 - The style sheets of a page become one file, without chains of imports.
-- Our script and that style sheet carry a digest in their names, so that a browser may
+- Our scripts and that style sheet carry a digest in their names, so that a browser may
   keep them for good: a changed file has another name.
 - The fonts that a page shows are asked for at once, not when the styles have been read.
 - Each block of code says how many lines it has, so that a browser lays it out only when
   it comes near the screen.
-- What no page asks for goes (source maps, search in other languages), and so do
-  listings in the search index, blank space of templates and marks without a colour.
+- The search has a worker of our own (`search`).
+- What no page asks for goes (source maps, search in other languages), and so do blank
+  space of templates and marks without a colour.
 """
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +19,7 @@ from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
 from .generated import digest
+from .search.worker import NAMED, join_worker
 
 IMPORT = re.compile(r"""@import\s+url\(["']?(?P<path>[^"')]+)["']?\)\s*;""")
 ADDRESS = re.compile(
@@ -39,7 +40,6 @@ INDENT = re.compile(r"\n\s+")
 KEPT = re.compile(r"(<(?:pre|textarea)\b.*?</(?:pre|textarea)>)", re.DOTALL)
 PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
 """What the highlighter marks and no style colours: plain names and spaces."""
-LISTING = re.compile(r"<pre>.*?</pre>", re.DOTALL)
 MAPPED = re.compile(r"\n(?://|/\*)# sourceMappingURL=\S+(?: ?\*/)?\s*$")
 
 SHOWS: dict[tuple[str, str], Callable[[str], bool]] = {
@@ -63,8 +63,11 @@ def publish(site: Path) -> None:
     """Do all of it to the freshly built pages in `site`."""
     styles = _Styles(site)
     script = _named_by_content(site / "assets" / "xtrain.js")
+    worker = join_worker(site)
     for page in sorted(site.rglob("*.html")):
         text = styles.join(page, page.read_text())
+        if worker:
+            text = NAMED.sub(worker, text)
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
         page.write_text(_without_blanks(PLAIN.sub(r"\1", CODE.sub(_lines, text))))
@@ -81,19 +84,13 @@ def _without_blanks(page: str) -> str:
 
 
 def remove_unused(site: Path) -> None:
-    """Remove what the theme brings and no page asks for; listings in the search."""
+    """Remove what the theme brings and no page asks for."""
     shutil.rmtree(site / "assets/javascripts/lunr", ignore_errors=True)
     for path in sorted((site / "assets").rglob("*.map")):
         mapped = path.with_suffix("")
         path.unlink()
         if mapped.is_file():
             mapped.write_text(MAPPED.sub("\n", mapped.read_text()))
-    index = site / "search/search_index.json"
-    if index.is_file():
-        found = json.loads(index.read_text())
-        for part in found["docs"]:
-            part["text"] = LISTING.sub("", part["text"])
-        index.write_text(json.dumps(found, separators=(",", ":"), ensure_ascii=False))
 
 
 def _lines(block: re.Match[str]) -> str:

@@ -5,7 +5,7 @@ import re
 
 from xtrain.evidence.source import module_name
 
-from . import config, symbols
+from . import authored, config, symbols
 from .blocks import RAW
 from .evidence_links import closed_block
 from .generated import prune, write
@@ -73,7 +73,6 @@ def _head(title: str, description: str) -> list[str]:
         "---",
         f"title: {title}",
         f"description: {description}",
-        "search: {boost: 0.6}",
         "generated: true",
         "---",
         "",
@@ -83,7 +82,7 @@ def _head(title: str, description: str) -> list[str]:
 
 
 def _room_page(room: str, members: list[str]) -> str:
-    title = _title(room)
+    title, taught = _title(room), taught_in()
     lines = _head(title, f"Reference of {title}, from its docstrings, with its code.")
     for module in members:
         lines += [
@@ -93,11 +92,37 @@ def _room_page(room: str, members: list[str]) -> str:
             *_file(module).split("\n"),
             RAW[1],
             "",
+            *taught.get(module, []),
             f"::: {module}",
             "    options: {heading_level: 3}",
             "",
         ]
     return "\n".join(lines)
+
+
+TELLING = re.compile(r"(lc\d-|planning/|cluster/|model\.md)")
+"""Pages that teach; others show code as well."""
+TITLE = re.compile(r"^title: \"?(.+?)\"?$", re.MULTILINE)
+
+
+def taught_in() -> dict[str, list[str]]:
+    """By module, a line of Markdown with the pages that show code of it, if any do."""
+    pages: dict[str, dict[str, str]] = {}
+    for key, where in authored.embedded().items():
+        for page in where:
+            at = page.relative_to(config.PAGES).as_posix()
+            if not TELLING.match(at):
+                continue
+            title = TITLE.search(page.read_text(encoding="utf-8"))
+            pages.setdefault(key.split(":")[0], {})[at] = title[1] if title else at
+    return {
+        module: [
+            "Taught in " + ", ".join(f"[{t}](/{at})" for at, t in found.items()) + ".",
+            "{ .xt-taught }",
+            "",
+        ]
+        for module, found in pages.items()
+    }
 
 
 def _file(module: str) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
-from . import fences, lectures, races, verification
+from . import config, fences, lectures, races, verification
 from .amounts import FILTERS, NO_BREAK, UNIT, GiB, KiB, MiB, number
 
 VALUES: dict[str, Any] = {
@@ -118,6 +118,18 @@ def tests_total() -> int:
 def symbols_verified() -> int:
     """How many functions and classes have a passing test on their current source."""
     return sum(summary.verified for summary in verification.ledger().summaries())
+
+
+WORDS_A_MINUTE = 200
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+@value
+def reading_hours() -> int:
+    """Of the pages of all lectures, without their code, at a calm pace."""
+    pages = config.PAGES.glob("lc*/*.md")
+    texts = (FENCED.sub("", page.read_text(encoding="utf-8")) for page in pages)
+    return round(sum(len(text.split()) for text in texts) / WORDS_A_MINUTE / 60)
 
 
 @value

@@ -256,6 +256,27 @@ def test_another_host_is_told_what_to_do(monkeypatch, tmp_path):
         peers.close()
 
 
+def test_memory_of_a_rank_that_gave_up_is_not_blamed(monkeypatch, tmp_path):
+    """It has closed its descriptor, and what it opened next has the same number."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    exchange = Rendezvous.exchange_addresses
+
+    def too_late(self, endpoint):
+        addresses, group = exchange(self, endpoint)
+        store.set("shm/0", "gave-up rank 0 gave up this group: no luck")
+        return addresses, group
+
+    monkeypatch.setattr(Rendezvous, "exchange_addresses", too_late)
+    with open(tmp_path / "next", "w+b") as reused:
+        line = f"{host_key()} {os.getpid()} {TOKEN} {reused.fileno()}"
+        store.set("shm/0", line)
+        make, _ = xtrain.backends.BACKENDS["xtrain-shm"]
+        peers = Peers()
+        with pytest.raises(RuntimeError, match="^rank 0 gave up this group: no luck$"):
+            make(store, 1, 2, 20.0, peers)
+        peers.close()
+
+
 TOKEN = "0" * 32
 GARBAGE = [
     "host",

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.bench.contestants import wrong_beside
 from tests.bench.test_runner import SHORT
@@ -12,6 +13,7 @@ from xtrain.bench import expert_trials as trials
 from xtrain.bench.expert_trials import (
     MOE_TOLERANCE,
     Sizes,
+    gradients,
     layer_trial,
     masked_loop,
     moe_in_float64,
@@ -164,3 +166,26 @@ def test_the_sizes_of_the_goals():
         "loop_few": 2.2, "loop_many": 1.05, "transformers_few": 1.0,
         "transformers_many": 1.0, "overlap": 1.2,
     }  # fmt: skip
+
+
+class GroupedProducts(TorchDispatchMode):
+    """Counts torch's grouped products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.name() == "aten::_grouped_mm"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("make", "products"), [(ours, 9), (partial(transformers_block, "grouped_mm"), 6)]
+)
+def test_transformers_has_six_grouped_products_where_ours_has_nine(make, products):
+    """Its gate and up are one matrix: one product fewer in each of three places."""
+    case = Case(lc7.FEW, 1)
+    layer, weights, _ = make(lc7.NARROW.layer())
+    x, dy = lc7.NARROW.tokens(case)
+    with GroupedProducts() as counted:
+        gradients(layer, weights, x.requires_grad_(), dy)
+    assert counted.count == products

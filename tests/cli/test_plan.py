@@ -22,7 +22,7 @@ def test_the_tables(capsys):
     assert "4.19 M tokens" in lines[1]
     ranked = [line for line in lines if line[:2] in (" 1", "1 ", "2 ", "3 ", "4 ")]
     assert [line.split()[0] for line in ranked] == ["1", "2", "3"]
-    for words in ("zero-with-pipeline", "4362 layouts tried", "M main gradients",
+    for words in ("zero-with-pipeline", "6543 layouts tried", "M main gradients",
                   "of which 4 should stay free", "seconds of 1: compute"):  # fmt: skip
         assert words in said
     bar = next(line for line in lines if line.startswith("[WW"))
@@ -92,3 +92,33 @@ def test_no_layout_fits(capsys):
     assert main(words) == 1
     said = capsys.readouterr().out
     assert "no layout fits; why not:" in said and "memory" in said
+
+
+@pytest.mark.verifies(COMMAND)
+def test_offload_and_overlap_change_what_is_found(capsys):
+    words = ["plan", "--model", "llama-3-70b", "--gpus", "8", "--batch", "8", "--json"]
+    assert main(words) == 1 and not json.loads(capsys.readouterr().out)["fit"]
+    assert main([*words, "--offload", "--top", "50"]) == 0
+    found = json.loads(capsys.readouterr().out)["layouts"]
+    assert found and all(one["offload"] for one in found)
+    cut = [*words, "--offload", "--tensor", "4", "--top", "1"]
+    seconds = []
+    for more in ([], ["--tensor-overlap"]):
+        assert main([*cut, *more]) == 0
+        (one,) = json.loads(capsys.readouterr().out)["layouts"]
+        seconds.append(one["seconds_by_part"]["tensor"])
+    assert seconds[1] < seconds[0] / 4
+
+
+@pytest.mark.verifies(COMMAND)
+def test_chunks_and_hybrid_sharding_are_tried_where_asked(capsys):
+    words = ["plan", "--model", "llama-3-8b", "--gpus", "32", "--batch", "64",
+             "--json", "--top", "1000"]  # fmt: skip
+    assert main([*words, "--chunks", "8", "--pipeline", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)["layouts"]
+    assert {one["chunks"] for one in found} == {1, 8}
+    assert main([*words, "--hybrid", "--zero", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)["layouts"]
+    assert {one["replicate"] for one in found} == {1, 4}
+    with pytest.raises(SystemExit):
+        main([*words, "--chunks", "few"])

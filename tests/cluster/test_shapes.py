@@ -64,17 +64,22 @@ def test_one_rank_stands_for_all():
 
 @pytest.mark.verifies("xtrain.cluster.compute:Device")
 def test_a_step_sends_the_bytes_of_the_plan():
-    """But for the root unit, gathered once a step, and norms' gradients in fp32."""
+    """But for the root unit, gathered once a step, and the sums of norms at the end.
+
+    These are left out: a shard of FSDP has other norms on each data rank.
+    """
     cluster = cluster_of(64, alike=lambda rank: 0)
     cluster.run(sharded_step)
     layout = Layout(data=8, tensor=TENSOR, zero=3, sequence_parallel=True)
-    planned = sent_by_axis(traffic_per_step(CONFIG, layout, SEQUENCE, dtypes="fsdp2"))
+    transfers = traffic_per_step(CONFIG, layout, SEQUENCE, dtypes="fsdp2")
+    norms = [t for t in transfers if (t.axis, t.what) == ("tensor", "gradients")]
+    assert len(norms) == 1
+    planned = sent_by_axis([t for t in transfers if t not in norms])
     hidden, vocab = CONFIG.hidden_size, CONFIG.vocab_size
     root = 2 * (2 * vocab * hidden // TENSOR + hidden)
-    norms = 2 * (2 * CONFIG.num_hidden_layers + 1) * hidden
     found = sent_by(cluster, 0)
     assert found[TENSOR] == planned["data"] - root * 7 // 8
-    assert found[1] == planned["tensor"] + 2 * norms * 7 // 8
+    assert found[1] == planned["tensor"]
 
 
 def pipeline_step(stages: int, micro_batches: int) -> None:

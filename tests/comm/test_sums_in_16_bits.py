@@ -16,11 +16,11 @@ from xtrain.comm.reduce_op import reduce_into
 from xtrain.comm.ring import ring_all_reduce
 from xtrain.comm.tree import halving_doubling_all_reduce, tree_all_reduce
 from xtrain.context_parallel import online_softmax, ring_attention
-from xtrain.context_parallel.running_attention import add_up
+from xtrain.context_parallel.running_attention import sum_of
 from xtrain.data_parallel import DistributedDataParallel, NaiveDataParallel
 from xtrain.expert_parallel.experts import expert_mlp, routed_mlp
 from xtrain.expert_parallel.routing import weighted_sum
-from xtrain.model.gradient_sums import sum_gradients
+from xtrain.model.gradient_sums import sum_gradients, sum_in_one_bucket
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.pipeline_parallel.shared import SharedGradients
 from xtrain.schedules import gpipe
@@ -143,6 +143,11 @@ def gradients():
     check_once(weight.grad, exact)
     yield "model.gradient_sums:sum_gradients"
     weight = weight_like()
+    (weight * shares()[rank]).sum().backward()
+    sum_in_one_bucket([weight], range(RANKS), dist.group.WORLD)
+    check_once(weight.grad, exact)
+    yield "model.gradient_sums:sum_in_one_bucket"
+    weight = weight_like()
     accumulate_in_fp32([weight])
     for other in (0, 1):  # what one rank has is no number of 16 bits either
         (weight * shares()[(rank + other) % RANKS]).sum().backward()
@@ -219,7 +224,7 @@ def attention():
         # dK is the difference of sums as large as dV's
         sizes = whole[2].grad.chunk(RANKS, 2)[rank]
         assert bool((error <= 3 * UNIT * sizes).all()), (error / sizes).max()
-    assert add_up(None, None, None, torch.stack([k, v])).dtype == torch.float32
+    assert sum_of(None, None, torch.stack([k, v])).dtype == torch.float32
     yield "context_parallel.ring_attention:ring_attention"
 
 

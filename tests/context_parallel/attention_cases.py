@@ -3,12 +3,15 @@
 from functools import partial
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from tests.devices import randn
 from xtrain.context_parallel import (
+    Deal,
     all_gather_attention,
+    deal_documents,
     ring_attention,
     shard_sequence,
     ulysses_attention,
@@ -37,6 +40,12 @@ def visible(
         same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
         seen = (seen & same & (documents.unsqueeze(-1) >= 0)).unsqueeze(1)
     return seen
+
+
+def deal_of(documents: Tensor | None, length: int, ranks: int) -> Deal:
+    """One document if there are none."""
+    ids = torch.zeros(length, dtype=torch.int64) if documents is None else documents
+    return deal_documents(ids, ranks)
 
 
 def dense(
@@ -93,6 +102,8 @@ def errors_of(
 ) -> list[float]:  # fmt: skip
     """`errors` of the attention of this name against one process."""
     expected = dense(*whole, causal, scale, options.get("window"), documents)
+    if balance == "dealt":
+        balance = deal_of(documents, whole[0].shape[2], dist.get_world_size(group))
     if documents is not None:
         mine = shard_sequence(documents, 1, balance, group)
         options["documents"] = mine.to(torch.int32)

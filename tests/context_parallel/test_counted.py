@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.context_parallel.attention_cases import qkv
+from tests.context_parallel.attention_cases import dense, qkv
 from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger
 from xtrain.context_parallel import (
@@ -86,23 +86,81 @@ def test_ranks_compute_the_pairs_that_the_formula_says(world, ranks):
         assert [critical_pairs(b, 4, 4) for b in BALANCES] == [58, 40, 34]
 
 
-def sent_with(window: int, balance: str) -> list[int]:
-    """Messages forward and backward of 4 tokens a rank."""
-    q, k, v, grad = parts(balance, 4)
-    found = []
+def compared(ledger: CommLedger, balance: str, **hidden) -> tuple[float, int, int]:
+    """The largest error of output and gradients, and the bytes sent for each."""
+    size = dist.get_world_size()
+    whole, documents = qkv(2, 1, 4 * size), hidden.pop("documents", None)
+    expected = dense(*whole, True, documents=documents, **hidden)
+    if documents is not None:
+        hidden["documents"] = shard_sequence(documents, 1, balance)
+    q, k, v, grad = (shard_sequence(t, 2, balance) for t in whole)
+    mine, before = [t.requires_grad_() for t in (q, k, v)], bytes_sent(ledger)
+    out = ring_attention(*mine, True, balance, **hidden)
+    forward = bytes_sent(ledger) - before
+    out.backward(grad)
+    backward = bytes_sent(ledger) - before - forward
+    errors = [
+        (found - shard_sequence(right, 2, balance)).abs().max().item()
+        for found, right in zip([out, q.grad, k.grad, v.grad], expected, strict=True)
+    ]
+    return max(errors), forward, backward
+
+
+def bytes_sent(ledger: CommLedger) -> int:
+    return sum(event.nbytes for event in ledger.events if event.kind == "send")
+
+
+def windows(length: int) -> list[int]:
+    """A ring of 4 tokens a rank gets longer at 2, 6, 10 and so on; 99 is beyond it."""
+    return [1, 2, 5, 6, length // 2 + 1, length // 2 + 2, length, 99]
+
+
+def cases_of(length: int) -> list[tuple[str, int]]:
+    dealt = [(balance, w) for balance in ("striped", "zigzag") for w in (1, 6, 99)]
+    return [("none", window) for window in windows(length)] + dealt
+
+
+def every_window() -> list[tuple[float, int, int]]:
+    length = 4 * dist.get_world_size()
+    with CommLedger() as ledger:  # takes its time to begin and to end
+        return [compared(ledger, balance, window=w) for balance, w in cases_of(length)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.verifies(RING, VISITS, "xtrain.plan.context_parallel:context_bytes")
+def test_a_ring_over_runs_sends_no_block_that_a_window_hides_from_all(world, ranks):
+    """Striped and zigzag spread each window over ranks: these rings have all hops."""
+    expected = [
+        context_bytes(
+            "ring", 4, 2, 1, 6, ranks, batch=2, itemsize=8,
+            window=window if balance == "none" else None,
+        )
+        for balance, window in cases_of(4 * ranks)
+    ]  # fmt: skip
+    assert expected[0] == (0, 0)  # a window of 1
+    for found in world(ranks).run(every_window):
+        for (error, *sent), formula in zip(found, expected, strict=True):
+            assert error < 1e-12
+            assert tuple(sent) == formula
+
+
+def packed(lengths: list[int]) -> tuple[float, int, int]:
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     with CommLedger() as ledger:
-        out = ring_attention(q, k.requires_grad_(), v, True, balance, window=window)
-        found.append(ledger.messages)
-        out.backward(grad)
-    return [*found, ledger.messages - found[0]]
+        return compared(ledger, "none", documents=ids.expand(2, -1))
 
 
-@pytest.mark.verifies(RING, VISITS)
-def test_a_window_shortens_the_ring_over_runs(world):
-    expected = {1: [0, 0], 2: [1, 3], 5: [1, 3], 6: [2, 5], 13: [3, 7], 99: [3, 7]}
-    for window, messages in expected.items():
-        assert world(4).run(sent_with, window, "none") == [messages] * 4, window
-    assert world(4).run(sent_with, 2, "zigzag") == [[3, 7]] * 4
+@pytest.mark.parametrize(
+    ("lengths", "steps"),
+    [([4, 4, 4, 4], 1), ([3, 5, 4, 1, 3], 2), ([2, 7, 7], 3), ([3, 13], 4), ([16], 4)],
+)
+@pytest.mark.verifies(RING)
+def test_documents_that_end_early_make_a_ring_over_runs_shorter(world, lengths, steps):
+    window = 1 + 4 * (steps - 1)  # one that needs as many steps
+    formula = context_bytes("ring", 4, 2, 1, 6, 4, batch=2, itemsize=8, window=window)
+    for error, *sent in world(4).run(packed, lengths):
+        assert error < 1e-12
+        assert tuple(sent) == formula
 
 
 def sent(dtype: torch.dtype) -> list[tuple[int, int, int, int]]:

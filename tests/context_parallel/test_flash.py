@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.context_parallel.attention_cases import dense, qkv
@@ -11,7 +12,7 @@ from xtrain.context_parallel import (
     flash_attention_forward,
     mask,
 )
-from xtrain.context_parallel.flash import backward_tiles, forward_tiles
+from xtrain.context_parallel.block_attention import FUSED_CPU, TILES
 from xtrain.context_parallel.mask import Tokens, Visible
 
 FLASH = "xtrain.context_parallel.flash"
@@ -73,17 +74,25 @@ def test_in_fewer_bits_tiles_are_as_near_as_torch(dtype):
 
 
 @pytest.mark.verifies(f"{FLASH}:forward_tiles", f"{FLASH}:backward_tiles")
-def test_a_query_that_sees_nothing_has_zeros_everywhere():
+@pytest.mark.parametrize("blocks", [TILES, FUSED_CPU], ids=["tiles", "fused"])
+def test_a_query_that_sees_nothing_has_zeros_everywhere(blocks):
     q, k, v, grad = qkv(2, 2, 5)
     ids = torch.tensor([[0, 0, -1, 1, 1]]).expand(2, -1)
     tokens = Tokens(torch.arange(5), ids)
-    sees = Visible(tokens, tokens, True, None)
-    out, lse = forward_tiles(q, k, v, sees)
-    dq, dk, dv = backward_tiles(grad, q, k, v, out, lse, sees)
+    seen = Visible(tokens, tokens, True, None).mask(slice(0, 5), slice(0, 5))
+    out, lse = blocks.forward(q, k, v, False, 0.3, seen)
+    dq, dk, dv = blocks.backward(grad, q, k, v, out, lse, False, 0.3, seen)
     for of_padding in (out, dq, dk, dv):
         assert (of_padding[:, :, 2] == 0).all() and of_padding.isfinite().all()
         assert (of_padding[:, :, [1, 4]] != 0).any(-1).all()
     assert (lse[:, :, 2] == float("-inf")).all()
+
+
+def test_flex_attention_has_no_backward_on_a_cpu():
+    """If this fails, it may compute blocks with a mask."""
+    q = torch.zeros(1, 1, 16, 16, requires_grad=True, device="cpu")
+    with pytest.raises(NotImplementedError, match="not support backward on CPU"):
+        flex_attention(q, q, q)
 
 
 @pytest.mark.verifies(f"{FLASH}:checked_scale")

@@ -6,15 +6,19 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.context_parallel.attention_cases import errors_of, qkv, visible
+from tests.context_parallel.attention_cases import deal_of, errors_of, qkv, visible
 from xtrain.context_parallel import mask
 from xtrain.context_parallel.balance import positions_of
 from xtrain.context_parallel.block_attention import TILES
 from xtrain.context_parallel.sequence_mask import SequenceMask
 from xtrain.plan import pairs_by_step
+from xtrain.plan.context_parallel import ring_steps
 
 GATHERED = "xtrain.context_parallel.all_gather_attention:all_gather_attention"
-LAYOUTS = [(True, "none"), (True, "striped"), (True, "zigzag"), (False, "none")]
+LAYOUTS = [
+    (True, "none"), (True, "striped"), (True, "zigzag"), (False, "none"),
+    (True, "dealt"), (False, "dealt"),
+]  # fmt: skip
 WINDOWS = (None, 1, 2, 7, 100)
 IDS = ("one", "packed", "shuffled", "padding", "different per sequence")
 
@@ -38,7 +42,7 @@ def documents_of(kind: str | None, batch: int, length: int) -> torch.Tensor | No
 
 def cases(name: str) -> list[tuple]:
     """Each window and each kind of documents once with every layout."""
-    layouts = [LAYOUTS[0], LAYOUTS[3]] if name == "ulysses" else LAYOUTS
+    layouts = [LAYOUTS[0], LAYOUTS[3]] if name == "ulysses" else LAYOUTS[:5]
     hidden = [(window, None) for window in WINDOWS[1:]]
     hidden += [(None, kind) for kind in IDS] + [(3, "packed"), (4, "padding")]
     return [
@@ -94,6 +98,8 @@ def test_the_blocks_of_all_ranks_make_up_the_whole_mask(
     monkeypatch.setattr(mask, "TILE", tile)
     size, local = 3, 8
     ids = documents_of(kind, 2, size * local)
+    if balance == "dealt":
+        balance = deal_of(ids, size * local, size)
     for window in WINDOWS if causal else (None,):
         whole = visible(size * local, causal, window, ids).expand(2, 1, -1, -1)[:, 0]
         order = torch.cat(
@@ -110,11 +116,12 @@ def test_the_blocks_of_all_ranks_make_up_the_whole_mask(
                 rows = slice(query_rank * local, (query_rank + 1) * local)
                 columns = slice(key_rank * local, (key_rank + 1) * local)
                 expected = cut[:, rows, columns]
-                block = of.block(query_rank, key_rank)
-                assert (block is None) == (not expected.any())
-                if window in (None, 100) and kind in (None, "one"):  # hides nothing
-                    assert block is None or block.sees is None
-                assert torch.equal(drawn(block, local), expected)
+                blocks = of.blocks(query_rank, key_rank)
+                assert bool(blocks) == bool(expected.any())
+                hides_nothing = window in (None, 100) and kind in (None, "one")
+                if hides_nothing and isinstance(balance, str):
+                    assert all(block.mask is None for block in blocks)
+                assert torch.equal(drawn(blocks, local), expected)
 
 
 @pytest.mark.verifies("xtrain.plan.context_parallel:ring_steps")
@@ -127,10 +134,13 @@ def test_a_ring_ends_at_the_last_rank_that_a_window_reaches():
                 (query - key) % 4
                 for query in range(4)
                 for key in range(4)
-                if of.block(query, key) is not None
+                if of.blocks(query, key)
             }
             assert max(seen) < of.steps
-            assert balance != "none" or max(seen) == of.steps - 1
+            if balance == "none":
+                assert of.steps == max(seen) + 1 == ring_steps(8, 4, window)
+            else:
+                assert of.steps == 4
     assert SequenceMask(4, 8, 8, True).steps == 4
     assert SequenceMask(4, 8, 8, False).steps == 4
 
@@ -154,10 +164,9 @@ def test_what_is_far_apart_is_skipped_without_a_look_at_tiles(window, monkeypatc
     """Two documents a rank, and padding; without documents if there is a window."""
     ids = torch.arange(64).view(4, 1, 16) // 8
     ids[3] = -1
-    monkeypatch.setattr(mask, "tiles", None)
+    monkeypatch.setattr(mask.Visible, "strips", None)
     of = SequenceMask(4, 16, 16, True, "none", window, None if window else ids)
-    assert of.block(2, 0) is None and of.block(3, 1) is None
-    assert of.blocks == {(2, 0): None, (3, 1): None}
+    assert of.blocks(2, 0) == of.blocks(3, 1) == ()
 
 
 @pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")
@@ -166,25 +175,21 @@ def test_masks_are_made_on_the_cpu_whatever_the_default_device_is():
     of = SequenceMask(2, 4, 4, True, "zigzag", 5, torch.arange(16).view(2, 2, 4) // 3)
     ranks = [(query, key) for query in (0, 1) for key in (0, 1)]
     with torch.device("meta"):
-        found = [of.block(*pair) for pair in ranks]
-    assert any(block is not None and block.sees is not None for block in found)
-    for pair, block in zip(ranks, found, strict=True):
-        assert torch.equal(drawn(block, 4), drawn(of.block(*pair), 4))
+        assert of.steps == 1
+        found = [drawn(of.blocks(*pair), 4) for pair in ranks]
+    assert any(block.mask for pair in ranks for block in of.blocks(*pair))
+    for pair, seen in zip(ranks, found, strict=True):
+        assert torch.equal(seen, drawn(of.blocks(*pair), 4))
 
 
-def drawn(block, local: int) -> torch.Tensor:
-    """What a block lets be seen, [2, local, local]."""
-    seen = torch.zeros(2, local, local, dtype=torch.bool)
-    if block is None:
-        return seen
-    part = seen[:, block.queries, block.keys]
-    if block.sees is None:
-        part |= torch.ones_like(part).tril() if block.causal else True
-        return seen
-    for rows in mask.tiles(part.shape[1]):
-        for columns in mask.tiles(part.shape[2]):
-            tile = block.sees(rows, columns)
-            if isinstance(tile, torch.Tensor):
-                tile = tile.reshape(-1, *tile.shape[-2:])
-            part[:, rows, columns] |= tile
+def drawn(blocks, local: int) -> torch.Tensor:
+    """What blocks let be seen, [2, local, local]; each pair is in one of them only."""
+    seen = torch.zeros(2, local, local, dtype=torch.bool, device="cpu")
+    for block in blocks:
+        part = seen[:, block.queries, block.keys]
+        assert not part.any()
+        if block.mask is not None:
+            part |= block.mask()[:, 0]
+        else:
+            part |= torch.ones_like(part).tril() if block.causal else True
     return seen

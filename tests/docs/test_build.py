@@ -48,7 +48,8 @@ def site(toy, monkeypatch):
     monkeypatch.setattr(prebuild, "main", lambda: None)
     monkeypatch.setattr(build, "main_config", lambda: toy.root / "mkdocs.yml")
     toy.write(
-        "docs/en/verification/ledger.md", "# L\n\n<a id=verified-toy.ring._hidden>"
+        "docs/en/verification/ledger/ring.md",
+        "# L\n\n<a id=verified-toy.ring._hidden>",
     )
     target = toy.root / "build/site"
 
@@ -146,13 +147,28 @@ def test_each_room_has_one_reference_page_with_its_code(toy, monkeypatch):
     assert f'href="{file}"' in (folder / "comm.md").read_text()
 
 
+def test_a_module_of_the_reference_leads_to_the_pages_that_teach_it(toy):
+    toy.record("toy.ring:ring")
+    for name in ("lc1-toy/ring.md", "bugs/lc1.md"):
+        toy.write(
+            f"docs/en/{name}", '---\ntitle: "A ring: by hand"\n---\n' + EMBED % "ring"
+        )
+    assert reference_pages.taught_in() == {
+        "toy.ring": [
+            "Taught in [A ring: by hand](/lc1-toy/ring.md).", "{ .xt-taught }", ""
+        ]
+    }  # fmt: skip
+
+
 @pytest.fixture
 def ledger(toy):
-    """Writes the ledger and reads it."""
+    """Writes the ledger and reads it, the overview first."""
 
     def written() -> str:
         ledger_page.write_ledger()
-        return (toy.root / "docs/en/verification/ledger.md").read_text()
+        folder = toy.root / "docs/en/verification"
+        pages = [folder / "ledger.md", *sorted(folder.glob("ledger/*.md"))]
+        return "\n".join(page.read_text() for page in pages)
 
     return written
 

@@ -3,25 +3,36 @@
 import base64
 import hashlib
 import io
+import json
 import random
 import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 from tests.docs.rendering import render
 from tests.random_values import random_values
-from xtrain.plan import Assumptions, Layout, ModelShape, memory_over_step, search
+from xtrain.plan import (
+    Accelerator,
+    Assumptions,
+    Layout,
+    ModelShape,
+    memory_over_step,
+    search,
+)
 from xtrain.schedules import SCHEDULES, simulate
 from xtrain_docs import config, pyodide
 from xtrain_docs.blocks import BlockError, parse_info
 from xtrain_docs.build import has_calculators
 from xtrain_docs.calculators import element as made
 from xtrain_docs.calculators.answers import CALCULATORS, answer
-from xtrain_docs.calculators.forms import Choice, Number, read_values
+from xtrain_docs.calculators.forms import Choice, Number, Upload, read_values
+from xtrain_docs.calculators.planning import FEW
+from xtrain_docs.calculators.repairs import peak, smaller_layouts
 
 WHOLE = Number("ranks", "Ranks", 4, 1, 16)
 ANY = Number("time", "Time", 1.0, 0, 10, 0)
@@ -47,7 +58,7 @@ def test_an_unknown_word_or_field_is_named():
         read_values((WORD,), {"kind": "c"})
     with pytest.raises(ValueError, match="no field is called 'size'"):
         read_values((WORD,), {"size": "1"})
-    with pytest.raises(ValueError, match="there are: memory, layouts, pipeline"):
+    with pytest.raises(ValueError, match="there are: memory, best, layouts, pipeline"):
         answer("nothing", {})
 
 
@@ -99,8 +110,68 @@ def test_the_fullest_rank_is_shown():
 
 
 def test_a_layout_that_breaks_a_rule_is_refused_with_the_rule():
-    with pytest.raises(ValueError, match="tensor=7"):
+    with pytest.raises(ValueError, match="query heads 64 is not divisible") as problem:
         answer("memory", {"tensor": "7"})
+    said = str(problem.value)
+    assert "Tensor ranks 7" in said and said.endswith("It would do with Tensor ranks 8")
+    assert answer("memory", {"tensor": "8"})
+    mixtral = {"model": "mixtral-8x7b", "pipeline": "1"}
+    with pytest.raises(
+        ValueError, match="Expert ranks .of the data ranks. 3"
+    ) as problem:
+        answer("memory", mixtral | {"expert": "3"})
+    said = str(problem.value).partition("It would do with ")[2]
+    assert said == "Expert ranks (of the data ranks) 2"
+    assert answer("memory", mixtral | {"expert": "2"})
+
+
+def test_what_would_make_it_fit_does_and_the_fastest_comes_first():
+    shape, device = ModelShape.preset("llama-3-70b"), Accelerator.preset("h100")
+    layout = Layout(data=8, tensor=8, zero=0, micro_batch=2, sequence_parallel=True)
+    limit = device.memory - 4 * 2**30
+    assert peak(shape, layout, 4096, "megatron18") > limit
+    found = smaller_layouts(shape, layout, device, 4096, "megatron18", limit)
+    assert found == sorted(found, key=lambda one: one[2])
+    assert "ZeRO stage 3" in [words for words, _, _ in found]
+    sharded = replace(layout, zero=3)
+    (needed,) = [needed for words, needed, _ in found if words == "ZeRO stage 3"]
+    assert needed == peak(shape, sharded, 4096, "megatron18") <= limit
+    given = {"data": "8", "pipeline": "1", "zero": "0", "micro_batch": "2",
+             "micro_batches": "1"}  # fmt: skip
+    shown = cells_of(answer("memory", given))
+    for words, nbytes, seconds in found:
+        assert shown[words] == [f"{nbytes / 2**30:.2f}", f"{seconds:.2f}"]
+    fits = cells_of(answer("memory", given | {"zero": "3"}))
+    assert not fits.keys() & {words for words, _, _ in found}
+
+
+def test_where_no_single_change_is_enough_it_says_so():
+    given = {"model": "llama-3.1-405b", "data": "1", "tensor": "1", "pipeline": "1"}
+    assert "No single change makes it fit" in answer("memory", given)
+
+
+def test_a_config_json_takes_the_place_of_the_model():
+    entries = {
+        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096,
+        "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8,
+    }  # fmt: skip
+    own = {"model": "gpt-3-175b", "config": json.dumps(entries)}
+    assert answer("memory", own) == answer("memory", {"model": "llama-3-8b"})
+    for text, said in (("{", "not JSON"), ("[]", "no entries"), ("{}", "model_type")):
+        with pytest.raises(ValueError, match=said):
+            answer("memory", {"config": text})
+    with pytest.raises(ValueError, match="more than 100000 letters"):
+        answer("memory", {"config": " " * 100_001})
+
+
+def test_the_short_answer_is_the_best_of_its_search():
+    shown = cells_of(answer("best", {"model": "llama-3-8b", "gpus": "8"}))
+    assumed = Assumptions(reserve=4 * 2**30)
+    shape = ModelShape.preset("llama-3-8b")
+    first = search(shape, "h100", 8, 4096, 512, space=FEW, assumptions=assumed).found[0]
+    assert shown[str(first.layout)][1] == f"{first.seconds:.2f}"
+    assert "No layout of 2 GPUs" in answer("best", {"gpus": "2"})
 
 
 def test_the_layouts_are_what_search_finds():
@@ -144,7 +215,7 @@ def test_any_allowed_value_is_answered_or_refused_in_words(name):
             answers.append(answer(name, given))
         except ValueError as problem:
             refused.append(str(problem))
-    assert all("<table " in text for text in answers)
+    assert all("<table " in text or "No layout of" in text for text in answers)
     assert all(refused)
 
 
@@ -155,7 +226,9 @@ def test_the_element_has_a_labelled_control_for_each_field(monkeypatch, name):
     for field in CALCULATORS[name].fields:
         at = f"xt-{name}-{field.name}"
         assert f'<label for="{at}">' in text
-        assert f'id="{at}" name="{field.name}"' in text
+        file = f'id="{at}" type="file" accept=".json" data-into="{field.name}"'
+        named = f'id="{at}" name="{field.name}"'
+        assert (file if isinstance(field, Upload) else named) in text
     assert "<fieldset>" in text
     assert answer(name, {}) in text
 

@@ -18,10 +18,10 @@ def built(toy, monkeypatch):
     monkeypatch.setattr(config, "SITE", toy.root / "build/site")
     toy.write("mkdocs.yml", MKDOCS % "true")
     toy.write(".gitignore", "# made\n/build/\n*.pyc\n")
-    toy.write("docs/en/.gitignore", "/verification/ledger.md\n")
+    toy.write("docs/en/.gitignore", "/verification/ledger/\n")
     toy.write("docs/en/index.md", PAGE)
     ledger = "# L\n\n<a id=verified-toy.ring._hidden>"
-    toy.write("docs/en/verification/ledger.md", ledger)
+    toy.write("docs/en/verification/ledger/ring.md", ledger)
     toy.write("snippets/a.py", "print(1)\n")
     toy.record("toy.ring:_hidden")
     assert build.main([]) == 0
@@ -47,7 +47,7 @@ def test_a_change_of_anything_it_was_made_of_is_seen(built, capsys):
 
 
 def test_a_new_file_is_seen_unless_it_is_hidden_or_made(built):
-    for name in ("docs/en/.hidden", "docs/en/verification/ledger.md", "build/x",
+    for name in ("docs/en/.hidden", "docs/en/verification/ledger/ring.md", "build/x",
                  "src/toy/__pycache__/ring.pyc"):  # fmt: skip
         built.write(name, "")
     assert inputs.differences(config.SITE) == []

@@ -145,12 +145,12 @@ def test_the_ratio_is_the_formula_and_the_tokens_cancel(ranks):
         assert sending / computing == pytest.approx(ratio), tokens
 
 
-def test_a_second_node_costs_the_small_model_and_never_doubles_the_large():
+def test_a_second_node_is_nothing_to_the_small_model_and_never_doubles_the_large():
     gained = [
         pays.tp_speed_on_two_nodes(model, TOKENS) / pays.tp_speed(model, TOKENS, 8)
         for model in ("llama-3-8b", MODEL, "llama-3.1-405b")
     ]
-    assert gained[0] < 1 < gained[1] < gained[2] < 1.5
+    assert 0.98 < gained[0] < 1.02 < gained[1] < gained[2] < 1.5
 
 
 def test_a_token_by_itself_is_latency():

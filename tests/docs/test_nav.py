@@ -17,7 +17,7 @@ PAGES = {
     for suffix in ("md", "py")
     for path in sorted(config.PAGES.rglob(f"*.{suffix}"))
 }
-GENERATED = ("reference/", "verification/ledger.md")
+GENERATED = ("reference/", "verification/ledger")
 WRITTEN = sorted(name for name in PAGES if not name.startswith(GENERATED))
 """What is committed; the build adds the rest (docs/en/.gitignore)."""
 LECTURES = [name for name in WRITTEN if re.fullmatch(r"lc\d-[\w-]+/index\.md", name)]

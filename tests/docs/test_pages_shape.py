@@ -175,6 +175,7 @@ FORMS_ON = {
         "tensor_parallel/ring_all_gather_matmul",
         "tensor_parallel/ring_matmul_reduce_scatter",
     ],
+    "lc7-expert-parallel/placement": ["expert_parallel/plan_placement"],
     "lc1-communication/gather-and-scatter": ["comm/gather", "comm/scatter"],
     "lc5-pipeline-parallel/chimera": ["schedules/chimera"],
     "lc5-pipeline-parallel/dualpipe-v": ["schedules/dualpipe_v"],

@@ -92,3 +92,12 @@ def test_the_tokens_that_hide_a_stage():
     for row in rows:
         one, all_of_them = (float(cell.replace(" ", "")) for cell in row[3:5])
         assert one == pytest.approx(8 * all_of_them, rel=1e-3)
+
+
+def test_wider_data_ranks_hide_less():
+    """One batch on more and more data ranks: slower than the devices grow."""
+    rows = page_rows("planning/whole-run.md", "data ranks | devices")
+    assert [int(row[0]) * int(row[2]) for row in rows] == [512] * 5
+    shown, mfu = ([float(row[at].split()[0]) for row in rows] for at in (3, 4))
+    assert shown == sorted(shown) and shown[-1] > 5 * shown[0]
+    assert mfu == sorted(mfu, reverse=True) and mfu[-1] < 0.9 * mfu[0]

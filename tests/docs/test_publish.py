@@ -1,10 +1,9 @@
 """Published pages load quickly: one style sheet, names with digests, nothing idle."""
 
-import json
-
 import pytest
 
 from xtrain_docs import publish
+from xtrain_docs.search import worker
 
 PAGE = """<html><head>
 <link rel="stylesheet" href="{root}theme/main.css">
@@ -129,13 +128,19 @@ def test_marks_that_no_style_colours_go(site):
     assert 'x <span class="k">if</span>' in published(site)["index.html"]
 
 
-def test_listings_are_not_searched(site):
-    words = {"docs": [{"location": "a/", "title": "A", "text": "b <pre>c\nd</pre> e"}]}
-    index = site / "search/search_index.json"
-    index.parent.mkdir()
-    index.write_text(json.dumps(words))
-    published(site)
-    assert json.loads(index.read_text())["docs"][0]["text"] == "b  e"
+def test_the_search_has_a_worker_of_our_own(site):
+    theirs = "assets/javascripts/workers/search.a7633da7.min.js"
+    parts = {f"assets/search/{name}": f"// {name}\n" for name in worker.PARTS}
+    for name, text in {theirs: "theirs()", **parts}.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    config = f'<script id="__config">{{"search": "{theirs}"}}</script>'
+    (site / "index.html").write_text(PAGE.format(root="", body=config))
+    page = published(site)["index.html"]
+    (ours,) = site.glob("assets/search.*.js")
+    assert f'"search": "assets/{ours.name}"' in page
+    assert ours.read_text().split("\n")[0::2] == [f"// {n}" for n in worker.PARTS]
+    assert not (site / theirs).exists()
 
 
 def test_blank_lines_go_around_the_article_and_stay_in_it(site):

@@ -59,6 +59,7 @@ def test_every_rule_has_a_part_and_a_verdict():
     }
     holds = {rule for rule, verdict in said.items() if verdict == "holds"}
     assert holds == {
+        "7B to 13B: ZeRO-3 or FSDP",
         "13B to 70B: tensor and data ranks",
         "Pipeline and data ranks may be in other nodes",
     }
@@ -81,24 +82,23 @@ def test_ddp_ends_below_seven_billion_and_stage_2_does_not():
     assert rules.rule_layouts("llama-2-7b", 1) == ()
     for model, gpus in (("llama-2-7b", 8), ("llama-3-8b", 64)):
         kept = best(model, gpus)
-        assert only_data(kept)
-        assert (kept.layout.zero, kept.layout.recompute) == (2, "none")
+        assert only_data(kept) and kept.layout.recompute == "none"
+        assert rules.rule_longer(model, gpus, "stage 2") < CANNOT_TELL
 
 
-def test_13_billion_want_tensor_ranks_on_few_devices_only():
+def test_13_billion_want_data_ranks_alone():
     """7B to 13B: ZeRO-3 or FSDP."""
-    assert only_data(best("llama-2-13b", 64))
-    few = best("llama-2-13b", 8)
-    assert few.layout.data < 8 and few.layout.recompute == "none"
-    assert alone("llama-2-13b", 8).layout.recompute == "full"
-    assert rules.rule_longer("llama-2-13b", 8, "data alone") > CANNOT_TELL
+    for gpus, again in ((64, "none"), (8, "selective")):
+        one = best("llama-2-13b", gpus)
+        assert only_data(one) and one.layout.zero == 3
+        assert one.layout.recompute == again
 
 
 def test_70_billion_on_data_ranks_alone_are_no_worse_than_can_be_told():
     """13B to 70B: tensor and data ranks."""
     for gpus in (32, 64, 128, 256, 512):
         data = alone("llama-3-70b", gpus)
-        assert data.layout.zero == 3 and data.layout.recompute == "full"
+        assert data.layout.zero == 3 and data.layout.recomputed_layers > 40
         seconds = best("llama-3-70b", gpus).seconds
         assert seconds < data.seconds < (1 + CANNOT_TELL) * seconds
         kept = next(
@@ -113,12 +113,13 @@ def test_405_billion_do_not_fit_on_data_ranks_alone():
     """70B and more: three dimensions."""
     for gpus in (512, 1024):
         assert alone(LARGE, gpus) is None
-        assert best(LARGE, gpus).layout.pipeline > 1
-        assert best(LARGE, gpus).layout.tensor > 1
-    flat = rules.rule_fastest(LARGE, 512, "no pipeline")
-    assert flat.layout.recompute == "full"
-    assert rules.rule_longer(LARGE, 512, "no pipeline") > 0.05
-    assert best("llama-3-70b", 512).layout.pipeline == 1
+        flat = best(LARGE, gpus).layout
+        assert (flat.tensor, flat.pipeline, flat.zero) == (4, 1, 3)
+        assert 0.3 < flat.recomputed_layers / 126 < 0.6
+    assert 0 < rules.rule_longer(LARGE, 512, "pipeline") < CANNOT_TELL
+    few, many = best("llama-3-70b", 64).layout, best("llama-3-70b", 512).layout
+    assert few.tensor > 1 and few.context > 1 == many.tensor
+    assert many.pipeline == 1 < many.context
 
 
 def test_the_famous_layout_is_safe_and_seldom_the_fastest():
@@ -129,7 +130,9 @@ def test_the_famous_layout_is_safe_and_seldom_the_fastest():
     late = {row[0]: [] for row in rows}
     for row in rows:
         late[row[0]].append(float(row[6].split()[0]) / 100)
-    assert max(late["a100-80gb"]) < CANNOT_TELL < max(late["h100"]) < 1 / 3
+    assert max(late["a100-80gb"]) < CANNOT_TELL
+    saved = [late / (1 + late) for late in late["h100"]]
+    assert min(saved) > 0.17 and max(saved) < 0.28  # a fifth to a quarter
     assert all("ZeRO\u20111" in row[2] for row in rows)
     assert sum("TP2" in row[5] for row in rows) > len(rows) / 2
     shape, tensor = ModelShape.preset("llama-3-70b"), []
@@ -153,14 +156,14 @@ def test_tensor_ranks_stay_on_fast_links_and_even_there_few():
     for device in ("h100", "b200"):
         assert share(16, device, 8) > 1.5 * share(8, device, 8)
     assert share(16, "b200", 72) < 0.95 * share(16, "b200", 8)
-    assert share(8, "b200", 72) == pytest.approx(share(8, "b200", 8), rel=0.05)
+    assert share(8, "b200", 72) == pytest.approx(share(8, "b200", 8), rel=0.15)
     assert share(8, "b200", 72) < share(16, "b200", 72) < share(32, "b200", 72)
     assert rules.rule_longer("llama-3-70b", 64, "across nodes") > CANNOT_TELL
 
 
 def test_pipeline_and_data_ranks_wait_little_across_nodes():
     far = rules.rule_example("pipeline") + rules.rule_example("data")
-    assert 0 < far < 0.01 < rules.rule_example("tensor")
+    assert 0 < far < 0.02 < rules.rule_example("tensor")
 
 
 def test_half_as_much_again_in_one_dtype_and_one_micro_batch():
@@ -179,7 +182,7 @@ def test_half_as_much_again_in_one_dtype_and_one_micro_batch():
 def test_stages_2_and_3_wait_in_a_pipeline():
     """No ZeRO-2 or 3 with a pipeline."""
     of = rules.rule_example
-    assert of("data", 1) < 0.01 < 0.1 < of("data", 3) < of("data", 2) < 0.3
+    assert of("data", 1) < 0.01 < 0.1 < of("data", 3) < of("data", 2) < 1 / 3
     assert of("GiB", 1) > of("GiB", 2) > of("GiB", 3)
     batches = fit_70b_layout().micro_batches
     scattered, gathered = of("sent", 1) * 4 / 6, of("sent", 1) * 2 / 6
@@ -200,11 +203,13 @@ def test_shard_grad_op_holds_less_and_gathers_more_often_than_stage_2():
 def test_what_fits_without_recomputation_is_faster_without():
     """Always recompute."""
     rows = page_rows(NAME, "model")
-    assert len(rows) == 9
+    assert len(rows) == 9 == len(rules.SIZES)
+    assert [(row[0], int(row[1])) for row in rows] == [*rules.SIZES]
+    assert 4 <= rules.rule_recomputing() <= 8
     for model, count, *_ in rows:
-        found = rules.rule_layouts(model, int(count))
-        if "none" in {one.layout.recompute for one in found}:
-            assert found[0].layout.recompute == "none", (model, count)
+        if rules.rule_fastest(model, int(count), "kept"):
+            assert 0 < rules.rule_cheap(model, int(count)) < 0.03
+            assert 0.25 < rules.rule_cheap_frees(model, int(count)) < 0.6
         again, once = (
             hardware_flops(rules.shape_of(model), SEQUENCE, 1, way, causal=True)
             for way in ("full", "none")

@@ -10,6 +10,7 @@ from xtrain.copying.forms import MOST_LINES, forms, header, lines_of_code
 from xtrain_docs import config
 from xtrain_docs.tables.whiteboard import (
     OVERVIEW,
+    anchor_above,
     shown_on,
     whiteboard_forms,
     whiteboard_links,
@@ -61,12 +62,19 @@ def test_the_download_is_the_form_with_its_self_check(name):
     assert (page is None) == ("[the code]" not in line)
 
 
-def test_the_page_that_shows_a_form_is_found(monkeypatch):
+def test_the_section_that_shows_a_form_is_found(monkeypatch):
     file = FORMS["ring_all_reduce"]
-    pages = [config.PAGES / OVERVIEW, config.PAGES / "lc1-communication" / "ring.md"]
     reference = "src/xtrain/whiteboard/comm/ring_all_reduce.py"
+    ring = config.PAGES / "lc1-communication" / "ring-all-reduce.md"
+    pages = [config.PAGES / OVERVIEW, ring]
     monkeypatch.setattr("xtrain_docs.authored.references", lambda: {reference: pages})
-    assert shown_on(file) == "lc1-communication/ring.md"
+    assert shown_on(file) == "lc1-communication/ring-all-reduce.md#whiteboard"
     assert shown_on(FORMS["broadcast"]) is None
     (line,) = whiteboard_links("ring_all_reduce").markdown()
-    assert line.startswith("[the code](lc1-communication/ring.md) · [download")
+    assert line.startswith(f"[the code]({shown_on(file)}) \u00b7 [download")
+
+
+def test_the_heading_above_an_embedded_file_is_its_anchor():
+    text = '# A {#a}\n## B\n## C {#c}\n```\n--8<-- "x.py"\n```\n## D {#d}\n'
+    assert anchor_above(text, "x.py") == "#c"
+    assert anchor_above('# A\n--8<-- "x.py"\n', "x.py") == ""

@@ -323,6 +323,9 @@ def refused(what: str) -> None:
     x0, grad = batch(case, 0, rank)
     if what == "moe":
         OverlappedMoEBlock(block.attention, dense_blocks(case)[0].moe)
+    elif what == "once a rank":
+        moe = GShardMoE.from_full(dense_blocks(case)[0].moe, once_a_rank=True)
+        OverlappedMoEBlock(block.attention, moe)
     elif what == "hidden":
         wrong = x0[..., : HIDDEN - 1] if rank == 0 else x0
         overlapped_prefill(block, wrong, x0)

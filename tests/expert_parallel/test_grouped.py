@@ -96,15 +96,18 @@ def chosen(counts: list[int], width: int = 4, inner: int = 8, **options) -> str:
 
 @pytest.mark.verifies(f"{MODULE}:choose_path", f"{MODULE}:grouped_takes")
 def test_the_way_is_chosen_by_size():
-    assert chosen([3, 2, 4]) == "padded", "small and even"
-    assert chosen([0, 0, 0]) == "loop", "nothing to compute"
-    assert chosen([]) == "loop", "no experts"
-    assert chosen([20, 0, 0, 0]) == "padded", "four times the rows, and no more"
-    assert chosen([20, 0, 0, 0, 0]) == "grouped", "most of the table would be padding"
+    def wide(counts, **options):
+        return chosen(counts, dtype=torch.float64, **options)
+
+    assert wide([3, 2, 4]) == "padded", "small and even"
+    assert wide([0, 0, 0]) == "loop", "nothing to compute"
+    assert wide([]) == "loop", "no experts"
+    assert wide([20, 0, 0, 0]) == "padded", "four times the rows, and no more"
+    assert wide([20, 0, 0, 0, 0]) == "loop", "most of the table would be padding"
     most = SMALL_PADDING // (2 * 8)
-    assert chosen([most, most]) == "padded"
-    assert chosen([most + 1, most]) == "grouped", "large: calls cost little"
-    assert chosen([most + 1, most], inner=2, width=2) == "padded"
+    assert wide([most, most]) == "padded"
+    assert wide([most + 1, most]) == "loop", "large: calls cost little"
+    assert wide([most + 1, most], inner=2, width=2) == "padded"
     assert chosen([2, 2], dtype=torch.bfloat16) == "padded", "no GPU"
 
 
@@ -113,11 +116,11 @@ def test_padding_may_cost_as_much_as_the_calls_it_saves(monkeypatch):
     experts, width = 16, 64
     padding = CALL_WORK * experts // (width * width)  # rows, of all experts together
     spare = padding // (experts - 1)
-    assert chosen([9 + spare] + [9] * 15, width, width) == "padded"
-    assert chosen([10 + spare] + [9] * 15, width, width) == "grouped"
-    uneven = [10 + spare] + [9] * 15
-    assert chosen(uneven, width, width, dtype=torch.float64) == "loop"
-    assert chosen(uneven, width, width, dtype=torch.bfloat16) == "loop"
+    even, uneven = ([n + spare] + [9] * 15 for n in (9, 10))
+    for dtype in (torch.float64, torch.bfloat16):
+        assert chosen(even, width, width, dtype=dtype) == "padded"
+        assert chosen(uneven, width, width, dtype=dtype) == "loop"
+    assert chosen(even, width, width) == chosen(uneven, width, width) == "grouped"
     assert chosen(uneven, width, 66) == "loop", "not a multiple of 16 bytes"
     assert chosen(uneven, 66, width) == "loop"
     monkeypatch.setattr(grouped, "GROUPED_MM", None)
@@ -146,7 +149,7 @@ def test_a_gpu_gets_the_grouped_product_where_it_is_aligned(
     dtype, width, inner, path, monkeypatch
 ):
     class OnGPU(torch.Tensor):
-        is_cuda = True
+        device = torch.device("cuda")
 
     x_NI = torch.zeros(4, width, dtype=dtype).as_subclass(OnGPU)
     monkeypatch.setattr(grouped, "GROUPED_MM", print)

@@ -153,6 +153,7 @@ def test_each_message_of_prefill_lies_under_a_chunk_of_the_other(world):
     ("what", "match"),
     [
         ("moe", "MoE computes or sends otherwise than GShardMoE"),
+        ("once a rank", "neither once_a_rank=True nor a placement"),
         ("hidden", r"needs \[T, 6\]"),
         ("twice", "has no finished forward"),
         ("unfinished", "has no finished forward"),

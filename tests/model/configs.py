@@ -22,6 +22,9 @@ CONFIGS = {
     "one key head": {"num_attention_heads": 3, "num_key_value_heads": 1},
     "one head": {"num_attention_heads": 1, "head_dim": 2, "num_hidden_layers": 1},
     "tied": {"tie_word_embeddings": True, "num_key_value_heads": 2},
+    "biases": {"num_key_value_heads": 2, "qkv_bias": True},
+    "norms of heads": {"num_key_value_heads": 2, "qk_norm": True},
+    "window": {"sliding_window": 2, "max_window_layers": 1},
     "Llama 3.1": {"num_key_value_heads": 2, "rope_theta": 1000.0,
                   "rope_scaling": STRETCHED},
 }  # fmt: skip

@@ -52,27 +52,37 @@ def norm(x: Tensor, weight: Tensor, config: XtrainConfig) -> Tensor:
     return x / torch.sqrt(mean_square + config.rms_norm_eps) * weight
 
 
-def attend(x: Tensor, weights: WEIGHTS, positions: Tensor, config: XtrainConfig):
+def attend(
+    x: Tensor,
+    weights: WEIGHTS,
+    positions: Tensor,
+    config: XtrainConfig,
+    seen: Tensor,
+):
+    """`seen` [B, S, S]: which keys a query sees."""
     batch, sequence, _ = x.shape
     heads, share = (
         config.num_attention_heads,
         config.num_attention_heads // config.num_key_value_heads,
     )
     q, k, v = (
-        torch.einsum("bsh,oh->bso", x, weights[f"{name}_proj.weight"]).reshape(
-            batch, sequence, -1, config.head_dim
-        )
+        (
+            torch.einsum("bsh,oh->bso", x, weights[f"{name}_proj.weight"])
+            + weights.get(f"{name}_proj.bias", 0)
+        ).reshape(batch, sequence, -1, config.head_dim)
         for name in "qkv"
     )
+    if config.qk_norm:
+        q = norm(q, weights["q_norm.weight"], config)
+        k = norm(k, weights["k_norm.weight"], config)
     q, k = rotate(q, positions, config), rotate(k, positions, config)
     out = []
     for head in range(heads):
         keys, values = k[:, :, head // share], v[:, :, head // share]
         scores = torch.einsum("bsd,btd->bst", q[:, :, head], keys)
         scores = scores / math.sqrt(config.head_dim)
-        allowed = torch.arange(sequence)[:, None] >= torch.arange(sequence)
-        shares = torch.where(allowed, scores.exp(), 0.0)
-        shares = shares / shares.sum(-1, keepdim=True)
+        shares = torch.where(seen, scores.exp(), 0.0)
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-300)
         out.append(torch.einsum("bst,btd->bsd", shares, values))
     return torch.einsum("bso,ho->bsh", torch.cat(out, -1), weights["o_proj.weight"])
 
@@ -112,9 +122,28 @@ def part(weights: WEIGHTS, prefix: str) -> WEIGHTS:
     }
 
 
+def sight(config: XtrainConfig, layer: int, documents: Tensor) -> Tensor:
+    """[B, S, S]: which keys a query of this layer sees, one pair after the other."""
+    rows, length = documents.shape
+    seen = torch.zeros(rows, length, length, dtype=torch.bool)
+    windowed = config.sliding_window and layer >= config.max_window_layers
+    for row, ids in enumerate(documents.tolist()):
+        for i in range(length):
+            first = max(0, i - config.sliding_window + 1) if windowed else 0
+            for j in range(first, i + 1):
+                seen[row, i, j] = ids[i] == ids[j] >= 0
+    return seen
+
+
 def logits_of(
-    weights: WEIGHTS, config: XtrainConfig, tokens: Tensor, positions: Tensor | None
+    weights: WEIGHTS,
+    config: XtrainConfig,
+    tokens: Tensor,
+    positions: Tensor | None,
+    documents: Tensor | None = None,
 ) -> Tensor:
+    if documents is None:
+        documents = torch.zeros_like(tokens)
     if positions is None:
         positions = torch.arange(tokens.shape[1])
     positions = positions.expand(tokens.shape)
@@ -122,7 +151,8 @@ def logits_of(
     for number in range(config.num_hidden_layers):
         layer = part(weights, f"layers.{number}.")
         h = norm(x, layer["input_layernorm.weight"], config)
-        x = x + attend(h, part(layer, "self_attn."), positions, config)
+        seen = sight(config, number, documents)
+        x = x + attend(h, part(layer, "self_attn."), positions, config, seen)
         h = norm(x, layer["post_attention_layernorm.weight"], config)
         half = experts if f"{MLP}router.weight" in layer else swiglu
         x = x + half(h, part(layer, MLP), *[config] * (half is experts))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.model.twins import LIMIT, batch, close, config_of
+from tests.model.twins import LIMIT, batch, close, config_of, mask_of
 from xtrain.checkpoint import Shard
 from xtrain.comm import init_mesh
 from xtrain.data_parallel import DistributedDataParallel
@@ -17,6 +17,7 @@ from xtrain.model import (
 )
 from xtrain.model.layer import DecoderLayer
 from xtrain.pipeline_parallel import PipelineRunner
+from xtrain.pipeline_parallel.micro_batch import micro_batches
 from xtrain.schedules import SCHEDULES
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
@@ -27,7 +28,8 @@ RATE = 0.05  # of the routers' biases
 class Layout(NamedTuple):
     """A schedule over `pipeline` ranks, each of them data x context x tensor ranks.
 
-    With `expert` ranks besides, the data ranks are those of "expert_data".
+    With `expert` ranks besides, the data ranks are those of "expert_data". With 0
+    tensor ranks the mesh has no such axis.
     """
 
     schedule: str
@@ -40,7 +42,7 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.pipeline * self.batches * self.context * self.tensor
+        return self.pipeline * self.batches * self.context * max(1, self.tensor)
 
     @property
     def batches(self) -> int:
@@ -53,7 +55,8 @@ class Layout(NamedTuple):
             of_data = {"expert_data": self.data, "expert": self.expert}
         of_context = {"context": self.context} if self.context > 1 else {}
         sizes = {"pipeline": self.pipeline, **of_data, **of_context}
-        sizes["tensor"] = self.tensor
+        if self.tensor:
+            sizes["tensor"] = self.tensor
         return init_mesh(tuple(sizes.values()), tuple(sizes))
 
     def made(self):
@@ -64,6 +67,39 @@ class Layout(NamedTuple):
 def even_rows(step: int, rank: int, ranks: int):
     """Tokens and labels of a rank of the batch of a step."""
     return [t.chunk(ranks)[rank] for t in batch(step, rows=ROWS)]
+
+
+def padded_rows(step: int, rank: int, ranks: int):
+    """((tokens, positions, mask, documents), labels) of a rank: some ends of rows are
+    padding, before them two documents or one."""
+    tokens, labels = batch(step, rows=ROWS)
+    mask = mask_of(labels)
+    documents = (torch.arange(tokens.shape[1]) // 7).repeat(len(tokens), 1)
+    documents[::2] = 3
+    positions = torch.arange(tokens.shape[1]).repeat(len(tokens), 1) * 2
+    inputs = tokens, positions, mask, documents
+    *own, labels = [t.chunk(ranks)[rank] for t in (*inputs, labels)]
+    return tuple(own), labels
+
+
+def joined(parts):
+    """The batches of several ranks, in order, as one."""
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts)
+    return tuple(map(joined, zip(*parts, strict=True)))
+
+
+def weighted_parts(parts, count):
+    """Micro-batches of all ranks together, and the share of the labels of each."""
+    labels = joined(parts)[1]
+    total = (labels != -100).sum()
+    cut = [
+        [micro_batches(inputs, count), micro_batches(labels, count)]
+        for inputs, labels in parts
+    ]
+    for i in range(count):
+        inputs, labels = joined([(xs[i], ys[i]) for xs, ys in cut])
+        yield inputs, labels, (labels != -100).sum().double() / total
 
 
 def no_loss(logits, labels):
@@ -80,7 +116,6 @@ class StageTraining:
         dtype=torch.float64,
         lr=0.03,
         wrapper="",
-        recompute=False,
         rows_of=even_rows,
         **options,
     ):
@@ -89,8 +124,6 @@ class StageTraining:
         self.stages = XtrainModel.stages(
             config_of(**changes), self.mesh, self.schedule, dtype=dtype, **options
         )
-        for stage in self.stages:
-            stage.recompute = recompute
         self.modules = [stage.module for stage in self.stages]
         self.wrapper = wrapper
         last = next((m for m in self.modules if m.has_head), None)
@@ -150,27 +183,46 @@ class StageTraining:
         return loss.item()
 
 
-def one_process(changes, steps, max_norm=None, rows_of=even_rows, ranks=1):
+def one_process(
+    changes, steps, max_norm=None, rows_of=even_rows, ranks=1, micro_batches=1
+):
     """The whole model after these steps, and (loss, norm) of each."""
     model = XtrainModel(config_of(**changes), dtype=torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
-    return model, train_whole(model, optimizer, 0, steps, max_norm, rows_of, ranks)
+    more = max_norm, rows_of, ranks, micro_batches
+    return model, train_whole(model, optimizer, 0, steps, *more)
 
 
 def train_whole(
-    model, optimizer, first, last, max_norm=None, rows_of=even_rows, ranks=1
+    model,
+    optimizer,
+    first,
+    last,
+    max_norm=None,
+    rows_of=even_rows,
+    ranks=1,
+    micro_batches=1,
 ):
-    """Loss and norm of each step, on the rows of all these ranks together."""
+    """Loss and norm of each step, on the rows of all these ranks together.
+
+    Micro-batches count as many labels as they have.
+    """
     found = []
     for step in range(first, last):
         parts = [rows_of(step, rank, ranks) for rank in range(ranks)]
         optimizer.zero_grad()
-        loss = model.loss(*(torch.cat(part) for part in zip(*parts, strict=True)))
-        loss.backward()
+        total = 0.0
+        for inputs, labels, weight in weighted_parts(parts, micro_batches):
+            tokens, *more = inputs if isinstance(inputs, tuple) else (inputs,)
+            positions, mask, documents = (*more, None, None, None)[:3]
+            options = {"token_mask": mask, "documents": documents}
+            loss = weight * model(tokens, labels, positions, **options)
+            loss.backward()
+            total += loss.item()
         norm = None
         if max_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
-        found.append((loss.item(), norm))
+        found.append((total, norm))
         optimizer.step()
         if model.config.balance_bias:
             model.update_balance_biases(RATE)
@@ -192,14 +244,16 @@ def train_runs(runs, changes, expected, state, digits):
 
 
 def check_training(
-    world, runs, changes, steps=3, digits=1e-12, rows_of=even_rows
+    world, runs, changes, steps=3, digits=1e-12, rows_of=even_rows, micro_batches=1
 ) -> None:
     """Each (layout, options) of `runs`, all of one size, trains as one process does.
 
-    Loss, norm, weights and biases of routers; `digits` is relative.
+    Loss, norm, weights and biases of routers; `digits` is relative. With auxiliary
+    losses the one process takes the same `micro_batches`.
     """
     ranks = runs[0][0].batches
-    whole, expected = one_process(changes, steps, LIMIT, rows_of, ranks)
+    known = changes, steps, LIMIT, rows_of, ranks, micro_batches
+    whole, expected = one_process(*known)
     assert min(norm for _, norm in expected) > 2 * LIMIT
     assert bool([*whole.buffers()]) == whole.config.balance_bias
     state = {n: t.detach() for n, t in whole.state_dict(keep_vars=True).items()}

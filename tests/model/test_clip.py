@@ -55,6 +55,7 @@ def counted_on_every_rank():
     """What goes wrong without the table: each part that is held twice counts twice."""
     run = MeshTraining(Layout("plain", 1, 4), KEYS)
     run.accumulate(0)
+    run.bare.sync_gradients()
     gradients = [p.grad for p in run.bare.parameters()]
     local = torch.cat([g.flatten() for g in gradients]).norm().item()
     all_of_them = clip_sharded_grad_norm_(gradients, 1e9).item()

@@ -146,7 +146,8 @@ def test_a_mesh_axis_that_cannot_cut_the_model_is_refused_on_every_rank(world):
 @pytest.mark.verifies("xtrain.model.decoder:XtrainModel")
 def test_sizes_that_do_not_divide_are_refused_on_every_rank(world):
     said = world(2).run(build_on, (2,), ("tensor",))
-    assert said == ["num_embeddings: 11 is not divisible by 2"] * 2
+    rule = "11 rows of the vocabulary are not divisible by 2 tensor ranks"
+    assert said == [f"{rule}: set padded_vocab_size=12"] * 2
 
 
 @pytest.mark.verifies("xtrain.model.decoder:XtrainModel")

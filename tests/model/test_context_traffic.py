@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from xtrain.cluster.per_rank import replaced
 from xtrain.comm import CommLedger, init_mesh
 from xtrain.comm.collective_choice import RING
-from xtrain.context_parallel import all_gather_attention, ulysses
+from xtrain.context_parallel import SequenceMask, all_gather_attention, ulysses
 from xtrain.model import XtrainConfig, XtrainModel, gradient_sums
 from xtrain.model.context import ATTENTIONS
 from xtrain.plan import context_bytes
@@ -84,3 +85,46 @@ def test_a_layer_sends_the_formulas_bytes_and_all_else_only_gradients(world, ran
             parameters = found[0][-1]
             gradients = sum(one[-2] for one in found)
             assert gradients == 2 * (ranks - 1) * parameters * 8
+
+
+def planned(layers: int, attention: str, recompute: str) -> list[Any]:
+    """Windows of masks made in a step of packed documents, and what more is sent."""
+    config = XtrainConfig(
+        vocab_size=24, hidden_size=HIDDEN, intermediate_size=12,
+        num_hidden_layers=layers, num_attention_heads=HEADS, head_dim=HEAD_DIM,
+        num_key_value_heads=HEADS, sliding_window=5, max_window_layers=1,
+    )  # fmt: skip
+    model = XtrainModel(
+        config, init_mesh((2,), ("context",)), context_attention=attention,
+        recompute=recompute,
+    )  # fmt: skip
+    tokens = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) % 24
+    made: list[int | None] = []
+
+    def plan(mask, *ranks):
+        made.append(mask.window)
+        return right(mask, *ranks)
+
+    right = SequenceMask.plan
+    with replaced(SequenceMask, "plan", plan):
+        model(tokens, tokens, documents=tokens // 7).backward()
+    calls = []
+    for documents in (None, torch.zeros_like(tokens)):
+        with CommLedger() as ledger:
+            model(tokens, tokens, documents=documents).backward()
+        calls.append(len(ledger.events))
+    return [sorted(made, key=str), calls[1] - calls[0]]
+
+
+@pytest.mark.verifies("xtrain.context_parallel.sequence_mask:SequenceMask")
+@pytest.mark.parametrize("recompute", ["none", "layer"])
+def test_masks_are_planned_once_a_batch_for_all_layers_and_passes(world, recompute):
+    for attention in ATTENTIONS:
+        few, many = (
+            world(2).run(planned, layers, attention, recompute) for layers in (2, 6)
+        )
+        assert few == many
+        pairs = 1 if attention == "ulysses" else 2  # of ranks, of which one is mine
+        for made, more in many:
+            assert made == [5] * pairs + [None] * pairs
+            assert more == 0

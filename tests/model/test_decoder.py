@@ -70,6 +70,61 @@ def test_logits_loss_and_every_gradient_equal_the_reference(name, positions):
         torch.testing.assert_close(parameter.grad, weights[name].grad, msg=name)
 
 
+@pytest.mark.verifies(
+    *PARTS,
+    "xtrain.tensor_parallel.attention_mask:attention_mask",
+    "xtrain.tensor_parallel.attention_mask:scaled_dot_product_attention",
+)
+@pytest.mark.parametrize("name", ["four for one", "window", "Mixtral"])
+def test_packed_documents_equal_the_reference(name):
+    """A document is as it is alone, at its positions; padding sees nothing."""
+    model, (tokens, labels) = model_of(name), batch()
+    documents = torch.tensor([[4, 4, 2, 2, 2], [7, 7, 7, 7, -1]])
+    weights = copies(model)
+    expected = reference.logits_of(weights, model.config, tokens, None, documents)
+    found = model(tokens, documents=documents)
+    torch.testing.assert_close(found, expected)
+    alone = model(tokens[:1, 2:], positions=torch.arange(2, 5))
+    torch.testing.assert_close(found[:1, 2:], alone)
+    loss = model(tokens, labels, documents=documents)
+    right = reference.loss_of(expected, labels)
+    torch.testing.assert_close(loss, right)
+    loss.backward()
+    right.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, weights[name].grad, msg=name)
+    for wrong in (documents[:, :4], documents.double()):
+        with pytest.raises(ValueError, match="documents of shape"):
+            model(tokens, documents=wrong)
+
+
+@pytest.mark.verifies("xtrain.model.decoder_parts:DecoderParts")
+def test_rows_that_pad_the_vocabulary_change_nothing():
+    """Same first values, logits, loss, gradients and steps; the rows stay zero."""
+    bare, padded = (
+        XtrainModel(
+            config_of("two for one", padded_vocab_size=rows), dtype=torch.double
+        )
+        for rows in (None, 16)
+    )
+    for step in range(3):
+        tokens, labels = batch(step)
+        logits = padded(tokens)
+        assert logits[..., VOCABULARY:].max() == float("-inf")
+        torch.testing.assert_close(padded(tokens, gather_logits=True), bare(tokens))
+        for model in (bare, padded):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model.zero_grad()
+            model.loss(tokens, labels).backward()
+            optimizer.step()
+    for name, parameter in padded.named_parameters():
+        right = bare.get_parameter(name)
+        torch.testing.assert_close(parameter[: len(right)], right)
+        assert not parameter[len(right) :].any()
+    with pytest.raises(ValueError, match="padded_vocab_size=5"):
+        config_of("tied", padded_vocab_size=5)
+
+
 @pytest.mark.verifies(*PARTS)
 @pytest.mark.parametrize("name", ["four for one", "tied", "DeepSeek"])
 def test_training_steps_equal_the_reference(name):

@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
+from tests.expert_parallel.reference import sequence_loss
 from tests.model.configs import config_of
 from tests.model.test_decoder import batch, model_of
 from xtrain.expert_parallel import Routing, load_balancing_loss, router_z_loss
 from xtrain.model import XtrainModel
 from xtrain.model.balance import auxiliary_loss
+from xtrain.model.config import LOSSES
 from xtrain.pipeline_parallel import checkpoint
 
 AUX = "xtrain.model.balance:auxiliary_loss"
@@ -17,7 +19,7 @@ BIAS = "xtrain.model.balance:CopyCounts"
 UPDATE = "xtrain.model.balance:update_biases"
 
 
-@pytest.mark.verifies(AUX)
+@pytest.mark.verifies(AUX, "xtrain.model.balance:sequence_loss")
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_load_balancing_loss_is_of_each_layer_or_of_all_tokens_together(pooled):
     """k times the load-balancing loss, which is 1 with equal loads."""
@@ -34,12 +36,19 @@ def test_the_load_balancing_loss_is_of_each_layer_or_of_all_tokens_together(pool
     balance = 2 * (together if pooled else each.mean())
     z = router_z_loss(torch.cat([r.logits_TE for r in routings]))
     found = {}
-    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+    rows = len(tokens), tokens.shape[1], -1
+    sequences = [
+        sequence_loss(p.view(rows), e.view(rows))
+        for p, e in zip(probabilities, experts, strict=True)
+    ]
+    for name in LOSSES:
         changes = {name: 0.25, "router_aux_loss_pooled": pooled}
         model = model_of("Mixtral", **changes)
         found[name] = (model(tokens, labels) - alone).item() / 0.25
     assert math.isclose(found["router_aux_loss_coef"], balance.item(), rel_tol=1e-10)
     assert math.isclose(found["router_z_loss_coef"], z.item(), rel_tol=1e-10)
+    each = torch.stack(sequences).mean().item()
+    assert math.isclose(found["router_sequence_loss_coef"], each, rel_tol=1e-10)
 
 
 def collapsed(layer: int) -> Routing:
@@ -59,13 +68,14 @@ def test_layers_that_collapse_onto_different_experts_look_even_only_when_pooled(
         config = config_of(
             "gates as they are",
             num_local_experts=8,
+            num_hidden_layers=8,
             router_aux_loss_coef=1.0,
             router_aux_loss_pooled=pooled,
         )
         assert math.isclose(float(auxiliary_loss(config, routings)), expected)
 
 
-PADDED = {"router_aux_loss_coef": 0.25, "router_z_loss_coef": 0.1}
+PADDED = dict.fromkeys(LOSSES, 0.25)
 
 
 @pytest.mark.verifies(AUX, "xtrain.model.layer:DecoderLayer")

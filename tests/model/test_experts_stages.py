@@ -8,16 +8,20 @@ from tests.model.stage_training import (
     StageTraining,
     check_training,
     one_process,
+    padded_rows,
 )
 from tests.model.twins import DEEPSEEK, LOSSES, MIXTRAL, close, config_of
 from xtrain.checkpoint import load_checkpoint, save_checkpoint
 from xtrain.model import XtrainModel
 from xtrain.model.stages import part_costs, stage_parts
-from xtrain.schedules import gpipe
 
 STAGES = "xtrain.model.stages:DecoderStage"
 BIASES = "xtrain.model.stage_gradients:update_stages_balance_biases"
 CLIP = "xtrain.model.stage_gradients:clip_stages_grad_norm_"
+TERMS = [
+    f"xtrain.model.balance:{name}"
+    for name in ("auxiliary_terms", "loss_of_terms", "no_terms", "sequence_loss")
+]
 DEEP = {"num_hidden_layers": 4}
 KINDS = {"mixtral": MIXTRAL | DEEP, "deepseek": DEEPSEEK | DEEP}
 
@@ -31,7 +35,8 @@ def test_stages_of_experts_train_as_one_process(world):
     """A split backward, a mirrored schedule, recompute: each token counts once."""
     check(world, "mixtral", [(Layout("one_f_one_b", 2, expert=2), {})])
     runs = [(Layout(schedule, 2, expert=2), {}) for schedule in ("dualpipe", "zb_v")]
-    runs.append((Layout("interleaved", 2, expert=2), {"recompute": True}))
+    runs.append((Layout("interleaved", 2, expert=2), {"recompute": "stage"}))
+    runs.append((Layout("dualpipe", 2, expert=2), {"once_a_rank": True}))
     check(world, "deepseek", runs)
 
 
@@ -100,9 +105,58 @@ def test_a_layer_with_experts_costs_what_a_token_meets():
     assert [list(span) for span in stage_parts(config, 2)] == [[0, 1, 2], [3, 4]]
 
 
-@pytest.mark.verifies("xtrain.model.stages:check_no_auxiliary_loss")
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_of_all_layers_together_is_refused_in_stages(name):
-    config = config_of(**MIXTRAL, **{name: 0.5})
-    with pytest.raises(ValueError, match=f"{name}=0.5: stages have some of the layers"):
-        XtrainModel.stages(config, None, gpipe(1, 1))
+# -- auxiliary losses: those of each micro-batch, on the ranks of all data
+
+EVERY = LOSSES | {"router_sequence_loss_coef": 0.3}
+POOLED = EVERY | {"router_aux_loss_pooled": True}
+AUXILIARY = {  # by ranks: (config, layouts), 4 micro-batches a step
+    1: [(EVERY, [(Layout("interleaved", 1, micro_batches=4), {})])],
+    2: [
+        (POOLED, [(Layout("one_f_one_b", 2), {}), (Layout("zb_v", 2), {})]),
+        (EVERY, [(Layout("zb_h1", 2), {"recompute": "layer"})]),
+    ],
+    3: [(EVERY, [(Layout("one_f_one_b", 3, micro_batches=4), {})])],
+    4: [
+        (EVERY, [(Layout("dualpipe", 2, tensor=0, expert=2), {})]),
+        (POOLED, [(Layout("dualpipe", 2, expert=2), {})]),
+        (EVERY, [(Layout("zb_h1", 2, data=2), {"wrapper": "fsdp"})]),
+        (POOLED, [(Layout("one_f_one_b", 2, context=2), {})]),
+    ],
+    8: [
+        (EVERY, [(Layout("one_f_one_b", 4, expert=2, micro_batches=4), {})]),
+        (
+            EVERY,
+            [
+                (
+                    Layout("one_f_one_b", 2, tensor=2, context=2),
+                    {"sequence_parallel": True},
+                )
+            ],
+        ),
+    ],
+}
+
+
+@pytest.mark.verifies(STAGES, *TERMS)
+@pytest.mark.parametrize("size", AUXILIARY)
+def test_auxiliary_losses_of_stages_are_those_of_one_process(world, size):
+    """Of each layer or pooled; each micro-batch weighs as its labels do."""
+    for changes, runs in AUXILIARY[size]:
+        config = KINDS["deepseek"] | {"num_hidden_layers": 5} | changes
+        more = {"steps": 2, "digits": 1e-10, "micro_batches": 4}
+        check_training(world, runs, config, **more)
+
+
+@pytest.mark.verifies(STAGES, "xtrain.expert_parallel.overlap_chunks:ForwardChunks")
+def test_padding_reaches_the_routers_of_every_stage(world):
+    """With positions of its own; also where a pair runs a layer in chunks."""
+    config = KINDS["deepseek"] | EVERY
+    for layout, options in (
+        (Layout("dualpipe", 2, tensor=0, expert=2), {}),
+        (Layout("zb_h1", 2, tensor=2), {"sequence_parallel": True}),
+        (Layout("one_f_one_b", 2, context=2), {"recompute": "layer"}),
+        (Layout("dualpipe_v", 2, context=2), {"context_balance": "documents"}),
+    ):
+        more = {"steps": 3, "digits": 1e-10, "micro_batches": 4}
+        more["rows_of"] = padded_rows
+        check_training(world, [(layout, options)], config, **more)

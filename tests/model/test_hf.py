@@ -220,7 +220,7 @@ def damaged(folder):
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type='yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type llama3 without factor"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
-        ({"attention_dropout": 0.1}, "attention_dropout=0.1"),
+        ({"attention_dropout": 1.5}, "attention_dropout=1.5"),
     ):
         (folder / "config.json").write_text(json.dumps(values | change))
         yield str(change), said

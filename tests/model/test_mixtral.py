@@ -220,11 +220,13 @@ def test_what_they_save_comes_back_bit_for_bit_under_the_same_names(
 
 @pytest.mark.verifies(SAVE, CONFIG)
 def test_a_new_model_of_ours_opens_in_transformers(exact, tmp_path):
-    config = config_of(**MIXTRAL, **COEFFICIENTS)
+    losses = COEFFICIENTS | {"router_sequence_loss_coef": 0.25}
+    config = config_of(**MIXTRAL, **losses)
     ours = XtrainModel(config, dtype=torch.float64)
     save_hf(ours, tmp_path)
     again = load_hf(tmp_path).config
-    assert (again.router_aux_loss_coef, again.router_z_loss_coef) == (0.5, 0.0)
+    assert losses == {name: getattr(again, name) for name in losses}
+    assert not again.router_aux_loss_pooled
     theirs = opened_by_them(exact, tmp_path)
     theirs.set_experts_implementation("eager")
     tokens, _ = batch(1)
@@ -252,7 +254,7 @@ def test_experts_that_no_mixtral_has_are_not_saved(tmp_path, key, value):
 @pytest.mark.verifies(CONFIG)
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("sliding_window", 4), ("router_jitter_noise", 0.1), ("hidden_act", "gelu")],
+    [("router_jitter_noise", 0.1), ("hidden_act", "gelu")],
 )
 def test_what_the_decoder_is_not_is_refused_by_name(mixtral, tmp_path, key, value):
     from xtrain.checkpoint import CheckpointError

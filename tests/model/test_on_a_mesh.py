@@ -9,6 +9,7 @@ from tests.model.twins import (
     DEEPSEEK,
     LOSSES,
     MIXTRAL,
+    PARTS,
     Case,
     batch,
     config_of,
@@ -18,11 +19,12 @@ from xtrain.comm import CommLedger, init_mesh
 from xtrain.model import XtrainModel
 
 MODEL = "xtrain.model.decoder:XtrainModel"
-PARTS = (
+PARTS_OF = (
     MODEL,
     "xtrain.model.parameters:placement_of",
     "xtrain.model.modules:TensorParallelModules",
 )
+ATTENTION = ("xtrain.tensor_parallel.rotary_attention:RotaryAttention",)
 CUT = ("xtrain.model.context:SequenceCut", "xtrain.model.context:sequence_cut")
 LOSS = "xtrain.model.loss:mean_cross_entropy"
 SUMS = (
@@ -36,6 +38,9 @@ PLACES = ("xtrain.model.parameters:placement_of", "xtrain.model.mesh_axes:batch_
 AUXILIARY = "xtrain.model.balance:auxiliary_loss"
 BIASES = "xtrain.model.balance:update_biases"
 ONE_KEY = {"num_key_value_heads": 1}
+ODD = {"padded_vocab_size": 27}
+TIED_HEAD = {"tie_word_embeddings": True}
+PADDED = {"padded_vocab_size": 28}
 TIED = {"num_key_value_heads": 2, "tie_word_embeddings": True}
 
 TENSOR = {
@@ -55,7 +60,7 @@ TENSOR = {
 }
 
 
-@pytest.mark.verifies(*PARTS, LOSS)
+@pytest.mark.verifies(*PARTS_OF, LOSS)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("size", TENSOR)
 def test_on_tensor_ranks_it_trains_as_one_device(world, size, sequence_parallel):
@@ -127,11 +132,13 @@ EXPERTS = {
         Case(1, 2, changes=POOLED),
         Case(1, 2, padded=True, changes=DEEPSEEK),
         Case(2, 1, changes=MIXTRAL),
+        Case(1, 2, padded=True, once_a_rank=True, changes=DEEPSEEK | LOSSES),
     ],
     4: [
         Case(1, 4, changes=MIXTRAL | TIED),
         Case(2, 2, padded=True, changes=WITH_LOSSES),
         Case(2, 2, changes=DEEPSEEK),
+        Case(2, 2, once_a_rank=True, changes=MIXTRAL | TIED),
     ],
     8: [Case(1, 8, changes=MIXTRAL), Case(2, 4, changes=DEEPSEEK | LOSSES)],
 }
@@ -144,9 +151,76 @@ def test_on_expert_ranks_it_trains_as_one_device(world, size):
     world(size).run(train_all, EXPERTS[size])
 
 
+OF_OTHER_MODELS = {
+    1: [Case(documents=True, axes=("tensor",), changes=PARTS)],
+    2: [
+        Case(tensor=2, changes=PARTS | PADDED),
+        Case(tensor=2, sequence_parallel=True, documents=True, changes=PARTS | ONE_KEY),
+        Case(context=2, changes=PARTS),
+        Case(context=2, balance="none", documents=True, changes=PARTS),
+        Case(context=2, attention="ulysses", documents=True, changes=PARTS | PADDED),
+        Case(context=2, attention="all_gather", documents=True, changes=PARTS),
+        Case(context=2, balance="documents", documents=True, changes=PARTS),
+        Case(context=2, balance="documents"),
+    ],
+    3: [
+        Case(tensor=3, documents=True, changes=PARTS | ONE_KEY | ODD | TIED_HEAD),
+        Case(
+            tensor=3, sequence_parallel=True, changes=PARTS | {"num_key_value_heads": 3}
+        ),
+        Case(context=3, balance="striped", documents=True, changes=PARTS),
+        Case(
+            context=3,
+            attention="all_gather",
+            balance="documents",
+            documents=True,
+            changes=TIED,
+        ),
+    ],
+    4: [
+        Case(tensor=4, sequence_parallel=True, changes=PARTS | TIED | PADDED),
+        Case(context=2, tensor=2, documents=True, changes=PARTS | PADDED),
+        Case(
+            context=2,
+            tensor=2,
+            balance="documents",
+            sequence_parallel=True,
+            documents=True,
+            changes=PARTS | ONE_KEY,
+        ),
+        Case(
+            context=2,
+            tensor=2,
+            attention="ulysses",
+            sequence_parallel=True,
+            documents=True,
+            changes=PARTS | ONE_KEY,
+        ),
+    ],
+    8: [
+        Case(
+            context=2,
+            tensor=4,
+            sequence_parallel=True,
+            documents=True,
+            changes=PARTS | TIED | PADDED,
+        ),
+        Case(2, 2, tensor=2, changes=MIXTRAL | PARTS),
+    ],
+}
+
+
+@pytest.mark.verifies(*PARTS_OF, *CUT, *ATTENTION)
+@pytest.mark.parametrize("size", OF_OTHER_MODELS)
+def test_with_biases_norms_windows_and_documents_it_trains_as_one_device(world, size):
+    """Parts of Qwen2, Qwen3 and Mistral, a padded vocabulary and packed documents."""
+    world(size).run(train_all, OF_OTHER_MODELS[size], timeout=180)
+
+
 EXPERTS_AND_OTHERS = [
     Case(1, 2, tensor=2, changes=TWO_KEYS),
     Case(1, 2, tensor=2, sequence_parallel=True, changes=DEEPSEEK),
+    Case(1, 2, tensor=2, once_a_rank=True, changes=TWO_KEYS),
     Case(tensor=4, sequence_parallel=True, padded=True, changes=DEEPSEEK | LOSSES),
     Case(1, 2, context=2, padded=True, changes=WITH_LOSSES),
     Case(context=2, tensor=2, changes=DEEPSEEK),
@@ -268,3 +342,53 @@ def from_the_meta_device() -> None:
 @pytest.mark.verifies(MODEL)
 def test_a_cut_model_from_the_meta_device_is_the_same(world):
     world(2).run(from_the_meta_device)
+
+
+def drops_as_one_device(cut_sequence: bool) -> float:
+    """Three steps with equal generators; how far dropout moves the logits."""
+    config = config_of(**PARTS, num_key_value_heads=1, attention_dropout=0.3)
+    mesh = init_mesh((dist.get_world_size(),), ("tensor",))
+    whole = XtrainModel(config, dtype=torch.float64)
+    cut = XtrainModel(config, mesh, sequence_parallel=cut_sequence, dtype=torch.float64)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.03) for m in (whole, cut)]
+    documents = torch.arange(12).expand(2, 12) // 5
+    for step in range(3):
+        losses = []
+        for model, optimizer in zip((whole, cut), optimizers, strict=True):
+            torch.manual_seed(step)
+            losses.append(model(*batch(step), documents=documents))
+            optimizer.zero_grad()
+            losses[-1].backward()
+            model.sync_gradients()
+            optimizer.step()
+        torch.testing.assert_close(*losses)
+        for name, parameter in cut.named_parameters():
+            gradient = cut.placement(name).of(whole.get_parameter(name).grad)
+            torch.testing.assert_close(parameter.grad, gradient, msg=name)
+    tokens, _ = batch(0)
+    dropped = whole(tokens)
+    assert torch.equal(whole.eval()(tokens), whole(tokens)), "eval drops nothing"
+    return (dropped - whole(tokens)).abs().max().item()
+
+
+@pytest.mark.verifies(
+    MODEL,
+    "xtrain.model.modules:TensorParallelModules",
+    "xtrain.tensor_parallel.attention_dropout:DropoutAttention",
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_attention_dropout_on_tensor_ranks_is_that_of_one_device(world, size):
+    for cut_sequence in (False, True):
+        for moved in world(size).run(drops_as_one_device, cut_sequence):
+            assert moved > 0.01
+
+
+def drops_over_context() -> None:
+    mesh, config = init_mesh((2,), ("context",)), config_of(attention_dropout=0.1)
+    with pytest.raises(ValueError, match=r"attention_dropout=0.1 on 2 context ranks"):
+        XtrainModel(config, mesh)
+
+
+@pytest.mark.verifies("xtrain.model.context:sequence_cut")
+def test_attention_dropout_over_context_ranks_is_refused(world):
+    world(2).run(drops_over_context)

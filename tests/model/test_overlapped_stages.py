@@ -18,23 +18,26 @@ from xtrain.schedules import SCHEDULES
 
 KINDS = {
     "mixtral": MIXTRAL | {"num_hidden_layers": 4},
-    "deepseek": DEEPSEEK | {"num_hidden_layers": 5, "first_k_dense_replace": 2},
+    "deepseek": DEEPSEEK | {"num_hidden_layers": 6, "first_k_dense_replace": 2},
 }
 MICRO_BATCHES, STEPS = 6, 2
 
 
 class Stages:
-    """Two pipeline ranks of two expert ranks each."""
+    """Two pipeline ranks of two expert ranks each, and of tensor ranks if any."""
 
-    def __init__(self, kind: str, name: str, recompute: bool):
-        self.mesh = init_mesh((2, 2), ("pipeline", "expert"))
+    def __init__(self, kind: str, name: str, recompute: str = "none", tensor: int = 0):
+        sizes = {"pipeline": 2, "expert": 2} | ({"tensor": tensor} if tensor else {})
+        self.mesh = init_mesh(tuple(sizes.values()), tuple(sizes))
         self.schedule = SCHEDULES[name](2, MICRO_BATCHES)
         config = config_of(**KINDS[kind])
         self.stages = XtrainModel.stages(
-            config, self.mesh, self.schedule, dtype=torch.float64
+            config,
+            self.mesh,
+            self.schedule,
+            dtype=torch.float64,
+            recompute=recompute,
         )
-        for stage in self.stages:
-            stage.recompute = recompute
         self.modules = {stage.index: stage.module for stage in self.stages}
         last = self.modules.get(self.schedule.stages - 1)
         self.runner = PipelineRunner(
@@ -95,8 +98,10 @@ class Stages:
         return counted, expected
 
 
-def train(kind: str, name: str) -> tuple[int, int, bool]:
-    stages = Stages(kind, name, False)
+def train(
+    kind: str, name: str, recompute: str = "none", tensor: int = 0
+) -> tuple[int, int, bool]:
+    stages = Stages(kind, name, recompute, tensor)
     for step in range(STEPS):
         stages.events.clear()
         stages.check_step(step)
@@ -111,7 +116,7 @@ def train(kind: str, name: str) -> tuple[int, int, bool]:
 
 def forwards_in_one_graph(name: str) -> tuple[int, int]:
     """Layers run over a backward that left one graph, and how many should."""
-    stages, found = Stages("mixtral", name, False), []
+    stages, found = Stages("mixtral", name), []
 
     class Recorded(overlapped_layers.ForwardChunks):
         def __init__(self, *arguments, **options):
@@ -158,9 +163,18 @@ def test_overlapped_stages_train_as_one_process(world, kind, name):
     assert total > 0
 
 
+@pytest.mark.verifies("xtrain.model.moe:TensorMoE")
+def test_with_tensor_ranks_they_train_so_too(world):
+    """Sums over tensor ranks are parts of the chunks."""
+    arguments = train, "deepseek", "dualpipe", "none", 2
+    for counted, expected, overlaps in world(8).run(*arguments):
+        assert counted == expected > 0
+        assert overlaps
+
+
 def chunks_of_recompute() -> int:
     """How many events there were: a layer that is run as a whole has none."""
-    stages = Stages("mixtral", "dualpipe_v", True)
+    stages = Stages("mixtral", "dualpipe_v", "layer")
     stages.check_step(0)
     return len(stages.events)
 
@@ -170,16 +184,26 @@ def test_stages_that_recompute_run_a_pair_as_two(world):
         assert chunks == 0
 
 
+@pytest.mark.verifies("xtrain.model.stages:OverlappedDecoderStage")
+def test_attention_alone_is_recomputed_in_a_pair_too(world):
+    for counted, expected, overlaps in world(4).run(
+        train, "mixtral", "dualpipe", "selective"
+    ):
+        assert counted == expected and overlaps
+
+
 def kinds_of_stages() -> list[str]:
     config = config_of(**KINDS["mixtral"])
     found = []
-    for name, sizes, axes in (
+    for name, sizes, axes, *sequence in (
         ("one_f_one_b", (2, 2), ("pipeline", "expert")),
+        ("dualpipe", (2, 2), ("pipeline", "expert"), True),
         ("dualpipe", (2, 2), ("pipeline", "tensor")),
         ("dualpipe", (2, 2), ("pipeline", "data")),
     ):
         mesh = init_mesh(sizes, axes)
-        made = XtrainModel.stages(config, mesh, SCHEDULES[name](2, 4))
+        options = {"sequence_parallel": bool(sequence)}
+        made = XtrainModel.stages(config, mesh, SCHEDULES[name](2, 4), **options)
         found += [type(stage.module).__name__ for stage in made]
     return found
 

@@ -34,7 +34,7 @@ TIED = DEEP | {"tie_word_embeddings": True}
 ON_RANKS = {
     1: [Layout("gpipe", 1), Layout("interleaved", 1)],
     2: [Layout("gpipe", 2), Layout("zb_v", 2), Layout("dualpipe", 2)],
-    3: [Layout("interleaved", 3), Layout("dualpipe_v", 3)],
+    3: [Layout("interleaved", 3, micro_batches=4), Layout("dualpipe_v", 3)],
     4: [Layout("one_f_one_b", 4), Layout("zb_v", 4), Layout("chimera", 4)],
 }
 
@@ -248,19 +248,22 @@ def stage_by_stage(sequence_parallel):
     stages = XtrainModel.stages(
         config, mesh, SCHEDULES["interleaved"](1, 1, 4), **options
     )
-    ends = [span.stop - 2 for span in stage_parts(config, 4)[:-1]]
+    ends = [stage.module.parts.stop - 2 for stage in stages[:-1]]
     assert all(0 <= a < b for a, b in pairwise(ends))
-    for given in (None, positions):
+    for more in ((), (positions,)):
         inner.clear()
-        logits = whole(tokens, positions=given)
-        x = tokens
+        logits = whole(tokens, positions=positions if more else None)
+        given = (tokens, *more)
         for stage, layer in zip(stages[:-1], ends, strict=True):
-            x = stage.module(x, given)
+            output = stage.module(*given)
+            given = output if more else (output,)
+            assert len(given) == 1 + len(more)
+            x = given[0]
             right = inner[layer]
             if sequence_parallel:
                 right = right.chunk(dist.get_world_size(), 1)[dist.get_rank()]
             close(x, right, f"after layer {layer}")
-        found = stages[-1].module(x, given)
+        found = stages[-1].module(*given)
         close(found, logits.chunk(dist.get_world_size(), -1)[dist.get_rank()])
         total, count = stages[-1].module.loss_fn(found, labels)
         mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

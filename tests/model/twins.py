@@ -24,6 +24,12 @@ DEEPSEEK = MIXTRAL | {
     "topk_group": 2,
     "balance_bias": True,
 }
+PARTS = {  # of Qwen2, Qwen3 and Mistral, and a vocabulary that is padded
+    "qkv_bias": True,
+    "qk_norm": True,
+    "sliding_window": 7,
+    "max_window_layers": 1,
+}
 LOSSES = {"router_aux_loss_coef": 0.5, "router_z_loss_coef": 0.1}
 
 
@@ -96,6 +102,13 @@ def mask_of(labels):
     return mask.to(labels.device)
 
 
+def documents_of(rows: int, length: int):
+    """Packed ones of several lengths; one row ends in padding, one is a document."""
+    ids = torch.arange(length) // torch.tensor([5, 9, length])[:rows, None]
+    ids[1, -4:] = -1
+    return ids
+
+
 class Case(NamedTuple):
     """How a model is cut, and what of its config is changed."""
 
@@ -108,6 +121,8 @@ class Case(NamedTuple):
     sequence_parallel: bool = False
     changes: dict[str, Any] | None = None
     padded: bool = False
+    documents: bool = False
+    once_a_rank: bool = False
     axes: tuple[str, ...] = ()  # the mesh has these also with one rank
 
     def mesh(self):
@@ -122,6 +137,7 @@ class Case(NamedTuple):
             sequence_parallel=self.sequence_parallel,
             context_attention=self.attention,
             context_balance=self.balance,
+            once_a_rank=self.once_a_rank,
             dtype=torch.float64,
         )
 
@@ -143,14 +159,24 @@ class Twins:
             return whole
         return whole.chunk(self.cut.data.size())[self.cut.data.rank()]
 
+    def documents(self, tokens):
+        """Of these tokens, or None."""
+        if not self.case.documents:
+            return None
+        return documents_of(*tokens.shape).to(tokens.device)
+
     def check_logits(self, tokens, positions) -> None:
         """This rank's tokens and columns, and all of them in their order."""
-        right = self.whole(tokens, positions=positions)
-        gathered = self.cut(tokens, positions=positions, gather_logits=True)
-        close(gathered, right, f"{self.case} gathered logits")
-        local = self.cut(tokens, positions=positions)
+        given = {"positions": positions, "documents": self.documents(tokens)}
+        right = self.whole(tokens, **given)
+        gathered = self.cut(tokens, **given, gather_logits=True)
+        vocabulary = self.whole.config.vocab_size
+        assert gathered.shape[-1] == vocabulary
+        close(gathered, right[..., :vocabulary], f"{self.case} gathered logits")
+        local = self.cut(tokens, **given)
         if self.cut.context is not None:
-            right = self.cut.context.shard(right)
+            cut = self.cut.context.of_batch(tokens.shape[1], given["documents"])
+            right = cut.shard(right)
         if self.cut.tensor is not None:
             right = right.chunk(self.case.tensor, -1)[self.cut.tensor.rank()]
         close(local, right, f"{self.case} logits")
@@ -158,9 +184,13 @@ class Twins:
     def gradients(self, tokens, labels, positions=None, mask=None) -> None:
         """Loss and every gradient, before gradients are compared."""
         own = [self.own_rows(x) for x in (tokens, labels)]
+        ids = self.documents(tokens)
+        own_ids = self.own_rows(ids)
         losses = [
-            self.whole(tokens, labels, positions, token_mask=mask),
-            self.cut(*own, positions, token_mask=self.own_rows(mask)),
+            self.whole(tokens, labels, positions, token_mask=mask, documents=ids),
+            self.cut(
+                *own, positions, token_mask=self.own_rows(mask), documents=own_ids
+            ),
         ]
         for optimizer, loss in zip(self.optimizers, losses, strict=True):
             optimizer.zero_grad()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.pipeline_parallel.pipelines import WIDTH, batch, layers, make, squares
 from xtrain.comm import CommLedger, init_mesh
@@ -55,7 +56,7 @@ class Training:
         self.schedule = make(layout.schedule, layout.pipeline, layout.micro_batches)
         self.log: list[Reduced] = []
         model = whole_model(self.schedule.stages + 1)
-        if layout.wrapper != "plain" and self.here:
+        if layout.wrapper not in ("plain", "torch fsdp") and self.here:
             for parameter in model.parameters():  # rank 0's are copied to all
                 parameter.data.mul_(2)
         self.stages = own_stages(model, self.schedule, self.pipeline.rank())
@@ -92,6 +93,14 @@ class Training:
                 )
             return [stage.reduction for stage in self.stages]
         for stage in self.stages:
+            if kind == "torch ddp":
+                stage.module = nn.parallel.DistributedDataParallel(
+                    stage.module, process_group=self.data, bucket_cap_mb=2**-10
+                )
+            if kind == "torch fsdp":
+                for layer in stage.module:
+                    fully_shard(layer, mesh=self.mesh["data"])
+                fully_shard(stage.module, mesh=self.mesh["data"])
             if kind == "ddp":
                 stage.module = DistributedDataParallel(stage.module, **shared)
             if kind.startswith("fsdp"):
@@ -125,7 +134,7 @@ class Training:
         kind = self.layout.wrapper
         if not kind.startswith("zero"):
             parts = {name: p.grad for name, p in self.named_parameters()}
-            return self.gathered(parts) if kind.startswith("fsdp") else parts
+            return self.gathered(parts) if "fsdp" in kind else parts
         parts, names = {}, {p: name for name, p in self.named_parameters()}
         for bucket in (b for o in self.optimizers for b in o.buckets):
             pieces = bucket.layout.pieces(bucket.master.grad, self.here)
@@ -141,7 +150,8 @@ class Training:
     def gathered(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """The pieces of all data ranks, one after the other."""
         every: list = [None] * self.layout.data
-        pieces = {n: t.detach().as_subclass(Tensor) for n, t in parts.items()}
+        own = {n: getattr(t, "_local_tensor", t) for n, t in parts.items()}
+        pieces = {n: t.detach().as_subclass(Tensor) for n, t in own.items()}
         mine = {n: t.flatten().cpu() for n, t in pieces.items()}
         dist.all_gather_object(every, mine, group=self.data)
         whole = {name: torch.cat([one[name] for one in every]) for name in parts}

@@ -100,7 +100,10 @@ def parts_of_gradients(name: str, micro_batches: int) -> dict[int, Tensor]:
     schedule = SCHEDULES[name](size, micro_batches)
     stages = [PipelineStage(layer(s), s, size) for s in schedule.stages_of(rank)]
     runner = PipelineRunner(stages, schedule, mean_loss)
-    with replaced(SharedGradients, "sum", lambda *_, **__: None):
+    with (
+        replaced(SharedGradients, "begin", lambda *_: None),
+        replaced(SharedGradients, "sum", lambda *_, **__: None),
+    ):
         runner.step(*map(torch.cat, batch(0, micro_batches)))
     return {stage.index: next(stage.parameters()).grad for stage in stages}
 

@@ -21,6 +21,7 @@ from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 WRAPPERS = "plain", "ddp", "zero 1", "zero 2", "fsdp", "fsdp kept"
 REDUCE_ONCE = "ddp", "zero 1", "zero 2", "fsdp", "fsdp kept"
+TORCHS = "torch ddp", "torch fsdp"
 STEPS = 3
 RUNNER = (
     "xtrain.pipeline_parallel.runner:PipelineRunner",
@@ -75,6 +76,17 @@ def check(world, layouts):
 def test_stages_under_a_wrapper_train_as_one_process(world, wrapper):
     """One direction, backward in two parts, and mirrored stages."""
     schedules = "interleaved", "zb_v", "dualpipe"
+    check(world, [Layout(wrapper, schedule) for schedule in schedules])
+
+
+@pytest.mark.verifies(
+    *RUNNER,
+    "xtrain.pipeline_parallel.torch_wrappers:TorchDDP",
+    "xtrain.pipeline_parallel.torch_wrappers:TorchFSDP",
+)
+@pytest.mark.parametrize("wrapper", TORCHS)
+def test_stages_under_torchs_own_wrappers_train_as_one_process(world, wrapper):
+    schedules = "one_f_one_b", "interleaved", "zb_h1", "dualpipe"
     check(world, [Layout(wrapper, schedule) for schedule in schedules])
 
 
@@ -192,7 +204,7 @@ def accumulated(wrapper: str) -> dict[str, float]:
 
 
 @pytest.mark.verifies(*RUNNER)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, *TORCHS])
 def test_gradients_of_several_steps_add_up_and_evaluation_leaves_them(world, wrapper):
     for errors in world(4).run(accumulated, wrapper):
         assert max(errors.values()) < 1e-12, errors
@@ -256,11 +268,19 @@ def changed(run, what: str):
             stage.module = DistributedDataParallel(
                 stage.module, process_group=run.data, gradient_reduction=kind
             )
-        case "torch's DDP":
-            ddp = nn.parallel.DistributedDataParallel
-            stage.module = ddp(stage.module, process_group=run.data)
-        case "torch's FSDP":
-            fully_shard(stage.module, mesh=run.mesh["data"])
+        case "torch's DDP over others" | "torch's DDP, static" | "torch's DDP inside":
+            alone = [torch.distributed.new_group([rank]) for rank in range(4)]
+            here = alone[torch.distributed.get_rank()]
+            group = here if "others" in what else run.data
+            stage.module = nn.parallel.DistributedDataParallel(
+                stage.module, process_group=group, static_graph="static" in what
+            )
+            if "inside" in what:
+                stage.module = nn.Sequential(stage.module)
+        case "torch's FSDP, hybrid":
+            fully_shard(stage.module, mesh=run.mesh)
+        case "torch's FSDP inside":
+            fully_shard(stage.module[0], mesh=run.mesh["data"])
         case "naive":
             stage.module = NaiveDataParallel(stage.module, run.data, "sum")
         case "tied, then sharded" | "sharded, then its shard shared":
@@ -286,8 +306,11 @@ REFUSED = {
     "a stage missing on one rank": r"stages \[\]|cut into \[\]",
     "average on one pipeline rank": "gradient_reduction='average'.*must be \"sum\"",
     "no data group": "sums gradients over ranks .* has no data_group",
-    "torch's DDP": "DistributedDataParallel would reduce gradients in every backward",
-    "torch's FSDP": "FSDP.* would reduce gradients in every backward",
+    "torch's DDP over others": "TorchDDP sums gradients over ranks",
+    "torch's DDP, static": "static_graph=True",
+    "torch's DDP inside": "DistributedDataParallel would reduce gradients in every",
+    "torch's FSDP, hybrid": "one axis of a mesh of several",
+    "torch's FSDP inside": "FSDP.* would reduce gradients in every backward",
     "DDP inside": "DistributedDataParallel would reduce gradients in every backward",
     "naive": r"NaiveDataParallel has no no_sync\(\)",
     "the pipeline for data": "different .*rank in the pipeline",
@@ -308,7 +331,7 @@ def made(what: str) -> None:
 @pytest.mark.verifies(*CHECKS)
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_reduce_is_refused_on_every_rank(world, xtrain_worlds, what):
-    if what == "torch's FSDP" and xtrain_worlds.device != "cpu":
+    if "torch's FSDP" in what and xtrain_worlds.device != "cpu":
         pytest.skip("what torch's classes do is looked at on CPUs")
     expect_error(world(4), made, what, error=ValueError, match=REFUSED[what])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from xtrain.pipeline_parallel.communicators import lanes_of, pairs_of
 from xtrain.schedules import (
     SCHEDULES,
     Action,
@@ -124,6 +125,27 @@ def of_some_sizes(name: str) -> list[Schedule]:
             except ValueError:  # none of this size
                 continue
     return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.verifies(
+    "xtrain.pipeline_parallel.communicators:pairs_of",
+    "xtrain.pipeline_parallel.communicators:lanes_of",
+)
+def test_a_lane_has_one_pair_of_each_rank_and_few_lanes_have_all_pairs(name):
+    """So a queue of a group is one of a pair and direction."""
+    for schedule in of_some_sizes(name):
+        sent = {
+            (rank, message_peer(schedule, action))
+            for rank, actions in enumerate(with_messages(schedule).actions)
+            for action in actions
+            if action.kind.startswith("SEND")
+        }
+        lanes = lanes_of(pairs_of(schedule))
+        assert lanes.keys() == sent
+        held = [(rank, lane) for pair, lane in lanes.items() for rank in pair]
+        assert len(held) == len({*held})
+        assert max(lanes.values()) < 6  # 4, but for a ring of an odd number of ranks
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,6 +1,7 @@
 """What several ranks hold: mirrored copies, tied embeddings; and overlapped pairs."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -20,9 +21,12 @@ from tests.pipeline_parallel.pipelines import (
     squares,
     worst_gradient,
 )  # fmt: skip
-from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
+from xtrain.cluster.per_rank import replaced
+from xtrain.pipeline_parallel import PipelineRunner, PipelineStage, shared
 from xtrain.pipeline_parallel.micro_batch import micro_batches
-from xtrain.pipeline_parallel.shared import fingerprint
+from xtrain.pipeline_parallel.shared import fingerprint, first_stage
+from xtrain.pipeline_parallel.shared_exchange import Exchange
+from xtrain.schedules import with_reductions
 from xtrain.testing import expect_error
 
 ROWS = 9
@@ -74,6 +78,7 @@ def train_mirrored(name: str) -> dict[str, object]:
 @pytest.mark.verifies(
     "xtrain.pipeline_parallel.shared:SharedGradients",
     "xtrain.pipeline_parallel.shared:held_by_name",
+    "xtrain.pipeline_parallel.shared_exchange:Exchange",
 )
 def test_mirrored_copies_stay_equal_to_the_bit_and_train_as_one(world):
     for name in ("chimera", "dualpipe"):
@@ -82,6 +87,58 @@ def test_mirrored_copies_stay_equal_to_the_bit_and_train_as_one(world):
             assert result["bit-equal"]
             assert result["unused"]  # in one process it has no gradient, either
             assert result["undecayed"]
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.shared:first_stage")
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_of_a_pair_of_mirrored_stages_one_is_summed_under_backwards(ranks):
+    """The stage that both ranks have done first; more is computed after it."""
+    schedule = make("dualpipe", ranks, 2 * ranks)
+    for rank, order in enumerate(with_reductions(schedule).actions):
+        early = first_stage(schedule, rank)
+        assert early == first_stage(schedule, ranks - 1 - rank)
+        at = [str(action) for action in order].index(f"{early}REDUCE")
+        computed = [a for a in order[at:] if a.kind in ("B", "W", "BW")]
+        assert {a.stage for a in computed} == {ranks - 1 - early}
+    assert first_stage(make("one_f_one_b", ranks, 8), 0) is None
+
+
+def buffers_and_times(bucket: int) -> dict[str, object]:
+    """Of a step: how much is received beside gradients, and when sums began."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    schedule, made = make("dualpipe", ranks, 2 * ranks), []
+
+    class Recorded(Exchange):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            parts = [part for parts in self.parts.values() for part in parts]
+            made.append((time.perf_counter(), sum(p.nbytes for p in parts)))
+
+    stages = own(layers(ranks), schedule, rank)
+    runner = PipelineRunner(stages, schedule, squares)
+    with replaced(shared, "Exchange", Recorded), replaced(shared, "BUCKET", bucket):
+        runner.step(*batch(4 * ranks))
+    done = zip(runner.executed, runner.times, strict=True)
+    ends = [end for action, (_, end) in done if action.kind in ("B", "W", "BW")]
+    return {
+        "early": [began < ends[-1] for began, _ in made],
+        "buffers": [nbytes for _, nbytes in made],
+        "gradients": sum(p.grad.nbytes for s in stages for p in s.parameters()),
+    }
+
+
+@pytest.mark.verifies("xtrain.pipeline_parallel.shared_exchange:Exchange")
+def test_sums_of_mirrored_stages_begin_early_and_hold_less_than_their_gradients(world):
+    for bucket in (1, 2**30):
+        by_rank = world(4).run(buffers_and_times, bucket)
+        for rank, found in enumerate(by_rank):
+            other = by_rank[3 - rank]
+            assert found["early"] == [True] + [False] * (len(found["early"]) - 1)
+            both = sum(found["buffers"]) + sum(other["buffers"])
+            assert both == found["gradients"]  # each rank has buffers for its half
+            if bucket == 1:  # one parameter after the other
+                late, most = found["buffers"][1:], found["gradients"] / 2
+                assert len(late) > 2 and max(late) < most
 
 
 class First(nn.Module):

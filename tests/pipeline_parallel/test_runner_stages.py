@@ -338,7 +338,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
         stages = own(modules, schedule, place)
         with replaced(communicators, "follows_nccl", lambda *_: separate):
             pipeline = PipelineRunner(stages, schedule, squares, group)
-        assert (pipeline._messages._down is not pipeline._messages.group) == separate
+        assert bool(pipeline._messages._lanes) == separate
         cut = micro_batches(inputs, 4), micro_batches(targets, 4)
         wanted = dense_loss(reference, *cut)
         losses = [pipeline.step(inputs, targets) for _ in range(2)]
@@ -351,7 +351,7 @@ def in_a_sub_group(separate: bool) -> dict[str, float]:
     return found
 
 
-@pytest.mark.verifies("xtrain.pipeline_parallel.communicators:second_group")
+@pytest.mark.verifies("xtrain.pipeline_parallel.communicators:lane_groups")
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
     world, separate
@@ -361,27 +361,3 @@ def test_a_pipeline_may_be_part_of_the_ranks_and_send_each_way_in_its_own_group(
     for result in world(4).run(in_a_sub_group, separate):
         assert {n: v for n, v in result.items() if not v < 1e-12} == {}
         assert not any(map(math.isnan, result.values()))
-
-
-def bound_to_a_gpu(in_order: bool) -> str:
-    """The error for a group that looks as if `device_id` had bound it."""
-    schedule = make("one_f_one_b", 2, 2)
-    stages = own([Layer() for _ in range(2)], schedule, dist.get_rank())
-    group = dist.new_group([0, 1])
-    group.bound_device_id = torch.device("cuda", 3)
-    with replaced(communicators, "follows_nccl", lambda *_: in_order):
-        try:
-            PipelineRunner(stages, schedule, squares, group)
-        except ValueError as error:
-            return str(error)
-    return ""
-
-
-@pytest.mark.verifies("xtrain.pipeline_parallel.communicators:check_communicators")
-def test_one_queue_for_all_messages_is_refused_on_every_rank(world):
-    if world(2).device != "cpu":
-        pytest.skip("pretends to be bound, on CPUs")
-    for refused in world(2).run(bound_to_a_gpu, True):
-        assert "bound to cuda:3 by device_id" in refused
-        assert "without device_id" in refused
-    assert world(2).run(bound_to_a_gpu, False) == ["", ""]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from xtrain.cli import main
-from xtrain.plan import ModelShape
+from xtrain.plan import ModelShape, config_json
 from xtrain.plan.config_json import load_shape, shape_of_config
 
 transformers = pytest.importorskip("transformers")
@@ -71,11 +71,31 @@ def test_a_layout_for_a_model_of_your_own(tmp_path, capsys):
     assert found["parameters"] == ModelShape(**LLAMA).parameters
 
 
+QWEN = {  # sizes in the order of LLAMA's entries, further ones, published parameters
+    "qwen2": ((152_064, 3584, 18_944, 28, 28), {"num_key_value_heads": 4},
+              7_615_616_512),
+    "qwen3": ((151_936, 4096, 12_288, 36, 32),
+              {"num_key_value_heads": 8, "head_dim": 128}, 8_190_735_360),
+}  # fmt: skip
+
+
+@pytest.mark.verifies("xtrain.plan.config_json:shape_of_config")
+@pytest.mark.parametrize("kind", QWEN)
+def test_biases_and_norms_of_heads_are_counted_as_published(kind):
+    """Qwen2.5-7B and Qwen3-8B."""
+    sizes, more, parameters = QWEN[kind]
+    values = dict(zip(config_json.LLAMA, sizes, strict=True)) | more
+    shape = shape_of_config(values | {"model_type": kind})
+    assert shape.parameters == parameters
+    plain = shape_of_config(values | {"model_type": "llama"})
+    assert shape.parameters > plain.parameters
+
+
 @pytest.mark.verifies("xtrain.plan.config_json:shape_of_config")
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "qwen2"}, "model_type='qwen2'"),
+        ({"model_type": "phi3"}, "model_type='phi3'"),
         ({}, "model_type=None"),
         ({"model_type": "llama"}, "without vocab_size, hidden_size"),
         ({"model_type": "llama", **LLAMA, "attention_bias": True}, "biases"),

@@ -171,7 +171,7 @@ def test_what_is_divided_by_tensor_ranks(tensor, sliced, tokens, name):
                              recompute="full")  # fmt: skip
     assert full.total == pytest.approx(cut.norms / 4)
     again = layer_activations(shape, tokens, recompute="selective")
-    assert again == one  # a fused kernel has no scores to free
+    assert again.attention <= one.attention and again.total < one.total
 
 
 @pytest.mark.verifies(LAYER)

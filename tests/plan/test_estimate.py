@@ -33,6 +33,7 @@ from xtrain.schedules import SCHEDULES, one_f_one_b, simulate, zb_h1, zb_h2
 
 ESTIMATE = "xtrain.plan.estimate:estimate"
 ESTIMATOR = "xtrain.plan.estimate:Estimator"
+STEP = "xtrain.plan.step_seconds:StepSeconds"
 KERNELS = "xtrain.plan.kernels:Kernels"
 LINKS = "xtrain.plan.transfer:Links"
 LLAMA = ModelShape.preset("llama-3-8b")
@@ -90,7 +91,10 @@ def test_the_kinds_of_attention_and_of_products():
     flops = 4 * head * pairs
     seconds = [one.attend(flops, pairs, head) for one in (flash, older, unfused)]
     assert seconds == sorted(seconds)
-    assert flash.attend(flops, pairs, head, backward=True) > 2 * seconds[0]
+    more = flash.attend(flops, pairs, head, backward=True) - seconds[0]
+    assert more == pytest.approx(
+        1.5 * flops / flash.flash_rate
+    )  # five products for two
     odd = unfused.attend(flops, pairs, 150)
     assert odd > 2 * seconds[2]  # 150 elements are not a multiple of 16 bytes
     fp8 = Kernels(H100, FITTED, "fp8")
@@ -223,15 +227,37 @@ def test_the_host_count_of_a_rack_means_the_rack():
 def test_a_tree_where_a_ring_has_more_hops():
     links = Estimator(LLAMA, "h100", 64).links
     near, far = nccl_hop_seconds(False), nccl_hop_seconds(True)
-    assert links.latency(1, 2, 1) == near and links.latency(1, 2, 2) == far
-    assert links.latency(7, 8, 1) == pytest.approx(7 * near)
-    assert links.latency(511, 512, 64) == pytest.approx(6 * far + 7 * near)
+    gather, reduce = "ring_all_gather", "ring_all_reduce"
+    assert links.latency("send", 2, 1) == near and links.latency("send", 2, 2) == far
+    assert links.latency(gather, 8, 1) == pytest.approx(7 * near)
+    ring = 63 * far + 448 * near  # NCCL has a tree for the all-reduce alone
+    assert links.latency(gather, 512, 64) == pytest.approx(ring)
+    assert links.latency(reduce, 512, 64) == pytest.approx(2 * (6 * far + 7 * near))
+    assert links.latency(reduce, 8, 1) == pytest.approx(2 * 7 * near)
+
+
+@pytest.mark.verifies(LINKS)
+def test_a_call_across_nodes_takes_its_time():
+    layout = Layout(data=16)
+    for kind in ("ring_all_reduce", "all_to_all", "send"):
+        found = []
+        for call in (0.0, 1e-3):
+            constants = EXACT._replace(call=call)
+            links = Estimator(LLAMA, "h100", 64, Assumptions(constants=constants)).links
+            one, inside = (
+                Transfer("data", "x", kind, 10**6, ranks, 3, spans=((1, ranks),))
+                for ranks in (16, 8)
+            )
+            found += [links.seconds(layout, one), links.seconds(layout, inside)]
+        assert found[2] - found[0] == pytest.approx(3e-3)
+        if kind != "send":
+            assert found[3] == found[1]
 
 
 # ----------------------------------------------------- what hides behind compute
 
 
-@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.verifies(ESTIMATOR, STEP)
 def test_gradients_hide_behind_the_last_backward():
     shown = {}
     for overlap in (True, False):
@@ -252,13 +278,15 @@ def test_gradients_hide_behind_the_last_backward():
     assert 0 < shown[True] < shown[False]  # too few tokens to hide all of it
 
 
-@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.verifies(ESTIMATOR, STEP)
 @pytest.mark.parametrize(("zero", "gathers"), [(2, (1, 0)), (3, (4, 4))])
 def test_every_micro_batch_hides_a_collective_of_its_own(zero, gathers):
     """4 micro-batches on 16 ranks: 15/16 of 2 bytes a weight through 8 adapters."""
     estimator = Estimator(LLAMA, "h100", 256, LOSSLESS)
     layout = Layout(data=16, zero=zero, micro_batches=4)
-    wait = 33 * estimator.links.latency(15, 16, 2)  # 32 layers and the rest
+    wait = 33 * estimator.links.latency(
+        "ring_all_gather", 16, 2
+    )  # 32 layers and the rest
     once = wait + 15 / 16 * 2 * LLAMA.parameters / 400e9
     one = Pass(0.01, 0.012, 0.008, 0.0, 0.0, 0.0)
     forward, backward = (times * once for times in gathers)
@@ -296,7 +324,7 @@ def test_pairs_of_dualpipe_hide_the_exchange():
     assert found[0].parts["expert"] > 0 == found[1].parts["expert"]
 
 
-@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.verifies(ESTIMATOR, STEP)
 def test_the_bubble_waits_for_the_other_ranks():
     """1F1B: the slowest rank waits once for each other rank's forward and backward."""
     layout = Layout(pipeline=4, micro_batches=16)
@@ -452,7 +480,7 @@ def test_stages_2_and_3_with_a_pipeline_behind_a_flag():
 # ---------------------------------------------------- single terms, by hand
 
 
-@pytest.mark.verifies(ESTIMATOR)
+@pytest.mark.verifies(ESTIMATOR, STEP)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_the_optimizer_reads_and_writes_its_share_once(zero):
     """4 + 8 bytes of fp32 state both ways, 4 of gradients in, 2 of weights out."""

@@ -66,8 +66,8 @@ def test_what_would_change():
     assert long.layout.gpus == FIRST.gpus and long.layout.context == 16
     old = {one.what for one in what_if(SHAPE, replace(FIRST, data=2), "a100-80gb", 64)}
     assert "fp8 products" not in old and len(old) == 4
-    odd = replace(FIRST, schedule="interleaved", chunks=2, micro_batches=2)
+    odd = replace(FIRST, schedule="dualpipe", micro_batches=4)
     half = what_if(SHAPE, odd, Accelerator.preset("h100"), 4096)[1]
-    assert half.estimate is None and "not divisible by pipeline" in half.why
+    assert half.estimate is None and "needs micro_batches >= " in half.why
     pod = what_if(SHAPE, FIRST, "tpu-v5p", 4096, Assumptions(network=None))
     assert "half the network" not in {one.what for one in pod}

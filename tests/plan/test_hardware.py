@@ -91,8 +91,12 @@ def test_scaling_book_uses_ninety_where_the_vendor_implies_one_hundred():
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown accelerator 'zz9'; known: .*h100"):
         Accelerator.preset("zz9")
-    near_names = {"h10": "h100", "H100-80GB": "h100", "mi30x": "mi300x, mi325x",
-                  "a100": "a100-40gb, a100-80gb"}  # fmt: skip
+    near_names = {
+        "h10": "h100, h100-96gb",
+        "H100-80GB": "h100",
+        "mi30x": "mi300x, mi325x",
+        "a100": "a100-40gb, a100-80gb",
+    }
     for name, near in near_names.items():
         with pytest.raises(ValueError, match=rf"'; did you mean {near}\?$"):
             Accelerator.preset(name)

@@ -59,8 +59,6 @@ def test_the_layout_of_the_example_is_legal():
         (LLAMA, {"pipeline": 40, "chunks": 3, "schedule": "interleaved",
                  "micro_batches": 40}, "layers"),
         (LLAMA, {"pipeline": 4, "chunks": 2}, "chunks"),
-        (LLAMA, {"pipeline": 4, "chunks": 2, "schedule": "interleaved",
-                 "micro_batches": 6}, "interleaved"),
         (LLAMA, {"pipeline": 3, "schedule": "dualpipe", "micro_batches": 12}, "mirror"),
         (LLAMA, {"pipeline": 4, "schedule": "dualpipe", "micro_batches": 6},
          "dualpipe"),

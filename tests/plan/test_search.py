@@ -13,7 +13,7 @@ from xtrain.plan import (
     estimate,
     search,
 )
-from xtrain.plan.search import MEMORY, candidates, divisors
+from xtrain.plan.search import MEMORY, candidates, check_count, divisors
 
 SEARCH = "xtrain.plan.search:search"
 SPACE = "xtrain.plan.search:SearchSpace"
@@ -87,7 +87,8 @@ def test_candidates_are_all_ways_to_write_the_devices():
 @pytest.mark.verifies(SEARCH)
 def test_what_is_tight_stands_behind_what_fits():
     space = SearchSpace(tensor=(8,), pipeline=(2,), context=(1,), zero=(1,),
-                        micro_batch=(1,), schedules=(("one_f_one_b", 1),))  # fmt: skip
+                        micro_batch=(1,), schedules=(("one_f_one_b", 1),),
+                        recompute=("none", "full"))  # fmt: skip
     assumed = Assumptions(capacity=62 * GIB, reserve=8 * GIB)
     found = search(
         LLAMA, "a100-80gb", 64, 8192, 512, space=space, assumptions=assumed
@@ -135,3 +136,12 @@ def test_more_of_everything_is_never_slower_than_its_parts():
     ]
     assert best[0] and best[1] and best[1].seconds <= best[0].seconds
     assert isinstance(best[1].layout, Layout)
+
+
+@pytest.mark.verifies("xtrain.plan.search:check_count")
+def test_experts_on_a_thousand_devices_are_searched_and_on_two_thousand_not():
+    shape = ModelShape.preset("mixtral-8x7b")
+    check_count(shape, 1024, SearchSpace())
+    check_count(shape, 2048, SearchSpace(expert=(8,)))
+    with pytest.raises(ValueError, match="gpus=2048 have more than 300000 layouts"):
+        check_count(shape, 2048, SearchSpace())

@@ -20,7 +20,11 @@ from xtrain.plan import (
 )
 from xtrain.plan.experts import all_to_all_bytes
 from xtrain.plan.step_traffic import layer_transfers
-from xtrain.plan.tensor_parallel import bytes_sent, tensor_parallel_calls
+from xtrain.plan.tensor_parallel import (
+    bytes_sent,
+    partial_gradient_calls,
+    tensor_parallel_calls,
+)
 from xtrain.plan.transfer import dtypes_of
 
 TRAFFIC = "xtrain.plan.step_traffic:traffic_per_step"
@@ -106,7 +110,9 @@ def test_tensor_ranks_send_what_the_calls_say(sliced, recompute):
     calls = tensor_parallel_calls(
         LLAMA, 2, 512, 4, sequence_parallel=sliced, recompute=recompute == "full"
     )
-    assert sent(LLAMA, layout) == {"tensor": 3 * bytes_sent(calls)}
+    norms = bytes_sent(partial_gradient_calls(LLAMA, 32, 4, sequence_parallel=sliced))
+    assert (norms > 0) == sliced  # once a step
+    assert sent(LLAMA, layout) == {"tensor": 3 * bytes_sent(calls) + norms}
     transfers = traffic_per_step(LLAMA, layout, 512)
     hidden = sum(t.sent for t in transfers if t.overlapped)
     once_more = 2 * 32 * 3 * 2 * 512 * 4096 * 2 * 3 / 4  # a gather a block, backward
@@ -165,12 +171,17 @@ def test_messages_between_stages(schedule, chunks, first, inner):
     half = 2 if schedule == "dualpipe" else 1
     both = 2 if schedule == "dualpipe" else 1
     found = [sent(LLAMA, layout, rank=rank)["pipeline"] for rank in range(4)]
+    if schedule == "dualpipe":  # and the gradients of the stages that two ranks hold
+        for rank in range(4):
+            held = device_parameters(LLAMA, layout, rank)
+            found[rank] -= 4 * held.total
     assert found[0] == both * first * count * message // half
     assert found[1] == both * inner * count * message // half
     # The last rank sends as much back: in a V both its stages are neighbours.
     assert found[3] == found[0]
     sliced = replace(layout, tensor=4, sequence_parallel=True)
-    assert sent(LLAMA, sliced)["pipeline"] == found[0] // 4
+    shared = 4 * device_parameters(LLAMA, sliced).total if half == 2 else 0
+    assert sent(LLAMA, sliced)["pipeline"] - shared == found[0] // 4
 
 
 @pytest.mark.verifies(TRAFFIC)

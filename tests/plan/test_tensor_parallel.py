@@ -14,12 +14,14 @@ from xtrain.plan.tensor_parallel import (
     layer_calls,
     layer_flops,
     layer_seconds,
+    partial_gradient_calls,
     tensor_parallel_calls,
     tokens_where_equal,
 )
 
 CALLS = "xtrain.plan.tensor_parallel:tensor_parallel_calls"
 CALL = "xtrain.plan.tensor_parallel:TensorParallelCall"
+PARTIAL = "xtrain.plan.tensor_parallel:partial_gradient_calls"
 LAYER = "xtrain.plan.tensor_parallel:layer_calls"
 BF16 = 2
 
@@ -52,7 +54,7 @@ def test_a_layer_of_gpt3_on_8_ranks_sends_what_the_papers_say():
 @pytest.mark.verifies(LAYER)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
 def test_eight_ten_and_twelve_activations_a_layer(ranks):
-    """8 bsh (t-1)/t; 12 with recomputation; with SP 10, and the norms' gradients."""
+    """8 bsh (t-1)/t; 12 with recomputation; with SP 10."""
     shape = shape_of(96 * 48, 48, intermediate_size=48, vocab_size=48)
     sequence = 48
     unit = 2 * sequence * shape.hidden_size * BF16
@@ -61,11 +63,8 @@ def test_eight_ten_and_twelve_activations_a_layer(ranks):
     assert bytes_sent(layer_calls(shape, **options)) == 8 * share
     assert bytes_sent(layer_calls(shape, **options, recompute=True)) == 12 * share
     split = layer_calls(shape, **options, sequence_parallel=True)
-    blocks = [call for call in split if call.part != "norm"]
-    assert bytes_sent(blocks) == 10 * share
-    norms = [call for call in split if call.part == "norm"]
-    assert [call.numel for call in norms] == [shape.hidden_size] * 2
-    forward = bytes_sent([call for call in blocks if not call.backward])
+    assert bytes_sent(split) == 10 * share
+    forward = bytes_sent([call for call in split if not call.backward])
     assert forward == 4 * share
 
 
@@ -143,13 +142,15 @@ def bytes_and_calls(config: XtrainConfig, batch: int, sequence: int, split: bool
         loss = model.loss(tokens, tokens)
     with CommLedger() as backward:
         loss.backward()
-    for ledger in (forward, backward):
+    with CommLedger() as once_a_step:
+        model.sync_gradients()
+    for ledger in (forward, backward, once_a_step):
         sums = Counter(e.payload // 4 for e in ledger.events if e.op == "allreduce")
         found.append((counted(ledger.events, ranks), sums))
     return found
 
 
-@pytest.mark.verifies(CALLS, CALL)
+@pytest.mark.verifies(CALLS, CALL, PARTIAL)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_real_model_sends_these_calls_forward_and_backward(
     world, xtrain_worlds, ranks
@@ -170,12 +171,13 @@ def test_a_real_model_sends_these_calls_forward_and_backward(
         calls = tensor_parallel_calls(
             config, batch, sequence, ranks, sequence_parallel=split, itemsize=4
         )
+        ways = [[c for c in calls if c.backward == way] for way in (False, True)]
+        ways.append(partial_gradient_calls(config, 2, ranks, sequence_parallel=split))
         found = world(ranks).run(bytes_and_calls, config, batch, sequence, split)
         for rank, passes in enumerate(found):
-            for backward, (sent, sums) in zip((False, True), passes, strict=True):
-                mine = [call for call in calls if call.backward == backward]
+            for mine, (sent, sums) in zip(ways, passes, strict=True):
                 formula = sum(call.traffic.sent[rank % call.ranks] for call in mine)
-                assert sent == formula, (ranks, split, rank, backward)
+                assert sent == formula, (ranks, split, rank, mine)
                 assert sums == Counter(
                     call.numel for call in mine if call.algorithm == "ring_all_reduce"
                 )

@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
+from xtrain.plan.bubble import interleaved_activations, pipeline_idle
 from xtrain.schedules import (
     chimera,
     dualpipe,
@@ -87,6 +92,49 @@ def test_interleaving_divides_the_bubble_by_the_chunks(ranks, m, chunks, times):
 def test_interleaving_one_chunk_is_1f1b(ranks, m):
     one = interleaved(ranks, m, 1)
     assert one.actions == one_f_one_b(ranks, m).actions
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 4), st.sampled_from(TIMES))
+@example(4, 10, 2, TIMES[0])
+@example(4, 11, 3, TIMES[1])
+@example(8, 3, 4, TIMES[1])
+@pytest.mark.verifies(
+    f"{STEPS}.interleaved:interleaved", f"{STEPS}.interleaved:_of_rank",
+    "xtrain.plan.bubble:interleaved_activations", "xtrain.plan.bubble:pipeline_idle",
+)  # fmt: skip
+def test_interleaving_any_number_of_micro_batches_no_order_is_faster(p, m, v, times):
+    """With whole backwards a step has two bounds, and is as long as the longer one.
+
+    The last rank begins after p - 1 forwards, works on m v virtual stages, and p - 1
+    backwards follow. The last stage begins after p v - 1 forwards, works on m
+    micro-batches, and p v - 1 backwards follow.
+    """
+    schedule = interleaved(p, m, v)
+    validate(schedule)
+    timeline = played(schedule, times)
+    longest = max(p - 1 + m * v, p * v - 1 + m)
+    assert timeline.makespan == pytest.approx(longest * sum(times))
+    idle = pipeline_idle("interleaved", p, *times, micro_batches=m, chunks=v)
+    assert max(timeline.idle) == pytest.approx(idle)
+    held = [interleaved_activations(p, m, v, rank) for rank in range(p)]
+    assert timeline.peak_activations == pytest.approx(held)
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "v"),
+    [(4, 10, 2), (4, 3, 2), (4, 7, 3), (3, 3, 2), (8, 24, 3), (3, 8, 2)],
+)
+def test_interleaving_has_torchs_order_where_torch_takes_the_sizes(p, m, v):
+    rounds = max(m // p, 1)
+    torchs = SimpleNamespace(
+        n_local_stages=v, pp_group_size=p, _n_microbatches=m,
+        microbatches_per_round=m // rounds,
+    )  # fmt: skip
+    letters = {"F": "F", "BW": "B"}
+    for rank, actions in enumerate(interleaved(p, m, v).actions):
+        order = ScheduleInterleaved1F1B._calculate_single_rank_operations(torchs, rank)
+        ours = [f"{stage}{letters[kind]}{i}" for kind, stage, i, _ in actions]
+        assert ours == [str(action) for action in order if action is not None]
 
 
 def test_the_published_bubbles_of_interleaving():

@@ -88,6 +88,17 @@ def test_drawings_at_one_scale_are_as_wide_as_their_steps_are_long():
             render_svg(timelines[0], scale=scale)
 
 
+def test_cells_are_as_wide_as_their_stages_cost_and_a_tiny_one_widens_nothing():
+    times = [0.01, 1, 2, 1]
+    timeline = simulate(one_f_one_b(4, 8), times, times, times)
+    drawn = cells(render_svg(timeline))
+    wide = {what: right - left for _, left, right, what in drawn}
+    assert wide["2F0"] == pytest.approx(2 * wide["1F0"], abs=0.2)
+    assert wide["1F0"] > 9 > 1 > wide["0F0"]
+    assert max(right for _, _, right, _ in drawn) < 2000
+    assert "F0" in render_text(timeline)
+
+
 def test_a_drawing_has_a_title_that_is_escaped():
     drawing = render_svg(simulate(one_f_one_b(2, 2)), title="a < b & c")
     root = ElementTree.fromstring(drawing)

@@ -33,9 +33,7 @@ def schedules(draw):
     ranks = draw(st.integers(1, 9))
     m = draw(st.integers(1, 24))
     if name == "interleaved":
-        return interleaved(
-            ranks, ranks * draw(st.integers(1, 4)), draw(st.integers(1, 4))
-        )
+        return interleaved(ranks, m, draw(st.integers(1, 4)))
     if name in ("chimera", "dualpipe", "dualpipe_simple"):
         ranks += ranks % 2
         return SCHEDULES[name](ranks, 2 * m if name == "chimera" else 2 * (ranks + m))
@@ -224,8 +222,8 @@ def test_the_memory_allowed_is_a_limit():
 ILLEGAL = [
     ("gpipe", (0, 4), r"ranks=0, but it is a whole number of at least 1"),
     ("one_f_one_b", (2, 1.5), r"micro_batches=1.5"),
-    ("interleaved", (4, 6), r"micro_batches=6, but .* multiple of 4; take 4 or 8"),
-    ("interleaved", (4, 3), r"multiple of 4; take 4$"),
+    ("interleaved", (4, 0), r"micro_batches=0, but it is a whole number of at least 1"),
+    ("chimera", (4, 1), r"multiple of 2; take 2$"),
     ("dualpipe", (3, 8), r"ranks=3, but .* even number of ranks; take 2 or 4"),
     ("dualpipe", (4, 9), r"micro_batches=9, but half .* take 8 or 10"),
     ("dualpipe", (4, 6), r"micro_batches=6, but .* take 8 or more"),
@@ -241,9 +239,66 @@ def test_illegal_sizes_name_the_rule_and_the_nearest_legal_ones(name, sizes, wor
         SCHEDULES[name](*sizes)
 
 
+@given(schedules(), st.data(), st.sampled_from([0.0, 0.3]))
+@settings(max_examples=80, deadline=None)
+@pytest.mark.verifies(
+    "xtrain.schedules.simulate:simulate", "xtrain.schedules.simulate:_Player",
+    "xtrain.schedules.simulate:Timeline",
+)  # fmt: skip
+def test_stages_of_unequal_cost_take_their_own_times(schedule, data, p2p):
+    """A list of equal times is that number; else every action lasts as its stage."""
+    cost = st.floats(0.25, 4)
+    of_stage = st.lists(cost, min_size=schedule.stages, max_size=schedule.stages)
+    times = {"F": data.draw(of_stage), "B": data.draw(of_stage), "W": data.draw(cost)}
+    timeline = simulate(schedule, *times.values(), p2p=p2p)
+    times["W"] = [times["W"]] * schedule.stages
+
+    def lasts(action):
+        kinds = {"BW": ("B", "W")}
+        return sum(
+            times[kind][part.stage]
+            for part in action.parts
+            for kind in kinds.get(part.kind, (part.kind,))
+        )
+
+    for rank, actions in enumerate(schedule.actions):
+        rows = zip(actions, timeline.starts[rank], timeline.ends[rank], strict=True)
+        for action, start, end in rows:
+            assert end - start == pytest.approx(lasts(action))
+        assert timeline.works[rank] == pytest.approx(sum(map(lasts, actions)))
+        spent = timeline.ends[rank][-1] - timeline.starts[rank][0]
+        assert timeline.idle[rank] + timeline.works[rank] == pytest.approx(spent)
+    assert timeline.work == max(timeline.works)
+    fractions = [
+        i / (i + w) for i, w in zip(timeline.idle, timeline.works, strict=True)
+    ]
+    assert timeline.idle_fraction == pytest.approx(max(fractions), abs=1e-12)
+    one = simulate(schedule, 1.0, 0.8, 0.7, p2p=p2p)
+    listed = [[time] * schedule.stages for time in (1.0, 0.8, 0.7)]
+    assert simulate(schedule, *listed, p2p=p2p) == one
+
+
+def test_unequal_stages_of_1f1b_by_hand():
+    """The slowest stage has two gaps of 1, at its first B and its last one."""
+    timeline = simulate(one_f_one_b(3, 4), [1, 3, 2], [1, 3, 2], 0)
+    assert timeline.works == (8, 24, 16) and timeline.work == 24
+    assert timeline.makespan == 1 + (24 + 2) + 1
+    assert timeline.idle == (28 - 8, 2, 20 - 16)
+    assert timeline.bubble_over_ideal == 20 / 24
+    assert timeline.idle_fraction == 20 / 28
+
+
 def test_times_are_not_negative():
     with pytest.raises(ValueError, match="time of B is -1"):
         simulate(gpipe(2, 2), backward_input=-1)
+    with pytest.raises(ValueError, match="time of F of stage 1 is -2, but"):
+        simulate(gpipe(2, 2), [1, -2])
+    with pytest.raises(ValueError, match="time of p2p is nan"):
+        simulate(gpipe(2, 2), p2p=float("nan"))
+    for times in ([1, 2], [1, 2, 3, 4, 5]):
+        rule = f"{len(times)} times of W, but interleaved has 4 virtual stages"
+        with pytest.raises(ValueError, match=rule):
+            simulate(interleaved(2, 2), backward_weight=times)
 
 
 @pytest.mark.verifies("xtrain.schedules.action:Schedule")

@@ -432,3 +432,22 @@ def test_a_tap_on_a_number_tells_how_it_was_computed(browser, page, where):
     assert browser.run(WIDE) == []
     tap(browser, 4, 200)
     wait_until(lambda: browser.run(TIPS) == [], what="no tip")
+
+
+LEDGER = """
+const field = document.querySelector(".xt-filter");
+field.value = arguments[0];
+field.dispatchEvent(new Event("input"));
+const shown = [...document.querySelectorAll("tbody tr")].filter((row) => !row.hidden);
+return shown.map((row) => row.textContent);
+"""
+
+
+def test_the_filter_of_the_ledger_leaves_rows_with_all_words(browser):
+    browser.open("en/verification/ledger/comm/")
+    rows = browser.run(LEDGER, "")
+    found = browser.run(LEDGER, "Ring_all_reduce test_")
+    assert 0 < len(found) < len(rows) / 2
+    assert any("ring_all_reduce" in row for row in found)
+    assert browser.run(LEDGER, "no such name") == []
+    assert browser.run(LEDGER, "") == rows

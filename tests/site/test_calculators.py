@@ -1,9 +1,11 @@
 """Calculators in a headless Chromium: the page's Python says what ours says."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -11,9 +13,11 @@ from tests.random_values import random_values
 from tests.site.conftest import SITE
 from tests.testing.processes import wait_until
 from xtrain_docs.calculators.answers import CALCULATORS, answer
+from xtrain_docs.calculators.forms import Upload
 
 PAGES = {
     "memory": "en/planning/memory-calculator/",
+    "best": "en/",
     "layouts": "en/planning/layout-planner/",
     "pipeline": "en/planning/pipeline-explorer/",
 }
@@ -147,8 +151,39 @@ def test_every_field_is_reached_by_keyboard_and_shows_it(browser):
         name, outline = browser.run(OUTLINE)
         seen.append(name)
         assert outline >= 2, name
-        browser.driver.switch_to.active_element.send_keys(Keys.TAB)
-    assert seen == [*(field.name for field in fields), "BUTTON"]
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+    names = ["INPUT" if isinstance(f, Upload) else f.name for f in fields]
+    assert seen == [*names, "BUTTON"]
+
+
+TAKE = """
+const [calculator, text, done] = arguments;
+const input = calculator.querySelector("[type=file]");
+const files = new DataTransfer();
+files.items.add(new File([text], "config.json"));
+input.files = files.files;
+input.dispatchEvent(new Event("change", { bubbles: true }));
+setTimeout(() => { calculator.querySelector("form").requestSubmit(); done(); }, 200);
+"""
+
+
+def test_a_config_json_of_the_readers_is_computed_and_stays_in_the_link(browser):
+    entries = {
+        "model_type": "llama", "vocab_size": 32_000, "hidden_size": 2048,
+        "intermediate_size": 5632, "num_hidden_layers": 22,
+        "num_attention_heads": 32, "num_key_value_heads": 4,
+    }  # fmt: skip
+    browser.open(PAGES["memory"])
+    calculator = element(browser, "memory")
+    text = json.dumps(entries | {"architectures": ["Any"]})
+    browser.driver.execute_async_script(TAKE, calculator, text)
+    answered(browser, calculator)
+    expected = answer("memory", {"config": json.dumps(entries)})
+    assert browser.run(SAME, calculator, expected)
+    browser.open(browser.driver.current_url.removeprefix(f"{browser.root}/"))
+    calculator = element(browser, "memory")
+    assert answered(browser, calculator).startswith("Computed")
+    assert browser.run(SAME, calculator, expected)
 
 
 def test_a_mistake_is_told_and_the_answer_stays(browser):

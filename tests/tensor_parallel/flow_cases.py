@@ -97,6 +97,12 @@ def cut_layer(sequence_parallel: bool, whole: nn.Module) -> nn.Module:
         CONFIG, F.scaled_dot_product_attention, sequence_parallel, group
     )
     layer = parts.layer().double()
+    for part in (
+        layer.input_layernorm,
+        layer.self_attn,
+        layer.post_attention_layernorm,
+    ):
+        part.sum_gradients = True  # a model does that after backward
     full = dict(whole.named_parameters())
     with torch.no_grad():
         for name, parameter in layer.named_parameters():

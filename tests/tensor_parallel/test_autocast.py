@@ -20,6 +20,7 @@ def gradients_of(model, tokens, labels, dtype):
     with torch.autocast(device_type(), dtype, enabled=dtype is not None):
         loss = model(tokens, labels)
     loss.backward()
+    model.sync_gradients()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
 

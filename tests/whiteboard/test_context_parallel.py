@@ -27,6 +27,7 @@ from xtrain.whiteboard.context_parallel import ring_attention_forward as forward
 from xtrain.whiteboard.context_parallel.all_gather_attention import (
     all_gather_attention,
 )
+from xtrain.whiteboard.context_parallel.decode_attention import decode_attention
 from xtrain.whiteboard.context_parallel.flash_attention_backward import (
     flash_attention_backward,
 )
@@ -62,6 +63,7 @@ SHARD = "xtrain.whiteboard.context_parallel.shard_sequence:shard_sequence"
 GATHERED = (
     "xtrain.whiteboard.context_parallel.all_gather_attention:all_gather_attention"
 )
+DECODE = "xtrain.whiteboard.context_parallel.decode_attention:decode_attention"
 ULYSSES = "xtrain.whiteboard.context_parallel.ulysses_attention:ulysses_attention"
 
 GROUPS = [None, [0], [0, 1], [0, 1, 2], [1, 3]]
@@ -214,6 +216,41 @@ def test_all_gather_equals_one_process(world):
 @pytest.mark.verifies(ULYSSES)
 def test_ulysses_equals_one_process(world):
     world(4).run(on_every_group, attention_case, ulysses)
+
+
+def decode_case(group, size) -> None:
+    """Token by token from the first on, whose key is the only one there is."""
+    rank, length = dist.get_rank(group), 2 * size + 1
+    for heads, key_heads in HEADS:
+        for dtype in TOLERANCE if heads == 6 else (torch.float64,):
+            for scale in (None, 0.3, 0.0, 500.0):  # of e^500 there is no sum
+                if scale == 500.0 and dtype != torch.float64:
+                    continue
+                tensors = inputs(heads, key_heads, length, dtype)
+                for place in range(length):
+                    seen = [t[:, :, : place + 1] for t in tensors]
+                    seen[0], seen[3] = (t[:, :, [-1]] for t in (seen[0], seen[3]))
+                    expected = of_one_process(seen, False, scale)[0]
+                    keys = slice(rank, place + 1, size)  # by turns, the new one as well
+                    mine = [t[:, :, keys].clone() for t in tensors[1:3]]
+                    given = [seen[0], *mine]
+                    kept = [t.clone() for t in given]
+                    out = decode_attention(*given, scale, group)
+                    what = f"token {place}, {heads} heads, {dtype}, {scale}"
+                    near(out, expected, what, dtype)
+                    assert out.dtype == dtype
+                    if dtype.itemsize == 2:  # rounded once, at the end
+                        eps = torch.finfo(dtype).eps
+                        assert torch.allclose(out.double(), expected, eps, 1e-5)
+                    assert all(map(torch.equal, given, kept)), "inputs written"
+                    first = out.clone()
+                    dist.broadcast(first, group=group, group_src=0)
+                    assert torch.equal(out, first), "or ranks choose other tokens"
+
+
+@pytest.mark.verifies(DECODE)
+def test_a_token_attends_to_a_cache_on_many_ranks_as_in_one_process(world):
+    world(4).run(on_every_group, decode_case)
 
 
 # --- what they send, and when ---------------------------------------------------------

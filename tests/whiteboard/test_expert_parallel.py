@@ -15,9 +15,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.expert_parallel.test_placement import best_possible, largest
 from tests.tensor_parallel.dense import random_of, sub_group
 from xtrain import expert_parallel as library
 from xtrain.cluster.per_rank import replaced
+from xtrain.expert_parallel.packing import replica_counts
 from xtrain.expert_parallel.routing import within_capacity
 from xtrain.whiteboard.expert_parallel import (
     overlapped_all_to_all as overlapped_file,
@@ -34,6 +36,7 @@ from xtrain.whiteboard.expert_parallel.moe_forward import moe_forward
 from xtrain.whiteboard.expert_parallel.overlapped_all_to_all import (
     overlapped_all_to_all,
 )
+from xtrain.whiteboard.expert_parallel.plan_placement import plan_placement
 from xtrain.whiteboard.expert_parallel.top_k_gradient import top_k_gradient
 from xtrain.whiteboard.expert_parallel.top_k_router import TopKRouter
 from xtrain.whiteboard.expert_parallel.update_balance_bias import (
@@ -51,6 +54,7 @@ BACKWARD = f"{FOLDER}.moe_backward:moe_backward"
 DISPATCH = f"{FOLDER}.dispatch:dispatch"
 COMBINE = f"{FOLDER}.combine:combine"
 GSHARD = f"{FOLDER}.gshard_moe:GShardMoE"
+PLACEMENT = f"{FOLDER}.plan_placement:plan_placement"
 OVERLAPPED = f"{FOLDER}.overlapped_all_to_all:overlapped_all_to_all"
 
 GROUPS = [None, [0], [0, 1], [0, 1, 2], [1, 3]]
@@ -290,6 +294,59 @@ def test_a_layer_whose_tokens_all_choose_one_expert():
         near(x, right, "one expert has all tokens")
     for x in found[3:]:
         assert [i for i in range(E) if x[i].any()] == [4]
+
+
+def placed(loads, ranks: int, slots: int) -> list[list[int]]:
+    """A form's plan, in which every expert has a place and none two on one rank."""
+    table = plan_placement(loads, ranks, slots)
+    assert len(table) == ranks and max(map(len, table)) <= slots
+    assert all(sorted(set(held)) == held for held in table)
+    assert {e for held in table for e in held} == set(range(len(loads)))
+    return table
+
+
+@pytest.mark.verifies(PLACEMENT)
+def test_small_plans_are_the_best_ones_or_near():
+    """All tables are tried, also those that leave slots free."""
+    ratios = []
+    for ranks, experts in itertools.product((1, 2, 3), (1, 2, 3, 4)):
+        for slots in range(-(-experts // ranks), experts + 1):
+            if (ranks, experts) == (3, 4) and slots > 2:
+                continue  # thousands of tables
+            for loads in itertools.product((0, 1, 3, 8), repeat=experts):
+                table = placed(loads, ranks, slots)
+                assert sum(map(len, table)) == ranks * slots
+                best = best_possible(loads, ranks, slots)
+                ratios.append(largest(loads, table) / best if best else 1.0)
+    assert max(ratios) <= 1.5
+    assert sum(ratio < 1 + 1e-9 for ratio in ratios) > 0.85 * len(ratios)
+    # Two equal experts on two ranks: a copy of one of them is worse than a free slot.
+    assert largest((8, 8, 0), plan_placement((8, 8, 0), 2, 2)) == 12
+
+
+@pytest.mark.verifies(PLACEMENT)
+def test_the_longest_goes_to_the_emptiest_rank_and_the_hottest_gets_the_copies():
+    assert plan_placement([8, 2, 2, 1], 2, 3) == [[0, 1, 2], [0, 1, 3]]
+    assert plan_placement([1] * 6, 3, 2) == [[0, 3], [1, 4], [2, 5]]
+    assert plan_placement([1, 1, 1, 9, 3], 3, 2) == [[1, 3], [2, 3], [0, 4]]
+    for ranks, slots, E in ((4, 16, 64), (8, 9, 64), (8, 3, 20)):
+        for seed in range(5):
+            loads = random_of(seed, E).square().mul(100).tolist()
+            table = placed(loads, ranks, slots)
+            counts = [sum(e in held for held in table) for e in range(E)]
+            assert counts == replica_counts(loads, ranks * slots, ranks)
+            replica = max(x / n for x, n in zip(loads, counts, strict=True))
+            assert largest(loads, table) <= sum(loads) / ranks + replica
+            swapped = library.plan_placement(loads, ranks, slots)
+            assert largest(loads, table) < 1.05 * max(swapped.load_of_rank)
+
+
+@pytest.mark.verifies(PLACEMENT)
+def test_a_copy_for_which_no_other_rank_is_free_is_left_out():
+    loads = [9, 2, 2, 1, 1, 1, 1, 1]
+    assert replica_counts(loads, 18, 3) == [3, 3, 3, 2, 2, 2, 2, 1]
+    table = placed(loads, 3, 6)
+    assert sorted(map(len, table)) == [5, 6, 6]
 
 
 # --- over ranks -----------------------------------------------------------------------

@@ -50,6 +50,7 @@ LONGER = {
 }
 """Forms that the library has under another name, or several under one."""
 NO_TWIN: dict[str, str] = {
+    "decode_attention": "there ring_online_softmax merges what ranks find for a query",
     "dispatch": "there plan_dispatch exchanges the counts, and dispatch has a plan",
     "expert_capacity": "there that is the number alone; within_capacity has the mask",
     "gpipe_step": "there PipelineRunner runs the list of any schedule",

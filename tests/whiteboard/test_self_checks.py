@@ -22,8 +22,9 @@ SENT = re.compile(r"rank \d: \d+ messages, [\d,]+ bytes sent; (?P<formula>.+): [
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 HALVES = ([0, 2], [1, 3])
 WIDE_IN_16_BITS = {
-    *("all_gather_attention", "flash_attention_backward", "flash_attention_forward"),
-    *("online_softmax", "ring_attention_backward", "ring_attention_forward"),
+    *("all_gather_attention", "decode_attention", "flash_attention_backward"),
+    *("flash_attention_forward", "online_softmax"),
+    *("ring_attention_backward", "ring_attention_forward"),
     *("rotary_embedding", "top_k_router", "vocab_parallel_cross_entropy"),
     *("moe_backward", "moe_forward"),
 }

@@ -146,7 +146,11 @@ class Rendezvous:
             return
         self._next_recheck = time.monotonic() + RECHECK_SECONDS
         self._rechecked = (self._rechecked + 1) % self._size
-        peer, line = self._rechecked, self._read(self._rechecked)
+        self.recheck(self._rechecked)
+
+    def recheck(self, peer: int) -> None:
+        """Read a rank's line once more; RuntimeError if the rank has given up since."""
+        line = self._read(peer)
         if peer == self.rank or not line or self._lines.get(peer, line) == line:
             return
         if not line.startswith(GAVE_UP):

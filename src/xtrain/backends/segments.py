@@ -12,7 +12,6 @@ Segments are anonymous memory (memfd), reached through the owner's /proc entry: 
 kernel lets in the same user only, and when the last process is gone so is the memory.
 """
 
-import contextlib
 import mmap
 import os
 import platform
@@ -151,10 +150,16 @@ def join_segments(
         """Map what is there, and look who has mapped everything."""
         for peer, address in enumerate(addresses):
             if peer not in segments:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                try:
                     segments[peer] = open_segment(
                         peer, address.pid, address.endpoint, size
                     )
+                except (FileNotFoundError, ProcessLookupError):
+                    pass
+                except RuntimeError:
+                    # a rank that gave up has closed it: the number may be reused
+                    rendezvous.recheck(peer)
+                    raise
         if len(segments) == size:
             mine.words[JOINED] = number + rank
             for peer, segment in segments.items():

@@ -95,6 +95,7 @@ def sharded(program: Program) -> None:
     )  # fmt: skip
     tokens = torch.zeros(1, SEQUENCE, dtype=torch.long, device="meta")
     wrapped(tokens, tokens).backward()
+    model.sync_gradients()
 
 
 def pipeline(program: Program) -> None:

@@ -95,6 +95,8 @@ def training_trial(
         with around():
             loss = wrapped(tokens, labels)
             loss.backward()
+        if isinstance(wrapped, XtrainModel) and wrapped.tensor is not None:
+            wrapped.sync_gradients()  # what its tensor ranks have parts of
         place = next(steps, None)
         if update or place is not None:
             optimizer.step()

@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from xtrain.plan.activations import RECOMPUTE
 from xtrain.plan.checks import require_whole
 from xtrain.plan.config_json import load_shape
 from xtrain.plan.estimate import Assumptions, Estimate
@@ -35,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for axis in AXES:
         add(f"--{axis}", type=int, help=f"only this many {axis} ranks")
     add("--zero", type=int, choices=range(4), help="only this stage")
-    add("--recompute", choices=("none", "full"), help="only this")
+    add("--recompute", choices=RECOMPUTE, help="only this")
+    add("--chunks", type=int, metavar="N",
+        help="of interleaved schedules; 2 and 4 unless given")  # fmt: skip
+    add("--hybrid", action="store_true",
+        help="try ZeRO-3 inside a node with copies across nodes, too")  # fmt: skip
+    add("--offload", action="store_true",
+        help="try the optimizer's state in the host's memory, too")  # fmt: skip
     add("--recipe", default="megatron18", choices=sorted(RECIPES), metavar="NAME",
         help="bytes a parameter: " + ", ".join(sorted(RECIPES)))  # fmt: skip
     add("--dtypes", default="megatron-bf16", choices=sorted(DTYPES), metavar="NAME",
@@ -44,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="devices that the fast link joins; as the accelerator has it")  # fmt: skip
     add("--precision", default="bf16", choices=PRECISIONS, help="of the products")
     add("--attention", default="flash", choices=ATTENTION, help="its kernel")
+    add("--tensor-overlap", action="store_true",
+        help="tensor ranks send in pieces, behind their products")  # fmt: skip
     add("--network", type=float, metavar="GBITS", help="Gbit/s of a device's adapter")
     add("--memory", type=float, metavar="GIB", help="of a device; the vendor's figure")
     add("--reserve", type=float, default=4.0, metavar="GIB", help="to be left free")
@@ -95,6 +104,7 @@ def assumptions_of(arguments: argparse.Namespace, device: Accelerator) -> Assump
         gpus_per_node=arguments.gpus_per_node,
         precision=arguments.precision,
         attention=arguments.attention,
+        tensor_overlap=arguments.tensor_overlap,
         network=None if arguments.network is None else arguments.network * GIGABIT,
         recipe=arguments.recipe,
         dtypes=arguments.dtypes,
@@ -110,6 +120,16 @@ def space_of(arguments: argparse.Namespace) -> SearchSpace:
         value = getattr(arguments, name)
         if value is not None:
             chosen[name] = (value,)
+    if arguments.offload:
+        chosen["offload"] = (False, True)
+    if arguments.chunks is not None:
+        require_whole("chunks", arguments.chunks)
+        ways = [("one_f_one_b", 1), ("interleaved", arguments.chunks)]
+        chosen["schedules"] = ways[: 1 + (arguments.chunks > 1)]
+    if arguments.hybrid:
+        device = Accelerator.preset(arguments.gpu)
+        nodes = arguments.gpus // (arguments.gpus_per_node or device.node)
+        chosen["replicate"] = (1, nodes) if nodes > 1 else (1,)
     return SearchSpace(**chosen)
 
 

@@ -86,7 +86,7 @@ def ranked(shown: list[Estimate], gpus: int, capacity: float) -> Table:
             str(place),
             str(layout),
             schedule if layout.pipeline > 1 else "-",
-            layout.recompute,
+            layout.recomputed,
             f"{layout.micro_batch}x{layout.micro_batches}",
             f"{one.memory.total / GIB:.1f}",
             gauge(one.memory.total / capacity),

@@ -6,9 +6,11 @@ import json
 import math
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xtrain.schedules import SCHEDULES, simulate, validate
+from xtrain.schedules.checks import Times
 from xtrain.schedules.draw import render_svg, render_text
 from xtrain.schedules.simulate import Timeline
 
@@ -21,6 +23,11 @@ TIMES = {
     "all_to_all": 0.0,
 }
 
+WORDS = {
+    "p2p": "time of a message to the next stage",
+    "all_to_all": "what experts' exchange adds to a forward, and to a backward",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `xtrain schedule`."""
@@ -29,13 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro-batches", type=int, default=8, help="of a step")
     parser.add_argument("--chunks", type=int, help="parts a rank, of `interleaved`")
     for name, default in TIMES.items():
-        words = "time of one stage"
-        if name == "all_to_all":
-            words = "what experts' exchange adds to a forward, and to a backward"
-        elif name == "p2p":
-            words = "time of a message to the next stage"
+        kind: Callable[[str], Times] = float if name in WORDS else times
+        words = WORDS.get(name, "time of a virtual stage; 1,1,2 for one each")
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=float, default=default, help=words
+            f"--{name.replace('_', '-')}", type=kind, default=default, help=words
         )
     parser.add_argument(
         "--overlapped",
@@ -44,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it into a file")
     parser.add_argument("--json", action="store_true", help="every action with times")
+
+
+def times(text: str) -> Times:
+    """One time of all virtual stages, or one of each: 1.5 or 1,1,2."""
+    found = [float(part) for part in text.split(",")]
+    return found[0] if len(found) == 1 else found
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,15 +103,21 @@ def _check_size(arguments: argparse.Namespace) -> None:
     count = arguments.stages * arguments.micro_batches * max(arguments.chunks or 1, 1)
     if count > MOST_CELLS:
         raise ValueError(f"stages x micro-batches x chunks are above {MOST_CELLS}")
-    times = [getattr(arguments, time) for time in (*TIMES, "overlapped")]
-    spent = [time for time in times if time]
-    if not any(times[:3]):
+    given = [_each(getattr(arguments, time)) for time in (*TIMES, "overlapped")]
+    spent = [time for of_one in given for time in of_one if time]
+    if not any(map(any, given[:3])):
         raise ValueError("forward and backward take no time: one of them is above 0")
     if not max(spent) <= MOST_RATIO * min(map(abs, spent)) < math.inf:
         raise ValueError(
             f"times from {min(spent):g} to {max(spent):g}: the longest is at most "
             f"{MOST_RATIO} times the shortest"
         )
+
+
+def _each(given: Times | None) -> Sequence[float]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, float) else given
 
 
 def _timeline(arguments: argparse.Namespace) -> Timeline:
@@ -119,22 +135,31 @@ def _timeline(arguments: argparse.Namespace) -> Timeline:
     _check_size(arguments)
     schedule = SCHEDULES[name](arguments.stages, arguments.micro_batches, **options)
     validate(schedule)
-    times = {time: getattr(arguments, time) for time in TIMES}
-    return simulate(schedule, overlapped=arguments.overlapped, **times)
+    given = {time: getattr(arguments, time) for time in TIMES}
+    return simulate(schedule, overlapped=arguments.overlapped, **given)
 
 
 def figures(timeline: Timeline) -> dict[str, str]:
     """The numbers by which schedules are compared."""
-    peaks = " ".join(f"{peak:g}" for peak in timeline.peak_activations)
+    works = [f"{work:g}" for work in timeline.works]
+    equal = len(set(works)) == 1
     return {
         "time of the step": f"{timeline.makespan:g}",
-        "work of a rank": f"{timeline.work:g}",
-        "idle, per rank": " ".join(f"{idle:g}" for idle in timeline.idle),
+        "work of a rank" if equal else "work, per rank": works[0]
+        if equal
+        else " ".join(works),
+        "idle, per rank": of_ranks(timeline.idle),
         "bubble over ideal time": f"{timeline.bubble_over_ideal:.4f}",
         "bubble over all time": f"{timeline.idle_fraction:.4f}",
-        "activations at most (micro-batches)": peaks,
+        "activations at most (micro-batches)": of_ranks(timeline.peak_activations),
+        "the same, counted until W": of_ranks(timeline.peak_until_weights),
         "copies of the weights": f"{timeline.parameter_copies}",
     }
+
+
+def of_ranks(numbers: Sequence[float]) -> str:
+    """One number a rank, with spaces between them."""
+    return " ".join(f"{number:g}" for number in numbers)
 
 
 def as_data(timeline: Timeline) -> dict[str, object]:
@@ -142,8 +167,8 @@ def as_data(timeline: Timeline) -> dict[str, object]:
     schedule = timeline.schedule
     sizes = "name", "ranks", "micro_batches", "chunks", "placement"
     results = (
-        "makespan", "work", "idle", "bubble_over_ideal", "idle_fraction",
-        "peak_activations", "parameter_copies",
+        "makespan", "work", "works", "idle", "bubble_over_ideal", "idle_fraction",
+        "peak_activations", "peak_until_weights", "parameter_copies",
     )  # fmt: skip
     return {
         **{name: getattr(schedule, name) for name in sizes},

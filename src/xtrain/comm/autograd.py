@@ -213,16 +213,23 @@ class _IdentitySum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        rank, _ = rank_and_size(ctx.group)
-        parts = grad.new_empty(len(ctx.members), *grad.shape)
-        by_rank = dict(zip(ctx.members, parts, strict=True))
-        mine = by_rank.pop(rank).copy_(grad)
-        exchange_all(
-            [(mine, member) for member in by_rank],
-            [(part, member) for member, part in by_rank.items()],
-            ctx.group,
-        )
-        return parts.sum(0), None, None
+        return sum_among(grad, ctx.members, ctx.group), None, None
+
+
+def sum_among(
+    x: Tensor, members: Sequence[int], group: ProcessGroup | None = None
+) -> Tensor:
+    """The sum of `members`, which are ranks of the group: each sends its own to all."""
+    rank, _ = rank_and_size(group)
+    parts = x.new_empty(len(members), *x.shape)
+    by_rank = dict(zip(members, parts, strict=True))
+    mine = by_rank.pop(rank).copy_(x)
+    exchange_all(
+        [(mine, member) for member in by_rank],
+        [(part, member) for member, part in by_rank.items()],
+        group,
+    )
+    return parts.sum(0)
 
 
 def slice_of(x: Tensor, dim: int, group: ProcessGroup | None = None) -> Tensor:

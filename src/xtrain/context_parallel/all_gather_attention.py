@@ -19,16 +19,18 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import TORCH
+from xtrain.context_parallel.balance import Balance
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
+from xtrain.context_parallel.planned import mask_of_call
 from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
-    add_up,
     first_derivative,
+    sum_of,
 )
-from xtrain.context_parallel.sequence_mask import SequenceMask, mask_of_call
+from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
 def all_gather_attention(
@@ -39,19 +41,20 @@ def all_gather_attention(
     scale: float | None = None,
     group: ProcessGroup | None = None,
     *,
-    balance: str = "none",
+    balance: Balance = "none",
     block_attention: BlockAttention | None = None,
     window: int | None = None,
     documents: Tensor | None = None,
+    mask: SequenceMask | None = None,
 ) -> Tensor:
     """`ring_attention` by gathering; the arguments are the same."""
     q, k, v = cast_by_autocast(q, k, v)
     check_attention(
         "all_gather_attention",
         q, k, v, group, causal=causal, scale=scale,
-        balance=balance, window=window, documents=documents,
+        balance=balance, window=window, documents=documents, mask=mask,
     )  # fmt: skip
-    mask = mask_of_call(q, k, causal, balance, window, documents, group)
+    mask = mask_of_call(q, k, causal, balance, window, documents, group, mask)
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
     return _AllGatherAttention.apply(mask, group, attention, scale, q, k, v)
@@ -72,7 +75,7 @@ class _AllGatherAttention(torch.autograd.Function):
         rank, _ = rank_and_size(group)
         running = RunningAttention(attention, q, scale)
         for owner, kv in enumerate(gather_kv(k, v, group)):
-            running.add(mask.block(rank, owner), kv)
+            running.add(mask.blocks(rank, owner), kv)
         out, lse = running.result()
         ctx.mask, ctx.group, ctx.attention, ctx.scale = mask, group, attention, scale
         ctx.save_for_backward(q, k, v, out, lse)
@@ -86,8 +89,8 @@ class _AllGatherAttention(torch.autograd.Function):
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
         parts = []
         for owner, kv in enumerate(gather_kv(k, v, ctx.group)):
-            block = ctx.mask.block(rank, owner)
-            parts.append(add_up(None, gradients.of_block(block, kv), block, kv))
+            part = gradients.of_blocks(ctx.mask.blocks(rank, owner), kv)
+            parts.append(sum_of(None, part, kv))
         dq = gradients.dq.to(q.dtype)
         if not any(ctx.needs_input_grad[5:]):
             return None, None, None, None, dq, None, None

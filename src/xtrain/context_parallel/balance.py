@@ -21,6 +21,7 @@ Sources: Liu et al., Ring Attention, 2023; Brandon et al., Striped Attention, 20
 zigzag is that of Zhu's ring-flash-attention.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -29,9 +30,11 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.autograd import all_gather_split, split_all_gather
 from xtrain.comm.checks import rank_and_size, shape_of
-from xtrain.context_parallel.mask import Sees
+from xtrain.context_parallel.deal import Deal
 
 BALANCES = ("none", "striped", "zigzag")
+Balance = str | Deal
+"""One of these names, or which tokens each rank has."""
 
 
 class Block(NamedTuple):
@@ -41,8 +44,8 @@ class Block(NamedTuple):
     keys: slice
     causal: bool
     """Query x of the slice sees keys 0 to x of the slice, or else all of them."""
-    sees: Sees | None = None
-    """If a window or documents hide some of that: what is left."""
+    mask: Callable[[], Tensor] | None = None
+    """Makes a mask, [B or 1, 1, queries, keys], where that is not all that is seen."""
 
 
 def block_of(
@@ -72,8 +75,12 @@ def block_of(
     return Block(slice(half, length), everything, False)
 
 
-def positions_of(rank: int, size: int, length: int, balance: str = "none") -> Tensor:
+def positions_of(
+    rank: int, size: int, length: int, balance: Balance = "none"
+) -> Tensor:
     """The global positions of a rank's tokens, [length], in the order it holds them."""
+    if isinstance(balance, Deal):
+        return balance.positions[rank]
     tokens = torch.arange(length)
     if balance == "striped":
         return tokens * size + rank
@@ -85,7 +92,7 @@ def positions_of(rank: int, size: int, length: int, balance: str = "none") -> Te
 
 
 def local_positions(
-    length: int, balance: str = "none", group: ProcessGroup | None = None
+    length: int, balance: Balance = "none", group: ProcessGroup | None = None
 ) -> Tensor:
     """This rank's `positions_of`, for its rotary embedding: [length]."""
     rank, size = rank_and_size(group)
@@ -94,7 +101,7 @@ def local_positions(
 
 
 def shard_sequence(
-    x: Tensor, dim: int, balance: str = "none", group: ProcessGroup | None = None
+    x: Tensor, dim: int, balance: Balance = "none", group: ProcessGroup | None = None
 ) -> Tensor:
     """This rank's tokens of the whole sequence: tokens, labels, positions, activations.
 
@@ -103,6 +110,7 @@ def shard_sequence(
     Args:
         x: the same on every rank.
         dim: of the sequence.
+        balance: a name, or a `Deal`, as `deal_documents` makes one.
 
     Raises:
         ValueError: the length does not divide as `balance` needs.
@@ -117,7 +125,7 @@ def shard_sequence(
 
 
 def unshard_sequence(
-    x: Tensor, dim: int, balance: str = "none", group: ProcessGroup | None = None
+    x: Tensor, dim: int, balance: Balance = "none", group: ProcessGroup | None = None
 ) -> Tensor:
     """The whole sequence in its order, on every rank; the inverse of `shard_sequence`.
 
@@ -130,8 +138,15 @@ def unshard_sequence(
     return whole.index_select(dim, _order(length, balance, size).argsort().to(x.device))
 
 
-def check_balance(balance: str, length: int, size: int) -> None:
+def check_balance(balance: Balance, length: int, size: int) -> None:
     """ValueError unless the length divides as `balance` needs."""
+    if isinstance(balance, Deal):
+        ranks, tokens = balance.positions.shape
+        if (ranks * tokens, ranks) != (length, size):
+            raise ValueError(
+                f"{balance} is not one of a sequence of {length} on {size} ranks"
+            )
+        return
     if balance not in BALANCES:
         raise ValueError(f"balance={balance!r} is none of {', '.join(BALANCES)}")
     parts = 2 * size if balance == "zigzag" else size
@@ -151,7 +166,7 @@ def length_of(x: Tensor, dim: int) -> int:
     return x.shape[dim]
 
 
-def _order(length: int, balance: str, size: int) -> Tensor:
+def _order(length: int, balance: Balance, size: int) -> Tensor:
     """The positions of all ranks' tokens, rank after rank."""
     local = length // size
     return torch.cat([positions_of(r, size, local, balance) for r in range(size)])

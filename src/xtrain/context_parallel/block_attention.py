@@ -2,7 +2,9 @@
 
 Merging blocks needs each one's log-sum-exp, and their backward needs to be given that
 of all of them. `F.scaled_dot_product_attention` offers neither; the kernels below it
-do. They are equal to the tiles, and several times as fast.
+do. They are equal to the tiles, and several times as fast. That of the CPU takes a mask
+as well: numbers that are added to the scores. FlexAttention has no backward on a CPU,
+and on a GPU none that could be given the log-sum-exp of all blocks.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from xtrain.context_parallel.flash import (
     flash_attention_forward,
 )
 
-Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
+Forward = Callable[..., tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
@@ -25,15 +27,26 @@ class BlockAttention(NamedTuple):
 
     forward: Forward
     backward: Backward
+    masked: bool = False
+    """Whether both take a mask, as their last argument; tiles compute it if not."""
 
 
 def cpu_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Torch's FlashAttention for the CPU."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, scale=scale
+    """Torch's FlashAttention for the CPU. Of a query that sees no key it gives a
+    log-sum-exp of 0."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=added(mask, q), scale=scale
     )
+    if mask is not None:
+        lse = lse.masked_fill(~mask.any(-1), float("-inf"))
+    return out, lse
 
 
 def cpu_backward(
@@ -45,11 +58,22 @@ def cpu_backward(
     lse: Tensor,
     causal: bool,
     scale: float,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward, with an `out` and `lse` that may be those of more keys."""
+    if mask is not None:  # -inf - (-inf) where a query sees no key
+        lse = lse.masked_fill(lse == float("-inf"), 0.0)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out, q, k, v, out, lse, 0.0, causal, scale=scale
+        grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=added(mask, q), scale=scale
     )
+
+
+def added(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """What the kernel adds to the scores: 0 where a query sees a key, or else -inf."""
+    if mask is None:
+        return None
+    shape = len(q), *mask.shape[1:]
+    return q.new_zeros(shape).masked_fill_(~mask, float("-inf"))
 
 
 def cuda_forward(
@@ -81,9 +105,9 @@ def cuda_backward(
     )  # fmt: skip
 
 
-TILES = BlockAttention(flash_attention_forward, flash_attention_backward)
+TILES = BlockAttention(flash_attention_forward, flash_attention_backward, True)
 """In torch's own operations: any device, any dtype."""
-FUSED_CPU = BlockAttention(cpu_forward, cpu_backward)
+FUSED_CPU = BlockAttention(cpu_forward, cpu_backward, True)
 FUSED_CUDA = BlockAttention(cuda_forward, cuda_backward)
 """Has not run on a GPU yet: shapes only are checked, on the meta device."""
 

@@ -10,8 +10,9 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.agreement import describe, problem_of
 from xtrain.comm.call_agreement import check_same_call
 from xtrain.comm.checks import Rule, rank_and_size
-from xtrain.context_parallel.balance import check_balance
+from xtrain.context_parallel.balance import Balance, check_balance
 from xtrain.context_parallel.flash import checked_scale
+from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
 def check_attention(
@@ -22,9 +23,10 @@ def check_attention(
     *groups: ProcessGroup | None,
     causal: bool,
     scale: float | None,
-    balance: str = "none",
+    balance: Balance = "none",
     window: int | None = None,
     documents: Tensor | None = None,
+    mask: SequenceMask | None = None,
     rules: tuple[Rule, ...] = (),
 ) -> None:
     """ValueError on every rank unless all make the same legal call.
@@ -37,7 +39,10 @@ def check_attention(
     problem = problem_of(
         lambda: check_tensors(q, k, v, scale),
         lambda: check_lengths(q, k, causal, balance, sizes),
-        lambda: check_hidden(q, k, causal, window, documents),
+        lambda: check_hidden(
+            (len(q), q.shape[2], k.shape[2]), causal, window, documents
+        ),
+        lambda: check_mask(q, k, causal, balance, window, documents, mask, sizes),
     )
     broken = [message for holds, message in rules if not holds]
     if problem is None and broken:
@@ -52,7 +57,8 @@ def check_attention(
         "causal": causal,
         "balance": balance,
         "scale": scale,
-        "window": window,
+        "window": getattr(mask, "window", window),
+        "mask": mask is not None,
     }
     check_same_call(name, groups, arguments, problem)
 
@@ -73,7 +79,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
 
 
 def check_lengths(
-    q: Tensor, k: Tensor, causal: bool, balance: str, sizes: list[int]
+    q: Tensor, k: Tensor, causal: bool, balance: Balance, sizes: list[int]
 ) -> None:
     """ValueError unless the lengths fit each other and `balance`."""
     queries, keys = q.shape[2], k.shape[2]
@@ -90,9 +96,16 @@ def check_lengths(
 
 
 def check_hidden(
-    q: Tensor, k: Tensor, causal: bool, window: int | None, documents: Tensor | None
+    sizes: tuple[int, int, int],
+    causal: bool,
+    window: int | None,
+    documents: Tensor | None,
 ) -> None:
-    """ValueError unless window and documents are valid."""
+    """ValueError unless window and documents are valid.
+
+    Args:
+        sizes: of the batch, of local queries and of keys.
+    """
     whole = isinstance(window, int) and not isinstance(window, bool)
     if window is not None and not (whole and window > 0 and causal):
         raise ValueError(
@@ -101,13 +114,40 @@ def check_hidden(
         )
     if documents is None:
         return
-    expected = [q.shape[0], q.shape[2]]
-    wrong = not isinstance(documents, Tensor) or q.shape[2] != k.shape[2]
-    if wrong or list(documents.shape) != expected or not is_integer(documents):
+    batch, queries, keys = sizes
+    wrong = not isinstance(documents, Tensor) or queries != keys
+    if wrong or list(documents.shape) != [batch, queries] or not is_integer(documents):
         found = describe(documents) if isinstance(documents, Tensor) else documents
         raise ValueError(
-            f"documents are {found}, but must be whole numbers, {expected} ([batch, "
-            f"local sequence]), with as many queries as keys ({k.shape[2]})"
+            f"documents are {found}, but must be whole numbers, {[batch, queries]} "
+            f"([batch, local sequence]), with as many queries as keys ({keys})"
+        )
+
+
+def check_mask(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    balance: Balance,
+    window: int | None,
+    documents: Tensor | None,
+    mask: SequenceMask | None,
+    sizes: list[int],
+) -> None:
+    """ValueError unless a mask that was made before is that of this call."""
+    if mask is None:
+        return
+    if not isinstance(mask, SequenceMask):
+        raise ValueError(f"mask is {type(mask).__name__}, not of sequence_mask")
+    if window is not None or documents is not None:
+        raise ValueError("a mask has its window and documents: give them or the mask")
+    batch = len(q) if mask.documents is None else mask.documents.shape[1]
+    made = mask.size, batch, mask.queries, mask.keys, mask.causal, mask.balance
+    asked = sizes[-1], len(q), q.shape[2], k.shape[2], causal, balance
+    if repr(made) != repr(asked):
+        raise ValueError(
+            f"the mask was made for (ranks, batch, queries, keys, causal, balance) = "
+            f"{made}, and the call has {asked}"
         )
 
 

@@ -23,12 +23,17 @@ Shapes: B batch, H heads, G key heads, S queries, T keys, D head dim.
 import torch
 from torch import Tensor
 
-from xtrain.context_parallel.mask import Sees, all_of, hide, tiles, up_to_own
+from xtrain.context_parallel.mask import Sees, hide, sees_by, tiles
 from xtrain.context_parallel.online_softmax import State, merge, softmax_block, weights
 
 
 def flash_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = True,
+    scale: float | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and its log-sum-exp, tile by tile.
 
@@ -37,6 +42,7 @@ def flash_attention_forward(
         k, v: [B, G, T, D], G a divisor of H.
         causal: query x sees keys 0 to x.
         scale: of the scores; 1 / sqrt(D) unless given.
+        mask: [B or 1, 1, S, T], True where a query sees a key; in place of `causal`.
 
     Returns:
         out [B, H, S, D] in q's dtype, lse [B, H, S] in at least fp32; a query that sees
@@ -45,7 +51,7 @@ def flash_attention_forward(
     Raises:
         ValueError: shapes that do not fit.
     """
-    return forward_tiles(q, k, v, up_to_own if causal else all_of, scale)
+    return forward_tiles(q, k, v, sees_by(causal, mask), scale)
 
 
 def flash_attention_backward(
@@ -57,14 +63,14 @@ def flash_attention_backward(
     lse: Tensor,
     causal: bool = True,
     scale: float | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v in at least fp32, from what forward gave.
 
     `out` and `lse` may be those of more keys than `k`: then these are the gradients
     that belong to this part of them.
     """
-    sees = up_to_own if causal else all_of
-    return backward_tiles(grad_out, q, k, v, out, lse, sees, scale)
+    return backward_tiles(grad_out, q, k, v, out, lse, sees_by(causal, mask), scale)
 
 
 def forward_tiles(

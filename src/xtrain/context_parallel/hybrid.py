@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from xtrain.comm.autocast import cast_by_autocast
+from xtrain.context_parallel.balance import Balance
 from xtrain.context_parallel.block_attention import BlockAttention
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.ring_attention import ring_attention
@@ -39,7 +40,7 @@ def hybrid_attention(
     k: Tensor,
     v: Tensor,
     causal: bool = True,
-    balance: str = "none",
+    balance: Balance = "none",
     scale: float | None = None,
     *,
     mesh: DeviceMesh,

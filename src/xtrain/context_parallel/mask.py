@@ -10,7 +10,7 @@ documents: local indices mean nothing once the sequence is cut.
 Shapes: B batch, S queries, T keys.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -40,6 +40,13 @@ def up_to_own(rows: slice, columns: slice) -> Tensor | bool:
     return torch.arange(columns.start, columns.stop) <= x.unsqueeze(-1)
 
 
+def sees_by(causal: bool, mask: Tensor | None) -> Sees:
+    """By a whole mask if there is one, or else by `causal`."""
+    if mask is None:
+        return up_to_own if causal else all_of
+    return lambda rows, columns: mask.unsqueeze(2)[..., rows, columns]
+
+
 def hide(scores: Tensor, seen: Tensor | bool) -> None:
     """-inf where a query does not see a key."""
     if isinstance(seen, Tensor):
@@ -58,64 +65,108 @@ class Tokens(NamedTuple):
         ids = self.documents
         return Tokens(self.positions[of], None if ids is None else ids[:, of])
 
-    def one_document(self) -> int | None:
-        """The id that all of them have, or None: padding, or several."""
-        if self.documents is None:
-            return 0
-        least, most = self.documents.aminmax()
-        return int(least) if least == most and least >= 0 else None
 
-    def range_of_documents(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest id of each sequence, padding left out, [B]."""
-        ids = self.documents
-        if ids is None:
-            return torch.zeros(1), torch.zeros(1)
-        none = torch.iinfo(ids.dtype).max
-        return ids.masked_fill(ids < 0, none).amin(1), ids.amax(1)
+class Ends(NamedTuple):
+    """Of groups of tokens, the first and last position and the range of ids."""
+
+    first: Tensor
+    last: Tensor
+    """[groups]"""
+    least: Tensor
+    most: Tensor
+    """[groups, B], padding left out."""
+    alike: Tensor
+    """[groups, B], whether all tokens of a group belong to one document."""
+
+
+def ends_of(groups: Iterable[Tokens]) -> Ends:
+    """What tells of most pairs of groups whether one sees the other."""
+    found = []
+    for positions, documents in groups:
+        ids = positions.new_zeros(1, 1) if documents is None else documents
+        least = ids.masked_fill(ids < 0, torch.iinfo(ids.dtype).max).amin(1)
+        found.append((*positions.aminmax(), least, ids.amax(1), ids.amin(1)))
+    first, last, least, most, lowest = map(torch.stack, zip(*found, strict=True))
+    return Ends(first, last, least, most, (lowest == most) & (lowest >= 0))
+
+
+def apart(queries: Ends, keys: Ends, causal: bool, window: int | None) -> Tensor:
+    """[groups of queries, of keys]: the ends tell that no query sees any key."""
+    q = Ends(*(end.unsqueeze(1) for end in queries))
+    hidden = (q.most < keys.least) | (keys.most < q.least)
+    nothing = hidden.all(-1)
+    if causal:
+        nothing |= q.last < keys.first
+    if window is not None:
+        nothing |= q.first - keys.last >= window
+    return nothing
+
+
+def together(queries: Ends, keys: Ends, causal: bool, window: int | None) -> Tensor:
+    """[groups of queries, of keys]: every query sees every key."""
+    q = Ends(*(end.unsqueeze(1) for end in queries))
+    everything = (q.alike & keys.alike & (q.most == keys.most)).all(-1)
+    if causal:
+        everything &= q.first >= keys.last
+    if window is not None:
+        everything &= q.last - keys.first < window
+    return everything
+
+
+class Strip(NamedTuple):
+    """At most TILE queries, and neighbouring keys of which they see some."""
+
+    rows: slice
+    columns: slice
+    whole: bool
+    """Every query sees every key."""
 
 
 class Visible:
-    """A `Sees` by positions and documents."""
+    """What some queries see of some keys, by positions and documents."""
 
     def __init__(self, queries: Tokens, keys: Tokens, causal: bool, window: int | None):
         self.queries, self.keys = queries, keys
         self.causal, self.window = causal, window
 
-    def __call__(self, rows: slice, columns: slice) -> Tensor | bool:
+    def mask(self, rows: slice, columns: slice) -> Tensor:
+        """True where a query sees a key, [B or 1, 1, rows, columns], for any heads."""
         queries, keys = self.queries.part(rows), self.keys.part(columns)
         distance = queries.positions.unsqueeze(-1) - keys.positions
         seen = distance >= 0 if self.causal else torch.ones_like(distance).bool()
         if self.window is not None:
             seen &= distance < self.window
-        if queries.documents is not None and keys.documents is not None:
-            ids = queries.documents.unsqueeze(-1)
-            same = (ids == keys.documents.unsqueeze(1)) & (ids >= 0)
-            seen = (seen & same)[:, None, None]  # [B, 1, 1, S, T], for any heads
-        return seen if seen.any() and not seen.all() else bool(seen.any())
+        if queries.documents is None or keys.documents is None:
+            return seen[None, None]
+        ids = queries.documents.unsqueeze(-1)
+        same = (ids == keys.documents.unsqueeze(1)) & (ids >= 0)
+        return (seen & same).unsqueeze(1)
 
-    def hides_nothing(self) -> bool:
-        """Whether window and documents leave everything as it is without them."""
-        last, first = self.queries.positions.max(), self.keys.positions.min()
-        reaches = self.window is None or bool(last - first < self.window)
-        document = self.queries.one_document()
-        return reaches and document is not None and document == self.keys.one_document()
+    def strips(self) -> list[Strip]:
+        """All that is seen: tiles of a row that are next to each other are one strip.
 
-    def far_apart(self) -> bool:
-        """Whether the ends of both tell already that no query sees any key."""
-        first, last = self.queries.positions.min(), self.keys.positions.max()
-        if self.window is not None and bool(first - last >= self.window):
-            return True
-        least, most = self.queries.range_of_documents()
-        from_, to = self.keys.range_of_documents()
-        return bool(((most < from_) | (to < least)).all())
-
-    def hides_everything(self) -> bool:
-        """Whether no query sees any key; ends at the first tile with one that does."""
-        if self.far_apart():
-            return True
-        every_tile = (
-            self(rows, columns)
-            for rows in tiles(len(self.queries.positions))
-            for columns in tiles(len(self.keys.positions))
-        )
-        return all(seen is False for seen in every_tile)
+        Ends decide about most tiles; only of the others a mask is made.
+        """
+        rows = list(tiles(len(self.queries.positions)))
+        columns = list(tiles(len(self.keys.positions)))
+        queries = ends_of(map(self.queries.part, rows))
+        keys = ends_of(map(self.keys.part, columns))
+        nothing = apart(queries, keys, self.causal, self.window).tolist()
+        everything = together(queries, keys, self.causal, self.window).tolist()
+        found: list[Strip] = []
+        for r, row in enumerate(rows):
+            before = None  # the strip that ends where this tile begins
+            for c, tile in enumerate(columns):
+                whole = everything[r][c]
+                if nothing[r][c] or not (whole or self.mask(row, tile).any()):
+                    before = None
+                    continue
+                if before is not None:
+                    tile, whole = (
+                        slice(before.columns.start, tile.stop),
+                        whole and before.whole,
+                    )
+                    found.pop()
+                before = Strip(row, tile, whole)
+                found.append(before)
+        return found

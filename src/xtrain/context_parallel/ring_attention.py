@@ -10,7 +10,8 @@ every rank that has computed with the block adds its part, and the last hop retu
 sum to the owner. Sums are in at least fp32.
 
 Forward sends (N-1)/N of K and V per rank, backward that again and all of dK and dV.
-With runs of the sequence and a window, the ring ends at the last rank that it reaches.
+A ring ends with the last step in which any rank sees a key: over runs of the sequence a
+window makes it shorter, and so do documents that end early.
 A rank keeps its own q, k, v, out and lse: 1/N of each.
 
 Sources: Liu et al., Ring Attention with Blockwise Transformers, 2023; the backward of a
@@ -27,16 +28,18 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.autocast import cast_by_autocast
 from xtrain.comm.ring_pass import RingPass
+from xtrain.context_parallel.balance import Balance
 from xtrain.context_parallel.block_attention import BlockAttention, best_for
 from xtrain.context_parallel.checks import check_attention
 from xtrain.context_parallel.flash import checked_scale
+from xtrain.context_parallel.planned import mask_of_call
 from xtrain.context_parallel.running_attention import (
     Gradients,
     RunningAttention,
-    add_up,
     first_derivative,
+    sum_of,
 )
-from xtrain.context_parallel.sequence_mask import SequenceMask, mask_of_call
+from xtrain.context_parallel.sequence_mask import SequenceMask
 
 
 def ring_attention(
@@ -44,13 +47,14 @@ def ring_attention(
     k: Tensor,
     v: Tensor,
     causal: bool = True,
-    balance: str = "none",
+    balance: Balance = "none",
     scale: float | None = None,
     group: ProcessGroup | None = None,
     *,
     block_attention: BlockAttention | None = None,
     window: int | None = None,
     documents: Tensor | None = None,
+    mask: SequenceMask | None = None,
 ) -> Tensor:
     """Exact attention over the sequences of all ranks together.
 
@@ -68,6 +72,7 @@ def ring_attention(
         documents: [B, S], whole numbers, cut as the tokens are: a token sees those of
             its own document. A negative number is padding: it sees no key, no query
             sees it, and its output is 0.
+        mask: of `sequence_mask`, made once a batch, in place of window and documents.
 
     Returns:
         [B, H, S, D]. Without gradients nothing is saved, as a prefill needs it.
@@ -79,9 +84,9 @@ def ring_attention(
     check_attention(
         "ring_attention",
         q, k, v, group, causal=causal, scale=scale, balance=balance,
-        window=window, documents=documents,
+        window=window, documents=documents, mask=mask,
     )  # fmt: skip
-    mask = mask_of_call(q, k, causal, balance, window, documents, group)
+    mask = mask_of_call(q, k, causal, balance, window, documents, group, mask)
     attention = block_attention or best_for(q)
     scale = checked_scale(q, k, v, scale)
     return _RingAttention.apply(mask, group, attention, scale, q, k, v)
@@ -102,7 +107,7 @@ class _RingAttention(torch.autograd.Function):
         ring = RingPass(group)
         running = RunningAttention(attention, q, scale)
         for owner, kv in ring.visits(torch.stack([k, v]), mask.steps):
-            running.add(mask.block(ring.rank, owner), kv)
+            running.add(mask.blocks(ring.rank, owner), kv)
         out, lse = running.result()
         ctx.mask, ctx.group, ctx.attention, ctx.scale = mask, group, attention, scale
         ctx.save_for_backward(q, k, v, out, lse)
@@ -114,15 +119,14 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
         ring, sums = RingPass(ctx.group), RingPass(ctx.group)
-        dkv, arriving, steps = None, None, ctx.mask.steps
+        arriving, steps = None, ctx.mask.steps
         visits = ring.visits(torch.stack([k, v]), steps)
         for step, (owner, kv) in enumerate(visits, 1):
-            block = ctx.mask.block(ring.rank, owner)
-            part = gradients.of_block(block, kv)
+            part = gradients.of_blocks(ctx.mask.blocks(ring.rank, owner), kv)
             if not any(ctx.needs_input_grad[5:]):
                 continue
             sums.wait()  # for the sum over the ranks before this one
-            dkv = add_up(arriving, part, block, kv)
+            dkv = sum_of(arriving, part, kv)
             by = 1 if step < steps else 1 - steps  # the last hop returns to the owner
             arriving = sums.pass_on(dkv, by)
         dq = gradients.dq.to(q.dtype)

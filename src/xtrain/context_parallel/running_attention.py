@@ -4,11 +4,11 @@
     backward   each block gives its part of dq, which is added up here, and of dk and
                dv, which belong to the rank that holds the keys
 
-All sums are kept in at least fp32. A block that is a whole or a triangle is computed by
-a kernel, any other by tiles, for which only the mask of one tile exists at a time.
+All sums are kept in at least fp32. What a block is not a whole or a triangle of, comes
+as strips of it, each with a mask that exists while the strip is computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from xtrain.comm.autocast import without_autocast
 from xtrain.context_parallel.balance import Block
-from xtrain.context_parallel.block_attention import BlockAttention, best_for
-from xtrain.context_parallel.flash import backward_tiles, checked_scale, forward_tiles
+from xtrain.context_parallel.block_attention import TILES, BlockAttention, best_for
+from xtrain.context_parallel.flash import checked_scale
 from xtrain.context_parallel.online_softmax import merge
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
@@ -35,19 +35,18 @@ class RunningAttention:
         self._q = last_dim_dense(q)
         self._state: tuple[Tensor, Tensor] | None = None
 
-    def add(self, block: Block | None, kv: Tensor) -> None:
-        """Add what the queries see of a block of keys and values, [2, B, G, T, D]."""
-        if block is None:
-            return
-        out, lse = self._of_block(block, kv)
-        new = out.to(wide_dtype(self._q)), lse.to(wide_dtype(self._q))
-        rows = block.queries
-        if rows == slice(0, self._q.shape[2]):
-            self._state = new if self._state is None else merge(self._state, new)
-            return
-        self._state = output, total = self._state or self._nothing_seen()
-        seen = output[:, :, rows], total[:, :, rows]
-        output[:, :, rows], total[:, :, rows] = merge(seen, new)
+    def add(self, blocks: Sequence[Block], kv: Tensor) -> None:
+        """Add what the queries see of some keys and values, [2, B, G, T, D]."""
+        for block in blocks:
+            out, lse = self._of_block(block, kv)
+            new = out.to(wide_dtype(self._q)), lse.to(wide_dtype(self._q))
+            rows = block.queries
+            if rows == slice(0, self._q.shape[2]):
+                self._state = new if self._state is None else merge(self._state, new)
+                continue
+            self._state = output, total = self._state or self._nothing_seen()
+            seen = output[:, :, rows], total[:, :, rows]
+            output[:, :, rows], total[:, :, rows] = merge(seen, new)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Output in q's dtype, and log-sum-exp."""
@@ -56,10 +55,9 @@ class RunningAttention:
 
     def _of_block(self, block: Block, kv: Tensor) -> tuple[Tensor, Tensor]:
         q, (keys, values) = self._q[:, :, block.queries], kv[:, :, :, block.keys]
+        attention, how = kernel_and_mask(self._attention, block, q)
         with without_autocast(q.device.type):
-            if block.sees is not None:
-                return forward_tiles(q, keys, values, block.sees, self._scale)
-            return self._attention.forward(q, keys, values, block.causal, self._scale)
+            return attention.forward(q, keys, values, block.causal, self._scale, *how)
 
     def _nothing_seen(self) -> tuple[Tensor, Tensor]:
         out = torch.zeros_like(self._q, dtype=wide_dtype(self._q))
@@ -85,37 +83,49 @@ class Gradients:
         self._of_queries = *map(last_dim_dense, (grad_out, q, out)), lse
         self.dq = torch.zeros_like(q, dtype=wide_dtype(q))
 
-    def of_block(self, block: Block | None, kv: Tensor) -> Tensor | None:
+    def of_blocks(self, blocks: Sequence[Block], kv: Tensor) -> Tensor | None:
         """Add to `dq`; what these queries contribute to the gradients of the keys and
-        values that they see, [2, B, G, block's keys, D]."""
-        if block is None:
-            return None
+        values, [2, B, G, T, D], or None if they see none of them."""
+        total = None
+        for block in blocks:
+            total = add_up(total, self._of_block(block, kv), block, kv)
+        return total
+
+    def _of_block(self, block: Block, kv: Tensor) -> Tensor:
         rows, (keys, values) = block.queries, kv[:, :, :, block.keys]
         grad_out, q, out, lse = (t[:, :, rows] for t in self._of_queries)
         tensors = grad_out, q, keys, values, out, lse
+        attention, how = kernel_and_mask(self._attention, block, q)
         with without_autocast(q.device.type):
-            if block.sees is not None:
-                dq, dk, dv = backward_tiles(*tensors, block.sees, self._scale)
-            else:
-                dq, dk, dv = self._attention.backward(
-                    *tensors, block.causal, self._scale
-                )
+            dq, dk, dv = attention.backward(*tensors, block.causal, self._scale, *how)
         self.dq[:, :, rows] += dq
         return torch.stack([dk, dv]).to(self.dq.dtype)
 
 
-def add_up(
-    so_far: Tensor | None, part: Tensor | None, block: Block | None, kv: Tensor
-) -> Tensor:
+def kernel_and_mask(
+    attention: BlockAttention, block: Block, q: Tensor
+) -> tuple[BlockAttention, tuple[Tensor, ...]]:
+    """What computes a block, and its mask if it has one."""
+    if block.mask is None:
+        return attention, ()
+    return attention if attention.masked else TILES, (block.mask().to(q.device),)
+
+
+def add_up(so_far: Tensor | None, part: Tensor, block: Block, kv: Tensor) -> Tensor:
     """The gradients of `kv`, [2, B, G, T, D], with those of one block added."""
-    whole = block is not None and block.keys == slice(0, kv.shape[3])
-    if so_far is None and whole and part is not None:
+    if so_far is None and block.keys == slice(0, kv.shape[3]):
         return part
     if so_far is None:
         so_far = torch.zeros_like(kv, dtype=wide_dtype(kv))
-    if block is not None and part is not None:
-        so_far[:, :, :, block.keys] += part
+    so_far[:, :, :, block.keys] += part
     return so_far
+
+
+def sum_of(so_far: Tensor | None, part: Tensor | None, kv: Tensor) -> Tensor:
+    """The gradients of `kv` so far and of this rank; what is None adds nothing."""
+    if so_far is None:
+        return torch.zeros_like(kv, dtype=wide_dtype(kv)) if part is None else part
+    return so_far if part is None else so_far.add_(part)
 
 
 def first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +167,7 @@ class _MaskedAttention(torch.autograd.Function):
         v: Tensor,
     ) -> Tensor:
         running = RunningAttention(attention, q, scale)
-        running.add(mask.block(0, 0), torch.stack([k, v]))
+        running.add(mask.blocks(0, 0), torch.stack([k, v]))
         out, lse = running.result()
         ctx.mask, ctx.attention, ctx.scale = mask, attention, scale
         ctx.save_for_backward(q, k, v, out, lse)
@@ -168,8 +178,9 @@ class _MaskedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         gradients = Gradients(ctx.attention, grad_out, q, out, lse, ctx.scale)
-        block, kv = ctx.mask.block(0, 0), torch.stack([k, v])
-        dk, dv = add_up(None, gradients.of_block(block, kv), block, kv).to(k.dtype)
+        kv = torch.stack([k, v])
+        dkv = gradients.of_blocks(ctx.mask.blocks(0, 0), kv)
+        dk, dv = torch.zeros_like(kv) if dkv is None else dkv.to(k.dtype)
         return None, None, None, gradients.dq.to(q.dtype), dk, dv
 
 

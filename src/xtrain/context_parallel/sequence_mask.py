@@ -1,23 +1,25 @@
-"""What the tokens of one rank see of another rank's: one block of attention.
+"""What the tokens of one rank see of another rank's, planned once and used by all.
 
-nothing                                     the block is skipped
-all, or a triangle (`block_of`)             a kernel without a mask
-what a window and documents leave of it     tiles, each with a mask of its own
+nothing                                     the ranks have no blocks
+all, or a triangle (`block_of`)             one block, a kernel without a mask
+what a window and documents leave of it     strips, each with a mask of its own
+
+A `SequenceMask` does not depend on q, k and v: made once for a batch, it serves all
+layers, forward, backward and what a checkpoint recomputes.
 """
+
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from xtrain.comm.checks import rank_and_size
-from xtrain.comm.collective_choice import TORCH
-from xtrain.context_parallel.balance import Block, block_of, positions_of
-from xtrain.context_parallel.mask import Tokens, Visible
-from xtrain.plan.context_parallel import ring_steps
+from xtrain.context_parallel.balance import Balance, Block, block_of, positions_of
+from xtrain.context_parallel.deal import Deal
+from xtrain.context_parallel.mask import Tokens, Visible, apart, ends_of, together
 
 
 class SequenceMask:
-    """The mask of a whole sequence, asked for block by block.
+    """The mask of a whole sequence, asked for by the ranks of queries and of keys.
 
     Args:
         size: the ranks it is cut over.
@@ -31,70 +33,93 @@ class SequenceMask:
         queries: int,
         keys: int,
         causal: bool,
-        balance: str = "none",
+        balance: Balance = "none",
         window: int | None = None,
         documents: Tensor | None = None,
     ):
         self.size, self.queries, self.keys = size, queries, keys
         self.causal, self.balance = causal, balance
         self.window, self.documents = window, documents
-        self.blocks: dict[tuple[int, int], Block | None] = {}
+        self._planned: dict[tuple[int, int], tuple[Block, ...]] = {}
+        self._windows: dict[int | None, SequenceMask] = {window: self}
 
-    @property
-    def steps(self) -> int:
-        """The number of ranks whose keys a rank needs, itself included."""
-        runs = self.causal and self.balance == "none"
-        return ring_steps(self.keys, self.size, self.window if runs else None)
+    def within(self, window: int | None) -> "SequenceMask":
+        """The same with another window: the layers of a model may have several."""
+        if window not in self._windows:
+            made = SequenceMask(
+                self.size, self.queries, self.keys, self.causal, self.balance, window,
+                self.documents,
+            )  # fmt: skip
+            self._windows[window] = made
+        return self._windows[window]
 
-    def block(self, query_rank: int, key_rank: int) -> Block | None:
-        """What the queries of one rank see of another's keys; None for nothing."""
+    def blocks(self, query_rank: int, key_rank: int) -> tuple[Block, ...]:
+        """What the queries of one rank see of another's keys."""
         ranks = query_rank, key_rank
-        if ranks not in self.blocks:  # backward asks again
-            self.blocks[ranks] = self.make_block(*ranks)
-        return self.blocks[ranks]
+        if ranks not in self._planned:
+            with torch.device("cpu"):  # where masks are made, as the documents are
+                self._planned[ranks] = self.plan(*ranks)
+        return self._planned[ranks]
 
-    def make_block(self, query_rank: int, key_rank: int) -> Block | None:
+    def plan(self, query_rank: int, key_rank: int) -> tuple[Block, ...]:
         """The same, from positions and documents."""
-        if self.causal:
-            block = block_of(self.balance, query_rank, key_rank, self.keys, True)
-        else:  # as many queries as keys, or another number
-            block = Block(slice(0, self.queries), slice(0, self.keys), False)
-        if block is None or (self.window is None and self.documents is None):
-            return block
-        seen = Visible(
-            self.tokens(query_rank, self.queries).part(block.queries),
-            self.tokens(key_rank, self.keys).part(block.keys),
-            self.causal,
-            self.window,
+        block = self.without_documents(query_rank, key_rank)
+        hides = self.window is not None or self.documents is not None
+        dealt = isinstance(self.balance, Deal)  # what is seen is in the positions only
+        if block is None or not (hides or dealt):
+            return () if block is None else (block,)
+        queries = self.tokens(query_rank, self.queries).part(block.queries)
+        keys = self.tokens(key_rank, self.keys).part(block.keys)
+        ends = ends_of([queries]), ends_of([keys])
+        if together(*ends, self.causal and dealt, self.window):
+            return (block,)  # nothing of it is hidden
+        if apart(*ends, self.causal, self.window):
+            return ()
+        visible = Visible(queries, keys, self.causal, self.window)
+        return tuple(
+            Block(
+                inside(block.queries, rows),
+                inside(block.keys, columns),
+                False,
+                None if whole else partial(visible.mask, rows, columns),
+            )
+            for rows, columns, whole in visible.strips()
         )
-        if seen.hides_nothing():
-            return block
-        return None if seen.hides_everything() else block._replace(sees=seen)
+
+    def without_documents(self, query_rank: int, key_rank: int) -> Block | None:
+        """What the queries could see of the keys, if window and documents let them."""
+        if self.causal and isinstance(self.balance, str):
+            return block_of(self.balance, query_rank, key_rank, self.keys, True)
+        return Block(slice(0, self.queries), slice(0, self.keys), False)
+
+    @cached_property
+    def steps(self) -> int:
+        """Of a ring: one more than the hops from any rank to the last that sees it."""
+        if self.window is None and self.documents is None:
+            return self.size
+        with torch.device("cpu"):
+            ranks = torch.arange(self.size)
+            ends = ends_of(self.tokens(rank, self.keys) for rank in range(self.size))
+            seen = ~apart(ends, ends, self.causal, self.window)
+            return 1 + int(((ranks[:, None] - ranks) % self.size * seen).max())
 
     def tokens(self, rank: int, length: int) -> Tokens:
         """Of one rank."""
-        with torch.device("cpu"):  # where masks are made, as the documents are
-            positions = positions_of(rank, self.size, length, self.balance)
+        positions = positions_of(rank, self.size, length, self.balance)
         return Tokens(
             positions, None if self.documents is None else self.documents[rank]
         )
 
+    @cached_property
+    def joined(self) -> "SequenceMask":
+        """The same for a rank that has the whole sequence, whose ranks hold runs."""
+        ids = self.documents
+        if ids is not None:
+            ids = torch.cat(ids.unbind(), 1).unsqueeze(0)
+        lengths = self.size * self.queries, self.size * self.keys
+        return SequenceMask(1, *lengths, self.causal, "none", self.window, ids)
 
-def mask_of_call(
-    q: Tensor,
-    k: Tensor,
-    causal: bool,
-    balance: str,
-    window: int | None,
-    documents: Tensor | None,
-    group: ProcessGroup | None,
-) -> SequenceMask:
-    """The mask of the sequences of all ranks, whose document ids are gathered."""
-    _, size = rank_and_size(group)
-    if documents is not None:
-        mine = documents.detach().to(torch.int64).contiguous()
-        gathered = mine.new_empty(size, *mine.shape)
-        TORCH.all_gather(gathered.view(-1), mine.view(-1), group=group).wait()
-        documents = gathered.cpu()  # where masks are made
-    lengths = q.shape[2], k.shape[2]
-    return SequenceMask(size, *lengths, causal, balance, window, documents)
+
+def inside(outer: slice, part: slice) -> slice:
+    """`part` counts from the start of `outer`; the same tokens, counted from 0."""
+    return slice(outer.start + part.start, outer.start + part.stop)

@@ -25,6 +25,7 @@ from xtrain.comm.autograd import gather
 from xtrain.comm.checks import Rule, rank_and_size
 from xtrain.comm.collective_choice import TORCH
 from xtrain.context_parallel.checks import check_attention
+from xtrain.context_parallel.planned import mask_of_call
 from xtrain.context_parallel.running_attention import masked_attention
 from xtrain.context_parallel.sequence_mask import SequenceMask
 
@@ -39,13 +40,14 @@ def ulysses_attention(
     *,
     window: int | None = None,
     documents: Tensor | None = None,
+    mask: SequenceMask | None = None,
 ) -> Tensor:
     """Exact attention over the sequences of all ranks, which hold runs of it.
 
     Args:
         q: [B, H, S/N, D], H a multiple of N.
         k, v: [B, G, S/N, D].
-        window, documents: as in `ring_attention`.
+        window, documents, mask: as in `ring_attention`.
 
     Raises:
         ValueError: on every rank: shapes that do not fit, heads that do not divide.
@@ -54,19 +56,16 @@ def ulysses_attention(
     check_attention(
         "ulysses_attention",
         q, k, v, group, causal=causal, scale=scale, window=window,
-        documents=documents, rules=(heads_divide(q, group),),
+        documents=documents, mask=mask, rules=(heads_divide(q, group),),
     )  # fmt: skip
+    mask = mask_of_call(q, k, causal, "none", window, documents, group, mask)
     q, k, v = (heads_of_sequence(t, group) for t in (q, *enough_heads(k, v, group)))
-    if window is None and documents is None:
+    if mask.window is None and mask.documents is None:
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        if documents is not None:
-            documents = documents_of_row(documents, group).cpu().unsqueeze(0)
-        lengths = q.shape[2], k.shape[2]
-        mask = SequenceMask(1, *lengths, causal, "none", window, documents)
-        out = masked_attention(q, k, v, mask, scale)
+        out = masked_attention(q, k, v, mask.joined, scale)
     return sequence_of_heads(out, group)
 
 
@@ -131,7 +130,7 @@ class _SequenceOfHeads(torch.autograd.Function):
 def swap(x: Tensor, cut: int, joined: int, group: ProcessGroup | None) -> Tensor:
     """Cut dim `cut` into a part for each rank, and join what comes along `joined`."""
     _, size = rank_and_size(group)
-    sent = torch.stack(x.chunk(size, cut))
+    sent = torch.stack(x.chunk(size, cut)).contiguous()  # views may look channels-last
     received = torch.empty_like(sent)
     TORCH.all_to_all_single(received, sent, group=group).wait()
     return torch.cat(received.unbind(), joined)

@@ -22,7 +22,7 @@ CALLED_OTHERWISE = {
     *("chimera", "dualpipe", "dualpipe_v", "gpipe", "interleaved", "one_f_one_b"),
     *("simulate", "zb_h1", "zb_h2", "zb_v"),  # a Schedule, not lists of words
     *("combine", "dispatch", "expert_capacity", "load_balancing_loss"),
-    *("gshard_moe", "moe_backward", "top_k_router"),
+    *("gshard_moe", "moe_backward", "plan_placement", "top_k_router"),
 }
 """Forms whose arguments or results the library has in another shape."""
 OWN_BYTES = '''

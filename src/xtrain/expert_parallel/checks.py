@@ -16,11 +16,13 @@ def check_experts_call(
 ) -> None:
     """ValueError on every rank unless all call alike, with tokens of one size."""
     problem = problem_of(lambda: check_batch(x, mask, layer))
-    router = layer.router
+    router, placement = layer.router, getattr(layer, "placement", None)
     arguments = {
         "hidden size": layer.experts.hidden_size,
         "experts": router.num_experts,
         "top_k": router.top_k,
+        "once a rank": getattr(layer, "once_a_rank", False),
+        "placement": placement and placement.experts,
         "dtype": "none" if problem else str(computed_in(x)),
         "gradient of tokens": torch.is_grad_enabled()
         and not problem

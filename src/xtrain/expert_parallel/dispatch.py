@@ -13,7 +13,10 @@ all-to-alls a layer send k H elements a token each, of which the share (e - 1) /
 to other ranks if routing is uniform. Ranks without tokens and experts without copies
 take part with none.
 
-Source: Lepikhin et al., GShard, 2020.
+Several experts of a token may lie on one rank. With `plan_once_a_rank` the same four
+all-to-alls send a token once to each rank that has any: see `once_a_rank`.
+
+Source: Lepikhin et al., GShard, 2020; DeepSeek-AI, DeepEP, 2025 (once a rank).
 
 Shapes: T tokens, H hidden, k experts of a token, e ranks, L experts of a rank, M copies
 sent by this rank, N rows received by it.
@@ -40,9 +43,9 @@ class DispatchPlan:
 
     Attributes:
         copies_M: this rank's kept copies sorted by expert, as numbers of entries of its
-            [T, k] table.
-        top_k: k; copy c is of token c // k.
-        sent_eL: how many copies go to each expert of each rank.
+            [T, k] table; once a rank, of a [T, e] table of ranks.
+        top_k: k, or e; copy c is of token c // k.
+        sent_eL: how many copies go to each expert of each rank; once a rank, L = 1.
         received_eL: how many rows come from each rank for each expert of this one,
             once the counts have arrived.
     """
@@ -106,10 +109,39 @@ def issue_counts(
     local = experts_per_rank(routing.num_experts, size)
     counts_E = routing.counts_E
     copies_M = sort_copies(routing.experts_Tk, routing.kept_Tk, counts_E)
-    sent_eL = counts_E.view(size, local)
+    top_k = routing.experts_Tk.shape[1]
+    return _issued(copies_M, top_k, counts_E.view(size, local), group, collectives)
+
+
+def plan_once_a_rank(
+    routing: Routing,
+    group: ProcessGroup | None = None,
+    collectives: Collectives = TORCH,
+) -> DispatchPlan:
+    """As `plan_dispatch`, of a token to each rank with experts of it: e integers.
+
+    Raises:
+        ValueError: the number of experts is not divisible by the group size.
+    """
+    _, size = rank_and_size(group)
+    local = experts_per_rank(routing.num_experts, size)
+    reached_Te = routing.experts_Tk.new_zeros(len(routing.experts_Tk), size)
+    reached_Te.scatter_add_(1, routing.experts_Tk // local, routing.kept_Tk.long())
+    rank_M, token_M = (reached_Te.t() > 0).nonzero(as_tuple=True)
+    sent_eL = (reached_Te > 0).sum(0)[:, None]
+    copies_M = token_M * size + rank_M
+    return waited(_issued(copies_M, size, sent_eL, group, collectives))
+
+
+def _issued(
+    copies_M: Tensor,
+    top_k: int,
+    sent_eL: Tensor,
+    group: ProcessGroup | None,
+    collectives: Collectives,
+) -> tuple[Work, DispatchPlan]:
     received_eL = torch.empty_like(sent_eL)
     work = collectives.all_to_all_single(received_eL, sent_eL, group=group)
-    top_k = routing.experts_Tk.shape[1]
     plan = DispatchPlan(copies_M, top_k, sent_eL, received_eL, group, collectives)
     return Work([work], finish=lambda: plan.received), plan
 
@@ -170,6 +202,13 @@ def combine(rows_NH: Tensor, gates_Tk: Tensor, plan: DispatchPlan) -> Tensor:
     """What the experts made of the rows -> each token's weighted sum of it, [T, H]."""
     copies_MH = _Combine.apply(rows_NH, plan)
     return weighted_sum(copies_MH, gates_Tk, plan.copies_M)
+
+
+def combine_sums(rows_NH: Tensor, tokens: int, plan: DispatchPlan) -> Tensor:
+    """The same of rows that are weighted already: their sum for each of T tokens."""
+    copies_MH = _Combine.apply(rows_NH, plan)
+    zeros_TH = copies_MH.new_zeros(tokens, copies_MH.shape[1])
+    return zeros_TH.index_add(0, plan.tokens_M, copies_MH)
 
 
 class _Dispatch(torch.autograd.Function):

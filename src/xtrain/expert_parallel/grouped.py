@@ -5,10 +5,11 @@
     padded    rows in a table [E, most rows of one, ...], one batched product over it
     grouped   torch's grouped product (16 and 32 bit): one call, no padding
 
-A loop costs calls, a table costs work on padding: the table suits small even batches,
-the grouped product others (on a CPU a loop in C++), and the loop takes what that
-refuses. Each way has the three products that a linear layer y = x W^T needs: y itself,
-the gradient dy W of x, and the gradient dy^T x of W.
+The grouped product is one call without padding (on a CPU a loop in C++), and is taken
+where torch has it. A loop costs calls, a table costs work on padding: the table suits
+small even batches, and the loop takes the rest. Each way has the three products that a
+linear layer y = x W^T needs: y itself, the gradient dy W of x, and the gradient dy^T x
+of W.
 
 Source: Gale et al., MegaBlocks, 2022.
 
@@ -26,6 +27,8 @@ SMALL_PADDING = 2**20
 """Elements of the table of inputs up to which a batched product is chosen."""
 CALL_WORK = 2**15
 """Multiplications that take as long as one more call; measured on a CPU."""
+GROUPED_ON = {("cuda", torch.bfloat16), ("cpu", torch.float32)}
+"""Devices and dtypes on which the grouped product is the fastest way."""
 ALIGNED = 16
 """Bytes of which a row must be a multiple in torch's grouped product."""
 
@@ -165,17 +168,15 @@ def rows_of(counts_E: Tensor, x_NI: Tensor, width: int, path: str | None) -> Row
 
 def choose_path(counts_E: Tensor, x_NI: Tensor, width: int) -> str:
     """The fastest way, as measured in the races of lecture 7."""
-    if x_NI.is_cuda and x_NI.dtype == torch.bfloat16 and grouped_takes(x_NI, width):
+    kind = x_NI.device.type, x_NI.dtype
+    if kind in GROUPED_ON and grouped_takes(x_NI, width):
         return "grouped"
     experts, hidden = len(counts_E), x_NI.shape[1]
     most = int(counts_E.max()) if experts else 0
     small = 0 < experts * most * max(hidden, width) <= SMALL_PADDING
     padding = experts * most - len(x_NI)
     even = padding <= 3 * len(x_NI) and padding * hidden * width <= experts * CALL_WORK
-    if small and even:
-        return "padded"
-    on_cpu = x_NI.device.type == "cpu" and x_NI.dtype == torch.float32
-    return "grouped" if on_cpu and grouped_takes(x_NI, width) else "loop"
+    return "padded" if small and even else "loop"
 
 
 def grouped_takes(x_NI: Tensor, width: int) -> bool:

@@ -33,8 +33,8 @@ class MoE(nn.Module):
         shared_intermediate_size: that of an expert which every token goes through
             with a gate of 1; 0 for none.
         backward, path: of the experts, see `expert_mlp`.
-        local_experts: how many of the experts are held here and called with rows, for
-            `GShardMoE`; all unless given.
+        local_experts, kind: how many of the experts are held here, and whether they are
+            called with rows, for `GShardMoE`; all unless given, with tokens.
         router_options: see `TopKRouter`.
 
     Attributes:
@@ -54,6 +54,7 @@ class MoE(nn.Module):
         backward: str = "by_hand",
         path: str | None = None,
         local_experts: int | None = None,
+        kind: type[Experts] = RoutedExperts,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **router_options: Any,
@@ -64,11 +65,8 @@ class MoE(nn.Module):
             hidden_size, num_experts, top_k, **router_options, **made
         )
         inner: dict[str, Any] = {"backward": backward, "path": path, **made}
-        self.experts: Experts = (
-            RoutedExperts(num_experts, hidden_size, intermediate_size, **inner)
-            if local_experts is None
-            else Experts(local_experts, hidden_size, intermediate_size, **inner)
-        )
+        held = num_experts if local_experts is None else local_experts
+        self.experts = kind(held, hidden_size, intermediate_size, **inner)
         self.shared = None
         if shared_intermediate_size:
             self.shared = SharedExpert(hidden_size, shared_intermediate_size, **made)
@@ -86,6 +84,14 @@ class MoE(nn.Module):
     def routed(self, x_TH: Tensor, routing: Routing) -> Tensor:
         """What the routed experts add."""
         return self.experts(x_TH, routing)
+
+    def before_experts(self, x_TH: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
+        """Tokens and gates as the experts get them: for experts that are cut."""
+        return x_TH, routing
+
+    def after_experts(self, y_TH: Tensor) -> Tensor:
+        """The weighted sum as the layer returns it: for experts that are cut."""
+        return y_TH
 
 
 class DeepSeekMoE(MoE):

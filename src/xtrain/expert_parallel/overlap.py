@@ -99,6 +99,11 @@ def check_moe(moe: MoE) -> None:
             f"{type(moe).__name__} computes or sends otherwise than GShardMoE: only "
             "GShardMoE can be cut into chunks"
         )
+    if moe.once_a_rank or moe.placement is not None:  # type: ignore[attr-defined]
+        raise ValueError(
+            "chunks send a copy for each expert, to experts in order: neither "
+            "once_a_rank=True nor a placement"
+        )
 
 
 def run_pair(forward: ForwardChunks, backward: BackwardChunks) -> None:

@@ -36,7 +36,7 @@ from xtrain.expert_parallel.dispatch import (
 )
 from xtrain.expert_parallel.events import ChunkEvent, event
 from xtrain.expert_parallel.gshard import GShardMoE
-from xtrain.expert_parallel.router import RouterStats
+from xtrain.expert_parallel.router import RouterStats, TopKRouter
 from xtrain.expert_parallel.routing import weighted_sum
 
 Issue = Callable[[Tensor, DispatchPlan], tuple[Work, Tensor]]
@@ -66,6 +66,7 @@ class ForwardChunks:
         batch: its name in the block's `events`.
         in_pieces: leave pieces for `BackwardChunks`. Otherwise y has one graph, from x
             on, whose backward sends the messages.
+        mask: of x without its last dim, False for padding.
 
     Attributes:
         output: y, after `wait_combine`; in pieces it is a leaf.
@@ -83,8 +84,10 @@ class ForwardChunks:
         *context: Any,
         batch: str = "F",
         in_pieces: bool = True,
+        mask: Tensor | None = None,
     ):
         self.block, self.batch, self.context = block, batch, context
+        self.mask_T = None if mask is None else mask.flatten()
         self.in_pieces = in_pieces
         self.begin = leaf if in_pieces else uncut
         self.x, self.shape = self.begin(x), x.shape
@@ -99,15 +102,13 @@ class ForwardChunks:
             h = self.block.attention(self.x, *self.context)
             self.base_TH = h.flatten(0, -2)
             self.x_TH = self.block.norm(h).flatten(0, -2)
-            self.routing = moe.router(self.x_TH)
+            routing = moe.router(self.x_TH, self.mask_T)
+            self.rows_TH, self.routing = moe.before_experts(self.x_TH, routing)
         with self.event("counts", "issue"):
             given = self.routing, moe.group, moe.collectives
             self.counts, self.plan = issue_counts(*given)
-        held = self.routing.logits_TE, self.routing.probabilities_TE
-        self.auxiliary = tuple(map(self.begin, held))
-        logits_TE, probabilities_TE = self.auxiliary  # as losses see the routing
-        seen = {"logits_TE": logits_TE, "probabilities_TE": probabilities_TE}
-        moe.router.stats = RouterStats(replace(self.routing, **seen))
+        if self.in_pieces:
+            self.auxiliary = cut_scores(moe.router)
 
     def shared(self) -> None:
         """The shared expert, which sends nothing, and the residual."""
@@ -120,8 +121,8 @@ class ForwardChunks:
         with self.event("counts", "wait"):
             self.counts.wait()
         with self.event("dispatch", "issue"):
-            self.copies_MH = self.x_TH[self.plan.tokens_M]
-            del self.x_TH
+            self.copies_MH = self.rows_TH[self.plan.tokens_M]
+            del self.x_TH, self.rows_TH
             self.pending = issue_dispatch(self.copies_MH.detach(), self.plan)
 
     def wait_dispatch(self) -> None:
@@ -149,6 +150,7 @@ class ForwardChunks:
             routed_TH = weighted_sum(
                 self.returned_MH, self.gates_Tk, self.plan.copies_M
             )
+            routed_TH = self.block.moe.after_experts(routed_TH)
             self.sum = (self.base + routed_TH).view(self.shape)
         self.output = self.begin(self.sum)
         return self.output
@@ -191,6 +193,16 @@ class _Received(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return waited(ctx.issue_back(grad, ctx.plan)), None, None, None
+
+
+def cut_scores(router: TopKRouter) -> tuple[Tensor, Tensor]:
+    """Logits and probabilities of the last forward as leaves, which losses then see."""
+    assert router.stats is not None
+    routing = router.stats.routing
+    leaves = leaf(routing.logits_TE), leaf(routing.probabilities_TE)
+    seen = replace(routing, logits_TE=leaves[0], probabilities_TE=leaves[1])
+    router.stats = RouterStats(seen)
+    return leaves
 
 
 def leaf(tensor: Tensor) -> Tensor:

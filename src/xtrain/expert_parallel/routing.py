@@ -98,13 +98,19 @@ def within_capacity(
     if wanted_Tk is not None:
         experts_Tk = experts_Tk.masked_fill(~wanted_Tk, num_experts)
     experts_kT = experts_Tk.t().flatten()  # all first choices, then all second ones
-    order = experts_kT.argsort(stable=True)
-    counts = count_experts(experts_kT, num_experts + 1)
-    first = (counts.cumsum(0) - counts)[experts_kT[order]]
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device) - first
+    place = numbers_within(experts_kT, num_experts + 1)
     kept_Tk = (place < capacity).view(experts_Tk.shape[::-1]).t()
     return kept_Tk if wanted_Tk is None else kept_Tk & wanted_Tk
+
+
+def numbers_within(experts_M: Tensor, num_experts: int) -> Tensor:
+    """The how manyth copy for its expert each one is, from 0: [M]."""
+    order = experts_M.argsort(stable=True)
+    counts = count_experts(experts_M, num_experts)
+    first = (counts.cumsum(0) - counts)[experts_M[order]]
+    number = torch.empty_like(order)
+    number[order] = torch.arange(len(order), device=order.device) - first
+    return number
 
 
 def top_k_gradient(

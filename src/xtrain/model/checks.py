@@ -53,6 +53,15 @@ def check_config(config: object) -> None:
         raise ValueError(f"config is a {type(config).__name__}, not an XtrainConfig")
 
 
+def check_recompute(way: object, *also: str) -> str | None:
+    """What is wrong with the option `recompute`; `also` are further known ways."""
+    ways = ("none", "selective", "layer", *also)
+    if way in ways:
+        return None
+    hint = '; XtrainModel.stages knows "stage"' if way == "stage" else ""
+    return f"recompute={way!r} is not one of {', '.join(ways)}{hint}"
+
+
 def fields_of(config: Any) -> dict[str, object]:
     """A config's values by name; those of a part after the part's name."""
     found: dict[str, object] = {}
@@ -78,10 +87,12 @@ def check_inputs(
     labels: Tensor | None,
     positions: Tensor | None,
     token_mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> None:
     """ValueError unless the shapes and dtypes of a call fit each other."""
     given = {"tokens": tokens, "labels": labels, "positions": positions}
-    for name, value in (given | {"token_mask": token_mask}).items():
+    given |= {"token_mask": token_mask, "documents": documents}
+    for name, value in given.items():
         missing = value is None and name != "tokens"
         if not missing and not isinstance(value, Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}, not a tensor")
@@ -89,11 +100,12 @@ def check_inputs(
         raise ValueError(
             f"tokens {_described(tokens)} are not integers [batch, sequence]"
         )
-    if labels is not None and not (labels.shape == tokens.shape and _whole(labels)):
-        raise ValueError(
-            f"labels {_described(labels)} are not integers of the tokens' shape "
-            f"{list(tokens.shape)}"
-        )
+    for name, ids in (("labels", labels), ("documents", documents)):
+        if ids is not None and not (ids.shape == tokens.shape and _whole(ids)):
+            raise ValueError(
+                f"{name} {_described(ids)} are not integers of the tokens' shape "
+                f"{list(tokens.shape)}"
+            )
     masks = token_mask is None or (
         token_mask.shape == tokens.shape and token_mask.dtype == torch.bool
     )

@@ -10,8 +10,9 @@ whole on every context rank, and their gradients are summed after backward.
 Shapes: B batch, N query heads, K key/value heads, S sequence, D head size, c ranks.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -20,17 +21,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from xtrain.comm.autograd import check_divides
 from xtrain.comm.mesh import axis_group
 from xtrain.context_parallel import (
+    SequenceMask,
     all_gather_attention,
+    deal_documents,
     ring_attention,
     shard_sequence,
     ulysses_attention,
     unshard_sequence,
 )
-from xtrain.context_parallel.balance import BALANCES, check_balance
+from xtrain.context_parallel.balance import (
+    BALANCES,
+    Balance,
+    check_balance,
+    positions_of,
+)
 from xtrain.model.config import XtrainConfig
 from xtrain.model.mesh_axes import axis_size
 
 ATTENTIONS = ("ring", "all_gather", "ulysses")
+BY_DOCUMENT = "documents"
+"""The balance that deals out each document of a batch: see `deal_documents`."""
 
 
 class SequenceCut(NamedTuple):
@@ -38,12 +48,37 @@ class SequenceCut(NamedTuple):
 
     Attributes:
         attention: one of `ATTENTIONS`.
-        balance: as `shard_sequence`'s.
+        balance: as `shard_sequence`'s, or "documents".
     """
 
     attention: str
-    balance: str
+    balance: Balance
     group: ProcessGroup
+
+    def of_batch(self, length: int, documents: Tensor | None) -> "SequenceCut":
+        """The cut of these sequences: another for each batch, if it goes by documents.
+
+        Args:
+            documents: [B, S], whole; sequences without are one document each.
+        """
+        if self.balance != BY_DOCUMENT:
+            return self
+        ids = torch.zeros(1, length) if documents is None else documents
+        return self._replace(balance=deal_documents(ids, self.group.size()))
+
+    def plan(self, length: int, documents: Tensor | None) -> SequenceMask:
+        """What all tokens see, for all layers of a batch and both passes.
+
+        No messages: each rank has the documents of whole sequences.
+        """
+        size = self.group.size()
+        local = length // size
+        ids = None
+        if documents is not None:
+            whole = documents.detach().to("cpu", torch.int64)
+            held = [positions_of(r, size, local, self.balance) for r in range(size)]
+            ids = torch.stack([whole[:, positions.cpu()] for positions in held])
+        return SequenceMask(size, local, local, True, self.balance, None, ids)
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
         """This rank's tokens of a sequence that is whole on every rank."""
@@ -60,17 +95,25 @@ class SequenceCut(NamedTuple):
         v_BKSD: Tensor,
         is_causal: bool = False,
         enable_gqa: bool = False,
+        window: int | None = None,
+        documents: SequenceMask | None = None,
     ) -> Tensor:
-        """Called as `scaled_dot_product_attention` is, with S / c tokens a rank."""
+        """Called as `scaled_dot_product_attention` is, with S / c tokens a rank.
+
+        Args:
+            documents: the `plan` of the batch, where it has any, or windows.
+        """
         del enable_gqa  # heads may always be grouped
-        qkv, group = (q_BNSD, k_BKSD, v_BKSD), self.group
-        if self.attention == "ring":
-            return ring_attention(*qkv, is_causal, self.balance, group=group)
-        if self.attention == "all_gather":
-            return all_gather_attention(
-                *qkv, is_causal, balance=self.balance, group=group
-            )
-        return ulysses_attention(*qkv, is_causal, group=group)
+        qkv, balance = (q_BNSD, k_BKSD, v_BKSD), self.balance
+        mask = None if documents is None else documents.within(window)
+        if mask is not None:
+            window, balance = None, mask.balance
+        options: dict[str, Any] = {"causal": is_causal, "window": window, "mask": mask}
+        options["group"] = self.group
+        if self.attention == "ulysses":
+            return ulysses_attention(*qkv, **options)
+        over = ring_attention if self.attention == "ring" else all_gather_attention
+        return over(*qkv, balance=balance, **options)
 
     def check_sequence(self, length: int, tensor_ranks: int = 1) -> None:
         """ValueError unless a sequence of this length can be cut so.
@@ -79,7 +122,9 @@ class SequenceCut(NamedTuple):
             tensor_ranks: which cut each context rank's tokens once more.
         """
         size = self.group.size()
-        check_balance(self.balance, length, size)
+        check_balance(
+            "none" if self.balance == BY_DOCUMENT else self.balance, length, size
+        )
         here = f"sequence of {length} on {size} context ranks"
         check_divides(here, length // size, tensor_ranks)
 
@@ -104,6 +149,11 @@ def sequence_cut(
     group = axis_group(mesh, "context")
     if group is None or group.size() == 1:
         return None
+    if config.attention_dropout:
+        raise ValueError(
+            f"attention_dropout={config.attention_dropout} on {group.size()} context "
+            "ranks: their attention never holds the probabilities, so it drops none"
+        )
     if attention is not F.scaled_dot_product_attention:
         raise ValueError(
             f"attention= is for whole sequences, but {group.size()} context ranks have "
@@ -129,10 +179,9 @@ def check_options(attention: str, balance: str | None) -> None:
         raise ValueError(
             f"context_attention={attention!r} is none of {', '.join(ATTENTIONS)}"
         )
-    if balance is not None and balance not in BALANCES:
-        raise ValueError(
-            f"context_balance={balance!r} is none of {', '.join(BALANCES)}"
-        )
+    known = *BALANCES, BY_DOCUMENT
+    if balance is not None and balance not in known:
+        raise ValueError(f"context_balance={balance!r} is none of {', '.join(known)}")
     if attention == "ulysses" and balance not in (None, "none"):
         raise ValueError(
             f'context_balance={balance!r} with context_attention="ulysses": its heads '

@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from xtrain.comm.agreement import problem_of
 from xtrain.comm.autograd import all_gather_split
 from xtrain.model.balance import auxiliary_loss, update_biases
-from xtrain.model.checks import check_same_config
+from xtrain.model.checks import check_recompute, check_same_config
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder_parts import DecoderParts
 from xtrain.model.gradient_sums import check_not_sharded
@@ -59,8 +59,14 @@ class XtrainModel(DecoderParts):
             sequence over the tensor ranks, whose number must divide its length.
         context_attention: how layers attend over the context ranks' tokens: "ring",
             "all_gather", or "ulysses", which cuts heads instead.
-        context_balance: which tokens a context rank has: "none", "striped" or "zigzag";
-            "zigzag" unless given, but "none" with ulysses.
+        context_balance: which tokens a context rank has: "none", "striped", "zigzag",
+            or "documents", which deals out each document of a batch; "zigzag" unless
+            given, but "none" with ulysses.
+        recompute: what backward computes again instead of keeping it: "none", "layer"
+            (each layer, of which its input is kept), or "selective" (attention between
+            its projections, of which queries, keys and values are kept).
+        once_a_rank: send a token once to each expert rank that it has experts on, not
+            once to each expert.
 
     Raises:
         ValueError: on every rank of the mesh: the mesh or a size does not fit, or ranks
@@ -76,6 +82,8 @@ class XtrainModel(DecoderParts):
         sequence_parallel: bool = False,
         context_attention: str = "ring",
         context_balance: str | None = None,
+        recompute: str = "none",
+        once_a_rank: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -84,9 +92,12 @@ class XtrainModel(DecoderParts):
             "sequence_parallel": sequence_parallel,
             "context_attention": context_attention,
             "context_balance": context_balance,
+            "recompute": recompute,
+            "once_a_rank": once_a_rank,
             "dtype": dtype,
         }
         problem = problem_of(lambda: check_mesh(mesh, config))
+        problem = problem or check_recompute(recompute)
         check_same_config(config, mesh, given, problem)
         super().__init__(
             config,
@@ -115,7 +126,8 @@ class XtrainModel(DecoderParts):
                 other axes besides. A runner's `data_group` is `batch_group(mesh)`.
             sequence: the length for which the layers are to cost the same. Attention's
                 share grows with it; for 1 only the matrices count.
-            options: of an `XtrainModel`.
+            options: of an `XtrainModel`. With recompute="stage" backward computes a
+                whole stage again, of which its input alone is kept.
 
         Raises:
             ValueError: mesh and schedule do not fit, or there are more virtual stages
@@ -131,6 +143,7 @@ class XtrainModel(DecoderParts):
         positions: Tensor | None = None,
         *,
         token_mask: Tensor | None = None,
+        documents: Tensor | None = None,
         gather_logits: bool = False,
     ) -> Tensor:
         """Logits [B, S, V], or the mean loss over labels other than -100.
@@ -139,7 +152,8 @@ class XtrainModel(DecoderParts):
         see `auxiliary_loss`.
 
         On tensor and context ranks the logits are this rank's columns of the vocabulary
-        for its own tokens, [B, S / c, V / t]. The loss is the same on every rank of the
+        for its own tokens, [B, S / c, V / t]. Rows that pad the vocabulary have -inf.
+        The loss is the same on every rank of the
         mesh.
 
         Args:
@@ -150,6 +164,8 @@ class XtrainModel(DecoderParts):
                 and neither loads nor auxiliary losses count it. Its labels are to be
                 -100. Causal attention hides padding on the right from all tokens
                 before it.
+            documents: [B, S], whole numbers: a token sees those of its own document. A
+                negative number is padding, which sees nothing and is never seen.
             gather_logits: return the whole vocabulary's for all tokens, in their order,
                 on every rank.
 
@@ -157,25 +173,29 @@ class XtrainModel(DecoderParts):
             ValueError: what is given does not fit; before anything is computed, on
                 every rank that takes part in the call.
         """
-        batch = tokens, labels, positions, token_mask
+        batch = tokens, labels, positions, token_mask, documents
         problem = problem_of(lambda: self.check_call(*batch))
         self.check_same_batch(*batch)
         if labels is not None:
             count = count_labels(labels, self.data, problem, self.everyone)
         else:
             sum_unless(problem, None, self._called_together())
-        logits_BSV = self.run(tokens, positions, mask=token_mask)
-        cut = self.context
+        logits_BSV = self.run(tokens, positions, None, token_mask, documents)
+        cut = self.context and self.context.of_batch(tokens.shape[1], documents)
         if labels is not None:
             labels = labels if cut is None else cut.shard(labels)
             ranks = self.tensor, self.data, count, cut and cut.group
             loss = mean_cross_entropy(logits_BSV, labels, *ranks)
-            others = (cut and cut.group, self.data)
-            return loss + auxiliary_loss(self.config, self.routings(), *others)
+            routings, others = self.routings(), (cut and cut.group, self.data)
+            return loss + auxiliary_loss(
+                self.config, routings, *others, sequences=len(tokens)
+            )
         if gather_logits and self.tensor is not None:
             logits_BSV = all_gather_split(logits_BSV, -1, self.tensor)
         if gather_logits and cut is not None:
             logits_BSV = cut.unshard(logits_BSV)
+        if gather_logits:
+            logits_BSV = logits_BSV[..., : self.config.vocab_size]
         return logits_BSV
 
     def _called_together(self) -> list[ProcessGroup]:

@@ -28,11 +28,12 @@ from xtrain.expert_parallel import MoE, Routing
 from xtrain.model.balance import CopyCounts
 from xtrain.model.checks import check_inputs
 from xtrain.model.config import XtrainConfig
-from xtrain.model.context import sequence_cut
+from xtrain.model.context import BY_DOCUMENT, sequence_cut
 from xtrain.model.decoder_weights import DecoderWeights
 from xtrain.model.loss import IGNORED
 from xtrain.model.mesh_axes import axis_size, batch_group, groups_to_all, mesh_group
 from xtrain.model.modules import PlainModules, TensorParallelModules
+from xtrain.pipeline_parallel.recompute import checkpoint
 from xtrain.tensor_parallel.shards import check_ids
 
 Carried = Mapping[str, dict[str, Any]]
@@ -60,6 +61,8 @@ class DecoderParts(DecoderWeights):
         sequence_parallel: bool = False,
         context_attention: str = "ring",
         context_balance: str | None = None,
+        recompute: str = "none",
+        once_a_rank: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -77,10 +80,14 @@ class DecoderParts(DecoderWeights):
         )
         if self.context is not None:
             attention = self.context.attend
+        self.deals = self.context is not None and self.context.balance == BY_DOCUMENT
+        self.recompute = recompute
         make = PlainModules(config, attention, self.expert)
         if self.tensor is not None:
             cut = sequence_parallel, self.tensor, self.expert
             make = TensorParallelModules(config, attention, *cut)
+        make.recomputes_attention = recompute == "selective"
+        make.once_a_rank = once_a_rank
         last = config.num_hidden_layers + 1
         self.has_embedding, self.has_head = 0 in parts, last in parts
         with torch.device("meta"):  # filled below, each weight once
@@ -106,34 +113,56 @@ class DecoderParts(DecoderWeights):
         positions: Tensor | None = None,
         through: Callable[..., Tensor] | None = None,
         mask: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """Tokens [B, S] or activations [B, S / c, H] through these parts, to
         activations or logits [B, S / c, V / t]; with sequence_parallel activations are
-        [B, S / c / t, H]. Tokens, positions and mask are those of whole sequences.
+        [B, S / c / t, H]. Tokens, positions, mask and documents are those of whole
+        sequences.
 
         Args:
             through: what runs the layers, if not one after the other.
             mask: [B, S], False for padding.
+            documents: [B, S], the number of each token's document.
         """
+        length = self.whole_length(x)
         if positions is None:
-            positions = torch.arange(self.whole_length(x), device=x.device)
+            positions = torch.arange(length, device=x.device)
+        limits: Any = documents
         if self.context is not None:
-            positions = self.context.shard(positions, -1)
-            x = self.context.shard(x) if self.has_embedding else x
-            mask = None if mask is None else self.context.shard(mask)
+            cut = self.context.of_batch(length, documents)
+            positions = cut.shard(positions, -1)
+            x = cut.shard(x) if self.has_embedding else x
+            mask = None if mask is None else cut.shard(mask)
+            if self.deals or documents is not None or self.config.sliding_window:
+                limits = cut.plan(length, documents)
         if self.has_embedding:
             x = self.embed_tokens(x)
-        more = () if mask is None else (mask,)
+        more = [mask, limits]
+        while more and more[-1] is None:  # what is not given is not passed on
+            more.pop()
         x = (through or self.through_layers)(x, positions, *more)
         if self.config.balance_bias:
             self.copies.count(self.routings())
-        return self.lm_head(self.norm(x)) if self.has_head else x
+        return self.without_padding(self.lm_head(self.norm(x))) if self.has_head else x
 
-    def through_layers(self, x: Tensor, positions: Tensor, *mask: Tensor) -> Tensor:
+    def through_layers(self, x: Tensor, *more: Tensor | None) -> Tensor:
         """One layer after the other."""
         for layer in self.layers:
-            x = layer(x, positions, *mask)
+            if self.recompute == "layer":
+                x = checkpoint(layer, x, *more)
+            else:
+                x = layer(x, *more)
         return x
+
+    def without_padding(self, logits: Tensor) -> Tensor:
+        """-inf for rows of the vocabulary that are no token: no loss, no gradient."""
+        vocabulary, columns = self.config.vocab_size, logits.shape[-1]
+        if self.config.vocab_rows == vocabulary:
+            return logits
+        first = 0 if self.tensor is None else self.tensor.rank() * columns
+        ids = torch.arange(first, first + columns, device=logits.device)
+        return logits.masked_fill(ids >= vocabulary, float("-inf"))
 
     def routings(self) -> dict[int, Routing]:
         """The routing of each router of these layers in its last forward."""
@@ -159,9 +188,10 @@ class DecoderParts(DecoderWeights):
         labels: Tensor | None = None,
         positions: Tensor | None = None,
         token_mask: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> None:
         """ValueError unless this rank's batch fits the model."""
-        check_inputs(tokens, labels, positions, token_mask)
+        check_inputs(tokens, labels, positions, token_mask, documents)
         cuts = axis_size(self.mesh, "tensor") if self.sequence_parallel else 1
         if self.context is not None:
             self.context.check_sequence(tokens.shape[1], cuts)
@@ -176,7 +206,7 @@ class DecoderParts(DecoderWeights):
         bring the same batch, have the same elements."""
         groups = [self.tensor, self.context and self.context.group]
         axes = [group for group in groups if group is not None]
-        names = "tokens", "labels", "positions", "token_mask"
+        names = "tokens", "labels", "positions", "token_mask", "documents"
         given = dict(zip(names, batch, strict=False))
         check_same_values("batches", axes, given)
 

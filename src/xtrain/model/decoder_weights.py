@@ -17,18 +17,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from xtrain.checkpoint import Shard
 from xtrain.checkpoint.parameter_slice import Placement
 from xtrain.checkpoint.pieces import whole
-from xtrain.comm.mesh import axis_group, set_mesh
+from xtrain.comm.mesh import set_mesh
 from xtrain.comm.wrapper_rules import mark_as_slices, summed_over
 from xtrain.expert_parallel import TopKRouter
 from xtrain.model.config import XtrainConfig
 from xtrain.model.context import SequenceCut
-from xtrain.model.gradient_sums import check_skips, sum_gradients
-from xtrain.model.mesh_axes import axis_size
+from xtrain.model.gradient_sums import (
+    check_skips,
+    sum_gradients,
+    sum_in_one_bucket,
+)
+from xtrain.model.mesh_axes import axes_group, axis_size
 from xtrain.model.parameters import (
     GRADIENT_AXES,
+    TABLES,
     full_weight,
-    is_summed_over,
+    is_of_experts,
+    padded,
+    partial_ranks,
     placement_of,
+    sum_axes,
 )
 
 TIED = "embed_tokens.weight"
@@ -43,6 +51,7 @@ class DecoderWeights(nn.Module):
 
     config: XtrainConfig
     mesh: DeviceMesh | None
+    sequence_parallel: bool
     is_copy: bool
     tensor: ProcessGroup | None
     expert: ProcessGroup | None
@@ -56,8 +65,10 @@ class DecoderWeights(nn.Module):
     def sync_gradients(self, skip: Collection[str] | None = None) -> None:
         """Sum every gradient over the mesh axes over which no wrapper has summed it.
 
-        Every rank calls it after backward, with the same `skip`. A trained parameter
-        without a gradient here takes part with zeros, as it may have one elsewhere.
+        Every rank of the mesh calls it after the last backward of a step, with the same
+        `skip`. A trained parameter without a gradient here takes part with zeros, as it
+        may have one elsewhere. What is summed over several axes is summed once, over
+        the ranks of all of them.
 
         Args:
             skip: axes over which gradients are summed already; unless given, those
@@ -65,14 +76,39 @@ class DecoderWeights(nn.Module):
         """
         axes = [axis for axis in GRADIENT_AXES if axis_size(self.mesh, axis) > 1]
         check_skips(self.parameters(), axes, skip)
-        for axis in axes:
-            summed = (
-                parameter
-                for name, parameter in self.named_parameters()
-                if is_summed_over(name, axis)
-                and axis not in (summed_over(parameter) if skip is None else skip)
-            )
-            sum_gradients(summed, axis_group(self.mesh, axis))
+        if not any("tensor" in summed_over(p) for p in self.parameters()):
+            self.sum_partial_gradients()
+        sums: dict[tuple[str, ...], list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            done = summed_over(parameter) if skip is None else skip
+            over = sum_axes(axes, done, is_of_experts(name))
+            sums.setdefault(over, []).append(parameter)
+        if skip is None:
+            skip = {axis for p in self.parameters() for axis in summed_over(p)}
+        # groups are made by all ranks: also by those without experts
+        kinds = {False, self.config.num_local_experts > 0}
+        joint = [over for kind in kinds if (over := sum_axes(axes, skip, kind))]
+        groups = {over: axes_group(self.mesh, over) for over in joint}
+        for over, parameters in sums.items():
+            for part in [over] if over in groups else [(axis,) for axis in over]:
+                sum_gradients(parameters, axes_group(self.mesh, part))
+
+    @torch.no_grad()
+    def sum_partial_gradients(self) -> None:
+        """Sum what tensor ranks have parts of: see `parameters.partial_ranks`.
+
+        `sync_gradients` calls it, or the runner of a pipeline at the end of a step.
+        """
+        if self.tensor is None:
+            return
+        buckets: dict[range, list[nn.Parameter]] = {}
+        where = self.tensor.rank(), self.tensor.size(), self.sequence_parallel
+        for name, parameter in self.named_parameters():
+            ranks = partial_ranks(name, self.config, *where)
+            buckets.setdefault(ranks, []).append(parameter)
+        for ranks in sorted(buckets, key=len):
+            if len(ranks) > 1:
+                sum_in_one_bucket(buckets[ranks], ranks, self.tensor)
 
     def shards(self) -> list[Shard]:
         """Parameters and buffers, for `save_checkpoint` and `load_checkpoint`.
@@ -96,8 +132,10 @@ class DecoderWeights(nn.Module):
         seed, std = self.config.seed, self.config.initializer_range
         for name, parameter in self.named_parameters():
             place = self.placement(name)
-            full = full_weight(name, place.full_shape(parameter), seed, std)
-            parameter.copy_(place.of(full))
+            shape = place.full_shape(parameter)
+            rows = self.config.vocab_size if name in TABLES else shape[0]
+            full = full_weight(name, [rows, *shape[1:]], seed, std)
+            parameter.copy_(place.of(padded(full, shape)))
 
     def placement(self, name: str) -> Placement:
         """Which slice of the parameter `name` this rank holds."""

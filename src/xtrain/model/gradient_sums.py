@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.autograd import sum_among
 from xtrain.comm.collective_choice import TORCH
 from xtrain.comm.main_grad import LOW, leave_gradient, unround
 from xtrain.comm.mesh import REPLICA_AXES
@@ -31,22 +32,59 @@ def sum_gradients(
 
     Gradients of 16 bits are sent and summed in fp32.
     """
-    trained = [p for p in parameters if p.requires_grad]
-    kept, works = pieces_of(trained), []
-    for parameter in trained:
-        gradient = kept[parameter] if parameter in kept else unround(parameter)
-        if gradient is None:
-            gradient = parameter.grad = torch.zeros_like(parameter)
-        total = gradient.float() if gradient.dtype in LOW else gradient
-        if gradient.numel():
-            work = TORCH.all_reduce(total, group=group)
-            works.append((parameter, gradient, total, work))
-    for parameter, gradient, total, work in works:
+    taken = Taken(parameters)
+    works = [TORCH.all_reduce(t, group=group) for t in taken.totals if t.numel()]
+    for work in works:
         work.wait()
-        if parameter not in kept:
-            leave_gradient(parameter, total)
-        elif total is not gradient:
-            gradient.copy_(total)
+    taken.put_back()
+
+
+@torch.no_grad()
+def sum_in_one_bucket(
+    parameters: Iterable[nn.Parameter], members: range, group: ProcessGroup
+) -> None:
+    """The same of small gradients, among some ranks of the group, in one message."""
+    taken = Taken(parameters)
+    for dtype in dict.fromkeys(total.dtype for total in taken.totals):
+        totals = [total for total in taken.totals if total.dtype == dtype]
+        bucket = torch.cat([total.flatten() for total in totals])
+        if len(members) == group.size():
+            TORCH.all_reduce(bucket, group=group).wait()
+        else:
+            bucket = sum_among(bucket, members, group)
+        parts = bucket.split([total.numel() for total in totals])
+        for total, part in zip(totals, parts, strict=True):
+            total.copy_(part.view_as(total))
+    taken.put_back()
+
+
+class Taken:
+    """Gradients as they are summed: this rank's part of each, 16 bits in fp32."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]):
+        trained = [p for p in parameters if p.requires_grad]
+        self.pieces = dict(pieces_of(trained))
+        self.gradients: dict[nn.Parameter, Tensor] = {}
+        for parameter in trained:
+            known = parameter in self.pieces
+            own = self.pieces[parameter] if known else unround(parameter)
+            if own is None:
+                own = parameter.grad = torch.zeros_like(parameter)
+            if hasattr(own, "to_local"):  # of torch's fully_shard: a shard, in place
+                own = self.pieces[parameter] = own.to_local()
+            self.gradients[parameter] = own
+        self.totals = [
+            own.float() if own.dtype in LOW else own for own in self.gradients.values()
+        ]
+
+    def put_back(self) -> None:
+        """Leave the totals where the gradients were."""
+        held = self.gradients.items()
+        for (parameter, own), total in zip(held, self.totals, strict=True):
+            if parameter not in self.pieces:
+                leave_gradient(parameter, total)
+            elif total is not own:
+                own.copy_(total)
 
 
 def check_skips(
@@ -57,7 +95,12 @@ def check_skips(
     The caller knows of sums by torch's own wrappers, which leave no mark.
     """
     trained = [p for p in parameters if p.requires_grad]
-    summed = {axis: owner_of(p) for p in trained for axis in summed_over(p)}
+    summed = {
+        axis: owner_of(p)
+        for p in trained
+        for axis in summed_over(p)
+        if axis != "tensor"  # by the runner of a pipeline, or by nothing
+    }
     skipped = summed if skip is None else skip
     for axis in axes:
         check_skip(trained, axis, skipped)

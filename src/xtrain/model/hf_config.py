@@ -1,4 +1,4 @@
-"""The `config.json` of a Llama or Mixtral checkpoint, to and from an `XtrainConfig`.
+"""The `config.json` of a checkpoint of `hf_kinds`, to and from an `XtrainConfig`.
 
 Rotary positions are spelled in two ways: older files have `rope_theta` and
 `rope_scaling`, newer ones both in `rope_parameters`. Both are read; the older is
@@ -6,7 +6,8 @@ written, which old and new libraries read.
 
 A Mixtral adds its load-balancing loss if `output_router_logits` is true; otherwise the
 coefficient is read as 0. It is that of all layers' tokens together, unless an entry of
-ours, `router_aux_loss_pooled`, is false. The file has no coefficient of the z-loss.
+ours, `router_aux_loss_pooled`, is false. Our other losses of routers are entries of
+ours, too.
 """
 
 import dataclasses
@@ -14,6 +15,13 @@ import sys
 from typing import Any
 
 from xtrain.model.config import XtrainConfig
+from xtrain.model.hf_kinds import (
+    KINDS,
+    kind_for,
+    kind_of,
+    read_windows,
+    window_entries,
+)
 from xtrain.plan.checks import require_positive, require_whole
 from xtrain.tensor_parallel.rope import RopeScaling
 
@@ -24,23 +32,7 @@ SAME_NAMES = (
     "num_hidden_layers",
     "num_attention_heads",
 )
-FIXED: dict[str, dict[str, Any]] = {
-    "llama": {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-    },
-    "mixtral": {
-        "hidden_act": "silu",
-        "sliding_window": None,
-        "attention_dropout": 0.0,
-        "router_jitter_noise": 0.0,
-    },
-}
-"""Entries with one value that the decoder supports."""
 ABSENT: dict[str, tuple[Any, ...]] = {
-    "sliding_window": (None,),
     "partial_rotary_factor": (None, 1.0),
     "is_causal": (None, True),
     "quantization_config": (None,),
@@ -49,12 +41,22 @@ ABSENT: dict[str, tuple[Any, ...]] = {
 }
 """Entries that may be absent, and the values with which they change nothing. Tensors of
 biases and further norms are refused as left over."""
-CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
-"""Entries that the model does not read; `save_hf` writes what `load_hf` has found."""
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
-DEFAULTS = {"llama": (1e-6, 10_000.0), "mixtral": (1e-5, 1_000_000.0)}
-"""Of rms_norm_eps and rope_theta, if a file has none."""
+CARRIED = (
+    "model_type",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "max_position_embeddings",
+)
+"""Entries that `save_hf` writes as `load_hf` has found them; `model_type` if it still
+is that of the model."""
 EXPERT_NAMES = ("num_local_experts", "num_experts_per_tok")
+OWN_LOSSES = {
+    "router_aux_loss_pooled": True,
+    "router_sequence_loss_coef": 0.0,
+    "router_z_loss_coef": 0.0,
+}
+"""Entries of ours, and what a file without them means."""
 MOST = 2**31 - 1
 """Of any size."""
 
@@ -65,34 +67,34 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
     Raises:
         ValueError: an entry is missing, or its value is not supported.
     """
-    kind = values.get("model_type", "llama")
-    if not isinstance(kind, str) or kind not in FIXED:
-        raise ValueError(
-            f"model_type={kind!r}, but this model has {' or '.join(FIXED)}"
-        )
-    for name, needed in FIXED[kind].items():
-        if values.get(name, needed) != needed:
-            raise ValueError(f"{name}={values[name]!r}, but this model has {needed!r}")
-    for name, allowed in ABSENT.items():
+    kind = kind_of(values)
+    has, absent = KINDS[kind], dict(ABSENT)
+    if not has.windows:
+        absent["sliding_window"] = (None,)
+    for name, allowed in absent.items():
         if values.get(name) not in allowed:
             raise ValueError(f"{name}={values[name]!r}, which this model has not")
-    names = SAME_NAMES if kind == "llama" else (*SAME_NAMES, *EXPERT_NAMES)
-    missing = [name for name in names if name not in values]
+    names = (*SAME_NAMES, *EXPERT_NAMES) if has.experts else SAME_NAMES
+    missing = [name for name in (*names, *has.needed) if name not in values]
     if missing:
         raise ValueError(f"config.json has no {', '.join(missing)}")
     for name in (*names, "num_key_value_heads", "head_dim"):
         if values.get(name) is not None or name in names:
             _check_size(name, values[name])
-    eps, default_theta = DEFAULTS[kind]
-    theta, scaling = _rope(values, default_theta)
-    given = {} if values.get("head_dim") is None else {"head_dim": values["head_dim"]}
+    theta, scaling = _rope(values, has.theta)
+    given = {name: values[name] for name in names}
+    if values.get("head_dim") is not None:
+        given["head_dim"] = values["head_dim"]
     return XtrainConfig(
-        **{name: values[name] for name in names},
-        **_auxiliary(values, kind),
-        num_key_value_heads=values.get("num_key_value_heads"),  # type: ignore[arg-type]
         **given,
+        **_auxiliary(values, kind),
+        **read_windows(values, kind),
+        qkv_bias=has.qkv_bias,
+        qk_norm=has.qk_norm,
+        attention_dropout=values.get("attention_dropout", 0.0),
+        num_key_value_heads=values.get("num_key_value_heads"),  # type: ignore[arg-type]
         tie_word_embeddings=values.get("tie_word_embeddings", False),
-        rms_norm_eps=_number("rms_norm_eps", values.get("rms_norm_eps", eps)),
+        rms_norm_eps=_number("rms_norm_eps", values.get("rms_norm_eps", has.eps)),
         initializer_range=_number(
             "initializer_range", values.get("initializer_range", 0.02)
         ),
@@ -101,20 +103,27 @@ def config_from_hf(values: dict[str, Any]) -> XtrainConfig:
     )
 
 
-def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
-    """The entries of `config.json`; `dtype` is torch's name for it, as "bfloat16"."""
-    scaling, kind = config.rope_scaling, "llama"
+def config_to_hf(
+    config: XtrainConfig, dtype: str, found: str | None = None
+) -> dict[str, Any]:
+    """The entries of `config.json`; `dtype` is torch's name for it, as "bfloat16".
+
+    Args:
+        found: the `model_type` of the files that the model comes from.
+    """
+    scaling, kind = config.rope_scaling, kind_for(config, found)
     experts: dict[str, Any] = {}
     if config.num_local_experts:
-        kind = "mixtral"
         experts = {name: getattr(config, name) for name in EXPERT_NAMES}
         experts["router_aux_loss_coef"] = config.router_aux_loss_coef
         experts["output_router_logits"] = config.router_aux_loss_coef > 0
-        experts["router_aux_loss_pooled"] = config.router_aux_loss_pooled
+        experts |= {name: getattr(config, name) for name in OWN_LOSSES}
     return {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [KINDS[kind].architecture],
         "model_type": kind,
-        **FIXED[kind],
+        **KINDS[kind].fixed,
+        **window_entries(config, kind),
+        "attention_dropout": config.attention_dropout,
         **{name: getattr(config, name) for name in SAME_NAMES},
         **experts,
         "num_key_value_heads": config.num_key_value_heads,
@@ -130,7 +139,8 @@ def config_to_hf(config: XtrainConfig, dtype: str) -> dict[str, Any]:
 
 
 def check_architecture(config: XtrainConfig) -> None:
-    """ValueError for experts that a Mixtral's files cannot describe."""
+    """ValueError for parts that no files of `hf_kinds` can describe."""
+    kind_for(config)
     if not config.num_local_experts:
         return
     mixtral = {
@@ -156,9 +166,9 @@ def _auxiliary(values: dict[str, Any], kind: str) -> dict[str, Any]:
     added = values.get("output_router_logits", False)
     if not isinstance(added, bool):
         raise ValueError(f"output_router_logits={added!r} is not a bool")
-    if kind == "llama":
+    if not KINDS[kind].experts:
         return {}
-    found = {"router_aux_loss_pooled": values.get("router_aux_loss_pooled", True)}
+    found = {name: values.get(name, other) for name, other in OWN_LOSSES.items()}
     if added:
         found["router_aux_loss_coef"] = values.get("router_aux_loss_coef", 0.001)
     return found

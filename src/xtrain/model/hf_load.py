@@ -1,4 +1,4 @@
-"""Llama and Mixtral checkpoints in Hugging Face's layout, into shards.
+"""Checkpoints of dense models and Mixtral in Hugging Face's layout, into shards.
 
     config.json                          sizes
     model.safetensors                    all tensors, or
@@ -9,6 +9,7 @@ Each rank reads the elements of its own stages, experts and slices and no others
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from xtrain.model.hf_files import (
     only_dtype,
     read_json,
 )
-from xtrain.model.hf_names import check_counts, hf_sources, tensors_of, whole_shapes
-from xtrain.model.mesh_axes import check_whole_world
+from xtrain.model.hf_names import check_counts, hf_sources, tensors_of
+from xtrain.model.mesh_axes import axis_size, check_whole_world
+from xtrain.model.parameters import TABLES
 from xtrain.model.stages import as_stages, check_ranks, make_modules
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.schedules import Schedule
@@ -51,6 +53,8 @@ def load_hf(
         dtype: of the parameters; that of the files, if all have one, unless given.
         options: of an `XtrainModel`.
 
+    A vocabulary that the tensor ranks do not divide is padded: `padded_vocab_size`.
+
     Raises:
         CheckpointError: on every rank: a file that cannot be read, a model of another
             kind, tensors that are missing, left over or of another shape, all named.
@@ -59,6 +63,7 @@ def load_hf(
     check_whole_world(mesh)
     with everywhere(mesh):
         config, files, kind, carried = _look(Path(directory), dtype)
+        config = padded_for(config, axis_size(mesh, "tensor"))
     with everywhere(mesh):
         model = XtrainModel(config, mesh, device="meta", dtype=kind, **options)
         _load([model], files, carried)
@@ -87,11 +92,20 @@ def load_hf_stages(
     check_ranks(mesh, schedule)
     with everywhere(mesh):
         config, files, kind, carried = _look(Path(directory), dtype)
+        config = padded_for(config, axis_size(mesh, "tensor"))
     with everywhere(mesh):
         options |= {"device": "meta", "dtype": kind}
         modules = make_modules(config, mesh, schedule, **options)
         _load(list(modules.values()), files, carried)
     return as_stages(modules, schedule.stages)
+
+
+def padded_for(config: XtrainConfig, tensor_ranks: int) -> XtrainConfig:
+    """The config with as many rows of embedding and head as the ranks can share."""
+    if config.vocab_size % tensor_ranks == 0:
+        return config
+    rows = -(-config.vocab_size // tensor_ranks) * tensor_ranks
+    return replace(config, padded_vocab_size=rows)
 
 
 def _look(
@@ -116,6 +130,9 @@ def _load(modules: Sequence[DecoderParts], files: Files, carried: Carried) -> No
     for module in modules:
         module.carried = carried
         module.to_empty(device=torch.get_default_device())
+        for name, parameter in module.named_parameters():
+            if name in TABLES:  # rows that pad the vocabulary are in no file
+                parameter.detach().zero_()
         for path, names in files.items():
             _fill(module, path, names)
 
@@ -125,8 +142,8 @@ def _fill(module: DecoderParts, path: Path, names: set[str]) -> None:
     with opened_safetensors(path) as opened:
         for name, parameter in module.named_parameters():
             for piece in module.placement(name).shard(name, parameter).pieces():
-                for stored, box, data in tensors_of(piece):
-                    if stored in names:
+                for stored, box, data in tensors_of(piece, module.config.vocab_size):
+                    if stored in names and data.numel():
                         data.copy_(read_box(opened, stored, box))
 
 
@@ -134,7 +151,7 @@ def _check_names(config: XtrainConfig, files: Files) -> dict[str, About]:
     """The files' tensors; CheckpointError unless they are those of the whole model."""
     check_counts(config, sum(map(len, files.values())))
     with named(Path(CONFIG)):
-        sources = hf_sources(whole_shapes(config))
+        sources = hf_sources(config)
     needed = {name: source.shape for name, source in sources.items()}
     there: dict[str, About] = {}
     for path, names in files.items():

@@ -11,7 +11,8 @@ The last two are those that `transformers` itself saves of a Mixtral: a tensor f
 matrix of each expert, where we keep those of all experts as one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from xtrain.checkpoint.pieces import Piece
 from xtrain.model.config import XtrainConfig
 from xtrain.model.decoder import XtrainModel
 from xtrain.model.decoder_parts import DecoderParts
+from xtrain.model.parameters import TABLES
 
 MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 MOE = ".block_sparse_moe."
@@ -46,9 +48,13 @@ def hf_name(name: str, expert: int | None = None) -> str:
     return "model." + own.replace(".mlp.experts.", f"{MOE}experts.")
 
 
-def hf_sources(shapes: Mapping[str, torch.Size]) -> dict[str, Source]:
-    """Every tensor of a checkpoint, in the order of our parameters."""
+def hf_sources(config: XtrainConfig) -> dict[str, Source]:
+    """Every tensor of a checkpoint, in the order of our parameters.
+
+    Files have no rows that pad the vocabulary.
+    """
     found = {}
+    shapes = whole_shapes(replace(config, padded_vocab_size=None))
     for name, shape in shapes.items():
         if is_stacked(name):
             for expert in range(shape[0]):
@@ -64,8 +70,14 @@ def is_stacked(name: str) -> bool:
     return ".mlp.experts." in name
 
 
-def tensors_of(piece: Piece) -> list[tuple[str, Box, torch.Tensor]]:
-    """What a piece of our parameter is made of: names in a file, and boxes in them."""
+def tensors_of(piece: Piece, vocabulary: int) -> list[tuple[str, Box, torch.Tensor]]:
+    """What a piece of our parameter is made of: names in a file, and boxes in them.
+
+    Rows that pad the vocabulary are left out.
+    """
+    if piece.name in TABLES:
+        rows = max(0, vocabulary - piece.offset[0])
+        piece = replace(piece, data=piece.data[:rows])
     if not is_stacked(piece.name):
         return [(hf_name(piece.name), piece.box, piece.data)]
     first, *offset = piece.offset

@@ -1,4 +1,4 @@
-"""Llama and Mixtral checkpoints in Hugging Face's layout, out of shards.
+"""Checkpoints of dense models and Mixtral in Hugging Face's layout, out of shards.
 
     pipeline   0: embedding, layer 0     1: layer 1, head
     expert     experts 0, 1              experts 2, 3
@@ -77,9 +77,10 @@ def save_hf(
         if collector.writes:
             dtype = str(collector.dtype).removeprefix("torch.")
             carried = modules[0].carried
+            kind = carried.get(CONFIG, {}).get("model_type")
             for name in {CONFIG, *carried}:
-                own = config_to_hf(config, dtype) if name == CONFIG else {}
-                write_json(directory / name, carried.get(name, {}) | own)
+                own = config_to_hf(config, dtype, kind) if name == CONFIG else {}
+                write_json(directory / name, own | (carried.get(name, {}) | own))
             if len(groups) > 1:
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
                 write_json(directory / INDEX, index)
@@ -89,7 +90,7 @@ class Collector:
     """Whole tensors on the rank that writes, from all ranks of a mesh."""
 
     def __init__(self, modules: Sequence[DecoderParts], shapes: dict[str, torch.Size]):
-        self.sources, self.mesh = hf_sources(shapes), modules[0].mesh
+        self.sources, self.mesh = hf_sources(modules[0].config), modules[0].mesh
         self.held = {
             name: (module, parameter.detach())
             for module in modules
@@ -120,7 +121,7 @@ class Collector:
 
     def collect(self, name: str) -> Tensor | None:
         """The whole tensor on the rank that writes, None on all others."""
-        parameter, expert, _ = self.sources[name]
+        parameter, expert, shape = self.sources[name]
         if not self.takes_part:
             return None
         holder, whole, owner = self.holder[parameter], None, 0
@@ -129,6 +130,8 @@ class Collector:
                 owner = expert // len(self.held[parameter][1])
             if rank_in(self.expert) == owner:
                 whole = self._gather_slices(parameter, expert)
+                if whole is not None:  # less the rows that pad the vocabulary
+                    whole = whole[: shape[0]]
             if is_first(self.tensor):
                 whole = self._to_first(whole, name, owner, self.expert)
         if is_first(self.tensor) and is_first(self.expert):

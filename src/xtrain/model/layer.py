@@ -2,75 +2,57 @@
 
 Source of SwiGLU: Shazeer, GLU Variants Improve Transformer, 2020.
 
-Shapes: B batch, S sequence, H hidden, N query heads, K key/value heads, D head size.
+Shapes: B batch, S sequence, H hidden, N query heads, K key/value heads.
 """
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.expert_parallel import GShardMoE, MoE
 from xtrain.expert_parallel.events import ChunkEvent
 from xtrain.model.config import XtrainConfig
-from xtrain.tensor_parallel.rope import apply_rotary, rope_cos_sin
+from xtrain.tensor_parallel.rotary_attention import RotaryAttention
 
 
-class Attention(nn.Module):
+class Attention(RotaryAttention):
     """Causal self-attention with rotary positions; N / K query heads share a key head.
 
     Args:
         attention: called as `scaled_dot_product_attention` is, with queries, keys and
-            values, is_causal and enable_gqa. Its mask goes by the order of tokens,
-            `positions` only turn queries and keys.
+            values, is_causal and enable_gqa, and with `window` and `documents` where
+            there are any.
+        window: a token sees itself and the `window - 1` before it.
     """
 
     def __init__(
         self,
         config: XtrainConfig,
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
+        window: int | None = None,
     ):
-        super().__init__()
+        rope = config.rope_theta, config.rope_scaling
+        super().__init__(config.head_dim, *rope, attention, window)
         self.config = config
-        self.attention = attention
         hidden, head_dim = config.hidden_size, config.head_dim
         queries = config.num_attention_heads * head_dim
         keys = config.num_key_value_heads * head_dim
-        self.q_proj = nn.Linear(hidden, queries, bias=False)
-        self.k_proj = nn.Linear(hidden, keys, bias=False)
-        self.v_proj = nn.Linear(hidden, keys, bias=False)
+        self.q_proj = nn.Linear(hidden, queries, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, keys, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, keys, bias=config.qkv_bias)
         self.o_proj = nn.Linear(queries, hidden, bias=False)
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(head_dim, config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(head_dim, config.rms_norm_eps)
 
-    def forward(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self, x_BSH: Tensor, positions: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
         """Attend over the sequence: [B, S, H] in and out; positions [S] or [B, S]."""
-        q_BNSD = self._split_heads(self.q_proj(x_BSH))
-        k_BKSD = self._split_heads(self.k_proj(x_BSH))
-        v_BKSD = self._split_heads(self.v_proj(x_BSH))
-        cos, sin = self._angles(positions, x_BSH.dtype)
-        out_BNSD = self.attention(
-            apply_rotary(q_BNSD, cos, sin),
-            apply_rotary(k_BKSD, cos, sin),
-            v_BKSD,
-            is_causal=True,
-            enable_gqa=True,
-        )
-        return self.o_proj(out_BNSD.transpose(1, 2).flatten(2))
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """[B, S, heads * D] -> [B, heads, S, D]"""
-        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
-
-    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """At least fp32: in 16 bits large positions could not be told apart.
-
-        Computed anew in each layer, so that no wrapper casts or broadcasts a table.
-        """
-        config = self.config
-        wide = torch.promote_types(dtype, torch.float32)
-        return rope_cos_sin(
-            positions, config.head_dim, config.rope_theta, config.rope_scaling, wide
-        )
+        projections = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (projection(x_BSH) for projection in projections)
+        return self.o_proj(self.attend(q, k, v, positions, documents))
 
 
 class SwiGLU(nn.Module):
@@ -107,12 +89,23 @@ class DecoderLayer(nn.Module):
         self.routes = isinstance(mlp, MoE)
 
     def forward(
-        self, x_BSH: Tensor, positions: Tensor, mask: Tensor | None = None
+        self,
+        x_BSH: Tensor,
+        positions: Tensor,
+        mask: Tensor | None = None,
+        documents: Tensor | None = None,
     ) -> Tensor:
         """`mask` [B, S] is False for padding, which routers leave out."""
-        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)
+        x_BSH = self.with_attention(x_BSH, positions, documents)
         given = (mask,) if self.routes and mask is not None else ()
         return x_BSH + self.mlp(self.post_attention_layernorm(x_BSH), *given)
+
+    def with_attention(
+        self, x_BSH: Tensor, positions: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
+        """The first half, with its norm and residual."""
+        given = positions, *([] if documents is None else [documents])
+        return x_BSH + self.self_attn(self.input_layernorm(x_BSH), *given)
 
 
 class OverlappedDecoderLayer(DecoderLayer):
@@ -123,9 +116,9 @@ class OverlappedDecoderLayer(DecoderLayer):
 
     events: list[ChunkEvent] | None = None
 
-    def attention(self, x_BSH: Tensor, positions: Tensor) -> Tensor:
-        """The first half, with its norm and residual."""
-        return x_BSH + self.self_attn(self.input_layernorm(x_BSH), positions)
+    @property
+    def attention(self) -> Callable[..., Tensor]:
+        return self.with_attention
 
     @property
     def norm(self) -> nn.Module:

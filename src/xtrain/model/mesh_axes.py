@@ -1,5 +1,7 @@
 """The axes of a model's mesh: their groups, and which of them the model is cut over."""
 
+from math import prod
+
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +36,15 @@ def check_mesh(
                 f"mesh axis {axis!r} has size {size}, but this model cannot be cut "
                 f"over it: {hint}"
             )
-    check_expert_axes(dict(zip(names, mesh.shape, strict=True)), config)
+    sizes = dict(zip(names, mesh.shape, strict=True))
+    tensor = sizes.get("tensor", 1)
+    if config.vocab_rows % tensor:
+        rows = -(-config.vocab_size // tensor) * tensor
+        raise ValueError(
+            f"{config.vocab_rows} rows of the vocabulary are not divisible by "
+            f"{tensor} tensor ranks: set padded_vocab_size={rows}"
+        )
+    check_expert_axes(sizes, config)
 
 
 def check_expert_axes(sizes: dict[str, int], config: XtrainConfig) -> None:
@@ -76,6 +86,16 @@ def batch_group(mesh: DeviceMesh | None) -> ProcessGroup | None:
     if mesh is None or len(above) < 2:
         return axis_group(mesh, (above or axes or ["data"])[0])
     return joined_group(mesh, tuple(above))
+
+
+def axes_group(mesh: DeviceMesh | None, axes: tuple[str, ...]) -> ProcessGroup | None:
+    """The ranks of one or several axes. Every rank of the mesh calls it."""
+    if mesh is None or len(axes) == 1:
+        return axis_group(mesh, axes[0])
+    above = prod(axis_size(mesh, axis) for axis in axes)
+    if above == mesh.size() == dist.get_world_size():
+        return dist.group.WORLD
+    return joined_group(mesh, axes)
 
 
 def groups_to_all(mesh: DeviceMesh | None) -> list[ProcessGroup]:

@@ -74,9 +74,16 @@ class TensorMoE(MoE):
 
     def routed(self, x_TH: Tensor, routing: Routing) -> Tensor:
         """What the routed experts add: the sum of what their slices do."""
-        x_TH = identity_all_reduce(x_TH, self.tensor)
+        return self.after_experts(super().routed(*self.before_experts(x_TH, routing)))
+
+    def before_experts(self, x_TH: Tensor, routing: Routing) -> tuple[Tensor, Routing]:
+        """f: each tensor rank has a part of the gradients of tokens and gates."""
         gates_Tk = identity_all_reduce(routing.gates_Tk, self.tensor)
-        y_TH = super().routed(x_TH, replace(routing, gates_Tk=gates_Tk))
+        x_TH = identity_all_reduce(x_TH, self.tensor)
+        return x_TH, replace(routing, gates_Tk=gates_Tk)
+
+    def after_experts(self, y_TH: Tensor) -> Tensor:
+        """g: each tensor rank has a part of the sum."""
         return all_reduce_identity(y_TH, self.tensor)
 
 
@@ -89,6 +96,7 @@ def make_moe(
     expert: ProcessGroup | None = None,
     tensor: ProcessGroup | None = None,
     sequence_parallel: bool = False,
+    once_a_rank: bool = False,
 ) -> MoE:
     """The experts of one layer, as this rank has them."""
     assert config.moe_intermediate_size is not None
@@ -109,7 +117,7 @@ def make_moe(
         "balance_bias": config.balance_bias,
     }
     if expert is not None and expert.size() > 1:
-        options["group"] = expert
+        options |= {"group": expert, "once_a_rank": once_a_rank}
     if tensor is not None:
         options |= {"tensor": tensor, "sequence_parallel": sequence_parallel}
         kind = TensorGShardMoE if "group" in options else TensorMoE

@@ -20,23 +20,34 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from xtrain.expert_parallel.moe import MoE
 from xtrain.expert_parallel.overlap import run_pair
-from xtrain.expert_parallel.overlap_backward import BackwardChunks
-from xtrain.expert_parallel.overlap_chunks import ForwardChunks, leaf
+from xtrain.expert_parallel.overlap_backward import BackwardChunks, backward
+from xtrain.expert_parallel.overlap_chunks import ForwardChunks, cut_scores, leaf
 
 
 class Alone:
-    """A layer that is not cut into chunks, as one piece."""
+    """A layer that is not cut into chunks, as one piece.
+
+    Losses made of its routing begin at leaves, as those of chunks do.
+    """
 
     def __init__(self, layer: nn.Module, x: Tensor, *context: Any):
         self.x = leaf(x)
         self.end = layer(self.x, *context)
+        self.scores: list[Tensor] = []
+        self.leaves: list[Tensor] = []
+        for part in layer.modules():
+            if isinstance(part, MoE) and part.router.stats is not None:
+                routing = part.router.stats.routing
+                self.scores += routing.logits_TE, routing.probabilities_TE
+                self.leaves += cut_scores(part.router)
         self.output: Tensor = leaf(self.end)
 
     def backward(self, grad: Tensor) -> Tensor | None:
         """The gradient of its input."""
-        if self.end.requires_grad:
-            torch.autograd.backward(self.end, grad)
+        gradients = [end.grad for end in self.leaves]
+        backward([self.end, *self.scores], [grad, *gradients])
         return self.x.grad
 
 
@@ -136,23 +147,29 @@ def forward_over(
     backwards: Pieces,
     in_pieces: bool,
     x: Tensor,
-    *context: Any,
+    positions: Tensor,
+    mask: Tensor | None = None,
+    documents: Tensor | None = None,
 ) -> Tensor:
     """The layers' forward, and the pieces of a backward under it.
 
     Args:
         layers: those with experts on other ranks have `moe`.
         in_pieces: leave pieces of this forward, for a later pair.
-        context: further arguments of each layer.
+        mask: [B, S], False for padding.
+        documents: [B, S], the number of each token's document.
     """
     done = LayersForward(x)
+    context = positions, mask, documents
     for layer in layers:
         if not hasattr(layer, "moe"):  # no messages of experts
             if in_pieces:
                 done.pieces.append(Alone(layer, x, *context))
             x = done.pieces[-1].output if in_pieces else layer(x, *context)
             continue
-        forward = ForwardChunks(layer, x, *context, in_pieces=in_pieces)
+        forward = ForwardChunks(
+            layer, x, positions, documents, in_pieces=in_pieces, mask=mask
+        )
         chunks = (piece for piece in backwards if isinstance(piece, BackwardChunks))
         partner = next(chunks, None)
         if partner is None:

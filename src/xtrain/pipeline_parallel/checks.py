@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.agreement import check_same, digest, raising_everywhere
 from xtrain.comm.autocast import autocast_dtype
 from xtrain.comm.checks import rank_and_size
-from xtrain.pipeline_parallel.communicators import check_communicators
 from xtrain.pipeline_parallel.stage import PipelineStage
 from xtrain.pipeline_parallel.wrappers import check_wrappers
 from xtrain.schedules import Schedule, validate
@@ -43,7 +42,6 @@ def check_pipeline(
         check_schedule(schedule, size)
         or check_stages(stages, schedule, rank, loss_fn)
         or check_wrappers(stages, data_group)
-        or check_communicators(group, device_of(stages))
     )
     known: dict[str, object] = {"schedule": named(schedule)}
     if data_group is None:

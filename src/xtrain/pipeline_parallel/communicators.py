@@ -1,10 +1,18 @@
-"""Which messages of a pipeline wait for one another with NCCL: those of a communicator.
+"""Groups for the messages of a pipeline, where NCCL runs those of a group in order.
 
-NCCL runs what one communicator gets in order. torch makes a communicator for each pair
-of ranks, at their first message. With `init_process_group(device_id=...)` it takes the
-group's own for all pairs: then a receive from one rank also holds up the sends to all
-others, and ranks can wait in a circle.
+    lane 0   0 ---> 1    2 ---> 3        each rank is in one pair of a lane at most,
+    lane 1        1 ---> 2               and messages of a pair go one way there
+    lane 2   0 <--- 1    2 <--- 3
+    lane 3        1 <--- 2
+
+With `init_process_group(device_id=...)` torch takes the group's one communicator for
+all pairs of ranks, and without it one for each pair: then a receive can hold up a send
+that the other rank waits for, and ranks wait in a circle. So each lane is a group of
+its own. Its queue on a rank has the messages of one pair in one direction, in the order
+in which both ends issue them.
 """
+
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -13,27 +21,46 @@ from torch.distributed import ProcessGroup
 from xtrain.comm.checks import group_or_world
 from xtrain.comm.mesh import group_of_members, timeout_of
 from xtrain.comm.p2p import follows_nccl
+from xtrain.schedules import Schedule
+
+Pair = tuple[int, int]
+"""Who sends, who receives."""
 
 
-def second_group(
-    group: ProcessGroup | None, device: torch.device
-) -> ProcessGroup | None:
-    """The same ranks, for the messages to lower ranks; None where one group does."""
+def pairs_of(schedule: Schedule) -> list[Pair]:
+    """The ranks that send one another anything; to higher ones first."""
+    found = set()
+    for stage in range(schedule.stages - 1):
+        for i in range(schedule.micro_batches):
+            pair = schedule.rank_of(stage, i), schedule.rank_of(stage + 1, i)
+            found |= {pair, pair[::-1]}
+    return sorted((p for p in found if p[0] != p[1]), key=lambda p: (p[0] > p[1], p))
+
+
+def lanes_of(pairs: Iterable[Pair]) -> dict[Pair, int]:
+    """The first lane of each pair in which neither of its ranks is yet."""
+    lanes: dict[Pair, int] = {}
+    for pair in pairs:
+        taken = {lane for other, lane in lanes.items() if {*other} & {*pair}}
+        lanes[pair] = next(n for n in range(len(lanes) + 1) if n not in taken)
+    return lanes
+
+
+def lane_groups(
+    schedule: Schedule, group: ProcessGroup | None, device: torch.device
+) -> dict[Pair, ProcessGroup]:
+    """The group for the messages of each pair; none where one group does for all.
+
+    All ranks of the group call it. With `device_id` torch splits each new group off
+    the world's communicator, for which it waits for all ranks of the world.
+    """
     group = group_or_world(group)
     if not follows_nccl(group, device):
-        return None
+        return {}
     ranks = dist.get_process_group_ranks(group)
-    return group_of_members(ranks, [group], timeout_of(group))
-
-
-def check_communicators(group: ProcessGroup | None, device: torch.device) -> str | None:
-    """Why ranks of this group could wait in a circle; None if they could not."""
-    group = group_or_world(group)
-    bound = getattr(group, "bound_device_id", None)
-    if bound is None or group.size() == 1 or not follows_nccl(group, device):
-        return None
-    return (
-        f"the group is bound to {bound} by device_id, so {group.name()} runs the "
-        "messages to all ranks one after the other, and those of a pipeline can wait "
-        "in a circle: call init_process_group without device_id"
-    )
+    lanes = lanes_of(pairs_of(schedule))
+    made = [
+        group_of_members(ranks, [group], timeout_of(group), "pipeline_lane")
+        for _ in range(max(lanes.values(), default=-1) + 1)
+    ]
+    return {pair: made[lane] for pair, lane in lanes.items()}

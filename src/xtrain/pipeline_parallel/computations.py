@@ -20,10 +20,16 @@ from xtrain.pipeline_parallel.message_header import as_words, check_sendable, me
 from xtrain.pipeline_parallel.messages import Messages
 from xtrain.pipeline_parallel.micro_batch import MicroBatch, as_tuple, received
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.pipeline_parallel.torch_wrappers import TorchFSDP
 from xtrain.schedules import Action
 from xtrain.schedules.action import OverlapsBackward, RunsInPieces
 
 Tensors = tuple[Tensor, ...]
+
+
+def runs_whole(stage: PipelineStage) -> bool:
+    """Whether its module must be called: hooks of `fully_shard` gather weights then."""
+    return stage.recompute or isinstance(stage.reduction, TorchFSDP)
 
 
 class Computations:
@@ -80,7 +86,7 @@ class Computations:
         backward = self._begin_backward(under)
         stage = self.stages[action.stage]
         module = stage.module
-        if isinstance(module, OverlapsBackward) and not stage.recompute:
+        if isinstance(module, OverlapsBackward) and not runs_whole(stage):
             overlapped = module.forward_with_backward
             self._forward(action, lambda *inputs: overlapped(inputs, backward))
         else:
@@ -91,7 +97,7 @@ class Computations:
     def _alone(self, action: Action) -> Callable[..., Any]:
         """What runs a forward that is in no pair, if its backward may be in one."""
         stage, key = self.stages[action.stage], (action.stage, action.micro_batch)
-        whole = stage.recompute or key in self._splits or not torch.is_grad_enabled()
+        whole = runs_whole(stage) or key in self._splits or not torch.is_grad_enabled()
         if isinstance(stage.module, RunsInPieces) and not whole:
             return stage.module.forward_in_pieces
         return stage

@@ -2,7 +2,8 @@
 
 backwards of the schedule    inside no_sync(): gradients add up, nothing is sent
 REDUCE of a stage            reduce_gradients() of what is around it
-end of the step              what stages share over the pipeline, and what waited
+end of the step              what stages share over the pipeline, and what waited;
+                             then what tensor ranks have parts of
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.checks import rank_and_size
 from xtrain.comm.main_grad import add_to_gradient, leave_gradient, unround
-from xtrain.pipeline_parallel.shared import SharedGradients, held_by_name
-from xtrain.pipeline_parallel.stage import GradientReduction, PipelineStage
+from xtrain.comm.wrapper_rules import mark_as_summed, summed_over
+from xtrain.pipeline_parallel.shared import (
+    SharedGradients,
+    first_stage,
+    held_by_name,
+)
+from xtrain.pipeline_parallel.stage import (
+    GradientReduction,
+    PartialGradients,
+    PipelineStage,
+)
+from xtrain.pipeline_parallel.torch_wrappers import TorchFSDP, TorchWrapper
+from xtrain.schedules import Schedule
 
 
 class Reductions:
@@ -24,18 +37,33 @@ class Reductions:
     def __init__(
         self,
         stages: Sequence[PipelineStage],
-        mirrored: bool,
+        schedule: Schedule,
         group: ProcessGroup | None,
     ):
         self.stages = list(stages)
+        for stage in stages:
+            if isinstance(stage.reduction, TorchFSDP):
+                stage.reduction.reshard()  # its parameters are the shards
+        self._own = dict.fromkeys(p for s in stages for p in s.parameters())
         sharded = {
             parameter
             for stage in stages
             if reduces_shards(stage.reduction)
             for parameter in stage.parameters()
         }
-        self.shared = SharedGradients(held_by_name(stages, mirrored), group, sharded)
+        held = held_by_name(stages, schedule.placement == "mirror")
+        early = first_stage(schedule, rank_and_size(group)[0])
+        self.shared = SharedGradients(held, group, sharded, early)
         self.of = self._found()
+        self._partial = [
+            part
+            for stage in stages
+            for part in stage.module.modules()
+            if isinstance(part, PartialGradients)
+        ]
+        for parameter in (p for part in self._partial for p in part.parameters()):
+            axes = {*summed_over(parameter), "tensor"}  # so that nothing else does
+            mark_as_summed([parameter], tuple(sorted(axes)))
         self._pending: dict[GradientReduction, set[int]] = {}
 
     def _found(self) -> dict[GradientReduction, set[int]]:
@@ -53,7 +81,7 @@ class Reductions:
 
     def parameters(self) -> list[nn.Parameter]:
         """All that may have gradients: the stages' own, and the shards ZeRO steps."""
-        found = dict.fromkeys(p for stage in self.stages for p in stage.parameters())
+        found = dict(self._own)
         for reduction in self.of:
             for group in getattr(reduction, "param_groups", ()):
                 found.update(dict.fromkeys(group["params"]))
@@ -61,6 +89,7 @@ class Reductions:
 
     def no_sync(self) -> ExitStack:
         """A step's backwards run in here: every wrapper waits for its `reduce`."""
+        self.shared.reset()
         self._pending = {
             reduction: set(stages) for reduction, stages in self.of.items()
         }
@@ -81,6 +110,9 @@ class Reductions:
             if early and not waiting:
                 del self._pending[reduction]
                 reduction.reduce_gradients()
+        late = [r for r in self._pending if index in self.of[r]]
+        if all(map(reduces_shards, late)):
+            self.shared.begin(index)
 
     def reduce_rest(self) -> None:
         """Sum what stages share, before or after it is summed over the data ranks."""
@@ -88,6 +120,11 @@ class Reductions:
         for reduction in self._pending:
             reduction.reduce_gradients()
         self.shared.sum(of_sharded=False)
+
+    def sum_partial(self) -> None:
+        """Sum what tensor ranks have parts of; when no rank has failed."""
+        for part in self._partial:
+            part.sum_partial_gradients()
 
 
 class PreviousGradients:
@@ -131,4 +168,4 @@ def kept(gradient: Tensor | None) -> Tensor | None:
 
 def reduces_shards(reduction: Any) -> bool:
     """Whether it cuts whole gradients into shards of its own, as ZeRO 1 and 2 do."""
-    return reduction is not None and not isinstance(reduction, nn.Module)
+    return not isinstance(reduction, nn.Module | TorchWrapper | None)

@@ -151,21 +151,43 @@ def ask_store(question: Callable[..., Any], *arguments: object) -> Any:
     return answers[0] if answers else None
 
 
+Messages = list[tuple[Tensor, int]]
+
+
 def exchange_by_peer(
-    sends: list[tuple[Tensor, int]],
-    recvs: list[tuple[Tensor, int]],
+    sends: Messages,
+    recvs: Messages,
     group: ProcessGroup | None,
     at: object,
+    tag: int = 0,
 ) -> None:
     """As `exchange_all`; the error names the peer that was lost."""
+    wait_by_peer(post_by_peer(sends, recvs, group, at, tag), group, at)
+
+
+def post_by_peer(
+    sends: Messages,
+    recvs: Messages,
+    group: ProcessGroup | None,
+    at: object,
+    tag: int = 0,
+) -> list[tuple[int, list[dist.Work]]]:
+    """Post the messages with each peer, for `wait_by_peer`."""
     group = group_or_world(group)
     posted = []
     for peer in sorted({peer for _, peer in (*sends, *recvs)}):
         mine = [message for message in sends if message[1] == peer]
         theirs = [message for message in recvs if message[1] == peer]
         with naming_lost_ranks(peer, group, at):
-            posted.append((peer, post_all(mine, theirs, group)))
+            posted.append((peer, post_all(mine, theirs, group, tag)))
+    return posted
+
+
+def wait_by_peer(
+    posted: list[tuple[int, list[dist.Work]]], group: ProcessGroup | None, at: object
+) -> None:
+    """Wait for all of them."""
     for peer, works in posted:
-        with naming_lost_ranks(peer, group, at):
+        with naming_lost_ranks(peer, group_or_world(group), at):
             for work in works:
                 work.wait()

@@ -14,14 +14,15 @@ order, which the schedule gives, and on what a message looks like:
 
 No rank waits for a send, but its tensor has to live until it has arrived. A message
 that the receiver sent later proves that, so memory does not grow with the micro-batches
-where messages go both ways. NCCL runs the messages of two ranks one after the other:
-there each direction has its own group, as a receive could block the send that it waits
-for. Each message is issued alone: torch puts batches into one queue for all ranks.
+where messages go both ways. NCCL runs the messages of a group one after the other:
+there a pair of ranks has a group for each direction, as a receive could block the send
+that it waits for.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import group_or_world
 from xtrain.comm.work import Work
-from xtrain.pipeline_parallel.communicators import second_group
+from xtrain.pipeline_parallel.communicators import Pair, lane_groups
 from xtrain.pipeline_parallel.lost_ranks import naming_lost_ranks
 from xtrain.pipeline_parallel.message_header import (
     HEADER,
@@ -54,7 +55,7 @@ from xtrain.schedules.passes import message_peer, neighbours
 class Messages:
     """The messages of one rank's actions.
 
-    `down` is the group for messages to lower ranks; without it `group` carries both.
+    `lanes` are the groups of pairs of ranks, if `group` is not to carry all messages.
     """
 
     def __init__(
@@ -62,14 +63,13 @@ class Messages:
         schedule: Schedule,
         group: ProcessGroup | None,
         device: torch.device,
-        down: ProcessGroup | None = None,
+        lanes: Mapping[Pair, ProcessGroup] = MappingProxyType({}),
     ):
-        up = group_or_world(group)
+        group = group_or_world(group)
         self.schedule, self.device = schedule, device
         # headers are read, so they have data where messages are shapes alone
         self._of_headers = torch.device("cpu") if device.type == "meta" else device
-        self.rank, self.group = up.rank(), up
-        self._down = down or up
+        self.rank, self.group, self._lanes = group.rank(), group, lanes
         self._arrived = [
             sends_that_arrived(schedule, self.rank, peer)
             for peer in range(schedule.ranks)
@@ -110,7 +110,7 @@ class Messages:
         elif tensors is None:
             tensors = tuple(self._empty(x).zero_() for x in self._metas_of(action))
         tensors = tuple(t.detach().resolve_conj().contiguous() for t in tensors)
-        group = self._down if peer < self.rank else self.group
+        group = self._lanes.get((self.rank, peer), self.group)
         with naming_lost_ranks(peer, self.group, action):
             works = post_each(group.send, tensors, peer)
         self._sends[peer].append(Work(works, keep=tensors))
@@ -152,10 +152,10 @@ class Messages:
         for peer in sorted(
             {message_peer(self.schedule, a) for a in own if a.kind in MESSAGES}
         ):
-            for group in (self.group, self._down):  # to the higher, to the lower rank
-                sends = (peer > self.rank) == (group is self.group)
+            for pair in sorted([(self.rank, peer), (peer, self.rank)]):
+                group = self._lanes.get(pair, self.group)
                 with naming_lost_ranks(peer, self.group, "the first message"):
-                    call = group.send if sends else group.recv
+                    call = group.send if pair[0] == self.rank else group.recv
                     Work(post_each(call, first, peer)).wait()
 
     def agreed(self, stage: int, i: int) -> Metas | None:
@@ -189,7 +189,7 @@ class Messages:
         self.metas[action.stage - 1, action.micro_batch] = read_header(numbers)
 
     def _post_recv(self, peer: int, action: Action, tensors: Iterable[Tensor]) -> Work:
-        group = self.group if peer < self.rank else self._down
+        group = self._lanes.get((peer, self.rank), self.group)
         with naming_lost_ranks(peer, self.group, action):
             return Work(post_each(group.recv, tensors, peer))
 
@@ -210,17 +210,17 @@ def messages_of(
     What this rank sends and receives depends on its neighbours and on theirs alone: of
     a long pipeline that is little.
     """
-    down = second_group(group, device)
+    lanes = lane_groups(schedule, group, device)
     near = neighbours(schedule, [group_or_world(group).rank()])
     farther = neighbours(schedule, near)
     part = replace(schedule, actions=tuple(
         order if rank in farther else [] for rank, order in enumerate(schedule.actions)
     ))  # fmt: skip
     whole, forward = with_reductions(part), forward_only(part)
-    step = Messages(with_messages(whole, near), group, device, down)
-    if down is not None:
+    step = Messages(with_messages(whole, near), group, device, lanes)
+    if lanes:
         step.connect()
-    return step, Messages(with_messages(forward, near), group, device, down)
+    return step, Messages(with_messages(forward, near), group, device, lanes)
 
 
 def post_each(

@@ -43,7 +43,16 @@ from xtrain.pipeline_parallel.lost_ranks import clear_store
 from xtrain.pipeline_parallel.messages import Messages, messages_of
 from xtrain.pipeline_parallel.micro_batch import own_micro_batches
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.pipeline_parallel.torch_wrappers import TorchWrapper
 from xtrain.schedules import Action, Schedule
+
+
+def sum_in_fp32(stages: Sequence[PipelineStage], choice: bool | None) -> None:
+    """`accumulate_in_fp32` of all stages but those under wrappers of torch's."""
+    for stage in stages:
+        torchs = isinstance(stage.reduction, TorchWrapper)
+        accumulate_in_fp32(stage.parameters(), False if torchs else choice)
+
 
 Batch = Tensor | Sequence[Tensor] | None
 
@@ -61,12 +70,12 @@ class PipelineRunner:
             the stages are wrapped in, with `gradient_reduction="sum"`, after the last
             gradient of each stage; or by the caller, after `step`.
         fp32_gradients: add up the gradients of 16-bit parameters in fp32, see
-            `xtrain.comm.main_grad`. On unless False, or a wrapper was told False.
+            `xtrain.comm.main_grad`. On unless False, or a wrapper was told False, or a
+            wrapper of torch's reduces them, which takes the dtype of the parameters.
 
     Raises:
         ValueError: on every rank: the stages are not those of the schedule, or ranks
-            have different schedules, or a wrapper cannot reduce as a pipeline needs, or
-            the group's messages can wait in a circle.
+            have different schedules, or a wrapper cannot reduce as a pipeline needs.
     """
 
     def __init__(
@@ -88,8 +97,8 @@ class PipelineRunner:
         self.schedule, self.loss_fn = schedule, loss_fn
         self.group, self.data_group = group, data_group
         self.parameters = list(dict.fromkeys(p for s in own for p in s.parameters()))
-        accumulate_in_fp32(self.parameters, fp32_gradients)
-        self._reductions = Reductions(own, schedule.placement == "mirror", group)
+        sum_in_fp32(own, fp32_gradients)
+        self._reductions = Reductions(own, schedule, group)
         self._messages, self._forwards = messages_of(schedule, group, device_of(own))
         self._needs_inputs = needs_stage(schedule, 0, self.rank)
         self._needs_targets = needs_stage(schedule, schedule.stages - 1, self.rank)
@@ -129,6 +138,7 @@ class PipelineRunner:
                 with step.failure.caught("the sum of gradients", reducing=True):
                     self._reductions.reduce_rest()
             total, count = self._end(step)
+            self._reductions.sum_partial()
         except BaseException:
             before.put_back()
             raise

@@ -4,6 +4,10 @@
     mirrored schedules  each stage is on two ranks, one for each direction
 
 Every holder ends up with the same sum, to the bit, so the copies never part.
+
+    stage 1's backwards are over     its gradients go to where they are added
+    stage 0's backwards ...          meanwhile
+    end of the step                  sums go back; then stage 0's, a bucket at a time
 """
 
 from collections.abc import Collection, Sequence
@@ -14,11 +18,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.comm.main_grad import gradient_dtype, set_gradient, unround
-from xtrain.pipeline_parallel.lost_ranks import exchange_by_peer
+from xtrain.comm.main_grad import gradient_dtype
+from xtrain.pipeline_parallel.shared_exchange import Exchange, Shared, local
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.schedules import Schedule, with_reductions
+from xtrain.schedules.action import REDUCE
 
-Shared = dict[str, list[nn.Parameter]]
+BUCKET = 25 * 2**20
+"""Bytes of gradients whose sums are under way together at the end of a step."""
 
 
 def held_by_name(stages: Sequence[PipelineStage], mirrored: bool) -> Shared:
@@ -41,6 +48,7 @@ class SharedGradients:
     Args:
         held: this rank's, by name.
         sharded: those whose gradients a `ZeroOptimizer` will cut into shards.
+        early: see `first_stage`.
 
     Raises:
         ValueError: on every rank: a name stands for different parameters, or their
@@ -52,6 +60,7 @@ class SharedGradients:
         held: Shared,
         group: ProcessGroup | None,
         sharded: Collection[nn.Parameter] = (),
+        early: int | None = None,
     ):
         self.rank, size = rank_and_size(group)
         self.group = group
@@ -77,8 +86,9 @@ class SharedGradients:
                     f"ranks {ranks}: its holders must have one shape and dtype, and "
                     "all be ZeRO's or none"
                 )
-        self.held = held
+        self.held, self.early = held, early
         self._checked = False
+        self._begun: Exchange | None = None
 
     @property
     def exist(self) -> bool:
@@ -106,61 +116,88 @@ class SharedGradients:
                     f"{ranks}: copies must begin with the same numbers"
                 )
 
-    @torch.no_grad()
+    def begin(self, stage: int) -> None:
+        """Send a mirrored stage's gradients to where they are added; `sum` ends that.
+
+        Its last gradient is there, and other stages' backwards can go on meanwhile. Of
+        a pair of ranks only the stage that both have first: messages have one order.
+        """
+        if stage == self.early and self._begun is None:
+            names = [n for n in self.holders if n in self.held and is_of(stage, n)]
+            self._begun = self._exchange(names)
+
     def sum(self, of_sharded: bool) -> None:
         """Give every holder of a parameter the sum of their gradients; all ranks call.
 
-        What has a gradient nowhere keeps None.
+        What has a gradient nowhere keeps None. So many bytes at a time are in flight.
 
         Args:
             of_sharded: do so with those that ZeRO will cut, else with all others.
         """
-        sends: list[tuple[Tensor, int]] = []
-        recvs: list[tuple[Tensor, int]] = []
-        parts: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
-        for name, ranks in self.holders.items():
-            if self.rank not in ranks:
-                continue
-            if (self.held[name][0] in self.sharded) != of_sharded:
-                continue
-            own = own_sum(self.held[name])
-            parts[name] = {
-                r: (torch.empty_like(own[0]), torch.empty_like(own[1])) for r in ranks
-            }
-            parts[name][self.rank] = own
-            others = [peer for peer in ranks if peer != self.rank]
-            sends += [(tensor, peer) for peer in others for tensor in own]
-            recvs += [(part, peer) for peer in others for part in parts[name][peer]]
-        exchange_by_peer(sends, recvs, self.group, "the sum of shared gradients")
-        for name, by_rank in parts.items():
-            in_one_order = [by_rank[rank] for rank in sorted(by_rank)]
-            if not any(exists.item() for _, exists in in_one_order):
-                continue
-            total = torch.stack([part for part, _ in in_one_order]).sum(0)
-            for parameter in self.held[name]:
-                unround(parameter)
-                if parameter.grad is None:
-                    set_gradient(parameter, torch.empty_like(total))
-                assert parameter.grad is not None
-                parameter.grad.copy_(total)
+        own = [
+            name
+            for name in self.holders
+            if name in self.held and (self.held[name][0] in self.sharded) == of_sharded
+        ]
+        if self.early is not None and any(is_of(self.early, name) for name in own):
+            self.begin(self.early)
+            assert self._begun is not None
+            self._begun.finish()
+            own = [name for name in own if not is_of(self.early, name)]
+            self._begun = None
+        by_holders: dict[tuple[int, ...], list[str]] = {}
+        for name in own:
+            by_holders.setdefault(tuple(self.holders[name]), []).append(name)
+        for names in by_holders.values():
+            for bucket in self._buckets(names):
+                self._exchange(bucket).finish()
+
+    def reset(self) -> None:
+        """A step begins: forget the sums of one that failed."""
+        self._begun = None
+
+    def _buckets(self, names: list[str]) -> list[list[str]]:
+        """The names in order, so many bytes of gradients together."""
+        found: list[list[str]] = [[]]
+        size = 0
+        for name in names:
+            first = local(self.held[name][0])
+            nbytes = first.numel() * gradient_dtype(first).itemsize
+            if size and size + nbytes > BUCKET:
+                found.append([])
+                size = 0
+            found[-1].append(name)
+            size += nbytes
+        return found
+
+    def _exchange(self, names: list[str]) -> Exchange:
+        held = {name: self.held[name] for name in names}
+        holders = {name: self.holders[name] for name in names}
+        return Exchange(held, holders, self.rank, self.group)
+
+
+def is_of(stage: int, name: str) -> bool:
+    """Whether a name of `held_by_name` is of a mirrored stage."""
+    return name.startswith(f"stage {stage}, ")
+
+
+def first_stage(schedule: Schedule, rank: int) -> int | None:
+    """The mirrored stage that all its holders, `rank` among them, have done first."""
+    if schedule.placement != "mirror":
+        return None
+    orders = with_reductions(schedule).actions
+    first = [next(a.stage for a in order if a.kind == REDUCE) for order in orders]
+    others = [r for r in range(schedule.ranks) if first[rank] in schedule.stages_of(r)]
+    agreed = len(others) > 1 and {first[r] for r in others} == {first[rank]}
+    return first[rank] if agreed else None
 
 
 def fingerprint(parameter: Tensor) -> float:
     """A number that is the same for the same numbers in the same order."""
-    flat = parameter.detach().flatten().double()
+    flat = local(parameter.detach()).flatten().double()
     return (flat * torch.arange(1, len(flat) + 1, device=flat.device)).sum().item()
 
 
 def in_fp32(parameter: Tensor) -> str:
     dtype = gradient_dtype(parameter)
     return "" if dtype == parameter.dtype else f" with gradients of {dtype}"
-
-
-def own_sum(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
-    """The sum of this rank's gradients of one shared parameter, and whether any is."""
-    first, dtype = parameters[0], gradient_dtype(parameters[0])
-    total = torch.zeros(first.shape, dtype=dtype, device=first.device)
-    found = [g for p in parameters if (g := unround(p)) is not None]
-    for gradient in found:
-        total += gradient
-    return total, torch.tensor(bool(found), device=first.device)

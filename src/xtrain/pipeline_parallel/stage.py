@@ -7,11 +7,12 @@ What a stage returns is what the next one is called with: a tensor, or a tuple o
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from xtrain.pipeline_parallel.recompute import checkpoint
+from xtrain.pipeline_parallel.torch_wrappers import torch_reduction
 
 
 class GradientReduction(Protocol):
@@ -23,6 +24,18 @@ class GradientReduction(Protocol):
 
     def reduce_gradients(self) -> None:
         """Reduce what has been added up inside `no_sync`."""
+        ...
+
+
+@runtime_checkable
+class PartialGradients(Protocol):
+    """A module within a stage whose ranks hold parts of some gradients after backward.
+
+    As tensor ranks do of norms, each of which has seen its slice of the sequence.
+    """
+
+    def sum_partial_gradients(self) -> None:
+        """Sum them; the runner calls it once a step."""
         ...
 
 
@@ -38,8 +51,9 @@ class PipelineStage(nn.Module):
             name common to all of them: their gradients are summed.
         reduction: what reduces this stage's gradients over the data ranks, if that is
             not the module itself: a `ZeroOptimizer`.
-        recompute: keep the inputs of a micro-batch only, and run the module once more
-            before its backward.
+        recompute: keep the inputs of a micro-batch only, and run the whole module once
+            more before its backward. To recompute layer by layer, which needs less
+            memory, let the module `checkpoint` each, as `XtrainModel.stages` does.
 
     Wrap `module`, or set `reduction`, before a runner gets the stage:
     `stage.module = DistributedDataParallel(stage.module, ...)`.
@@ -80,7 +94,7 @@ class PipelineStage(nn.Module):
         """What sums this stage's gradients over the data ranks, if anything does."""
         if self._reduction is None and hasattr(self.module, "reduce_gradients"):
             return self.module  # type: ignore[return-value]
-        return self._reduction
+        return self._reduction or torch_reduction(self.module)
 
     @reduction.setter
     def reduction(self, reduction: GradientReduction | None) -> None:

@@ -2,6 +2,7 @@
 
     stage.module = DistributedDataParallel(stage.module, ...)    or FSDP
     stage.reduction = ZeroOptimizer(...)                         of one stage or several
+    torch's DistributedDataParallel, or fully_shard              see `torch_wrappers`
 
 A module that knows its mesh needs a data group of all ranks that bring other batches.
 Its wrapper may be over fewer of them, as experts differ on the ranks of one axis: then
@@ -10,7 +11,8 @@ the caller sums over the others after the step, by `sync_gradients`.
 The runner runs every backward inside `no_sync()`, and calls `reduce_gradients()` when a
 stage has its last gradient. A wrapper without these methods would reduce the gradients
 of every micro-batch, or of none. The runner divides by the count of the whole batch of
-all data ranks, so wrappers have to sum over these ranks, not average.
+all data ranks, so wrappers have to sum over these ranks; torch's average, which
+`torch_wrappers` undoes.
 
 Each check is of this rank alone.
 """
@@ -24,8 +26,13 @@ from xtrain.comm.checks import group_or_world
 from xtrain.comm.mesh import BATCH_AXES, axes_of_ranks, mesh_of, shorten, sizes_of
 from xtrain.comm.wrapper_rules import owner_of
 from xtrain.pipeline_parallel.stage import PipelineStage
+from xtrain.pipeline_parallel.torch_wrappers import (
+    SHARDED,
+    TorchFSDP,
+    TorchWrapper,
+)
 
-SIGNS = ("no_sync", "set_requires_gradient_sync", "reduce_gradients")
+SIGNS = ("no_sync", SHARDED, "reduce_gradients")
 """Methods that modules have which reduce gradients: ours, and torch's two kinds."""
 
 
@@ -73,6 +80,8 @@ def check_reduction(
     if reduction is None:
         return None
     name = type(reduction).__name__
+    if isinstance(reduction, TorchWrapper) and (problem := reduction.problem()):
+        return f"{name}: {problem}"
     for method in ("no_sync", "reduce_gradients"):
         if not hasattr(reduction, method):
             return (
@@ -84,7 +93,7 @@ def check_reduction(
         return None  # written by the user, who chose its ranks
     over = dist.get_process_group_ranks(group_or_world(reduction.process_group))
     data = ranks_of(data_group)
-    if mesh_of(stage.module) is not None:
+    if mesh_of(stage.module) is not None and not isinstance(reduction, TorchWrapper):
         return None  # checked when it was made; the data group above
     if over != data:
         given = "no data_group" if data_group is None else f"data_group {data}"
@@ -110,8 +119,12 @@ def ranks_of(data_group: ProcessGroup | None) -> list[int]:
 
 def check_inside(stage: PipelineStage) -> str | None:
     """Whether there is anything else that would reduce in every backward."""
+    shards = isinstance(stage.reduction, TorchFSDP)
+    around = {stage.reduction, getattr(stage.reduction, "module", None)}
     for part in stage.module.modules():
-        if part is not stage.reduction and any(hasattr(part, name) for name in SIGNS):
+        if part in around or (shards and hasattr(part, SHARDED)):
+            continue
+        if any(hasattr(part, name) for name in SIGNS):
             kind = f"{type(part).__module__}.{type(part).__qualname__}"
             return (
                 f"{kind} would reduce gradients in every backward: only what is around "

@@ -20,16 +20,20 @@ GELU layer four times as wide; scores are kept, as they are without a fused atte
     gate, up, and their product                    3 f           yes
     log-sum-exp of attention, fp32                 a             yes
 
+    "selective" keeps 2 h, and 2 f of the MLP: norms and activation functions are
+    computed again, and so are queries, keys and values of latent attention
+
     sum with slices of the sequence over t    (12 h + 4 h k/a + 6 f) / t bytes a token
 
 Of experts, a token's k copies go in and come out, each with its own inner values; the
 router keeps its scores and probabilities in fp32. A recomputed layer keeps its input
 alone and, during its recomputation, everything of one layer. A fused kernel recomputes
-the scores of attention by itself, so "selective" frees nothing.
+the scores of attention by itself.
 
 Sources: Korthikanti et al., Reducing Activation Recomputation in Large Transformer
 Models, 2022, section 4 and table 2; own count of what each operation reads in backward;
-Dao et al., 2022 (the log-sum-exp).
+Dao et al., 2022 (the log-sum-exp); DeepSeek-AI, DeepSeek-V3, 2024, section 3.2.3 (what
+is cheap to compute again).
 
 Symbols: s sequence, b batch, h hidden size, a heads, k key heads, d head size, f inner
 size, t tensor ranks.
@@ -119,7 +123,7 @@ def layer_activations(
         layer: its number; the last unless given.
         tensor: ranks that share the layer.
         sequence_parallel: they share the sequence outside its matrices, too.
-        recompute: "none", "selective" (the same here) or "full".
+        recompute: "none", "selective" or "full".
         itemsize: bytes of an activation.
     """
     require_whole("tokens", tokens)
@@ -130,35 +134,43 @@ def layer_activations(
     outside = unit * shape.hidden_size / (tensor if sequence_parallel else 1)
     if recompute == "full":
         return LayerActivations(outside, 0.0, 0.0, 0.0)
-    moe = shape.is_moe(number)
-    inner = shape.mlp_matrices * shape.intermediate_size
+    moe, again = shape.is_moe(number), recompute == "selective"
+    inner = (shape.mlp_matrices - again) * shape.intermediate_size
     if moe:  # shared experts are one SwiGLU
-        inner = 3 * shape.n_shared_experts * (shape.moe_intermediate_size or 0)
+        inner = (
+            (3 - again) * shape.n_shared_experts * (shape.moe_intermediate_size or 0)
+        )
+    experts = _expert_bytes(shape, tokens, tensor, itemsize, again) if moe else 0.0
     return LayerActivations(
-        norms=4 * outside,
-        attention=unit * _attention_elements(shape, tensor),
+        norms=(2 if again else 4) * outside,
+        attention=unit * _attention_elements(shape, tensor, again),
         statistics=FP32 * tokens * shape.num_attention_heads / tensor,
         mlp=unit * inner / tensor,
-        experts=_expert_bytes(shape, tokens, tensor, itemsize) if moe else 0.0,
+        experts=experts,
     )
 
 
-def _attention_elements(shape: ModelShape, tensor: int) -> float:
+def _attention_elements(shape: ModelShape, tensor: int, again: bool) -> float:
     """Queries, keys, values and the output, of one token on one rank."""
     heads = shape.num_attention_heads
     if isinstance(shape, LatentShape):
+        ranks = shape.q_lora_rank + shape.kv_lora_rank
+        if again:
+            kept = heads * shape.v_head_dim / tensor
+            return kept + ranks + shape.qk_rope_head_dim
         keys = shape.head_dim + shape.qk_rope_head_dim
         cut = heads * (2 * keys + 2 * shape.v_head_dim) / tensor
         # Before and after the norm of each rank, whole on every tensor rank.
-        ranks = 2 * (shape.q_lora_rank + shape.kv_lora_rank) + shape.qk_rope_head_dim
-        return cut + ranks
+        return cut + 2 * ranks + shape.qk_rope_head_dim
     key_heads = max(shape.num_key_value_heads / tensor, 1)
     return 2 * shape.head_dim * (heads / tensor + key_heads)
 
 
-def _expert_bytes(shape: ModelShape, tokens: int, tensor: int, itemsize: int) -> float:
+def _expert_bytes(
+    shape: ModelShape, tokens: int, tensor: int, itemsize: int, again: bool
+) -> float:
     """Of routed experts under even routing: as many copies arrive as leave."""
     copies = tokens * shape.num_experts_per_tok
-    inner = 3 * (shape.moe_intermediate_size or 0) / tensor
+    inner = (3 - again) * (shape.moe_intermediate_size or 0) / tensor
     scores = 2 * FP32 * tokens * shape.num_local_experts
     return copies * (2 * shape.hidden_size + inner) * itemsize + scores

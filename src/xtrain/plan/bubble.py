@@ -14,6 +14,8 @@ writes B for both together).
     dualpipe_v           (p - 1)(F&B + B - 2W)           if F = B = W; p ranks hold 2p
 
 They hold for enough micro-batches: `xtrain.schedules.simulate` plays any number.
+Interleaved 1F1B is exact for every m: with m < p its chunks wait for the loop, too,
+(p - m)(v - 1)(F + B + W).
 
 Sources: Huang et al., 2019; Narayanan et al., 2021; Qi et al., 2024 (tables 1 and 2);
 Li and Hoefler, 2021; DeepSeek-AI, 2024 (table 2).
@@ -29,22 +31,27 @@ def pipeline_idle(
     backward_input: float = 1.0,
     backward_weight: float = 1.0,
     overlapped: float | None = None,
+    micro_batches: int | None = None,
+    chunks: int = 1,
 ) -> float:
     """The idle time of the rank that waits longest in a step.
 
     Args:
         schedule: a name of `xtrain.schedules`.
         overlapped: F&B of DualPipe; by default F + B + W.
+        micro_batches: None for as many as the form needs.
+        chunks: virtual stages a rank, of `interleaved`.
 
     Raises:
         ValueError: no form is known for this schedule.
     """
     f, b, w = forward, backward_input, backward_weight
     pair = f + b + w if overlapped is None else overlapped
+    too_few = max(ranks - (micro_batches or ranks), 0) * (chunks - 1)
     forms = {
         "gpipe": (ranks - 1) * (f + b + w),
         "one_f_one_b": (ranks - 1) * (f + b + w),
-        "interleaved": (ranks - 1) * (f + b + w),
+        "interleaved": (ranks - 1 + too_few) * (f + b + w),
         "zb_h1": (ranks - 1) * (f + b - w),
         "zb_h2": (ranks - 1) * (f + b - 2 * w),
         "zb_v": 0.0,
@@ -87,7 +94,7 @@ def pipeline_activations(
     forms = {
         "gpipe": m,
         "one_f_one_b": min(m, p),
-        "interleaved": p * (1 + (p - 1) / (p * chunks)) if chunks > 1 else min(m, p),
+        "interleaved": interleaved_activations(p, m, chunks),
         "zb_h1": p,
         "zb_h2": 2 * p - 1,
         "zb_v": p,
@@ -97,6 +104,19 @@ def pipeline_activations(
     }
     require_one_of("schedule", schedule, forms)
     return float(forms[schedule])
+
+
+def interleaved_activations(
+    ranks: int, micro_batches: int, chunks: int, rank: int = 0
+) -> float:
+    """Micro-batches that a rank of interleaved 1F1B holds: its warm-up, and one.
+
+    With m a multiple of p, rank 0 of several chunks holds p (1 + (p - 1) / (p v)).
+    """
+    first_round = -(-micro_batches // max(micro_batches // ranks, 1))
+    twice = 2 if chunks > 1 else 1
+    ahead = twice * (ranks - 1 - rank) + (chunks - 1) * first_round
+    return min(micro_batches, (ahead + 1) / chunks)
 
 
 def bubble_over_ideal(
@@ -115,7 +135,8 @@ def bubble_over_ideal(
     """
     times = forward, backward_input, backward_weight
     work = micro_batches * chunks * sum(times)
-    return pipeline_idle(schedule, ranks, *times) / work
+    sizes = {"micro_batches": micro_batches, "chunks": chunks}
+    return pipeline_idle(schedule, ranks, *times, **sizes) / work
 
 
 def idle_fraction(

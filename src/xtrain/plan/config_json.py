@@ -1,12 +1,13 @@
 """The sizes of a model from its Hugging Face `config.json`.
 
     llama, mistral     a decoder with grouped keys, SwiGLU and RMSNorm
+    qwen2, qwen3       the same with biases of q, k and v, or norms of q and k
     mixtral            experts in place of every SwiGLU
     deepseek_v3        latent attention, shared experts, first layers without experts
     gpt2               two matrices a layer, learned positions, biases
 
-Only sizes are read. A model with parts that these have not (biases of a Llama, norms of
-queries) would be counted wrong, so its `model_type`, or the part, is refused.
+Only sizes are read. A model with parts that these have not (biases of a Llama) would be
+counted wrong, so its `model_type`, or the part, is refused.
 """
 
 import json
@@ -55,9 +56,13 @@ GPT_2 = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-ENTRIES = {"llama": LLAMA, "mistral": LLAMA, "mixtral": MIXTRAL,
-           "deepseek_v3": DEEPSEEK, "gpt2": GPT_2}  # fmt: skip
+ENTRIES = {"llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA,
+           "mixtral": MIXTRAL, "deepseek_v3": DEEPSEEK, "gpt2": GPT_2}  # fmt: skip
 """Our field, and the entry of the file, by model type."""
+PARTS: dict[str, dict[str, Any]] = {
+    "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}
+}  # fmt: skip
+"""What models of a type have besides."""
 OPTIONAL = ("num_key_value_heads", "head_dim", "tie_word_embeddings")
 REFUSED = ("attention_bias", "mlp_bias")
 MOST_BYTES = 2**22
@@ -95,7 +100,7 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
     if kind == "deepseek_v3":
         sizes.pop("num_key_value_heads", None)  # all heads share the latent vector
         return LatentShape(**sizes)
-    return ModelShape(**sizes)
+    return ModelShape(**sizes, **PARTS.get(kind, {}))
 
 
 def load_shape(name: str) -> ModelShape:

@@ -6,7 +6,8 @@
     all_gather  forward (N-1) K and V        backward (N-1) K and V, (N-1) dK and dV
     ulysses     forward (N-1)/N Q, K, V, O   backward (N-1)/N of their gradients
 
-dK and dV of the first two travel in at least fp32. With fewer key heads than ranks
+Over runs of the sequence and with a window, a ring has `ring_steps` in place of N. dK
+and dV of the first two travel in at least fp32. With fewer key heads than ranks
 Ulysses repeats them first.
 
 Causal work, in pairs of a query and a key it sees, by the owner of the keys:
@@ -40,6 +41,7 @@ def context_bytes(
     *,
     batch: int = 1,
     itemsize: int = 2,
+    window: int | None = None,
 ) -> tuple[int, int]:
     """Bytes that a rank sends for one attention, forward and backward.
 
@@ -47,6 +49,7 @@ def context_bytes(
         way: "ring", "all_gather" or "ulysses".
         tokens: of one rank.
         itemsize: bytes of an element of q, k, v and the output.
+        window: of causal attention; shortens a ring over runs of the sequence.
 
     Raises:
         ValueError: an unknown way, or heads that cannot be cut so.
@@ -66,9 +69,10 @@ def context_bytes(
         each = (ranks - 1) * sent * of_a_head // ranks * itemsize
         return each, each
     keys = 2 * key_heads * of_a_head
-    forward = (ranks - 1) * keys * itemsize
-    hops = ranks if way == "ring" and ranks > 1 else ranks - 1
-    return forward, forward + hops * keys * max(itemsize, FP32)
+    steps = ring_steps(tokens, ranks, window) if way == "ring" else ranks
+    forward = (steps - 1) * keys * itemsize
+    home = way == "ring" and steps > 1  # one more hop of dK and dV, to their owner
+    return forward, forward + (steps - 1 + home) * keys * max(itemsize, FP32)
 
 
 def ring_steps(tokens: int, ranks: int, window: int | None = None) -> int:

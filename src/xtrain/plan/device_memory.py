@@ -20,7 +20,7 @@ Narayanan et al., 2021, section 2.2; torch's FSDP2 (what is gathered when).
 from dataclasses import dataclass, fields, replace
 
 from xtrain.plan.activations import HALF, activation_memory, layer_activations
-from xtrain.plan.bubble import pipeline_activations
+from xtrain.plan.bubble import interleaved_activations, pipeline_activations
 from xtrain.plan.checks import require_one_of
 from xtrain.plan.layout import DeviceParameters, Layout, device_parameters
 from xtrain.plan.memory import Recipe, recipe_of, state_memory
@@ -69,7 +69,7 @@ class DeviceMemory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-LayerBytes = tuple[tuple[float, float], tuple[float, float]]
+LayerBytes = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
 def memory_per_device(
@@ -123,6 +123,10 @@ def state_bytes(
         weights += experts.weights
         gradients += experts.gradients
         optimizer += experts.optimizer
+    if layout.reduce_at_end:
+        gradients = held.total * kind.gradients
+    if layout.offload:
+        optimizer = 0
     main = gradients * kind.main_gradient / (kind.gradients or 1)
     master = optimizer * kind.master / (kind.optimizer or 1)
     return weights, gradients - main, main, master, optimizer - master
@@ -134,7 +138,7 @@ def held_micro_batches(layout: Layout, rank: int = 0) -> float:
     if layout.schedule == "one_f_one_b":
         return min(m, p - rank)
     if layout.schedule == "interleaved":
-        return min(m, ((v + 1) * p - 1 - 2 * rank) / v)
+        return interleaved_activations(p, m, v, rank)
     return min(m, pipeline_activations(layout.schedule, p, m, v))
 
 
@@ -148,7 +152,9 @@ def activation_bytes(
 ) -> tuple[float, float]:
     """Kept for backward by all micro-batches in flight; and one layer's, recomputed."""
     plain, moe = layers
-    whole = held.dense_layers * plain[0] + held.moe_layers * moe[0]
+    again = layout.recomputed_share(held.dense_layers + held.moe_layers)
+    whole = held.dense_layers * (again * plain[0] + (1 - again) * plain[2])
+    whole += held.moe_layers * (again * moe[0] + (1 - again) * moe[2])
     if layout.stages_of(rank)[-1] == layout.stages - 1:
         whole += head_bytes(shape, layout, sequence)
     if layout.schedule in ("dualpipe", "chimera"):
@@ -160,14 +166,15 @@ def activation_bytes(
 def layer_bytes(
     shape: ModelShape, layout: Layout, sequence: int, formula: str = "fused"
 ) -> LayerBytes:
-    """(kept, alive while recomputed) of a layer without experts, and of one with."""
+    """Of a layer without experts, and of one with: what it keeps, what is alive while
+    it is recomputed, and what it keeps if others are recomputed in its place."""
     require_one_of("formula", formula, FORMULAS)
     full = layout.recompute == "full"
     found = []
     for layer in (0, shape.num_hidden_layers - 1):
-        modes = (layout.recompute, "none") if full else (layout.recompute,)
+        modes = (layout.recompute, "none", "selective") if full else (layout.recompute,)
         sizes = [_one_layer(shape, layout, sequence, layer, m, formula) for m in modes]
-        found.append((sizes[0], sizes[1] if full else 0.0))
+        found.append((sizes[0], sizes[1], sizes[2]) if full else (sizes[0], 0.0, 0.0))
     return found[0], found[1]
 
 
@@ -210,6 +217,8 @@ def gathered_bytes(
     if layout.zero < 2:
         return 0.0, 0.0
     block = held.block * reduced  # a block's gradients, before they are scattered
+    if layout.reduce_at_end:
+        block = 0  # all of them are whole
     if layout.zero == 2:
         return block, 0.0
     return block + 2 * held.block * kind.weight, held.root * kind.weight

@@ -33,6 +33,7 @@ START = TimeConstants(
     between=0.8,
     expert_waits=0.6, buckets_hidden=0.5, last_hidden=0.3,
     gather_hidden=0.1, interference=0.1, step=0.01, stragglers=0.005, messages=1.0,
+    accumulate=0.5, pieces=0.5, call=5e-5,
 )  # fmt: skip
 LIMITS = {
     "products": (0.5, 1.0), "products_fp8": (0.3, 1.0), "products_fp4": (0.2, 1.0),
@@ -46,7 +47,8 @@ LIMITS = {
     "interference": (0.02, 0.6), "imbalance": (1.0, 1.6),
     "element_wise": (0.7, 4.0), "permutation": (0.7, 6.0), "scores": (3.0, 20.0),
     "launch": (1e-6, 2e-5), "step": (1e-4, 0.05), "stragglers": (1e-4, 0.03),
-    "messages": (0.3, 4.0),
+    "messages": (0.3, 10.0), "accumulate": (0.1, 2.0), "pieces": (0.05, 1.0),
+    "call": (1e-6, 1e-3),
 }  # fmt: skip
 """What a constant can mean: shares below 1, bytes that pass at least about once."""
 
@@ -115,7 +117,7 @@ class Loss:
         return total + PAIRS * wrong / max(len(self.pairs), 1)
 
 
-def fit(runs: Sequence[Run], rounds: int = 6, step: float = 0.3) -> TimeConstants:
+def fit(runs: Sequence[Run], rounds: int = 8, step: float = 0.3) -> TimeConstants:
     """The constants with least loss that this walk finds."""
     loss = Loss(runs)
     best, least = START, loss.of(START)
@@ -173,7 +175,7 @@ def report(runs: Sequence[Run], constants: TimeConstants = FITTED) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8)
     arguments = parser.parse_args()
     fitted, others = divided(judged(read_runs(arguments.runs)[0]))
     constants = fit(fitted, arguments.rounds)

@@ -52,6 +52,17 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """What a device has of its server: bytes a second, in one direction."""
+
+    link: float
+    """To the device."""
+    memory: float
+    """A device's part of the memory bandwidth."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Accelerator:
     """One device: dense 16-bit peak, memory, and its two links.
 
@@ -81,6 +92,8 @@ class Accelerator:
     fp4: float = 1.0
     exponentials: float | None = None
     """Exponentials a second: units x 16 a clock; None where no figure is known."""
+    server: Host | None = None
+    """Where the optimizer's state goes with offload; None where it is not modelled."""
 
     def peak(self, precision: str) -> float:
         """FLOP/s of products in that precision; ValueError if it has none."""
@@ -155,45 +168,72 @@ def _special(units: int, clock: float, per_clock: int = 16) -> float:
     return units * clock * per_clock
 
 
+def _server(lanes: float, channels: float, source: str) -> Host:
+    """PCIe 16x of so many GT/s a lane; GB/s of all memory, of eight devices."""
+    return Host(lanes * GB * 16 * 128 / 130 / 8, channels * GB / 8, source)
+
+
+_DGX_1 = _server(8, 2 * 76.8, "DGX-1: PCIe 3, two Xeon E5-2698 v4")
+_DGX_A100 = _server(16, 2 * 204.8, "DGX A100: PCIe 4, two EPYC 7742")
+_DGX_H100 = _server(32, 2 * 307.2, "DGX H100: PCIe 5, two Xeon 8480C")
+_DGX_B200 = _server(32, 2 * 358.4, "DGX B200: PCIe 5, two Xeon 8570")
+_EPYC = _server(32, 2 * 460.8, "eight MI300X: PCIe 5, two EPYC 9654")
+_GRACE = Host(225 * GB, 256 * GB, "GB200: half of a Grace's NVLink-C2C and LPDDR5X")
 _BLACKWELL = "NVIDIA Blackwell and Blackwell Ultra datasheets, dense rates of one GPU"
 
 ACCELERATORS: dict[str, Accelerator] = _by_name(
     # name, FLOP/s, memory, its bandwidth, link, network, source, products measured
     Accelerator("v100", 125 * TERA, 32 * GB, 0.90 * TERA, LINKS["nvlink2"],
                 LINKS["infiniband-edr"], _THIRD_PARTY + "; fp16 only", confirmed=False,
-                exponentials=_special(80, 1.53e9)),
+                exponentials=_special(80, 1.53e9),
+                server=_DGX_1),
     Accelerator("a100-40gb", 312 * TERA, 40 * GB, 1.555 * TERA, LINKS["nvlink3"],
                 LINKS["infiniband-hdr"], _THIRD_PARTY, 271 * TERA, confirmed=False,
-                exponentials=_special(108, 1.41e9)),
+                exponentials=_special(108, 1.41e9),
+                server=_DGX_A100),
     Accelerator("a100-80gb", 312 * TERA, 80 * GB, 2.039 * TERA, LINKS["nvlink3"],
                 LINKS["infiniband-hdr"],
                 _MLENG + "; memory bandwidth also given as 2.00 TB/s", 271 * TERA,
-                exponentials=_special(108, 1.41e9)),
+                exponentials=_special(108, 1.41e9),
+                server=_DGX_A100),
     Accelerator("h100", 989.4 * TERA, 80 * GB, 3.35 * TERA, LINKS["nvlink4"],
                 LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA,
-                fp8=2.0, exponentials=_special(132, 1.83e9)),
+                fp8=2.0, exponentials=_special(132, 1.83e9),
+                server=_DGX_H100),
+    Accelerator("h100-96gb", 989.4 * TERA, 96 * GB, 2.4 * TERA, LINKS["nvlink4"],
+                LINKS["infiniband-ndr"],
+                "torchtitan benchmarks, December 2024: HBM2e, power limit 500 W",
+                794.5 * TERA, fp8=2.0, exponentials=_special(132, 1.83e9),
+                server=_DGX_H100),
     Accelerator("h200", 989 * TERA, 141 * GB, 4.8 * TERA, LINKS["nvlink4"],
                 LINKS["infiniband-ndr"], _MLENG, 794.5 * TERA,
-                fp8=2.0, exponentials=_special(132, 1.83e9)),
+                fp8=2.0, exponentials=_special(132, 1.83e9),
+                server=_DGX_H100),
     Accelerator("b200", 2250 * TERA, 180 * GB, 8.0 * TERA, LINKS["nvlink5"],
                 LINKS["infiniband-ndr"],
                 _MLENG + "; 192 GB physical, adapters of 50 to 100 GB/s", 1745 * TERA,
-                fp8=2.0, fp4=4.0, exponentials=_special(148, 1.85e9)),
+                fp8=2.0, fp4=4.0, exponentials=_special(148, 1.85e9),
+                server=_DGX_B200),
     Accelerator("gb200", 2500 * TERA, 186 * GB, 8.0 * TERA, LINKS["nvlink5"],
                 LINKS["infiniband-ndr"], _BLACKWELL, fp4=4.0,
-                exponentials=_special(152, 2.0e9), fp8=2.0, node=72, host=4),
+                exponentials=_special(152, 2.0e9), fp8=2.0, node=72, host=4,
+                server=_GRACE),
     Accelerator("b300", 2250 * TERA, 270 * GB, 8.0 * TERA, LINKS["nvlink5"],
                 LINKS["infiniband-xdr"], _BLACKWELL + "; 288 GB physical",
-                fp8=2.0, fp4=6.0, exponentials=_special(148, 1.85e9, 32)),
+                fp8=2.0, fp4=6.0, exponentials=_special(148, 1.85e9, 32),
+                server=_DGX_B200),
     Accelerator("gb300", 2500 * TERA, 279 * GB, 8.0 * TERA, LINKS["nvlink5"],
                 LINKS["infiniband-xdr"], _BLACKWELL + "; 288 GB physical", fp4=6.0,
-                exponentials=_special(152, 2.0e9, 32), fp8=2.0, node=72, host=4),
+                exponentials=_special(152, 2.0e9, 32), fp8=2.0, node=72, host=4,
+                server=_GRACE),
     Accelerator("mi300x", 1307.4 * TERA, 192 * GB, 5.3 * TERA, LINKS["xgmi-mi300x"],
                 LINKS["infiniband-ndr"], _MLENG, 668 * TERA,
-                fp8=2.0, exponentials=_special(304, 2.1e9)),
+                fp8=2.0, exponentials=_special(304, 2.1e9),
+                server=_EPYC),
     Accelerator("mi325x", 1307.4 * TERA, 256 * GB, 6.0 * TERA, LINKS["xgmi-mi300x"],
                 LINKS["infiniband-ndr"], _MLENG, 784.9 * TERA,
-                fp8=2.0, exponentials=_special(304, 2.1e9)),
+                fp8=2.0, exponentials=_special(304, 2.1e9),
+                server=_EPYC),
     Accelerator("tpu-v4", 275 * TERA, 32 * GB, 1.228 * TERA, LINKS["ici-v4"],
                 None, _TPU, node=4096, host=4, links=6),
     Accelerator("tpu-v5e", 197 * TERA, 16 * GB, 0.82 * TERA, LINKS["ici-v5e"],

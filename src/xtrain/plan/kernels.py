@@ -20,7 +20,7 @@ from xtrain.plan.hardware import Accelerator
 from xtrain.plan.time_constants import MATMUL, TimeConstants
 
 ATTENTION = ("flash", "older flash", "unfused")
-HALF = 2
+HALF, FULL = 2, 4
 ALIGNED = 8
 """Elements of 16 bytes, which tensor cores load at once."""
 
@@ -98,6 +98,10 @@ class Kernels:
     def passes(self, elements: float) -> float:
         """Elements of 16 bits, read or written."""
         return self.constants.element_wise * HALF * elements / self.bus
+
+    def accumulation(self, weights: float) -> float:
+        """Adding gradients of these weights to those of earlier micro-batches."""
+        return self.constants.accumulate * 2 * FULL * weights / self.bus
 
     def host(self, kernels: float) -> float:
         """Of the host, which launches them one by one."""

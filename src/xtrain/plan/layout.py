@@ -22,6 +22,7 @@ Source: Narayanan et al., 2021 (how the axes go together). Symbol: t tensor rank
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 from xtrain.plan.activations import RECOMPUTE
 from xtrain.plan.checks import require_one_of, require_whole
@@ -56,11 +57,19 @@ class Layout:
     chunks: int = 1
     """Virtual stages a rank."""
     recompute: str = "none"
+    """What backward computes again: "none", "selective" (what is cheap), "full"."""
+    recomputed_layers: int | None = None
+    """Of "full": only so many layers of a pipeline rank, the others "selective"."""
     context_way: str = "ring"
     reshard_after_forward: bool = True
     """Stage 3 frees gathered weights after forward, and gathers them once more."""
     shard_context: bool = False
     """ZeRO shards over data x context (Megatron, torchtitan), not over data alone."""
+    reduce_at_end: bool = False
+    """Stage 2 keeps whole gradients until the last micro-batch (torch's
+    `set_requires_gradient_sync`), as Llama 3 did in its pipeline."""
+    offload: bool = False
+    """The optimizer's state is in the host's memory, and so is its step."""
     replicate: int = 1
     """Copies of what ZeRO shards: hybrid sharding over neighbours, sums over copies."""
     expert_tensor: int | None = None
@@ -77,6 +86,8 @@ class Layout:
         require_whole("replicate", self.replicate)
         if cut is not None:
             require_whole("expert_tensor", cut)
+        if self.recomputed_layers is not None:
+            require_whole("recomputed_layers", self.recomputed_layers)
         for name, known in (
             ("zero", (0, 1, 2, 3)),
             ("schedule", SCHEDULE_NAMES),
@@ -93,6 +104,18 @@ class Layout:
     def batch(self) -> int:
         """Sequences of a step, all ranks together."""
         return self.data * self.micro_batch * self.micro_batches
+
+    @property
+    def recomputed(self) -> str:
+        """In words: "full 3" recomputes three layers of each pipeline rank."""
+        some = self.recomputed_layers
+        return self.recompute if some is None else f"{self.recompute} {some}"
+
+    def recomputed_share(self, layers: float) -> float:
+        """Of so many layers on a rank, those that "full" recomputes."""
+        if self.recomputed_layers is None or not layers:
+            return 1.0
+        return min(self.recomputed_layers / layers, 1.0)
 
     @property
     def stages(self) -> int:
@@ -133,7 +156,7 @@ class Layout:
         """The same of experts; hybrid sharding keeps whole what it cannot cut."""
         whole = self.shard_context or self.folded
         ranks = self.expert_replicas if whole else self.expert_data
-        return max(ranks // self.replicate, 1)
+        return max(ranks // gcd(ranks, self.replicate), 1)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Virtual stages whose weights this pipeline rank holds."""
@@ -151,10 +174,10 @@ class Layout:
                  "EP": "expert"}  # fmt: skip
         sizes = {short: getattr(self, name) for short, name in names.items()}
         parts = [f"{short}{size}" for short, size in sizes.items() if size > 1]
-        zero = f"ZeRO-{self.zero}" + (
-            f"x{self.replicate}" if self.replicate > 1 else ""
-        )
-        return " ".join([*(parts or ["DP1"]), zero])
+        zero = f"ZeRO-{self.zero}"
+        zero += f"x{self.replicate}" if self.replicate > 1 else ""
+        ends = ["offload"] if self.offload else []
+        return " ".join([*(parts or ["DP1"]), zero, *ends])
 
 
 def layers_of_stage(layers: int, stages: int, stage: int) -> range:

@@ -48,12 +48,15 @@ def broken_rules(
         *_experts(shape, layout),
         *_copies(layout),
     ]
-    if layout.zero > 1 and layout.pipeline > 1 and not sharded_pipeline:
+    each = layout.zero > 1 and not layout.reduce_at_end
+    if each and layout.pipeline > 1 and not sharded_pipeline:
         found.append(
             Broken(
                 "zero-with-pipeline",
                 f"zero={layout.zero} with pipeline={layout.pipeline}: every micro-"
-                f"batch would reduce its gradients; pipeline engines stop at stage 1",
+                f"batch would reduce its gradients; pipeline engines stop at stage 1, "
+                f"or keep whole gradients until the last one (zero=2 with "
+                f"reduce_at_end=True)",
             )
         )
     return found
@@ -149,11 +152,6 @@ def _pipeline(shape: ModelShape, layout: Layout) -> Iterator[Broken]:
     chunks = CHUNKS.get(name, 1)
     if chunks and layout.chunks != chunks:
         yield Broken("chunks", f"{name} has chunks={chunks}, not {layout.chunks}")
-    if name == "interleaved" and count % ranks:
-        yield Broken(
-            "interleaved",
-            f"micro_batches={count} are not divisible by pipeline={ranks}",
-        )
     if name in ("dualpipe", "chimera") and ranks % 2:
         yield Broken("mirror", f"{name} needs an even pipeline, not {ranks}")
     if name in ("dualpipe", "chimera") and count % 2:
@@ -198,6 +196,18 @@ def _copies(layout: Layout) -> Iterator[Broken]:
             "replicate",
             f"replicate={layout.replicate} does not divide the {ranks} ranks that "
             f"ZeRO shards over",
+        )
+    if layout.recomputed_layers is not None and layout.recompute != "full":
+        yield Broken(
+            "recomputed-layers",
+            f"recomputed_layers={layout.recomputed_layers} with "
+            f"recompute={layout.recompute!r}: it counts layers of recompute='full'",
+        )
+    if layout.reduce_at_end and layout.zero != 2:
+        yield Broken(
+            "reduce-at-end",
+            f"reduce_at_end=True with zero={layout.zero}: it is for stage 2, which "
+            f"would reduce after every micro-batch",
         )
     if layout.replicate > 1 and not layout.zero:
         yield Broken(

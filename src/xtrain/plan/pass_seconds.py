@@ -12,6 +12,8 @@ Sources: Narayanan et al., 2021; Liu et al., Ring Attention, 2023 (blocks hide t
 messages for the next ones); DeepSeek-AI, 2024 (pairs that hide an all-to-all).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from xtrain.plan.kernels import Kernels
@@ -29,7 +31,7 @@ MERGED = 6
 PAIRED = ("dualpipe", "dualpipe_v")
 
 
-class Work(NamedTuple):
+class KernelSeconds(NamedTuple):
     """Seconds of kernels in a forward, without their launches."""
 
     products: float
@@ -37,6 +39,10 @@ class Work(NamedTuple):
     attention_back: float
     passes: float
     host: float
+    accumulation: float = 0.0
+    """Of the weights' gradients, in backward."""
+    again: float = 0.0
+    """Products that selective recomputation computes once more."""
 
     @property
     def forward(self) -> float:
@@ -75,21 +81,30 @@ class PassTimes:
         kernels: Kernels,
         links: Links,
         dtypes: TransferDtypes,
+        tensor_overlap: bool = False,
     ):
         self.shape, self.sequence, self.kernels = shape, sequence, kernels
+        self.tensor_overlap = tensor_overlap
         self.links, self.dtypes = links, dtypes
         self.constants = kernels.constants
         self.known: dict[tuple[Any, ...], Pass] = {}
 
     def of_rank(self, layout: Layout, rank: int, held: DeviceParameters) -> Pass:
         """One micro-batch on a pipeline rank, which holds that."""
-        key = ("rank", *cut_of(layout), layout.pipeline, layout.chunks, layout.schedule,
-               rank)  # fmt: skip
+        key = ("rank", *cut_of(layout), layout.recomputed_layers, layout.pipeline,
+               layout.chunks, layout.schedule, rank)  # fmt: skip
         if key not in self.known:
             total = self.of_edge(layout, rank)
-            for moe, count in ((False, held.dense_layers), (True, held.moe_layers)):
-                if count:
-                    total = total.plus(self.of_layer(layout, moe).scaled(count))
+            again = layout.recomputed_share(held.dense_layers + held.moe_layers)
+            ways = [(again, layout)]
+            if again < 1:
+                others = replace(layout, recompute="selective", recomputed_layers=None)
+                ways.append((1 - again, others))
+            for share, way in ways:
+                for moe, count in ((False, held.dense_layers), (True, held.moe_layers)):
+                    if count:
+                        layers = self.of_layer(way, moe).scaled(share * count)
+                        total = total.plus(layers)
             self.known[key] = total
         return self.known[key]
 
@@ -117,12 +132,12 @@ class PassTimes:
             self.known[key] = self.timed(layout, work, transfers, "none")
         return self.known[key]
 
-    def layer_work(self, layout: Layout, moe: bool) -> Work:
+    def layer_work(self, layout: Layout, moe: bool) -> KernelSeconds:
         """Kernels of a layer's forward."""
         shape, kernels, cut = self.shape, self.kernels, layout.tensor
         rows = layout.micro_batch * self.sequence // layout.context
         between = rows / (cut if layout.sequence_parallel else 1)
-        products = kernels.products(rows, shape.attention_products(cut))
+        matrices: list[tuple[float, float]] = [*shape.attention_products(cut)]
         heads = shape.num_attention_heads / cut
         passed = 10 * between * shape.hidden_size  # two norms, two additions
         passed += 2 * rows * shape.attention_width / cut  # rotary positions
@@ -131,45 +146,54 @@ class PassTimes:
             hops = layout.context - 1
             passed += 4 * hops * rows * heads * shape.head_dim
             kinds += MERGED * hops
+        products = weights = 0.0
         if moe:
-            wide, permuted = self.expert_products(layout, rows)
-            products += wide
+            products, permuted, weights = self.expert_products(layout, rows)
             passed += permuted
         else:
             inner = shape.intermediate_size / cut
-            products += kernels.products(rows, shape.mlp_products(inner))
+            matrices += shape.mlp_products(inner)
             passed += shape.mlp_matrices * rows * inner
+        products += kernels.products(rows, matrices)
+        weights += elements(matrices)
         layer = shape.num_hidden_layers - 1 if moe else 0
         flops = layer_forward_flops(shape, self.sequence, layer)[1] * rows / cut
         pairs = rows * heads * (self.sequence + 1) / 2
-        return Work(
+        return KernelSeconds(
             products,
             kernels.attend(flops, pairs, shape.head_dim),
             kernels.attend(flops, pairs, shape.head_dim, backward=True),
             kernels.passes(passed),
             kernels.host(kinds),
+            kernels.accumulation(weights),
+            kernels.products(rows, shape.recomputed_products(cut)),
         )
 
-    def expert_products(self, layout: Layout, rows: float) -> tuple[float, float]:
-        """Seconds of router and experts, and the elements that they pass over."""
+    def expert_products(
+        self, layout: Layout, rows: float
+    ) -> tuple[float, float, float]:
+        """Seconds of router and experts, elements that they pass over, weights."""
         shape, constants = self.shape, self.constants
         cut, hidden = layout.expert_cut, shape.hidden_size
         own = shape.num_local_experts / layout.expert
         copies = rows * shape.num_experts_per_tok * cut / layout.tensor
         busiest = copies * (constants.imbalance if layout.expert > 1 else 1)
         inner = (shape.moe_intermediate_size or 0) / cut
-        each = self.kernels.products(busiest / own, shape.mlp_products(inner))
+        one = shape.mlp_products(inner)
+        each = self.kernels.products(busiest / own, one)
         seconds = own * each / constants.grouped
+        weights = own * elements(one)
         shared = shape.n_shared_experts * (shape.moe_intermediate_size or 0)
         if shared:
             wide = shape.mlp_products(shared / layout.tensor)
             seconds += self.kernels.products(rows, wide)
+            weights += elements(wide)
         seconds += self.kernels.product(rows, hidden, shape.num_local_experts, True)
         passed = 4 * copies * hidden * constants.permutation
         passed += 3 * busiest * inner + 3 * rows * shared / layout.tensor
-        return seconds, passed
+        return seconds, passed, weights
 
-    def edge_work(self, layout: Layout, first: bool, last: bool) -> Work:
+    def edge_work(self, layout: Layout, first: bool, last: bool) -> KernelSeconds:
         """Kernels of embedding, head and loss in a forward."""
         shape, kernels = self.shape, self.kernels
         rows = layout.micro_batch * self.sequence // layout.context
@@ -181,12 +205,14 @@ class PassTimes:
             products = kernels.product(rows, shape.hidden_size, width, half=True)
             passed += 6 * rows * width  # logits and their fp32 copy, read and written
         host = kernels.host(LAUNCHED["edge"]) if first or last else 0.0
-        return Work(products, 0.0, 0.0, kernels.passes(passed), host)
+        held = (first + last) * width * shape.hidden_size
+        added = kernels.accumulation(held)
+        return KernelSeconds(products, 0.0, 0.0, kernels.passes(passed), host, added)
 
     def timed(
         self,
         layout: Layout,
-        work: Work,
+        work: KernelSeconds,
         transfers: list[Transfer],
         recompute: str,
     ) -> Pass:
@@ -198,9 +224,10 @@ class PassTimes:
             if self.kernels.attention == "unfused":
                 again = twice = work.attention
             else:
-                again = work.passes
+                again = work.passes + work.again
         back = work.products + work.attention_back + 2 * work.passes
         back = max(back, 2 * work.host - work.products) + again
+        added = work.products + work.accumulation  # the weights' part of backward
         ring = (  # the blocks, and what the host adds to them
             work.forward - work.products - work.passes,
             back - work.products - 2 * work.passes - again + twice,
@@ -212,7 +239,7 @@ class PassTimes:
         return Pass(
             work.forward + forward,
             back + backward,
-            work.products,
+            added,
             *(sum(waits[axis]) for axis in ("tensor", "context", "expert")),
         )
 
@@ -234,6 +261,13 @@ class PassTimes:
             else:
                 exposed[transfer.axis][transfer.backward] += seconds
         exposed["tensor"][1] += max(0.0, hidden - beside)
+        if self.tensor_overlap:  # in pieces, each behind a piece of its product
+            pieces, tensor = self.constants.pieces, exposed["tensor"]
+            times = (1, 2)
+            exposed["tensor"] = [
+                sent - min(pieces * sent, time * beside)
+                for sent, time in zip(tensor, times, strict=True)
+            ]
         context = exposed["context"]
         if layout.context_way == "ring":  # a block is computed as the next one comes
             slowed = self.constants.interference
@@ -248,6 +282,11 @@ class PassTimes:
         expert = [share * way for way in expert]
         ways = (exposed["tensor"], context, expert)
         return {name: (way[0], way[1]) for name, way in zip(exposed, ways, strict=True)}
+
+
+def elements(matrices: Sequence[tuple[float, float]]) -> float:
+    """Of these matrices together."""
+    return sum(inner * outer for inner, outer in matrices)
 
 
 def cut_of(layout: Layout) -> tuple[Any, ...]:

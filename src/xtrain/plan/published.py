@@ -108,6 +108,10 @@ class LatentShape(ModelShape):
             (heads * self.v_head_dim, self.hidden_size),
         )
 
+    def recomputed_products(self, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """From the ranks up to queries, keys and values."""
+        return self.attention_products(ranks)[1:3]
+
     def _attention_matrices(self) -> int:
         heads, hidden = self.num_attention_heads, self.hidden_size
         queries = self.q_lora_rank * heads * (self.head_dim + self.qk_rope_head_dim)

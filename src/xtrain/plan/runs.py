@@ -4,13 +4,16 @@
 print is filled in as a reader of `xtrain plan` would:
 
     micro-batch        1, or as many micro-batches as the pipeline has ranks
-    recomputation      none if that fits into memory, else of norms and activations
+    recomputation      none if that fits into memory, else selective, else as few
+                       whole layers as memory asks for
     tensor ranks       cut the sequence, too, unless attention is unfused and everything
                        recomputed (Megatron before Korthikanti et al., 2022)
     expert ranks       of the data ranks if they divide them, else folded
 
     attention          a kernel older than the device in llm-foundry (2023) and in
-                       nanotron's Playbook (FlashAttention 2 on H100)
+                       nanotron's Playbook and torchtitan (FlashAttention 2 on H100)
+
+    gradients          summed in fp32, in llm-foundry and InternEvo in 16 bits
 
 Runs whose conventions are unclear (quality C), that print no layout, or that measure
 something broken (the Playbook's sweep but for its fastest quarter) are not judged.
@@ -19,6 +22,7 @@ something broken (the Playbook's sweep but for its fastest quarter) are not judg
 import csv
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +34,9 @@ from xtrain.plan.published import GPTShape, LatentShape
 from xtrain.plan.shapes import ModelShape
 from xtrain.plan.time_constants import FITTED, TimeConstants
 
-OLDER = ("mpt", "upb")
+OLDER = ("mpt", "upb", "ttn")
+GIGABIT = 1e9 / 8
+SUMMED_IN_16 = ("mpt", "int")
 FASTEST = 0.25
 RUNS = Path("docs/data/runs/runs.csv")
 LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
@@ -60,6 +66,9 @@ class Run(NamedTuple):
     quality: str
     place: float
     """In a sweep of layouts: 0 the fastest, 1 the slowest; 0 elsewhere."""
+    network: float | None = None
+    """Bytes a second of a device's adapter, where it is not the usual one."""
+    tensor_overlap: bool = False
 
     @property
     def prefix(self) -> str:
@@ -73,6 +82,9 @@ class Run(NamedTuple):
             attention=self.attention,
             formula="unfused" if self.attention == "unfused" else "fused",
             sharded_pipeline=True,
+            dtypes="zero16" if self.prefix in SUMMED_IN_16 else "megatron-bf16",
+            network=self.network,
+            tensor_overlap=self.tensor_overlap,
             constants=constants,
         )
 
@@ -88,14 +100,14 @@ class Run(NamedTuple):
         return found / self.measured
 
 
-class Refused(NamedTuple):
+class Unread(NamedTuple):
     """A line that cannot be estimated, and why."""
 
     name: str
     why: str
 
 
-def read_runs(path: Path = RUNS) -> tuple[list[Run], list[Refused]]:
+def read_runs(path: Path = RUNS) -> tuple[list[Run], list[Unread]]:
     """All runs that print a layout, and those that do not or that break a rule."""
     runs, refused = [], []
     with path.open(newline="", encoding="utf-8") as file:
@@ -103,7 +115,7 @@ def read_runs(path: Path = RUNS) -> tuple[list[Run], list[Refused]]:
             try:
                 runs.append(run_of(row))
             except ValueError as error:
-                refused.append(Refused(row["id"], str(error)))
+                refused.append(Unread(row["id"], str(error)))
     return runs, refused
 
 
@@ -184,7 +196,8 @@ def run_of(row: dict[str, str]) -> Run:
         "expert": expert, "zero": number(row, "zero_stage", 1) if data > 1 else 0,
         "sequence_parallel": tensor > 1 and not before_2022, "micro_batch": size,
         "micro_batches": max(batch // (data * size), 1),
-        "shard_context": True,
+        "shard_context": True, "replicate": number(row, "replicate", 1),
+        "reduce_at_end": row["zero_stage"] == "2" and pipeline > 1,
         "expert_tensor": 1 if tensor > 1 and shape.num_local_experts else None,
     }  # fmt: skip
     interleaved = chunks > 1 and fields["micro_batches"] % pipeline == 0
@@ -200,6 +213,8 @@ def run_of(row: dict[str, str]) -> Run:
         kernel_of(row),
         float(row["tokens_per_s_per_gpu"]), tuple(guessed), row["quality"],
         place_of(row["note"]),
+        float(row["network_gbits"]) * GIGABIT if row["network_gbits"] else None,
+        row["tensor_overlap"] == "1",
     )  # fmt: skip
     run = run._replace(layout=recomputed(run, row["recompute"]))
     broken = [
@@ -213,16 +228,15 @@ def run_of(row: dict[str, str]) -> Run:
 
 def recomputed(run: Run, printed: str) -> Layout:
     """The layout with what is recomputed: as printed, or the least that fits."""
-    ways = ("none", "selective") if printed == "unknown" else (printed,)
-    layout = run.layout
-    for way in ways:
-        layout = Layout(**vars(run.layout) | {"recompute": way})
-        estimator = Estimator(
-            run.shape, run.accelerator, run.sequence, run.assumptions()
-        )
-        if estimator.fullest(layout)[0].total <= estimator.capacity:
-            break
-    return layout
+    assumed = run.assumptions()._replace(reserve=0.0)
+    estimator = Estimator(run.shape, run.accelerator, run.sequence, assumed)
+    if printed != "unknown":
+        return replace(run.layout, recompute=printed)
+    for way in ("none", "selective"):
+        layout = replace(run.layout, recompute=way)
+        if estimator.room(layout) >= 0:
+            return layout
+    return estimator.fewest_recomputed(replace(run.layout, recompute="full"))
 
 
 def judged(runs: Iterable[Run]) -> list[Run]:

@@ -5,13 +5,14 @@
       x ZeRO stage (over all ranks, or over a node's with copies)  x  recomputation
       x sequences of a micro-batch  x  schedule
 
-A layout that breaks a rule is counted under the rule's name, with one example; so is
-one that does not fit into memory. The others are ranked by the seconds of a step;
-those that are tight in memory come after those that fit.
+Of layers that are recomputed whole, there are as few as memory asks for. A layout that
+breaks a rule is counted under the rule's name, with one example; so is one that does
+not fit into memory. The others are ranked by the seconds of a step; those that are
+tight in memory come after those that fit.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -25,7 +26,8 @@ from xtrain.plan.layout_rules import broken_rules
 from xtrain.plan.shapes import ModelShape
 
 MEMORY = "memory"
-MOST_GPUS, MOST_LAYOUTS = 1_000_000, 200_000
+NEEDLESS = "selective recomputation fits as well, and takes no longer"
+MOST_GPUS, MOST_LAYOUTS = 1_000_000, 300_000
 """A search in Python takes a fifth of a millisecond for a layout."""
 
 
@@ -34,7 +36,7 @@ class SearchSpace:
     """Which values are tried; sizes of axes are all that divide the devices."""
 
     zero: Sequence[int] = (0, 1, 2, 3)
-    recompute: Sequence[str] = ("none", "full")
+    recompute: Sequence[str] = ("none", "selective", "full")
     micro_batch: Sequence[int] = (1, 2, 4)
     schedules: Sequence[tuple[str, int]] = (
         ("one_f_one_b", 1), ("interleaved", 2), ("interleaved", 4),
@@ -42,6 +44,8 @@ class SearchSpace:
     """(schedule, chunks); models with experts try `dualpipe`, too."""
     replicate: Sequence[int] = (1,)
     """Copies that hybrid sharding keeps, for stage 3."""
+    offload: Sequence[bool] = (False,)
+    """Whether the optimizer's state is in the host's memory."""
     tensor: Sequence[int] = ()
     """All that divide the devices, if empty; so are the next three."""
     pipeline: Sequence[int] = ()
@@ -102,15 +106,16 @@ def candidates(
     """Every layout of `gpus` devices and `batch` sequences in `space`.
 
     Layouts that break a rule are included, except axes whose product is not `gpus` and
-    batches that do not divide.
+    batches that do not divide. Stage 2 in a pipeline reduces gradients at the end,
+    which costs what stage 1 does: it is tried where stage 1 is not.
     """
     for data, tensor, pipeline, context in splits(gpus, space):
         shared = data * context
         choices = choices_of(shape, (data, tensor, pipeline, context), space)
-        for (expert, cut), zero, recompute, micro_batch, way, copies in product(
+        for (expert, cut), zero, recompute, size, way, copies, away in product(
             *choices
         ):
-            micro_batches, rest = divmod(batch, data * micro_batch)
+            micro_batches, rest = divmod(batch, data * size)
             if rest or not micro_batches or (zero and shared == 1):
                 continue
             if copies > 1 and (zero < 3 or shared % copies):
@@ -124,13 +129,15 @@ def candidates(
                 expert_tensor=cut,
                 zero=zero,
                 sequence_parallel=tensor > 1,
-                micro_batch=micro_batch,
+                micro_batch=size,
                 micro_batches=micro_batches,
                 schedule=way[0],
                 chunks=way[1],
                 recompute=recompute,
                 shard_context=context > 1,
                 replicate=copies,
+                offload=away,
+                reduce_at_end=zero == 2 and pipeline > 1 and 1 not in space.zero,
                 **fixed,
             )
 
@@ -151,7 +158,7 @@ def splits(gpus: int, space: SearchSpace) -> Iterator[tuple[int, int, int, int]]
 def choices_of(
     shape: ModelShape, sizes: tuple[int, int, int, int], space: SearchSpace
 ) -> tuple[Sequence[Any], ...]:
-    """Expert ranks, ZeRO stages, recomputation, micro-batches, schedules and copies."""
+    """What is multiplied: expert ranks, ZeRO stages, recomputation and so on."""
     data, tensor, pipeline, context = sizes
     experts: list[tuple[int, int | None]] = [(one, None) for one in space.expert]
     schedules = [*space.schedules] if pipeline > 1 else [("one_f_one_b", 1)]
@@ -166,7 +173,7 @@ def choices_of(
         if pipeline > 1 and space.schedules == SearchSpace().schedules:
             schedules.append(("dualpipe", 1))
     return (experts, space.zero, space.recompute, space.micro_batch, schedules,
-            space.replicate)  # fmt: skip
+            space.replicate, space.offload)  # fmt: skip
 
 
 def check_count(shape: ModelShape, gpus: int, space: SearchSpace) -> None:
@@ -214,15 +221,20 @@ def search(
     for layout in candidates(shape, gpus, batch, space, **fixed):
         tried += 1
         broken = broken_rules(shape, layout, sequence, sharded_pipeline=allowed)
-        for rule, why in broken[:1]:
-            counts.setdefault(rule, [0, str(layout), why])[0] += 1
         if broken:
+            counted(counts, layout, *broken[0])
             continue
+        if layout.recompute == "full" and estimator.room(layout) >= 0:
+            cheap = replace(layout, recompute="selective")
+            if "selective" in space.recompute and estimator.room(cheap) >= 0:
+                counted(counts, layout, "recompute", NEEDLESS)
+                continue
+            layout = estimator.fewest_recomputed(layout)
         estimated += 1
         one = estimator.estimate(layout)
         if one.verdict == "does not fit":
-            counts.setdefault(MEMORY, [0, str(layout), _too_much(one, estimator)])
-            counts[MEMORY][0] += 1
+            why = "" if MEMORY in counts else _too_much(one, estimator)
+            counted(counts, layout, MEMORY, why)
         else:
             found.append(one)
     if not tried:
@@ -234,6 +246,13 @@ def search(
     rejected = [Rejected(rule, *counted) for rule, counted in counts.items()]
     rejected.sort(key=lambda one: -one.count)
     return SearchResult(found, rejected, tried, estimated)
+
+
+def counted(counts: dict[str, list[Any]], layout: Layout, rule: str, why: str) -> None:
+    """One more that the rule excludes; the first of them is the example."""
+    if rule not in counts:
+        counts[rule] = [0, str(layout), why]
+    counts[rule][0] += 1
 
 
 def _too_much(one: Estimate, estimator: Estimator) -> str:

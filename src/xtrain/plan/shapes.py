@@ -6,6 +6,8 @@
                 3 h f            f intermediate size                 (gate, up, down)
                                  or experts: see xtrain.plan.expert_sizes
                 2 h              two norms
+                (a + 2 k) d     biases of q, k and v             where there are any
+                2 d             norms of queries and keys        where there are any
     last norm   h
     head        V h              nothing where it is tied to the embedding
 
@@ -48,6 +50,10 @@ class ModelShape(ExpertSizes):
     head_dim: int = None  # type: ignore[assignment]
     """hidden_size / num_attention_heads unless given."""
     tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    """The projections of queries, keys and values have biases, as Qwen2's have."""
+    qk_norm: bool = False
+    """Queries and keys have a norm over each head, as Qwen3's have."""
 
     def __post_init__(self) -> None:
         given = vars(self)
@@ -75,10 +81,9 @@ class ModelShape(ExpertSizes):
                 f"num_key_value_heads={self.num_key_value_heads}: as many query heads "
                 f"share each of them"
             )
-        if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(
-                f"tie_word_embeddings={self.tie_word_embeddings!r} is not a bool"
-            )
+        for name in ("tie_word_embeddings", "qkv_bias", "qk_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a bool")
         self.check_experts(self.intermediate_size, self.num_hidden_layers)
 
     @property
@@ -92,13 +97,18 @@ class ModelShape(ExpertSizes):
         return matrices + self.vectors_of_layer(layer)
 
     def vectors_of_layer(self, layer: int) -> int:
-        """Elements of a layer's vectors: two norms."""
-        return 2 * self.hidden_size
+        """Elements of a layer's vectors: norms, and biases."""
+        heads = self.num_attention_heads + 2 * self.num_key_value_heads
+        biases = heads * self.head_dim if self.qkv_bias else 0
+        return self._norms_of_layer() + biases
+
+    def _norms_of_layer(self) -> int:
+        return 2 * (self.hidden_size + (self.head_dim if self.qk_norm else 0))
 
     def replicated_of_layer(self, layer: int) -> int:
         """Elements that every tensor rank holds whole: norms, and a router."""
         router = self.num_local_experts if self.is_moe(layer) else 0
-        return 2 * self.hidden_size + router * self.hidden_size
+        return self._norms_of_layer() + router * self.hidden_size
 
     def experts_of_layer(self, layer: int) -> int:
         """Elements of a layer's routed experts, all of them."""
@@ -189,6 +199,10 @@ class ModelShape(ExpertSizes):
         keys = -(-self.num_key_value_heads // ranks)
         hidden, head = self.hidden_size, self.head_dim
         return (hidden, (queries + 2 * keys) * head), (queries * head, hidden)
+
+    def recomputed_products(self, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Those that selective recomputation computes again: none here."""
+        return ()
 
     def mlp_products(self, inner: float) -> tuple[tuple[float, float], ...]:
         """(inner, outer) of an MLP's matrices; gate and up are one product."""

@@ -2,6 +2,7 @@
 
     axis       what                                       how often
     tensor     sums, or gathers and scatters              each layer and micro-batch
+               gradients of norms and shared key heads    each step
     context    keys, values, and their gradients          each layer and micro-batch
     expert     copies of tokens, there and back           each such layer, micro-batch
     pipeline   activations forward, gradients back        each stage and micro-batch
@@ -27,6 +28,7 @@ from xtrain.plan.tensor_parallel import (
     GATHER,
     TensorParallelCall,
     layer_calls,
+    partial_gradient_calls,
     tensor_parallel_calls,
 )
 from xtrain.plan.transfer import (
@@ -70,7 +72,9 @@ def traffic_per_step(
         replace(transfer, times=transfer.times * of_step)
         for transfer in edge_transfers(shape, layout, sequence, sizes, rank)
     ]
+    found += partial_transfers(shape, layout, held, sizes, rank)
     found += pipeline_transfers(shape, layout, sequence, sizes, rank, of_step)
+    found += shared_transfers(shape, layout, held, sizes)
     return found + data_transfers(held, layout, sizes)
 
 
@@ -176,13 +180,13 @@ def _expert_transfers(
 def edge_transfers(
     shape: ModelShape, layout: Layout, sequence: int, sizes: TransferDtypes, rank: int
 ) -> list[Transfer]:
-    """What tensor ranks send for embedding, last norm, head and loss."""
+    """What tensor ranks send for embedding, head and loss."""
     if layout.tensor == 1:
         return []
     stages = layout.stages_of(rank)
     parts: set[str] = {"embedding"} if 0 in stages else set()
     if layout.stages - 1 in stages:
-        parts |= {"head", "cross-entropy", "norm"}
+        parts |= {"head", "cross-entropy"}
     if not parts:
         return []
     one = replace(shape, num_hidden_layers=1, first_k_dense_replace=0)
@@ -190,9 +194,7 @@ def edge_transfers(
                "itemsize": sizes.activation}  # fmt: skip
     arguments = layout.micro_batch, sequence // layout.context, layout.tensor
     calls = tensor_parallel_calls(one, *arguments, **options)  # type: ignore[arg-type]
-    norms = [call for call in calls if call.part == "norm"][:1]
-    chosen = [call for call in calls if call.part in parts and call.part != "norm"]
-    return _tensor_transfers(chosen + (norms if "norm" in parts else []))
+    return _tensor_transfers([call for call in calls if call.part in parts])
 
 
 def pipeline_transfers(
@@ -222,6 +224,27 @@ def pipeline_transfers(
     ]
 
 
+def shared_transfers(
+    shape: ModelShape, layout: Layout, held: DeviceParameters, sizes: TransferDtypes
+) -> list[Transfer]:
+    """Gradients of what two pipeline ranks hold: a tied table, or mirrored stages."""
+    if layout.pipeline == 1:
+        return []
+    numel = 0
+    if PLACEMENTS.get(layout.schedule) == "mirror":
+        numel = held.total
+    elif shape.tie_word_embeddings and bool(held.embedding) != bool(held.head):
+        numel = -(-shape.vocab_size // layout.tensor) * shape.hidden_size
+    if not numel:
+        return []
+    apart = ((layout.gpus // layout.pipeline, 2),)
+    size = numel * sizes.gradient
+    return [
+        Transfer("pipeline", "shared gradients", "ring_all_reduce", size, 2, 1, True,
+                 spans=apart)
+    ]  # fmt: skip
+
+
 def message_size(
     shape: ModelShape, layout: Layout, sequence: int, sizes: TransferDtypes
 ) -> int:
@@ -232,6 +255,26 @@ def message_size(
 
 
 # ------------------------------------------------------------------- of a step
+
+
+def partial_transfers(
+    shape: ModelShape,
+    layout: Layout,
+    held: DeviceParameters,
+    sizes: TransferDtypes,
+    rank: int,
+) -> list[Transfer]:
+    """Gradients of which tensor ranks have parts: whole, or this rank's ZeRO shard."""
+    calls = partial_gradient_calls(
+        shape, held.dense_layers + held.moe_layers, layout.tensor,
+        last_norm=layout.stages - 1 in layout.stages_of(rank),
+        sequence_parallel=layout.sequence_parallel, itemsize=sizes.gradient,
+    )  # fmt: skip
+    shards = layout.shard_ranks if layout.zero else 1
+    return [
+        replace(transfer, size=-(-transfer.size // shards))
+        for transfer in _tensor_transfers(calls)
+    ]
 
 
 def data_transfers(
@@ -254,7 +297,8 @@ def _reduction(
     spans = data_spans(layout, axis == "expert_data")
     replicas = prod(ranks for _, ranks in spans)
     near, far = split_spans(spans, shards)
-    if not layout.shard_context and layout.context > 1 and spans[0][1] > 1:
+    apart = len(spans) == 2 and spans[0][1] > 1  # folded experts have one span
+    if not layout.shard_context and apart:
         near, far = spans[1:], spans[:1]  # shards over data, copies over context
         if layout.replicate > 1:
             near, copies = split_spans(near, shards)
@@ -278,7 +322,7 @@ def _reduction(
                      spans=near)
             for times, back in gathers
         ]  # fmt: skip
-        scatters = count if stage > 1 else 1
+        scatters = count if stage > 1 and not layout.reduce_at_end else 1
         found += reduced("ring_reduce_scatter", gradients, shards, near, scatters)
     if replicas > shards:  # context ranks, or copies of hybrid sharding
         part = -(-gradients // shards)

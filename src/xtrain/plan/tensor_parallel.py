@@ -2,7 +2,7 @@
 
     per layer         tensor parallel          with sequence parallelism
     forward           2 all-reduces            2 all-gathers, 2 reduce-scatters
-    backward          2 all-reduces            4 all-gathers, 2 reduce-scatters, norms
+    backward          2 all-reduces            4 all-gathers, 2 reduce-scatters
 
 each of all B S H activations, so 8 (t-1)/t B S H elements a rank: a reduce-scatter and
 an all-gather send what one all-reduce does. Two of the backward all-gathers bring back
@@ -10,6 +10,9 @@ what forward did not keep, which makes 10 (t-1)/t B S H with sequence parallelis
 
 Outside the layers: the embedding sums (or scatters) its B S H once forward; the head
 sums the gradient of its input once; cross-entropy sends three numbers a token, in fp32.
+
+Once a step, not for each micro-batch: the gradients of which ranks have parts, those of
+norms on slices of the sequence and of key heads that several ranks hold.
 
 Sources: Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., Reducing Activation
 Recomputation in Large Transformer Models, 2022; Narayanan et al., Efficient Large-Scale
@@ -36,7 +39,7 @@ class TensorParallelCall:
     """One collective: where it stands, and the full tensor it is about.
 
     Attributes:
-        part: "attention", "mlp", "norm", "embedding", "head" or "cross-entropy".
+        part: "attention", "mlp", "embedding", "head", "cross-entropy" or "gradients".
         algorithm: a name of `collective_traffic`.
         numel: elements of the full tensor.
         itemsize: bytes of an element.
@@ -78,7 +81,7 @@ def tensor_parallel_calls(
         batch: sequences of the micro-batch, which all ranks of the group share.
         sequence_parallel: activations between the matrices are cut along the sequence.
         recompute: each layer's forward runs once more in backward.
-        itemsize: bytes of an activation, and of a weight's gradient.
+        itemsize: bytes of an activation.
 
     Raises:
         ValueError: heads, inner size or vocabulary cannot be cut for these ranks, or
@@ -106,15 +109,13 @@ def tensor_parallel_calls(
             backward += [call(part, True, into)] * 2
         return forward + again + backward
 
-    layer = block("attention") + _key_replicas(shape, ranks, itemsize) + block("mlp")
+    layer = block("attention") + block("mlp")
     calls = [call("embedding", False, out)]
     calls += layer * shape.num_hidden_layers
     calls.append(call("head", True, out))
     if into:
         calls.append(call("embedding", True, into))
         calls += [call("head", False, into), call("head", True, into)]
-        norm = replace(call("norm", True, REDUCE), numel=shape.hidden_size)
-        calls += [norm] * (2 * shape.num_hidden_layers + 1)
     largest, sums = (
         TensorParallelCall(
             "cross-entropy", False, REDUCE, count * batch * sequence, FP32, ranks
@@ -124,17 +125,37 @@ def tensor_parallel_calls(
     return [*calls, largest, sums]
 
 
-def _key_replicas(
-    shape: ModelShape, ranks: int, itemsize: int
+def partial_gradient_calls(
+    shape: ModelShape,
+    layers: int,
+    ranks: int,
+    *,
+    last_norm: bool = True,
+    sequence_parallel: bool = False,
+    itemsize: int = FP32,
 ) -> list[TensorParallelCall]:
-    """Ranks that hold the same key head add up the gradients of its two weights."""
-    replicas = ranks // shape.num_key_value_heads
-    if replicas <= 1:
-        return []
-    numel = shape.head_dim * shape.hidden_size
+    """Once a step: one sum of everything of which the same ranks have parts.
+
+    Args:
+        layers: that this rank holds.
+        last_norm: whether it holds the norm before the head.
+        itemsize: bytes of a gradient.
+    """
+    replicas = max(1, ranks // shape.num_key_value_heads)
+    norms = (2 * layers + last_norm) * shape.hidden_size * sequence_parallel
+    of_heads = 2 * layers * shape.head_dim * shape.qk_norm
+    inputs = shape.hidden_size + shape.qkv_bias
+    numel = dict.fromkeys((ranks, replicas), 0)
+    numel[ranks] += norms + of_heads
+    numel[replicas] += 2 * layers * shape.head_dim * inputs
     return [
-        TensorParallelCall("attention", True, EXCHANGE, numel, itemsize, replicas)
-    ] * 2
+        TensorParallelCall(
+            "gradients", True, REDUCE if members == ranks else EXCHANGE, held, itemsize,
+            members,
+        )
+        for members, held in numel.items()
+        if held and members > 1
+    ]  # fmt: skip
 
 
 def check_cut(
@@ -178,9 +199,7 @@ def layer_calls(
         recompute=recompute,
         itemsize=itemsize,
     )
-    inside = [call for call in calls if call.part in ("attention", "mlp")]
-    norms = [call for call in calls if call.part == "norm"]
-    return inside + norms[1:]  # the first is that before the head
+    return [call for call in calls if call.part in ("attention", "mlp")]
 
 
 def bytes_sent(calls: Sequence[TensorParallelCall]) -> int:

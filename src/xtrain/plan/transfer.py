@@ -170,16 +170,21 @@ class Links:
             rails = local if transfer.algorithm != SEND else 1
             rate = min(rate, rails * self.between(transfer.ranks))
         cost = transfer_cost(transfer.algorithm, transfer.ranks)
-        wait = self.latency(cost.messages, transfer.ranks, nodes)
+        wait = self.latency(transfer.algorithm, transfer.ranks, nodes)
+        if nodes > 1:
+            wait += self.constants.call
         size = transfer.size * float(cost.volume)
         return transfer.times * (calls * wait + size / rate)
 
-    def latency(self, messages: int, ranks: int, nodes: int) -> float:
-        """Seconds of the hops of a ring, or of a tree where that has fewer."""
+    def latency(self, algorithm: str, ranks: int, nodes: int) -> float:
+        """Seconds of the hops of a ring, or of a tree of an all-reduce with fewer."""
+        messages = transfer_cost(algorithm, ranks).messages
         if messages <= 1:
             return messages * (self.far if nodes > 1 else self.near)
         rounds = messages / (ranks - 1)
         ring = (nodes - 1) * self.far + (ranks - nodes) * self.near
+        if algorithm != "ring_all_reduce":
+            return rounds * ring
         depth = (nodes - 1).bit_length() * self.far
         tree = depth + (-(-ranks // nodes) - 1) * self.near
         return rounds * min(ring, tree)
@@ -193,7 +198,8 @@ class Links:
         once = once_to_a_node(transfer.copies, nodes) / transfer.copies
         crossing = transfer.size * once * (nodes - 1) / nodes
         crossing /= self.between(ranks)
-        return max(inside, crossing) + self.far * min(nodes - 1, 8)
+        calls = self.far * min(nodes - 1, 8) + self.constants.call
+        return max(inside, crossing) + calls
 
 
 def once_to_a_node(copies: int, nodes: int) -> float:

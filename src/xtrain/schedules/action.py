@@ -151,6 +151,15 @@ class Schedule:
         return tuple(s for s in range(self.stages) if self.rank_of(s, 0) == rank)
 
     @property
+    def holders(self) -> tuple[int, ...]:
+        """Of each virtual stage its rank; if mirrored, the first one of the two."""
+        last = self.micro_batches - 1
+        return tuple(
+            min(self.rank_of(stage, 0), self.rank_of(stage, last))
+            for stage in range(self.stages)
+        )
+
+    @property
     def parameter_copies(self) -> int:
         """How often the model's weights exist among the ranks."""
         return 2 if self.placement == "mirror" else 1

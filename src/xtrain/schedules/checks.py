@@ -1,4 +1,12 @@
-"""What every schedule asks of its sizes, and the nearest sizes that would do."""
+"""What every schedule asks of its sizes, and a simulation of its times."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from xtrain.schedules.action import Schedule
+
+Times = float | Sequence[float]
+"""Of every virtual stage the same, or one a stage, in the order of the model."""
 
 
 def check_sizes(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> None:
@@ -37,4 +45,27 @@ def check_least(name: str, micro_batches: int, least: int, why: str) -> None:
     if micro_batches < least:
         raise ValueError(
             f"{name}: micro_batches={micro_batches}, but {why}; take {least} or more"
+        )
+
+
+def stage_times(schedule: Schedule, name: str, times: Times) -> list[float]:
+    """The time of every virtual stage; ValueError if there are more or fewer times."""
+    if isinstance(times, int | float):
+        check_time(name, times)
+        return [times] * schedule.stages
+    if len(times) != schedule.stages:
+        raise ValueError(
+            f"simulate: {len(times)} times of {name}, but {schedule.name} has "
+            f"{schedule.stages} virtual stages: give one number, or one a stage"
+        )
+    for stage, time in enumerate(times):
+        check_time(f"{name} of stage {stage}", time)
+    return list(times)
+
+
+def check_time(name: str, time: float) -> None:
+    """Raise ValueError unless it is finite and at least 0."""
+    if not (isfinite(time) and time >= 0):
+        raise ValueError(
+            f"simulate: the time of {name} is {time}, but it is finite and never < 0"
         )

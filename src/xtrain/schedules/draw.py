@@ -103,13 +103,18 @@ def _rows(timeline: Timeline) -> Iterator[tuple[Sequence[float], Sequence[float]
 
 
 def _shortest(timeline: Timeline) -> float:
-    """The time of the shortest action that takes any."""
-    times = (
+    """The time of the shortest action, without those below a tenth of the mean.
+
+    A stage that is next to nothing would make the drawing of all others too wide.
+    """
+    times = [
         end - start
         for starts, ends in _rows(timeline)
         for start, end in zip(starts, ends, strict=True)
-    )
-    return min((time for time in times if time > 0), default=1.0)
+        if end > start
+    ]
+    mean = sum(times) / max(len(times), 1)
+    return min((time for time in times if 10 * time > mean), default=1.0)
 
 
 def _cell(

@@ -8,7 +8,7 @@ has arrived:
     W               after its own B
 
 A message delays its receiver and occupies no rank. With equal stages this gives
-the closed forms of the papers.
+the closed forms of the papers; times may also be lists, one entry a virtual stage.
 
     makespan        from the first start to the last end of all
     idle            of a rank: its last end - its first start - its work
@@ -16,10 +16,11 @@ the closed forms of the papers.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xtrain.schedules.action import Action, Schedule
+from xtrain.schedules.checks import Times, check_time, stage_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Timeline:
 
     @property
     def work(self) -> float:
-        """The time one rank computes (the most, if they differ)."""
+        """The time one rank computes; of unequal stages, that of the busiest rank."""
         return max(self.works)
 
     @property
@@ -54,20 +55,27 @@ class Timeline:
 
     @property
     def bubble_over_ideal(self) -> float:
-        """The longest idle time over the time of the work: (p - 1)/m for 1F1B."""
+        """The longest idle time over the time of the work: (p - 1)/m for 1F1B.
+
+        Of unequal stages, the ideal time is the busiest rank's work.
+        """
         return max(self.idle) / self.work
 
     @property
     def idle_fraction(self) -> float:
-        """The longest idle time over idle and work: (p - 1)/(m + p - 1) for 1F1B."""
-        return max(self.idle) / (max(self.idle) + self.work)
+        """The longest idle time over idle and work: (p - 1)/(m + p - 1) for 1F1B.
+
+        Of unequal stages, the largest of the ranks' shares of their own time.
+        """
+        rows = zip(self.idle, self.works, strict=True)
+        return max(idle / (idle + work) if idle else 0.0 for idle, work in rows)
 
     @property
     def peak_activations(self) -> tuple[float, ...]:
         """Per rank: most micro-batches between forward and backward at a time.
 
-        A virtual stage's micro-batch counts 1 / chunks. An overlapped pair counts its
-        forward's before its backward frees one.
+        A virtual stage's micro-batch counts 1 / chunks, whatever the stage costs. An
+        overlapped pair counts its forward's before its backward frees one.
         """
         return self._peaks("B", "BW")
 
@@ -91,9 +99,9 @@ class Timeline:
 
 def simulate(
     schedule: Schedule,
-    forward: float = 1.0,
-    backward_input: float = 1.0,
-    backward_weight: float = 1.0,
+    forward: Times = 1.0,
+    backward_input: Times = 1.0,
+    backward_weight: Times = 1.0,
     overlapped: float | None = None,
     p2p: float = 0.0,
     all_to_all: float = 0.0,
@@ -101,42 +109,57 @@ def simulate(
     """The times of every action; all durations are of one virtual stage.
 
     Args:
-        forward: of F.
-        backward_input: of B.
-        backward_weight: of W; BW takes both.
-        overlapped: the compute of an overlapped pair; None means F + B + W.
+        forward: of F; one number, or a list with one for each virtual stage, which
+            both directions of a mirrored schedule use.
+        backward_input: of B, likewise.
+        backward_weight: of W, likewise; BW takes both.
+        overlapped: the compute of an overlapped pair; None means F of the one stage
+            and B + W of the other.
         p2p: from the end of a stage to the earliest start of the next on another rank.
         all_to_all: what dispatch and combine of experts add to F, and again to B; under
             the compute of an overlapped pair those of both are hidden as far as it
             lasts.
 
     Raises:
-        ValueError: a time is negative, or the schedule deadlocks (its ranks and the
-            actions at which they wait are named).
+        ValueError: a time is negative or not finite, a list has not one time for each
+            virtual stage, or the schedule deadlocks (its ranks and the actions at
+            which they wait are named).
     """
-    times = {"F": forward, "B": backward_input, "W": backward_weight}
-    others = {"p2p": p2p, "all_to_all": all_to_all}
+    for name, time in (("p2p", p2p), ("all_to_all", all_to_all)):
+        check_time(name, time)
     if overlapped is not None:
-        others["an overlapped pair"] = overlapped
-    for name, time in (times | others).items():
-        if not time >= 0:
-            raise ValueError(
-                f"simulate: the time of {name} is {time}, but is never < 0"
-            )
-    times["BW"] = backward_input + backward_weight + all_to_all
-    times["F"] += all_to_all
-    times["B"] += all_to_all
-    pair = overlapped
-    if pair is None:
-        pair = forward + backward_input + backward_weight
-    return _Player(schedule, times, max(pair, 2 * all_to_all), p2p).play()
+        check_time("an overlapped pair", overlapped)
+    f, b, w = (
+        stage_times(schedule, name, times)
+        for name, times in (
+            ("F", forward),
+            ("B", backward_input),
+            ("W", backward_weight),
+        )
+    )
+    exchanged = {
+        "F": [time + all_to_all for time in f],
+        "B": [time + all_to_all for time in b],
+        "W": w,
+        "BW": [one + other + all_to_all for one, other in zip(b, w, strict=True)],
+    }
+
+    def pair(stage: int, under: int) -> float:
+        whole = f[stage] + b[under] + w[under] if overlapped is None else overlapped
+        return max(whole, 2 * all_to_all)
+
+    return _Player(schedule, exchanged, pair, p2p).play()
 
 
 class _Player:
     """Runs each rank until it has to wait; what it waits for makes it ready again."""
 
     def __init__(
-        self, schedule: Schedule, times: dict[str, float], pair: float, p2p: float
+        self,
+        schedule: Schedule,
+        times: dict[str, list[float]],
+        pair: Callable[[int, int], float],
+        p2p: float,
     ):
         self.schedule, self.times, self.pair, self.p2p = schedule, times, pair, p2p
         slots = schedule.stages * schedule.micro_batches
@@ -183,7 +206,10 @@ class _Player:
             if begin is None:
                 break
             kind, under = action.kind, action.under
-            now = begin + (self.times[kind] if under is None else self.pair)
+            if under is None:
+                now = begin + self.times[kind][action.stage]
+            else:
+                now = begin + self.pair(action.stage, under.stage)
             starts.append(begin)
             ends.append(now)
             slot = action.stage * m + action.micro_batch

@@ -14,8 +14,8 @@ ranks than key heads, t / K ranks hold the same key head (and value head):
 
 A replica's weight gradient comes from its own queries only. The true gradient is their
 sum over the replicas: f on the weight, among the ranks with the same head, adds them up
-exactly once. The gradient of x needs nothing more, the one sum over all ranks
-includes every query once.
+exactly once (or the caller does, once a step). The gradient of x needs nothing more,
+the one sum over all ranks includes every query once.
 
 Sources: Shoeybi et al., Megatron-LM, 2019; Ainslie et al., GQA, 2023.
 
@@ -35,11 +35,19 @@ from xtrain.comm.autograd import check_divides, identity_sum
 from xtrain.comm.checks import rank_and_size
 from xtrain.tensor_parallel.functions import Overlap, column_linear
 from xtrain.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from xtrain.tensor_parallel.rope import RopeScaling, apply_rotary, rope_cos_sin
-from xtrain.tensor_parallel.shards import bare_weight, check_features, placed_as
+from xtrain.tensor_parallel.norm import ParallelRMSNorm, eps_of
+from xtrain.tensor_parallel.rope import RopeScaling
+from xtrain.tensor_parallel.rotary_attention import RotaryAttention
+from xtrain.tensor_parallel.shards import (
+    bare_weight,
+    check_features,
+    layer_of,
+    placed_as,
+    weight_of,
+)
 
 
-class ParallelAttention(nn.Module):
+class ParallelAttention(RotaryAttention):
     """Rotary causal self-attention; query, key and value heads are cut over the ranks.
 
     Args:
@@ -49,12 +57,20 @@ class ParallelAttention(nn.Module):
             the group's size, and each key head is held by several ranks.
         head_dim: D.
         attention: called as `scaled_dot_product_attention` is, with this rank's heads,
-            is_causal and enable_gqa.
+            is_causal and enable_gqa, and with `window` and `documents` if given.
+        qkv_bias: the projections of queries, keys and values have biases (Qwen2).
+        qk_norm_eps: queries and keys have an RMSNorm over each head with this eps
+            (Qwen3). Its weight is whole on every rank and has seen this rank's heads
+            alone, so its gradient is summed over the ranks.
+        window: a token sees itself and the `window - 1` before it (Mistral).
         sequence_parallel: input and output are this rank's slice of the sequence;
             attention itself sees the whole.
         overlap: as `ColumnParallelLinear`'s and `RowParallelLinear`'s.
+        sum_gradients: sum those of shared key heads, and of norms, in backward; False
+            leaves that to the caller.
 
-    Shapes: x [B, S, H] in and out; positions [S] or [B, S], of the whole sequence.
+    Shapes: x [B, S, H] in and out; positions [S] or [B, S] and documents [B, S], of the
+    whole sequence.
     """
 
     def __init__(
@@ -67,16 +83,19 @@ class ParallelAttention(nn.Module):
         rope_theta: float = 10_000.0,
         rope_scaling: RopeScaling | None = None,
         attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
+        qkv_bias: bool = False,
+        qk_norm_eps: float | None = None,
+        window: int | None = None,
         sequence_parallel: bool = False,
         overlap: Overlap = True,
+        sum_gradients: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
     ):
-        super().__init__()
-        self.hidden_size, self.head_dim = hidden_size, head_dim
-        self.rope_theta, self.rope_scaling = rope_theta, rope_scaling
-        self.attention, self.overlap, self.group = attention, overlap, group
+        super().__init__(head_dim, rope_theta, rope_scaling, attention, window)
+        self.hidden_size, self.overlap, self.group = hidden_size, overlap, group
+        self.sum_gradients = sum_gradients
         check_divides(
             "num_attention_heads for num_key_value_heads",
             num_attention_heads,
@@ -86,20 +105,19 @@ class ParallelAttention(nn.Module):
         check_divides("num_attention_heads", num_attention_heads, size)
         self.replicas = key_replicas(num_key_value_heads, size)
         self.replica_ranks = replica_ranks(num_key_value_heads, group)
-        shared: dict[str, Any] = {
-            "bias": False,
-            "sequence_parallel": sequence_parallel,
-            "overlap": overlap,
-            "device": device,
-            "dtype": dtype,
-            "group": group,
-        }
+        placed: dict[str, Any] = {"device": device, "dtype": dtype, "group": group}
+        shared = {"sequence_parallel": sequence_parallel, "overlap": overlap} | placed
         queries = num_attention_heads * head_dim
         keys = num_key_value_heads * head_dim * self.replicas
-        self.q_proj = ColumnParallelLinear(hidden_size, queries, **shared)
-        self.k_proj = ColumnParallelLinear(hidden_size, keys, **shared)
-        self.v_proj = ColumnParallelLinear(hidden_size, keys, **shared)
-        self.o_proj = RowParallelLinear(queries, hidden_size, **shared)
+        self.q_proj = ColumnParallelLinear(hidden_size, queries, qkv_bias, **shared)
+        self.k_proj = ColumnParallelLinear(hidden_size, keys, qkv_bias, **shared)
+        self.v_proj = ColumnParallelLinear(hidden_size, keys, qkv_bias, **shared)
+        self.o_proj = RowParallelLinear(queries, hidden_size, False, **shared)
+        if qk_norm_eps is not None:  # ranks have other heads, as others have tokens
+            summed: dict[str, Any] = {"sum_gradients": sum_gradients} | placed
+            summed["sequence_parallel"] = True
+            self.q_norm = ParallelRMSNorm(head_dim, qk_norm_eps, **summed)
+            self.k_norm = ParallelRMSNorm(head_dim, qk_norm_eps, **summed)
         self._draw_keys_once(num_key_value_heads)
 
     @classmethod
@@ -111,7 +129,8 @@ class ParallelAttention(nn.Module):
         head_dim: int | None = None,
         **options: Any,
     ) -> Self:
-        """Shards of a module with `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+        """Shards of a module with `q_proj`, `k_proj`, `v_proj` and `o_proj`, and maybe
+        with `q_norm` and `k_norm`.
 
         Args:
             head_dim: D; the module's own (or its config's) unless given.
@@ -121,33 +140,50 @@ class ParallelAttention(nn.Module):
         head_dim = head_dim or getattr(config, "head_dim", None)
         if not isinstance(head_dim, int):
             raise ValueError(f"{type(full).__name__} has no head_dim: pass it")
-        for name in ("rope_theta", "rope_scaling"):
-            if hasattr(config, name):
-                options.setdefault(name, getattr(config, name))
-        query, key = bare_weight(full, "q_proj"), bare_weight(full, "k_proj")
+        for option, name in FROM_CONFIG.items():
+            value = getattr(full, name, getattr(config, name, None))
+            if value is not None:
+                options.setdefault(option, value)
+        layers = [layer_of(full, name) for name in ("q_proj", "k_proj", "v_proj")]
+        query, key, _ = map(weight_of, layers)
+        if (norm := getattr(full, "q_norm", None)) is not None:
+            options.setdefault("qk_norm_eps", eps_of(norm))
         block = cls(
             query.shape[1],
             len(query) // head_dim,
             len(key) // head_dim,
             head_dim,
             **placed_as(query),
+            qkv_bias=layers[0].bias is not None,
             **options,
             group=group,
         )
-        block.q_proj.load_full(query)
-        block.k_proj.load_full(block._repeated(key))
-        block.v_proj.load_full(block._repeated(bare_weight(full, "v_proj")))
-        block.o_proj.load_full(bare_weight(full, "o_proj"))
+        block._load_full(full, layers)
         return block
 
-    def forward(self, x_BSH: Tensor, positions: Tensor | None = None) -> Tensor:
+    @torch.no_grad()
+    def _load_full(self, full: nn.Module, layers: list[nn.Module]) -> None:
+        """Take this rank's slices of the layers of `full`, and its norms."""
+        if len({layer.bias is None for layer in layers}) > 1:
+            raise ValueError("of q_proj, k_proj and v_proj some have a bias")
+        own = self.q_proj, self.k_proj, self.v_proj
+        copies = 1, self.replicas, self.replicas
+        for layer, source, times in zip(own, layers, copies, strict=True):
+            held = weight_of(source), source.bias
+            found = (self._repeated(x, times) for x in held if isinstance(x, Tensor))
+            layer.load_full(*found)
+        self.o_proj.load_full(bare_weight(full, "o_proj"))
+        for name in ("q_norm", "k_norm") if self.q_norm is not None else ():
+            getattr(self, name).weight.copy_(layer_of(full, name).weight)
+
+    def forward(
+        self,
+        x_BSH: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         check_features("ParallelAttention", x_BSH, self.hidden_size)
-        keys_and_values: list[Tensor] = [self.k_proj.weight, self.v_proj.weight]
-        if self.replicas > 1:
-            keys_and_values = [
-                identity_sum(weight, self.replica_ranks, self.group)
-                for weight in keys_and_values
-            ]
+        keys_and_values = map(self._summed, (self.k_proj.weight, self.v_proj.weight))
         q, k, v = column_linear(
             x_BSH,
             [self.q_proj.weight, *keys_and_values],
@@ -155,33 +191,23 @@ class ParallelAttention(nn.Module):
             self.overlap,
             self.group,
         )
-        if positions is None:
-            positions = torch.arange(q.shape[1], device=q.device)
-        cos, sin = self._angles(positions, q.dtype)
-        out_BNSD = self.attention(
-            apply_rotary(self._split_heads(q), cos, sin),
-            apply_rotary(self._split_heads(k), cos, sin),
-            self._split_heads(v),
-            is_causal=True,
-            enable_gqa=True,
-        )
-        return self.o_proj(out_BNSD.transpose(1, 2).flatten(2))
+        of_q, of_k, of_v = self.q_proj.bias, self.k_proj.bias, self.v_proj.bias
+        if of_q is not None and of_k is not None and of_v is not None:
+            q = q + of_q.to(q.dtype)
+            k = k + self._summed(of_k).to(k.dtype)
+            v = v + self._summed(of_v).to(v.dtype)
+        return self.o_proj(self.attend(q, k, v, positions, documents))
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """[B, S, heads * D] -> [B, heads, S, D]"""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def _summed(self, weight: Tensor) -> Tensor:
+        """Keys' or values': backward sums its gradients over the replicas."""
+        if self.replicas == 1 or not self.sum_gradients:
+            return weight
+        return identity_sum(weight, self.replica_ranks, self.group)
 
-    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """At least fp32: 16 bits round large positions to the same number."""
-        wide = torch.promote_types(dtype, torch.float32)
-        return rope_cos_sin(
-            positions, self.head_dim, self.rope_theta, self.rope_scaling, wide
-        )
-
-    def _repeated(self, full: Tensor) -> Tensor:
-        """The key heads [K D, H], each as often as it has replicas, in rank order."""
+    def _repeated(self, full: Tensor, copies: int) -> Tensor:
+        """The heads [K D, ...], each as often as it has replicas, in rank order."""
         heads = full.detach().unflatten(0, (-1, self.head_dim))
-        return heads.repeat_interleave(self.replicas, 0).flatten(0, 1)
+        return heads.repeat_interleave(copies, 0).flatten(0, 1)
 
     def _draw_keys_once(self, num_key_value_heads: int) -> None:
         """Replicas begin equal: their heads are drawn once each."""
@@ -189,10 +215,18 @@ class ParallelAttention(nn.Module):
             return
         rows = num_key_value_heads * self.head_dim
         for layer in (self.k_proj, self.v_proj):
-            full = nn.Linear(
-                self.hidden_size, rows, bias=False, **placed_as(layer.weight)
-            )
-            layer.load_full(self._repeated(full.weight))
+            bias, placed = layer.bias is not None, placed_as(layer.weight)
+            full = nn.Linear(self.hidden_size, rows, bias, **placed)
+            drawn = [self._repeated(x, self.replicas) for x in full.parameters()]
+            layer.load_full(*drawn)
+
+
+FROM_CONFIG = {
+    "rope_theta": "rope_theta",
+    "rope_scaling": "rope_scaling",
+    "window": "sliding_window",
+}
+"""Options of a layer, by their names in a module or in its config."""
 
 
 def key_replicas(num_key_value_heads: int, size: int) -> int:

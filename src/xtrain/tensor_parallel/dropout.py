@@ -88,6 +88,13 @@ def parallel_dropout(
         return x
     key = draw_key()
     check_call("parallel_dropout", group, x, compare=[full, p, key], written=[])
+    return drop(x, p, key, full, starts)
+
+
+def drop(
+    x: Tensor, p: float, key: int, full: Sequence[int], starts: Sequence[int]
+) -> Tensor:
+    """Dropout of the part at `starts` of a tensor of the shape `full`."""
     keep = keep_mask(key, p, full, starts, x.shape, x.device)
     return torch.where(keep, x, 0) * (1 / (1 - p) if p < 1 else 0)
 

@@ -2,7 +2,8 @@
 
 The weight is whole on every rank. On a replicated input all ranks compute the same
 gradient of it, and nothing may be summed. On a slice of the sequence each rank has seen
-its own tokens only, so the gradients must be summed: f on the weight does that.
+its own tokens only, so the gradients must be summed: f on the weight does that in every
+backward, or the caller does it once a step, for all norms in one call.
 
 Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019; Korthikanti et
 al., Reducing Activation Recomputation in Large Transformer Models, 2022.
@@ -26,6 +27,7 @@ class ParallelRMSNorm(nn.Module):
         hidden_size: of the last dim.
         sequence_parallel: the input is this rank's slice of the sequence: sum the
             weight's gradient over the group in backward.
+        sum_gradients: False leaves that sum to the caller.
 
     Shapes: [..., hidden_size] in and out.
     """
@@ -36,6 +38,7 @@ class ParallelRMSNorm(nn.Module):
         eps: float | None = None,
         *,
         sequence_parallel: bool = False,
+        sum_gradients: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         group: ProcessGroup | None = None,
@@ -43,6 +46,7 @@ class ParallelRMSNorm(nn.Module):
         super().__init__()
         self.hidden_size, self.eps = hidden_size, eps
         self.sequence_parallel, self.group = sequence_parallel, group
+        self.sum_gradients = sum_gradients
         self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
 
     @classmethod
@@ -52,8 +56,7 @@ class ParallelRMSNorm(nn.Module):
     ) -> Self:
         """A norm with the weight (and the eps) of `full`, an RMSNorm or its weight."""
         weight: Any = full if isinstance(full, Tensor) else full.weight
-        eps = getattr(full, "eps", getattr(full, "variance_epsilon", None))
-        options.setdefault("eps", eps)
+        options.setdefault("eps", eps_of(full))
         norm = cls(len(weight), **placed_as(weight), **options, group=group)
         norm.weight.copy_(weight)
         return norm
@@ -61,6 +64,11 @@ class ParallelRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_features("ParallelRMSNorm", x, self.hidden_size)
         weight: Tensor = self.weight
-        if self.sequence_parallel:
+        if self.sequence_parallel and self.sum_gradients:
             weight = identity_all_reduce_wide(weight, self.group)
         return F.rms_norm(x, (self.hidden_size,), weight, self.eps)
+
+
+def eps_of(norm: object) -> float | None:
+    """Of torch's RMSNorm, or of one of transformers; None of anything else."""
+    return getattr(norm, "eps", getattr(norm, "variance_epsilon", None))

@@ -21,6 +21,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_COMM = os.path.join(_TORCH, "distributed") + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_WATCHER = os.path.join(_HARNESS, "watcher.py")
 _XTRAIN = os.path.dirname(os.path.dirname(_HARNESS)) + os.sep
 _OUR_COMM = os.path.join(_XTRAIN, "comm")
 _BACKENDS = os.path.join(_XTRAIN, "backends")  # below torch: where calls wait
@@ -76,11 +77,12 @@ def summary_of(innermost: FrameType) -> str:
 def stack_of_fault(text: str) -> CallStack | None:
     """The stack in faulthandler's report; None when the text holds none.
 
-    The report lists every thread, innermost call first, the main thread last.
+    The report lists every thread, innermost call first, the main thread last: of a
+    report that is still being written, the watcher's may be all there is.
     """
     for thread in reversed(_FAULT_THREAD.split(text)):
         calls = _FAULT_CALL.findall(thread)
-        if any(is_harness(file) for file, _, _ in calls):
+        if any(is_harness(file) and file != _WATCHER for file, _, _ in calls):
             break
     else:
         return None

@@ -3,6 +3,7 @@
 Standard library only: the browser's Python runs this file.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,15 @@ from xtrain.schedules import SCHEDULES, render_svg, simulate, validate
 
 from .forms import Choice, Field, Number, read_values
 from .markup import html_table
-from .planning import LAYOUT_FIELDS, MEMORY_FIELDS, layouts, memory
+from .planning import (
+    BEST_FIELDS,
+    LABELS,
+    LAYOUT_FIELDS,
+    MEMORY_FIELDS,
+    best,
+    layouts,
+    memory,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,20 @@ def answer(name: str, given: Mapping[str, object]) -> str:
     if name not in CALCULATORS:
         raise ValueError(f"no calculator {name!r}; there are: {', '.join(CALCULATORS)}")
     calculator = CALCULATORS[name]
-    return calculator.answer(**read_values(calculator.fields, given))
+    values = read_values(calculator.fields, given)
+    try:
+        return calculator.answer(**values)
+    except ValueError as problem:
+        raise ValueError(in_labels(str(problem), calculator.fields)) from None
+
+
+NAMED = re.compile(r"\b([a-z_]+)=(?=[\w'])")
+
+
+def in_labels(words: str, fields: Sequence[Field]) -> str:
+    """A refusal in the words of the form: "tensor=7" becomes "Tensor ranks 7"."""
+    labels = LABELS | {field.name: field.label for field in fields}
+    return NAMED.sub(lambda match: labels.get(match[1], match[1]) + " ", words)
 
 
 def pipeline(
@@ -70,6 +92,7 @@ def pipeline(
 
 CALCULATORS = {
     "memory": Calculator("Memory calculator", MEMORY_FIELDS, memory),
+    "best": Calculator("Plan a run", BEST_FIELDS, best),
     "layouts": Calculator("Layout planner", LAYOUT_FIELDS, layouts),
     "pipeline": Calculator(
         "Pipeline explorer",

@@ -12,6 +12,8 @@ WITHOUT = (
     "is for the values shown."
 )
 
+NEEDS_SCRIPTS = "Without scripts the answer below is for the values shown."
+
 
 def element(name: str, **given: Any) -> str:
     """The element that `calculator.mjs` brings to life.
@@ -35,6 +37,7 @@ def element(name: str, **given: Any) -> str:
         f'<div><xtrain-calculator id="calculator-{name}" data-name="{name}">'
         f'<form aria-label="{html.escape(calculator.title)}">'
         f"<fieldset{' disabled' * (not ready)}>{fields}{button}</fieldset>"
+        f"<noscript><p>{NEEDS_SCRIPTS}</p></noscript>"
         f'<p class="xt-status" role="status">{"" if ready else WITHOUT}</p></form>'
         f'<div class="xt-answer">{answer(name, values)}</div></xtrain-calculator></div>'
     )

@@ -75,7 +75,33 @@ class Choice:
         return f'<select id="{at}" name="{self.name}">{options}</select>'
 
 
-Field = Number | Choice
+@dataclass(frozen=True)
+class Upload:
+    """A file of the reader's, as text; it stays in the browser."""
+
+    name: str
+    label: str
+    accept: str
+    value: str = ""
+
+    def read(self, text: str) -> str:
+        """The text; "" for no file."""
+        if len(text) > MOST_LETTERS:
+            raise ValueError(f"{self.label}: more than {MOST_LETTERS} letters")
+        return text
+
+    def control(self, at: str, value: object) -> str:
+        """The choice of a file; `calculator.mjs` puts its text into the other input."""
+        return (
+            f'<input id="{at}" type="file" accept="{self.accept}" '
+            f'data-into="{self.name}">'
+            f'<input name="{self.name}" type="hidden" '
+            f'value="{html.escape(str(value))}">'
+        )
+
+
+MOST_LETTERS = 100_000
+Field = Number | Choice | Upload
 
 
 def read_values(

@@ -3,24 +3,23 @@
 Standard library only: the browser's Python runs this file.
 """
 
+import json
+
 from xtrain.plan.activations import RECOMPUTE
-from xtrain.plan.device_memory import (
-    DeviceMemory,
-    memory_over_step,
-    pipeline_positions,
-    verdict,
-)
+from xtrain.plan.config_json import shape_of_config
+from xtrain.plan.device_memory import DeviceMemory, verdict
 from xtrain.plan.estimate import Assumptions
 from xtrain.plan.hardware import ACCELERATORS, Accelerator
 from xtrain.plan.layout import Layout
 from xtrain.plan.layout_rules import broken_rules
 from xtrain.plan.memory import RECIPES
 from xtrain.plan.published import PUBLISHED
-from xtrain.plan.search import search
+from xtrain.plan.search import SearchSpace, search
 from xtrain.plan.shapes import PRESETS, ModelShape
 
-from .forms import Choice, Field, Number
+from .forms import Choice, Field, Number, Upload
 from .markup import html_table
+from .repairs import memory_by_position, nearest_sizes, smaller_layouts
 
 GIB = 2**30
 RESERVE = 4 * GIB
@@ -31,7 +30,8 @@ SHOWN = 8
 
 MEMORY_FIELDS: tuple[Field, ...] = (
     Choice("model", "Model", "llama-3-70b", MODELS),
-    Choice("gpu", "GPU", "a100-80gb", tuple(sorted(ACCELERATORS))),
+    Upload("config", "or a config.json of yours", ".json"),
+    Choice("gpu", "GPU", "h100", tuple(sorted(ACCELERATORS))),
     Number("sequence", "Tokens of a sequence", 4096, 1, 2**21),
     Number("micro_batch", "Sequences of a micro-batch", 1, 1, 1024),
     Number("micro_batches", "Micro-batches of a step", 16, 1, 4096),
@@ -47,7 +47,8 @@ MEMORY_FIELDS: tuple[Field, ...] = (
 
 LAYOUT_FIELDS: tuple[Field, ...] = (
     Choice("model", "Model", "llama-3-70b", MODELS),
-    Choice("gpu", "GPU", "a100-80gb", tuple(sorted(ACCELERATORS))),
+    Upload("config", "or a config.json of yours", ".json"),
+    Choice("gpu", "GPU", "h100", tuple(sorted(ACCELERATORS))),
     Number("gpus", "How many GPUs", 64, 1, 1024),
     Number("sequence", "Tokens of a sequence", 4096, 1, 2**20),
     Number("batch", "Sequences of a step", 512, 1, 65536),
@@ -55,8 +56,43 @@ LAYOUT_FIELDS: tuple[Field, ...] = (
 )
 
 
+BEST_FIELDS: tuple[Field, ...] = (
+    Choice("model", "Model", "llama-3-70b", MODELS),
+    Choice("gpu", "GPU", "h100", tuple(sorted(ACCELERATORS))),
+    Number("gpus", "How many GPUs", 64, 1, 1024),
+)
+SEQUENCE, BATCH = 4096, 512
+"""Of the short calculator: tokens of a sequence, sequences of a step."""
+FEW = SearchSpace(
+    zero=(1, 3), micro_batch=(1, 2), schedules=(("one_f_one_b", 1),),
+    tensor=(1, 2, 4, 8), context=(1,),
+)  # fmt: skip
+"""What it tries, so that it answers at once."""
+LABELS = {
+    "num_attention_heads": "query heads", "num_key_value_heads": "key heads",
+    "num_hidden_layers": "layers", "hidden_size": "hidden size",
+    "intermediate_size": "inner size", "vocab_size": "vocabulary",
+    "num_local_experts": "experts",
+}  # fmt: skip
+"""What a reader calls the sizes of a model; fields have labels of their own."""
+
+
+def shape_from(model: str, config: str) -> ModelShape:
+    """The model of a `config.json`, if there is one, or a preset."""
+    if not config:
+        return ModelShape.preset(model)
+    try:
+        values = json.loads(config)
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"The file is not JSON: {problem}") from None
+    if not isinstance(values, dict):
+        raise ValueError("The file has no entries")
+    return shape_of_config(values)
+
+
 def memory(
     model: str,
+    config: str,
     gpu: str,
     sequence: int,
     zero: str,
@@ -65,7 +101,7 @@ def memory(
     **sizes: int,
 ) -> str:
     """What the fullest device holds in each phase of a step, by what it is for."""
-    shape, device = ModelShape.preset(model), Accelerator.preset(gpu)
+    shape, device = shape_from(model, config), Accelerator.preset(gpu)
     layout = Layout(
         zero=int(zero),
         recompute=recompute,
@@ -74,11 +110,12 @@ def memory(
     )
     broken = broken_rules(shape, layout, sequence)
     if broken:
-        raise ValueError("; ".join(why for _, why in broken))
-    by_rank = {
-        position: memory_over_step(shape, layout, sequence, rank=rank, recipe=recipe)
-        for position, rank in pipeline_positions(layout).items()
-    }
+        would_do = [
+            f"{name}={value}" for name, value in nearest_sizes(shape, layout, sequence)
+        ]
+        instead = f". It would do with {', or with '.join(would_do)}" * bool(would_do)
+        raise ValueError("; ".join(why for _, why in broken) + instead)
+    by_rank = memory_by_position(shape, layout, sequence, recipe)
     fullest = max(by_rank, key=lambda at: most(by_rank[at]).total)
     phases = by_rank[fullest]
     peak = most(phases)
@@ -96,7 +133,31 @@ def memory(
         for name in held
     ]
     rows.append(("together", *(gibibytes(p.total) for p in phases.values())))
-    return bars(phases, held, device.memory) + html_table(words, ("GiB", *phases), rows)
+    shown = html_table(words, ("GiB", *phases), rows)
+    limit = device.memory - RESERVE
+    if peak.total > limit:
+        shown = changes(shape, layout, device, sequence, recipe, limit) + shown
+    return bars(phases, held, device.memory) + shown
+
+
+def changes(
+    shape: ModelShape,
+    layout: Layout,
+    device: Accelerator,
+    sequence: int,
+    recipe: str,
+    limit: float,
+) -> str:
+    """What would make it fit, the fastest first."""
+    found = smaller_layouts(shape, layout, device, sequence, recipe, limit)
+    if not found:
+        return "<p>No single change makes it fit: try several.</p>"
+    rows = [
+        (words, f"{needed / GIB:.2f}", f"{seconds:.2f}")
+        for words, needed, seconds in found
+    ]
+    words = "Single changes that make it fit, fastest first"
+    return html_table(words, ("Change", "GiB", "s/step"), rows)
 
 
 def most(phases: dict[str, DeviceMemory]) -> DeviceMemory:
@@ -147,18 +208,43 @@ def bars(phases: dict[str, DeviceMemory], held: list[str], capacity: float) -> s
     )
 
 
+def best(model: str, gpu: str, gpus: int) -> str:
+    """The fastest layout that fits, in one row."""
+    shape, device = ModelShape.preset(model), Accelerator.preset(gpu)
+    assumed = Assumptions(reserve=RESERVE)
+    found = search(
+        shape, device, gpus, SEQUENCE, BATCH, space=FEW, assumptions=assumed
+    ).found[:1]
+    if not found:
+        return f"<p>No layout of {gpus} GPUs has room for it.</p>"
+    rows = [
+        (str(one.layout), f"{one.memory.total / GIB:.1f}", f"{one.seconds:.2f}",
+         share(one.mfu), f"{one.range[0] / gpus:,.0f} to {one.range[1] / gpus:,.0f}")
+        for one in found
+    ]  # fmt: skip
+    words = f"{BATCH} sequences of {SEQUENCE} tokens a step: the fastest layout"
+    header = ("Layout", "GiB", "s/step", "MFU", "tokens/s a GPU")
+    return html_table(words, header, rows)
+
+
 def layouts(
-    model: str, gpu: str, gpus: int, sequence: int, batch: int, recipe: str
+    model: str,
+    config: str,
+    gpu: str,
+    gpus: int,
+    sequence: int,
+    batch: int,
+    recipe: str,
 ) -> str:
     """The fastest layouts that fit, and why others do not."""
-    shape, device = ModelShape.preset(model), Accelerator.preset(gpu)
+    shape, device = shape_from(model, config), Accelerator.preset(gpu)
     assumed = Assumptions(recipe=recipe, reserve=RESERVE)
     result = search(shape, device, gpus, sequence, batch, assumptions=assumed)
     rows = [
         (
             str(one.layout),
             schedule_of(one.layout),
-            one.layout.recompute,
+            one.layout.recomputed,
             f"{one.layout.micro_batch} x {one.layout.micro_batches}",
             f"{one.memory.total / GIB:.1f}",
             one.verdict,

@@ -1,5 +1,6 @@
 """The whiteboard forms: what each sends and leaves out, where it is, its download."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +15,24 @@ OVERVIEW = "whiteboard.md"
 """The page that has these tables; a form is shown whole on another one."""
 
 
+HEADING = re.compile(r"^#+ .*\{#([\w.-]+)\}$")
+
+
 def shown_on(file: Path) -> str | None:
-    """The page, below docs/en, that shows the form of this file whole."""
+    """The section, below docs/en, that shows the form of this file whole."""
     reference = file.relative_to(config.SOURCE.parent).as_posix()
-    pages = authored.references().get(reference, [])
-    names = (page.relative_to(config.PAGES).as_posix() for page in pages)
-    return next((name for name in names if name != OVERVIEW), None)
+    for page in authored.references().get(reference, []):
+        name = page.relative_to(config.PAGES).as_posix()
+        if name not in (OVERVIEW, "index.md"):
+            return name + anchor_above(page.read_text(encoding="utf-8"), reference)
+    return None
+
+
+def anchor_above(text: str, reference: str) -> str:
+    """ "#anchor" of the last heading before a file is embedded; "" if it has none."""
+    before = text.partition(f'--8<-- "{reference}"')[0]
+    found = [match[1] for line in before.splitlines() if (match := HEADING.match(line))]
+    return f"#{found[-1]}" if found else ""
 
 
 def all_forms() -> dict[str, Path]:

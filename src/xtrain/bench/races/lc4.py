@@ -46,7 +46,7 @@ from xtrain.bench.training_trials import (
 )
 from xtrain.model import XtrainModel
 from xtrain.plan import Traffic
-from xtrain.plan.tensor_parallel import tensor_parallel_calls
+from xtrain.plan.tensor_parallel import partial_gradient_calls, tensor_parallel_calls
 
 TITLE = "Lecture 4: our tensor parallelism against torch's DTensor"
 
@@ -140,13 +140,20 @@ def first_batch() -> int:
 
 def traffic(shape: Shape, sequence_parallel: bool, case: Case) -> Traffic:
     """Every collective of a step, as `xtrain.plan` counts them."""
+    config = model_for(case, shape).config
     calls = tensor_parallel_calls(
-        model_for(case, shape).config,
+        config,
         shape.batch,
         shape.sequence,
         case.ranks,
         sequence_parallel=sequence_parallel,
         itemsize=4,
+    )
+    calls += partial_gradient_calls(
+        config,
+        config.num_hidden_layers,
+        case.ranks,
+        sequence_parallel=sequence_parallel,
     )
     return sum_of(call.traffic for call in calls)
 

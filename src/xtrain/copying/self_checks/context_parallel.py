@@ -65,6 +65,21 @@ def check_all_gather_attention(form: Any, rank: int, size: int) -> None:
     sends(sent, words, 2 * (size - 1) * (k.nbytes + v.nbytes))
 
 
+def check_decode_attention(form: Any, rank: int, size: int) -> None:
+    """A cache of which ranks have unequal parts, and one nothing: of one process."""
+    lengths = [5, 0, 9, 3, 1, 2, 6, 4][:size]
+    k, v = (randn(2, 2, sum(lengths), 8, seed=s) for s in (2, 3))
+    mine = [x.split(lengths, 2)[rank] for x in (k, v)]
+    for name, factor in (("some", 1), ("large", 1000)):  # e^score would be infinite
+        q = factor * randn(2, 4, 1, 8, seed=1)
+        with Sent() as sent:
+            found = form(q, *mine)
+        out, _ = attention(q, k, v, False)
+        same(f"attention of one token, {name} scores", found, out, 1e-12 * factor)
+    nbytes = 2 * (size - 1) / size * (8 + 2) * 2 * 4 * q.itemsize
+    sends(sent, "2(N-1)/N of D + 2 numbers a query head", nbytes)
+
+
 def check_flash_attention_backward(form: Any, rank: int, size: int) -> None:
     """Three tiles of queries and of keys, with 4 query heads to 2 key heads."""
     length = 2 * 128 + 7  # three tiles of a form

@@ -6,29 +6,30 @@
 Computes:   for each rank the order of its forwards (F) and backwards (BW).
 Sends:      (pv - 1)/(p - 1) times as many messages as 1F1B: every virtual stage ends
             on another rank.
-Leaves out: a number of micro-batches that the ranks do not divide.
+Leaves out: rounds of a size of your choice, which trade memory for time to send.
 """
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> list[list[str]]:
-    """Idle (p - 1)(F + BW)/v, the times being those of a whole rank."""
+    """Idle (p - 1)(F + BW)/v, the times being those of a whole rank, if m >= p."""
     return [_of_rank(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
 
 
 def _of_rank(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[str]:
-    def nth(kind: str, n: int) -> str:
-        turn, within = divmod(n, ranks * chunks)
-        chunk, place = divmod(within, ranks)  # p micro-batches through each chunk
-        if kind == "BW":
-            chunk = chunks - 1 - chunk  # the last chunk first
-        return f"{chunk * ranks + rank}{kind}{turn * ranks + place}"
-
-    total = micro_batches * chunks
+    rounds = max(micro_batches // ranks, 1)  # of p micro-batches, or a few more
+    size, larger = divmod(micro_batches, rounds)
+    forwards, backwards, first = [], [], 0
+    for turn in range(rounds):
+        last = first + size + (turn < larger)  # the larger rounds come first
+        for chunk in range(chunks):
+            for i in range(first, last):
+                forwards.append(f"{chunk * ranks + rank}F{i}")
+                back = chunks - 1 - chunk  # the last chunk first
+                backwards.append(f"{back * ranks + rank}BW{i}")
+        first = last
     ahead = (ranks - 1 - rank) * min(2, chunks)  # one chunk a rank is 1F1B
-    ahead = min(ahead + (chunks - 1) * ranks, total)
-    order = [nth("F", n) for n in range(ahead)]  # warm-up
-    for n in range(total):
-        if ahead + n < total:
-            order.append(nth("F", ahead + n))
-        order.append(nth("BW", n))
+    ahead += (chunks - 1) * (size + (larger > 0))
+    order = forwards[:ahead]  # warm-up
+    for n, backward in enumerate(backwards):
+        order += [*forwards[ahead + n : ahead + n + 1], backward]
     return order

@@ -10,7 +10,7 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.model.stages import part_costs
 from xtrain.pipeline_parallel import balanced_cut
 from xtrain.plan import ModelShape
-from xtrain.schedules import SCHEDULES
+from xtrain.schedules import SCHEDULES, Timeline, simulate
 
 from ... import runs
 from ...figures import REGISTRY
@@ -122,6 +122,15 @@ def head_in_layers(preset: str) -> float:
     """What the head costs, in layers."""
     _, layer, *_, head = costs(preset)
     return head / layer
+
+
+@value
+def cut_and_played(name: str, by_rank: bool) -> Timeline:
+    """A step of the model, cut for even stages or even ranks, in units of a layer."""
+    schedule, units = SCHEDULES[name](RANKS, 8), costs()
+    cut = balanced_cut(units, schedule.stages, schedule.holders if by_rank else None)
+    times = [sum(units[part.start : part.stop]) / units[1] for part in cut]
+    return simulate(schedule, times, times, times)
 
 
 @value

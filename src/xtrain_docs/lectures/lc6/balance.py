@@ -3,12 +3,14 @@
 import torch
 
 from xtrain.comm.checks import rank_and_size
-from xtrain.context_parallel import ring_attention, shard_sequence
+from xtrain.context_parallel import deal_documents, ring_attention, shard_sequence
+from xtrain.context_parallel.balance import positions_of
 from xtrain.context_parallel.block_attention import TILES
 
 from ... import runs
 from ...figures import REGISTRY
 from ...svg import cell, document, fit, rect, text
+from ...values import value
 
 WIDTH, RANKS, TOKENS = 390, 4, 16
 
@@ -35,6 +37,22 @@ def met(balance: str, tokens: int) -> list[list[int]]:
         block_attention=TILES._replace(forward=forward),
     )  # fmt: skip
     return found
+
+
+@value
+def over_mean(balance: str, ranks: int) -> float:
+    """Pairs of the busiest rank over the mean, of drawn documents in one sequence."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (torch.randn(12, generator=generator).exp() * 300 + 1).long().tolist()
+    lengths[-1] += -sum(lengths) % (2 * ranks)  # so that zigzag can cut them
+    ids = torch.arange(12).repeat_interleave(torch.tensor(lengths))
+    seen = torch.cat([torch.arange(length) + 1 for length in lengths])
+    how = deal_documents(ids, ranks) if balance == "dealt" else balance
+    local = len(seen) // ranks
+    work = [
+        int(seen[positions_of(rank, ranks, local, how)].sum()) for rank in range(ranks)
+    ]
+    return max(work) / sum(work) * ranks
 
 
 HIGH, GAP, LEFT = 27, 3, 66

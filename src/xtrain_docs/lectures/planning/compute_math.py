@@ -1,21 +1,9 @@
-"""The page on compute math: DualPipe's closed form beside the simulation."""
+"""The page on compute math: MFU as published sources count it."""
 
-from xtrain.plan import ModelShape, attention_flops, pipeline_idle, utilization
-from xtrain.schedules import SCHEDULES, simulate
+from xtrain.plan import ModelShape, attention_flops, utilization
 
 from ...values import value
 from .common import playbook_shape
-
-
-@value
-def dualpipe_idle(played: bool, *times: float) -> float:
-    """Idle time of DualPipe on 8 ranks: the report's form, or what is played."""
-    forward, whole, weight, overlapped = times
-    each = forward, whole - weight, weight
-    if not played:
-        return pipeline_idle("dualpipe", 8, *each, overlapped=overlapped)
-    schedule = SCHEDULES["dualpipe"](8, 20)
-    return max(simulate(schedule, *each, overlapped=overlapped).idle)
 
 
 @value

@@ -11,7 +11,6 @@ from xtrain.plan.runs import Run, judged, read_runs
 from xtrain.plan.time_constants import FITTED
 
 from ... import config
-from ...amounts import percent
 from ...figures import REGISTRY as FIGURES
 from ...svg import Axis, fit
 from ...svg.keys import legend
@@ -23,19 +22,24 @@ from .common import layout_name
 VALUES["SEED"] = SEED
 RUNS = config.ROOT / "docs" / "data" / "runs" / "runs.csv"
 WIDTH, HEIGHT = 560, 470
+GROUPED = ("accelerator", "kind", "collection")
 COLLECTIONS = {
+    "aut": "NeMo AutoModel, H100",
     "bsc": "BLOOM's prequel, one iteration each, A100",
     "col": "ColossalAI's README",
+    "int": "InternEvo's documentation, A100",
     "kor": "Korthikanti et al., 2022, A100",
     "l3p": "Llama 3, H100",
     "m21": "Narayanan et al., 2021, A100",
     "mlm": "Megatron-LM's README",
     "mpt": "llm-foundry's benchmark, A100 and H100",
+    "ndg": "NeMo 25.02 and 25.04, B200, GB200 and H100, fp8",
     "nem": "NeMo 24.07, H100, fp8",
     "nls": "NeMo, long sequences, fp8",
     "nmb": "Megatron-Bridge's summaries, H100 to GB300",
     "oth": "PaLM's appendix, TinyLlama",
     "tpr": "Google's TPU recipes",
+    "ttn": "torchtitan's benchmarks, H200",
     "upb": "the Ultra-Scale Playbook's sweep, H100",
     "zoo": "the Megatron MoE zoo",
 }
@@ -87,10 +91,34 @@ def off_of(kind: str, part: str = "others") -> int:
 
 @value
 @lru_cache
-def off_pairs(prefix: str = "") -> tuple[int, int]:
+def off_pairs(prefix: str = "", part: str = "all") -> tuple[int, int]:
     """(named right, all) of pairs of layouts of one model on one machine."""
-    chosen = [run for part in parts() for run in part if run.name.startswith(prefix)]
-    return named(chosen)
+    fitted, others = parts()
+    chosen = others if part == "others" else [*fitted, *others]
+    return named([run for run in chosen if run.name.startswith(prefix)])
+
+
+@value
+@lru_cache
+def off_pairs_in_releases() -> tuple[int, int]:
+    """The same of Megatron-Bridge's, each release by itself."""
+    releases: dict[str, list[Run]] = {}
+    for run in (run for part in parts() for run in part if run.prefix == "nmb"):
+        releases.setdefault(run.source.partition("[")[2], []).append(run)
+    counts = [named(runs) for runs in releases.values()]
+    return sum(right for right, _ in counts), sum(count for _, count in counts)
+
+
+@value
+def off_grouped() -> int:
+    """How many groups there are."""
+    return sum(len(off_groups(by)) for by in GROUPED)
+
+
+@value
+def off_biased(most: float = 0.1) -> int:
+    """Of these, those with a larger median bias."""
+    return sum(abs(bias) > most for by in GROUPED for _, _, bias, _ in off_groups(by))
 
 
 @value
@@ -167,12 +195,11 @@ def measured_layout(name: str) -> str:
 
 
 @value
-def measured_gain(faster: str, slower: str) -> str:
+def measured_gains(faster: str, slower: str) -> tuple[float, float]:
     """How much faster the first was, and how much by the estimate."""
     one, two = measured_run(faster), measured_run(slower)
-    guess = one.ratio() * one.measured / (two.ratio() * two.measured)
-    found = percent(one.measured / two.measured - 1)
-    return f"{found}, by the estimate {percent(guess - 1)}"
+    found = one.measured / two.measured
+    return found - 1, found * one.ratio() / two.ratio() - 1
 
 
 def words_of(run: Run) -> str:
@@ -184,10 +211,13 @@ def words_of(run: Run) -> str:
 
 
 def source_link(source: str) -> str:
-    """The address of a source: a file of a repository at its commit, or a paper."""
+    """The address of a source: a file at its commit, a paper or a page."""
     paper = re.match(r"arXiv (\d+\.\d+)", source)
     if paper:
         return f"https://arxiv.org/abs/{paper[1]}"
+    page = re.match(r"docs\.nvidia\.com/\S+", source)
+    if page:
+        return f"https://{page[0]}"
     found = re.match(r"([\w.-]+/[\w.-]+) (\S+?)@([\w.]+)(?: line (\d+))?", source)
     if found is None:
         raise ValueError(f"source {source!r} names no repository, file and commit")

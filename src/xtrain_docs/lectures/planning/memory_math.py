@@ -1,4 +1,4 @@
-"""The page on memory math: bytes of a step by phase, and what sources count apart."""
+"""The page on memory math: bytes of a step by phase, and of a layer in units of h."""
 
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ from ...amounts import GiB, number
 from ...figures import REGISTRY as FIGURES
 from ...svg import stacked
 from ...values import value
-from .common import SEQUENCE, gpt_shape, playbook_shape, step_bytes
+from .common import SEQUENCE, playbook_shape, step_bytes
 
 DENSE = "llama-3-8b"
 
@@ -40,19 +40,6 @@ def memory_phases() -> str:
     bars = {phase: [parts[k] for k in kinds] for phase, parts in phases.items()}
     title = "Memory of a step, ZeRO-1"
     return stacked(bars, kinds, title, lambda size, _: f"{number(size / GiB)} GiB")
-
-
-# ------------------------------------------------------------------- who disagrees
-
-
-@value
-def korthikanti_extra_share() -> float:
-    """What the head and the last norm of the 22B model keep, over its layers."""
-    layout = Layout(tensor=8, sequence_parallel=True, micro_batch=4)
-    held = memory_per_device(gpt_shape(6144, 64, 48), layout, 2048, formula="unfused",
-                             logit_bytes=4)  # fmt: skip
-    layers = 48 * activation_memory(2048, 4, 6144, 64, 8, True)
-    return (held.activations - layers + held.logits) / layers
 
 
 @value

@@ -33,8 +33,10 @@ RULES: dict[str, Callable[[Layout], bool]] = {
     "data alone": lambda layout: layout.gpus == layout.data,
     "example": lambda one: (one.tensor, one.pipeline, one.context) == (8, 2, 1),
     "across nodes": lambda layout: layout.tensor > 8,
-    "no pipeline": lambda layout: layout.pipeline == 1,
-    "recomputed": lambda layout: layout.recompute == "full",
+    "pipeline": lambda layout: layout.pipeline > 1,
+    "stage 2": lambda layout: layout.zero == 2,
+    "recomputed": lambda layout: layout.recompute != "none",
+    "kept": lambda layout: layout.recompute == "none",
 }
 
 
@@ -88,8 +90,8 @@ def rule_named(model: str, gpus: int, rule: str, device: str = "h100") -> str:
     one = rule_fastest(model, gpus, rule, device)
     if one is None:
         return "more devices than sequences" if gpus > BATCH else "does not fit"
-    recompute = ", recompute" if one.layout.recompute == "full" else ""
-    return layout_name(one.layout) + recompute
+    again = one.layout.recomputed
+    return layout_name(one.layout) + ("" if again == "none" else f", {again}")
 
 
 @value
@@ -99,6 +101,47 @@ def rule_and_longer(model: str, gpus: int, rule: str) -> str:
     if rule_fastest(model, gpus, rule) is None:
         return named
     return f"{named}: {percent(rule_longer(model, gpus, rule))}"
+
+
+SIZES = (
+    ("llama-2-7b", 8), ("llama-3-8b", 64), ("llama-2-13b", 8), ("llama-2-13b", 64),
+    ("llama-3-70b", 32), ("llama-3-70b", 128), ("llama-3-70b", 512),
+    ("llama-3.1-405b", 512), ("llama-3.1-405b", 1024),
+)  # fmt: skip
+
+
+@value
+def rule_recomputing() -> int:
+    """Of the sizes of the table, those whose fastest layout recomputes something."""
+    return sum(rule_layouts(*size)[0].layout.recompute != "none" for size in SIZES)
+
+
+def cheap_pair(model: str, gpus: int) -> tuple[Estimate, Estimate]:
+    """The fastest layout that keeps everything, and the same with selective."""
+    kept = rule_fastest(model, gpus, "kept")
+    if kept is None:
+        raise ValueError(f"{model} on {gpus} devices: no layout keeps everything")
+    again = replace(kept.layout, recompute="selective")
+    pair = [
+        estimate(shape_of(model), one, "h100", SEQUENCE, capacity=USABLE,
+                 reserve=RESERVE)
+        for one in (kept.layout, again)
+    ]  # fmt: skip
+    return pair[0], pair[1]
+
+
+@value
+def rule_cheap(model: str, gpus: int) -> float:
+    """How much longer a step takes with selective recomputation."""
+    kept, again = cheap_pair(model, gpus)
+    return again.seconds / kept.seconds - 1
+
+
+@value
+def rule_cheap_frees(model: str, gpus: int) -> float:
+    """What that frees of the activations."""
+    kept, again = cheap_pair(model, gpus)
+    return 1 - again.memory.activations / kept.memory.activations
 
 
 @value

@@ -37,7 +37,11 @@ class XtrainCalculator extends HTMLElement {
     this.box = this.querySelector(".xt-answer");
     if (this.form.querySelector("fieldset").disabled) return;
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.compute(true); });
-    this.form.addEventListener("change", () => this.asked && this.compute(true));
+    this.form.addEventListener("input", () => this.toggleAttribute("data-stale", true));
+    this.form.addEventListener("change", async ({ target }) => {
+      if (target.dataset.into) await this.take(target);
+      if (this.asked) this.compute(true);
+    });
     const shared = new URLSearchParams(location.search);
     if (shared.get("calculator") === this.dataset.name) {
       for (const control of this.form.elements)
@@ -46,9 +50,20 @@ class XtrainCalculator extends HTMLElement {
     }
   }
 
+  /* The numbers and words of a JSON file, for the link to hold; other text as it is. */
+  async take(input) {
+    let text = (await input.files[0]?.text()) ?? "";
+    try {
+      const plain = Object.entries(JSON.parse(text)).filter(([, value]) => typeof value !== "object");
+      text = JSON.stringify(Object.fromEntries(plain));
+    } catch { /* Python says what is wrong with it */ }
+    this.form.elements[input.dataset.into].value = text;
+  }
+
   async compute(share) {
     if (!this.form.reportValidity()) return;
-    const values = Object.fromEntries(new FormData(this.form));
+    const values = Object.fromEntries(
+      [...new FormData(this.form)].filter(([, value]) => typeof value === "string"));
     const turn = (this.turn = (this.turn ?? 0) + 1);
     this.status.textContent = this.asked ? "Computing …" : "Loading Python, about 6 MB, once …";
     this.asked = true;
@@ -59,6 +74,7 @@ class XtrainCalculator extends HTMLElement {
       const answer = await ask(this.dataset.name, values);
       if (turn !== this.turn) return;
       this.box.innerHTML = answer;
+      this.removeAttribute("data-stale");
       this.status.textContent = `Computed by Python in this page in ${((performance.now() - began) / 1000).toFixed(2)} s.`;
     } catch (problem) {
       if (turn !== this.turn) return;

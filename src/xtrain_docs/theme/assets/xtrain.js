@@ -39,6 +39,33 @@ const listed = (items) =>
   items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`;
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+/* A field above the tables of the ledger: only rows with these words stay. */
+function filterLedger() {
+  const rows = [...document.querySelectorAll(".md-typeset tbody tr:has([class*=xt-ledger-])")];
+  if (rows.length < 8) return;
+  const tables = new Set(rows.map((row) => row.closest("table")));
+  const field = element("input", {
+    type: "search", class: "xt-filter", placeholder: "Filter", "aria-label": "Filter the rows",
+  });
+  document.querySelector(".md-typeset h1").after(field);
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/);
+    for (const table of tables) {
+      let text = "", shown = false;
+      for (const row of table.tBodies[0].rows) {
+        const symbol = row.cells[0].textContent;
+        text = symbol ? symbol : text;
+        const whole = `${text} ${row.textContent}`.toLowerCase();
+        row.hidden = !words.every((word) => whole.includes(word));
+        shown ||= !row.hidden;
+      }
+      const heading = (table.closest(".md-typeset__scrollwrap") ?? table).previousElementSibling;
+      if (heading?.tagName === "H2") heading.hidden = !shown;
+      table.hidden = !shown;
+    }
+  });
+}
+
 /* Some seconds after the page is there, when the browser has nothing better to do. */
 function whenQuiet(action) {
   const soon = () => setTimeout(() => (self.requestIdleCallback ?? setTimeout)(action), 2000);
@@ -432,6 +459,7 @@ function nameParts() {
       if (!node.getAttribute("aria-label")) node.setAttribute("aria-label", words);
   };
   name(".md-search[role=dialog]", "Search");
+  document.querySelector(".md-path")?.setAttribute("aria-label", "Path to this page");
   document.querySelectorAll(".md-code__nav").forEach((node, i) =>
     node.setAttribute("aria-label", `Code block ${i + 1}`));
   document.querySelectorAll(".md-nav .md-nav[aria-labelledby]").forEach((node, i) => {
@@ -474,6 +502,7 @@ function tidySoon() {
 }
 
 nameParts();
+if (document.querySelector("[class*=xt-ledger-]")) filterLedger();
 addEventListener("load", tidySoon);
 addEventListener("resize", tidySoon);
 addEventListener("toggle", tidySoon, { capture: true });

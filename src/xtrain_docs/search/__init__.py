@@ -1,0 +1,1 @@
+"""What the search of the site knows: sections of pages, and how people write things."""
