@@ -192,8 +192,8 @@ def labels_of_other_tokens(right):
     model = right.model
     cut, sums = model.context, model.run
 
-    def run(tokens, positions=None, mask=None):
-        logits = sums(tokens, positions, mask=mask)
+    def run(*tokens_and_masks):
+        logits = sums(*tokens_and_masks)
         model.context = cut._replace(balance="none")  # for the labels
         return logits
 
