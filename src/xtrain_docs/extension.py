@@ -6,7 +6,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
-from . import blocks, embed, math, values
+from . import blocks, embed, gallery, math, values
 
 PREPROCESSORS: dict[type[Preprocessor], float] = {
     embed.LinkPreprocessor: 46,
@@ -34,6 +34,8 @@ class SiteExtension(Extension):
         md.inlinePatterns.register(math.InlineMath(math.INLINE, md), "xtrain-math", 185)
         cited = values.CitedInline(values.CITED, md)
         md.inlinePatterns.register(cited, "xtrain-cited", 176)
+        bugs = gallery.GalleryTreeprocessor(md)
+        md.treeprocessors.register(bugs, "xtrain-gallery", 4)  # the contents are at 5
         md.postprocessors.register(embed.NotePostprocessor(md), "xtrain-notes", 5)
 
 

@@ -5,7 +5,7 @@
   keep them for good: a changed file has another name.
 - The fonts that a page shows are asked for at once, not when the styles have been read.
 - Each block of code says how many lines it has, so that a browser lays it out only when
-  it comes near the screen.
+  it comes near the screen; long ones are folded (`folds`).
 - The search has a worker of our own (`search`).
 - What no page asks for goes (source maps, search in other languages), and so do blank
   space of templates and marks without a colour.
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
+from . import folds
 from .generated import digest
 from .search.worker import NAMED, join_worker
 
@@ -31,7 +32,6 @@ FONT = re.compile(
     r'@font-face{font-family:"(?P<family>[^"]+)";font-style:(?P<style>\w+)[^}]*'
     r'url\("(?P<path>[^"]+\.woff2)"\)'
 )
-CODE = re.compile(r'(?<= highlight"><pre)(?=><span></span><code>(.*?)</code>)', re.S)
 COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 INLINE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
 LONG = 50_000
@@ -70,7 +70,8 @@ def publish(site: Path) -> None:
             text = NAMED.sub(worker, text)
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
-        page.write_text(_without_blanks(PLAIN.sub(r"\1", CODE.sub(_lines, text))))
+        text = folds.with_lines(text, fold="xt-home" not in text)
+        page.write_text(_without_blanks(PLAIN.sub(r"\1", text)))
     styles.remove_parts()
     remove_unused(site)
 
@@ -91,11 +92,6 @@ def remove_unused(site: Path) -> None:
         path.unlink()
         if mapped.is_file():
             mapped.write_text(MAPPED.sub("\n", mapped.read_text()))
-
-
-def _lines(block: re.Match[str]) -> str:
-    """How many lines a block of code has, as the style sheet reads it."""
-    return f' style="--xt-lines: {len(block[1].splitlines())}"'
 
 
 class _Styles:

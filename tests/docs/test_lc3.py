@@ -151,8 +151,8 @@ def test_every_figure_of_the_lecture_fits_a_phone(on_ranks):
     for name in ours:
         drawing = figures.run(name, {})
         assert drawing.startswith("<svg")
-        assert "min-width:0" in drawing, name  # it shrinks and does not scroll
         wide = float(re.search(r'viewBox="0 0 (\d+)', drawing)[1])
-        assert 0.8 * wide <= PHONE, name
+        assert f"min-width:{round(0.8 * wide)}px" in drawing, name  # and no more
+        assert 0.8 * wide <= PHONE, name  # so it shrinks and does not scroll
         right = max(map(float, re.findall(r'<text x="([\d.]+)"', drawing)))
         assert right <= wide

@@ -34,7 +34,7 @@ MODEL, TOKENS = "llama-3-70b", 4096
 def test_a_picture_says_what_the_table_declares_and_fits_a_phone(ranks, parts):
     for module in MODULES:
         drawing = data_flow(module, ranks)
-        assert "min-width:0" in drawing
+        assert f"min-width:{round(0.8 * WIDTH)}px" in drawing
         assert re.search(r'viewBox="0 0 (\d+)', drawing)[1] == str(WIDTH)
         rows = rows_of(module, ranks)
         for kind in ("partial", "replicated"):

@@ -88,11 +88,15 @@ def cell(
 def document(
     width: int, height: int, parts: Sequence[str], title: str, description: str
 ) -> str:
-    """The parts as one SVG element with its name and description."""
+    """The parts as one SVG element with its name and description.
+
+    It shrinks until its letters, of 12.5 px and more, have 10 px, and then scrolls.
+    """
     label = html.escape(f"{title}. {description}" if description else title, quote=True)
     return (
         f'<svg class="xt-chart" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{label}">'
+        f'height="{height}" style="min-width:{round(0.8 * width)}px" role="img" '
+        f'aria-label="{label}">'
         + "".join(parts)
         + "</svg>"
     )
@@ -100,5 +104,4 @@ def document(
 
 def fit(drawing: str, width: int) -> str:
     """A drawing that shrinks with the page and grows to 1.3 of its size."""
-    style = f'style="min-width:0;max-width:{round(1.3 * width)}px"'
-    return drawing.replace('class="xt-chart"', f'class="xt-chart" {style}', 1)
+    return drawing.replace('px" role', f'px;max-width:{round(1.3 * width)}px" role', 1)

@@ -498,10 +498,18 @@ function reachScrollers() {
 
 let tidying = 0;
 function tidySoon() {
-  tidying ||= setTimeout(() => { tidying = 0; nameParts(); reachScrollers(); }, 100);
+  tidying ||= setTimeout(() => { tidying = 0; nameParts(); reachScrollers(); readSchedules(); }, 100);
+}
+
+/* Timelines bring their own script, too. */
+const HERE = document.currentScript.src;
+async function readSchedules() {
+  if (!document.querySelector(".xt-scroll:not(.xt-schedules) svg.xs")) return;
+  (await import(new URL("schedules.mjs", HERE))).enhance();
 }
 
 nameParts();
+readSchedules();
 if (document.querySelector("[class*=xt-ledger-]")) filterLedger();
 addEventListener("load", tidySoon);
 addEventListener("resize", tidySoon);
@@ -512,4 +520,4 @@ new MutationObserver((changes) => {
 
 /* Calculators bring their own script, on the pages that have one. */
 if (document.querySelector("xtrain-calculator"))
-  import(new URL("calculator.mjs", document.currentScript.src));
+  import(new URL("calculator.mjs", HERE));

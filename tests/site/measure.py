@@ -1,0 +1,136 @@
+"""What the built site weighs for a reader, in numbers: `make measure-site`.
+
+Screens and words of pages, size and answers of the search, texts that overlap, are cut or
+too small and, where `npx lighthouse` is there, Lighthouse on a phone. Two sites are
+compared by XTRAIN_SITE_DIR.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+
+from xtrain_docs import serve
+
+from . import geometry
+from .conftest import SITE, Browser
+from .test_search import INDEX, QUESTIONS, asked
+
+CORE = ("lc1-communication", "lc2-data-parallel", "lc3-zero", "lc4-tensor-parallel",
+        "lc5-pipeline-parallel", "lc6-context-parallel", "lc7-expert-parallel",
+        "planning", "cluster")  # fmt: skip
+"""Folders of the pages that are read from top to bottom."""
+
+LIGHTHOUSE = (
+    "en/", "en/lc1-communication/ring-all-reduce/", "en/lc2-data-parallel/",
+    "en/lc3-zero/stage-3/", "en/lc4-tensor-parallel/", "en/lc5-pipeline-parallel/",
+    "en/lc6-context-parallel/ring-attention/", "en/planning/calculators/memory/",
+    "en/whiteboard/", "en/interview/lc1/",
+)  # fmt: skip
+"""Ten named pages."""
+
+TEXT = "return document.querySelector('main .md-content').innerText"
+HEIGHT = "return document.documentElement.scrollHeight / innerHeight"
+
+
+def pages() -> list[str]:
+    """Every page of the built site."""
+    return sorted(
+        path.relative_to(SITE).parent.as_posix() + "/"
+        for path in (SITE / "en").rglob("index.html")
+    )
+
+
+def lighthouse(address: str) -> dict[str, float]:
+    """Scores on a phone, and milliseconds of blocked main thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.json"
+        flags = "--headless=new --no-sandbox --disable-gpu"
+        subprocess.run(
+            ["npx", "lighthouse", address, "--quiet", "--output=json",
+             f"--output-path={out}", f"--chrome-flags={flags}"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        report = json.loads(out.read_text())
+    scores = {name: 100 * c["score"] for name, c in report["categories"].items()}
+    scores["blocked_ms"] = report["audits"]["total-blocking-time"]["numericValue"]
+    return scores
+
+
+def quantiles(values: list[float]) -> str:
+    """Median, nine of ten, most."""
+    ninth = statistics.quantiles(values, n=10, method="inclusive")[8]
+    return f"{statistics.median(values):.1f} {ninth:.1f} {max(values):.1f}"
+
+
+def of_pages(browser: Browser, each: bool) -> None:
+    """Screens and words of a desktop, and problems of geometry at three widths."""
+    screens, words = {}, {}
+    problems: Counter[str] = Counter()
+    for page in pages():
+        browser.screen(1280, 900)
+        browser.open(page)
+        browser.run("document.querySelector('.md-sidebar')?.remove()")
+        screens[page] = browser.run(HEIGHT)
+        words[page] = len(browser.run(TEXT).split())
+        found = geometry.problems(browser, page, load=False)
+        problems.update(line.split(" ")[3].rstrip(":") for line in found)
+        if each:
+            print(f"{screens[page]:6.1f} {words[page]:7,} {len(found):4} {page}")
+    core = [page for page in screens if page.split("/")[1] in CORE]
+    print(f"pages {len(screens)}, of them core {len(core)}")
+    print("screens of a core page (median, nine of ten, most)",
+          quantiles([screens[page] for page in core]))  # fmt: skip
+    print("screens of all", quantiles(list(screens.values())))
+    print(f"words of the core pages {sum(words[page] for page in core):,},"
+          f" of all {sum(words.values()):,}")  # fmt: skip
+    print("texts at 1280, 1920 and 390 pixels:", dict(problems) or "none wrong")
+
+
+def of_search(browser: Browser) -> None:
+    """Size of the index; questions whose page comes first, and among three."""
+    found = asked(browser, list(QUESTIONS))
+    best = [
+        min((answer.index(page) for page in right if page in answer), default=99)
+        for right, answer in zip(QUESTIONS.values(), found, strict=True)
+    ]
+    print(f"search: {len(gzip.compress(INDEX.read_bytes())):,} bytes gzipped,"
+          f" {sum(b == 0 for b in best)} of {len(best)} first,"
+          f" {sum(b < 3 for b in best)} among three")  # fmt: skip
+
+
+def main() -> None:
+    """Measure the site and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--each", action="store_true", help="a line a page")
+    parser.add_argument("--only", choices=["pages", "search", "lighthouse"])
+    options = parser.parse_args()
+    server = serve.server(SITE)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    root = f"http://127.0.0.1:{server.server_port}"
+    if options.only != "lighthouse":
+        browser = Browser(root)
+        try:
+            if options.only != "search":
+                of_pages(browser, options.each)
+            if options.only != "pages":
+                of_search(browser)
+        finally:
+            browser.driver.quit()
+    if options.only in (None, "lighthouse"):
+        if shutil.which("npx") is None:
+            print("Lighthouse was left out: there is no npx")
+        else:
+            for page in LIGHTHOUSE:
+                print(page, *(f"{k} {v:.0f}" for k, v in lighthouse(f"{root}/{page}").items()))
+    server.shutdown()
+
+
+if __name__ == "__main__":
+    main()
