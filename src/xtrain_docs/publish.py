@@ -40,6 +40,8 @@ INDENT = re.compile(r"\n\s+")
 KEPT = re.compile(r"(<(?:pre|textarea)\b.*?</(?:pre|textarea)>)", re.DOTALL)
 PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
 """What the highlighter marks and no style colours: plain names and spaces."""
+PATH = re.compile(r'(?<=class="xt-path">)[^<]+(?=</code>|</a>)')
+"""A path above a block of code: it may break where a folder or a word ends."""
 MAPPED = re.compile(r"\n(?://|/\*)# sourceMappingURL=\S+(?: ?\*/)?\s*$")
 
 SHOWS: dict[tuple[str, str], Callable[[str], bool]] = {
@@ -70,6 +72,7 @@ def publish(site: Path) -> None:
             text = NAMED.sub(worker, text)
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
+        text = PATH.sub(lambda path: re.sub(r"(?<=[/_])", "<wbr>", path[0]), text)
         text = folds.with_lines(text, fold="xt-home" not in text)
         page.write_text(_without_blanks(PLAIN.sub(r"\1", text)))
     styles.remove_parts()

@@ -243,20 +243,20 @@ def layouts(
     rows = [
         (
             str(one.layout),
+            f"{one.seconds:.2f}",
+            share(one.mfu),
+            f"{one.memory.total / GIB:.1f}",
+            one.verdict,
             schedule_of(one.layout),
             one.layout.recomputed,
             f"{one.layout.micro_batch} x {one.layout.micro_batches}",
-            f"{one.memory.total / GIB:.1f}",
-            one.verdict,
-            f"{one.seconds:.2f}",
-            share(one.mfu),
             share(one.causal_mfu),
             f"{one.range[0] / gpus:,.0f} to {one.range[1] / gpus:,.0f}",
         )
         for one in result.found[:SHOWN]
     ]
-    header = ("Layout", "Schedule", "Recompute", "Batch x count", "GiB", "Memory",
-              "s/step", "MFU", "causal", "tokens/s a GPU")  # fmt: skip
+    header = ("Layout", "s/step", "MFU", "GiB", "Memory", "Schedule", "Recompute",
+              "Batch x count", "causal", "tokens/s a GPU")  # fmt: skip
     words = (
         f"{result.tried} layouts tried, {result.estimated} are legal, "
         f"{len(result.found)} fit: the fastest of them"

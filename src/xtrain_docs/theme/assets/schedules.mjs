@@ -1,7 +1,7 @@
 /* Timelines of schedules (xtrain.schedules.draw): zoom and pan of time, one legend, and an
    action's name and times where it is pointed at, tapped or reached with the arrow keys. */
 
-const LEFT = 58, RIGHT = 12, LEGEND = 34, LETTER = 6.2;
+const LEFT = 58, RIGHT = 12, LETTER = 6.2;
 const NAMES = {
   F: "forward", B: "gradient of the input", W: "gradient of the weights",
   BW: "backward (both)", REDUCE: "reduction of gradients",
@@ -105,7 +105,7 @@ class Frame {
     frame.setAttribute("aria-label", "Timeline. Arrow keys go from action to action, plus and minus zoom.");
     this.bar();
     this.listen();
-    this.zoom(1);
+    this.zoom(this.fit > 0.7 ? this.fit : 1);
   }
 
   bar() {
