@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help env dev site build serve test test-all test-rest test-slow browser verify verify-gpu record mutants check lint format types wheel clean
+.PHONY: help env dev site build serve test test-all test-rest test-slow browser measure-site verify verify-gpu record mutants check lint format types wheel clean
 
 # The interpreter that makes .venv: PYTHON=..., else the first that is new enough.
 TRY_PYTHONS = python3 python3.13 python3.12 python3.11 python3.14 python
@@ -38,6 +38,7 @@ help:
 	@echo 'make build     build the pages into build/site, do not serve'
 	@echo 'make serve     serve what is built'
 	@echo 'make browser   open the built pages in headless Chromium and check them'
+	@echo 'make measure-site  lengths of pages, the search, texts that overlap, Lighthouse'
 	@echo 'make verify    run the tests that feed the verification record, if stale'
 	@echo 'make test-all  all sizes, layouts and dtypes: what CI runs and pages count'
 	@echo 'make test-rest what make test left out: the two together are test-all'
@@ -116,6 +117,10 @@ test-slow: env
 
 browser: build
 	$(PYTEST) tests/site $(ARGS)
+
+# Screens, words, answers of the search, texts that overlap; Lighthouse, if npx has it.
+measure-site: build
+	$(PY) -m tests.site.measure $(ARGS)
 
 # The pages show what the tests have proved. Are all of them proved as they stand?
 # If not, run the tests of what is not that carry @pytest.mark.verifies.

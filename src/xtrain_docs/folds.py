@@ -12,7 +12,7 @@ from html import unescape
 LONG, SHOWN, GAP = 14, 10, 2
 
 BLOCK = re.compile(
-    r'(?P<open><div class="language-(?P<language>[\w-]+) highlight"><pre)'
+    r'(?P<open><div class="language-(?P<language>[\w-]+) highlight">)<pre'
     r"(?P<body>><span></span><code>)(?P<code>.*?)(?P<close></code></pre>)(?P<end></div>)?",
     re.DOTALL,
 )
@@ -29,9 +29,9 @@ SETUP = re.compile(
     r"|manual_seed|LOCAL_|accelerator|get_rank|barrier\(|^(return|pass|else:|try:)$"
 )
 HEADER = re.compile(r"(from |import |#|\"\"\"|@)")
-UNFOLD = (
-    '<label class="xt-unfold"><input type="checkbox"><span>All {} lines</span>'
-    "<span>Fewer lines</span></label>"
+BOX = '<input type="checkbox" class="xt-fold" id="fold-{0}">'
+LABEL = (
+    '<label for="fold-{0}"><span>All {1} lines</span><span>Fewer lines</span></label>'
 )
 MARKED = ('class="hll"', 'class="xt-note"')
 
@@ -41,10 +41,10 @@ def with_lines(page: str, *, fold: bool = True) -> str:
 
     A block inside of a fold of the page is opened by that fold alone.
     """
-    depth, at = 0, 0
+    depth = at = number = 0
 
     def replace(block: re.Match[str]) -> str:
-        nonlocal depth, at
+        nonlocal depth, at, number
         for edge in EDGE.finditer(page, at, block.start()):
             depth += 1 if edge[0].startswith("<d") else -1
         at = block.start()
@@ -53,11 +53,19 @@ def with_lines(page: str, *, fold: bool = True) -> str:
         if fold and not depth and block["end"] and len(lines) > LONG:
             shown = essential(lines, block["language"])
         code, cuts = folded(lines, set(shown))
-        style = f' style="--xt-lines: {len(shown) + cuts}"'
-        more = UNFOLD.format(len(lines)) if cuts else ""
-        return (
-            f"{block['open']}{style}{block['body']}{code}{block['close']}"
-            f"{more}{block['end'] or ''}"
+        style = f'<pre style="--xt-lines: {len(shown) + cuts}"'
+        number += bool(cuts)
+        return "".join(
+            (
+                block["open"],
+                BOX.format(number) if cuts else "",
+                style,
+                block["body"],
+                code,
+                block["close"],
+                LABEL.format(number, len(lines)) if cuts else "",
+                block["end"] or "",
+            )
         )
 
     return BLOCK.sub(replace, page)

@@ -6,15 +6,18 @@
 - The fonts that a page shows are asked for at once, not when the styles have been read.
 - Each block of code says how many lines it has, so that a browser lays it out only when
   it comes near the screen; long ones are folded (`folds`).
+- Files to download are files, not base64 in each page that offers them.
 - The search has a worker of our own (`search`).
 - What no page asks for goes (source maps, search in other languages), and so do blank
   space of templates and marks without a colour.
 """
 
+import base64
 import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
@@ -40,6 +43,9 @@ INDENT = re.compile(r"\n\s+")
 KEPT = re.compile(r"(<(?:pre|textarea)\b.*?</(?:pre|textarea)>)", re.DOTALL)
 PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
 """What the highlighter marks and no style colours: plain names and spaces."""
+DATA = re.compile(
+    r'href="data:(?:text/x-|application/)(?P<kind>python|json);base64,(?P<data>[^"]+)"'
+)
 PATH = re.compile(r'(?<=class="xt-path">)[^<]+(?=</code>|</a>)')
 """A path above a block of code: it may break where a folder or a word ends."""
 MAPPED = re.compile(r"\n(?://|/\*)# sourceMappingURL=\S+(?: ?\*/)?\s*$")
@@ -72,6 +78,7 @@ def publish(site: Path) -> None:
             text = NAMED.sub(worker, text)
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
+        text = DATA.sub(partial(_as_file, page, site), text)
         text = PATH.sub(lambda path: re.sub(r"(?<=[/_])", "<wbr>", path[0]), text)
         text = folds.with_lines(text, fold="xt-home" not in text)
         page.write_text(_without_blanks(PLAIN.sub(r"\1", text)))
@@ -95,6 +102,16 @@ def remove_unused(site: Path) -> None:
         path.unlink()
         if mapped.is_file():
             mapped.write_text(MAPPED.sub("\n", mapped.read_text()))
+
+
+def _as_file(page: Path, site: Path, link: re.Match[str]) -> str:
+    """The address of a file, seen from the page, in place of what is in it."""
+    content = base64.b64decode(link["data"])
+    suffix = {"python": "py", "json": "json"}[link["kind"]]
+    file = site / "assets" / "files" / f"{digest(content)}.{suffix}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return f'href="{relpath(file, page.parent)}"'
 
 
 class _Styles:

@@ -5,8 +5,8 @@ from pathlib import Path
 from .conftest import Browser
 
 SCRIPT = Path(__file__).with_suffix(".js").read_text()
-SCREENS = ((1280, False), (1920, True), (390, False))
-"""Width in pixels, and whether in dark colours."""
+SCREENS = ((390, 844, False), (1280, 900, False), (1920, 1080, True))
+"""Width and height in pixels, and whether in dark colours."""
 
 STILL = """
 const done = arguments[0];
@@ -14,20 +14,11 @@ requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 100)));
 """
 
 
-def problems(browser: Browser, page: str, *, load: bool = True) -> list[str]:
-    """What is wrong on a page at three widths, with every fold closed and open."""
-    found = []
-    if load:
-        browser.screen(1280, 900)
-        browser.open(page)
-    for width, dark in SCREENS:
-        browser.screen(width, 844 if width < 500 else 900, dark)
+def problems(browser: Browser) -> list[str]:
+    """What is wrong on the open page: as it stands, then unfolded at three widths."""
+    found = [f"as opened: {line}" for line in browser.run(SCRIPT, False)]
+    for width, height, dark in SCREENS:
+        browser.screen(width, height, dark)
         browser.driver.execute_async_script(STILL)
-        for line in browser.run(SCRIPT, False):
-            found.append(f"{page} at {width}: {line}")
-    for width, dark in SCREENS[::-1]:
-        browser.screen(width, 844 if width < 500 else 900, dark)
-        browser.driver.execute_async_script(STILL)
-        for line in browser.run(SCRIPT, True):
-            found.append(f"{page} at {width}: {line}")
-    return list(dict.fromkeys(found))
+        found += [f"{width} wide: {line}" for line in browser.run(SCRIPT, True)]
+    return found

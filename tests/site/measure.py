@@ -76,11 +76,10 @@ def of_pages(browser: Browser, each: bool) -> None:
     for page in pages():
         browser.screen(1280, 900)
         browser.open(page)
-        browser.run("document.querySelector('.md-sidebar')?.remove()")
         screens[page] = browser.run(HEIGHT)
         words[page] = len(browser.run(TEXT).split())
-        found = geometry.problems(browser, page, load=False)
-        problems.update(line.split(" ")[3].rstrip(":") for line in found)
+        found = geometry.problems(browser)
+        problems.update(line.split(": ")[1] for line in found)
         if each:
             print(f"{screens[page]:6.1f} {words[page]:7,} {len(found):4} {page}")
     core = [page for page in screens if page.split("/")[1] in CORE]
@@ -90,7 +89,7 @@ def of_pages(browser: Browser, each: bool) -> None:
     print("screens of all", quantiles(list(screens.values())))
     print(f"words of the core pages {sum(words[page] for page in core):,},"
           f" of all {sum(words.values()):,}")  # fmt: skip
-    print("texts at 1280, 1920 and 390 pixels:", dict(problems) or "none wrong")
+    print("texts at 390, 1280 and 1920 pixels:", dict(problems) or "none wrong")
 
 
 def of_search(browser: Browser) -> None:

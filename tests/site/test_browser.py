@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.site import geometry
 from tests.site.conftest import SITE
 from tests.testing.processes import wait_until
 
@@ -41,8 +42,8 @@ return [...document.querySelectorAll('pre > code')]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_on_a_phone(browser, page):
-    """Loads, without complaint, from here alone, with its code in sight."""
+def test_page(browser, page):
+    """Loads, without complaint, from here alone; its code and texts can be read."""
     browser.screen(390, 844)
     browser.open(page)
     assert browser.run("return document.querySelectorAll('h1').length") == 1
@@ -53,6 +54,31 @@ def test_page_on_a_phone(browser, page):
     assert requests
     here = (browser.root, "data:", "about:", "blob:")
     assert [address for address in requests if not address.startswith(here)] == []
+    assert geometry.problems(browser) == []
+
+
+WRONG = """
+const style = document.createElement("style");
+style.textContent = arguments[0];
+document.head.append(style);
+"""
+
+
+@pytest.mark.parametrize(
+    ("style", "told"),
+    [
+        ("article h2 + p { margin-top: -3em }", "overlap"),
+        ("article p { max-height: 1em; overflow: hidden }", "cut"),
+        ("article p { position: relative; left: 9em }", "off the screen"),
+        ("main svg text { font-size: 8px !important }", "small"),
+    ],
+)
+def test_the_geometry_finds_what_is_wrong(browser, style, told):
+    browser.screen(390, 844)
+    browser.open("en/planning/memory-math/")
+    assert geometry.problems(browser) == []
+    browser.run(WRONG, style)
+    assert any(f": {told}" in line for line in geometry.problems(browser))
 
 
 def test_the_root_leads_to_the_pages(browser):

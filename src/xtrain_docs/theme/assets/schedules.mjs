@@ -36,6 +36,8 @@ class Drawing {
     if (legend) {
       this.height = Number(legend.dataset.top);
       legend.remove();
+      svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+      svg.setAttribute("height", this.height);
     }
     this.bars = [...svg.querySelectorAll("rect")].map((rect) => ({
       rect, x: Number(rect.getAttribute("x")), wide: Number(rect.getAttribute("width")),
@@ -43,10 +45,10 @@ class Drawing {
       title: rect.querySelector("title")?.textContent,
     }));
     this.cells = this.bars.filter((bar) => bar.title !== undefined);
-    const labels = [...svg.querySelectorAll("text:is(.n, .p)")];
+    const labels = new Set(svg.querySelectorAll("text:is(.n, .p)"));
     for (const cell of this.cells) {
       const after = cell.rect.nextElementSibling;
-      cell.number = labels.includes(after) ? after.textContent : cell.title.match(/\d+$/)?.[0] ?? "";
+      cell.number = labels.has(after) ? after.textContent : cell.title.match(/\d+$/)?.[0] ?? "";
       cell.pale = (cell.rect.style.fillOpacity || 1) < 0.8;
       cell.rank = 0;
       cell.rect.querySelector("title").remove();
@@ -100,12 +102,11 @@ class Frame {
     this.cells = this.drawings.flatMap((drawing) => drawing.cells.map((cell) => Object.assign(cell, { drawing })));
     this.of = new Map(this.cells.map((cell) => [cell.rect, cell]));
     this.z = 1;
-    frame.classList.add("xt-schedules");
     frame.setAttribute("role", "group");
     frame.setAttribute("aria-label", "Timeline. Arrow keys go from action to action, plus and minus zoom.");
     this.bar();
     this.listen();
-    this.zoom(this.fit > 0.7 ? this.fit : 1);
+    if (this.fit > 0.7 && this.fit < 1) this.zoom(this.fit);
   }
 
   bar() {
@@ -149,7 +150,7 @@ class Frame {
     this.z = Math.min(Math.max(z, this.fit), 8);
     for (const drawing of this.drawings) drawing.zoom(this.z);
     const time = (this.frame.scrollLeft + x - LEFT) / before;
-    if (before !== this.z) this.frame.scrollLeft = time * this.z + LEFT - x;
+    this.frame.scrollLeft = time * this.z + LEFT - x;
     this.hold();
   }
 
@@ -231,7 +232,7 @@ class Frame {
 function uncover() {
   const contents = document.querySelector(".md-sidebar--secondary");
   if (!contents) return;
-  const own = contents.getBoundingClientRect();
+  const own = (contents.querySelector(".md-nav") ?? contents).getBoundingClientRect();
   const over = [...document.querySelectorAll(".xt-schedules")].some((frame) => {
     const { right, top, bottom } = frame.getBoundingClientRect();
     return right > own.left && bottom > own.top && top < own.bottom;
@@ -245,11 +246,9 @@ const soon = () => {
   requestAnimationFrame(() => { waiting = false; uncover(); });
 };
 addEventListener("scroll", soon, { passive: true });
-addEventListener("resize", soon);
+new ResizeObserver(soon).observe(document.body); // folds open, screens turn
 
-export function enhance() {
-  for (const frame of document.querySelectorAll(".xt-scroll:not(.xt-schedules)"))
-    if (frame.querySelector("svg.xs[data-scale]")) new Frame(frame);
+export function enhance(frame) {
+  new Frame(frame);
   soon();
 }
-enhance();

@@ -73,10 +73,22 @@ function whenQuiet(action) {
   else addEventListener("load", soon, { once: true });
 }
 
+/* Before it comes into sight, and not while the page loads. */
+function whenNear(node, action) {
+  new IntersectionObserver((seen, watcher) => {
+    if (!seen.some((s) => s.isIntersecting)) return;
+    watcher.disconnect();
+    action();
+  }, { rootMargin: "60%" }).observe(node);
+}
+
 class XtTrace extends HTMLElement {
   connectedCallback() {
-    if (this.ready) return;
-    this.ready = true;
+    if (!this.data) whenNear(this, () => this.begin());
+  }
+
+  begin() {
+    this.dataset.ready = "";
     this.data = JSON.parse(this.dataset.trace);
     this.at = 0;
     this.states = [this.data.initial, ...this.data.steps.map((s) => s.state)];
@@ -503,9 +515,13 @@ function tidySoon() {
 
 /* Timelines bring their own script, too. */
 const HERE = document.currentScript.src;
-async function readSchedules() {
-  if (!document.querySelector(".xt-scroll:not(.xt-schedules) svg.xs")) return;
-  (await import(new URL("schedules.mjs", HERE))).enhance();
+function readSchedules() {
+  for (const drawing of document.querySelectorAll("svg.xs[data-scale]")) {
+    const frame = drawing.closest(".xt-scroll:not(.xt-schedules)");
+    frame?.classList.add("xt-schedules");
+    if (frame)
+      whenNear(frame, async () => (await import(new URL("schedules.mjs", HERE))).enhance(frame));
+  }
 }
 
 nameParts();
