@@ -25,6 +25,9 @@ from markdown.preprocessors import Preprocessor
 
 from . import charts, config, fences, lectures, values
 
+TIMELINE = re.compile(
+    r'<svg [^>]*class="xs"[^>]* height="(?P<height>\d+)".*?</svg>', re.DOTALL
+)
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
 KINDS = ("figure", "table", "trace", "calculator")
@@ -132,6 +135,9 @@ class BlocksPreprocessor(Preprocessor):
 
     def _figure(self, inner: str, caption: str, classes: str) -> list[str]:
         inner = re.sub(r"\s*\n\s*", " ", inner)
+        inner = TIMELINE.sub(  # laid out when it comes near
+            r'<div class="xt-part" style="--xt-height: \g<height>px">\g<0></div>', inner
+        )
         figure = f'<div class="xt-scroll" tabindex="0">{inner}</div>'
         if classes in ("xt-tracefig", "xt-calculator"):
             figure = inner

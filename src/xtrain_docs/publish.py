@@ -6,6 +6,7 @@
 - The fonts that a page shows are asked for at once, not when the styles have been read.
 - Each block of code says how many lines it has, so that a browser lays it out only when
   it comes near the screen; long ones are folded (`folds`).
+- A style that a page brings several times is in it once.
 - Files to download are files, not base64 in each page that offers them.
 - The search has a worker of our own (`search`).
 - What no page asks for goes (source maps, search in other languages), and so do blank
@@ -46,6 +47,8 @@ PLAIN = re.compile(r'<span class="[nw]">([^<]*)</span>')
 DATA = re.compile(
     r'href="data:(?:text/x-|application/)(?P<kind>python|json);base64,(?P<data>[^"]+)"'
 )
+TIPS = re.compile(r'(?<=<a class=")(headerlink|autorefs)(?P<rest>[^>]*?) title="[^"]*"')
+"""Tips that say nothing new: the theme would set up each of them as a page loads."""
 PATH = re.compile(r'(?<=class="xt-path">)[^<]+(?=</code>|</a>)')
 """A path above a block of code: it may break where a folder or a word ends."""
 MAPPED = re.compile(r"\n(?://|/\*)# sourceMappingURL=\S+(?: ?\*/)?\s*$")
@@ -78,6 +81,7 @@ def publish(site: Path) -> None:
             text = NAMED.sub(worker, text)
         if script:
             text = SCRIPT.sub(rf'\g<start>{script}"', text)
+        text = TIPS.sub(_without_tip, _styles_once(text))
         text = DATA.sub(partial(_as_file, page, site), text)
         text = PATH.sub(lambda path: re.sub(r"(?<=[/_])", "<wbr>", path[0]), text)
         text = folds.with_lines(text, fold="xt-home" not in text)
@@ -102,6 +106,24 @@ def remove_unused(site: Path) -> None:
         path.unlink()
         if mapped.is_file():
             mapped.write_text(MAPPED.sub("\n", mapped.read_text()))
+
+
+def _without_tip(link: re.Match[str]) -> str:
+    """A link without its tip; what has no words of its own keeps a name."""
+    name = ' aria-label="Link to this section"' if link[1] == "headerlink" else ""
+    return f"{link[1]}{link['rest']}{name}"
+
+
+def _styles_once(page: str) -> str:
+    """A page in which no `<style>` stands twice: each is read again for every copy."""
+    seen: set[str] = set()
+
+    def keep(style: re.Match[str]) -> str:
+        known = style[0] in seen
+        seen.add(style[0])
+        return "" if known else style[0]
+
+    return INLINE.sub(keep, page)
 
 
 def _as_file(page: Path, site: Path, link: re.Match[str]) -> str:

@@ -127,7 +127,10 @@ def main() -> None:
             print("Lighthouse was left out: there is no npx")
         else:
             for page in LIGHTHOUSE:
-                print(page, *(f"{k} {v:.0f}" for k, v in lighthouse(f"{root}/{page}").items()))
+                print(
+                    page,
+                    *(f"{k} {v:.0f}" for k, v in lighthouse(f"{root}/{page}").items()),
+                )
     server.shutdown()
 
 

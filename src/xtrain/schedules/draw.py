@@ -73,7 +73,8 @@ def render_svg(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="xs" role="img" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" data-scale="{scale:g}"><title>{html.escape(words)}</title>'
+        f'height="{height:.0f}" data-scale="{scale:g}">'
+        f"<title>{html.escape(words)}</title>"
         f"<style>{STYLE}</style>"
     ]
     for rank in range(schedule.ranks):

@@ -96,9 +96,7 @@ def document(
     return (
         f'<svg class="xt-chart" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" style="min-width:{round(0.8 * width)}px" role="img" '
-        f'aria-label="{label}">'
-        + "".join(parts)
-        + "</svg>"
+        f'aria-label="{label}">' + "".join(parts) + "</svg>"
     )
 
 
