@@ -162,3 +162,32 @@ def test_a_block_of_code_says_how_many_lines_it_has(site):
     assert '<pre style="--xt-lines: 4"><span></span><code>a\n' in page
     assert '<pre style="--xt-lines: 1"><span></span><code>one<' in page
     assert "<pre>no</pre>" in page
+
+
+def test_a_download_is_a_file_beside_the_pages(site):
+    link = '<a download="x.py" href="data:text/x-python;base64,cHJpbnQoMSkK">x</a>'
+    for name, root in [("index.html", ""), ("a/b/index.html", "../../")]:
+        (site / name).write_text(PAGE.format(root=root, body=link))
+    pages = published(site)
+    (file,) = site.glob("assets/files/*.py")
+    assert file.read_text() == "print(1)\n"
+    assert f'href="assets/files/{file.name}"' in pages["index.html"]
+    assert f'href="../../assets/files/{file.name}"' in pages["a/b/index.html"]
+
+
+def test_a_style_stands_once_and_tips_that_say_nothing_go(site):
+    head = '<a class="headerlink" href="#x" title="Link to this section">&para;</a>'
+    entry = '<a class="autorefs xt-api" title="&lt;span&gt;" href="#y">API</a>'
+    style = "<style>.xs{}</style>"
+    body = f"{style}<p>1</p>{style}{head}{entry}"
+    (site / "index.html").write_text(PAGE.format(root="", body=body))
+    page = published(site)["index.html"]
+    assert page.count(style) == 1
+    assert '<a class="headerlink" href="#x" aria-label="Link to this section">' in page
+    assert '<a class="autorefs xt-api" href="#y">' in page
+
+
+def test_a_path_may_break_where_a_word_ends(site):
+    body = '<code class="xt-path">xtrain/ring_pass.py</code>'
+    (site / "index.html").write_text(PAGE.format(root="", body=body))
+    assert "xtrain/<wbr>ring_<wbr>pass.py" in published(site)["index.html"]

@@ -1,6 +1,7 @@
 /* What is wrong with the places of a page's texts: two that overlap, one that is cut.
    The body of a function: arguments[0] is true if folds are to be opened first. */
 const root = document.documentElement;
+const screenWide = root.clientWidth; // a phone's innerWidth grows with what is too wide
 if (arguments[0]) for (const fold of document.querySelectorAll("details")) fold.open = true;
 if (!document.getElementById("xt-all")) {
   const style = document.createElement("style");
@@ -15,7 +16,7 @@ const SLACK = 2; // glyphs are lower than their line
 const pieces = [], problems = [];
 /* Lines of code scroll in their block; a drawer is closed; a formula is drawn by hand. */
 const UNREAD = "[aria-hidden=true]:not(svg), .md-search, .md-skip, pre, math"
-  + (innerWidth < 1220 ? ", .md-sidebar" : "");
+  + (screenWide < 1220 ? ", .md-sidebar" : "");
 const name = (text) => text.trim().replace(/\s+/g, " ").slice(0, 40);
 const clipping = new Map();
 function frame(element) {
@@ -62,7 +63,7 @@ for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const cut = right > box.right + SLACK || left < box.left - SLACK
       || bottom > box.bottom + height / 2 || top < box.top - height / 2;
     if (cut && !box.scrolls && style.textOverflow !== "ellipsis" && !box.fixed) problems.push(`cut: ${name(node.data)}`);
-    if (!box.scrolls && !box.fixed && right > innerWidth + SLACK) problems.push(`off the screen: ${name(node.data)}`);
+    if (!box.scrolls && !box.fixed && right > screenWide + SLACK) problems.push(`off the screen: ${name(node.data)}`);
     if (!box.scrolls && !box.fixed && left < -SLACK) problems.push(`off the screen, left: ${name(node.data)}`);
     if (shown.right - shown.left > SLACK && shown.bottom - shown.top > SLACK) pieces.push(shown);
   }

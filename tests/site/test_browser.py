@@ -25,10 +25,11 @@ RING = "en/lc1-communication/ring-all-reduce/"
 HOME = "en/"
 
 WIDE = """
-const over = document.documentElement.scrollWidth - innerWidth;
+const wide = document.documentElement.clientWidth;
+const over = document.documentElement.scrollWidth - wide;
 if (over <= 0) return [];
 return [...document.querySelectorAll('main *')]
-  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(
+  .filter(e => e.getBoundingClientRect().right > wide + 1 && !e.closest(
     'pre, .xt-scroll, .md-typeset__scrollwrap, .xt-trace-table, .xt-math'))
   .slice(0, 3).map(e => e.outerHTML.slice(0, 120)).concat([`${over} px too wide`]);
 """
@@ -137,6 +138,100 @@ def test_copying_a_command_leaves_the_prompt_behind(copying):
         lambda: "make" in (found := clipboard(copying)) and found, what="commands"
     )
     assert text.split("\n") == ["make site", "make test"]
+
+
+def test_a_folded_block_opens_in_place_and_is_copied_whole(copying):
+    copying.open("en/lc6-context-parallel/ring-attention/")
+    find = copying.driver.find_element
+    fold = find("css selector", ".highlight > .xt-fold")
+    block = fold.find_element("xpath", "..")
+    code = block.find_element("css selector", "pre > code")
+    label = block.find_element("css selector", "label")
+    copying.run("arguments[0].scrollIntoView({block: 'center'})", block)
+    count = int(label.text.split()[1])
+    folded = code.text.split("\n")
+    assert label.text == f"All {count} lines" and 10 <= len(folded) < 20 < count
+    wait_until(
+        lambda: block.find_elements("css selector", "button[data-clipboard-target]"),
+        what="copy button",
+    )[0].click()
+    text = wait_until(lambda: clipboard(copying), what="copy")
+    compile(text, "copied", "exec")
+    assert len(text.split("\n")) == count
+    copying.run("arguments[0].focus()", fold)
+    press(copying, " ")
+    assert label.text == "Fewer lines"
+    opened = code.text.split("\n")
+    assert len(opened) > count - 3 and not any("\u22ef" in line for line in opened)
+
+
+TIMELINE = "en/lc5-pipeline-parallel/interleaved/"
+LABELS = "return document.querySelectorAll('svg.xs text.n').length"
+BAR = "document.querySelector('.xt-schedule-bar')"
+
+
+def test_a_timeline_is_read_by_keyboard_pointer_and_zoom(browser):
+    from selenium.webdriver import ActionChains
+
+    browser.screen(390, 844)
+    browser.open(TIMELINE)
+    frame = browser.driver.find_element("css selector", ".xt-schedules")
+    browser.run("arguments[0].scrollIntoView({block: 'center'})", frame)
+    wait_until(lambda: browser.run(f"return !!{BAR}"), what="the bar of the timeline")
+    said = f"return {BAR}.querySelector('output').textContent"
+    browser.run("arguments[0].focus()", frame)
+    press(browser, "\ue014")  # right
+    assert browser.run(said) == "rank 0, 0 to 1: forward of micro-batch 0 on stage 0"
+    press(browser, "\ue014")
+    press(browser, "\ue015")  # down
+    assert browser.run(said).startswith("rank 1, 1 to 2: forward of micro-batch 0")
+    legend = browser.run(f"return {BAR}.querySelector('ul').innerText")
+    assert legend.split("\n")[:2] == ["forward", "backward (both)"]
+
+    wide = "return document.querySelector('svg.xs').getBoundingClientRect().width"
+    before, labels = browser.run(wide), browser.run(LABELS)
+    press(browser, "+")
+    assert browser.run(wide) > 1.3 * before
+    browser.run(f"{BAR}.querySelector('button:last-child').click()")  # fit
+    assert browser.run(wide) <= browser.run("return arguments[0].clientWidth", frame)
+    assert browser.run(LABELS) < labels, "a cell that is too narrow has no number"
+    press(browser, "0")
+    assert browser.run(wide) == before and browser.run(LABELS) == labels
+
+    cell = browser.driver.find_elements("css selector", "svg.xs rect[style]")[1]
+    ActionChains(browser.driver).move_to_element(cell).perform()
+    assert "forward of micro-batch 1 on stage 0" in browser.run(said)
+
+
+def test_a_wide_timeline_leaves_the_column_and_hides_what_it_would_cover(browser):
+    browser.open("en/lc5-pipeline-parallel/dualpipe/")
+    frame = "document.querySelector('.xt-schedules')"
+    column = "document.querySelector('article > p').getBoundingClientRect()"
+    contents = "getComputedStyle(document.querySelector('.md-sidebar--secondary'))"
+    browser.run(f"{frame}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    shown = f"return {contents}.visibility"
+    wait_until(lambda: browser.run(shown) == "hidden", what="the contents to go")
+    right = f"{frame}.getBoundingClientRect().right"
+    assert browser.run(f"return {right} > {column}.right + 50 && {right} <= innerWidth")
+    browser.run("scrollTo({top: 5000, behavior: 'instant'})")
+    wait_until(lambda: browser.run(shown) == "visible", what="the contents again")
+
+
+def test_a_button_chooses_the_colours_and_the_choice_stays(browser):
+    browser.open(HOME)
+    scheme = "return document.body.dataset.mdColorScheme"
+    button = browser.driver.find_element("css selector", ".xt-colours")
+    found = [(browser.run(scheme), button.get_attribute("aria-label"))]
+    for _ in range(2):
+        button.click()
+        found.append((browser.run(scheme), button.get_attribute("aria-label")))
+    assert [one for one, _ in found] == ["default", "default", "slate"]
+    assert len({name for _, name in found}) == 3
+    browser.open(RING)
+    assert browser.run(scheme) == "slate"
+    browser.driver.find_element("css selector", ".xt-colours").click()
+    assert browser.run(scheme) == "default"
+    browser.run("localStorage.clear()")
 
 
 STEP = "return document.querySelector('xt-trace output').textContent"

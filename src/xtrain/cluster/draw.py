@@ -200,7 +200,7 @@ def key(width: int, kinds: set[str]) -> tuple[list[str], int]:
 
 
 def document(width: float, height: float, parts: Iterable[str], title: str) -> str:
-    """One SVG that fits its page: letters of 10 px at least, 1.3 of its size at most."""
+    """One SVG, as wide as its page: letters of 10 px and more, up to 1.3 of its size."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="xc" role="img" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" width="100%" '
