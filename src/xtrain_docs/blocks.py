@@ -28,6 +28,10 @@ from . import charts, config, fences, lectures, values
 TIMELINE = re.compile(
     r'<svg [^>]*class="xs"[^>]* height="(?P<height>\d+)".*?</svg>', re.DOTALL
 )
+SHRINKS = re.compile(
+    r'(<svg [^>]*class="xc"[^>]*viewBox="0 0 (?P<width>\d+)[^>]*style=")min-width:0'
+)
+"""Drawings of `xtrain cluster`, with letters of 11 px, which are to have 10."""
 RAW = ("<!-- xtrain raw html -->", "<!-- end of xtrain raw html -->")
 ANCHORS = "<!-- xtrain anchors -->"
 KINDS = ("figure", "table", "trace", "calculator")
@@ -137,6 +141,9 @@ class BlocksPreprocessor(Preprocessor):
         inner = re.sub(r"\s*\n\s*", " ", inner)
         inner = TIMELINE.sub(  # laid out when it comes near
             r'<div class="xt-part" style="--xt-height: \g<height>px">\g<0></div>', inner
+        )
+        inner = SHRINKS.sub(
+            lambda svg: f"{svg[1]}min-width:{round(int(svg['width']) / 1.1)}px", inner
         )
         figure = f'<div class="xt-scroll" tabindex="0">{inner}</div>'
         if classes in ("xt-tracefig", "xt-calculator"):

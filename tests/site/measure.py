@@ -1,8 +1,8 @@
 """What the built site weighs for a reader, in numbers: `make measure-site`.
 
-Screens and words of pages, size and answers of the search, texts that overlap, are cut or
-too small and, where `npx lighthouse` is there, Lighthouse on a phone. Two sites are
-compared by XTRAIN_SITE_DIR.
+Screens and words of pages, texts that overlap, are cut or too small, size and answers
+of the search, seconds of the calculators and, where `npx lighthouse` is there,
+Lighthouse on a phone. XTRAIN_SITE_DIR names another site to compare with.
 """
 
 import argparse
@@ -27,6 +27,7 @@ CORE = ("lc1-communication", "lc2-data-parallel", "lc3-zero", "lc4-tensor-parall
         "planning", "cluster")  # fmt: skip
 """Folders of the pages that are read from top to bottom."""
 
+PARTS = ("pages", "search", "calculators", "lighthouse")
 LIGHTHOUSE = (
     "en/", "en/lc1-communication/ring-all-reduce/", "en/lc2-data-parallel/",
     "en/lc3-zero/stage-3/", "en/lc4-tensor-parallel/", "en/lc5-pipeline-parallel/",
@@ -37,6 +38,20 @@ LIGHTHOUSE = (
 
 TEXT = "return document.querySelector('main .md-content').innerText"
 HEIGHT = "return document.documentElement.scrollHeight / innerHeight"
+
+
+ANSWER = """
+const done = arguments[0], form = document.querySelector("xtrain-calculator form");
+const status = document.querySelector("xtrain-calculator .xt-status");
+const began = performance.now();
+form.requestSubmit();
+const told = setInterval(() => {
+  if (!status.textContent.startsWith("Computed")) return;
+  clearInterval(told);
+  done((performance.now() - began) / 1000);
+}, 5);
+"""
+"""Asks a calculator for the answer of its form."""
 
 
 def pages() -> list[str]:
@@ -104,11 +119,21 @@ def of_search(browser: Browser) -> None:
           f" {sum(b < 3 for b in best)} among three")  # fmt: skip
 
 
+def of_calculators(browser: Browser) -> None:
+    """Seconds from a click to the answer: with Python to load, and again."""
+    for name in ("memory-calculator", "layout-planner", "pipeline-explorer"):
+        browser.open(f"en/planning/{name}/")
+        cold, *warm = (browser.driver.execute_async_script(ANSWER) for _ in range(6))
+        print(
+            f"{name}: first answer {cold:.1f} s, then {statistics.median(warm):.2f} s"
+        )
+
+
 def main() -> None:
     """Measure the site and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--each", action="store_true", help="a line a page")
-    parser.add_argument("--only", choices=["pages", "search", "lighthouse"])
+    parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
     server = serve.server(SITE)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -116,10 +141,12 @@ def main() -> None:
     if options.only != "lighthouse":
         browser = Browser(root)
         try:
-            if options.only != "search":
+            if options.only in (None, "pages"):
                 of_pages(browser, options.each)
-            if options.only != "pages":
+            if options.only in (None, "search"):
                 of_search(browser)
+            if options.only in (None, "calculators"):
+                of_calculators(browser)
         finally:
             browser.driver.quit()
     if options.only in (None, "lighthouse"):

@@ -200,11 +200,11 @@ def key(width: int, kinds: set[str]) -> tuple[list[str], int]:
 
 
 def document(width: float, height: float, parts: Iterable[str], title: str) -> str:
-    """One SVG, as wide as its page: letters of 10 px and more, up to 1.3 of its size."""
+    """One SVG that shrinks with its page and grows to 1.3 of its size."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="xc" role="img" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" width="100%" '
-        f'style="min-width:{width / 1.1:.0f}px;max-width:{1.3 * width:.0f}px">'
+        f'style="min-width:0;max-width:{1.3 * width:.0f}px">'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
         + "".join(parts)
         + "</svg>"

@@ -65,7 +65,7 @@ def render_svg(
     width = LEFT + span * scale + 12
     legend, depth = _legend(timeline, width)
     foot = TOP + schedule.ranks * (ROW + GAP)
-    height = foot + FOOT - 36 + depth
+    height = foot + FOOT - 18 + depth
     words = title or (
         f"Timeline of {schedule.name}: {schedule.ranks} ranks, "
         f"{schedule.micro_batches} micro-batches"
@@ -73,15 +73,13 @@ def render_svg(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="xs" role="img" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" data-scale="{scale:g}">'
-        f"<title>{html.escape(words)}</title>"
+        f'height="{height:.0f}"><title>{html.escape(words)}</title>'
         f"<style>{STYLE}</style>"
     ]
     for rank in range(schedule.ranks):
         parts += _row(timeline, rank, begin, scale)
     parts += _axis(span, scale, foot)
-    parts.append(f'<g class="legend" data-top="{foot + 16}">')
-    return "".join([*parts, *legend(foot + 34), "</g></svg>"])
+    return "".join([*parts, *legend(foot + 34), "</svg>"])
 
 
 def _row(timeline: Timeline, rank: int, begin: float, scale: float) -> list[str]:
@@ -128,7 +126,7 @@ def _cell(
         y = top + row * high
         pale = _paleness(timeline, part)
         yield (
-            f'<rect x="{left:.2f}" y="{y:.1f}" width="{wide:.2f}" height="{high:.1f}" '
+            f'<rect x="{left:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" '
             f'style="fill:var(--{part.kind.lower()});fill-opacity:{1 - pale:.2f}">'
             f"<title>{part}</title></rect>"
         )

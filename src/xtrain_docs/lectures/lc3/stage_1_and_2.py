@@ -18,7 +18,7 @@ from .timeline import MODEL_WIDTH, TOKENS, Clock, Step, most_at_once, timeline
 KEYS = {
     "all-gather": "all-gather of weights",
     "whole": "whole gradients",
-    "backward": "F, B and the step S",
+    "forward backward step": "F, B, step S",
     "reduce-scatter": "reduce-scatter",
 }
 SCALE = 2.0**-24

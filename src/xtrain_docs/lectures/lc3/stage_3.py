@@ -24,7 +24,7 @@ from .timeline import (
 KEYS = {
     "all-gather": "all-gather",
     "whole": "from unshard to reshard",
-    "forward": "F forward, B backward",
+    "forward backward": "F forward, B backward",
     "reduce-scatter": "reduce-scatter",
 }
 

@@ -167,14 +167,19 @@ def panel(step: Step, rows: Sequence[str], axis: TimeAxis, top: float) -> list[s
 
 
 def legend(names: Mapping[str, str], columns: Sequence[int] = (6, 196)) -> list[str]:
-    """A key of the lanes, each drawn as in its row; `columns` begin at x."""
+    """A key of the lanes, each drawn as in its row; `columns` begin at x.
+
+    Lanes that share their words stand in one name, with spaces.
+    """
     parts = []
-    for index, (lane, words) in enumerate(names.items()):
+    for index, (lanes, words) in enumerate(names.items()):
         x, y = columns[index % len(columns)], 2 + 20 * (index // len(columns))
-        dy, height, colour, opacity, _ = LANES[lane]
-        high = max(5, 0.4 * height)
-        parts.append(
-            rect(x, y + dy * 0.35, 20, high, colour, opacity=opacity, radius=1)
-        )
-        parts.append(text(x + 27, y + 12, words, "xt-tick"))
+        for lane in lanes.split():
+            dy, height, colour, opacity, _ = LANES[lane]
+            high = max(5, 0.4 * height)
+            parts.append(
+                rect(x, y + dy * 0.35, 20, high, colour, opacity=opacity, radius=1)
+            )
+            x += 23
+        parts.append(text(x + 4, y + 12, words, "xt-tick"))
     return parts

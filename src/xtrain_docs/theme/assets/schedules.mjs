@@ -29,16 +29,18 @@ function button(words, label, parent) {
 class Drawing {
   constructor(svg) {
     this.svg = svg;
-    this.scale = Number(svg.dataset.scale);
+    const ticks = [...svg.querySelectorAll("text.t")];
+    const [x, time] = [ticks.at(-1).getAttribute("x"), ticks.at(-1).textContent].map(Number);
+    this.scale = time ? (x - LEFT) / time : 1;
+    this.axis = Number(ticks[0].getAttribute("y"));
     this.width = svg.viewBox.baseVal.width;
-    this.height = svg.viewBox.baseVal.height;
-    const legend = svg.querySelector(".legend");
-    if (legend) {
-      this.height = Number(legend.dataset.top);
-      legend.remove();
-      svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
-      svg.setAttribute("height", this.height);
+    this.height = this.axis + 8;
+    for (const words of svg.querySelectorAll("text.g")) { // the legend is below all drawings
+      words.previousElementSibling.remove();
+      words.remove();
     }
+    svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+    svg.setAttribute("height", this.height);
     this.bars = [...svg.querySelectorAll("rect")].map((rect) => ({
       rect, x: Number(rect.getAttribute("x")), wide: Number(rect.getAttribute("width")),
       y: Number(rect.getAttribute("y")), high: Number(rect.getAttribute("height")),
@@ -56,7 +58,6 @@ class Drawing {
     const names = [...svg.querySelectorAll("text.l")];
     const tops = names.map((name) => Number(name.getAttribute("y")));
     for (const cell of this.cells) cell.rank = tops.filter((top) => top <= cell.y + 17.01).length - 1;
-    this.axis = Number(svg.querySelector("text.t")?.getAttribute("y") ?? this.height);
     this.names = make("g", { class: "names" }, svg);
     make("rect", { class: "under", x: 0, y: 0, width: LEFT - 6, height: this.height }, this.names);
     this.names.append(...names);
@@ -90,7 +91,7 @@ class Drawing {
     const [, stage, kind, micro] = title.match(/^(\d+)([A-Z]+)(\d+)$/) ?? [];
     const what = kind === "REDUCE" ? `${NAMES.REDUCE} of stage ${stage}`
       : NAMES[kind] ? `${NAMES[kind]} of micro-batch ${micro} on stage ${stage}` : title;
-    const [begin, end] = [x - LEFT, x - LEFT + wide].map((place) => round(Math.round(100 * place / this.scale) / 100));
+    const [begin, end] = [x - LEFT, x - LEFT + wide].map((place) => round(Math.round(20 * place / this.scale) / 20));
     return `rank ${rank}, ${begin} to ${end}: ${what}`;
   }
 }

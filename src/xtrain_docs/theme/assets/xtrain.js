@@ -516,7 +516,7 @@ function tidySoon() {
 /* Timelines bring their own script, too. */
 const HERE = document.currentScript.src;
 function readSchedules() {
-  for (const drawing of document.querySelectorAll("svg.xs[data-scale]")) {
+  for (const drawing of document.querySelectorAll("svg.xs")) {
     const frame = drawing.closest(".xt-scroll:not(.xt-schedules)");
     frame?.classList.add("xt-schedules");
     if (frame)
