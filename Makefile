@@ -116,7 +116,7 @@ test-slow: env
 	$(TESTS) -m "slow or not slow" --hypothesis-profile=explore $(ARGS)
 
 browser: build
-	$(PYTEST) tests/site $(ARGS)
+	$(PYTEST) -n 2 tests/site $(ARGS)
 
 # Screens, words, answers of the search, texts that overlap; Lighthouse, if npx has it.
 measure-site: build

@@ -36,7 +36,7 @@ const made = document.createElement('div');
 made.innerHTML = arguments[1];
 const read = (answer) => { // a timeline by its actions: the page zooms it
   const copy = answer.cloneNode(true);
-  const cells = [...copy.querySelectorAll('svg.xs > rect[style]')];
+  const cells = [...copy.querySelectorAll('svg.xs rect[style*=opacity]')];
   copy.querySelectorAll('.xt-schedule-bar, .xt-scroll:has(svg.xs)').forEach((e) => e.remove());
   return cells.map((cell) => cell.getAttribute('style')).join() + copy.innerHTML;
 };
