@@ -31,7 +31,7 @@ PARTS = ("pages", "search", "calculators", "lighthouse")
 LIGHTHOUSE = (
     "en/", "en/lc1-communication/ring-all-reduce/", "en/lc2-data-parallel/",
     "en/lc3-zero/stage-3/", "en/lc4-tensor-parallel/", "en/lc5-pipeline-parallel/",
-    "en/lc6-context-parallel/ring-attention/", "en/planning/calculators/memory/",
+    "en/lc6-context-parallel/ring-attention/", "en/planning/memory-calculator/",
     "en/whiteboard/", "en/interview/lc1/",
 )  # fmt: skip
 """Ten named pages."""

@@ -34,13 +34,7 @@ class Drawing {
     this.scale = time ? (x - LEFT) / time : 1;
     this.axis = Number(ticks[0].getAttribute("y"));
     this.width = svg.viewBox.baseVal.width;
-    this.height = this.axis + 8;
-    for (const words of svg.querySelectorAll("text.g")) { // the legend is below all drawings
-      words.previousElementSibling.remove();
-      words.remove();
-    }
-    svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
-    svg.setAttribute("height", this.height);
+    this.height = svg.viewBox.baseVal.height;
     this.bars = [...svg.querySelectorAll("rect")].map((rect) => ({
       rect, x: Number(rect.getAttribute("x")), wide: Number(rect.getAttribute("width")),
       y: Number(rect.getAttribute("y")), high: Number(rect.getAttribute("height")),
@@ -96,13 +90,26 @@ class Drawing {
   }
 }
 
+/* The legends of drawings go: one stands below all of them. */
+function withoutLegends(svgs) {
+  for (const svg of svgs) {
+    for (const words of svg.querySelectorAll("text.g")) {
+      words.previousElementSibling.remove();
+      words.remove();
+    }
+    const height = Number(svg.querySelector("text.t").getAttribute("y")) + 8;
+    svg.setAttribute("viewBox", `0 0 ${svg.viewBox.baseVal.width} ${height}`);
+    svg.setAttribute("height", height);
+    svg.closest(".xt-part")?.style.setProperty("--xt-height", `${height}px`);
+  }
+}
+
 class Frame {
   constructor(frame) {
     this.frame = frame;
-    this.drawings = [...frame.querySelectorAll("svg.xs")].map((svg) => new Drawing(svg));
-    this.cells = this.drawings.flatMap((drawing) => drawing.cells.map((cell) => Object.assign(cell, { drawing })));
-    this.of = new Map(this.cells.map((cell) => [cell.rect, cell]));
+    this.svgs = [...frame.querySelectorAll("svg.xs")];
     this.z = 1;
+    withoutLegends(this.svgs);
     frame.setAttribute("role", "group");
     frame.setAttribute("aria-label", "Timeline. Arrow keys go from action to action, plus and minus zoom.");
     this.bar();
@@ -110,11 +117,20 @@ class Frame {
     if (this.fit > 0.7 && this.fit < 1) this.zoom(this.fit);
   }
 
+  /* What is needed once a reader comes near with a pointer or a key. */
+  wake() {
+    if (this.drawings) return;
+    this.drawings = this.svgs.map((svg) => new Drawing(svg));
+    this.cells = this.drawings.flatMap((drawing) => drawing.cells.map((cell) => Object.assign(cell, { drawing })));
+    this.of = new Map(this.cells.map((cell) => [cell.rect, cell]));
+  }
+
   bar() {
     const bar = document.createElement("div");
     bar.className = "xt-schedule-bar";
     const legend = document.createElement("ul");
-    const kinds = new Set(this.cells.map((cell) => cell.title.match(/[A-Z]+/)?.[0]));
+    const titles = [...this.frame.querySelectorAll("svg.xs rect > title")];
+    const kinds = new Set(titles.map((title) => title.textContent.match(/[A-Z]+/)?.[0]));
     const key = (style, words) => {
       const item = document.createElement("li");
       const box = document.createElement("i");
@@ -124,7 +140,7 @@ class Frame {
     };
     for (const kind of Object.keys(NAMES))
       if (kinds.has(kind)) key(`background: var(--${kind.toLowerCase()})`, NAMES[kind]);
-    if (this.cells.some((cell) => cell.pale))
+    if (this.frame.querySelector("rect[style*='opacity:0.']"))
       key("background: var(--xt-faint); opacity: 0.55", "paler: a later chunk, or the other direction");
     legend.className = "xs";
     const zooms = document.createElement("div");
@@ -139,7 +155,8 @@ class Frame {
   }
 
   get fit() {
-    const widest = Math.max(...this.drawings.map(({ width }) => width));
+    this.widest ??= Math.max(...this.svgs.map((svg) => svg.viewBox.baseVal.width));
+    const widest = this.widest;
     const { paddingLeft, paddingRight } = getComputedStyle(this.frame);
     const room = this.frame.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
     return Math.min(1, (room - LEFT - RIGHT) / (widest - LEFT - RIGHT));
@@ -147,6 +164,7 @@ class Frame {
 
   /* The time in the middle, or at `x` pixels of the frame, stays where it is. */
   zoom(z, x = this.frame.clientWidth / 2) {
+    this.wake();
     const before = this.z;
     this.z = Math.min(Math.max(z, this.fit), 8);
     for (const drawing of this.drawings) drawing.zoom(this.z);
@@ -157,11 +175,13 @@ class Frame {
 
   /* Names of ranks stay in sight. */
   hold() {
+    this.wake();
     for (const { names } of this.drawings)
       names.setAttribute("transform", `translate(${this.frame.scrollLeft} 0)`);
   }
 
   tell(cell) {
+    this.wake();
     this.at?.rect.classList.remove("at");
     this.at = cell;
     if (!cell) return;
@@ -170,6 +190,7 @@ class Frame {
   }
 
   go(key) {
+    this.wake();
     const cells = this.at?.drawing.cells ?? this.cells;
     if (!this.at) return this.tell(cells[0]);
     const { rank, x, wide } = this.at;
@@ -200,10 +221,11 @@ class Frame {
     const { frame } = this;
     frame.addEventListener("scroll", () => this.hold(), { passive: true });
     frame.addEventListener("pointermove", ({ target }) => {
+      this.wake();
       const cell = this.of.get(target);
       if (cell && cell !== this.at) this.tell(cell);
     });
-    frame.addEventListener("click", ({ target }) => this.tell(this.of.get(target)));
+    frame.addEventListener("click", ({ target }) => { this.wake(); this.tell(this.of.get(target)); });
     frame.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key.startsWith("Arrow")) this.go(event.key);
