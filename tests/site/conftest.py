@@ -17,6 +17,14 @@ SITE = Path(os.environ.get("XTRAIN_SITE_DIR") or config.SITE)
 """What is tested: the published site, or the folder that XTRAIN_SITE_DIR names."""
 
 
+def pages() -> list[str]:
+    """Every page."""
+    return sorted(
+        path.relative_to(SITE).parent.as_posix() + "/"
+        for path in (SITE / "en").rglob("index.html")
+    )
+
+
 def missing() -> str:
     """Why these tests cannot run here; empty if they can."""
     if not (SITE / "en/index.html").is_file():

@@ -19,7 +19,7 @@ from pathlib import Path
 from xtrain_docs import serve
 
 from . import geometry
-from .conftest import SITE, Browser
+from .conftest import SITE, Browser, pages
 from .test_search import INDEX, QUESTIONS, asked
 
 CORE = ("lc1-communication", "lc2-data-parallel", "lc3-zero", "lc4-tensor-parallel",
@@ -52,14 +52,6 @@ const told = setInterval(() => {
 }, 5);
 """
 """Asks a calculator for the answer of its form."""
-
-
-def pages() -> list[str]:
-    """Every page of the built site."""
-    return sorted(
-        path.relative_to(SITE).parent.as_posix() + "/"
-        for path in (SITE / "en").rglob("index.html")
-    )
 
 
 def lighthouse(address: str) -> dict[str, float]:

@@ -124,6 +124,21 @@ def test_by_keyboard_and_by_link(browser):
     assert browser.run(SAME, calculator, answer("pipeline", {"micro_batches": "5"}))
 
 
+def test_times_below_one_are_told_as_they_are(browser):
+    link = "&".join(f"{part}=0.01" for part in
+                    ("forward", "backward_input", "backward_weight"))  # fmt: skip
+    browser.open(f"{PAGES['pipeline']}?calculator=pipeline&{link}")
+    answered(browser, element(browser, "pipeline"))
+    find = browser.driver.find_element
+    wait_until(
+        lambda: browser.run("return !!document.querySelector('.xt-schedule-bar')"),
+        what="the bar of the timeline",
+    )
+    find(By.CSS_SELECTOR, ".xt-schedules").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    said = find(By.CSS_SELECTOR, ".xt-schedule-bar output").text
+    assert said == "rank 0, 0.01 to 0.02: forward of micro-batch 1 on stage 0"
+
+
 FETCH = """
 const done = arguments[arguments.length - 1];
 fetch(arguments[0], {mode: 'no-cors'}).then(() => done(true), () => done(false));

@@ -86,7 +86,10 @@ def pipeline(
         ("Copies of the weights", f"{played.parameter_copies}"),
     ]
     words = f"{schedule} on {ranks} ranks with {micro_batches} micro-batches"
-    drawing = f'<div class="xt-scroll" tabindex="0">{render_svg(played)}</div>'
+    drawing = (
+        f'<div class="xt-scroll" tabindex="0" data-span="{played.makespan}">'
+        f"{render_svg(played)}</div>"
+    )
     return drawing + html_table(words, ("", "Simulated"), rows)
 
 

@@ -31,9 +31,10 @@ class Drawing {
     this.svg = svg;
     const ticks = [...svg.querySelectorAll("text.t")];
     const [x, time] = [ticks.at(-1).getAttribute("x"), ticks.at(-1).textContent].map(Number);
-    this.scale = time ? (x - LEFT) / time : 1;
+    const { span } = svg.closest(".xt-scroll").dataset; // where a step may take less than 1
     this.axis = Number(ticks[0].getAttribute("y"));
     this.width = svg.viewBox.baseVal.width;
+    this.scale = span ? (this.width - LEFT - RIGHT) / span : (x - LEFT) / time;
     this.height = svg.viewBox.baseVal.height;
     this.bars = [...svg.querySelectorAll("rect")].map((rect) => ({
       rect, x: Number(rect.getAttribute("x")), wide: Number(rect.getAttribute("width")),
@@ -46,7 +47,6 @@ class Drawing {
       const after = cell.rect.nextElementSibling;
       cell.number = labels.has(after) ? after.textContent : cell.title.match(/\d+$/)?.[0] ?? "";
       cell.pale = (cell.rect.style.fillOpacity || 1) < 0.8;
-      cell.rank = 0;
       cell.rect.querySelector("title").remove();
     }
     const names = [...svg.querySelectorAll("text.l")];
@@ -70,8 +70,8 @@ class Drawing {
       make("text", { class: pale ? "p" : "n", x: at(x + wide / 2), y: y + high / 2 + 3.9 }, texts, number);
     }
     const span = (this.width - LEFT - RIGHT) / this.scale;
-    let step = 1;
-    while (step * this.scale * z < 34) step *= /^[15]/.test(String(step)) ? 2 : 2.5;
+    let step = 10 ** Math.floor(Math.log10(34 / (this.scale * z)));
+    for (const more of [2, 2.5, 2]) if (step * this.scale * z < 34) step *= more;
     for (let time = 0; time <= span + 1e-9; time += step)
       make("text", { class: "t", x: at(LEFT + time * this.scale), y: this.axis }, texts, String(round(time)));
     this.svg.insertBefore(texts, this.names);
@@ -81,11 +81,17 @@ class Drawing {
     this.svg.setAttribute("height", this.height);
   }
 
+  /* Places have tenths of a pixel: a time to the digits that these tell. */
+  rounded(time) {
+    const unit = 10 ** Math.ceil(Math.log10(0.2 / this.scale)) / 2;
+    return Math.round(time / unit) * unit;
+  }
+
   words({ title, x, wide, rank }) {
     const [, stage, kind, micro] = title.match(/^(\d+)([A-Z]+)(\d+)$/) ?? [];
     const what = kind === "REDUCE" ? `${NAMES.REDUCE} of stage ${stage}`
       : NAMES[kind] ? `${NAMES[kind]} of micro-batch ${micro} on stage ${stage}` : title;
-    const [begin, end] = [x - LEFT, x - LEFT + wide].map((place) => round(Math.round(20 * place / this.scale) / 20));
+    const [begin, end] = [x - LEFT, x - LEFT + wide].map((place) => round(this.rounded(place / this.scale)));
     return `rank ${rank}, ${begin} to ${end}: ${what}`;
   }
 }
@@ -220,8 +226,9 @@ class Frame {
   listen() {
     const { frame } = this;
     frame.addEventListener("scroll", () => this.hold(), { passive: true });
-    frame.addEventListener("pointermove", ({ target }) => {
+    frame.addEventListener("pointermove", ({ target, pointerType, buttons, movementX }) => {
       this.wake();
+      if (pointerType === "mouse" && buttons === 1) frame.scrollLeft -= movementX;
       const cell = this.of.get(target);
       if (cell && cell !== this.at) this.tell(cell);
     });
@@ -240,14 +247,6 @@ class Frame {
       event.preventDefault();
       this.zoom(this.z * (event.deltaY < 0 ? 1.2 : 1 / 1.2), event.clientX - frame.getBoundingClientRect().left);
     }, { passive: false });
-    let from = null;
-    frame.addEventListener("pointerdown", (event) => {
-      if (event.pointerType === "mouse" && event.button === 0) from = { x: event.clientX, left: frame.scrollLeft };
-    });
-    addEventListener("pointermove", (event) => {
-      if (from) frame.scrollLeft = from.left + from.x - event.clientX;
-    });
-    addEventListener("pointerup", () => { from = null; });
   }
 }
 
