@@ -190,11 +190,6 @@ def test_a_timeline_is_read_by_keyboard_pointer_and_zoom(browser):
     press(browser, "0")
     assert browser.run(wide) == before and browser.run(LABELS) == labels
 
-    at = browser.run("return arguments[0].scrollLeft", frame)
-    drag = ActionChains(browser.driver).move_to_element(frame).click_and_hold()
-    drag.move_by_offset(-60, 0).release().perform()
-    assert browser.run("return arguments[0].scrollLeft", frame) == at + 60
-    browser.run("arguments[0].scrollLeft = 0", frame)
     cell = browser.driver.find_elements("css selector", "svg.xs rect[style]")[1]
     ActionChains(browser.driver).move_to_element(cell).perform()
     assert "forward of micro-batch 1 on stage 0" in browser.run(said)

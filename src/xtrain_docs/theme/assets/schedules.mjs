@@ -226,9 +226,10 @@ class Frame {
   listen() {
     const { frame } = this;
     frame.addEventListener("scroll", () => this.hold(), { passive: true });
-    frame.addEventListener("pointermove", ({ target, pointerType, buttons, movementX }) => {
+    frame.addEventListener("pointermove", ({ target, pointerType, buttons, clientX }) => {
       this.wake();
-      if (pointerType === "mouse" && buttons === 1) frame.scrollLeft -= movementX;
+      if (pointerType === "mouse" && buttons === 1) frame.scrollLeft += this.pointer - clientX;
+      this.pointer = clientX;
       const cell = this.of.get(target);
       if (cell && cell !== this.at) this.tell(cell);
     });
