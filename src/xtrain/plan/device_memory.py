@@ -81,8 +81,6 @@ def memory_per_device(
     recipe: str | Recipe = "megatron18",
     formula: str = "fused",
     logit_bytes: int = LOGIT_BYTES,
-    held: DeviceParameters | None = None,
-    layers: LayerBytes | None = None,
 ) -> DeviceMemory:
     """Everything a device of pipeline rank `rank` holds while it computes.
 
@@ -93,20 +91,13 @@ def memory_per_device(
         recipe: bytes per parameter, a name of `RECIPES` or your own.
         formula: "fused" (`layer_activations`) or "unfused" (`activation_memory`).
         logit_bytes: of one logit, with its copy and gradient.
-        held: what `device_parameters` returns, if already computed.
-        layers: what `layer_bytes` returns, if already computed.
     """
-    held = held or device_parameters(shape, layout, rank)
-    layers = layers or layer_bytes(shape, layout, sequence, formula)
-    kind = recipe_of(recipe)
-    states = state_bytes(held, layout, kind)
-    kept, live = activation_bytes(shape, layout, sequence, held, rank, layers)
-    logits = 0.0
-    if layout.stages - 1 in layout.stages_of(rank):
-        tokens = layout.micro_batch * sequence // layout.context
-        logits = tokens * shape.vocab_size / layout.tensor * logit_bytes
+    held = device_parameters(shape, layout, rank)
+    layers = layer_bytes(shape, layout, sequence, formula)
     return DeviceMemory(
-        *states, kept, live, logits, *gathered_bytes(held, layout, kind)
+        *state_bytes(held, layout, recipe),
+        *activation_bytes(shape, layout, sequence, held, rank, layers, logit_bytes),
+        *gathered_bytes(held, layout, recipe),
     )
 
 
@@ -149,18 +140,26 @@ def activation_bytes(
     held: DeviceParameters,
     rank: int,
     layers: LayerBytes,
-) -> tuple[float, float]:
-    """Kept for backward by all micro-batches in flight; and one layer's, recomputed."""
+    logit_bytes: int = LOGIT_BYTES,
+) -> tuple[float, float, float]:
+    """Kept by all micro-batches in flight; one layer's that is recomputed; logits.
+
+    Args:
+        layers: what `layer_bytes` returns.
+    """
     plain, moe = layers
     again = layout.recomputed_share(held.dense_layers + held.moe_layers)
     whole = held.dense_layers * (again * plain[0] + (1 - again) * plain[2])
     whole += held.moe_layers * (again * moe[0] + (1 - again) * moe[2])
-    if layout.stages_of(rank)[-1] == layout.stages - 1:
+    logits = 0.0
+    if layout.stages - 1 in layout.stages_of(rank):
         whole += head_bytes(shape, layout, sequence)
+        tokens = layout.micro_batch * sequence // layout.context
+        logits = tokens * shape.vocab_size / layout.tensor * logit_bytes
     if layout.schedule in ("dualpipe", "chimera"):
         whole /= 2  # it holds two stages, and counts micro-batches of one
     live = moe[1] if held.moe_layers else plain[1]
-    return whole * held_micro_batches(layout, rank), live
+    return whole * held_micro_batches(layout, rank), live, logits
 
 
 def layer_bytes(

@@ -16,9 +16,11 @@ from xtrain.plan.checks import require_one_of, require_positive
 from xtrain.plan.device_memory import (
     FORMULAS,
     DeviceMemory,
+    activation_bytes,
+    gathered_bytes,
     layer_bytes,
-    memory_per_device,
     pipeline_positions,
+    state_bytes,
     verdict,
 )
 from xtrain.plan.hardware import Accelerator
@@ -111,9 +113,11 @@ class Estimator(StepSeconds):
         self.causal_flops = model_flops(shape, sequence, 1, causal=True)
         self.range = RANGES["experts" if shape.num_local_experts else "dense"]
 
-    def estimate(self, layout: Layout) -> Estimate:
-        """Of a layout that breaks no rule."""
-        memory, position = self.fullest(layout)
+    def estimate(
+        self, layout: Layout, fullest: tuple[DeviceMemory, str] | None = None
+    ) -> Estimate:
+        """Of a layout that breaks no rule; `fullest` of it, if already computed."""
+        memory, position = fullest or self.fullest(layout)
         parts = self.seconds(layout, self.rank_passes(layout))
         seconds = sum(parts.values())
         sequences = layout.batch
@@ -144,29 +148,39 @@ class Estimator(StepSeconds):
 
     def fullest(self, layout: Layout) -> tuple[DeviceMemory, str]:
         """Memory of the rank that needs most, and where it stands."""
-        key = ("bytes", *cut_of(layout))
-        if key not in self.terms:
-            formula = self.assumptions.formula
-            self.terms[key] = layer_bytes(self.shape, layout, self.sequence, formula)
-        layers = self.terms[key]
         return max(
             (
-                (
-                    memory_per_device(
-                        self.shape,
-                        layout,
-                        self.sequence,
-                        rank=rank,
-                        recipe=self.recipe,
-                        held=self.held(layout, rank),
-                        layers=layers,
-                    ),
-                    where,
-                )
+                (self.rank_memory(layout, rank), where)
                 for where, rank in pipeline_positions(layout).items()
             ),
             key=lambda found: found[0].total,
         )
+
+    def rank_memory(self, layout: Layout, rank: int) -> DeviceMemory:
+        """`memory_per_device`, of parts that many layouts share."""
+        cut, terms = cut_of(layout), self.terms
+        place = (layout.pipeline, layout.chunks, layout.schedule, rank)
+        kept = ("kept", *cut, *place, layout.recomputed_layers, layout.micro_batches)
+        if kept not in terms:
+            key = ("bytes", *cut)
+            if key not in terms:
+                formula = self.assumptions.formula
+                terms[key] = layer_bytes(self.shape, layout, self.sequence, formula)
+            terms[kept] = activation_bytes(
+                self.shape, layout, self.sequence, self.held(layout, rank), rank,
+                terms[key],
+            )  # fmt: skip
+        states = (layout.tensor, layout.expert, layout.expert_cut, *place, layout.zero,
+                  layout.shard_ranks, layout.expert_shard_ranks, layout.offload,
+                  layout.reduce_at_end)  # fmt: skip
+        if states not in terms:
+            held = self.held(layout, rank)
+            terms[states] = (
+                state_bytes(held, layout, self.recipe),
+                gathered_bytes(held, layout, self.recipe),
+            )
+        parts, gathered = terms[states]
+        return DeviceMemory(*parts, *terms[kept], *gathered)
 
     def room(self, layout: Layout) -> float:
         """Bytes that it leaves free of what may be used."""

@@ -13,6 +13,7 @@ tight in memory come after those that fit.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -85,6 +86,7 @@ class SearchResult:
     rejected: list[Rejected]
     tried: int
     estimated: int
+    """Legal ones: their memory, and the seconds of those that fit."""
 
     @property
     def best(self) -> Estimate | None:
@@ -213,7 +215,7 @@ def search(
     for name, size in (("gpus", gpus), ("sequence", sequence), ("batch", batch)):
         require_whole(name, size)
     check_count(shape, gpus, space)
-    estimator = Estimator(shape, accelerator, sequence, assumptions)
+    estimator = estimator_of(shape, accelerator, sequence, assumptions)
     found: list[Estimate] = []
     counts: dict[str, list[Any]] = {}
     tried = estimated = 0
@@ -231,12 +233,15 @@ def search(
                 continue
             layout = estimator.fewest_recomputed(layout)
         estimated += 1
-        one = estimator.estimate(layout)
-        if one.verdict == "does not fit":
-            why = "" if MEMORY in counts else _too_much(one, estimator)
+        memory, position = estimator.fullest(layout)
+        if memory.total > estimator.capacity:
+            why = (
+                f"{memory.total / GIB:.1f} GiB on the {position} rank, and a device "
+                f"has {estimator.capacity / GIB:.1f}"
+            )
             counted(counts, layout, MEMORY, why)
         else:
-            found.append(one)
+            found.append(estimator.estimate(layout, (memory, position)))
     if not tried:
         raise ValueError(
             f"batch={batch} sequences cannot be divided over {gpus} devices in any "
@@ -248,13 +253,14 @@ def search(
     return SearchResult(found, rejected, tried, estimated)
 
 
+@lru_cache(maxsize=1)
+def estimator_of(*arguments: Any) -> Estimator:
+    """The next search of the same model and device reuses its times."""
+    return Estimator(*arguments)
+
+
 def counted(counts: dict[str, list[Any]], layout: Layout, rule: str, why: str) -> None:
     """One more that the rule excludes; the first of them is the example."""
     if rule not in counts:
         counts[rule] = [0, str(layout), why]
     counts[rule][0] += 1
-
-
-def _too_much(one: Estimate, estimator: Estimator) -> str:
-    needed, there = one.memory.total / GIB, estimator.capacity / GIB
-    return f"{needed:.1f} GiB on the {one.position} rank, and a device has {there:.1f}"
