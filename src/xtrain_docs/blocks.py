@@ -26,7 +26,8 @@ from markdown.preprocessors import Preprocessor
 from . import charts, config, fences, lectures, values
 
 TIMELINE = re.compile(
-    r'<svg [^>]*class="xs"[^>]* height="(?P<height>\d+)".*?</svg>', re.DOTALL
+    r'<svg [^>]*class="xs"[^>]* width="(?P<width>\d+)" height="(?P<height>\d+)".*?</svg>',
+    re.DOTALL,
 )
 SHRINKS = re.compile(
     r'(<svg [^>]*class="xc"[^>]*viewBox="0 0 (?P<width>\d+)[^>]*style=")min-width:0'
@@ -140,7 +141,9 @@ class BlocksPreprocessor(Preprocessor):
     def _figure(self, inner: str, caption: str, classes: str) -> list[str]:
         inner = re.sub(r"\s*\n\s*", " ", inner)
         inner = TIMELINE.sub(  # laid out when it comes near
-            r'<div class="xt-part" style="--xt-height: \g<height>px">\g<0></div>', inner
+            r'<div class="xt-part" style="--xt-width: \g<width>px; '
+            r'--xt-height: \g<height>px">\g<0></div>',
+            inner,
         )
         inner = SHRINKS.sub(
             lambda svg: f"{svg[1]}min-width:{round(int(svg['width']) / 1.1)}px", inner

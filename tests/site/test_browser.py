@@ -195,6 +195,52 @@ def test_a_timeline_is_read_by_keyboard_pointer_and_zoom(browser):
     assert "forward of micro-batch 1 on stage 0" in browser.run(said)
 
 
+def test_a_timeline_is_dragged_by_a_mouse_and_zoomed_by_its_wheel(browser):
+    from selenium.webdriver import ActionChains
+
+    browser.screen(1280, 900)
+    browser.open("en/lc5-pipeline-parallel/dualpipe/")
+    frame = browser.driver.find_element("css selector", ".xt-schedules")
+    browser.run("arguments[0].scrollIntoView({block: 'center'})", frame)
+    wait_until(lambda: browser.run(f"return !!{BAR}"), what="the bar of the timeline")
+    left = "return arguments[0].scrollLeft"
+    for _ in range(3):
+        browser.run(f"{BAR}.querySelectorAll('button')[1].click()")  # zoom in
+    before = browser.run(left, frame)
+    assert before > 0, "the middle stays in the middle"
+    names = (
+        "return document.querySelector('svg.xs .names').getBoundingClientRect().left"
+    )
+    kept = browser.run(names)
+    mouse = ActionChains(browser.driver).move_to_element(frame).click_and_hold()
+    mouse.move_by_offset(-60, 0).move_by_offset(-60, 0).release().perform()
+    assert browser.run(left, frame) == before + 120
+    assert abs(browser.run(names) - kept) < 1
+
+    wide = "return document.querySelector('svg.xs').getBoundingClientRect().width"
+    before = browser.run(wide)
+    box = frame.rect
+    top = box["y"] - browser.run("return scrollY") + box["height"] / 2
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {
+        "type": "mouseWheel", "x": box["x"] + 300, "y": top, "deltaX": 0,
+        "deltaY": -120, "modifiers": 2})  # fmt: skip
+    wait_until(lambda: browser.run(wide) > 1.15 * before, what="the zoom")
+
+
+def test_a_timeline_that_is_wider_than_a_phone_scrolls(browser):
+    browser.screen(390, 844)
+    browser.open(TIMELINE)
+    frame = browser.driver.find_element("css selector", ".xt-schedules")
+    browser.run("arguments[0].scrollIntoView({block: 'center'})", frame)
+    wait_until(lambda: browser.run(f"return !!{BAR}"), what="the bar of the timeline")
+    script = "arguments[0].scrollLeft = 1e4; return arguments[0].scrollLeft"
+    last = browser.run(script, frame)
+    wide = "return document.querySelector('svg.xs').getBoundingClientRect().width"
+    assert last > browser.run(wide) - browser.run(
+        "return arguments[0].clientWidth", frame
+    )
+
+
 def test_a_wide_timeline_leaves_the_column_and_hides_what_it_would_cover(browser):
     browser.open("en/lc5-pipeline-parallel/dualpipe/")
     frame = "document.querySelector('.xt-schedules')"
