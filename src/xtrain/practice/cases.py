@@ -1,0 +1,392 @@
+"""One drill's file on virtual ranks: what each case gave and sent.
+
+    file    executed anew on every rank, so that a global belongs to one rank
+    check   the self-check of the whiteboard form; here it notes instead of stopping
+    case    1, 2, 3, 4 ranks, and ranks 1 and 3 of 4 as a group
+
+A message takes one second of virtual time, whatever its size, so clocks count rounds.
+Memory that `torch.empty` gives is filled with NaN. Runs in a process of its own:
+
+    name and source in, outcomes out: a line of JSON each
+"""
+
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xtrain.cluster import VirtualCluster, flat, now
+from xtrain.copying.forms import check_file, forms, public_name
+from xtrain.copying.self_checks import harness
+from xtrain.testing.errors import RankError, RankTimeout
+
+SIZES = (1, 2, 3, 4)
+PAIR = (1, 3)
+LIMIT = 5.0
+"""Seconds that a rank may run without a call: more is an endless loop."""
+FILE = "<your file>"
+PLACE = re.compile(re.escape(FILE) + r'(?:", line |:)(\d+)')
+ONLY_MESSAGES = ("send", "recv_", "recv_any_source_")
+
+
+@dataclass
+class Noted:
+    """A comparison on one rank."""
+
+    what: str
+    right: bool
+    problem: str = ""
+    digest: tuple[float, ...] = ()
+    """Tells wrong results apart."""
+
+
+@dataclass
+class Counted:
+    """What one rank sent in a part of the check."""
+
+    formula: str
+    messages: int
+    nbytes: float
+    expected: float
+    rounds: float
+
+
+@dataclass
+class Outcome:
+    """What one case gave; the lists have one entry a rank."""
+
+    case: str
+    error: str = ""
+    words: str = ""
+    lines: list[int] = field(default_factory=list)
+    noted: list[list[Noted]] = field(default_factory=list)
+    counted: list[list[Counted]] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+    """Operations of torch.distributed, with a line that makes each."""
+
+    @property
+    def right(self) -> bool:
+        """Nothing was raised, all values are right, and every byte."""
+        every = [note.right for notes in self.noted for note in notes]
+        return not self.error and all(every) and not self.bytes_off()
+
+    def bytes_off(self) -> list[tuple[int, Counted]]:
+        """Ranks that did not send what the formula gives."""
+        return [
+            (rank, one)
+            for rank, counts in enumerate(self.counted)
+            for one in counts
+            if abs(one.nbytes - one.expected) > 0.01
+        ]
+
+    def alike(self) -> Any:
+        """Equal for two files that do the same: without lines."""
+        numbers = [
+            [(n.what, n.right, [float(f"{d:.5g}") for d in n.digest]) for n in notes]
+            for notes in self.noted
+        ]
+        sent = [[(c.messages, c.nbytes) for c in counts] for counts in self.counted]
+        return repr((self.case, self.error, numbers, sent))
+
+
+class Book:
+    """What the ranks of one case note, each for itself."""
+
+    def __init__(self, size: int):
+        self.noted: list[list[Noted]] = [[] for _ in range(size)]
+        self.counted: list[list[Counted]] = [[] for _ in range(size)]
+        self.drawn: list[dict[int, Tensor]] = [{} for _ in range(size)]
+        self.calls: dict[str, int] = {}
+
+    def draws(self, *shape: int, seed: int) -> Tensor:
+        """`harness.randn`, remembered: the check knows what every rank brings."""
+        drawn = harness_randn(*shape, seed=seed)
+        self.drawn[dist.get_rank()][seed] = drawn.clone()
+        return drawn
+
+    def same(
+        self, what: str, actual: Any, expected: Any, tolerance: float = 1e-12
+    ) -> None:
+        """`harness.same`, which goes on after a difference."""
+        rank = dist.get_rank()
+        self.noted[rank].append(
+            compared(what, actual, expected, tolerance, self.drawn[rank])
+        )
+        dist.barrier(harness.GROUP.get())
+
+    def sends(self, sent: "Watched", formula: str, nbytes: float) -> None:
+        """`harness.sends`, which notes."""
+        one = Counted(formula, sent.messages, sent.nbytes, float(nbytes), sent.rounds)
+        self.counted[dist.get_rank()].append(one)
+
+
+class Watched(harness.Sent):
+    """Also counts rounds, and remembers which line makes which call."""
+
+    rounds = 0.0
+    book: Book
+
+    def __enter__(self) -> Any:
+        dist.barrier(harness.GROUP.get())
+        self.begun = now()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self.rounds = now() - self.begun
+        super().__exit__(*exception)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func.name().startswith("c10d::"):
+            name = func.name().removeprefix("c10d::")
+            self.book.calls.setdefault(name, line_here())
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+harness_randn = harness.randn
+
+
+def line_here() -> int:
+    """The innermost line of the reader's file that is being executed, or 0."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == FILE:
+            return frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0
+
+
+def compared(
+    what: str, actual: Any, expected: Any, tolerance: float, drawn: dict[int, Tensor]
+) -> Noted:
+    """Is it the same, and if not: the first element that differs, and whose it is."""
+    if not isinstance(actual, Tensor) or not isinstance(expected, Tensor):
+        if actual == expected:
+            return Noted(what, True)
+        problem = f"{what} is {shown(actual)} instead of {shown(expected)}"
+        return Noted(what, False, problem, (float(hash(str(actual)) % 10**6),))
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        found, wanted = (
+            f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+            for t in (actual, expected)
+        )
+        return Noted(what, False, f"{what}: a tensor {found} instead of {wanted}")
+    with torch.no_grad():
+        largest = expected.abs().max().item() if expected.numel() else 0.0
+        wider = harness.WIDER.get(actual.dtype, 1)
+        allowed = tolerance * wider * max(1.0, largest)
+        off = ~((actual - expected).abs() <= allowed)
+        if not off.any():
+            return Noted(what, True)
+        first = int(off.flatten().nonzero()[0])
+        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), off.shape))
+        got, wanted = actual.flatten()[first].item(), expected.flatten()[first].item()
+        count = int(off.sum())
+        at = ", ".join(map(str, place)) if place else "0"
+        problem = f"{what}: [{at}] is {got:.6g} instead of {wanted:.6g}"
+        problem += f" ({count} of {off.numel()} differ)" if off.numel() > 1 else ""
+        whose = contributions(got, first, actual.shape, drawn)
+        flat_values = actual.double().flatten()
+        weights = torch.arange(1, flat_values.numel() + 1, dtype=torch.float64)
+        held = flat_values.nan_to_num()
+        digest = (held.sum().item(), (held * weights).sum().item(), float(count))
+    return Noted(what, False, problem + whose, digest)
+
+
+def contributions(
+    got: float, place: int, shape: torch.Size, drawn: dict[int, Tensor]
+) -> str:
+    """Whose numbers a wrong element is made of, if the ranks' inputs can tell."""
+    if got != got:
+        return "; it was never written"
+    inputs = {s: t for s, t in drawn.items() if t.shape == shape and s < 8}
+    if not 2 <= len(inputs) <= 4 or list(inputs) != list(range(len(inputs))):
+        return ""
+    values = [t.flatten()[place].item() for t in inputs.values()]
+    for number in range(4 ** len(values)):
+        counts = [number // 4**i % 4 for i in range(len(values))]
+        if abs(sum(c * v for c, v in zip(counts, values, strict=True)) - got) < 1e-9:
+            return "; " + in_words(counts)
+    for rank, tensor in inputs.items():
+        found = (tensor.flatten() - got).abs() < 1e-12
+        if found.any():
+            return f"; that is rank {rank}'s number {int(found.nonzero()[0])}"
+    return ""
+
+
+def in_words(counts: list[int]) -> str:
+    """ "it lacks rank 2 and counts rank 1 2 times"."""
+    if sum(counts) == 1:
+        return f"it is the number of rank {counts.index(1)} alone"
+    missing = [str(rank) for rank, count in enumerate(counts) if count == 0]
+    more = [f"rank {r} {c} times" for r, c in enumerate(counts) if c > 1]
+    parts = [f"lacks rank {', '.join(missing)}"] * bool(missing)
+    parts += [f"counts {', '.join(more)}"] * bool(more)
+    return "it " + " and ".join(parts)
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Drilled:
+    """A file to check as the whiteboard form `name` is checked.
+
+    Raises whatever executing the file raises; NameError if it lacks the name.
+    """
+
+    def __init__(self, name: str, source: str):
+        self.name, self.folder = name, forms()[name].parent.name
+        self.called = public_name(forms()[name].read_text(encoding="utf-8"))
+        self.code = compile(source, FILE, "exec")
+        self.checks = importlib.import_module(
+            f"xtrain.copying.self_checks.{check_file(name).stem}"
+        )
+        self.check: Callable[..., None] = getattr(self.checks, f"check_{name}")
+        self.grouped = "group" in inspect.signature(self.load()).parameters
+
+    def load(self) -> Any:
+        """The function or class, of a module executed afresh."""
+        module = ModuleType("drill")
+        sys.modules["drill"] = module  # dataclasses look there
+        exec(self.code, module.__dict__)
+        if self.called not in module.__dict__:
+            raise NameError(f"the file has no {self.called}")
+        return module.__dict__[self.called]
+
+    def outcomes(self) -> list[Outcome]:
+        """Every case; after an endless loop none."""
+        if self.folder == "schedules":
+            return [self.plain()]
+        found = []
+        sizes = getattr(self.checks, "SIZES", {}).get(self.name, SIZES)
+        for size in [size for size in sizes if size <= 4]:
+            found.append(self.on_ranks(size, None))
+            if found[-1].error == "RankTimeout":
+                return found
+        if self.grouped:
+            found.append(self.on_ranks(4, PAIR))
+        return found
+
+    def plain(self) -> Outcome:
+        """A check without ranks."""
+        outcome, notes = Outcome("as data"), []
+        setattr(self.checks, "show", lambda orders: None)
+        setattr(self.checks, "same", lambda what, actual, expected: notes.append(
+            compared(what, actual, expected, 0, {})))  # fmt: skip
+        try:
+            self.check(self.load())
+        except (Exception, SystemExit) as error:
+            told(outcome, error)
+        outcome.noted = [notes]
+        return outcome
+
+    def on_ranks(self, size: int, pair: tuple[int, ...] | None) -> Outcome:
+        """On virtual ranks; `pair` are those of a group in which it runs."""
+        words = "1 rank" if size == 1 else f"{size} ranks"
+        if pair is not None:
+            words = f"the group of ranks {pair[0]} and {pair[1]}"
+        outcome, book = Outcome(words), Book(size)
+        Watched.book = book
+        for module in {harness, self.checks, *self.shared()}:
+            for name, instead in (("same", book.same), ("sends", book.sends),
+                                  ("Sent", Watched), ("randn", book.draws),
+                                  ("say", lambda line: None)):  # fmt: skip
+                if hasattr(module, name):
+                    setattr(module, name, instead)
+        cluster = VirtualCluster(size, flat(1.0, 1e15), limit=LIMIT)
+        try:
+            cluster.run(self.on_rank, pair)
+        except (Exception, SystemExit) as error:
+            told(outcome, error)
+        outcome.noted = [notes for notes in book.noted if notes or pair is None]
+        outcome.counted = [counts for counts in book.counted if counts or pair is None]
+        outcome.calls = book.calls
+        return outcome
+
+    def shared(self) -> list[ModuleType]:
+        """Other modules of checks that this one uses."""
+        names = {getattr(value, "__module__", "") for value in vars(self.checks).values()}
+        prefix = harness.__name__.rpartition(".")[0]
+        return [sys.modules[n] for n in names if str(n).startswith(prefix)]
+
+    def on_rank(self, pair: tuple[int, ...] | None) -> None:
+        form = self.load()
+        group = dist.new_group(list(pair)) if pair else None
+        if pair is None or dist.get_rank() in pair:
+            harness.in_group(self.check, form, group)
+
+
+def told(outcome: Outcome, error: BaseException) -> None:
+    """Put an error into an outcome: its kind, its words, lines of the reader's file."""
+    reports = error.reports if isinstance(error, RankError) else []
+    cause = error.first.exception if isinstance(error, RankError) else error
+    outcome.error = type(cause or error).__name__
+    outcome.words = str(cause or error).strip()
+    if isinstance(error, RankTimeout):
+        outcome.error = "RankTimeout"
+        outcome.words = error.headline
+        text = error.first.detail
+    else:
+        ranks = [r.rank for r in reports if type(r.exception) is type(cause)]
+        text = "".join(traceback.format_exception(cause or error))
+        if ranks and outcome.error not in ("Deadlock",):
+            outcome.words = f"rank {ranks[0]}: {outcome.words}"
+    outcome.lines = [int(line) for line in PLACE.findall(text)]
+
+
+def encoded(outcomes: list[Outcome]) -> str:
+    """As JSON."""
+    return json.dumps(outcomes, default=lambda value: vars(value))
+
+
+def decoded(text: str) -> list[Outcome]:
+    """Of `encoded`."""
+    found = []
+    for values in json.loads(text):
+        noted = [[Noted(**n) for n in notes] for notes in values.pop("noted")]
+        counted = [[Counted(**c) for c in cs] for cs in values.pop("counted")]
+        for note in (n for notes in noted for n in notes):
+            note.digest = tuple(note.digest)
+        found.append(Outcome(**values, noted=noted, counted=counted))
+    return found
+
+
+def outcomes_of(name: str, source: str) -> list[Outcome]:
+    """Of a file; one that cannot be executed has one outcome."""
+    try:
+        drilled = Drilled(name, source)
+    except (Exception, SystemExit) as error:
+        outcome = Outcome("importing the file")
+        told(outcome, error)
+        if isinstance(error, SyntaxError):
+            outcome.lines = [error.lineno or 0]
+        return [outcome]
+    return drilled.outcomes()
+
+
+def main() -> None:
+    """A name and a source as a line of JSON in, outcomes as a line of JSON out."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = tempfile.TemporaryFile()  # limited, as all files of this process are
+    os.dup2(nowhere.fileno(), 1)
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)  # fills `torch.empty` with NaN
+        print(encoded(outcomes_of(*json.loads(line))), file=answers)
+        answers.flush()

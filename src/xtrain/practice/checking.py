@@ -1,0 +1,244 @@
+"""Checks a reader's file: in a process of its own, with limits, then in words.
+
+    virtual ranks    values, bytes, rounds, order of messages; 1 to 4 ranks, a group
+    real ranks       four gloo processes, if the virtual ones found nothing wrong
+
+A wrong file is compared with mistakes that are known (`mistakes/*.toml`): with each of
+them planted into the solution, does the solution do exactly what the file does?
+"""
+
+import ast
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xtrain.copying.forms import public_name, self_check
+from xtrain.practice.cases import FILE, Outcome, decoded
+from xtrain.practice.drills import Drill
+from xtrain.practice.verdicts import Verdict, plain, verdict
+
+SECONDS = 60.0
+"""For all virtual cases of one file."""
+REAL_SECONDS = 120.0
+MEMORY = 8 << 30
+OUTPUT = 16 << 20
+"""Bytes that the file's process may write."""
+MISTAKES = Path(__file__).parent / "mistakes"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """An error that people make: `old` of the solution became `new`."""
+
+    old: str
+    new: str
+    words: str
+
+    def planted(self, solution: str) -> str:
+        """The solution with the mistake; ValueError unless `old` stands there once."""
+        if solution.count(self.old) != 1:
+            raise ValueError(f"{self.old!r} stands there {solution.count(self.old)} times")
+        return solution.replace(self.old, self.new)
+
+    def line_in(self, source: str) -> int | None:
+        """Where the same statement stands in another file."""
+        changed = [line.strip() for line in self.new.splitlines()]
+        kept = {line.strip() for line in self.old.splitlines()}
+        wanted = [line for line in changed if line and line not in kept]
+        for number, line in enumerate(source.splitlines(), start=1):
+            if wanted and wanted[0] in line.strip():
+                return number
+        return None
+
+
+def mistakes_of(drill: Drill) -> list[Mistake]:
+    """Those that are known of a drill."""
+    path = MISTAKES / f"{drill.folder}.toml"
+    if not path.is_file():
+        return []
+    entries = tomllib.loads(path.read_text(encoding="utf-8")).get(drill.name, [])
+    return [
+        Mistake(*(entry[key].strip("\n") for key in ("old", "new", "words")))
+        for entry in entries
+    ]
+
+
+class Process:
+    """Runs files on virtual ranks, one after another, where they can do no harm."""
+
+    def __init__(self, seconds: float = SECONDS):
+        program = "from xtrain.practice.cases import main; main()"
+        command = [sys.executable, "-c", program]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.seconds, self.killed = seconds, False
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=environment,
+            preexec_fn=limit_memory if sys.platform == "linux" else None,
+        )  # fmt: skip
+
+    def outcomes(self, drill: Drill, source: str) -> list[Outcome] | None:
+        """Of every case of a drill; None if the process had to be ended, or ended itself."""
+        pipes = self.process.stdin, self.process.stdout
+        assert pipes[0] is not None and pipes[1] is not None
+        timer = threading.Timer(self.seconds, self.kill)
+        timer.start()
+        try:
+            pipes[0].write(json.dumps([drill.name, source]) + "\n")
+            pipes[0].flush()
+            answer = pipes[1].readline()
+        except OSError:
+            answer = ""
+        finally:
+            timer.cancel()
+        return decoded(answer) if answer.endswith("\n") else None
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill()
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def limit_memory() -> None:
+    """Of the process that calls it: its data, and the size of files it writes."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
+
+
+def check(drill: Drill, source: str, real: bool = True) -> Verdict:
+    """Run a file and say whether it is right, and if not, why.
+
+    Args:
+        real: also start four processes, if virtual ranks find nothing wrong.
+    """
+    problem = forbidden(source)
+    if problem:
+        return Verdict(False, problem)
+    with Process() as process:
+        wrong = compared(drill, source, process)
+    return on_real_ranks(drill, source) if real and wrong.right else wrong
+
+
+def compared(drill: Drill, source: str, process: Process) -> Verdict:
+    """Run a file on virtual ranks, beside the solution and what is known of it."""
+    expected = process.outcomes(drill, drill.solution)
+    assert expected is not None, "the whiteboard form itself could not be run"
+    found = process.outcomes(drill, source)
+    if found is None:
+        return ended(process)
+    wrong = verdict(drill, found, expected)
+    if wrong.right:
+        return wrong
+    for mistake in mistakes_of(drill):
+        planted = process.outcomes(drill, mistake.planted(drill.solution))
+        if planted is None:
+            break
+        if alike(planted) == alike(found):
+            return wrong.known(mistake.words, mistake.line_in(source))
+    return wrong
+
+
+def alike(outcomes: list[Outcome]) -> list[str]:
+    """What two files that make the same mistake have in common."""
+    return [outcome.alike() for outcome in outcomes]
+
+
+def ended(process: Process) -> Verdict:
+    """Of a file whose process was ended, or ended itself."""
+    if process.killed:
+        return Verdict(
+            False, f"The file did not end within {process.seconds:.0f} seconds, and "
+            f"could not be interrupted."
+        )  # fmt: skip
+    code = process.process.wait()
+    why = f"signal {-code}" if code < 0 else f"exit status {code}"
+    return Verdict(
+        False, f"The file ended its own process ({why}): a drill is called, and "
+        f"returns. The limits are {MEMORY >> 30} GiB of memory."
+    )  # fmt: skip
+
+
+def forbidden(source: str) -> str:
+    """Why a file is refused before it runs; empty if it is not."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return f"SyntaxError: {getattr(error, 'msg', error)}" + (
+            f" (line {line})" if line else ""
+        )
+    for node in ast.walk(tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if any(name.split(".")[0] == "xtrain" for name in names):
+            return (
+                f"Line {node.lineno} imports xtrain: write it with torch and the "
+                f"standard library."
+            )
+    return ""
+
+
+def on_real_ranks(drill: Drill, source: str) -> Verdict:
+    """The form's self-check, in four processes."""
+    program = f"{source.rstrip()}\n\n\n" + self_check(
+        drill.name, public_name(drill.solution), source
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{drill.name}.py"
+        path.write_text(program, encoding="utf-8")
+        command = [sys.executable, path.name]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=REAL_SECONDS)
+        except subprocess.TimeoutExpired:
+            said, process.returncode = "", -1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+        if process.returncode == 0:
+            return Verdict(True, right_words(said))
+        if process.returncode == -1:
+            return Verdict(
+                False, f"Right on virtual ranks; four processes did not end within "
+                f"{REAL_SECONDS:.0f} seconds."
+            )  # fmt: skip
+    lines = [line for line in said.splitlines() if line.strip()]
+    last = next((line for line in lines if "WRONG" in line), lines[-1] if lines else "")
+    return Verdict(
+        False, f"Right on virtual ranks, wrong in four processes: "
+        f"{plain(last.replace(str(path), FILE))}"
+    )  # fmt: skip
+
+
+def right_words(said: str) -> str:
+    """What the self-check has counted, in short."""
+    sent = [line for line in said.splitlines() if "bytes sent" in line]
+    return "\n".join(["Right: values, bytes and order of messages.", *first(sent)])
+
+
+def first(lines: list[str]) -> Iterator[str]:
+    """Rank 0's line."""
+    for line in lines:
+        if line.startswith("rank 0"):
+            yield f"On 4 processes {line}"
+            return

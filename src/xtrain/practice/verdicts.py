@@ -1,0 +1,148 @@
+"""What is wrong with a file, in words, from what its cases gave.
+
+In this order, because one causes the next: it cannot be executed; it raises; ranks wait
+for each other; a collective was called that is to be written; values; bytes; rounds.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from xtrain.practice.cases import FILE, ONLY_MESSAGES, Outcome
+from xtrain.practice.drills import Drill
+
+COUNTS = ("barrier",)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Is the file right, and what to tell its writer."""
+
+    right: bool
+    words: str
+    mistake: str = ""
+    """The words of the known mistake that it makes."""
+
+    def known(self, words: str, line: int | None) -> "Verdict":
+        """It does exactly what one with a known mistake does."""
+        place = f" (line {line})" if line else ""
+        return replace(self, mistake=words, words=f"{words}{place}\n{self.words}")
+
+
+def verdict(drill: Drill, found: list[Outcome], expected: list[Outcome]) -> Verdict:
+    """Of what a file gave, beside what the whiteboard form gives."""
+    first = next((one for one in found if not one.right), None)
+    called = collective_called(drill, found, expected)
+    if first is not None and first.error and first.case == "importing the file":
+        return Verdict(False, raised(first))
+    if called:
+        return Verdict(False, called)
+    if first is None:
+        slow = too_many_rounds(found, expected) if drill.folder == "comm" else ""
+        return Verdict(not slow, slow or "Right on virtual ranks.")
+    where = f"On {first.case}: "
+    if first.error == "Deadlock":
+        where += deadlock(first)
+    elif first.error:
+        where += raised(first)
+    else:
+        where += wrong_values(first) or wrong_bytes(first)
+    return Verdict(False, where + pattern(found))
+
+
+def pattern(found: list[Outcome]) -> str:
+    """ "Right on 1 rank, 2 ranks, 4 ranks", if only some cases fail."""
+    right = [one.case for one in found if one.right]
+    wrong = [one.case for one in found if not one.right]
+    if not right:
+        return ""
+    return f"\nRight on {', '.join(right)}; wrong on {', '.join(wrong)}."
+
+
+def raised(one: Outcome) -> str:
+    """An exception, with the innermost line of the file."""
+    place = f" (line {one.lines[-1]})" if one.lines and "line" not in one.words else ""
+    words = plain(one.words.splitlines()[0] if one.words else "")
+    if one.error == "RankTimeout":
+        return f"an endless loop{place}: {words}."
+    if one.error in ("UnfinishedWork", "InFlightError"):
+        return plain(" ".join(one.words.split()))
+    if one.error == "NotImplementedError":
+        return f"there is a gap to fill{place}."
+    who, _, rest = words.partition(": ")
+    if re.fullmatch(r"rank \d+", who):
+        return f"{who} raises {one.error}: {rest}{place}"
+    return f"{one.error}: {words}{place}"
+
+
+def deadlock(one: Outcome) -> str:
+    """Who waits for whom."""
+    lines = [plain(line.strip()) for line in one.words.splitlines() if line.strip()]
+    return "all ranks wait, and nothing will come.\n  " + "\n  ".join(lines[:9])
+
+
+def wrong_values(one: Outcome) -> str:
+    """The first comparison that fails, on the first rank where it does."""
+    for step in range(max(map(len, one.noted), default=0)):
+        for rank, notes in enumerate(one.noted):
+            if step < len(notes) and not notes[step].right:
+                note = notes[step]
+                off = [r for r, n in enumerate(one.noted) if step < len(n)
+                       and not n[step].right]  # fmt: skip
+                who = f"rank {rank}" if len(one.noted) > 1 else "wrong"
+                more = f" So are ranks {', '.join(map(str, off[1:]))}." if off[1:] else ""
+                return f"{who}: {note.problem or note.what}.{more}"
+    return ""
+
+
+def wrong_bytes(one: Outcome) -> str:
+    """Values are right; a rank sends too much or too little."""
+    rank, count = one.bytes_off()[0]
+    text = f"values are right, but rank {rank} sends {count.nbytes:,.0f} bytes where "
+    text += f"{count.formula} are {count.expected:,.0f}"
+    if not count.nbytes:
+        return f"{text}: the values came another way than by messages."
+    if count.expected:
+        text += f": {count.nbytes / count.expected:.2f} times as many"
+    return text + "."
+
+
+def collective_called(
+    drill: Drill, found: list[Outcome], expected: list[Outcome]
+) -> str:
+    """A collective in a file that is to be made of messages."""
+    if drill.folder != "comm":
+        return ""
+    allowed = {*ONLY_MESSAGES, *COUNTS, *(c for one in expected for c in one.calls)}
+    for one in found:
+        for name, line in one.calls.items():
+            if name not in allowed:
+                plain_name = name.strip("_").replace("_base", "")
+                return (
+                    f"Line {line} calls a collective of torch.distributed "
+                    f"({plain_name}): that is what this drill is to be made of sends "
+                    f"and receives."
+                )
+    return ""
+
+
+def too_many_rounds(found: list[Outcome], expected: list[Outcome]) -> str:
+    """Messages that could have been under way together."""
+    for mine, best in zip(found, expected, strict=True):
+        for place in range(min(map(len, [*mine.counted, *best.counted]), default=0)):
+            took, needed = (
+                max(counts[place].rounds for counts in one.counted)
+                for one in (mine, best)
+            )
+            if took > needed + 0.5:
+                return (
+                    f"On {mine.case}: values and bytes are right, but it takes "
+                    f"{took:.0f} rounds of messages where {needed:.0f} do: sends wait "
+                    f"for one another that could be under way together."
+                )
+    return ""
+
+
+def plain(text: str) -> str:
+    """ "<your file>:14" is "line 14"."""
+    text = re.sub(rf"(?:at )?{re.escape(FILE)}:(\d+)", r"(line \1)", text)
+    return text.replace("((", "(").replace("))", ")")
