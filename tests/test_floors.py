@@ -45,7 +45,7 @@ FLOORS = [
 FLOOR = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
 TORCH_FREE = {"plan", "schedules"}
 ALONE = {"whiteboard", "copying"}  # use nothing of the library, and it uses neither
-USERS = {"whiteboard": {"copying"}, "copying": {"cli"}}
+USERS = {"whiteboard": {"copying"}, "copying": {"cli", "practice"}}
 
 
 def broken_rules(place: str, source: str, package: str = "") -> list[str]:

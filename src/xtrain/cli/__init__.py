@@ -26,6 +26,7 @@ COMMANDS = {  # its module, and its line in the help
     "schedule": ("xtrain.cli.schedule", "show and time a pipeline schedule"),
     "plan": ("xtrain.cli.plan", "choose a layout for a model and devices"),
     "cluster": ("xtrain.cli.cluster", "run a script for torchrun on virtual ranks"),
+    "drill": ("xtrain.cli.drill", "write algorithms by hand, with a checker"),
     "bench": ("xtrain.cli.bench", "race our code against the usual choice"),
 }
 

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -30,75 +29,14 @@ from torch import Tensor
 from xtrain.cluster import VirtualCluster, flat, now
 from xtrain.copying.forms import check_file, forms, public_name
 from xtrain.copying.self_checks import harness
+from xtrain.practice.outcomes import FILE, Counted, Noted, Outcome, encoded
 from xtrain.testing.errors import RankError, RankTimeout
 
 SIZES = (1, 2, 3, 4)
 PAIR = (1, 3)
 LIMIT = 5.0
 """Seconds that a rank may run without a call: more is an endless loop."""
-FILE = "<your file>"
 PLACE = re.compile(re.escape(FILE) + r'(?:", line |:)(\d+)')
-ONLY_MESSAGES = ("send", "recv_", "recv_any_source_")
-
-
-@dataclass
-class Noted:
-    """A comparison on one rank."""
-
-    what: str
-    right: bool
-    problem: str = ""
-    digest: tuple[float, ...] = ()
-    """Tells wrong results apart."""
-
-
-@dataclass
-class Counted:
-    """What one rank sent in a part of the check."""
-
-    formula: str
-    messages: int
-    nbytes: float
-    expected: float
-    rounds: float
-
-
-@dataclass
-class Outcome:
-    """What one case gave; the lists have one entry a rank."""
-
-    case: str
-    error: str = ""
-    words: str = ""
-    lines: list[int] = field(default_factory=list)
-    noted: list[list[Noted]] = field(default_factory=list)
-    counted: list[list[Counted]] = field(default_factory=list)
-    calls: dict[str, int] = field(default_factory=dict)
-    """Operations of torch.distributed, with a line that makes each."""
-
-    @property
-    def right(self) -> bool:
-        """Nothing was raised, all values are right, and every byte."""
-        every = [note.right for notes in self.noted for note in notes]
-        return not self.error and all(every) and not self.bytes_off()
-
-    def bytes_off(self) -> list[tuple[int, Counted]]:
-        """Ranks that did not send what the formula gives."""
-        return [
-            (rank, one)
-            for rank, counts in enumerate(self.counted)
-            for one in counts
-            if abs(one.nbytes - one.expected) > 0.01
-        ]
-
-    def alike(self) -> Any:
-        """Equal for two files that do the same: without lines."""
-        numbers = [
-            [(n.what, n.right, [float(f"{d:.5g}") for d in n.digest]) for n in notes]
-            for notes in self.noted
-        ]
-        sent = [[(c.messages, c.nbytes) for c in counts] for counts in self.counted]
-        return repr((self.case, self.error, numbers, sent))
 
 
 class Book:
@@ -161,11 +99,11 @@ harness_randn = harness.randn
 
 def line_here() -> int:
     """The innermost line of the reader's file that is being executed, or 0."""
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == FILE:
             return frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return 0
 
 
@@ -177,13 +115,13 @@ def compared(
         if actual == expected:
             return Noted(what, True)
         problem = f"{what} is {shown(actual)} instead of {shown(expected)}"
-        return Noted(what, False, problem, (float(hash(str(actual)) % 10**6),))
+        return Noted(what, False, problem, tuple(map(float, str(actual).encode())))
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        found, wanted = (
+        kinds = [
             f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
             for t in (actual, expected)
-        )
-        return Noted(what, False, f"{what}: a tensor {found} instead of {wanted}")
+        ]
+        return Noted(what, False, f"{what}: {kinds[0]} instead of {kinds[1]}")
     with torch.no_grad():
         largest = expected.abs().max().item() if expected.numel() else 0.0
         wider = harness.WIDER.get(actual.dtype, 1)
@@ -191,19 +129,19 @@ def compared(
         off = ~((actual - expected).abs() <= allowed)
         if not off.any():
             return Noted(what, True)
+        place = off.nonzero()[0].tolist()
         first = int(off.flatten().nonzero()[0])
-        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), off.shape))
-        got, wanted = actual.flatten()[first].item(), expected.flatten()[first].item()
-        count = int(off.sum())
-        at = ", ".join(map(str, place)) if place else "0"
-        problem = f"{what}: [{at}] is {got:.6g} instead of {wanted:.6g}"
-        problem += f" ({count} of {off.numel()} differ)" if off.numel() > 1 else ""
-        whose = contributions(got, first, actual.shape, drawn)
-        flat_values = actual.double().flatten()
-        weights = torch.arange(1, flat_values.numel() + 1, dtype=torch.float64)
-        held = flat_values.nan_to_num()
-        digest = (held.sum().item(), (held * weights).sum().item(), float(count))
-    return Noted(what, False, problem + whose, digest)
+        values = actual.double().flatten().nan_to_num()
+        weights = torch.arange(1, len(values) + 1, dtype=torch.float64)
+        sums = values.sum().item(), (values * weights).sum().item()
+        got = actual.flatten()[first].item()
+    at = ", ".join(map(str, place or [0]))
+    problem = f"{what}: [{at}] is {got:.6g} instead of "
+    problem += f"{expected.flatten()[first].item():.6g}"
+    count = int(off.sum())
+    problem += f" ({count} of {off.numel()} differ)" if off.numel() > 1 else ""
+    problem += contributions(got, first, actual.shape, drawn)
+    return Noted(what, False, problem, (*sums, float(count)))
 
 
 def contributions(
@@ -284,10 +222,12 @@ class Drilled:
 
     def plain(self) -> Outcome:
         """A check without ranks."""
-        outcome, notes = Outcome("as data"), []
-        setattr(self.checks, "show", lambda orders: None)
-        setattr(self.checks, "same", lambda what, actual, expected: notes.append(
-            compared(what, actual, expected, 0, {})))  # fmt: skip
+        outcome = Outcome("")
+        notes: list[Noted] = []
+        vars(self.checks)["show"] = lambda orders: None
+        vars(self.checks)["same"] = lambda what, actual, expected: notes.append(
+            compared(what, actual, expected, 0, {})
+        )
         try:
             self.check(self.load())
         except (Exception, SystemExit) as error:
@@ -320,7 +260,9 @@ class Drilled:
 
     def shared(self) -> list[ModuleType]:
         """Other modules of checks that this one uses."""
-        names = {getattr(value, "__module__", "") for value in vars(self.checks).values()}
+        names = {
+            getattr(value, "__module__", "") for value in vars(self.checks).values()
+        }
         prefix = harness.__name__.rpartition(".")[0]
         return [sys.modules[n] for n in names if str(n).startswith(prefix)]
 
@@ -349,23 +291,6 @@ def told(outcome: Outcome, error: BaseException) -> None:
     outcome.lines = [int(line) for line in PLACE.findall(text)]
 
 
-def encoded(outcomes: list[Outcome]) -> str:
-    """As JSON."""
-    return json.dumps(outcomes, default=lambda value: vars(value))
-
-
-def decoded(text: str) -> list[Outcome]:
-    """Of `encoded`."""
-    found = []
-    for values in json.loads(text):
-        noted = [[Noted(**n) for n in notes] for notes in values.pop("noted")]
-        counted = [[Counted(**c) for c in cs] for cs in values.pop("counted")]
-        for note in (n for notes in noted for n in notes):
-            note.digest = tuple(note.digest)
-        found.append(Outcome(**values, noted=noted, counted=counted))
-    return found
-
-
 def outcomes_of(name: str, source: str) -> list[Outcome]:
     """Of a file; one that cannot be executed has one outcome."""
     try:
@@ -382,11 +307,11 @@ def outcomes_of(name: str, source: str) -> list[Outcome]:
 def main() -> None:
     """A name and a source as a line of JSON in, outcomes as a line of JSON out."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = tempfile.TemporaryFile()  # limited, as all files of this process are
-    os.dup2(nowhere.fileno(), 1)
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        torch.set_default_dtype(torch.float64)
-        torch.use_deterministic_algorithms(True)  # fills `torch.empty` with NaN
-        print(encoded(outcomes_of(*json.loads(line))), file=answers)
-        answers.flush()
+    with tempfile.TemporaryFile() as printed:  # limited, as all files of this process
+        os.dup2(printed.fileno(), 1)
+        for line in sys.stdin:
+            torch.set_default_dtype(torch.float64)
+            torch.use_deterministic_algorithms(True)  # fills `torch.empty` with NaN
+            print(encoded(outcomes_of(*json.loads(line))), file=answers)
+            answers.flush()

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xtrain.copying.forms import public_name, self_check
-from xtrain.practice.cases import FILE, Outcome, decoded
 from xtrain.practice.drills import Drill
+from xtrain.practice.outcomes import FILE, Outcome, decoded
 from xtrain.practice.verdicts import Verdict, plain, verdict
 
 SECONDS = 60.0
@@ -46,7 +46,9 @@ class Mistake:
     def planted(self, solution: str) -> str:
         """The solution with the mistake; ValueError unless `old` stands there once."""
         if solution.count(self.old) != 1:
-            raise ValueError(f"{self.old!r} stands there {solution.count(self.old)} times")
+            raise ValueError(
+                f"{self.old!r} stands there {solution.count(self.old)} times"
+            )
         return solution.replace(self.old, self.new)
 
     def line_in(self, source: str) -> int | None:
@@ -87,7 +89,7 @@ class Process:
         )  # fmt: skip
 
     def outcomes(self, drill: Drill, source: str) -> list[Outcome] | None:
-        """Of every case of a drill; None if the process had to be ended, or ended itself."""
+        """Of every case of a drill; None if the process has ended, by us or itself."""
         pipes = self.process.stdin, self.process.stdout
         assert pipes[0] is not None and pipes[1] is not None
         timer = threading.Timer(self.seconds, self.kill)
@@ -187,8 +189,9 @@ def forbidden(source: str) -> str:
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         if any(name.split(".")[0] == "xtrain" for name in names):
+            line = getattr(node, "lineno", 0)
             return (
-                f"Line {node.lineno} imports xtrain: write it with torch and the "
+                f"Line {line} imports xtrain: write it with torch and the "
                 f"standard library."
             )
     return ""

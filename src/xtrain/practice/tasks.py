@@ -107,7 +107,10 @@ def signatures(text: str, tree: ast.Module) -> str:
             first = min([node.lineno, *marks])
             lines[first - 1 : last] = [None] * (last - first + 1)
         elif isinstance(node, FUNCTIONS):
-            body, hole = node.body, " " * (node.col_offset + 4) + "raise NotImplementedError"
+            body, hole = (
+                node.body,
+                " " * (node.col_offset + 4) + "raise NotImplementedError",
+            )
             first = body[0].lineno
             if ast.get_docstring(node) is not None:
                 first = (body[0].end_lineno or 0) + 1
@@ -117,7 +120,10 @@ def signatures(text: str, tree: ast.Module) -> str:
             else:
                 lines[last - 1] = f"{lines[last - 1]}\n{hole}"
     kept = "\n".join(line for line in lines if line is not None)
-    return re.sub(r"\n{3,}(?=[ ])", "\n\n", re.sub(r"\n{4,}", "\n\n\n", kept)).rstrip() + "\n"
+    return (
+        re.sub(r"\n{3,}(?=[ ])", "\n\n", re.sub(r"\n{4,}", "\n\n\n", kept)).rstrip()
+        + "\n"
+    )
 
 
 def with_gap(text: str, tree: ast.Module) -> str:
@@ -133,7 +139,8 @@ def gap(tree: ast.Module) -> tuple[int, int]:
     """First and last line of what is taken out: the best block of `FEWEST` to `MOST`
     lines, by how much it sends, calls, indexes and loops."""
     blocks = []
-    for node in ast.walk(tree):
+    shown = [n for n in outer(tree) if is_public(n.name)]
+    for node in (inner for one in shown for inner in ast.walk(one)):
         if isinstance(node, (*INDENTED, *FUNCTIONS)):
             body = list(node.body)
             if isinstance(node, FUNCTIONS) and ast.get_docstring(node) is not None:
@@ -148,7 +155,9 @@ def gap(tree: ast.Module) -> tuple[int, int]:
 def worth(block: list[ast.stmt]) -> float:
     """How much a block tells."""
     nodes = [node for statement in block for node in ast.walk(statement)]
-    sent = sum(isinstance(n, ast.Attribute) and ast.unparse(n.value) == "dist" for n in nodes)
+    sent = sum(
+        isinstance(n, ast.Attribute) and ast.unparse(n.value) == "dist" for n in nodes
+    )
     calls = sum(isinstance(n, ast.Call) for n in nodes)
     places = sum(isinstance(n, ast.Subscript | ast.BinOp) for n in nodes)
     loops = sum(isinstance(n, INDENTED) for n in nodes)

@@ -7,10 +7,10 @@ for each other; a collective was called that is to be written; values; bytes; ro
 import re
 from dataclasses import dataclass, replace
 
-from xtrain.practice.cases import FILE, ONLY_MESSAGES, Outcome
 from xtrain.practice.drills import Drill
+from xtrain.practice.outcomes import FILE, Outcome
 
-COUNTS = ("barrier",)
+MESSAGES = ("send", "recv_", "recv_any_source_", "barrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def verdict(drill: Drill, found: list[Outcome], expected: list[Outcome]) -> Verd
     if first is None:
         slow = too_many_rounds(found, expected) if drill.folder == "comm" else ""
         return Verdict(not slow, slow or "Right on virtual ranks.")
-    where = f"On {first.case}: "
+    where = f"On {first.case}: " if first.case else ""
     if first.error == "Deadlock":
         where += deadlock(first)
     elif first.error:
@@ -68,6 +68,8 @@ def raised(one: Outcome) -> str:
         return plain(" ".join(one.words.split()))
     if one.error == "NotImplementedError":
         return f"there is a gap to fill{place}."
+    if one.error == "SystemExit" and words.startswith("WRONG: "):
+        return f"{words.removeprefix('WRONG: ')}."
     who, _, rest = words.partition(": ")
     if re.fullmatch(r"rank \d+", who):
         return f"{who} raises {one.error}: {rest}{place}"
@@ -89,7 +91,8 @@ def wrong_values(one: Outcome) -> str:
                 off = [r for r, n in enumerate(one.noted) if step < len(n)
                        and not n[step].right]  # fmt: skip
                 who = f"rank {rank}" if len(one.noted) > 1 else "wrong"
-                more = f" So are ranks {', '.join(map(str, off[1:]))}." if off[1:] else ""
+                others = ", ".join(map(str, off[1:]))
+                more = f" So are ranks {others}." if others else ""
                 return f"{who}: {note.problem or note.what}.{more}"
     return ""
 
@@ -112,7 +115,7 @@ def collective_called(
     """A collective in a file that is to be made of messages."""
     if drill.folder != "comm":
         return ""
-    allowed = {*ONLY_MESSAGES, *COUNTS, *(c for one in expected for c in one.calls)}
+    allowed = {*MESSAGES, *(c for one in expected for c in one.calls)}
     for one in found:
         for name, line in one.calls.items():
             if name not in allowed:

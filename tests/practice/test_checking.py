@@ -1,0 +1,154 @@
+"""What the checker accepts and refuses, and in which words."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mutate import draw
+from xtrain.copying.forms import forms
+from xtrain.practice import check, drill, drills, task
+from xtrain.practice.checking import Process, compared, mistakes_of
+
+RING = drill("ring_all_reduce")
+FILES = sorted((Path(__file__).parent / "files").glob("*.py"))
+SAID = {
+}  # fmt: skip
+"""What the checker tells of a file of a reader, whose mistake is not a known one."""
+
+
+@pytest.mark.parametrize("name", drills())
+def test_a_solution_is_right_on_virtual_ranks(name, process):
+    found = compared(drill(name), drill(name).solution, process)
+    assert (found.right, found.words) == (True, "Right on virtual ranks.")
+
+
+@pytest.mark.verifies("xtrain.practice.checking:check")
+@pytest.mark.parametrize("name", ["ring_all_reduce", "zero_1", "one_f_one_b"])
+def test_a_solution_is_right_in_four_processes(name):
+    found = check(drill(name), drill(name).solution)
+    assert found.right, found.words
+    assert found.words.startswith("Right: values, bytes and order of messages.")
+
+
+@pytest.mark.parametrize("name", drills())
+def test_a_known_mistake_is_told_in_its_own_words_and_twice_the_same(name, process):
+    known = mistakes_of(drill(name))
+    assert known and len({mistake.words for mistake in known}) == len(known)
+    for mistake in known:
+        planted = mistake.planted(drill(name).solution)
+        found = compared(drill(name), planted, process)
+        assert (found.right, found.mistake) == (False, mistake.words)
+        assert compared(drill(name), planted, process) == found
+
+
+def test_there_are_drills_and_known_mistakes_enough():
+    assert len(drills()) >= 45
+    assert sum(len(mistakes_of(one)) for one in drills().values()) >= 120
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_of_a_reader_is_judged_in_words_that_help(file):
+    name, _, rest = file.stem.partition("__")
+    found = check(drill(name), file.read_text(), real=False)
+    assert found.right == rest.startswith("right"), found.words
+    if not found.right:
+        assert not found.mistake
+        assert SAID[file.stem] in found.words
+
+
+def test_another_file_with_a_known_mistake_is_recognised_with_its_line(process):
+    """Other names, other calls: what it does is the same."""
+    source = (
+        "import torch\nimport torch.distributed as dist\n\n\n"
+        "def ring_all_reduce(tensor, group=None):\n"
+        "    me, n = dist.get_rank(group), dist.get_world_size(group)\n"
+        "    parts = list(tensor.detach().view(-1).tensor_split(n))\n"
+        "    for k in range(2 * (n - 1)):\n"
+        "        out = parts[(me - 1 - k) % n]\n"
+        "        at = (me - 2 - k) % n\n"
+        "        got = torch.empty_like(parts[at])\n"
+        "        works = [dist.isend(out, group=group, group_dst=(me + 1) % n),\n"
+        "                 dist.irecv(got, group=group, group_src=(me - 1) % n)]\n"
+        "        for work in works:\n"
+        "            work.wait()\n"
+        "        parts[at].add_(got)\n"
+    )
+    found = compared(RING, source, process)
+    assert not found.right and "you add what arrives" in found.mistake.lower()
+    right = source.replace(
+        "parts[at].add_(got)", "parts[at][:] = got + parts[at] * (k < n - 1)"
+    )
+    assert compared(RING, right, process).right
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def ring_all_reduce(tensor, group=None:\n", "SyntaxError: .* \\(line 1\\)"),
+        ("x = 1\n", "the file has no ring_all_reduce"),
+        ("from xtrain.comm import ring_all_reduce\n", "Line 1 imports xtrain"),
+        ("import nowhere_else\n", "ModuleNotFoundError: .*nowhere_else.* \\(line 1\\)"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 \\(line 2\\)"),
+        ("import os\nos._exit(3)\n", "ended its own process \\(exit status 3\\)"),
+    ],
+)
+def test_a_file_that_cannot_be_executed(source, said):
+    found = check(RING, source)
+    assert not found.right and re.search(said, found.words), found.words
+
+
+def test_a_process_that_cannot_be_interrupted_is_ended():
+    stuck = "import time\n\ndef ring_all_reduce(tensor, group=None):\n"
+    stuck += "    time.sleep(600)\n"
+    with Process(seconds=10) as process:
+        found = compared(RING, stuck, process)
+    assert not found.right
+    assert "did not end within 10 seconds" in found.words or "endless" in found.words
+
+
+@pytest.mark.slow
+def test_mutants_of_the_solutions_are_refused(process):
+    """At least 95 % of 30 drawn ones; what a mutant leaves as it was does not count."""
+    by_path = {one.path: one for one in drills().values()}
+    accepted = [
+        mutant
+        for mutant in draw(sorted(forms().values()), 30, seed=1)
+        if compared(by_path[mutant.file], mutant.source, process).right
+    ]
+    assert len(accepted) <= 1, "\n".join(map(str, accepted))
+
+
+def test_a_task_of_each_level_can_be_executed_and_is_not_solved(process):
+    for level, said in (
+        ("gap", "there is a gap to fill"),
+        ("body", "there is a gap to fill"),
+        ("blank", "the file has no ring_all_reduce"),
+    ):
+        found = compared(RING, task(RING, level), process)
+        assert not found.right and said in found.words
+
+
+@pytest.mark.verifies("xtrain.practice.tasks:task")
+@pytest.mark.parametrize("name", drills())
+def test_a_task_shows_less_from_level_to_level(name):
+    one = drill(name)
+    gap, body, blank = (task(one, level) for level in ("gap", "body", "blank"))
+    for text in (gap, body, blank):
+        compile(text, name, "exec")
+    assert len(gap) > len(blank)
+    assert gap.count("raise NotImplementedError") == 1
+    lines = {line.strip() for line in gap.splitlines()}
+    missing = [x for x in one.solution.splitlines() if x.strip() not in lines]
+    assert 1 <= len(missing) <= 12
+    assert "raise NotImplementedError" in body and "raise" not in blank
+
+
+def test_a_level_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="level='easy' is not one of gap, body, blank"):
+        task(RING, "easy")
+
+
+def test_an_unknown_drill_names_the_nearest():
+    with pytest.raises(ValueError, match="no drill 'ring_reduce'; nearest: .*ring_"):
+        drill("ring_reduce")
