@@ -60,8 +60,9 @@ def pattern(found: list[Outcome]) -> str:
 
 def raised(one: Outcome) -> str:
     """An exception, with the innermost line of the file."""
-    place = f" (line {one.lines[-1]})" if one.lines and "line" not in one.words else ""
     words = plain(one.words.splitlines()[0] if one.words else "")
+    told = not one.lines or "(line" in words
+    place = "" if told else f" (line {one.lines[-1]})"
     if one.error == "RankTimeout":
         return f"an endless loop{place}: {words}."
     if one.error in ("UnfinishedWork", "InFlightError"):
@@ -78,8 +79,14 @@ def raised(one: Outcome) -> str:
 
 def deadlock(one: Outcome) -> str:
     """Who waits for whom."""
-    lines = [plain(line.strip()) for line in one.words.splitlines() if line.strip()]
-    return "all ranks wait, and nothing will come.\n  " + "\n  ".join(lines[:9])
+    lines = [plain(line.strip()) for line in one.words.splitlines()[1:]]
+    calls = [line.partition(": ")[2] for line in lines if line]
+    text = "ranks wait for each other without end.\n  " + "\n  ".join(lines[:8])
+    if calls and all(call.startswith("send(") for call in calls):
+        text += "\nAll of them send first: post the receive together with the send."
+    elif calls and all(call.startswith("recv(") for call in calls):
+        text += "\nAll of them receive first, so nothing is on its way to any of them."
+    return text
 
 
 def wrong_values(one: Outcome) -> str:
@@ -122,8 +129,7 @@ def collective_called(
                 plain_name = name.strip("_").replace("_base", "")
                 return (
                     f"Line {line} calls a collective of torch.distributed "
-                    f"({plain_name}): that is what this drill is to be made of sends "
-                    f"and receives."
+                    f"({plain_name}): build it of sends and receives."
                 )
     return ""
 

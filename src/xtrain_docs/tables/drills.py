@@ -1,0 +1,37 @@
+"""The drills: minutes, difficulty, and how many mistakes are known of each."""
+
+from xtrain.copying.forms import lines_of_code
+from xtrain.practice.checking import mistakes_of
+from xtrain.practice.drills import Drill
+from xtrain.practice.drills import drill as drill_of
+from xtrain.practice.drills import drills as all_drills
+
+from . import REGISTRY, Table
+
+HEADER = ("drill", "minutes", "difficulty", "lines of code", "known mistakes")
+
+
+def row(one: Drill) -> tuple[str, ...]:
+    stars = "★" * one.difficulty + "☆" * (5 - one.difficulty)
+    return (
+        f"[`{one.name}`](whiteboard.md#{one.name})", str(one.minutes), stars,
+        str(lines_of_code(one.solution)), str(len(mistakes_of(one))),
+    )  # fmt: skip
+
+
+@REGISTRY
+def drills(lecture: str) -> Table:
+    """Those of one lecture."""
+    known = [one for one in all_drills().values() if one.lecture == lecture]
+    return Table(HEADER, [row(one) for one in known], "lrlrr")
+
+
+@REGISTRY
+def drill_path(names: str) -> Table:
+    """Some drills in an order, with the minutes so far."""
+    rows, minutes = [], 0
+    for name in names.split():
+        one = drill_of(name)
+        minutes += one.minutes
+        rows.append((f"[`{name}`](../whiteboard.md#{name})", str(one.minutes), str(minutes)))
+    return Table(("drill", "minutes", "so far"), rows, "lrr")
