@@ -37,6 +37,7 @@ def test_a_known_mistake_is_told_in_its_own_words_and_twice_the_same(name, proce
     assert known and len({mistake.words for mistake in known}) == len(known)
     for mistake in known:
         planted = mistake.planted(drill(name).solution)
+        compile(planted, name, "exec")
         found = compared(drill(name), planted, process)
         assert (found.right, found.mistake) == (False, mistake.words)
         assert compared(drill(name), planted, process) == found

@@ -17,7 +17,7 @@ from pathlib import Path
 from xtrain.copying.forms import forms, same_name, self_check
 
 SOURCE = Path(__file__).resolve().parents[2]  # src/, or where a wheel was installed
-NOT_FOR_COPIES = {"bench", "copying", "testing", "whiteboard"}
+NOT_FOR_COPIES = {"bench", "copying", "practice", "testing", "whiteboard"}
 CALLED_OTHERWISE = {
     *("chimera", "dualpipe", "dualpipe_v", "gpipe", "interleaved", "one_f_one_b"),
     *("simulate", "zb_h1", "zb_h2", "zb_v"),  # a Schedule, not lists of words

@@ -5,10 +5,9 @@ task(name, level)           the file to begin with
 check(name, source)         runs it on ranks; what is wrong, in words
 """
 
-from xtrain.practice import progress
 from xtrain.practice.checking import check
 from xtrain.practice.drills import Drill, drill, drills
 from xtrain.practice.tasks import LEVELS, task
 from xtrain.practice.verdicts import Verdict
 
-__all__ = ["LEVELS", "Drill", "Verdict", "check", "drill", "drills", "progress", "task"]
+__all__ = ["LEVELS", "Drill", "Verdict", "check", "drill", "drills", "task"]

@@ -134,10 +134,11 @@ def compared(
         values = actual.double().flatten().nan_to_num()
         weights = torch.arange(1, len(values) + 1, dtype=torch.float64)
         sums = values.sum().item(), (values * weights).sum().item()
-        got = actual.flatten()[first].item()
+        got, wanted = actual.flatten()[first].item(), expected.flatten()[first].item()
     at = ", ".join(map(str, place or [0]))
-    problem = f"{what}: [{at}] is {got:.6g} instead of "
-    problem += f"{expected.flatten()[first].item():.6g}"
+    close = f"{got:.6g}" == f"{wanted:.6g}"
+    problem = f"{what}: [{at}] is {got:{'.15g' if close else '.6g'}} instead of "
+    problem += f"{wanted:{'.15g' if close else '.6g'}}"
     count = int(off.sum())
     problem += f" ({count} of {off.numel()} differ)" if off.numel() > 1 else ""
     problem += contributions(got, first, actual.shape, drawn)
@@ -149,7 +150,7 @@ def contributions(
 ) -> str:
     """Whose numbers a wrong element is made of, if the ranks' inputs can tell."""
     if got != got:
-        return "; it was never written"
+        return "; it was never written, or computed of what was not"
     inputs = {s: t for s, t in drawn.items() if t.shape == shape and s < 8}
     if not 2 <= len(inputs) <= 4 or list(inputs) != list(range(len(inputs))):
         return ""
@@ -289,6 +290,9 @@ def told(outcome: Outcome, error: BaseException) -> None:
         if ranks and outcome.error not in ("Deadlock",):
             outcome.words = f"rank {ranks[0]}: {outcome.words}"
     outcome.lines = [int(line) for line in PLACE.findall(text)]
+    if outcome.error == "AssertionError" and not outcome.lines:
+        asked = traceback.extract_tb((cause or error).__traceback__)[-1].line
+        outcome.words += f" in the check's `{asked}`"
 
 
 def outcomes_of(name: str, source: str) -> list[Outcome]:

@@ -53,13 +53,12 @@ class Mistake:
 
     def line_in(self, source: str) -> int | None:
         """Where the same statement stands in another file."""
-        changed = [line.strip() for line in self.new.splitlines()]
-        kept = {line.strip() for line in self.old.splitlines()}
-        wanted = [line for line in changed if line and line not in kept]
-        for number, line in enumerate(source.splitlines(), start=1):
-            if wanted and wanted[0] in line.strip():
-                return number
-        return None
+        changed = {line.strip() for line in self.new.splitlines()}
+        changed -= {"", *(line.strip() for line in self.old.splitlines())}
+        wanted = max(changed, key=len, default="")
+        lines = enumerate(source.splitlines(), start=1)
+        places = [number for number, line in lines if wanted and wanted in line]
+        return places[0] if len(places) == 1 else None
 
 
 def mistakes_of(drill: Drill) -> list[Mistake]:
@@ -78,18 +77,28 @@ class Process:
     """Runs files on virtual ranks, one after another, where they can do no harm."""
 
     def __init__(self, seconds: float = SECONDS):
+        self.seconds, self.killed = seconds, False
+        self.process = self.started()
+
+    def started(self) -> "subprocess.Popen[str]":
+        """A process that waits for a file."""
         program = "from xtrain.practice.cases import main; main()"
         command = [sys.executable, "-c", program]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self.seconds, self.killed = seconds, False
-        self.process = subprocess.Popen(
+        return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=environment,
             preexec_fn=limit_memory if sys.platform == "linux" else None,
         )  # fmt: skip
 
     def outcomes(self, drill: Drill, source: str) -> list[Outcome] | None:
-        """Of every case of a drill; None if the process has ended, by us or itself."""
+        """Of every case of a drill; None if the process has ended, by us or itself.
+
+        The next file then gets another process.
+        """
+        if self.process.poll() is not None:
+            self.process.communicate()
+            self.killed, self.process = False, self.started()
         pipes = self.process.stdin, self.process.stdout
         assert pipes[0] is not None and pipes[1] is not None
         timer = threading.Timer(self.seconds, self.kill)
@@ -141,23 +150,19 @@ def compared(drill: Drill, source: str, process: Process) -> Verdict:
     expected = process.outcomes(drill, drill.solution)
     assert expected is not None, "the whiteboard form itself could not be run"
     found = process.outcomes(drill, source)
-    if found is None:
-        return ended(process)
-    wrong = verdict(drill, found, expected)
-    if wrong.right:
+    wrong = ended(process) if found is None else verdict(drill, found, expected)
+    if wrong.right or process.killed:
         return wrong
     for mistake in mistakes_of(drill):
         planted = process.outcomes(drill, mistake.planted(drill.solution))
-        if planted is None:
-            break
         if alike(planted) == alike(found):
             return wrong.known(mistake.words, mistake.line_in(source))
     return wrong
 
 
-def alike(outcomes: list[Outcome]) -> list[str]:
+def alike(outcomes: list[Outcome] | None) -> list[str] | None:
     """What two files that make the same mistake have in common."""
-    return [outcome.alike() for outcome in outcomes]
+    return None if outcomes is None else [one.alike() for one in outcomes]
 
 
 def ended(process: Process) -> Verdict:
@@ -168,10 +173,15 @@ def ended(process: Process) -> Verdict:
             f"could not be interrupted."
         )  # fmt: skip
     code = process.process.wait()
+    if code == -11:
+        return Verdict(
+            False, "Signal 11: memory is used that has been freed, as of a tensor that "
+            "is resized or dropped while it is under way."
+        )  # fmt: skip
     why = f"signal {-code}" if code < 0 else f"exit status {code}"
     return Verdict(
         False, f"The file ended its own process ({why}): a drill is called, and "
-        f"returns. The limits are {MEMORY >> 30} GiB of memory."
+        f"returns."
     )  # fmt: skip
 
 

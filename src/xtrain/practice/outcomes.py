@@ -1,11 +1,14 @@
 """What the cases of a file gave, as records that go from process to process."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 FILE = "<your file>"
 """The reader's file, in tracebacks."""
+PLACES = re.compile(r"( at)? ?(<your file>|/[\w/.-]+\.py):\d+| at 0x[0-9a-f]+")
+"""Where two files that make the same mistake may differ."""
 
 
 @dataclass
@@ -59,13 +62,20 @@ class Outcome:
         ]
 
     def alike(self) -> Any:
-        """Equal for two files that do the same: without lines."""
+        """Equal for two files that do the same: without lines.
+
+        Rounds tell only those apart that are right but slow.
+        """
         numbers = [
             [(n.what, n.right, [float(f"{d:.5g}") for d in n.digest]) for n in notes]
             for notes in self.noted
         ]
-        sent = [[(c.messages, c.nbytes) for c in counts] for counts in self.counted]
-        return repr((self.case, self.error, numbers, sent))
+        sent = [
+            [(c.messages, c.nbytes, round(c.rounds) if self.right else 0) for c in cs]
+            for cs in self.counted
+        ]
+        words = PLACES.sub("", self.words)
+        return repr((self.case, self.error, words, numbers, sent))
 
 
 def encoded(outcomes: list[Outcome]) -> str:

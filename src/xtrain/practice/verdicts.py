@@ -65,7 +65,12 @@ def raised(one: Outcome) -> str:
     place = "" if told else f" (line {one.lines[-1]})"
     if one.error == "RankTimeout":
         return f"an endless loop{place}: {words}."
-    if one.error in ("UnfinishedWork", "InFlightError"):
+    if one.error == "UnfinishedWork":
+        title, *calls = [plain(line.strip()) for line in one.words.splitlines()]
+        calls = list(dict.fromkeys(calls))
+        more = f"; and {len(calls) - 2} more" if len(calls) > 2 else ""
+        return f"{title} {'; '.join(calls[:2])}{more}"
+    if one.error == "InFlightError":
         return plain(" ".join(one.words.split()))
     if one.error == "NotImplementedError":
         return f"there is a gap to fill{place}."
@@ -80,6 +85,7 @@ def raised(one: Outcome) -> str:
 def deadlock(one: Outcome) -> str:
     """Who waits for whom."""
     lines = [plain(line.strip()) for line in one.words.splitlines()[1:]]
+    lines = [re.sub(r"barrier\(\).*", "has returned", line) for line in lines]
     calls = [line.partition(": ")[2] for line in lines if line]
     text = "ranks wait for each other without end.\n  " + "\n  ".join(lines[:8])
     if calls and all(call.startswith("send(") for call in calls):
@@ -99,7 +105,8 @@ def wrong_values(one: Outcome) -> str:
                        and not n[step].right]  # fmt: skip
                 who = f"rank {rank}" if len(one.noted) > 1 else "wrong"
                 others = ", ".join(map(str, off[1:]))
-                more = f" So are ranks {others}." if others else ""
+                be = "is rank" if len(off) == 2 else "are ranks"
+                more = f" So {be} {others}." if others else ""
                 return f"{who}: {note.problem or note.what}.{more}"
     return ""
 
@@ -145,8 +152,8 @@ def too_many_rounds(found: list[Outcome], expected: list[Outcome]) -> str:
             if took > needed + 0.5:
                 return (
                     f"On {mine.case}: values and bytes are right, but it takes "
-                    f"{took:.0f} rounds of messages where {needed:.0f} do: sends wait "
-                    f"for one another that could be under way together."
+                    f"{took:.0f} rounds of messages instead of {needed:.0f}: messages "
+                    f"wait for one another that could be under way together."
                 )
     return ""
 
@@ -154,4 +161,7 @@ def too_many_rounds(found: list[Outcome], expected: list[Outcome]) -> str:
 def plain(text: str) -> str:
     """ "<your file>:14" is "line 14"."""
     text = re.sub(rf"(?:at )?{re.escape(FILE)}:(\d+)", r"(line \1)", text)
+    text = re.sub(r" at /[\w/.-]+\.py:\d+", "", text)
+    text = re.sub(r"group <xtrain[\w.]* object at 0x[0-9a-f]+>", "the group", text)
+    text = re.sub(r"but rank (\d+(?:, \d+)+) has", r"but ranks \1 have", text)
     return text.replace("((", "(").replace("))", ")")
