@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +30,7 @@ from xtrain.cluster import VirtualCluster, flat, now
 from xtrain.copying.forms import check_file, forms, public_name
 from xtrain.copying.self_checks import harness
 from xtrain.practice.outcomes import FILE, Counted, Noted, Outcome, encoded
+from xtrain.practice.schedule_cases import beside, simulated
 from xtrain.testing.errors import RankError, RankTimeout
 
 SIZES = (1, 2, 3, 4)
@@ -150,7 +151,7 @@ def contributions(
 ) -> str:
     """Whose numbers a wrong element is made of, if the ranks' inputs can tell."""
     if got != got:
-        return "; it was never written, or computed of what was not"
+        return "; it is NaN: never written, or computed from such a number, or 0/0"
     inputs = {s: t for s, t in drawn.items() if t.shape == shape and s < 8}
     if not 2 <= len(inputs) <= 4 or list(inputs) != list(range(len(inputs))):
         return ""
@@ -196,16 +197,18 @@ class Drilled:
             f"xtrain.copying.self_checks.{check_file(name).stem}"
         )
         self.check: Callable[..., None] = getattr(self.checks, f"check_{name}")
-        self.grouped = "group" in inspect.signature(self.load()).parameters
+        text = forms()[name].read_text(encoding="utf-8")
+        mine, wanted = (
+            inspect.signature(loaded(code, self.called))
+            for code in (self.code, compile(text, FILE, "exec"))
+        )
+        self.grouped = "group" in wanted.parameters
+        asked = check_file(name).read_text(encoding="utf-8")
+        check_signature(self.called, mine, wanted, asked)
 
     def load(self) -> Any:
         """The function or class, of a module executed afresh."""
-        module = ModuleType("drill")
-        sys.modules["drill"] = module  # dataclasses look there
-        exec(self.code, module.__dict__)
-        if self.called not in module.__dict__:
-            raise NameError(f"the file has no {self.called}")
-        return module.__dict__[self.called]
+        return loaded(self.code, self.called)
 
     def outcomes(self) -> list[Outcome]:
         """Every case; after an endless loop none."""
@@ -213,7 +216,8 @@ class Drilled:
             return [self.plain()]
         found = []
         sizes = getattr(self.checks, "SIZES", {}).get(self.name, SIZES)
-        for size in [size for size in sizes if size <= 4]:
+        more = (6,) if self.folder == "comm" and sizes is SIZES else ()
+        for size in [*(size for size in sizes if size <= 4), *more]:
             found.append(self.on_ranks(size, None))
             if found[-1].error == "RankTimeout":
                 return found
@@ -231,10 +235,25 @@ class Drilled:
         )
         try:
             self.check(self.load())
+            notes += self.other_sizes()
         except (Exception, SystemExit) as error:
             told(outcome, error)
         outcome.noted = [notes]
         return outcome
+
+    def other_sizes(self) -> Iterator[Noted]:
+        """Of schedules: beside the whiteboard form's."""
+        solved = {
+            name: getattr(
+                importlib.import_module(f"xtrain.whiteboard.schedules.{name}"), name
+            )
+            for name, path in forms().items()
+            if path.parent.name == "schedules"
+        }
+        best = solved.pop(self.name)
+        if self.name == "simulate":
+            return simulated(self.load(), best, solved)
+        return beside(self.load(), best, self.name, solved["simulate"])
 
     def on_ranks(self, size: int, pair: tuple[int, ...] | None) -> Outcome:
         """On virtual ranks; `pair` are those of a group in which it runs."""
@@ -274,6 +293,35 @@ class Drilled:
             harness.in_group(self.check, form, group)
 
 
+def loaded(code: Any, name: str) -> Any:
+    """What a file calls so; NameError if it has nothing of that name."""
+    module = ModuleType("drill")
+    sys.modules["drill"] = module  # dataclasses look there
+    exec(code, module.__dict__)
+    if name not in module.__dict__:
+        raise NameError(f"the file has no {name}")
+    return module.__dict__[name]
+
+
+def check_signature(
+    name: str, mine: inspect.Signature, wanted: inspect.Signature, asked: str
+) -> None:
+    """TypeError if the check cannot call it as it calls the whiteboard form.
+
+    Args:
+        asked: the text of the check, which gives some arguments by name.
+    """
+    given = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {p.name: None for p in given if p.name == "group" or f"{p.name}=" in asked}
+    try:
+        mine.bind(*[None for p in given if p.name not in named], **named)
+    except TypeError as error:
+        shown = f"{name}({', '.join(mine.parameters)})"
+        right = f"{name}({', '.join(wanted.parameters)})"
+        words = f"it will be called as {right}; yours is {shown}: {error}"
+        raise TypeError(words) from None
+
+
 def told(outcome: Outcome, error: BaseException) -> None:
     """Put an error into an outcome: its kind, its words, lines of the reader's file."""
     reports = error.reports if isinstance(error, RankError) else []
@@ -311,10 +359,12 @@ def outcomes_of(name: str, source: str) -> list[Outcome]:
 def main() -> None:
     """A name and a source as a line of JSON in, outcomes as a line of JSON out."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    questions = os.fdopen(os.dup(0), encoding="utf-8")
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     torch.set_num_threads(1)
     with tempfile.TemporaryFile() as printed:  # limited, as all files of this process
         os.dup2(printed.fileno(), 1)
-        for line in sys.stdin:
+        for line in questions:
             torch.set_default_dtype(torch.float64)
             torch.use_deterministic_algorithms(True)  # fills `torch.empty` with NaN
             print(encoded(outcomes_of(*json.loads(line))), file=answers)

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,7 +156,19 @@ def compared(drill: Drill, source: str, process: Process) -> Verdict:
         planted = process.outcomes(drill, mistake.planted(drill.solution))
         if alike(planted) == alike(found):
             return wrong.known(mistake.words, mistake.line_in(source))
-    return wrong
+    return wrong.more(SHARED) if keeps_globals(source) else wrong
+
+
+SHARED = "Each rank is a process of its own: other ranks do not see your globals."
+
+
+def keeps_globals(source: str) -> bool:
+    """Has the file a global that a function could put something into?"""
+    kinds = (ast.Dict, ast.List, ast.Set, ast.Call)
+    return any(
+        isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, kinds)
+        for node in ast.parse(source).body
+    )
 
 
 def alike(outcomes: list[Outcome] | None) -> list[str] | None:
@@ -198,6 +209,8 @@ def forbidden(source: str) -> str:
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if node.value.startswith("xtrain.") else []
         if any(name.split(".")[0] == "xtrain" for name in names):
             line = getattr(node, "lineno", 0)
             return (
@@ -244,14 +257,8 @@ def on_real_ranks(drill: Drill, source: str) -> Verdict:
 
 
 def right_words(said: str) -> str:
-    """What the self-check has counted, in short."""
-    sent = [line for line in said.splitlines() if "bytes sent" in line]
-    return "\n".join(["Right: values, bytes and order of messages.", *first(sent)])
-
-
-def first(lines: list[str]) -> Iterator[str]:
-    """Rank 0's line."""
-    for line in lines:
-        if line.startswith("rank 0"):
-            yield f"On 4 processes {line}"
-            return
+    """What the self-check has counted on rank 0, in short."""
+    sent = [line for line in said.splitlines() if line.startswith("rank 0: ")]
+    counted = next((line for line in sent if ": 0 messages" not in line), "")
+    words = "Right: values, bytes and order of messages."
+    return f"{words}\nOn 4 processes {counted}" if counted else words

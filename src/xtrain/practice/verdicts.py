@@ -22,6 +22,10 @@ class Verdict:
     mistake: str = ""
     """The words of the known mistake that it makes."""
 
+    def more(self, sentence: str) -> "Verdict":
+        """With a sentence after it."""
+        return replace(self, words=f"{self.words}\n{sentence}")
+
     def known(self, words: str, line: int | None) -> "Verdict":
         """It does exactly what one with a known mistake does."""
         place = f" (line {line})" if line else ""
@@ -70,8 +74,12 @@ def raised(one: Outcome) -> str:
         calls = list(dict.fromkeys(calls))
         more = f"; and {len(calls) - 2} more" if len(calls) > 2 else ""
         return f"{title} {'; '.join(calls[:2])}{more}"
-    if one.error == "InFlightError":
+    if one.error in ("InFlightError", "MismatchedCollectives"):
         return plain(" ".join(one.words.split()))
+    if one.error == "OSError" and "[Errno 27]" in words:
+        return f"it prints or writes more than 16 MB{place}: a loop without end?"
+    if one.error == "EOFError":
+        return f"it waits for input{place}."
     if one.error == "NotImplementedError":
         return f"there is a gap to fill{place}."
     if one.error == "SystemExit" and words.startswith("WRONG: "):
@@ -88,9 +96,12 @@ def deadlock(one: Outcome) -> str:
     lines = [re.sub(r"barrier\(\).*", "has returned", line) for line in lines]
     calls = [line.partition(": ")[2] for line in lines if line]
     text = "ranks wait for each other without end.\n  " + "\n  ".join(lines[:8])
-    if calls and all(call.startswith("send(") for call in calls):
+    places = {call.partition("(line ")[2].partition(")")[0] for call in calls}
+    if len(places) != 1:
+        return text
+    if all(call.startswith("send(") for call in calls):
         text += "\nAll of them send first: post the receive together with the send."
-    elif calls and all(call.startswith("recv(") for call in calls):
+    elif all(call.startswith("recv(") for call in calls):
         text += "\nAll of them receive first, so nothing is on its way to any of them."
     return text
 

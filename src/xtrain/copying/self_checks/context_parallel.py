@@ -194,6 +194,7 @@ def check_shard_sequence(form: Any, rank: int, size: int) -> None:
 def check_ulysses_attention(form: Any, rank: int, size: int) -> None:
     """Eight heads, runs of a sequence of 24: output, dq, dk and dv of one process."""
     sent, (q, k, v) = check_runs(form, 8, rank, size)
+    same("causal is the default", form(q, k, v), form(q, k, v, causal=True))
     nbytes = 2 * q.nbytes + max(1, size // 2) * (k.nbytes + v.nbytes)
     words = "(N-1)/N of q, k, v and the output forward, and of their gradients"
     sends(sent, words, (size - 1) / size * 2 * nbytes)

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DistributedSampler as TorchSampler
 
-from xtrain.copying.self_checks.harness import Sent, gradient, same, sends
+from xtrain.copying.self_checks.harness import Sent, gradient, randn, same, sends
 from xtrain.copying.self_checks.training import five_steps, model_of
 
 
@@ -29,6 +30,27 @@ def check_distributed_data_parallel(form: Any, rank: int, size: int) -> None:
     """Five steps on every rank equal five steps of one process on all batches."""
     buckets = partial(form, bucket_cap_mb=0.005)  # three, in float64
     check_steps(buckets, rank, size, lambda parallel: None)
+    alone, model = Halves(), Halves()
+    parallel = form(model)
+    alone.load_state_dict(model.state_dict())
+    batches = [randn(3, 8, seed=r) for r in range(size)]
+    for other, batch in enumerate(batches):
+        (alone(batch, other).square().sum() / size).backward()
+    parallel(batches[rank], rank).square().sum().backward()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        whole = torch.zeros_like(q) if q.grad is None else q.grad
+        same("a gradient that not every rank has", gradient(p), whole)
+
+
+class Halves(nn.Module):
+    """Even ranks use one layer, odd ranks the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 4), nn.Linear(8, 4)])
+
+    def forward(self, x: Tensor, rank: int) -> Any:
+        return self.layers[rank % 2](x)
 
 
 def check_distributed_sampler(form: Any, rank: int, size: int) -> None:

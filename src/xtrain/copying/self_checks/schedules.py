@@ -164,6 +164,8 @@ def check_simulate(form: Any) -> None:
     same("a message delays who waits for it", late[1][0], ("1F0", 1.5, 2.5))
     same("and again on the way back", late[0][1], ("0B0", 5.0, 7.0))
     same("the weights' part follows at once", late[0][2], ("0W0", 7.0, 10.0))
+    pair = form([["0F0", "0F1&0BW0", "0BW1"]])[0][1]
+    same("a pair takes as long as both", pair, ("0F1&0BW0", 1.0, 4.0))
     try:
         form([["0BW0", "0F0"], ["1F0", "1BW0"]])
     except ValueError as error:
@@ -179,6 +181,8 @@ def check_zb_h1(form: Any) -> None:
     same("idle time of rank 0, (p - 1)(F + B - W)", idle[0], 3 * 1.0)
     ahead = [order.index(f"{rank}B0") for rank, order in enumerate(orders)]
     same("micro-batches that wait, p - r", ahead, [4, 3, 2, 1])
+    few = " ".join(form(4, 2)[1])
+    same("W begins once no forward is left", few, "1F0 1F1 1B0 1W0 1B1 1W1")
 
 
 def check_zb_h2(form: Any) -> None:

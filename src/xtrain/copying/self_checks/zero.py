@@ -48,10 +48,12 @@ def check_clip_grad_norm(form: Any, rank: int, size: int) -> None:
     whole.grad = randn(960, seed=0)
     shard = whole.grad.chunk(size)[rank].clone()
     with Sent() as sent:
-        norm = form([shard], 1.0)
+        norm = form(list(shard.split(97)), 1.0)
     expected = nn.utils.clip_grad_norm_([whole], 1.0)
     same("the norm of 960 gradients", norm.to(expected.dtype), expected)
     same("its part of them, clipped", shard, whole.grad.chunk(size)[rank])
+    form([shard], 1e3)
+    same("what is below max_norm stays", shard, whole.grad.chunk(size)[rank])
     sends(sent, "2(N-1)/N of one float64", 2 * (size - 1) / size * 8)
 
 
@@ -131,6 +133,11 @@ def check_mixed_precision(form: Any, rank: int, size: int) -> None:
         0,
     )
     same("the scale, halved", torch.tensor(optimizer.scale), torch.tensor(512.0), 0)
+    optimizer.zero_grad()
+    optimizer.backward((2 * weight).sum())
+    assert optimizer.step() is True
+    stepped = torch.full((4,), 0.8).half()
+    same("the weight after a scaled step of 0.1 * 2", weight.detach(), stepped, 0)
     nbytes = torch.get_default_dtype().itemsize
     sends(sent, "one number a step", 2 * (size - 1) / size * nbytes)
 
