@@ -48,6 +48,12 @@ LONG = {
     "pipeline_parallel/test_runner_failures.py": [
         "test_a_rank_that_is_killed_ends_all_others_with_its_name"
     ],
+    "practice/test_checking.py": [
+        "test_a_file_of_a_reader_is_judged_in_words_that_help",
+        "test_a_known_mistake_is_told_in_its_own_words_and_twice_the_same",
+        "test_a_process_that_cannot_be_interrupted_is_ended",
+        "test_a_solution_is_right_on_virtual_ranks",
+    ],
     "plan/test_traffic_measured.py": ["test_all_reduce_sends_the_formula"],
     "snippets/test_transcripts.py": ["test_a_fresh_run_prints_the_transcript"],
     "test_mutate.py": [

@@ -203,8 +203,7 @@ class Drilled:
             for code in (self.code, compile(text, FILE, "exec"))
         )
         self.grouped = "group" in wanted.parameters
-        asked = check_file(name).read_text(encoding="utf-8")
-        check_signature(self.called, mine, wanted, asked)
+        check_signature(self.called, mine, wanted)
 
     def load(self) -> Any:
         """The function or class, of a module executed afresh."""
@@ -304,17 +303,16 @@ def loaded(code: Any, name: str) -> Any:
 
 
 def check_signature(
-    name: str, mine: inspect.Signature, wanted: inspect.Signature, asked: str
+    name: str, mine: inspect.Signature, wanted: inspect.Signature
 ) -> None:
-    """TypeError if the check cannot call it as it calls the whiteboard form.
-
-    Args:
-        asked: the text of the check, which gives some arguments by name.
-    """
-    given = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    named = {p.name: None for p in given if p.name == "group" or f"{p.name}=" in asked}
+    """TypeError if it cannot be called as the whiteboard form is."""
+    given = list(wanted.parameters.values())
+    needed = [p for p in given if p.default is p.empty and p.name != "group"]
+    places = [None for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {p.name for p in needed if p.kind is p.KEYWORD_ONLY}
+    named |= {"group"} & wanted.parameters.keys()
     try:
-        mine.bind(*[None for p in given if p.name not in named], **named)
+        mine.bind(*places, **dict.fromkeys(named))
     except TypeError as error:
         shown = f"{name}({', '.join(mine.parameters)})"
         right = f"{name}({', '.join(wanted.parameters)})"
