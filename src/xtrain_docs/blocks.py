@@ -26,7 +26,8 @@ from markdown.preprocessors import Preprocessor
 from . import charts, config, fences, lectures, values
 
 TIMELINE = re.compile(
-    r'<svg [^>]*class="xs"[^>]* width="(?P<width>\d+)" height="(?P<height>\d+)".*?</svg>',
+    r'<svg [^>]*class="xs"[^>]* width="(?P<width>\d+)" height="(?P<height>\d+)"'
+    r".*?</svg>",
     re.DOTALL,
 )
 SHRINKS = re.compile(

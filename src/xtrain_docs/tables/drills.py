@@ -33,5 +33,6 @@ def drill_path(names: str) -> Table:
     for name in names.split():
         one = drill_of(name)
         minutes += one.minutes
-        rows.append((f"[`{name}`](../whiteboard.md#{name})", str(one.minutes), str(minutes)))
+        link = f"[`{name}`](../whiteboard.md#{name})"
+        rows.append((link, str(one.minutes), str(minutes)))
     return Table(("drill", "minutes", "so far"), rows, "lrr")
