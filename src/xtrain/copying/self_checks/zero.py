@@ -136,7 +136,7 @@ def check_mixed_precision(form: Any, rank: int, size: int) -> None:
     optimizer.zero_grad()
     optimizer.backward((2 * weight).sum())
     assert optimizer.step() is True
-    stepped = torch.full((4,), 0.8).half()
+    stepped = torch.full((4,), 0.8, dtype=torch.float32).half()
     same("the weight after a scaled step of 0.1 * 2", weight.detach(), stepped, 0)
     nbytes = torch.get_default_dtype().itemsize
     sends(sent, "one number a step", 2 * (size - 1) / size * nbytes)
