@@ -69,6 +69,16 @@ def test_a_known_mistake_is_told_in_its_own_words_and_twice_the_same(name, proce
     assert again == first.known(mistake.words, mistake.line_in(planted))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", drills())
+def test_every_known_mistake_twice_by_the_checker(name, process):
+    for mistake in mistakes_of(drill(name)):
+        planted = mistake.planted(drill(name).solution)
+        found = compared(drill(name), planted, process)
+        assert (found.right, found.mistake) == (False, mistake.words)
+        assert compared(drill(name), planted, process) == found
+
+
 def test_there_are_drills_and_known_mistakes_enough():
     assert len(drills()) >= 45
     assert sum(len(mistakes_of(one)) for one in drills().values()) >= 120

@@ -1,5 +1,6 @@
 """Of data parallelism: five steps are those of one process on all batches."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -31,7 +32,9 @@ def check_distributed_data_parallel(form: Any, rank: int, size: int) -> None:
     buckets = partial(form, bucket_cap_mb=0.005)  # three, in float64
     check_steps(buckets, rank, size, lambda parallel: None)
     alone, model = Halves(), Halves()
-    parallel = form(model)
+    asked = "find_unused_parameters"  # of those that want to be told
+    told = {asked: True} if asked in inspect.signature(form).parameters else {}
+    parallel = form(model, **told)
     alone.load_state_dict(model.state_dict())
     batches = [randn(3, 8, seed=r) for r in range(size)]
     for other, batch in enumerate(batches):
