@@ -8,7 +8,14 @@ import pytest
 from tests.mutate import draw
 from xtrain.copying.forms import forms
 from xtrain.practice import check, drill, drills, task
-from xtrain.practice.checking import Process, alike, compared, ended, mistakes_of
+from xtrain.practice.checking import (
+    Process,
+    alike,
+    compared,
+    ended,
+    keeps_globals,
+    mistakes_of,
+)
 from xtrain.practice.verdicts import verdict
 
 RING = drill("ring_all_reduce")
@@ -116,6 +123,14 @@ def test_another_file_with_a_known_mistake_is_recognised_with_its_line(process):
         "parts[at].add_(got)", "parts[at][:] = got + parts[at] * (k < n - 1)"
     )
     assert compared(RING, right, process).right
+
+
+def test_only_a_file_that_keeps_something_is_told_of_globals():
+    """`_all_gather = getattr(...)` of the forms is not what is meant."""
+    zero = drill("zero_1").solution
+    assert "= getattr(" in zero and not keeps_globals(zero)
+    for kept in ("box = {}", "box: dict = {}", "box = dict()", "box = [None]"):
+        assert keeps_globals(f"{kept}\n{zero}")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     file    executed anew on every rank, so that a global belongs to one rank
     check   the self-check of the whiteboard form; here it notes instead of stopping
-    case    1, 2, 3, 4 ranks, and ranks 1 and 3 of 4 as a group
+    case    1, 2, 3, 4 ranks, and ranks 1 and 3 of 4 as a group; collectives also on 6
 
 A message takes one second of virtual time, whatever its size, so clocks count rounds.
 Memory that `torch.empty` gives is filled with NaN. Runs in a process of its own:
@@ -191,13 +191,13 @@ class Drilled:
 
     def __init__(self, name: str, source: str):
         self.name, self.folder = name, forms()[name].parent.name
-        self.called = public_name(forms()[name].read_text(encoding="utf-8"))
+        text = forms()[name].read_text(encoding="utf-8")
+        self.called = public_name(text)
         self.code = compile(source, FILE, "exec")
         self.checks = importlib.import_module(
             f"xtrain.copying.self_checks.{check_file(name).stem}"
         )
         self.check: Callable[..., None] = getattr(self.checks, f"check_{name}")
-        text = forms()[name].read_text(encoding="utf-8")
         mine, wanted = (
             inspect.signature(loaded(code, self.called))
             for code in (self.code, compile(text, FILE, "exec"))
@@ -210,7 +210,7 @@ class Drilled:
         return loaded(self.code, self.called)
 
     def outcomes(self) -> list[Outcome]:
-        """Every case; after an endless loop none."""
+        """Of every case, up to an endless loop."""
         if self.folder == "schedules":
             return [self.plain()]
         found = []

@@ -163,12 +163,15 @@ SHARED = "Each rank is a process of its own: other ranks do not see your globals
 
 
 def keeps_globals(source: str) -> bool:
-    """Has the file a global that a function could put something into?"""
-    kinds = (ast.Dict, ast.List, ast.Set, ast.Call)
-    return any(
-        isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, kinds)
+    """Has the file a dict, list or set of its own, which functions can fill?"""
+    bound = [
+        node.value
         for node in ast.parse(source).body
-    )
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    ]
+    made = {ast.unparse(v.func) for v in bound if isinstance(v, ast.Call)}
+    filled = any(isinstance(v, ast.Dict | ast.List | ast.Set) for v in bound)
+    return filled or not made.isdisjoint(("dict", "list", "set", "defaultdict"))
 
 
 def alike(outcomes: list[Outcome] | None) -> list[str] | None:

@@ -49,7 +49,8 @@ def about(drill: Drill, level: str) -> str:
         if "all_to_all" in drill.solution and drill.name == "one_shot_all_reduce":
             uses = "torch and the standard library; one collective"
     kind = "class" if f"\nclass {name}" in drill.solution else "function"
-    ranks = "as data" if drill.folder == "schedules" else "on 1 to 4 ranks"
+    most = 6 if drill.folder == "comm" else 4
+    ranks = "as data" if drill.folder == "schedules" else f"on 1 to {most} ranks"
     lines = [
         f"Drill {drill.name}, {level}: write the {kind} {name}"
         f" ({drill.minutes} minutes from a blank file).",
@@ -107,23 +108,17 @@ def signatures(text: str, tree: ast.Module) -> str:
             first = min([node.lineno, *marks])
             lines[first - 1 : last] = [None] * (last - first + 1)
         elif isinstance(node, FUNCTIONS):
-            body, hole = (
-                node.body,
-                " " * (node.col_offset + 4) + "raise NotImplementedError",
-            )
-            first = body[0].lineno
+            hole = " " * (node.col_offset + 4) + "raise NotImplementedError"
+            first = node.body[0].lineno
             if ast.get_docstring(node) is not None:
-                first = (body[0].end_lineno or 0) + 1
+                first = (node.body[0].end_lineno or 0) + 1
             if first <= last:
-                rest = [None] * (last - first)
-                lines[first - 1 : last] = [hole, *rest]
+                lines[first - 1 : last] = [hole, *[None] * (last - first)]
             else:
                 lines[last - 1] = f"{lines[last - 1]}\n{hole}"
-    kept = "\n".join(line for line in lines if line is not None)
-    return (
-        re.sub(r"\n{3,}(?=[ ])", "\n\n", re.sub(r"\n{4,}", "\n\n\n", kept)).rstrip()
-        + "\n"
-    )
+    kept = "\n".join(line for line in lines if line is not None).rstrip()
+    kept = re.sub(r"\n{4,}", "\n\n\n", kept)  # where private functions stood
+    return re.sub(r"\n{3,}(?=[ ])", "\n\n", kept) + "\n"
 
 
 def with_gap(text: str, tree: ast.Module) -> str:

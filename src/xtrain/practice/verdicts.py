@@ -1,7 +1,8 @@
 """What is wrong with a file, in words, from what its cases gave.
 
-In this order, because one causes the next: it cannot be executed; it raises; ranks wait
-for each other; a collective was called that is to be written; values; bytes; rounds.
+In this order, because one causes the next: it cannot be executed; a collective is
+called that is to be written; it raises, or ranks wait for each other; values; bytes;
+rounds.
 """
 
 import re
