@@ -26,17 +26,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xtrain.cluster import VirtualCluster, flat, now
 from xtrain.copying.forms import check_file, forms, public_name
 from xtrain.copying.self_checks import harness
 from xtrain.practice.outcomes import FILE, Counted, Noted, Outcome, encoded
+from xtrain.practice.running import (
+    alone,
+    kept,
+    line_here,
+    now,
+    on_ranks,
+    prepared,
+)
 from xtrain.practice.schedule_cases import beside, simulated
 from xtrain.testing.errors import RankError, RankTimeout
 
 SIZES = (1, 2, 3, 4)
 PAIR = (1, 3)
-LIMIT = 5.0
-"""Seconds that a rank may run without a call: more is an endless loop."""
 PLACE = re.compile(re.escape(FILE) + r'(?:", line |:)(\d+)')
 
 
@@ -48,6 +53,13 @@ class Book:
         self.counted: list[list[Counted]] = [[] for _ in range(size)]
         self.drawn: list[dict[int, Tensor]] = [{} for _ in range(size)]
         self.calls: dict[str, int] = {}
+        self.compared = [0] * size
+        """How far this attempt is: a rank may be run again from its start."""
+
+    def begin(self, rank: int) -> None:
+        """A rank is run from its start."""
+        self.compared[rank] = 0
+        self.counted[rank].clear()
 
     def draws(self, *shape: int, seed: int) -> Tensor:
         """`harness.randn`, remembered: the check knows what every rank brings."""
@@ -60,9 +72,11 @@ class Book:
     ) -> None:
         """`harness.same`, which goes on after a difference."""
         rank = dist.get_rank()
-        self.noted[rank].append(
-            compared(what, actual, expected, tolerance, self.drawn[rank])
-        )
+        if self.compared[rank] == len(self.noted[rank]):
+            self.noted[rank].append(
+                compared(what, actual, expected, tolerance, self.drawn[rank])
+            )
+        self.compared[rank] += 1
         dist.barrier(harness.GROUP.get())
 
     def sends(self, sent: "Watched", formula: str, nbytes: float) -> None:
@@ -98,16 +112,6 @@ class Watched(harness.Sent):
 harness_randn = harness.randn
 
 
-def line_here() -> int:
-    """The innermost line of the reader's file that is being executed, or 0."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == FILE:
-            return frame.f_lineno
-        frame = frame.f_back
-    return 0
-
-
 def compared(
     what: str, actual: Any, expected: Any, tolerance: float, drawn: dict[int, Tensor]
 ) -> Noted:
@@ -123,6 +127,8 @@ def compared(
             for t in (actual, expected)
         ]
         return Noted(what, False, f"{what}: {kinds[0]} instead of {kinds[1]}")
+    if torch.equal(actual, expected):
+        return Noted(what, True)
     with torch.no_grad():
         largest = expected.abs().max().item() if expected.numel() else 0.0
         wider = harness.WIDER.get(actual.dtype, 1)
@@ -193,7 +199,7 @@ class Drilled:
         self.name, self.folder = name, forms()[name].parent.name
         text = forms()[name].read_text(encoding="utf-8")
         self.called = public_name(text)
-        self.code = compile(source, FILE, "exec")
+        self.code = prepared(compile(source, FILE, "exec"))
         self.checks = importlib.import_module(
             f"xtrain.copying.self_checks.{check_file(name).stem}"
         )
@@ -233,8 +239,9 @@ class Drilled:
             compared(what, actual, expected, 0, {})
         )
         try:
-            self.check(self.load())
-            notes += self.other_sizes()
+            with alone():
+                self.check(self.load())
+                notes += self.other_sizes()
         except (Exception, SystemExit) as error:
             told(outcome, error)
         outcome.noted = [notes]
@@ -267,9 +274,8 @@ class Drilled:
                                   ("say", lambda line: None)):  # fmt: skip
                 if hasattr(module, name):
                     setattr(module, name, instead)
-        cluster = VirtualCluster(size, flat(1.0, 1e15), limit=LIMIT)
         try:
-            cluster.run(self.on_rank, pair)
+            on_ranks(size, self.on_rank, book, pair)
         except (Exception, SystemExit) as error:
             told(outcome, error)
         outcome.noted = [notes for notes in book.noted if notes or pair is None]
@@ -285,8 +291,9 @@ class Drilled:
         prefix = harness.__name__.rpartition(".")[0]
         return [sys.modules[n] for n in names if str(n).startswith(prefix)]
 
-    def on_rank(self, pair: tuple[int, ...] | None) -> None:
-        form = self.load()
+    def on_rank(self, book: Book, pair: tuple[int, ...] | None) -> None:
+        form = kept(self.load())
+        book.begin(dist.get_rank())
         group = dist.new_group(list(pair)) if pair else None
         if pair is None or dist.get_rank() in pair:
             harness.in_group(self.check, form, group)

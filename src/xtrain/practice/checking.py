@@ -3,25 +3,21 @@
     virtual ranks    values, bytes, rounds, order of messages; 1 to 4 ranks, a group
     real ranks       four gloo processes, if the virtual ones found nothing wrong
 
-A wrong file is compared with mistakes that are known (`mistakes/*.toml`): with each of
-them planted into the solution, does the solution do exactly what the file does?
+What a wrong file does is explained by `judging`.
 """
 
-import ast
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import threading
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 from xtrain.copying.forms import public_name, self_check
 from xtrain.practice.drills import Drill
+from xtrain.practice.judging import explained, forbidden
 from xtrain.practice.outcomes import FILE, Outcome, decoded
 from xtrain.practice.verdicts import Verdict, plain, verdict
 
@@ -31,45 +27,6 @@ REAL_SECONDS = 120.0
 MEMORY = 8 << 30
 OUTPUT = 16 << 20
 """Bytes that the file's process may write."""
-MISTAKES = Path(__file__).parent / "mistakes"
-
-
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """An error that people make: `old` of the solution became `new`."""
-
-    old: str
-    new: str
-    words: str
-
-    def planted(self, solution: str) -> str:
-        """The solution with the mistake; ValueError unless `old` stands there once."""
-        if solution.count(self.old) != 1:
-            raise ValueError(
-                f"{self.old!r} stands there {solution.count(self.old)} times"
-            )
-        return solution.replace(self.old, self.new)
-
-    def line_in(self, source: str) -> int | None:
-        """Where the same statement stands in another file."""
-        changed = {line.strip() for line in self.new.splitlines()}
-        changed -= {"", *(line.strip() for line in self.old.splitlines())}
-        wanted = max(changed, key=len, default="")
-        lines = enumerate(source.splitlines(), start=1)
-        places = [number for number, line in lines if wanted and wanted in line]
-        return places[0] if len(places) == 1 else None
-
-
-def mistakes_of(drill: Drill) -> list[Mistake]:
-    """Those that are known of a drill."""
-    path = MISTAKES / f"{drill.folder}.toml"
-    if not path.is_file():
-        return []
-    entries = tomllib.loads(path.read_text(encoding="utf-8")).get(drill.name, [])
-    return [
-        Mistake(*(entry[key].strip("\n") for key in ("old", "new", "words")))
-        for entry in entries
-    ]
 
 
 class Process:
@@ -126,6 +83,8 @@ class Process:
 
 def limit_memory() -> None:
     """Of the process that calls it: its data, and the size of files it writes."""
+    import resource  # of Unix
+
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
 
@@ -152,31 +111,9 @@ def compared(drill: Drill, source: str, process: Process) -> Verdict:
     wrong = ended(process) if found is None else verdict(drill, found, expected)
     if wrong.right or process.killed:
         return wrong
-    for mistake in mistakes_of(drill):
-        planted = process.outcomes(drill, mistake.planted(drill.solution))
-        if alike(planted) == alike(found):
-            return wrong.known(mistake.words, mistake.line_in(source))
-    return wrong.more(SHARED) if keeps_globals(source) else wrong
-
-
-SHARED = "Each rank is a process of its own: other ranks do not see your globals."
-
-
-def keeps_globals(source: str) -> bool:
-    """Has the file a dict, list or set of its own, which functions can fill?"""
-    bound = [
-        node.value
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-    ]
-    made = {ast.unparse(v.func) for v in bound if isinstance(v, ast.Call)}
-    filled = any(isinstance(v, ast.Dict | ast.List | ast.Set) for v in bound)
-    return filled or not made.isdisjoint(("dict", "list", "set", "defaultdict"))
-
-
-def alike(outcomes: list[Outcome] | None) -> list[str] | None:
-    """What two files that make the same mistake have in common."""
-    return None if outcomes is None else [one.alike() for one in outcomes]
+    return explained(
+        drill, source, found, wrong, lambda text: process.outcomes(drill, text)
+    )
 
 
 def ended(process: Process) -> Verdict:
@@ -197,30 +134,6 @@ def ended(process: Process) -> Verdict:
         False, f"The file ended its own process ({why}): a drill is called, and "
         f"returns."
     )  # fmt: skip
-
-
-def forbidden(source: str) -> str:
-    """Why a file is refused before it runs; empty if it is not."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        return f"SyntaxError: {getattr(error, 'msg', error)}" + (
-            f" (line {line})" if line else ""
-        )
-    for node in ast.walk(tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value] if node.value.startswith("xtrain.") else []
-        if any(name.split(".")[0] == "xtrain" for name in names):
-            line = getattr(node, "lineno", 0)
-            return (
-                f"Line {line} imports xtrain: write it with torch and the "
-                f"standard library."
-            )
-    return ""
 
 
 def on_real_ranks(drill: Drill, source: str) -> Verdict:
