@@ -8,8 +8,11 @@ ranks and the tensors are others. What needs gradients or large products is not 
 """
 
 import json
+import re
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,18 +43,77 @@ def start() -> None:
 
 
 def answer(name: str, source: str, ranks: int = 4) -> str:
-    """What is right or wrong with a file, and its messages on some ranks, as JSON."""
+    """What is right or wrong with a file, and what it does on some ranks, as JSON."""
     began = time.perf_counter()
     verdict, lines = checked(name, source)
+    run = executed(verdict.words)
+    title, frames, messages, more = shown(name, source, ranks) if run else NOTHING
     return json.dumps(
         {
             "right": verdict.right,
-            "words": verdict.words,
+            "words": verdict.words + more,
             "mistake": verdict.mistake,
             "lines": lines,
+            "title": title,
+            "frames": frames,
+            "messages": messages,
             "seconds": time.perf_counter() - began,
         }
     )
+
+
+def executed(words: str) -> bool:
+    """Was the file run, or refused before that?"""
+    return not re.match(r"SyntaxError|Line \d+ imports", words)
+
+
+Shown = tuple[str, list[str], str, str]
+NOTHING: Shown = "", [], "", ""
+
+
+def shown(name: str, source: str, ranks: int) -> Shown:
+    """A title, pictures, a table of messages, and a sentence on buffered sends."""
+    from xtrain.practice import drawing
+    from xtrain.practice.cases import Drilled
+    from xtrain.practice.demos import DEMOS
+
+    try:
+        drilled = Drilled(name, source)
+    except (Exception, SystemExit):
+        return NOTHING
+    if drilled.folder == "schedules":
+        return timeline(name, drilled.load, ranks)
+    if name not in DEMOS:
+        return NOTHING
+    sizes = getattr(drilled.checks, "SIZES", {}).get(name, range(1, 9))
+    size = max(n for n in sizes if n <= ranks)
+    run, more = drawing.drawn(name, drilled.load, size, False), ""
+    if run.problem == "Deadlock":
+        loose = drawing.drawn(name, drilled.load, size, True)
+        if not loose.problem:
+            more = "\nIf sends were buffered it would end: do not rely on that."
+    title = f"On {size} {'rank' if size == 1 else 'ranks'}"
+    title += f" ({ranks} are not a size for it)" * (size != ranks)
+    pictures = drawing.frames(name, run)
+    return title, pictures, drawing.table(name, run) if run.messages else "", more
+
+
+def timeline(name: str, load: Callable[[], Any], ranks: int) -> Shown:
+    """Of a schedule: drawn as the pages draw theirs."""
+    from xtrain.schedules import SCHEDULES, parse_action, render_svg, simulate
+
+    for size in (ranks, ranks - 1):  # some need an even number
+        count = 2 * size + size % 2
+        try:
+            made = SCHEDULES[name](size, count)
+            orders = load()(size, count)
+            actions = [tuple(map(parse_action, order)) for order in orders]
+            picture = render_svg(simulate(replace(made, actions=tuple(actions))))
+        except (Exception, SystemExit):
+            continue
+        box = f'<div class="xd-box" tabindex="0">{picture}</div>'
+        return f"On {size} ranks, {count} micro-batches", [box], "", ""
+    return NOTHING
 
 
 def checked(name: str, source: str) -> tuple[Any, list[int]]:
@@ -68,9 +130,7 @@ def checked(name: str, source: str) -> tuple[Any, list[int]]:
     found = outcomes_of(name, source)
     wrong = verdict(drill, found, known(name, drill.solution))
     if not wrong.right:
-        wrong = explained(
-            drill, source, found, wrong, lambda text: known(name, text)
-        )
+        wrong = explained(drill, source, found, wrong, lambda text: known(name, text))
     return wrong, lines_in(wrong.words)
 
 
@@ -84,7 +144,5 @@ def known(name: str, source: str) -> Any:
 
 def lines_in(words: str) -> list[int]:
     """The lines of the file that a verdict names."""
-    import re
-
     found = re.findall(r"\blines? (\d+)", words, re.IGNORECASE)
     return sorted({int(line) for line in found})

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined,list-item,misc"
 """Ranks without threads: a rank is run until it needs a message that is not there.
 
     rank 0   runs, sends, waits       | runs again from its start, goes on, ends
@@ -19,7 +20,7 @@ import functools
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -183,8 +184,11 @@ class Ranks:
     Args:
         limit: seconds that a rank may run without a call.
         buffered: a send ends at once, as if it were copied into a buffer.
-        watch: called with each message when it is under way.
+        watch: called with each message when its ends have met.
     """
+
+    seen: Callable[[], None] | None = None
+    """Called when a rank makes a call, and when it goes on after a wait."""
 
     def __init__(
         self,
@@ -200,7 +204,6 @@ class Ranks:
         self.any_source: dict[Any, deque[Call]] = {}
         self.meetings: dict[Any, Meeting] = {}
         self.pure = True
-        self.waited: Callable[[Work], None] | None = None
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """`program(*args)` on every rank; what each returns.
@@ -313,6 +316,8 @@ class Ranks:
             r for r in group.ranks if r != number
         ]  # fmt: skip
         call, new = self.bound(kind, words, line, tensor, missing)
+        if self.seen is not None:
+            self.seen()
         if kind == "recv" and tensor.is_floating_point():
             tensor.write([float("nan")] * tensor.numel())
         given, taken = ([tensor], []) if kind == "send" else ([], [tensor])
@@ -410,6 +415,17 @@ class Ranks:
         end = max(c.posted for c in calls.values()) + seconds
         for r, payload in zip(group.ranks, found, strict=True):
             calls[r].payload, calls[r].end = payload, end
+        if self.watch is not None and calls[group.ranks[0]].kind == "all_to_all_single":
+            self.pieces(group, calls)
+
+    def pieces(self, group: Any, calls: dict[int, Call]) -> None:
+        """Tell of an all-to-all as of its messages."""
+        assert self.watch is not None
+        for source in group.ranks:
+            for place, target in enumerate(group.ranks):
+                part = replace(calls[source], given=[calls[source].given[place]])
+                if target != source and part.given[0]:
+                    self.watch(part, calls[target])
 
     def bound(
         self, kind: str, words: str, line: int, tensor: Tensor | None,
@@ -458,8 +474,8 @@ class Ranks:
         rank.clock = max(rank.clock, call.end)
         for tensor, values in zip(work.taken, call.payload, strict=False):
             tensor.write(values)
-        if self.waited is not None:
-            self.waited(work)
+        if self.seen is not None:
+            self.seen()
 
     # -- the reader's function ---------------------------------------------------------
 
@@ -546,7 +562,7 @@ def place(line: int) -> str:
     return f" at {FILE}:{line}" if line else ""
 
 
-# -- for the cases, as on virtual ranks ----------------------------------------------------
+# -- for the cases, as on virtual ranks --
 
 LIMIT = 2.0
 """Seconds that a rank may run without a call."""

@@ -13,20 +13,36 @@ from torch import nn as nn
 from torch import tensors as tensors
 from torch import utils as utils
 from torch.dtypes import (
-    bfloat16, complex128, dtype, float16, float32, float64, int8, int32, int64, uint8,
+    bfloat16,
+    complex128,
+    dtype,
+    float16,
+    float32,
+    float64,
+    int8,
+    int32,
+    int64,
+    uint8,
 )  # fmt: skip
-from torch.dtypes import bool_ as bool  # noqa: A004
+from torch.dtypes import bool_ as bool
 from torch.dtypes import promoted as promote_types
 from torch.random import Generator, manual_seed, rand, randint, randn, randperm
 from torch.tensors import (
-    Size, Tensor, cat, device, einsum, stack, tensor, where,
+    Size,
+    Tensor,
+    cat,
+    device,
+    einsum,
+    stack,
+    tensor,
+    where,
 )  # fmt: skip
 from torch.tensors import full as _full
 
 STAND_IN = True
 """Tells this from torch."""
-float, double, half = float32, float64, float16  # noqa: A001
-long, int = int64, int32  # noqa: A001
+float, double, half = float32, float64, float16
+long, int = int64, int32
 inf, nan, pi = math.inf, math.nan, math.pi
 concat = concatenate = cat
 as_tensor = from_numpy = tensor
@@ -121,7 +137,7 @@ def polar(size: Tensor, angle: Tensor) -> Tensor:
     return size * (angle * 1j).exp()
 
 
-def complex(real: Tensor, imag: Tensor) -> Tensor:  # noqa: A001
+def complex(real: Tensor, imag: Tensor) -> Tensor:
     return real + imag * 1j
 
 
@@ -162,18 +178,14 @@ class no_grad:
 
 
 inference_mode = enable_grad = no_grad
-_METHODS = set(
-    "abs add all amax amin any argmax argmin argsort bincount bmm ceil chunk clamp clone "
-    "cos div dot exp flatten flip floor gather index_select isfinite isnan log "
-    "log_softmax logaddexp logsumexp matmul max maximum mean min minimum mm mul narrow "
-    "nonzero norm numel pow prod relu remainder repeat_interleave reshape round rsqrt "
-    "scatter sigmoid sign sin softmax sort split sqrt square squeeze std sub sum t tanh "
-    "tensor_split topk transpose tril triu unbind unflatten unique unsqueeze".split()
+METHODS = frozenset(
+    ["abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bincount", "bmm", "ceil", "chunk", "clamp", "clone", "cos", "div", "dot", "exp", "flatten", "flip", "floor", "gather", "index_select", "isfinite", "isnan", "log", "log_softmax", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "narrow", "nonzero", "norm", "numel", "pow", "prod", "relu", "remainder", "repeat_interleave", "reshape", "round", "rsqrt", "scatter", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "t", "tanh", "tensor_split", "topk", "transpose", "tril", "triu", "unbind", "unflatten", "unique", "unsqueeze"]
 )
+"""Functions that are methods of a tensor, too."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _METHODS:
+    if name in METHODS:
         return getattr(Tensor, name)
     if name.startswith("__"):
         raise AttributeError(name)

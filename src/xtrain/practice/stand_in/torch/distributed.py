@@ -49,7 +49,7 @@ class ProcessGroup:
 WORLD = ProcessGroup([], "world")
 
 
-class group:  # noqa: N801
+class group:
     """The default group."""
 
     WORLD = WORLD
@@ -143,7 +143,7 @@ def new_group(ranks: Any = None, **_: Any) -> ProcessGroup:
     return ProcessGroup(chosen, f"{current.groups}: {chosen}")
 
 
-# -- messages ------------------------------------------------------------------------------
+# -- messages --
 
 
 def line_here() -> int:
@@ -251,7 +251,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Any]:
     ]
 
 
-# -- collectives ---------------------------------------------------------------------------
+# -- collectives --
 
 
 def finished(work: Any, async_op: bool) -> Any:

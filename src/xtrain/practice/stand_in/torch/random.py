@@ -1,4 +1,4 @@
-"""Random numbers, bit for bit those of torch's generator on a CPU (Mersenne Twister)."""
+"""Random numbers, bit for bit those of torch on a CPU (Mersenne Twister)."""
 
 import math
 import random

@@ -1098,7 +1098,7 @@ def tensor_kind(a: Tensor, b: Tensor) -> dtype:
     return promoted(a.dtype, b.dtype)
 
 
-# -- operators, and functions that are methods, too ----------------------------------------
+# -- operators, and functions that are methods, too --
 
 
 def divided(a: Any, b: Any) -> Any:
@@ -1233,7 +1233,7 @@ Tensor.__invert__ = lambda self: self.each(  # type: ignore[attr-defined]
 Tensor.logical_not = Tensor.__invert__  # type: ignore[attr-defined]
 
 
-# -- making tensors ------------------------------------------------------------------------
+# -- making tensors --
 
 
 def tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
