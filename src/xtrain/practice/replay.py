@@ -13,6 +13,7 @@ their receives, as gloo's do.
     Ranks(4).run(function, *args)
 """
 
+import ast
 import contextlib
 import contextvars
 import copy
@@ -187,6 +188,8 @@ class Ranks:
         watch: called with each message when its ends have met.
     """
 
+    pure = True
+    """A call of the reader's function does not depend on calls before it."""
     seen: Callable[[], None] | None = None
     """Called when a rank makes a call, and when it goes on after a wait."""
 
@@ -203,7 +206,6 @@ class Ranks:
         self.waiting: dict[Any, deque[Call]] = {}
         self.any_source: dict[Any, deque[Call]] = {}
         self.meetings: dict[Any, Meeting] = {}
-        self.pure = True
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """`program(*args)` on every rank; what each returns.
@@ -477,28 +479,21 @@ class Ranks:
         if self.seen is not None:
             self.seen()
 
-    # -- the reader's function ---------------------------------------------------------
+    # -- functions that are called once -----------------------------------------------
 
-    def kept(self, form: Any) -> Any:
-        """The function, whose calls that have returned are not made again."""
-        if not self.pure or isinstance(form, type):
-            return form
-
-        @functools.wraps(form)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            rank = self.current
-            given = (args, kwargs)
-            if rank.over or any(callable(value) for value in walked(given)):
-                return form(*args, **kwargs)
-            if rank.of < len(rank.kept):
-                rank.of += 1
-                return self.again(rank, rank.kept[rank.of - 1], given)
-            result = form(*args, **kwargs)
-            if not rank.over:
-                self.keep(rank, given, result)
-            return result
-
-        return called
+    def once(self, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function; if an attempt before has had its result, that."""
+        rank, given = self.current, (args, kwargs)
+        changing = any(callable(value) for value in walked(given))
+        if rank.over or changing or not self.pure:
+            return form(*args, **kwargs)
+        if rank.of < len(rank.kept):
+            rank.of += 1
+            return self.again(rank, rank.kept[rank.of - 1], given)
+        result = form(*args, **kwargs)
+        if not rank.over:
+            self.keep(rank, given, result)
+        return result
 
     def keep(self, rank: Rank, given: Any, result: Any) -> None:
         numbers = [list(storage.data) for storage in storages_of(given)]
@@ -579,14 +574,41 @@ def now() -> float:
 
 
 def kept(form: Any) -> Any:
-    """The reader's function: calls of it that have returned are not made again."""
-    return ENGINE[-1].kept(form)
+    """A function: calls of it that have returned are not made again."""
+    if isinstance(form, type) or hasattr(form, "__wrapped__"):
+        return form
+
+    @functools.wraps(form)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return ENGINE[-1].once(form, args, kwargs)
+
+    return called
 
 
-def prepared(code: CodeType) -> CodeType:
-    """A file's code, whose endless loops end."""
+def prepared(source: str) -> CodeType:
+    """A file's code: its endless loops end, and what it keeps is found out."""
+    code = compile(source, FILE, "exec")
     watch(code)
+    Ranks.pure = not keeps_state(ast.parse(source))
     return code
+
+
+def keeps_state(tree: ast.Module) -> bool:
+    """May a call of one of its functions depend on the calls before it?"""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            return True
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+            return True
+        if isinstance(node, ast.FunctionDef) and not all(
+            isinstance(default, ast.Constant | ast.UnaryOp | ast.Attribute | None)
+            for default in (*node.args.defaults, *node.args.kw_defaults)
+        ):
+            return True
+    bound = (n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign))
+    return any(not isinstance(node.value, ast.Constant) for node in bound)
 
 
 @contextlib.contextmanager

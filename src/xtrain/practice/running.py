@@ -40,9 +40,9 @@ else:
         """The reader's function, as it is called."""
         return form
 
-    def prepared(code: CodeType) -> CodeType:
+    def prepared(source: str) -> CodeType:
         """A file's code, as it is executed."""
-        return code
+        return compile(source, FILE, "exec")
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:

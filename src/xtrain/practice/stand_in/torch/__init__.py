@@ -7,11 +7,13 @@ the path in a page, and in the tests of it; nowhere else.
 import math
 from typing import Any
 
+from torch import base as base
 from torch import distributed as distributed
 from torch import dtypes as dtypes
 from torch import nn as nn
 from torch import tensors as tensors
 from torch import utils as utils
+from torch.base import Size, device
 from torch.dtypes import (
     bfloat16,
     complex128,
@@ -28,10 +30,8 @@ from torch.dtypes import bool_ as bool
 from torch.dtypes import promoted as promote_types
 from torch.random import Generator, manual_seed, rand, randint, randn, randperm
 from torch.tensors import (
-    Size,
     Tensor,
     cat,
-    device,
     einsum,
     stack,
     tensor,
@@ -75,7 +75,7 @@ def use_deterministic_algorithms(mode: Any, warn_only: Any = False) -> None:
 
 
 def _shaped(shape: Any) -> Any:
-    return tensors.flat_shape(shape)
+    return base.flat_shape(shape)
 
 
 def empty(*shape: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
@@ -150,7 +150,7 @@ def allclose(a: Tensor, b: Tensor, rtol: Any = 1e-5, atol: Any = 1e-8) -> Any:
 
 
 def broadcast_shapes(*shapes: Any) -> Size:
-    return Size(tensors.broadcast_shape(*shapes))
+    return Size(base.broadcast_shape(*shapes))
 
 
 def vstack(parts: Any) -> Tensor:
@@ -178,9 +178,15 @@ class no_grad:
 
 
 inference_mode = enable_grad = no_grad
-METHODS = frozenset(
-    ["abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bincount", "bmm", "ceil", "chunk", "clamp", "clone", "cos", "div", "dot", "exp", "flatten", "flip", "floor", "gather", "index_select", "isfinite", "isnan", "log", "log_softmax", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul", "narrow", "nonzero", "norm", "numel", "pow", "prod", "relu", "remainder", "repeat_interleave", "reshape", "round", "rsqrt", "scatter", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "t", "tanh", "tensor_split", "topk", "transpose", "tril", "triu", "unbind", "unflatten", "unique", "unsqueeze"]
-)
+WORDS = """
+abs add all amax amin any argmax argmin argsort bincount bmm ceil chunk clamp clone cos
+div dot exp flatten flip floor gather index_select isfinite isnan log log_softmax
+logaddexp logsumexp matmul max maximum mean min minimum mm mul narrow nonzero norm numel
+pow prod relu remainder repeat_interleave reshape round rsqrt scatter sigmoid sign sin
+softmax sort split sqrt square squeeze std sub sum t tanh tensor_split topk transpose
+tril triu unbind unflatten unique unsqueeze
+"""
+METHODS = frozenset(WORDS.split())
 """Functions that are methods of a tensor, too."""
 
 
@@ -195,6 +201,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "stack",
     "Generator", "Size", "Tensor", "bfloat16", "bool", "complex128", "device", "dtype",
     "einsum", "float16", "float32", "float64", "int8", "int32", "int64", "manual_seed",
     "promote_types", "rand", "randint", "randn", "randperm", "uint8", "where",

@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from torch import dtypes
-from torch.tensors import Tensor, flat_shape, of_values
+from torch.base import flat_shape
+from torch.tensors import Tensor, of_values
 
 LENGTH = 624
 
