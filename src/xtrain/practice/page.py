@@ -28,8 +28,9 @@ IN_PAGE = (
     "gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_h2", "zb_v", "dualpipe",
     "dualpipe_v", "chimera", "simulate",
     "online_softmax", "ring_attention_forward", "shard_sequence", "decode_attention",
-    "expert_capacity", "plan_placement", "dispatch", "combine",
+    "expert_capacity", "update_balance_bias", "plan_placement", "dispatch", "combine",
     "moe_forward", "overlapped_all_to_all",
+    "top_k_gradient", "load_balancing_loss",
 )  # fmt: skip
 """The drills that a page checks."""
 STAND_IN = Path(__file__).parent / "stand_in"

@@ -115,6 +115,7 @@ class Rank:
         kept: calls of the reader's function that have returned; `of` the next one's.
         open: works of this attempt that have not been waited for.
         over: this attempt has been given up.
+        phase: the barrier that all must have reached before its next call.
     """
 
     def __init__(self, number: int):
@@ -122,6 +123,7 @@ class Rank:
         self.calls: list[Call] = []
         self.kept: list[Kept] = []
         self.waits: Call | None = None
+        self.phase: Call | None = None
         self.done, self.error, self.result = False, None, None
         self.begin()
 
@@ -134,7 +136,7 @@ class Rank:
         self.clock, self.over = 0.0, False
         self.open: list[Work] = []
         self.counts: dict[Any, int] = {}
-        self.waits = None
+        self.waits = self.phase = None
 
 
 class Work:
@@ -313,6 +315,7 @@ class Ranks:
         words += f", tag={tag}" * bool(tag) + f"){group.in_words()}{place(line)}"
         if self.current.over:
             return Nothing()
+        self.enter_phase()
         number = self.current.number
         missing = [peer] if peer is not None else [
             r for r in group.ranks if r != number
@@ -384,6 +387,7 @@ class Ranks:
         """Post this rank's part; `combine` gets all ranks' inputs, in group order."""
         if self.current.over:
             return Nothing()
+        self.enter_phase()
         rank, first = self.current, next(iter([*given, *taken]), None)
         shown = details or (shape_of(first) if first is not None else "")
         words = f"{name}({shown}){group.in_words()}{place(line)}"
@@ -395,6 +399,31 @@ class Ranks:
             meeting = self.meetings.setdefault((group.name, number), Meeting())
             self.meet(meeting, call, group, (name, signature), combine, seconds)
         return self.opened(call, given, taken)
+
+    def next_phase(self, group: Any) -> None:
+        """A barrier of a check: what comes after it has clocks of its own.
+
+        A rank goes on, and waits for the others only before its next call: what is
+        computed until then is computed once.
+        """
+        rank = self.current
+        if rank.over:
+            return
+        work = self.collective("barrier", group, [], [], (), nothing, 0)
+        rank.open.remove(work)
+        rank.phase, rank.clock = work.call, 0.0
+
+    def enter_phase(self) -> None:
+        """Wait for the ranks that have not reached the last barrier."""
+        rank, call = self.current, self.current.phase
+        if call is None:
+            return
+        if call.error is not None:
+            raise call.error
+        if call.end is None:
+            rank.waits, rank.over = call, True
+            raise Parked
+        rank.phase = None
 
     def meet(
         self, meeting: Meeting, call: Call, group: Any, signature: Any,
@@ -484,7 +513,10 @@ class Ranks:
     def once(self, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function; if an attempt before has had its result, that."""
         rank, given = self.current, (args, kwargs)
-        changing = any(callable(value) for value in walked(given))
+        changing = any(
+            callable(value) or getattr(value, "requires_grad", False)
+            for value in walked(given)
+        )
         if rank.over or changing or not self.pure:
             return form(*args, **kwargs)
         if rank.of < len(rank.kept):
@@ -518,6 +550,11 @@ class Ranks:
             kept = {k: v for k, v in counts.items() if k in ("messages", "nbytes")}
             vars(mode).update(kept)
         return copy.deepcopy(one.result)
+
+
+def nothing(given: list[list[list[Any]]]) -> list[list[list[Any]]]:
+    """What a barrier brings."""
+    return [[] for _ in given]
 
 
 class Nothing(Work):

@@ -7,6 +7,7 @@ the path in a page, and in the tests of it; nowhere else.
 import math
 from typing import Any
 
+from torch import autograd as autograd
 from torch import base as base
 from torch import distributed as distributed
 from torch import dtypes as dtypes
@@ -32,13 +33,14 @@ from torch.random import Generator, manual_seed, rand, randint, randn, randperm
 from torch.tensors import (
     Tensor,
     cat,
-    einsum,
     stack,
     tensor,
     where,
 )  # fmt: skip
 from torch.tensors import full as _full
 
+autograd.install()
+einsum = autograd.tracked(tensors.einsum, autograd.of_einsum)
 STAND_IN = True
 """Tells this from torch."""
 float, double, half = float32, float64, float16

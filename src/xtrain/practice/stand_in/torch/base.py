@@ -87,8 +87,8 @@ def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
 class Base:
     """Numbers of one dtype in a shape: what it is, and its numbers."""
 
-    __slots__ = ("dtype", "grad", "offset", "requires_grad", "shape", "storage",
-                 "strides", "watched")  # fmt: skip
+    __slots__ = ("dtype", "grad", "node", "offset", "requires_grad", "retains", "shape",
+                 "storage", "strides")  # fmt: skip
 
     def __init__(
         self, storage: Storage, offset: int, shape: Sequence[int],
@@ -96,10 +96,12 @@ class Base:
     ):  # fmt: skip
         self.storage, self.offset, self.dtype = storage, offset, kind
         self.shape, self.strides = Size(shape), tuple(strides)
-        self.requires_grad, self.grad = False, None
+        self.requires_grad = self.retains = False
+        self.grad: Any = None
+        self.node: Any = None
 
     device = device("cpu")
-    is_cpu, is_cuda, is_meta, is_leaf = True, False, False, True
+    is_cpu, is_cuda, is_meta = True, False, False
     layout = "torch.strided"
 
     def numel(self) -> int:

@@ -304,4 +304,4 @@ def soft(row: list[float]) -> list[float]:
 
 
 def in_order(row: list[Any], descending: Any) -> list[int]:
-    return sorted(range(len(row)), key=lambda i: -row[i] if descending else row[i])
+    return sorted(range(len(row)), key=row.__getitem__, reverse=bool(descending))

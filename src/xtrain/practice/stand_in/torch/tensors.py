@@ -8,6 +8,7 @@ Slow, and meant for a few thousand numbers.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,10 +66,6 @@ class Tensor(Dims):
         return self.to(bool_)
 
     def cpu(self) -> "Tensor":
-        return self
-
-    def requires_grad_(self, wanted: Any = True) -> "Tensor":
-        self.requires_grad = wanted
         return self
 
     def copy_(self, other: Any, non_blocking: Any = False) -> "Tensor":
@@ -246,7 +243,9 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         strides = [steps.get(n, 0) for n in [*right, *summed]]
         view = Tensor(operand.storage, operand.offset, shape, strides, operand.dtype)
         every.append(view.values())
-    products = [math.prod(each) for each in zip(*every, strict=True)]
+    products = every[0]
+    for numbers in every[1:]:
+        products = list(map(operator.mul, products, numbers))
     shape = [sizes[n] for n in right]
     width = math.prod(sizes[n] for n in summed)
     values = [
