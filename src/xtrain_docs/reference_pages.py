@@ -16,7 +16,7 @@ def modules() -> list[str]:
     found = []
     for path in sorted((config.SOURCE / "xtrain").rglob("*.py")):
         module = module_name(path, config.SOURCE)
-        hidden = re.search(r"\b_|\.self_checks\b", module)
+        hidden = re.search(r"\b_|\.(self_checks|stand_in)\b", module)
         if not hidden and (path.parent / "__init__.py").is_file():
             package = path.name == "__init__.py"
             body = ast.parse(path.read_text()).body

@@ -89,7 +89,7 @@ def dead(name: str, text: str, pages: dict[str, str]) -> list[str]:
     """Links of a page that lead nowhere."""
     problems = []
     for link in links(text):
-        address, _, anchor = link.partition("#")
+        address, _, anchor = re.sub(r"\?[^#]*", "", link).partition("#")
         target = name
         if address:
             place = posixpath.join(posixpath.dirname(name), address)

@@ -100,6 +100,12 @@ def test_of_the_reference_the_first_sentence_is_kept():
     assert page["sections"] == [["x.f", "f", "", "Sends a tensor.", ""]]
 
 
+@pytest.mark.parametrize("text", ["Bases: Module", "A rule: x.", "Taught in Ring."])
+def test_of_the_reference_what_describes_nothing_is_left_out(text):
+    page = index.entry("reference/comm/", "t", "", [], [Section("x.f", "f", text)])
+    assert page["sections"] == [["x.f", "f", "", "", ""]]
+
+
 def test_synonyms_say_what_pages_say():
     """A phrase that is its own synonym, or has none, would change nothing."""
     table = json.loads(index.SYNONYMS.read_text())

@@ -7,6 +7,7 @@ import pytest
 
 from xtrain.copying import whiteboard
 from xtrain.copying.forms import MOST_LINES, forms, header, lines_of_code
+from xtrain.practice.drills import drill
 from xtrain_docs import config
 from xtrain_docs.tables.whiteboard import (
     OVERVIEW,
@@ -40,10 +41,14 @@ def test_what_to_say_is_three_to_five_sentences(name):
 def test_a_row_says_what_the_header_says():
     seen = set()
     for folder in {file.parent.name for file in FORMS.values()}:
-        for link, lines, sends, leaves_out in whiteboard_forms(folder).rows:
+        for row in whiteboard_forms(folder).rows:
+            link, minutes, difficulty, lines, sends, leaves_out = row
             name = re.fullmatch(r"\[`(\w+)`\]\(#\1\)", link)[1]
             text = FORMS[name].read_text()
             assert FORMS[name].parent.name == folder
+            one = drill(name)
+            assert int(minutes) == one.minutes
+            assert (difficulty.count("★"), len(difficulty)) == (one.difficulty, 5)
             assert int(lines) == lines_of_code(text) <= MOST_LINES
             assert (sends, leaves_out) == tuple(
                 header(text)[field] for field in ("Sends", "Leaves out")

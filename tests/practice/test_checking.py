@@ -8,14 +8,8 @@ import pytest
 from tests.mutate import draw
 from xtrain.copying.forms import forms
 from xtrain.practice import check, drill, drills, task
-from xtrain.practice.checking import (
-    Process,
-    alike,
-    compared,
-    ended,
-    keeps_globals,
-    mistakes_of,
-)
+from xtrain.practice.checking import Process, compared, ended
+from xtrain.practice.judging import alike, keeps_globals, mistakes_of
 from xtrain.practice.verdicts import verdict
 
 RING = drill("ring_all_reduce")

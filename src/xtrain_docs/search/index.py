@@ -12,7 +12,8 @@ search field, and hands to the worker (theme/assets/search):
                                        "text", "words of its rest"], ...]}]}}
 
 Every page of the site is in it but those that say `search: {exclude: true}`. Of a page
-of the reference it has each symbol with the first sentence that describes it.
+of the reference it has each symbol with the first sentence that describes it, unless
+that is "Bases:" or the like.
 """
 
 import json
@@ -82,6 +83,12 @@ def halves(text: str, letters: int, had: set[str]) -> tuple[str, list[str]]:
     return head, new
 
 
+def described(text: str) -> str:
+    """The first sentence about a symbol; nothing if it only leads to what follows."""
+    first = (SENTENCE.match(text) or [text])[0]
+    return "" if first.endswith(":") or first.startswith("Taught in ") else first
+
+
 def entry(
     address: str, title: str, about: str, trail: list[str], found: list[Section]
 ) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def entry(
     for section in found:
         text = section.text
         if one.name == "reference":
-            text = (SENTENCE.match(text) or [text])[0][: one.letters]
+            text = described(text)[: one.letters]
         head, rest = halves(text, one.letters, had)
         names = " ".join(dict.fromkeys(section.names))
         parts.append([section.anchor, section.title, names, head, " ".join(rest)])

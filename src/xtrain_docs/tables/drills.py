@@ -1,20 +1,24 @@
 """The drills: minutes, difficulty, and how many mistakes are known of each."""
 
 from xtrain.copying.forms import lines_of_code
-from xtrain.practice.checking import mistakes_of
 from xtrain.practice.drills import Drill
 from xtrain.practice.drills import drill as drill_of
 from xtrain.practice.drills import drills as all_drills
+from xtrain.practice.judging import mistakes_of
 
 from . import REGISTRY, Table
 
 HEADER = ("drill", "minutes", "difficulty", "lines of code", "known mistakes")
 
 
+def stars(one: Drill) -> str:
+    """Its difficulty, of five."""
+    return "★" * one.difficulty + "☆" * (5 - one.difficulty)
+
+
 def row(one: Drill) -> tuple[str, ...]:
-    stars = "★" * one.difficulty + "☆" * (5 - one.difficulty)
     return (
-        f"[`{one.name}`](whiteboard.md#{one.name})", str(one.minutes), stars,
+        f"[`{one.name}`](whiteboard.md#{one.name})", str(one.minutes), stars(one),
         str(lines_of_code(one.solution)), str(len(mistakes_of(one))),
     )  # fmt: skip
 

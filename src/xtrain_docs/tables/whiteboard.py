@@ -6,15 +6,19 @@ from pathlib import Path
 
 from xtrain.copying import whiteboard
 from xtrain.copying.forms import forms, header, lines_of_code
+from xtrain.practice.drills import drill
 
 from .. import authored, config
 from ..downloads import data_url
 from . import REGISTRY, Table
+from .drills import stars
 
 OVERVIEW = "whiteboard.md"
 """The page that has these tables; a form is shown whole on another one."""
 
 
+HEADER = ("form", "minutes", "difficulty", "lines of code", "what it sends",
+          "what it leaves out")  # fmt: skip
 HEADING = re.compile(r"^#+ .*\{#([\w.-]+)\}$")
 
 
@@ -41,17 +45,16 @@ def all_forms() -> dict[str, Path]:
 
 @REGISTRY
 def whiteboard_forms(folder: str) -> Table:
-    """The forms of one folder, by the headers of their files."""
+    """The forms of one folder, by the headers of their files and as drills."""
     rows = []
     for name, file in all_forms().items():
         if file.parent.name == folder:
             text = file.read_text(encoding="utf-8")
             said, lines = header(text), lines_of_code(text)
-            link = f"[`{name}`](#{name})"
-            rows.append((link, str(lines), said["Sends"], said["Leaves out"]))
-    return Table(
-        ("form", "lines of code", "what it sends", "what it leaves out"), rows, "lrll"
-    )
+            link, one = f"[`{name}`](#{name})", drill(name)
+            rows.append((link, str(one.minutes), stars(one), str(lines),
+                         said["Sends"], said["Leaves out"]))  # fmt: skip
+    return Table(HEADER, rows, "lrcrll")
 
 
 @dataclass(frozen=True)

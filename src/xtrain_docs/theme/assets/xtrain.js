@@ -534,6 +534,6 @@ new MutationObserver((changes) => {
   if (changes.some(({ target }) => !target.closest("xt-trace"))) tidySoon();
 }).observe(document.body, { childList: true, subtree: true });
 
-/* Calculators bring their own script, on the pages that have one. */
-if (document.querySelector("xtrain-calculator"))
-  import(new URL("calculator.mjs", HERE));
+/* Calculators and drills bring their own scripts, on the pages that have one. */
+for (const name of ["calculator", "drill"])
+  if (document.querySelector(`xtrain-${name}`)) import(new URL(`${name}.mjs`, HERE));

@@ -236,6 +236,8 @@ class Dims(Elements):
         return self.with_(kept, lambda v, m: v if m else 0, self.dtype)
 
     def matmul(self, other: Any) -> Any:
+        if self.dim() == 1 and other.dim() == 1:
+            return self.dot(other)
         if self.dim() == 1:
             return self.unsqueeze(0).matmul(other).squeeze(-2)
         if other.dim() == 1:

@@ -53,6 +53,9 @@ class Tensor(Dims):
     def float(self) -> "Tensor":
         return self.to(dtypes.float32)
 
+    def half(self) -> "Tensor":
+        return self.to(dtypes.float16)
+
     def double(self) -> "Tensor":
         return self.to(float64)
 

@@ -1,0 +1,1 @@
+"""What the pages of the interview compute: the scenarios, and the formula sheet."""
