@@ -70,7 +70,7 @@ def build(target: Path) -> None:
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
-    from . import kept, licences, prebuild, publish, pyodide
+    from . import drill_pages, kept, licences, prebuild, publish, pyodide
     from .progress import Progress
     from .search.index import SearchIndex
 
@@ -88,7 +88,10 @@ def build(target: Path) -> None:
     finally:
         loaded.plugins.on_shutdown()
     licences.write_licences(fresh / "en")
-    if has_calculators(fresh / "en"):
+    has_drills = drill_pages.is_used(fresh / "en")
+    if has_drills:
+        drill_pages.write(fresh / "en")
+    if has_drills or has_calculators(fresh / "en"):
         pyodide.write(fresh / "en")
     publish.publish(fresh / "en")
     kept.note_asked()

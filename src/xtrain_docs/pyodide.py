@@ -11,18 +11,16 @@ Beside it lies `xtrain.zip`: the torch-free parts of the package and the calcula
 the very files that the tests run.
 """
 
-import base64
-import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from . import config
+from . import config, npm
 
 VERSION = "314.0.7"
 INTEGRITY = (
@@ -61,48 +59,25 @@ def is_whole() -> bool:
 @cache
 def is_ready() -> bool:
     """Are the files there, fetched now if need be? Says why not, once."""
-    if is_whole():
-        return True
-    try:
-        fetch()
-    except (OSError, subprocess.SubprocessError, ValueError) as problem:
-        words = str(getattr(problem, "stderr", "") or problem).strip().splitlines()
-        reason = words[-1] if words else type(problem).__name__
-        if os.environ.get("XTRAIN_RELEASE", "") not in ("", "0"):
-            raise MissingPyodide(f"Pyodide {VERSION} from npm: {reason}") from problem
-        print(f"calculators: without Python for the browser ({reason})", flush=True)
-        return False
-    return True
+    without = "calculators: without Python for the browser"
+    return is_whole() or npm.have(fetch, MissingPyodide, f"Pyodide {VERSION}", without)
 
 
 def fetch() -> None:
     """Fetch the package with the npm client, check its digest, keep what is needed."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise FileNotFoundError("there is no npm client")
+    npm.program()
     place = folder().with_name(f"{VERSION}.new.{os.getpid()}")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    subprocess.run(
-        [npm, "pack", "--silent", f"pyodide@{VERSION}"],
-        cwd=place, check=True, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    archive = place / f"pyodide-{VERSION}.tgz"
+    archive = npm.pack("pyodide", VERSION, place)
     unpack(archive, place)
     archive.unlink()
-    try:
-        place.rename(folder())
-    except OSError:
-        if not is_whole():
-            raise
-        shutil.rmtree(place)  # another process was here first
+    npm.settle(place, folder(), is_whole)
 
 
 def unpack(archive: Path, place: Path, integrity: str = INTEGRITY) -> None:
     """The needed files of the package; ValueError if it is not the pinned one."""
-    digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-    if digest != integrity:
-        raise ValueError(f"{archive.name} has another SHA-512 than the pinned one")
+    npm.require(archive, integrity)
     with tarfile.open(archive) as package:
         for file in FILES:
             member = package.extractfile(f"package/{file}")
@@ -126,12 +101,25 @@ def write(site: Path) -> None:
 
 
 def pack(archive: Path) -> None:
-    """Our modules as one archive, the same bytes whenever it is made."""
+    """What calculators run, as one archive."""
     files = [config.SOURCE / name / "__init__.py" for name in ("xtrain", "xtrain_docs")]
     for part in PACKED:
         files += sorted((config.SOURCE / part).rglob("*.py"))
+    of_the_build = config.SOURCE / "xtrain_docs/calculators/element.py"
+    pack_files(archive, [file for file in files if file != of_the_build])
+
+
+def pack_files(
+    archive: Path, files: Iterable[Path], changed: dict[str, str] | None = None
+) -> None:
+    """Files below src as one archive, the same bytes whenever it is made.
+
+    Args:
+        changed: other contents for some of them, by name.
+    """
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in files:
             name = file.relative_to(config.SOURCE).as_posix()
-            if name != "xtrain_docs/calculators/element.py":  # of the build alone
-                packed.writestr(zipfile.ZipInfo(name), file.read_bytes())
+            text = (changed or {}).get(name)
+            content = file.read_bytes() if text is None else text.encode()
+            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)

@@ -1,0 +1,261 @@
+"""Drills written in a headless Chromium: editor, verdict, drawings, what is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.site.conftest import SITE
+from tests.testing.processes import wait_until
+from xtrain.practice import drill
+
+PAGE = "en/practise/"
+PYTHON = SITE / "en/assets/pyodide/pyodide.asm.wasm"
+EDITOR = SITE / "en/assets/editor/editor.mjs"
+STARTS = 90.0
+"""Seconds until the first answer on a slow machine: Python is loaded and compiled."""
+HEAVY = ("drill-worker", "drill-desk", "editor/", "pyodide/", "drills/")
+ENDLESS = """def gpipe(ranks, micro_batches):
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+"""
+"""Catches what would stop it: only the end of its worker ends it."""
+
+pytestmark = pytest.mark.skipif(
+    not (Path(PYTHON).is_file() and Path(EDITOR).is_file()),
+    reason="built without Python for the browser or without its editor",
+)
+
+SAYS = "return document.querySelector('.xt-says-verdict')?.textContent"
+TEXT = (
+    "return [...document.querySelectorAll('.cm-line')].map((l) => l.textContent)"
+    ".join('\\n')"
+)
+STORED = "return localStorage.getItem('xtrain-drill:' + arguments[0])"
+
+
+@pytest.fixture
+def page(browser):
+    """The page of a reader who has written nothing yet."""
+    browser.open(PAGE)
+    browser.run("localStorage.clear()")
+    yield browser
+    browser.run("localStorage.clear()")
+    browser.screen(1280, 900)
+
+
+def find(browser, selector):
+    return browser.driver.find_element(By.CSS_SELECTOR, selector)
+
+
+def button(browser, words):
+    path = f"//*[contains(@class, 'xt-desk')]//button[starts-with(., '{words}')]"
+    return browser.driver.find_element(By.XPATH, path)
+
+
+def begin(browser, name, level="body"):
+    """Open a drill afresh, as a link to it does."""
+    entry = json.dumps({"level": level})
+    browser.run(f"localStorage['xtrain-drill:{name}'] ??= arguments[0]", entry)
+    browser.open(f"{PAGE}#{name}")
+    wait_until(lambda: browser.run("return !!document.querySelector('.cm-content')"))
+
+
+def keys(browser, *pressed):
+    ActionChains(browser.driver).send_keys(*pressed).perform()
+
+
+def paste(browser, text):
+    """Replace the whole file, as one edit."""
+    find(browser, ".cm-content").click()
+    with_control(browser, "a")
+    browser.run("document.execCommand('insertText', false, arguments[0])", text)
+
+
+def with_control(browser, key):
+    chain = ActionChains(browser.driver).key_down(Keys.CONTROL)
+    chain.send_keys(key).key_up(Keys.CONTROL).perform()
+
+
+def answered(browser) -> str:
+    """What is said once there is an answer."""
+    waits = ("Loading", "Checking")
+    return wait_until(
+        lambda: (says := browser.run(SAYS)) and not says.startswith(waits) and says,
+        STARTS,
+        "an answer",
+    )
+
+
+def back(browser):
+    """To the list, from wherever the page is scrolled to."""
+    browser.run("scrollTo(0, 0)")
+    find(browser, ".xt-desk-back a").click()
+
+
+def check(browser) -> str:
+    button(browser, "Check").click()
+    return answered(browser)
+
+
+def test_the_list_loads_nothing_heavy(page):
+    page.open(PAGE)
+    asked = page.requests()
+    assert not [one for one in asked for part in HEAVY if part in one]
+    assert page.run("return document.querySelectorAll('.xt-drills li a').length") > 20
+    assert page.complaints() == []
+
+
+def test_a_right_file_is_right_solved_and_drawn(page):
+    begin(page, "ring_all_reduce")
+    paste(page, drill("ring_all_reduce").solution)
+    assert check(page).startswith("Right")
+    shown = page.run("return document.querySelector('.xt-steps-stage').innerHTML")
+    assert "<svg" in shown
+    stage = find(page, ".xt-steps-stage")
+    stage.send_keys(Keys.ARROW_RIGHT)
+    after = page.run("return document.querySelector('.xt-steps-stage').innerHTML")
+    assert after != shown
+    words = page.run(
+        "return document.querySelector('.xt-steps-box output').textContent"
+    )
+    assert words.startswith("step 2 of ")
+    assert json.loads(page.run(STORED, "ring_all_reduce"))["solved"].keys() == {"body"}
+    back(page)
+    solved = find(page, "#ring_all_reduce .xt-drill-done")
+    assert solved.text.startswith("solved (body) in 0:")
+    assert find(page, ".xt-drill-sum").text.startswith("1 of ")
+    assert page.complaints() == []
+    here = (page.root, "data:", "about:", "blob:")
+    assert [one for one in page.requests() if not one.startswith(here)] == []
+
+
+def test_a_wrong_line_is_told_and_marked(page):
+    begin(page, "ring_all_reduce")
+    source = drill("ring_all_reduce").solution.replace(
+        "    rank, size = dist.get_rank(group), dist.get_world_size(group)\n",
+        "    rank, size = dist.get_rank(group), unknown\n", 1,
+    )  # fmt: skip
+    number = source[: source.index("unknown")].count("\n") + 1
+    paste(page, source)
+    assert f"line {number}" in check(page)
+    marked = page.run("return document.querySelector('.cm-line.xt-bad-line').innerText")
+    assert "unknown" in marked
+    assert page.run(STORED, "ring_all_reduce").count('"solved":{}') == 1
+
+
+def test_a_loop_without_end_is_stopped_and_python_answers_again(page):
+    begin(page, "gpipe")
+    paste(page, drill("gpipe").solution)
+    assert check(page).startswith("Right")
+    paste(page, ENDLESS)
+    assert "so the file was stopped" in check(page)
+    paste(page, drill("gpipe").solution)
+    assert check(page).startswith("Right")
+
+
+def test_stop_ends_a_run_at_once(page):
+    begin(page, "gpipe")
+    paste(page, drill("gpipe").solution)
+    check(page)
+    paste(page, ENDLESS)
+    button(page, "Check").click()
+    wait_until(lambda: page.run(SAYS) == "Checking …", STARTS)
+    button(page, "Stop").click()
+    wait_until(lambda: page.run(SAYS) == "Stopped.", 2)
+
+
+def test_what_is_written_outlives_the_page_and_travels_as_a_file(page):
+    begin(page, "gpipe", "blank")
+    paste(page, "first = 1")
+    wait_until(lambda: "first = 1" in (page.run(STORED, "gpipe") or ""), 5)
+    begin(page, "gpipe")
+    assert page.run(TEXT) == "first = 1"
+    back(page)
+    file = page.driver.execute_async_script(EXPORT)
+    assert json.loads(file)["drills"]["gpipe"]["texts"] == {"blank": "first = 1"}
+    page.run("localStorage.clear()")
+    for text, said in (("{}", "was not exported"), (file, "1 drills imported")):
+        page.run(IMPORT, text)
+        wait_until(lambda said=said: said in find(page, ".xt-status").text)
+    begin(page, "gpipe")
+    assert page.run(TEXT) == "first = 1"
+    button(page, "Start again").click()
+    find(page, "dialog button[value=yes]").click()
+    wait_until(lambda: "first = 1" not in page.run(TEXT))
+
+
+EXPORT = """
+const done = arguments[0], made = URL.createObjectURL;
+URL.createObjectURL = (blob) => (blob.text().then(done), made.call(URL, blob));
+document.querySelector(".xt-drill-keep button").click();
+"""
+IMPORT = """
+const input = document.querySelector(".xt-drill-keep input");
+const files = new DataTransfer();
+files.items.add(new File([arguments[0]], "xtrain-drills.json"));
+input.files = files.files;
+input.dispatchEvent(new Event("change", { bubbles: true }));
+"""
+
+
+def test_by_keyboard_alone(page):
+    page.open(PAGE)
+    page.run("document.querySelector('#gpipe a').focus()")
+    keys(page, Keys.ENTER)
+    wait_until(lambda: page.run("return !!document.querySelector('.cm-content')"))
+    focused = (
+        "return document.activeElement.className || document.activeElement.tagName"
+    )
+    for _ in range(8):
+        if "cm-content" in page.run(focused):
+            break
+        keys(page, Keys.TAB)
+    assert "cm-content" in page.run(focused)
+    role = "const a = document.activeElement; return [a.role, a.ariaLabel]"
+    assert page.run(role) == ["textbox", "gpipe.py, the file you write"]
+    with_control(page, "a")
+    keys(page, "def gpipe(a, b):", Keys.ENTER, "return 1")
+    keys(page, Keys.ENTER, Keys.TAB, "x = 2")
+    assert page.run(TEXT) == "def gpipe(a, b):\n    return 1\n    x = 2"
+    with_control(page, Keys.ENTER)
+    assert not answered(page).startswith("Right")
+    assert "cm-content" in page.run(focused)
+    keys(page, Keys.ESCAPE, Keys.TAB)
+    assert page.run("return document.activeElement.textContent") == "Check"
+
+
+def test_hints_come_one_by_one_and_the_solution_asks_first(page):
+    begin(page, "ring_all_reduce")
+    for given in (1, 2, 3):
+        button(page, "Hint").click()
+        assert page.run(
+            "return document.querySelectorAll('.xt-help > div').length"
+        ) == (given)
+    assert not button(page, "Hint").is_enabled()
+    button(page, "Solution").click()
+    keys(page, Keys.ESCAPE)
+    wait_until(lambda: not page.run("return document.querySelector('dialog')"), 5)
+    button(page, "Solution").click()
+    find(page, "dialog button[value=yes]").click()
+    last = "return document.querySelector('.xt-help > :last-child code').textContent"
+    wait_until(lambda: page.run(last) == drill("ring_all_reduce").solution)
+
+
+def test_on_a_phone_it_is_read_and_run(page):
+    page.screen(390, 844)
+    begin(page, "gpipe", "gap")
+    paste(page, drill("gpipe").solution)
+    assert check(page).startswith("Right")
+    wide = "return document.documentElement.scrollWidth"
+    assert page.run(wide) <= 390
+    content = "getComputedStyle(document.querySelector('.cm-content'))"
+    assert page.run(f"return parseFloat({content}.fontSize)") >= 10
+    assert page.complaints() == []
