@@ -54,6 +54,11 @@ LONG = {
         "test_a_process_that_cannot_be_interrupted_is_ended",
         "test_a_solution_is_right_on_virtual_ranks",
     ],
+    "practice/test_in_page.py": [
+        "test_every_known_mistake_is_told_in_its_own_words",
+        "test_every_solution_is_right_in_a_page",
+        "test_files_of_readers_are_judged_as_on_the_command_line",
+    ],
     "plan/test_traffic_measured.py": ["test_all_reduce_sends_the_formula"],
     "snippets/test_transcripts.py": ["test_a_fresh_run_prints_the_transcript"],
     "test_mutate.py": [

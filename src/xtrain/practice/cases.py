@@ -217,20 +217,20 @@ class Drilled:
         """The function or class, of a module executed afresh."""
         return loaded(self.code, self.called)
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> Iterator[Outcome]:
         """Of every case, up to an endless loop."""
         if self.folder == "schedules":
-            return [self.plain()]
-        found = []
+            yield self.plain()
+            return
         sizes = getattr(self.checks, "SIZES", {}).get(self.name, SIZES)
         more = (6,) if self.folder == "comm" and sizes is SIZES else ()
         for size in [*(size for size in sizes if size <= 4), *more]:
-            found.append(self.on_ranks(size, None))
-            if found[-1].error == "RankTimeout":
-                return found
+            found = self.on_ranks(size, None)
+            yield found
+            if found.error == "RankTimeout":
+                return
         if self.grouped:
-            found.append(self.on_ranks(4, PAIR))
-        return found
+            yield self.on_ranks(4, PAIR)
 
     def plain(self) -> Outcome:
         """A check without ranks."""
@@ -352,8 +352,8 @@ def told(outcome: Outcome, error: BaseException) -> None:
         outcome.words += f" in the check's `{asked}`"
 
 
-def outcomes_of(name: str, source: str) -> list[Outcome]:
-    """Of a file; one that cannot be executed has one outcome."""
+def outcomes_of(name: str, source: str) -> Iterator[Outcome]:
+    """Of a file, case by case; one that cannot be executed has one outcome."""
     try:
         drilled = Drilled(name, source)
     except (Exception, SystemExit) as error:
@@ -361,8 +361,9 @@ def outcomes_of(name: str, source: str) -> list[Outcome]:
         told(outcome, error)
         if isinstance(error, SyntaxError):
             outcome.lines = [error.lineno or 0]
-        return [outcome]
-    return drilled.outcomes()
+        yield outcome
+        return
+    yield from drilled.outcomes()
 
 
 def main() -> None:
@@ -377,5 +378,5 @@ def main() -> None:
             torch.set_default_dtype(torch.float64)
             # Fills `torch.empty` with NaN.
             torch.use_deterministic_algorithms(True, warn_only=True)
-            print(encoded(outcomes_of(*json.loads(line))), file=answers)
+            print(encoded([*outcomes_of(*json.loads(line))]), file=answers)
             answers.flush()

@@ -6,8 +6,9 @@ them planted into the solution, does the solution do exactly what the file does?
 
 import ast
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from xtrain.practice.drills import Drill
@@ -60,7 +61,7 @@ def explained(
     source: str,
     found: list[Outcome] | None,
     wrong: Verdict,
-    run: Callable[[str], list[Outcome] | None],
+    run: Callable[[str], Iterable[Outcome] | None],
 ) -> Verdict:
     """The verdict on a wrong file, with the known mistake that it makes.
 
@@ -68,7 +69,7 @@ def explained(
         run: gives the outcomes of another file of this drill.
     """
     for mistake in mistakes_of(drill):
-        if alike(run(mistake.planted(drill.solution))) == alike(found):
+        if the_same(run(mistake.planted(drill.solution)), alike(found)):
             return wrong.known(mistake.words, mistake.line_in(source))
     return wrong.more(SHARED) if keeps_globals(source) else wrong
 
@@ -91,6 +92,14 @@ def keeps_globals(source: str) -> bool:
 def alike(outcomes: list[Outcome] | None) -> list[str] | None:
     """What two files that make the same mistake have in common."""
     return None if outcomes is None else [one.alike() for one in outcomes]
+
+
+def the_same(planted: Iterable[Outcome] | None, wanted: list[str] | None) -> bool:
+    """Does it do what a file does? The first case that differs is the last one run."""
+    if planted is None or wanted is None:
+        return planted is None and wanted is None
+    pairs = zip_longest((one.alike() for one in planted), wanted)
+    return all(one == other for one, other in pairs)
 
 
 def forbidden(source: str) -> str:

@@ -128,19 +128,21 @@ def checked(name: str, source: str) -> tuple[Any, list[int]]:
     if problem:
         return Verdict(False, problem), lines_in(problem)
     drill = drill_of(name)
-    found = outcomes_of(name, source)
+    found = [*outcomes_of(name, source)]
     wrong = verdict(drill, found, known(name, drill.solution))
     if not wrong.right:
-        wrong = explained(drill, source, found, wrong, lambda text: known(name, text))
+        wrong = explained(
+            drill, source, found, wrong, lambda text: outcomes_of(name, text)
+        )
     return wrong, lines_in(wrong.words)
 
 
 @lru_cache(maxsize=64)
 def known(name: str, source: str) -> Any:
-    """Outcomes of a file that does not change: the solution, with a mistake or not."""
+    """Outcomes of a file that does not change: the solution."""
     from xtrain.practice.cases import outcomes_of
 
-    return outcomes_of(name, source)
+    return [*outcomes_of(name, source)]
 
 
 def lines_in(words: str) -> list[int]:

@@ -162,13 +162,13 @@ def check_update_balance_bias(form: Any, rank: int, size: int) -> None:
         form(bias, torch.tensor([7, 1, 4, 4]), rate=0.5)
     same("down, up, and as it was", bias, torch.tensor([-0.5, 0.5, 0.0, 0.0]))
 
-    scores = randn(128, 8, seed=rank).add(torch.tensor([2, 1, 0, 0, 0, 0, 0, 0.0]))
+    scores = randn(96, 8, seed=rank).add(torch.tensor([2, 1, 0, 0, 0, 0, 0, 0.0]))
     bias = torch.zeros(8)
-    for step in range(120):
+    for step in range(80):
         counts = torch.bincount((scores + bias).topk(2)[1].flatten(), minlength=8)
-        form(bias, counts, rate=0.1 if step < 60 else 0.01)
-    largest = counts.max() / 32
+        form(bias, counts, rate=0.1 if step < 40 else 0.01)
+    largest = counts.max() / 24
     same(
-        "120 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1
+        "80 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1
     )
     sends(sent, "nothing", 0)

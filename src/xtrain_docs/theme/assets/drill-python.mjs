@@ -2,7 +2,7 @@
    ended. A file that does not come to an end is stopped by ending its worker. */
 
 const BASE = new URL("./", import.meta.url);
-const FIRST = 25, LATER = 8; // seconds that an answer may take, from when Python is loaded
+const FIRST = 25, LATER = 15; // seconds that an answer may take, from when Python is loaded
 const HEAP = 700e6; // bytes; what Python has taken it does not give back
 const SMALL = (navigator.deviceMemory ?? 8) <= 4;
 
