@@ -1,6 +1,7 @@
 """Drills in a page: the same verdicts as on the command line, and messages drawn."""
 
 import re
+import sys
 
 import pytest
 
@@ -150,3 +151,20 @@ def test_a_file_that_is_not_the_same_twice_is_told():
     ).replace("def ring", "SYSTEM = random.SystemRandom()\n\n\ndef ring")
     (found,) = verdicts([("ring_all_reduce", source)])
     assert not found["right"]
+
+
+def test_what_a_file_prints_is_kept_for_each_rank_and_limited():
+    source = SEND_FIRST.replace("    me, n", "    print('begins')\n    me, n", 1)
+    (found,) = verdicts([("ring_all_reduce", source)])
+    assert found["printed"] == "".join(f"rank {r}: begins\n" for r in range(4))
+    flood = source.replace("print('begins')", "print('x' * (17 << 20))")
+    (found,) = verdicts([("ring_all_reduce", flood)])
+    assert "prints or writes more than 16 MB (line 7)" in found["words"]
+
+
+def test_a_loop_at_the_top_of_a_file_or_in_a_schedule_is_stopped():
+    if sys.version_info < (3, 12):
+        pytest.skip("Python tells of jumps from 3.12 on; the browser's tests have it")
+    inside = "def gpipe(ranks, micro_batches):\n    while True:\n        pass\n"
+    found = verdicts([("gpipe", "while True:\n    pass\n"), ("gpipe", inside)])
+    assert all("an endless loop" in one["words"] for one in found)

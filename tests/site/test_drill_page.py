@@ -8,9 +8,12 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tests.practice.test_checking import FILES, SAID
 from tests.site.conftest import SITE
 from tests.testing.processes import wait_until
 from xtrain.practice import drill
+from xtrain.practice.judging import mistakes_of
+from xtrain.practice.page import IN_PAGE
 
 PAGE = "en/practise/"
 PYTHON = SITE / "en/assets/pyodide/pyodide.asm.wasm"
@@ -27,6 +30,12 @@ ENDLESS = """def gpipe(ranks, micro_batches):
             pass
 """
 """Catches what would stop it: only the end of its worker ends it."""
+
+IN_THE_PAGE = {
+    "gpipe__prints_without_end": "an endless loop (line ",
+    "online_softmax__memory": "a tensor of 16,777,216 numbers",
+}
+"""What it tells where the command line's limit is another one."""
 
 pytestmark = pytest.mark.skipif(
     not (Path(PYTHON).is_file() and Path(EDITOR).is_file()),
@@ -259,3 +268,52 @@ def test_on_a_phone_it_is_read_and_run(page):
     content = "getComputedStyle(document.querySelector('.cm-content'))"
     assert page.run(f"return parseFloat({content}.fontSize)") >= 10
     assert page.complaints() == []
+
+
+ASK = """
+const [files, done] = arguments;
+const home = document.querySelector("link[href$='drill.css']").href;
+const worker = new Worker(new URL("drill-worker.mjs", home), { type: "module" });
+const found = [];
+worker.onmessage = ({ data }) => {
+  if (data.ready) files.forEach(([name, source], id) =>
+    worker.postMessage({ id: id + 1, name, source, ranks: 4 }));
+  else found.push(data.error ? { words: data.error } : data.answer);
+  if (found.length === files.length) { worker.terminate(); done(found); }
+};
+"""
+
+
+def verdicts(browser, files):
+    """What the page's worker answers to each (drill, source)."""
+    browser.open(PAGE)
+    browser.driver.set_script_timeout(600)
+    found = browser.driver.execute_async_script(ASK, files)
+    return zip(files, found, strict=True)
+
+
+def test_solutions_and_known_mistakes_are_judged_as_on_the_command_line(browser):
+    """The command line's own verdicts on them are held by tests/practice."""
+    files, wanted = [], []
+    for name in IN_PAGE:
+        one = drill(name)
+        files.append([name, one.solution])
+        wanted.append("")
+        for mistake in mistakes_of(one)[:2]:
+            files.append([name, mistake.planted(one.solution)])
+            wanted.append(mistake.words)
+    for (file, found), words in zip(verdicts(browser, files), wanted, strict=True):
+        assert found["right"] == (not words), (file[0], found["words"])
+        assert found["mistake"] == words, (file[0], found["words"])
+
+
+def test_files_of_readers_are_judged_as_on_the_command_line(browser):
+    """Endless loops among them, which Python itself stops here."""
+    here = [file for file in FILES if file.stem.partition("__")[0] in IN_PAGE]
+    files = [[file.stem.partition("__")[0], file.read_text()] for file in here]
+    for file, (_, found) in zip(here, verdicts(browser, files), strict=True):
+        right = file.stem.partition("__")[2].startswith("right")
+        assert found["right"] == right, (file.stem, found["words"])
+        if not right:
+            said = IN_THE_PAGE.get(file.stem, SAID[file.stem])
+            assert said in found["words"], (file.stem, found["words"])

@@ -206,10 +206,11 @@ class Drilled:
             f"xtrain.copying.self_checks.{check_file(name).stem}"
         )
         self.check: Callable[..., None] = getattr(self.checks, f"check_{name}")
-        mine, wanted = (
-            inspect.signature(loaded(code, self.called))
-            for code in (self.code, compile(text, FILE, "exec"))
-        )
+        with alone():
+            mine, wanted = (
+                inspect.signature(loaded(code, self.called))
+                for code in (self.code, compile(text, FILE, "exec"))
+            )
         self.grouped = "group" in wanted.parameters
         check_signature(self.called, mine, wanted)
 

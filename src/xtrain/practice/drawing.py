@@ -51,6 +51,7 @@ class Drawn:
     shots: dict[int, list[Shot]] = field(default_factory=dict)
     waits: dict[int, Call] = field(default_factory=dict)
     problem: str = ""
+    printed: str = ""
 
 
 def drawn(name: str, load: Callable[[], Any], size: int, buffered: bool) -> Drawn:
@@ -86,6 +87,11 @@ def drawn(name: str, load: Callable[[], Any], size: int, buffered: bool) -> Draw
     except (Exception, SystemExit) as error:
         cause = error.first.exception if isinstance(error, RankError) else error
         found.problem = type(cause).__name__
+    found.printed = "".join(
+        f"rank {rank.number}: {line}\n"
+        for rank in ranks.ranks
+        for line in rank.printed.text.splitlines()[:20]
+    )
     found.waits = {
         rank.number: rank.waits for rank in ranks.ranks if rank.waits is not None
     }

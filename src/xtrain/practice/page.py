@@ -11,8 +11,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,17 @@ def answer(name: str, source: str, ranks: int = 4) -> str:
     began = time.perf_counter()
     verdict, lines = checked(name, source)
     run = executed(verdict.words)
-    title, frames, messages, more = shown(name, source, ranks) if run else NOTHING
+    drawing = shown(name, source, ranks) if run else Shown()
     return json.dumps(
         {
             "right": verdict.right,
-            "words": verdict.words + more,
+            "words": verdict.words + drawing.more,
             "mistake": verdict.mistake,
             "lines": lines,
-            "title": title,
-            "frames": frames,
-            "messages": messages,
+            "title": drawing.title,
+            "frames": drawing.frames,
+            "messages": drawing.messages,
+            "printed": drawing.printed,
             "seconds": time.perf_counter() - began,
         }
     )
@@ -68,12 +69,25 @@ def executed(words: str) -> bool:
     return not re.match(r"SyntaxError|Line \d+ imports", words)
 
 
-Shown = tuple[str, list[str], str, str]
-NOTHING: Shown = "", [], "", ""
+@dataclass(frozen=True)
+class Shown:
+    """What a page draws of a file.
+
+    Attributes:
+        messages: a table of them.
+        printed: by the run that is drawn.
+        more: a sentence on buffered sends, for the verdict.
+    """
+
+    title: str = ""
+    frames: Sequence[str] = ()
+    messages: str = ""
+    printed: str = ""
+    more: str = ""
 
 
 def shown(name: str, source: str, ranks: int) -> Shown:
-    """A title, pictures, a table of messages, and a sentence on buffered sends."""
+    """What the file does on some ranks."""
     from xtrain.practice import drawing
     from xtrain.practice.cases import Drilled
     from xtrain.practice.demos import DEMOS
@@ -81,11 +95,11 @@ def shown(name: str, source: str, ranks: int) -> Shown:
     try:
         drilled = Drilled(name, source)
     except (Exception, SystemExit):
-        return NOTHING
+        return Shown()
     if drilled.folder == "schedules":
         return timeline(name, drilled.load, ranks)
     if name not in DEMOS:
-        return NOTHING
+        return Shown()
     sizes = getattr(drilled.checks, "SIZES", {}).get(name, range(1, 9))
     size = max(n for n in sizes if n <= ranks)
     run, more = drawing.drawn(name, drilled.load, size, False), ""
@@ -95,26 +109,28 @@ def shown(name: str, source: str, ranks: int) -> Shown:
             more = "\nIf sends were buffered it would end: do not rely on that."
     title = f"On {size} {'rank' if size == 1 else 'ranks'}"
     title += f" ({ranks} are not a size for it)" * (size != ranks)
-    pictures = drawing.frames(name, run)
-    return title, pictures, drawing.table(name, run) if run.messages else "", more
+    table = drawing.table(name, run) if run.messages else ""
+    return Shown(title, drawing.frames(name, run), table, run.printed, more)
 
 
 def timeline(name: str, load: Callable[[], Any], ranks: int) -> Shown:
     """Of a schedule: drawn as the pages draw theirs."""
+    from xtrain.practice.running import alone
     from xtrain.schedules import SCHEDULES, parse_action, render_svg, simulate
 
     for size in (ranks, ranks - 1):  # some need an even number
         count = 2 * size + size % 2
         try:
             made = SCHEDULES[name](size, count)
-            orders = load()(size, count)
+            with alone():
+                orders = load()(size, count)
             actions = [tuple(map(parse_action, order)) for order in orders]
             picture = render_svg(simulate(replace(made, actions=tuple(actions))))
         except (Exception, SystemExit):
             continue
         box = f'<div class="xd-box" tabindex="0">{picture}</div>'
-        return f"On {size} ranks, {count} micro-batches", [box], "", ""
-    return NOTHING
+        return Shown(f"On {size} ranks, {count} micro-batches", [box])
+    return Shown()
 
 
 def checked(name: str, source: str) -> tuple[Any, list[int]]:

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import ACTIVE
 
 from xtrain.comm.waits import Need, RankWaits, Wait, find_circle, in_words
 from xtrain.practice.outcomes import FILE
-from xtrain.practice.stopping import TooLong, deadline, watch
+from xtrain.practice.stopping import Printed, TooLong, deadline, watch
 from xtrain.testing.errors import RankReport, RankTimeout, from_reports
 
 
@@ -134,6 +134,7 @@ class Rank:
         """Another attempt."""
         self.at = self.of = self.groups = 0
         self.clock, self.over = 0.0, False
+        self.printed = Printed()
         self.open: list[Work] = []
         self.counts: dict[Any, int] = {}
         self.waits = self.phase = None
@@ -241,7 +242,8 @@ class Ranks:
         rank.begin()
         ACTIVE.clear()
         try:
-            with deadline(self.limit):
+            printed = contextlib.redirect_stdout(rank.printed)
+            with deadline(self.limit), printed:
                 context = contextvars.copy_context()  # what it sets is set for itself
                 rank.result = context.run(program, *args)
             if rank.open:
@@ -652,7 +654,7 @@ def keeps_state(tree: ast.Module) -> bool:
 def alone() -> Iterator[None]:
     """Of a check without ranks: it ends, too."""
     try:
-        with deadline(2 * LIMIT):
+        with deadline(2 * LIMIT), contextlib.redirect_stdout(Printed()):
             yield
     except TooLong as stopped:
         raise too_long(stopped, "the file ran for", 2 * LIMIT) from None

@@ -6,6 +6,8 @@ then.
 """
 
 import contextlib
+import errno
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -69,3 +71,18 @@ def branches(events: Any) -> int:
     if hasattr(events, "BRANCH_LEFT"):
         return int(events.BRANCH_LEFT | events.BRANCH_RIGHT)
     return int(events.BRANCH)
+
+
+class Printed(io.TextIOBase):
+    """What a file prints: the beginning is kept, and there is a limit."""
+
+    def __init__(self, kept: int = 2000, most: int = 16 << 20):
+        self.text, self.count, self.kept, self.most = "", 0, kept, most
+
+    def write(self, text: str) -> int:
+        """Raises OSError beyond the limit, as a process whose files are limited."""
+        self.count += len(text)
+        if self.count > self.most:
+            raise OSError(errno.EFBIG, "File too large")
+        self.text += text[: self.kept - len(self.text)]
+        return len(text)

@@ -168,7 +168,5 @@ def check_update_balance_bias(form: Any, rank: int, size: int) -> None:
         counts = torch.bincount((scores + bias).topk(2)[1].flatten(), minlength=8)
         form(bias, counts, rate=0.1 if step < 40 else 0.01)
     largest = counts.max() / 24
-    same(
-        "80 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1
-    )
+    same("80 steps later, the largest load / the mean", largest, torch.tensor(1.0), 0.1)
     sends(sent, "nothing", 0)

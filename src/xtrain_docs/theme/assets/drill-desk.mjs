@@ -245,13 +245,14 @@ export class Desk {
     entry.solved[level] = Math.min(entry.solved[level] ?? Infinity, spent);
   }
 
-  show({ right, words, lines, title, frames, messages }, seconds) {
+  show({ right, words, lines, title, frames, messages, printed }, seconds) {
     this.checked = true;
     this.says.textContent = words;
     this.says.classList.add(right ? "xt-good" : "xt-bad");
     this.aside.textContent = `Checked by Python in this page in ${seconds.toFixed(2)} s.`;
     this.editor.mark(lines ?? []);
     if (frames?.length) this.steps = new Steps(this.answer, title, frames);
+    if (printed) this.answer.append(make("details", {}, make("summary", { textContent: "What it prints" }), make("pre", { textContent: printed })));
     if (!messages) return;
     const table = make("div", { class: "xt-messages", tabIndex: 0 }, ...safe(messages));
     table.setAttribute("role", "region");
