@@ -76,7 +76,12 @@ def test_the_section_that_shows_a_form_is_found(monkeypatch):
     assert shown_on(file) == "lc1-communication/ring-all-reduce.md#whiteboard"
     assert shown_on(FORMS["broadcast"]) is None
     (line,) = whiteboard_links("ring_all_reduce").markdown()
-    assert line.startswith(f"[the code]({shown_on(file)}) \u00b7 [download")
+    write = "[write it in the page](practise.md#ring_all_reduce)"
+    assert line.startswith(
+        f"[the code]({shown_on(file)}) \u00b7 {write} \u00b7 [download"
+    )
+    (line,) = whiteboard_links("zero_1").markdown()
+    assert "practise.md" not in line
 
 
 def test_the_heading_above_an_embedded_file_is_its_anchor():

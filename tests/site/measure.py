@@ -32,9 +32,9 @@ LIGHTHOUSE = (
     "en/", "en/lc1-communication/ring-all-reduce/", "en/lc2-data-parallel/",
     "en/lc3-zero/stage-3/", "en/lc4-tensor-parallel/", "en/lc5-pipeline-parallel/",
     "en/lc6-context-parallel/ring-attention/", "en/planning/memory-calculator/",
-    "en/whiteboard/", "en/interview/lc1/",
+    "en/whiteboard/", "en/interview/lc1/", "en/interview/questions/", "en/practise/",
 )  # fmt: skip
-"""Ten named pages."""
+"""Twelve named pages."""
 
 TEXT = "return document.querySelector('main .md-content').innerText"
 HEIGHT = "return document.documentElement.scrollHeight / innerHeight"

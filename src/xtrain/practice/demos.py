@@ -109,6 +109,15 @@ PLAIN = ("shard_sequence",)
 """Drills whose numbers are drawn as they are."""
 
 
+def legend(name: str) -> str:
+    """What a cell shows."""
+    if name in PLAIN:
+        return ""
+    if name in MOVES:
+        return ": 2.1 is rank 2's number 1"
+    return ": 0+2 is the sum of ranks 0 and 2, 1…3 that of ranks 1 to 3"
+
+
 def labels(name: str, size: int) -> Callable[[float], str]:
     """How a number of a drill is drawn."""
     if name in PLAIN:

@@ -90,7 +90,7 @@ def shown(name: str, source: str, ranks: int) -> Shown:
     """What the file does on some ranks."""
     from xtrain.practice import drawing
     from xtrain.practice.cases import Drilled
-    from xtrain.practice.demos import DEMOS
+    from xtrain.practice.demos import DEMOS, legend
 
     try:
         drilled = Drilled(name, source)
@@ -108,7 +108,7 @@ def shown(name: str, source: str, ranks: int) -> Shown:
         if not loose.problem:
             more = "\nIf sends were buffered it would end: do not rely on that."
     title = f"On {size} {'rank' if size == 1 else 'ranks'}"
-    title += f" ({ranks} are not a size for it)" * (size != ranks)
+    title += f" ({ranks} are not a size for it)" * (size != ranks) + legend(name)
     table = drawing.table(name, run) if run.messages else ""
     return Shown(title, drawing.frames(name, run), table, run.printed, more)
 

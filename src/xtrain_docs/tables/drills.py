@@ -5,10 +5,11 @@ from xtrain.practice.drills import Drill
 from xtrain.practice.drills import drill as drill_of
 from xtrain.practice.drills import drills as all_drills
 from xtrain.practice.judging import mistakes_of
+from xtrain.practice.page import IN_PAGE
 
 from . import REGISTRY, Table
 
-HEADER = ("drill", "minutes", "difficulty", "lines of code", "known mistakes")
+HEADER = ("drill", "minutes", "difficulty", "lines of code", "known mistakes", "here")
 
 
 def stars(one: Drill) -> str:
@@ -17,9 +18,10 @@ def stars(one: Drill) -> str:
 
 
 def row(one: Drill) -> tuple[str, ...]:
+    write = f"[write](practise.md#{one.name})" if one.name in IN_PAGE else ""
     return (
         f"[`{one.name}`](whiteboard.md#{one.name})", str(one.minutes), stars(one),
-        str(lines_of_code(one.solution)), str(len(mistakes_of(one))),
+        str(lines_of_code(one.solution)), str(len(mistakes_of(one))), write,
     )  # fmt: skip
 
 
@@ -27,7 +29,7 @@ def row(one: Drill) -> tuple[str, ...]:
 def drills(lecture: str) -> Table:
     """Those of one lecture."""
     known = [one for one in all_drills().values() if one.lecture == lecture]
-    return Table(HEADER, [row(one) for one in known], "lrlrr")
+    return Table(HEADER, [row(one) for one in known], "lrlrrl")
 
 
 @REGISTRY

@@ -7,6 +7,7 @@ from pathlib import Path
 from xtrain.copying import whiteboard
 from xtrain.copying.forms import forms, header, lines_of_code
 from xtrain.practice.drills import drill
+from xtrain.practice.page import IN_PAGE
 
 from .. import authored, config
 from ..downloads import data_url
@@ -73,4 +74,6 @@ def whiteboard_links(name: str) -> Links:
     link = data_url(whiteboard(name, config.SOURCE / "xtrain"))
     download = f'[download {name}.py]({link}){{ .xt-download download="{name}.py" }}'
     page = shown_on(all_forms()[name])
-    return Links((*([f"[the code]({page})"] if page else []), download))
+    code = [f"[the code]({page})"] if page else []
+    write = [f"[write it in the page](practise.md#{name})"] if name in IN_PAGE else []
+    return Links((*code, *write, download))

@@ -251,7 +251,7 @@ export class Desk {
     this.says.classList.add(right ? "xt-good" : "xt-bad");
     this.aside.textContent = `Checked by Python in this page in ${seconds.toFixed(2)} s.`;
     this.editor.mark(lines ?? []);
-    if (frames?.length) this.steps = new Steps(this.answer, title, frames);
+    if (frames?.length) this.steps = new Steps(this.answer, title, frames, right ? 0 : frames.length - 1);
     if (printed) this.answer.append(make("details", {}, make("summary", { textContent: "What it prints" }), make("pre", { textContent: printed })));
     if (!messages) return;
     const table = make("div", { class: "xt-messages", tabIndex: 0 }, ...safe(messages));

@@ -25,7 +25,7 @@ export function safe(html) {
 }
 
 export class Steps {
-  constructor(parent, title, frames) {
+  constructor(parent, title, frames, first = 0) {
     this.frames = frames.map(safe);
     this.box = document.createElement("figure");
     this.box.className = "xt-steps-box";
@@ -47,7 +47,7 @@ export class Steps {
       event.preventDefault();
     });
     parent.append(this.box);
-    this.go(0);
+    this.go(first);
   }
 
   bar() {
