@@ -170,3 +170,18 @@ def test_a_loop_at_the_top_of_a_file_or_in_a_schedule_is_stopped():
     inside = "def gpipe(ranks, micro_batches):\n    while True:\n        pass\n"
     found = verdicts([("gpipe", "while True:\n    pass\n"), ("gpipe", inside)])
     assert all("an endless loop" in one["words"] for one in found)
+
+
+def test_ranks_in_different_collectives_all_raise_that_come_in_any_order():
+    program = """
+import torch.distributed as dist
+from xtrain.practice.replay import Ranks
+def program():
+    numbers = torch.zeros(3 if dist.get_rank() == 1 else 2)
+    dist.all_reduce(numbers)
+try:
+    Ranks(3).run(program)
+except Exception as error:
+    found = [type(report.exception).__name__ for report in error.reports]
+"""
+    assert in_page(program) == ["MismatchedCollectives"] * 3

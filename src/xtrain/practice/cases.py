@@ -28,11 +28,17 @@ from torch import Tensor
 
 from xtrain.copying.forms import check_file, forms, public_name
 from xtrain.copying.self_checks import harness
-from xtrain.practice.outcomes import FILE, Counted, Noted, Outcome, encoded
+from xtrain.practice.outcomes import (
+    FILE,
+    Counted,
+    Noted,
+    Outcome,
+    encoded,
+    line_here,
+)
 from xtrain.practice.running import (
     alone,
     kept,
-    line_here,
     now,
     on_ranks,
     prepared,
@@ -201,7 +207,7 @@ class Drilled:
         self.name, self.folder = name, forms()[name].parent.name
         text = forms()[name].read_text(encoding="utf-8")
         self.called = public_name(text)
-        self.code = prepared(source)
+        self.source, self.code = source, prepared(source)
         self.checks = importlib.import_module(
             f"xtrain.copying.self_checks.{check_file(name).stem}"
         )
@@ -297,7 +303,7 @@ class Drilled:
         return [sys.modules[n] for n in names if str(n).startswith(prefix)]
 
     def on_rank(self, book: Book, pair: tuple[int, ...] | None) -> None:
-        form = kept(self.load())
+        form = kept(self.load(), self.source)
         book.begin(dist.get_rank())
         group = dist.new_group(list(pair)) if pair else None
         if pair is None or dist.get_rank() in pair:

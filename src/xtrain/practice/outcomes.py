@@ -2,11 +2,24 @@
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 FILE = "<your file>"
 """The reader's file, in tracebacks."""
+
+
+def line_here() -> int:
+    """The innermost line of the reader's file that is being executed, or 0."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == FILE:
+            return int(frame.f_lineno)
+        frame = frame.f_back
+    return 0
+
+
 PLACES = re.compile(r"( at)? ?(<your file>|/[\w/.-]+\.py):\d+| at 0x[0-9a-f]+")
 """Where two files that make the same mistake may differ."""
 

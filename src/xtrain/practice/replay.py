@@ -91,6 +91,7 @@ class Meeting:
 
     calls: dict[int, Call] = field(default_factory=dict)
     signature: Any = None
+    broken: bool = False
 
 
 @dataclass(slots=True)
@@ -191,8 +192,6 @@ class Ranks:
         watch: called with each message when its ends have met.
     """
 
-    pure = True
-    """A call of the reader's function does not depend on calls before it."""
     seen: Callable[[], None] | None = None
     """Called when a rank makes a call, and when it goes on after a wait."""
 
@@ -209,6 +208,7 @@ class Ranks:
         self.waiting: dict[Any, deque[Call]] = {}
         self.any_source: dict[Any, deque[Call]] = {}
         self.meetings: dict[Any, Meeting] = {}
+        self.keeps = True
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """`program(*args)` on every rank; what each returns.
@@ -418,14 +418,18 @@ class Ranks:
     def enter_phase(self) -> None:
         """Wait for the ranks that have not reached the last barrier."""
         rank, call = self.current, self.current.phase
-        if call is None:
-            return
+        if call is not None:
+            self.ended(call)
+            rank.phase = None
+
+    def ended(self, call: Call) -> float:
+        """When a call has ended; if it has not, this attempt is given up."""
         if call.error is not None:
             raise call.error
         if call.end is None:
-            rank.waits, rank.over = call, True
+            self.current.waits, self.current.over = call, True
             raise Parked
-        rank.phase = None
+        return call.end
 
     def meet(
         self, meeting: Meeting, call: Call, group: Any, signature: Any,
@@ -433,7 +437,8 @@ class Ranks:
     ) -> None:  # fmt: skip
         calls = meeting.calls
         calls[call.rank] = call
-        if meeting.signature not in (None, signature):
+        if meeting.broken or meeting.signature not in (None, signature):
+            meeting.broken = True
             lines = [f"  rank {c.rank}: {c.words}" for c in calls.values()]
             text = "ranks are in different collectives:\n" + "\n".join(lines)
             for one in calls.values():
@@ -497,14 +502,10 @@ class Ranks:
         rank, call = self.current, work.call
         if rank.over or work not in rank.open:
             return
-        if call.error is not None:
-            raise call.error
-        if call.end is None:
-            rank.waits, rank.over = call, True
-            raise Parked
+        end = self.ended(call)
         work.check()
         rank.open.remove(work)
-        rank.clock = max(rank.clock, call.end)
+        rank.clock = max(rank.clock, end)
         for tensor, values in zip(work.taken, call.payload, strict=False):
             tensor.write(values)
         if self.seen is not None:
@@ -519,7 +520,7 @@ class Ranks:
             callable(value) or getattr(value, "requires_grad", False)
             for value in walked(given)
         )
-        if rank.over or changing or not self.pure:
+        if rank.over or changing or not self.keeps:
             return form(*args, **kwargs)
         if rank.of < len(rank.kept):
             rank.of += 1
@@ -534,7 +535,7 @@ class Ranks:
         shared = {id(s): s for s in storages_of(given)}
         alone = all(id(s) not in shared for s in storages_of(result))
         if not alone:  # a view of an argument: it is made again
-            self.pure = False
+            self.keeps = False
             return
         counts = [dict(vars(mode)) for mode in ACTIVE]
         rank.kept.append(
@@ -612,9 +613,12 @@ def now() -> float:
     return float(ENGINE[-1].current.clock)
 
 
-def kept(form: Any) -> Any:
-    """A function: calls of it that have returned are not made again."""
-    if isinstance(form, type) or hasattr(form, "__wrapped__"):
+def kept(form: Any, source: str = "") -> Any:
+    """A function of a file: calls of it that have returned are not made again.
+
+    Not so where a call may depend on the calls before it.
+    """
+    if isinstance(form, type) or hasattr(form, "__wrapped__") or keeps_state(source):
         return form
 
     @functools.wraps(form)
@@ -625,15 +629,16 @@ def kept(form: Any) -> Any:
 
 
 def prepared(source: str) -> CodeType:
-    """A file's code: its endless loops end, and what it keeps is found out."""
+    """A file's code, whose endless loops end."""
     code = compile(source, FILE, "exec")
     watch(code)
-    Ranks.pure = not keeps_state(ast.parse(source))
     return code
 
 
-def keeps_state(tree: ast.Module) -> bool:
-    """May a call of one of its functions depend on the calls before it?"""
+@functools.lru_cache(maxsize=8)
+def keeps_state(source: str) -> bool:
+    """May a call of one of a file's functions depend on the calls before it?"""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             return True
