@@ -17,6 +17,7 @@ FILES = sorted((Path(__file__).parent / "files").glob("*.txt"))
 SAID = {
     "adamw__changes_the_gradient": "the weights after 100 steps are torch's: [0] is",
     "all_to_all_single__one_by_one": "it takes 2 rounds of messages instead of 1",
+    "flash_attention_forward__all_scores": "2.0 times as many as the form",
     "gather__shared_attribute": "the values came another way than by messages",
     "gpipe__prints_without_end": "prints or writes more than 16 MB (line 6)",
     "gpipe_step__wrong_root": "it is NaN: never written, or computed from such",
@@ -24,6 +25,7 @@ SAID = {
     "naive_data_parallel__own_order": "rank 1: all_reduce([32] float64, SUM) (line 25)",
     "one_f_one_b__names": "max() arg is an empty sequence",
     "online_softmax__memory": "an endless loop (line ",
+    "overlapped_all_to_all__waits_at_once": "it takes 16 seconds instead of 9",
     "parameter_server_all_reduce__hang": "recv([1] float64, src=1) (line 16) waits",
     "ring_all_gather__both_ways": "2.00 times as many",
     "ring_all_gather__xor_peers": "Right on 1 rank, 2 ranks, 4 ranks",
@@ -43,6 +45,30 @@ SAID = {
 def test_a_solution_is_right_on_virtual_ranks(name, process):
     found = compared(drill(name), drill(name).solution, process)
     assert (found.right, found.words) == (True, "Right on virtual ranks.")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("fully_sharded", "        self._free()\n        if output.requires_grad:"),
+        ("fully_sharded", "        self._free()\n        mine = torch"),
+        ("zero_2", "        p.grad, own = None, self"),
+    ],
+)
+def test_memory_that_is_not_freed_is_told_of_a_right_file(name, line, process):
+    solution = drill(name).solution
+    kept = line.replace("        self._free()\n", "").replace(
+        "p.grad, own = None, self", "own = self"
+    )  # fmt: skip
+    assert solution.count(line) == 1
+    source = solution.replace(line, kept).replace(
+        "        self.optimizer.step()\n",
+        "        self.optimizer.step()\n"
+        "        for p in self.shards:\n            p.grad = None\n",
+    )
+    found = compared(drill(name), source, process)
+    assert found.right
+    assert " times as many as the form, which holds " in found.words
 
 
 @pytest.mark.verifies("xtrain.practice.checking:check")

@@ -37,6 +37,8 @@ from xtrain.practice.outcomes import (
     line_here,
 )
 from xtrain.practice.running import (
+    Held,
+    advance,
     alone,
     kept,
     now,
@@ -89,19 +91,20 @@ class Book:
 
     def sends(self, sent: "Watched", formula: str, nbytes: float) -> None:
         """`harness.sends`, which notes."""
-        one = Counted(formula, sent.messages, sent.nbytes, float(nbytes), sent.rounds)
+        numbers = sent.messages, sent.nbytes, float(nbytes), sent.rounds
+        one = Counted(formula, *numbers, sent.held.most if sent.held else 0.0)
         self.counted[dist.get_rank()].append(one)
 
 
 class Watched(harness.Sent):
-    """Also counts rounds, and remembers which line makes which call."""
+    """Also counts rounds and memory, and remembers which line makes which call."""
 
     rounds = 0.0
     book: Book
 
     def __enter__(self) -> Any:
         dist.barrier(harness.GROUP.get())
-        self.begun = now()
+        self.begun, self.held = now(), Held and Held()
         return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
@@ -114,7 +117,10 @@ class Watched(harness.Sent):
         if func.name().startswith("c10d::"):
             name = func.name().removeprefix("c10d::")
             self.book.calls.setdefault(name, line_here())
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.held:
+            self.held.note((args, kwargs), returned)
+        return returned
 
 
 harness_randn = harness.randn
@@ -280,6 +286,7 @@ class Drilled:
         for module in {harness, self.checks, *self.shared()}:
             for name, instead in (("same", book.same), ("sends", book.sends),
                                   ("Sent", Watched), ("randn", book.draws),
+                                  ("computes", lambda: advance(1.0)),
                                   ("say", lambda line: None)):  # fmt: skip
                 if hasattr(module, name):
                     setattr(module, name, instead)

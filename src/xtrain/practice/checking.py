@@ -100,7 +100,11 @@ def check(drill: Drill, source: str, real: bool = True) -> Verdict:
         return Verdict(False, problem)
     with Process() as process:
         wrong = compared(drill, source, process)
-    return on_real_ranks(drill, source) if real and wrong.right else wrong
+    if not real or not wrong.right:
+        return wrong
+    remark = wrong.words.partition("\n")[2]
+    found = on_real_ranks(drill, source)
+    return found.more(remark) if found.right else found
 
 
 def compared(drill: Drill, source: str, process: Process) -> Verdict:

@@ -44,6 +44,8 @@ class Counted:
     nbytes: float
     expected: float
     rounds: float
+    held: float = 0.0
+    """Most bytes at one time of tensors made there."""
 
 
 @dataclass

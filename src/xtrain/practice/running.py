@@ -17,9 +17,12 @@ LIMIT = 5.0
 
 
 if hasattr(torch, "STAND_IN"):
-    from xtrain.practice.replay import alone, kept, now, on_ranks, prepared
+    from xtrain.practice.replay import advance, alone, kept, now, on_ranks, prepared
+
+    Held: Any = None
 else:
-    from xtrain.cluster import VirtualCluster, flat, now
+    from xtrain.cluster import VirtualCluster, advance, flat, now
+    from xtrain.practice.held import Held
 
     def on_ranks(size: int, program: Callable[..., Any], *args: Any) -> None:
         """Run `program(*args)` on so many ranks."""
@@ -39,4 +42,4 @@ else:
         yield
 
 
-__all__ = ["alone", "kept", "now", "on_ranks", "prepared"]
+__all__ = ["Held", "advance", "alone", "kept", "now", "on_ranks", "prepared"]

@@ -7,10 +7,21 @@ rounds.
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from xtrain.practice.drills import Drill
 from xtrain.practice.outcomes import FILE, Outcome
 
+OVERLAPPED = ("overlapped_all_to_all",)
+"""Drills that are to compute while messages travel."""
+LEAN = {
+    "flash_attention_forward": "scores of one tile of queries and keys at a time",
+    "flash_attention_backward": "scores of one tile of queries and keys at a time",
+    "fully_sharded": "whole weights of a block only while it computes",
+    "fully_sharded_prefetch": "whole weights of a block and the next one at most",
+    "zero_2": "no gradient of a whole weight once its shard is reduced",
+}
+"""Drills that are to hold little memory at once, and what that is."""
 MESSAGES = ("send", "recv_", "recv_any_source_", "barrier")
 
 
@@ -24,8 +35,8 @@ class Verdict:
     """The words of the known mistake that it makes."""
 
     def more(self, sentence: str) -> "Verdict":
-        """With a sentence after it."""
-        return replace(self, words=f"{self.words}\n{sentence}")
+        """With a sentence after it, if there is one."""
+        return replace(self, words=f"{self.words}\n{sentence}".rstrip())
 
     def known(self, words: str, line: int | None) -> "Verdict":
         """It does exactly what one with a known mistake does."""
@@ -42,8 +53,12 @@ def verdict(drill: Drill, found: list[Outcome], expected: list[Outcome]) -> Verd
     if called:
         return Verdict(False, called)
     if first is None:
-        slow = too_many_rounds(found, expected) if drill.folder == "comm" else ""
-        return Verdict(not slow, slow or "Right on virtual ranks.")
+        timed = drill.folder == "comm" or drill.name in OVERLAPPED
+        wrong = too_many_rounds(found, expected, drill) if timed else ""
+        memory, times = more_memory(drill, found, expected)
+        wrong = wrong or memory * (times > 1.6)
+        right = Verdict(True, "Right on virtual ranks.")
+        return Verdict(False, wrong) if wrong else right.more(memory)
     where = f"On {first.case}: " if first.case else ""
     if first.error == "Deadlock":
         where += deadlock(first)
@@ -153,14 +168,21 @@ def collective_called(
     return ""
 
 
-def too_many_rounds(found: list[Outcome], expected: list[Outcome]) -> str:
-    """Messages that could have been under way together."""
+def too_many_rounds(found: list[Outcome], expected: list[Outcome], drill: Drill) -> str:
+    """Messages that could have been under way together, or while it computes."""
     for mine, best in zip(found, expected, strict=True):
         for place in range(min(map(len, [*mine.counted, *best.counted]), default=0)):
             took, needed = (
                 max(counts[place].rounds for counts in one.counted)
                 for one in (mine, best)
             )
+            if took > needed + 0.5 and drill.name in OVERLAPPED:
+                return (
+                    f"On {mine.case}: values and bytes are right, but where a chunk "
+                    f"and an exchange take 1 second each, it takes {took:.0f} seconds "
+                    f"instead of {needed:.0f}: it waits for messages before it "
+                    f"computes what does not need them."
+                )
             if took > needed + 0.5:
                 return (
                     f"On {mine.case}: values and bytes are right, but it takes "
@@ -168,6 +190,27 @@ def too_many_rounds(found: list[Outcome], expected: list[Outcome]) -> str:
                     f"wait for one another that could be under way together."
                 )
     return ""
+
+
+def more_memory(
+    drill: Drill, found: list[Outcome], expected: list[Outcome]
+) -> tuple[str, float]:
+    """Where a file holds more at once than the form, if that matters; how many times.
+
+    Up to a fifth more is another way to write it.
+    """
+    worst, words = 1.2, ""
+    for mine, best in zip(found, expected, strict=True):
+        pairs = zip(*(chain(*one.counted) for one in (mine, best)), strict=False)
+        for held, needed in ((here.held, there.held) for here, there in pairs):
+            if drill.name in LEAN and needed and held > worst * needed:
+                worst = held / needed
+                words = (
+                    f"On {mine.case}: values and bytes sent are right, but it holds "
+                    f"{held:,.0f} bytes of tensors at once, {worst:.1f} times as many "
+                    f"as the form, which holds {LEAN[drill.name]}."
+                )
+    return words, worst
 
 
 def plain(text: str) -> str:

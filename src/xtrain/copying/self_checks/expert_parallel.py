@@ -8,7 +8,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.copying.self_checks.harness import GROUP, Sent, gradient, randn, same, sends
+from xtrain.copying.self_checks.harness import (
+    GROUP,
+    Sent,
+    computes,
+    gradient,
+    randn,
+    same,
+    sends,
+)
 
 SIZES = {
     "combine": (4, 8),
@@ -175,6 +183,7 @@ def check_overlapped_all_to_all(form: Any, rank: int, size: int) -> None:
     def make(layer: int) -> Any:
         def chunk(i: int, rows: Tensor) -> Tensor:
             done.append(i)
+            computes()
             return (rows @ weights[layer]).tanh() + i + rank
 
         return chunk

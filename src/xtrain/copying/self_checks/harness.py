@@ -112,6 +112,10 @@ def sends(sent: Sent, formula: str, nbytes: float) -> None:
             sys.exit(f"rank {rank}: WRONG: {formula}: {given:,.0f} bytes")
 
 
+def computes() -> None:
+    """Work that takes time, during which messages travel; only a virtual clock asks."""
+
+
 def say(line: str) -> None:
     """Print once, not on every rank."""
     if dist.get_rank(GROUP.get()) == 0:
