@@ -1,0 +1,74 @@
+"""Save and load a wrapped model with its optimizer: any layout into any other.
+
+wrapper      what a rank holds                        in the checkpoint
+none, ddp    slices of parameters (tensor, expert)    boxes
+zero1, 2     shards of masters, in the optimizer      a few boxes each
+fsdp, hsdp   flat shards of slices                    a few boxes each
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+from xtrain.checkpoint import Shard, load_checkpoint, save_checkpoint
+from xtrain.train.wrap import WrappedModel
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
+from xtrain.zero.fsdp_checkpoint import load_units, save_units
+from xtrain.zero.fsdp_unit import FSDPUnit
+
+
+def save(
+    directory: str | Path,
+    step: int,
+    model: WrappedModel,
+    optimizer: Optimizer | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint, every rank what it holds; its path. Every rank calls it.
+
+    Args:
+        extra: any JSON value; rank 0's is kept.
+
+    Raises:
+        CheckpointError: on every rank: something cannot be written.
+    """
+    if isinstance(optimizer, ZeroOptimizer):
+        return optimizer.save_sharded(directory, step, model, extra)
+    if units := units_of(model):
+        group = model.stages[0].module.process_group
+        return save_units(directory, step, model, units, optimizer, extra, group)
+    group = model.all_ranks()
+    return save_checkpoint(directory, step, shards_of(model), optimizer, extra, group)
+
+
+def load(
+    path: str | Path, model: WrappedModel, optimizer: Optimizer | None = None
+) -> tuple[int, Any]:
+    """Read what any layout has saved, or a run's newest; its step and extra.
+
+    Raises:
+        CheckpointError: on every rank, and nothing has changed: it does not fit.
+    """
+    if isinstance(optimizer, ZeroOptimizer):
+        return optimizer.load_sharded(path, model)
+    if units := units_of(model):
+        group = model.stages[0].module.process_group
+        return load_units(path, model, units, optimizer, group)
+    return load_checkpoint(path, shards_of(model), optimizer, model.all_ranks())
+
+
+def shards_of(model: WrappedModel) -> list[Shard]:
+    """Of parameters that are whole or slices, and buffers."""
+    return [shard for part in model.parts for shard in part.shards()]
+
+
+def units_of(model: WrappedModel) -> list[FSDPUnit]:
+    """Of all stages that FSDP is around."""
+    wrappers = [stage.module for stage in model.stages]
+    return [
+        unit
+        for around in wrappers
+        if isinstance(around, FullyShardedDataParallel)
+        for unit in around.units
+    ]

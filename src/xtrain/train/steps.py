@@ -1,0 +1,124 @@
+"""The parts of a training step that are the same for every layout.
+
+    loss = accumulate(model, tokens, labels, micro_batches=4)    all gradients, summed
+    norm = clip_grad_norm(model, 1.0)                            of the full model
+    optimizer.step(); optimizer.zero_grad()
+
+The loss is the sum over all tokens with a label, on all ranks and in all micro-batches,
+divided once by their count. So micro-batches weigh as their labels do.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xtrain.model.loss import IGNORED
+from xtrain.model.stage_gradients import gradients_of
+from xtrain.pipeline_parallel.micro_batch import micro_batches as cut
+from xtrain.train.wrap import WrappedModel
+from xtrain.zero.clip import clip_sharded_grad_norm_
+
+
+def accumulate(
+    model: WrappedModel,
+    tokens: Tensor,
+    labels: Tensor,
+    *,
+    documents: Tensor | None = None,
+    micro_batches: int = 1,
+) -> Tensor:
+    """Forward and backward of this rank's batch; the loss of all ranks' batches.
+
+    Gradients are complete on return: summed over all axes of the mesh, whole or as
+    shards. Every rank of the mesh calls it; those of a pipeline, context and tensor
+    group give the same batch.
+
+    Args:
+        tokens, labels: [B, S]; a label of -100 does not count.
+        documents: [B, S], see `XtrainModel.forward`.
+        micro_batches: of one model: how many, one after the other. Stages have those
+            of their schedule.
+
+    Raises:
+        ValueError: on every rank: the batch has fewer rows than micro-batches, or does
+            not fit the model.
+    """
+    if model.is_whole:
+        loss = of_one_model(model, tokens, labels, documents, micro_batches)
+    else:
+        runner = model.runner()
+        loss = runner.step(stage_inputs(tokens, documents), labels)
+    for part in model.parts:
+        part.sync_gradients()
+    return loss
+
+
+def stage_inputs(tokens: Tensor, documents: Tensor | None) -> Any:
+    """What the first stage is called with."""
+    if documents is None:
+        return tokens
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    return tokens, positions, documents >= 0, documents
+
+
+def of_one_model(
+    model: WrappedModel,
+    tokens: Tensor,
+    labels: Tensor,
+    documents: Tensor | None,
+    micro_batches: int,
+) -> Tensor:
+    """The gradients of one model, which its wrapper reduces in the last backward."""
+    reduction = model.stages[0].reduction
+    parts = cut([tokens, labels], micro_batches)
+    masks: list[Any] = cut(documents, micro_batches) or [None] * micro_batches
+    shares = weights(model, labels, micro_batches)
+    total = torch.zeros((), device=tokens.device)
+    for number, (x, y) in enumerate(parts):
+        is_last = number == micro_batches - 1
+        context: Any = nullcontext()
+        if reduction is not None and not is_last:
+            context = reduction.no_sync()  # type: ignore[operator, union-attr]
+        with context:
+            loss = shares[number] * model(x, y, documents=masks[number])
+            loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def weights(model: WrappedModel, labels: Tensor, micro_batches: int) -> Tensor:
+    """The share of each micro-batch in the labels of the step, on all ranks."""
+    counts = [(part != IGNORED).sum() for part in cut(labels, micro_batches)]
+    found = torch.stack(counts).double()
+    if model.mesh is not None:
+        dist.all_reduce(found, group=model.data_group)
+    return (found / found.sum().clamp(min=1)).to(labels.device)
+
+
+@torch.no_grad()
+def evaluate(
+    model: WrappedModel,
+    tokens: Tensor,
+    labels: Tensor,
+    *,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """The loss of all ranks' batches, without gradients; the same on every rank."""
+    if not model.is_whole:
+        return model.runner().evaluate(stage_inputs(tokens, documents), labels)
+    loss: Tensor = model(tokens, labels, documents=documents)
+    return loss
+
+
+def clip_grad_norm(model: WrappedModel, max_norm: float) -> Tensor:
+    """Scale all gradients to a norm of at most `max_norm`; what it was before.
+
+    After `accumulate`, on every rank. The norm is that of the full model in one
+    process, whatever the wrapper: what several ranks hold alike counts once.
+    """
+    held = gradients_of(list(model.stages))  # type: ignore[arg-type]
+    gradients, counts = [g for g, _ in held], [count for _, count in held]
+    return clip_sharded_grad_norm_(gradients, max_norm, model.all_ranks(), counts)

@@ -1,0 +1,111 @@
+"""Every layout trains as one process does: losses, norms of gradients, weights.
+
+All on the virtual cluster, twenty steps; those of up to eight ranks in real processes.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.model.stage_training import even_rows, train_whole
+from tests.model.twins import LIMIT, config_of
+from tests.train.layouts import LAYOUTS, ROWS, name_of
+from xtrain.cluster import VirtualCluster
+from xtrain.model import XtrainModel
+from xtrain.plan import Layout
+from xtrain.train.layouts import make_mesh, make_model, make_schedule, wrapper_of
+from xtrain.train.steps import accumulate, clip_grad_norm
+from xtrain.train.wrap import wrap
+
+DIGITS = 1e-9
+STEPS, FEW = 20, 3
+DENSE = {"num_hidden_layers": 4, "num_key_value_heads": 2}
+EXPERTS = DENSE | {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 8,
+    "first_k_dense_replace": 1, "moe_intermediate_size": 4,
+}  # fmt: skip
+SYMBOLS = (
+    "xtrain.train.wrap:wrap",
+    "xtrain.train.wrap:WrappedModel",
+    "xtrain.train.steps:accumulate",
+    "xtrain.train.steps:clip_grad_norm",
+    "xtrain.train.layouts:make_mesh",
+    "xtrain.train.layouts:make_model",
+    "xtrain.train.layouts:make_schedule",
+)
+
+
+def adamw(parameters):
+    """A large eps: where a gradient is nearly zero, Adam would enlarge its rounding."""
+    return {"params": parameters, "lr": 0.03, "weight_decay": 0.1, "eps": 1e-3}
+
+
+def wrapped(config, layout):
+    mesh = make_mesh(layout)
+    bare = make_model(config, layout, mesh, dtype=torch.float64)
+    schedule = None if layout.pipeline == 1 else make_schedule(layout)
+    kind = wrapper_of(layout)
+    inner = layout.data // layout.replicate if kind == "hsdp" else None
+    return wrap(bare, mesh, kind, schedule=schedule, inner=inner)
+
+
+def train(layout, config, expected, weights):
+    """Steps of a layout, beside those of one process."""
+    model = wrapped(config, layout)
+    options = {k: v for k, v in adamw(None).items() if k != "params"}
+    optimizer = model.optimizer(torch.optim.AdamW, **options)
+    for step, right in enumerate(expected):
+        batch = even_rows(step, model.data_group.rank(), layout.data)
+        loss = accumulate(model, *batch, micro_batches=layout.micro_batches)
+        norm = clip_grad_norm(model, LIMIT)
+        mine = loss.item(), norm.item()
+        assert mine == pytest.approx(right, rel=DIGITS, abs=0), step
+        optimizer.step()
+        optimizer.zero_grad()
+    for stage, part in zip(model.stages, model.parts, strict=True):
+        found = dict(part.named_parameters())
+        if layout.zero == 3:
+            found = stage.module.full_state_dict()
+        for name, weight in found.items():
+            right = part.placement(name).of(weights[name])
+            torch.testing.assert_close(
+                weight, right, rtol=DIGITS, atol=DIGITS, msg=name
+            )
+
+
+@cache
+def one_process(experts: bool, ranks: int, micro_batches: int):
+    """Its losses and norms, and its weights after them."""
+    model = XtrainModel(
+        config_of(**(EXPERTS if experts else DENSE)), dtype=torch.float64
+    )
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    groups = [adamw(matrices), adamw(others) | {"weight_decay": 0.0}]
+    more = LIMIT, even_rows, ranks, micro_batches
+    optimizer, found, weights = torch.optim.AdamW(groups), [], {}
+    for first, last in ((0, FEW), (FEW, STEPS)):
+        found += train_whole(model, optimizer, first, last, *more)
+        weights[last] = {n: p.detach().clone() for n, p in model.named_parameters()}
+    assert min(norm for _, norm in found) > LIMIT
+    return found, weights
+
+
+def case(layout: Layout, steps: int):
+    experts = layout.expert > 1
+    found, weights = one_process(experts, layout.data, layout.micro_batches)
+    config = config_of(**(EXPERTS if experts else DENSE))
+    return layout, config, found[:steps], weights[steps]
+
+
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+def test_on_the_virtual_cluster_twenty_steps_equal_one_process(layout):
+    VirtualCluster(layout.gpus).run(train, *case(layout, STEPS))
+
+
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.gpus <= ROWS], ids=name_of)
+def test_in_real_processes_three_steps_equal_one_process(world, layout):
+    world(layout.gpus).run(train, *case(layout, FEW))
