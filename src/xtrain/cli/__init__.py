@@ -18,6 +18,8 @@ from typing import NoReturn
 import xtrain
 
 LONGEST = 200  # characters of an error
+OWN_OPTIONS = {"train"}
+"""Commands whose options are not known to argparse: it takes them for names."""
 NO_DEFAULT = (None, False, argparse.SUPPRESS)
 
 COMMANDS = {  # its module, and its line in the help
@@ -26,6 +28,7 @@ COMMANDS = {  # its module, and its line in the help
     "schedule": ("xtrain.cli.schedule", "show and time a pipeline schedule"),
     "plan": ("xtrain.cli.plan", "choose a layout for a model and devices"),
     "cluster": ("xtrain.cli.cluster", "run a script for torchrun on virtual ranks"),
+    "train": ("xtrain.cli.train", "train a model, in any layout"),
     "drill": ("xtrain.cli.drill", "write algorithms by hand, with a checker"),
     "bench": ("xtrain.cli.bench", "race our code against the usual choice"),
 }
@@ -70,6 +73,8 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
             help=text,
             description=f"{text[:1].upper()}{text[1:]}.",
             formatter_class=Defaults,
+            prefix_chars="\0" if name in OWN_OPTIONS else "-",
+            add_help=name not in OWN_OPTIONS,
         )
         if name == chosen:
             module = import_module(module_name)

@@ -12,6 +12,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from xtrain.checkpoint import Shard, load_checkpoint, save_checkpoint
+from xtrain.checkpoint.folder import INDEX, delete_set_aside, set_aside
+from xtrain.checkpoint.locks import names_locked
 from xtrain.train.wrap import WrappedModel
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.fsdp_checkpoint import load_units, save_units
@@ -72,3 +74,17 @@ def units_of(model: WrappedModel) -> list[FSDPUnit]:
         if isinstance(around, FullyShardedDataParallel)
         for unit in around.units
     ]
+
+
+def keep_newest(directory: str | Path, count: int) -> None:
+    """Delete all but the newest `count` checkpoints of a run; one rank calls it.
+
+    One that a job is reading stays.
+    """
+    folder = Path(directory)
+    complete = [path for path in folder.glob("step-*") if (path / INDEX).is_file()]
+    with names_locked(folder) as alone:
+        for path in sorted(complete)[: -count or None]:
+            if alone:
+                set_aside(path, INDEX)
+    delete_set_aside(folder)

@@ -192,6 +192,12 @@ class WrappedModel(nn.Module):
             )
         return self._runner
 
+    def compile_layers(self) -> None:
+        """Have torch compile each layer, when it first runs."""
+        for part in self.parts:
+            for layer in part.layers:
+                layer.compile()
+
     # -- as one module whose ranks hold slices, for checkpoints
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Any]:

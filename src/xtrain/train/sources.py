@@ -1,0 +1,60 @@
+"""A recipe's data as samples: a file of tokens, of text, or the standard library."""
+
+from pathlib import Path
+
+from xtrain.train.recipe_parts import Data
+from xtrain.train.samples import Samples
+from xtrain.train.text import (
+    ByteTokenizer,
+    FileTokenizer,
+    library_tokens,
+    prepare,
+)
+from xtrain.train.tokens import MAGIC, TokenFile
+
+
+def tokenizer_of(data: Data) -> ByteTokenizer | FileTokenizer:
+    """What text becomes tokens by, and tokens text."""
+    if data.tokenizer is None:
+        return ByteTokenizer()
+    return FileTokenizer(data.tokenizer)
+
+
+def open_tokens(path: str, data: Data) -> TokenFile:
+    """A file of tokens; one of text is made into one beside it, which is kept.
+
+    A text that is newer than its tokens is read again.
+    """
+    text = Path(path)
+    with text.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return TokenFile.open(text)
+    made = text.with_name(f"{text.name}.tokens")
+    if made.is_file() and made.stat().st_mtime_ns >= text.stat().st_mtime_ns:
+        return TokenFile.open(made)
+    return prepare([text], made, tokenizer_of(data))
+
+
+def samples_of(data: Data, vocab_size: int, seed: int, evaluation: bool) -> Samples:
+    """The samples to train on, or to evaluate on.
+
+    ValueError if a file has ids that the model's vocabulary has not.
+    """
+    path = data.validation if evaluation else data.path
+    if path is None:
+        file = library_tokens("evaluation" if evaluation else "train")
+    else:
+        file = open_tokens(path, data)
+    if file.vocab_size > vocab_size:
+        raise ValueError(
+            f"{file.path} has a vocabulary of {file.vocab_size} tokens, and the model "
+            f"one of {vocab_size}: set model.vocab_size={file.vocab_size}"
+        )
+    return Samples(
+        file,
+        data.sequence,
+        seed=seed,
+        packing=data.packing,
+        shuffle=data.shuffle and not evaluation,
+        document_masks=data.document_masks,
+    )
