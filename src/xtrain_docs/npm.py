@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -62,3 +62,10 @@ def settle(fresh: Path, folder: Path, is_whole: Callable[[], bool]) -> None:
         if not is_whole():
             raise
         shutil.rmtree(fresh)
+
+
+def copy(folder: Path, files: Iterable[str], target: Path) -> None:
+    """Put files of a finished folder into a folder of the built site."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        shutil.copyfile(folder / file, target / file)

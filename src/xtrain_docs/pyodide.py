@@ -91,9 +91,7 @@ def write(site: Path) -> None:
     if not is_ready():
         return
     target = site / "assets" / "pyodide"
-    target.mkdir(parents=True, exist_ok=True)
-    for file in FILES:
-        shutil.copyfile(folder() / file, target / file)
+    npm.copy(folder(), FILES, target)
     lock = json.loads((folder() / LOCK).read_text())
     (target / LOCK).write_text(json.dumps({**lock, "packages": {}}))  # none is shipped
     (target / "NOTICE.txt").write_text(NOTICE.format(version=VERSION))

@@ -175,7 +175,7 @@ def test_a_loop_at_the_top_of_a_file_or_in_a_schedule_is_stopped():
 def test_ranks_in_different_collectives_all_raise_that_come_in_any_order():
     program = """
 import torch.distributed as dist
-from xtrain.practice.replay import Ranks
+from xtrain.practice.replay_ranks import Ranks
 def program():
     numbers = torch.zeros(3 if dist.get_rank() == 1 else 2)
     dist.all_reduce(numbers)

@@ -128,7 +128,7 @@ def test_the_sampler_to_compare_with_is_torchs(count):
     program = """
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
-from xtrain.practice.replay import Ranks
+from xtrain.practice.replay_ranks import Ranks
 def program():
     made = DistributedSampler(range(given[0]), drop_last=given[1])
     made.set_epoch(3)

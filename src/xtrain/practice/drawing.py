@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.practice.demos import DEMOS, Demo, labels
-from xtrain.practice.replay import LIMIT, Call, Ranks
+from xtrain.practice.replay import LIMIT
+from xtrain.practice.replay_calls import Call
+from xtrain.practice.replay_ranks import Ranks
 from xtrain.testing.errors import RankError
 
 CELL, ROW, TOP, SIDE, NAME = 44, 40, 26, 92, 58

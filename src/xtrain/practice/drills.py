@@ -35,7 +35,7 @@ GIVEN = """
     adamw                       15 2   clip_grad_norm               8 2
     mixed_precision             20 3   zero_1                      20 3
     zero_2                      25 4   fully_sharded               30 5
-    fully_sharded_prefetch      25 5
+    fully_sharded_prefetch      25 5   muon                        25 4
 
     column_parallel_linear      15 2   row_parallel_linear         15 2
     sequence_parallel_region    25 4   tensor_parallel_attention   30 4

@@ -17,7 +17,8 @@ LIMIT = 5.0
 
 
 if hasattr(torch, "STAND_IN"):
-    from xtrain.practice.replay import advance, alone, kept, now, on_ranks, prepared
+    from xtrain.practice.replay import advance, alone, now, on_ranks, prepared
+    from xtrain.practice.replay_kept import kept
 
     Held: Any = None
 else:

@@ -157,9 +157,5 @@ def licence(package: Path, name: str, version: str) -> str:
 
 def write(site: Path) -> None:
     """Put the editor and its notice into the built site."""
-    if not is_ready():
-        return
-    target = site / "assets" / "editor"
-    target.mkdir(parents=True, exist_ok=True)
-    for file in FILES:
-        shutil.copyfile(folder() / file, target / file)
+    if is_ready():
+        npm.copy(folder(), FILES, site / "assets" / "editor")
