@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.plan.cluster_step import GRADIENTS, axes_of, bytes_of_a_step
+from tests.plan.cluster_step import GRADIENTS, bytes_of_a_step
 from xtrain.model import XtrainConfig
 from xtrain.plan import Layout, device_parameters, traffic_per_step
 from xtrain.plan.layout_rules import broken_rules, padded_vocabulary
+from xtrain.train.layouts import axes_of
 
 DENSE = XtrainConfig(
     vocab_size=50, hidden_size=28, intermediate_size=48, num_hidden_layers=4,
@@ -124,6 +125,7 @@ def besides(shape: XtrainConfig, layout: Layout) -> Counter[str]:
         more["tensor"] += count * sums(tensor, pair)
         for size in (batch, context):  # and the loss
             more[GRADIENTS] += count * sums(size, pair + FLOAT)
+        more[GRADIENTS] += sums(batch, count * DOUBLE)  # labels of each micro-batch
     else:  # may the step begin, with which shapes; loss, labels, has a rank failed
         more["pipeline"] += 2 * tables(layout.pipeline, 4)
         more[GRADIENTS] += tables(batch, 1) + tables(batch, 4)

@@ -14,9 +14,8 @@ from tests.train.layouts import LAYOUTS, ROWS, name_of
 from xtrain.cluster import VirtualCluster
 from xtrain.model import XtrainModel
 from xtrain.plan import Layout
-from xtrain.train.layouts import make_mesh, make_model, make_schedule, wrapper_of
+from xtrain.train.layouts import make_mesh, wrapped_model
 from xtrain.train.steps import accumulate, clip_grad_norm
-from xtrain.train.wrap import wrap
 
 DIGITS = 1e-9
 STEPS, FEW = 20, 3
@@ -31,6 +30,7 @@ SYMBOLS = (
     "xtrain.train.steps:accumulate",
     "xtrain.train.steps:clip_grad_norm",
     "xtrain.train.layouts:make_mesh",
+    "xtrain.train.layouts:wrapped_model",
     "xtrain.train.layouts:make_model",
     "xtrain.train.layouts:make_schedule",
 )
@@ -42,12 +42,7 @@ def adamw(parameters):
 
 
 def wrapped(config, layout):
-    mesh = make_mesh(layout)
-    bare = make_model(config, layout, mesh, dtype=torch.float64)
-    schedule = None if layout.pipeline == 1 else make_schedule(layout)
-    kind = wrapper_of(layout)
-    inner = layout.data // layout.replicate if kind == "hsdp" else None
-    return wrap(bare, mesh, kind, schedule=schedule, inner=inner)
+    return wrapped_model(config, layout, make_mesh(layout), dtype=torch.float64)
 
 
 def train(layout, config, expected, weights):
@@ -65,7 +60,7 @@ def train(layout, config, expected, weights):
         optimizer.zero_grad()
     for stage, part in zip(model.stages, model.parts, strict=True):
         found = dict(part.named_parameters())
-        if layout.zero == 3:
+        if model.kind in ("fsdp", "hsdp"):
             found = stage.module.full_state_dict()
         for name, weight in found.items():
             right = part.placement(name).of(weights[name])

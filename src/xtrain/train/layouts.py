@@ -1,7 +1,7 @@
 """A layout made real: the mesh, the schedule, and this rank's parts of the model.
 
-    Layout(data=2, tensor=2, pipeline=2)      mesh, outermost first    rank 5 is (1, 0, 1)
-                                              pipeline  data  tensor
+    Layout(data=2, tensor=2, pipeline=2)    mesh        pipeline  data  tensor
+                                            rank 5 is          1     0       1
 
 The last axis varies fastest, so tensor ranks are neighbours: they send most often.
 With expert ranks the data axis is two axes, ("expert_data", "expert").
@@ -18,6 +18,7 @@ from xtrain.model import XtrainConfig, XtrainModel
 from xtrain.pipeline_parallel import PipelineStage
 from xtrain.plan import Layout
 from xtrain.schedules import SCHEDULES, Schedule
+from xtrain.train.wrap import WrappedModel, wrap
 
 RECOMPUTE = {"none": "none", "selective": "selective", "full": "layer"}
 """What a layout's word is in a model's options."""
@@ -26,7 +27,6 @@ PLANNED_ONLY = {
     "expert_tensor": "experts are cut over `tensor` ranks",
     "shard_context": "ZeRO shards over data ranks alone",
     "recomputed_layers": "all layers are recomputed, or none",
-    "reduce_at_end": "gradients are reduced with the last micro-batch",
 }
 """Fields of a layout that the planner counts and the trainer does not have."""
 
@@ -84,7 +84,14 @@ def make_schedule(layout: Layout) -> Schedule:
 
 
 def wrapper_of(layout: Layout) -> str:
-    """The `kind` of `wrap` for a layout."""
+    """The `kind` of `wrap` for a layout.
+
+    Without ZeRO, gradients that are summed over several axes are summed once, over the
+    ranks of all of them.
+    """
+    several = layout.context > 1 or layout.expert > 1
+    if layout.expert_data == 1 or (layout.zero == 0 and several):
+        return "none"
     if layout.replicate > 1:
         return "hsdp"
     return ("ddp", "zero1", "zero2", "fsdp")[layout.zero]
@@ -115,3 +122,24 @@ def make_model(
         return XtrainModel(config, mesh, **options)
     schedule = make_schedule(layout)
     return XtrainModel.stages(config, mesh, schedule, sequence=sequence, **options)
+
+
+def wrapped_model(
+    config: XtrainConfig, layout: Layout, mesh: DeviceMesh, **options: Any
+) -> WrappedModel:
+    """`make_model` in the wrapper of the layout; options are those of `make_model`."""
+    bare = make_model(config, layout, mesh, **options)
+    kind = wrapper_of(layout)
+    more: dict[str, Any] = {}
+    if kind == "hsdp":
+        more["inner"] = layout.expert_data // layout.replicate
+    if kind == "fsdp":
+        more["reshard_after_forward"] = layout.reshard_after_forward
+    return wrap(
+        bare,
+        mesh,
+        kind,
+        schedule=None if layout.pipeline == 1 else make_schedule(layout),
+        reduce_at_end=layout.reduce_at_end,
+        **more,
+    )

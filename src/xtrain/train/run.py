@@ -20,7 +20,7 @@ from xtrain.checkpoint import latest
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.train.batches import Batch, Batches
 from xtrain.train.checkpoints import keep_newest, load, save
-from xtrain.train.layouts import make_mesh, make_model, make_schedule, wrapper_of
+from xtrain.train.layouts import make_mesh, wrapped_model
 from xtrain.train.metrics import Meter, Numbers, Terminal, Writers
 from xtrain.train.optimizers import make_optimizer
 from xtrain.train.processes import ranks
@@ -31,7 +31,7 @@ from xtrain.train.saved import to_json
 from xtrain.train.sources import samples_of, tokenizer_of
 from xtrain.train.steps import accumulate, clip_grad_norm, evaluate
 from xtrain.train.traffic import bytes_by_axis
-from xtrain.train.wrap import WrappedModel, wrap
+from xtrain.train.wrap import WrappedModel
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -111,7 +111,7 @@ class Run:
 
     def _model(self) -> WrappedModel:
         recipe, layout = self.recipe, self.recipe.layout
-        bare = make_model(
+        model = wrapped_model(
             recipe.config,
             layout,
             self.mesh,
@@ -119,10 +119,6 @@ class Run:
             device=self.device,
             dtype=DTYPES.get(recipe.dtype, torch.float32),
         )
-        schedule = None if layout.pipeline == 1 else make_schedule(layout)
-        kind = wrapper_of(layout)
-        inner = layout.data // layout.replicate if kind == "hsdp" else None
-        model = wrap(bare, self.mesh, kind, schedule=schedule, inner=inner)
         if recipe.compile:
             model.compile_layers()
         return model
@@ -279,6 +275,6 @@ def check_sampling(recipe: Recipe) -> None:
     layout = recipe.layout
     if recipe.sample.prompt is not None and layout.pipeline > 1:
         raise ValueError(
-            f"sample.prompt with layout.pipeline={layout.pipeline}: a whole model writes "
-            "text; save the run, and load it with one pipeline rank"
+            f"sample.prompt with layout.pipeline={layout.pipeline}: a whole model "
+            "writes text; save the run, and load it with one pipeline rank"
         )

@@ -1,6 +1,6 @@
 """Text that a model writes, token by token.
 
-    prompt -> logits of the last token -> softmax(logits / temperature) -> draw one -> ...
+    prompt -> logits of the last token -> softmax(logits / temperature) -> draw -> ...
 
 Every rank draws the same, from the whole logits and a seed. The sequence is padded on
 the right to one length, which causal attention does not see; beyond that length the

@@ -71,7 +71,7 @@ def of_one_model(
     documents: Tensor | None,
     micro_batches: int,
 ) -> Tensor:
-    """The gradients of one model, which its wrapper reduces in the last backward."""
+    """The gradients of one model, which its wrapper reduces in backward."""
     reduction = model.stages[0].reduction
     parts = cut([tokens, labels], micro_batches)
     masks: list[Any] = cut(documents, micro_batches) or [None] * micro_batches
@@ -80,7 +80,7 @@ def of_one_model(
     for number, (x, y) in enumerate(parts):
         is_last = number == micro_batches - 1
         context: Any = nullcontext()
-        if reduction is not None and not is_last:
+        if reduction is not None and model.reduces_once and not is_last:
             context = reduction.no_sync()  # type: ignore[operator, union-attr]
         with context:
             loss = shares[number] * model(x, y, documents=masks[number])

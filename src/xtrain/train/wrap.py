@@ -23,13 +23,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from xtrain.comm.mesh import replica_group, sizes_of
 from xtrain.data_parallel import DistributedDataParallel
 from xtrain.model import XtrainModel, batch_group
 from xtrain.model.layer import DecoderLayer
 from xtrain.model.stages import DecoderStage
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
-from xtrain.schedules import Schedule, gpipe
+from xtrain.schedules import Schedule
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 
 KINDS = ("none", "ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -43,6 +42,7 @@ def wrap(
     *,
     schedule: Schedule | None = None,
     inner: int | None = None,
+    reduce_at_end: bool = False,
     **options: Any,
 ) -> "WrappedModel":
     """A model on a mesh, ready to be trained by `accumulate` and `clip_grad_norm`.
@@ -53,6 +53,9 @@ def wrap(
         kind: how data ranks share the work, see above.
         schedule: of the stages.
         inner: of hsdp, how many neighbouring data ranks shard together.
+        reduce_at_end: of zero2 and fsdp, keep whole gradients until the last
+            micro-batch instead of reducing those of each: more memory, fewer bytes.
+            The others reduce once in any case, and so does a pipeline.
         options: of the wrapper, as `bucket_cap_mb`.
 
     Raises:
@@ -80,7 +83,9 @@ def wrap(
         around = wrapper(kind, mesh, inner, options)
         for stage in stages:
             stage.module = around(stage.module)
-    return WrappedModel(stages, parts, mesh, kind, schedule, options)
+    wrapped = WrappedModel(stages, parts, mesh, kind, schedule, options)
+    wrapped.reduces_once = reduce_at_end or kind in ("ddp", "zero1")
+    return wrapped
 
 
 def wrapper(
@@ -120,6 +125,7 @@ class WrappedModel(nn.Module):
         self.mesh, self.kind, self.schedule = mesh, kind, schedule
         self.config, self.options = parts[0].config, options
         self.zero: ZeroOptimizer | None = None
+        self.reduces_once = True
         self._runner: PipelineRunner | None = None
 
     parts: list[Part]
