@@ -1,4 +1,4 @@
-"""Layouts of the trainer's tests: all pairs and triples of axes, all five, schedules."""
+"""Layouts of the trainer's tests: each choice of axes, and every schedule."""
 
 from itertools import combinations
 from typing import Any

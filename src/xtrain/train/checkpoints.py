@@ -9,6 +9,7 @@ fsdp, hsdp   flat shards of slices                    a few boxes each
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.checkpoint import Shard, load_checkpoint, save_checkpoint
@@ -38,7 +39,7 @@ def save(
     if isinstance(optimizer, ZeroOptimizer):
         return optimizer.save_sharded(directory, step, model, extra)
     if units := units_of(model):
-        group = model.stages[0].module.process_group
+        group = sharding_group(model)
         return save_units(directory, step, model, units, optimizer, extra, group)
     group = model.all_ranks()
     return save_checkpoint(directory, step, shards_of(model), optimizer, extra, group)
@@ -55,7 +56,7 @@ def load(
     if isinstance(optimizer, ZeroOptimizer):
         return optimizer.load_sharded(path, model)
     if units := units_of(model):
-        group = model.stages[0].module.process_group
+        group = sharding_group(model)
         return load_units(path, model, units, optimizer, group)
     return load_checkpoint(path, shards_of(model), optimizer, model.all_ranks())
 
@@ -74,6 +75,13 @@ def units_of(model: WrappedModel) -> list[FSDPUnit]:
         if isinstance(around, FullyShardedDataParallel)
         for unit in around.units
     ]
+
+
+def sharding_group(model: WrappedModel) -> ProcessGroup | None:
+    """The ranks that FSDP shards over; the same of all stages."""
+    around = model.stages[0].module
+    assert isinstance(around, FullyShardedDataParallel)
+    return around.process_group
 
 
 def keep_newest(directory: str | Path, count: int) -> None:

@@ -145,7 +145,7 @@ class Writers:
 
     def _wandb(self, project: str, recipe: Recipe) -> None:
         try:
-            import wandb
+            import wandb  # type: ignore[import-not-found]
         except ImportError:
             raise ValueError(
                 "log.wandb is written by the package wandb: pip install wandb"
@@ -159,7 +159,7 @@ class Writers:
 
 def scalars(numbers: Numbers) -> dict[str, float]:
     """The numbers without the step and without what is unknown; groups by "/"."""
-    found = {}
+    found: dict[str, float] = {}
     for name, value in numbers.items():
         if isinstance(value, dict):
             found |= {f"{name}/{key}": float(v) for key, v in value.items()}

@@ -119,6 +119,6 @@ def clip_grad_norm(model: WrappedModel, max_norm: float) -> Tensor:
     After `accumulate`, on every rank. The norm is that of the full model in one
     process, whatever the wrapper: what several ranks hold alike counts once.
     """
-    held = gradients_of(list(model.stages))  # type: ignore[arg-type]
+    held = gradients_of(model.stages)
     gradients, counts = [g for g, _ in held], [count for _, count in held]
     return clip_sharded_grad_norm_(gradients, max_norm, model.all_ranks(), counts)

@@ -66,8 +66,10 @@ def wrap(
         raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
     if (inner is not None) != (kind == "hsdp"):
         raise ValueError(f"inner={inner} of kind={kind!r}: hsdp alone needs it")
-    whole = isinstance(model, XtrainModel)
-    stages = [PipelineStage(model, 0, 1)] if whole else list(model)
+    if isinstance(model, XtrainModel):
+        stages = [PipelineStage(model, 0, 1)]
+    else:
+        stages = list(model)
     parts: list[Part] = [stage.module for stage in stages]  # type: ignore[misc]
     for part in parts:
         if not isinstance(part, Part):
@@ -77,7 +79,7 @@ def wrap(
             )
         if part.mesh is not mesh:
             raise ValueError("mesh is not the one that the model was made for")
-    if not whole and schedule is None:
+    if schedule is None and not isinstance(model, XtrainModel):
         raise ValueError("stages need the schedule they were made for: schedule=")
     if kind in ("ddp", "fsdp", "hsdp"):
         around = wrapper(kind, mesh, inner, options)
@@ -117,7 +119,8 @@ class WrappedModel(nn.Module):
         options: dict[str, Any],
     ):
         super().__init__()
-        self.stages = nn.ModuleList(stages)
+        self.registered = nn.ModuleList(stages)
+        self.__dict__["stages"] = stages
         self.__dict__["parts"] = parts  # they are in the stages already
         self.__dict__["_part_of"] = {
             name: part for part in parts for name, _ in part.named_parameters()
@@ -128,6 +131,7 @@ class WrappedModel(nn.Module):
         self.reduces_once = True
         self._runner: PipelineRunner | None = None
 
+    stages: list[PipelineStage]
     parts: list[Part]
     _part_of: dict[str, Part]
 
@@ -172,14 +176,18 @@ class WrappedModel(nn.Module):
         """Matrices, and what gets no weight decay; all ranks have both groups."""
         dims = {}
         for stage, part in zip(self.stages, self.parts, strict=True):
-            around = stage.module
-            shapes = getattr(around, "full_shapes", dict)()
+            around, shapes = stage.module, {}
+            if isinstance(around, FullyShardedDataParallel):  # its pieces are flat
+                shapes = around.full_shapes()
             for name, parameter in part.named_parameters():
                 if parameter.requires_grad:
                     dims[parameter] = len(shapes.get(name, parameter.shape))
         matrices = [p for p, dim in dims.items() if dim > 1]
         others = [p for p, dim in dims.items() if dim <= 1]
-        groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": others, "weight_decay": 0.0},
+        ]
         return [group for group in groups if group["params"]]
 
     def runner(self) -> PipelineRunner:
@@ -188,11 +196,14 @@ class WrappedModel(nn.Module):
             raise ValueError(f"{self.kind} shards in its optimizer: make that first")
         if self._runner is None:
             assert self.schedule is not None and self.mesh is not None
-            last = [part for part in self.parts if part.has_head]
+            loss_fn: Any = no_loss
+            for part in self.parts:
+                if part.has_head:
+                    loss_fn = part.loss_fn
             self._runner = PipelineRunner(
-                list(self.stages),  # type: ignore[arg-type]
+                self.stages,
                 self.schedule,
-                last[0].loss_fn if last else no_loss,  # type: ignore[union-attr]
+                loss_fn,
                 self.mesh["pipeline"].get_group(),
                 data_group=self.data_group,
             )
