@@ -24,6 +24,7 @@ from xtrain.train.layouts import make_mesh, wrapped_model
 from xtrain.train.metrics import Meter, Numbers, Terminal, Writers
 from xtrain.train.optimizers import make_optimizer
 from xtrain.train.processes import ranks
+from xtrain.train.profiling import Profile
 from xtrain.train.rates import rate_at
 from xtrain.train.recipe import Recipe
 from xtrain.train.sampling import generate
@@ -88,6 +89,7 @@ class Run:
         with raising_everywhere(ValueError, OSError, group=None):
             self.writers = Writers(recipe, self.is_first, self.step)
         self.bytes = bytes_by_axis(recipe, self.mesh)
+        self.profile = Profile(recipe.log, device, dist.get_rank())
         self.result = Result(self.step, [], [])
 
     # -- the parts of a run
@@ -151,7 +153,8 @@ class Run:
             (folder / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
         self.meter.pause()
         while self.step < recipe.steps:
-            loss, norm = self.train_step(next(self.batches))
+            with self.profile.step(self.step + 1):
+                loss, norm = self.train_step(next(self.batches))
             self.step += 1
             self.result.losses.append(loss)
             self.result.norms.append(norm)
@@ -266,6 +269,7 @@ class Run:
 
     def close(self) -> None:
         self.batches.close()
+        self.profile.close()
         self.writers.close()
         self.terminal.close()
 
