@@ -125,9 +125,14 @@ def make_model(
 
 
 def wrapped_model(
-    config: XtrainConfig, layout: Layout, mesh: DeviceMesh, **options: Any
+    config: XtrainConfig, layout: Layout, mesh: DeviceMesh | None = None, **options: Any
 ) -> WrappedModel:
-    """`make_model` in the wrapper of the layout; options are those of `make_model`."""
+    """`make_model` in the wrapper of the layout; options are those of `make_model`.
+
+    Args:
+        mesh: `make_mesh(layout)` unless given.
+    """
+    mesh = make_mesh(layout) if mesh is None else mesh
     bare = make_model(config, layout, mesh, **options)
     kind = wrapper_of(layout)
     more: dict[str, Any] = {}

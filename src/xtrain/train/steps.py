@@ -46,6 +46,7 @@ def accumulate(
         ValueError: on every rank: the batch has fewer rows than micro-batches, or does
             not fit the model.
     """
+    model.check_ready()
     if model.is_whole:
         loss = of_one_model(model, tokens, labels, documents, micro_batches)
     else:

@@ -190,10 +190,13 @@ class WrappedModel(nn.Module):
         ]
         return [group for group in groups if group["params"]]
 
-    def runner(self) -> PipelineRunner:
-        """Of the stages, when they are wrapped; made once."""
+    def check_ready(self) -> None:
+        """ValueError if nothing would reduce the gradients: ZeRO's optimizer does."""
         if self.kind.startswith("zero") and self.zero is None:
             raise ValueError(f"{self.kind} shards in its optimizer: make that first")
+
+    def runner(self) -> PipelineRunner:
+        """Of the stages, when they are wrapped; made once."""
         if self._runner is None:
             assert self.schedule is not None and self.mesh is not None
             loss_fn: Any = no_loss
