@@ -27,6 +27,8 @@ LECTURES = (
      "Attention over sequences too long for one device: ring attention and Ulysses."),
     ("lc7-expert-parallel", "Expert parallel",
      "Routers, dispatch and balance of mixture-of-experts models."),
+    ("lc8-all-together", "All together",
+     "One mesh, one script and one trainer for all of them."),
 )  # fmt: skip
 """Folder of the pages, title, and what it is about."""
 
