@@ -129,15 +129,21 @@ def test_a_dead_link_is_found(words, problems):
     assert len(dead("a/a.md", words, pages)) == problems
 
 
+NOT_YET = {"lc8": ("errata", "benchmarks")}
+"""The notes that this grew from do not have it; its races are to come."""
+
+
 @pytest.mark.parametrize("index", LECTURES)
 def test_a_lecture_leads_to_its_questions_bugs_errata_races_and_numbers(index):
     lecture = index.partition("-")[0]
     assert f"```table lecture_links lecture={lecture}\n" in PAGES[index].read_text()
     rows = lecture_links(lecture).rows
-    assert [row[0] for row in rows] == [*(name for _, name, *_ in BESIDE), "Math"]
+    without = NOT_YET.get(lecture, ())
+    wanted = [name for folder, name, *_ in BESIDE if folder not in without]
+    assert [row[0] for row in rows] == [*wanted, "Math"]
     texts = {name: PAGES[name].read_text() for name in WRITTEN}
     shown = " ".join(row[1] for row in rows)
-    for folder in ("interview", "bugs", "errata", "benchmarks"):
+    for folder in {"interview", "bugs", "errata", "benchmarks"} - {*without}:
         assert f"](/{folder}/{lecture}.md)" in shown
     assert "](/planning/index.md)" in shown
     assert dead(index, shown, texts) == []

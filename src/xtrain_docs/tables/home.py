@@ -74,6 +74,8 @@ MATH = {
             ("pipeline explorer", "planning/pipeline-explorer.md")),
     "lc6": (("what each parallelism cuts", "planning/what-each-cuts.md"),),
     "lc7": (("what each parallelism cuts", "planning/what-each-cuts.md"),),
+    "lc8": (("rules of thumb, tested", "planning/rules-of-thumb.md"),
+            ("layout planner", "planning/layout-planner.md")),
 }  # fmt: skip
 """Pages of the tab "Math" that a lecture leads to."""
 
