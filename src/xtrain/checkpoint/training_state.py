@@ -52,6 +52,9 @@ from xtrain.checkpoint.random_state import (
 )
 from xtrain.comm.agreement import place_in, raising_everywhere
 
+Write = Callable[..., Path]
+"""(directory, step, pieces, extra, group) -> path, as `save_pieces`."""
+
 
 def save_checkpoint(
     directory: str | Path,
@@ -60,15 +63,17 @@ def save_checkpoint(
     optimizer: Optimizer | None = None,
     extra: Any = None,
     group: ProcessGroup | None = None,
+    write: Write = save_pieces,
 ) -> Path:
     """Write every rank's shards, their optimizer state and the ranks' random states.
 
-    Returns the checkpoint's path. `extra` is any JSON value, rank 0's is kept.
+    Returns the checkpoint's path. `extra` is any JSON value, rank 0's is kept. `write`
+    is what writes the pieces, as a `BackgroundWriter` does.
     ValueError on every rank if a shard is not within its tensor, CheckpointError if the
     ranks' shards do not make up every tensor, or something cannot be written.
     """
     states = States() if optimizer is None else optimizer.state
-    return save_state(directory, step, shards, states, optimizer, extra, group)
+    return save_state(directory, step, shards, states, optimizer, extra, group, write)
 
 
 def load_checkpoint(
@@ -120,6 +125,7 @@ def save_state(
     optimizer: Optimizer | None,
     extra: Any,
     group: ProcessGroup | None,
+    write: Write = save_pieces,
 ) -> Path:
     """`save_checkpoint`, with the state of each shard's tensor given."""
     rank, size = place_in(group)
@@ -131,7 +137,7 @@ def save_state(
         pieces += random_pieces(rank, random_states())
         about = {"user": extra, "ranks": size, "groups": group_options(optimizer)}
         about["optimizer"] = kind_of(optimizer)
-    return save_pieces(directory, step, pieces, about, group)
+    return write(directory, step, pieces, about, group)
 
 
 @torch.no_grad()

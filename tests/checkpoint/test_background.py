@@ -1,0 +1,162 @@
+"""Checkpoints written by other processes while training goes on."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from xtrain.checkpoint import (
+    CheckpointError,
+    Shard,
+    latest,
+    load_checkpoint,
+    save_checkpoint,
+)
+from xtrain.checkpoint.background import BackgroundWriter, shared_folder
+
+SYMBOLS = (
+    "xtrain.checkpoint.background:BackgroundWriter",
+    "xtrain.checkpoint.training_state:save_checkpoint",
+)
+
+
+def model_of(rank: int, size: int):
+    """Rows of a weight, and a bias that all ranks hold; a step of Adam."""
+    torch.manual_seed(0)
+    whole, bias = torch.randn(4 * size, 5), torch.randn(7, dtype=torch.bfloat16)
+    parts = [nn.Parameter(t.clone()) for t in (whole.chunk(size)[rank], bias)]
+    optimizer = torch.optim.Adam(parts, lr=0.1)
+    shards = [
+        Shard("weight", (4 * size, 5), (4 * rank, 0), parts[0]),
+        Shard("bias", (7,), (0,), parts[1]),
+    ]
+    return shards, optimizer
+
+
+def step(shards, optimizer) -> None:
+    for shard in shards:
+        shard.tensor.grad = torch.ones_like(shard.tensor) + shard.tensor.detach()
+    optimizer.step()
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+def written_twice(directory: str) -> None:
+    """The files are those of a save that waits, although the weights change."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter()
+    for number in range(3):
+        step(shards, optimizer)
+        arguments = number, shards, optimizer, {"epoch": number}
+        save_checkpoint(f"{directory}/waits", *arguments)
+        save_checkpoint(f"{directory}/goes on", *arguments, write=writer)
+        with torch.no_grad():
+            for shard in shards:
+                shard.tensor.add_(1000)
+                shard.tensor.sub_(1000).mul_(1.5)
+    writer.close()
+    assert not writer.shared.exists()
+    for number in range(3):
+        name = f"step-{number:08d}"
+        found, right = (
+            files(Path(directory, kind, name)) for kind in ("goes on", "waits")
+        )
+        assert found == right
+    assert latest(f"{directory}/goes on") == Path(directory, "goes on", "step-00000002")
+    assert [p.name for p in Path(directory, "goes on").glob(".*")] == [".lock"]
+
+
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_its_files_are_those_of_a_save_that_waits(world, tmp_path, size):
+    world(size).run(written_twice, str(tmp_path))
+
+
+def killed(directory: str) -> None:
+    """Rank 1's writer is killed before it can write; then all go on."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter(seconds=20)
+    save_checkpoint(directory, 1, shards, optimizer, write=writer)
+    writer.wait()
+    if rank == 1:
+        assert writer.process is not None
+        os.kill(writer.process.pid, signal.SIGSTOP)
+    save_checkpoint(directory, 2, shards, optimizer, write=writer)
+    if rank == 1:
+        os.kill(writer.process.pid, signal.SIGKILL)
+    with pytest.raises(
+        CheckpointError, match=r"the writer of rank 1 ended by signal 9"
+    ):
+        writer.wait()
+    assert latest(directory) == Path(directory, "step-00000001")
+    save_checkpoint(directory, 3, shards, optimizer, write=writer)
+    writer.close()
+    assert latest(directory) == Path(directory, "step-00000003")
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_a_killed_writer_is_named_on_every_rank_and_loses_nothing(world, tmp_path):
+    world(2).run(killed, str(tmp_path))
+    found = world(2).run(loaded, str(tmp_path))
+    assert found == [3, 3]
+
+
+def loaded(directory: str) -> int:
+    shards, optimizer = model_of(dist.get_rank(), dist.get_world_size())
+    return load_checkpoint(directory, shards, optimizer)[0]
+
+
+def no_folder(directory: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter()
+    place = f"{directory}/file/run"
+    with pytest.raises((CheckpointError, OSError), match="file"):
+        save_checkpoint(place, 1, shards, optimizer, write=writer)
+    writer.close()
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_a_folder_that_cannot_be_made_is_named_at_once(world, tmp_path):
+    (tmp_path / "file").write_text("")
+    world(2).run(no_folder, str(tmp_path))
+
+
+def taken_away(directory: str) -> None:
+    """The folder vanishes while training goes on."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards, optimizer = model_of(rank, size)
+    writer = BackgroundWriter()
+    save_checkpoint(directory, 1, shards, optimizer, write=writer)
+    writer.wait()
+    dist.barrier()
+    if rank == 0:
+        os.rename(directory, f"{directory}.gone")
+        Path(directory).write_text("")
+    dist.barrier()
+    writer.joined = True
+    writer._join = lambda directory: None  # type: ignore[method-assign]
+    save_checkpoint(directory, 2, shards, optimizer, write=writer)
+    with pytest.raises(CheckpointError, match="step 2 was not saved"):
+        writer.wait()
+    writer.close()
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_an_error_of_the_writers_is_raised_on_every_rank(world, tmp_path):
+    world(2).run(taken_away, str(tmp_path / "run"))
+
+
+def test_nothing_stays_in_shared_memory():
+    before = set(Path(shared_folder()).glob("xtrain-*"))
+    writer = BackgroundWriter()
+    writer.close()
+    assert set(Path(shared_folder()).glob("xtrain-*")) == before
