@@ -8,14 +8,14 @@ from functools import cache
 import pytest
 import torch
 
-from tests.model.stage_training import even_rows, train_whole
-from tests.model.twins import LIMIT, config_of
+from tests.model.stage_training import RATE, even_rows, train_whole
+from tests.model.twins import DEEPSEEK, LIMIT, LOSSES, config_of
 from tests.train.layouts import LAYOUTS, ROWS, name_of
 from xtrain.cluster import VirtualCluster
 from xtrain.model import XtrainModel
 from xtrain.plan import Layout
 from xtrain.train.layouts import make_mesh, wrapped_model
-from xtrain.train.steps import accumulate, clip_grad_norm
+from xtrain.train.steps import accumulate, clip_grad_norm, update_balance_biases
 
 DIGITS = 1e-9
 STEPS, FEW = 20, 3
@@ -24,6 +24,7 @@ EXPERTS = DENSE | {
     "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 8,
     "first_k_dense_replace": 1, "moe_intermediate_size": 4,
 }  # fmt: skip
+MODELS = {"dense": DENSE, "experts": EXPERTS, "deepseek": DENSE | DEEPSEEK | LOSSES}
 SYMBOLS = (
     "xtrain.train.wrap:wrap",
     "xtrain.train.wrap:WrappedModel",
@@ -58,23 +59,24 @@ def train(layout, config, expected, weights):
         assert mine == pytest.approx(right, rel=DIGITS, abs=0), step
         optimizer.step()
         optimizer.zero_grad()
+        update_balance_biases(model, RATE)
     for stage, part in zip(model.stages, model.parts, strict=True):
-        found = dict(part.named_parameters())
+        found = dict(part.named_parameters()) | dict(part.named_buffers())
         if model.kind in ("fsdp", "hsdp"):
             found = stage.module.full_state_dict()
         for name, weight in found.items():
-            right = part.placement(name).of(weights[name])
+            right = weights[name]
+            if not name.endswith("balance_bias"):  # which all ranks have whole
+                right = part.placement(name).of(right)
             torch.testing.assert_close(
                 weight, right, rtol=DIGITS, atol=DIGITS, msg=name
             )
 
 
 @cache
-def one_process(experts: bool, ranks: int, micro_batches: int):
+def one_process(kind: str, ranks: int, micro_batches: int):
     """Its losses and norms, and its weights after them."""
-    model = XtrainModel(
-        config_of(**(EXPERTS if experts else DENSE)), dtype=torch.float64
-    )
+    model = XtrainModel(config_of(**MODELS[kind]), dtype=torch.float64)
     others = [p for p in model.parameters() if p.dim() <= 1]
     matrices = [p for p in model.parameters() if p.dim() > 1]
     groups = [adamw(matrices), adamw(others) | {"weight_decay": 0.0}]
@@ -82,16 +84,15 @@ def one_process(experts: bool, ranks: int, micro_batches: int):
     optimizer, found, weights = torch.optim.AdamW(groups), [], {}
     for first, last in ((0, FEW), (FEW, STEPS)):
         found += train_whole(model, optimizer, first, last, *more)
-        weights[last] = {n: p.detach().clone() for n, p in model.named_parameters()}
+        weights[last] = {n: t.clone() for n, t in model.state_dict().items()}
     assert min(norm for _, norm in found) > LIMIT
     return found, weights
 
 
-def case(layout: Layout, steps: int):
-    experts = layout.expert > 1
-    found, weights = one_process(experts, layout.data, layout.micro_batches)
-    config = config_of(**(EXPERTS if experts else DENSE))
-    return layout, config, found[:steps], weights[steps]
+def case(layout: Layout, steps: int, kind: str = ""):
+    kind = kind or ("experts" if layout.expert > 1 else "dense")
+    found, weights = one_process(kind, layout.data, layout.micro_batches)
+    return layout, config_of(**MODELS[kind]), found[:steps], weights[steps]
 
 
 @pytest.mark.verifies(*SYMBOLS)
@@ -104,3 +105,19 @@ def test_on_the_virtual_cluster_twenty_steps_equal_one_process(layout):
 @pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.gpus <= ROWS], ids=name_of)
 def test_in_real_processes_three_steps_equal_one_process(world, layout):
     world(layout.gpus).run(train, *case(layout, FEW))
+
+
+BALANCED = [
+    Layout(data=2, zero=3, micro_batches=2),
+    Layout(data=4, expert=2, zero=1, micro_batches=2),
+    Layout(data=2, expert=2, tensor=2, micro_batches=2),
+    Layout(pipeline=2, data=2, expert=2, zero=2, micro_batches=2),
+    Layout(pipeline=2, context=2, data=2, micro_batches=2),
+]
+
+
+@pytest.mark.verifies(*SYMBOLS, "xtrain.train.steps:update_balance_biases")
+@pytest.mark.parametrize("layout", BALANCED, ids=name_of)
+def test_auxiliary_losses_and_biases_are_those_of_one_process(layout):
+    """Biases that moved otherwise would route otherwise, and soon change the loss."""
+    VirtualCluster(layout.gpus).run(train, *case(layout, STEPS, "deepseek"))

@@ -3,7 +3,12 @@ and expert ranks, by the same few calls."""
 
 from xtrain.train.checkpoints import load, save
 from xtrain.train.layouts import make_mesh, make_model, make_schedule, wrapped_model
-from xtrain.train.steps import accumulate, clip_grad_norm, evaluate
+from xtrain.train.steps import (
+    accumulate,
+    clip_grad_norm,
+    evaluate,
+    update_balance_biases,
+)
 from xtrain.train.wrap import WrappedModel, wrap
 
 __all__ = [
@@ -16,6 +21,7 @@ __all__ = [
     "make_model",
     "make_schedule",
     "save",
+    "update_balance_biases",
     "wrap",
     "wrapped_model",
 ]

@@ -7,6 +7,7 @@ A run that is resumed goes on with the step after its checkpoint: data, learning
 and samples are functions of the step alone.
 """
 
+import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.checkpoint import latest
-from xtrain.comm.agreement import raising_everywhere
+from xtrain.comm.agreement import raising_everywhere, values_of_all
 from xtrain.train.batches import Batch, Batches
 from xtrain.train.checkpoints import keep_newest, load, save
 from xtrain.train.layouts import make_mesh, wrapped_model
@@ -30,7 +31,12 @@ from xtrain.train.recipe import Recipe
 from xtrain.train.sampling import generate
 from xtrain.train.saved import to_json
 from xtrain.train.sources import samples_of, tokenizer_of
-from xtrain.train.steps import accumulate, clip_grad_norm, evaluate
+from xtrain.train.steps import (
+    accumulate,
+    clip_grad_norm,
+    evaluate,
+    update_balance_biases,
+)
 from xtrain.train.traffic import bytes_by_axis
 from xtrain.train.wrap import WrappedModel
 
@@ -80,6 +86,9 @@ class Run:
             self.samples = self._samples(evaluation=False)
             self.tokenizer = tokenizer_of(recipe.data)
             self.held_out = self._samples(True) if recipe.evaluate.every else None
+        everywhere = values_of_all(self.samples.identity(), None)
+        if any(other != everywhere[0] for other in everywhere):
+            raise ValueError(f"ranks have different data: {everywhere}")
         self.model = self._model()
         self.optimizer = make_optimizer(self.model, recipe.optimizer)
         self.step = self._resumed()
@@ -134,13 +143,20 @@ class Run:
         if path is None:
             return 0
         step, extra = load(path, self.model, self.optimizer)
-        saved = (extra or {}).get("batch")
-        if saved not in (None, self.recipe.batch):
-            raise ValueError(
-                f"{path} was saved with global_batch={saved}, and this run has "
-                f"{self.recipe.batch}: the samples would not go on where they ended"
-            )
+        for name, mine in self.about().items():
+            saved = (extra or {}).get(name, mine)
+            if saved != mine:
+                raise ValueError(
+                    f"{path} was saved with {name}={saved}, and this run has {mine}: "
+                    "the samples would not go on where they ended"
+                )
         return step
+
+    def about(self) -> dict[str, Any]:
+        """What must not change when a run goes on, as JSON has it."""
+        known = {"global_batch": self.recipe.batch, "data": self.samples.identity()}
+        found: dict[str, Any] = json.loads(json.dumps(known))
+        return found
 
     # -- the run
 
@@ -182,6 +198,7 @@ class Run:
         norm = clip_grad_norm(self.model, limit)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        update_balance_biases(self.model, recipe.optimizer.balance_rate)
         return loss.item(), norm.item()
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -262,8 +279,8 @@ class Run:
     def save(self) -> None:
         """A checkpoint of this step; older ones go, but for those that are kept."""
         kept = self.recipe.checkpoint
-        extra = {"batch": self.recipe.batch}
-        save(str(kept.folder), self.step, self.model, self.optimizer, extra)
+        folder = str(kept.folder)
+        save(folder, self.step, self.model, self.optimizer, self.about())
         if kept.keep is not None and self.is_first:
             keep_newest(str(kept.folder), kept.keep)
 

@@ -1,5 +1,6 @@
 """A recipe's data as samples: a file of tokens, of text, or the standard library."""
 
+from hashlib import blake2b
 from pathlib import Path
 
 from xtrain.train.recipe_parts import Data
@@ -23,13 +24,16 @@ def tokenizer_of(data: Data) -> ByteTokenizer | FileTokenizer:
 def open_tokens(path: str, data: Data) -> TokenFile:
     """A file of tokens; one of text is made into one beside it, which is kept.
 
-    A text that is newer than its tokens is read again.
+    A text that is newer than its tokens is read again; each tokenizer has its own file.
     """
     text = Path(path)
     with text.open("rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
             return TokenFile.open(text)
-    made = text.with_name(f"{text.name}.tokens")
+    way = b"" if data.tokenizer is None else Path(data.tokenizer).read_bytes()
+    made = text.with_name(
+        f"{text.name}.{blake2b(way, digest_size=4).hexdigest()}.tokens"
+    )
     if made.is_file() and made.stat().st_mtime_ns >= text.stat().st_mtime_ns:
         return TokenFile.open(made)
     return prepare([text], made, tokenizer_of(data))

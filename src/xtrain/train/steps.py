@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xtrain.model.balance import update_biases
 from xtrain.model.loss import IGNORED
 from xtrain.model.stage_gradients import gradients_of
 from xtrain.pipeline_parallel.micro_batch import micro_batches as cut
@@ -84,7 +85,7 @@ def of_one_model(
         if reduction is not None and model.reduces_once and not is_last:
             context = reduction.no_sync()  # type: ignore[operator, union-attr]
         with context:
-            loss = shares[number] * model(x, y, documents=masks[number])
+            loss = shares[number] * model(x, y, **limits(masks[number]))
             loss.backward()
         total = total + loss.detach()
     return total
@@ -110,8 +111,15 @@ def evaluate(
     """The loss of all ranks' batches, without gradients; the same on every rank."""
     if not model.is_whole:
         return model.runner().evaluate(stage_inputs(tokens, documents), labels)
-    loss: Tensor = model(tokens, labels, documents=documents)
+    loss: Tensor = model(tokens, labels, **limits(documents))
     return loss
+
+
+def limits(documents: Tensor | None) -> dict[str, Tensor]:
+    """What tokens see, and that padding is routed to no expert."""
+    if documents is None:
+        return {}
+    return {"documents": documents, "token_mask": documents >= 0}
 
 
 def clip_grad_norm(model: WrappedModel, max_norm: float) -> Tensor:
@@ -123,3 +131,12 @@ def clip_grad_norm(model: WrappedModel, max_norm: float) -> Tensor:
     held = gradients_of(model.stages)
     gradients, counts = [g for g, _ in held], [count for _, count in held]
     return clip_sharded_grad_norm_(gradients, max_norm, model.all_ranks(), counts)
+
+
+def update_balance_biases(model: WrappedModel, rate: float = 1e-3) -> None:
+    """After a step: move the routers' biases towards equal loads of the experts.
+
+    Every rank calls it; a model without `balance_bias` is left as it is.
+    """
+    if model.config.balance_bias:
+        update_biases(model.parts, rate)
