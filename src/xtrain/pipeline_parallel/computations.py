@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xtrain.comm.batch_rows import in_micro_batch
 from xtrain.pipeline_parallel.loss import StepLoss
 from xtrain.pipeline_parallel.message_header import as_words, check_sendable, metas_of
 from xtrain.pipeline_parallel.messages import Messages
@@ -112,7 +113,7 @@ class Computations:
             self._live[stage, i] = micro_batch
             self.peak = max(self.peak, len(self._live))
         last = stage == self.schedule.stages - 1
-        with micro_batch.recording():
+        with micro_batch.recording(), in_micro_batch(i):
             output = module(*inputs)
             if last:
                 output = self.loss.add(i, output)

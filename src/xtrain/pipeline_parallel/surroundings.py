@@ -7,6 +7,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from xtrain.comm.accelerator import accelerator_in_use
+from xtrain.comm.batch_rows import FIRST_ROW, rows_from
 
 
 class Surroundings:
@@ -31,12 +32,14 @@ class Surroundings:
         }
         self.cache_enabled = torch.is_autocast_cache_enabled()
         self.modes = _get_current_function_mode_stack()
+        self.first_row = FIRST_ROW.get()
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """As it was in forward; afterwards again as it is now."""
         active = _get_current_function_mode_stack()
         with ExitStack() as stack:
+            stack.enter_context(rows_from(self.first_row))
             for mode in self.modes:
                 if not any(mode is other for other in active):
                     stack.enter_context(mode)

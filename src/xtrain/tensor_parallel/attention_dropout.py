@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.batch_rows import FIRST_ROW
 from xtrain.tensor_parallel.attention_mask import (
     attention_mask,
     scaled_dot_product_attention,
@@ -97,6 +98,6 @@ class DropoutAttention(nn.Module):
 
     def _dropped(self, x_BNSS: Tensor) -> Tensor:
         if self.alone:
-            shape, start = x_BNSS.shape, [0] * x_BNSS.dim()
+            shape, start = x_BNSS.shape, [FIRST_ROW.get(), 0, 0, 0]
             return drop(x_BNSS, self.p, draw_key(), shape, start)
         return parallel_dropout(x_BNSS, self.p, True, self.split_dim, self.group)

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from xtrain.comm.batch_rows import FIRST_ROW
 from xtrain.comm.calls import check_call
 from xtrain.comm.checks import rank_and_size
 
@@ -79,10 +80,11 @@ def parallel_dropout(
     check_probability(p)
     rank, size = rank_and_size(group)
     full, starts = list(x.shape), [0] * x.dim()
+    starts[:1] = [FIRST_ROW.get()] * min(x.dim(), 1)
     if split_dim is not None:
         if not -x.dim() <= split_dim < x.dim():
             raise ValueError(f"split_dim={split_dim}, but the tensor is {full}")
-        starts[split_dim] = rank * full[split_dim]
+        starts[split_dim] += rank * full[split_dim]
         full[split_dim] *= size
     if not training or p == 0:
         return x

@@ -1,10 +1,10 @@
 """What a run tells of each step: to the terminal, and to files on rank 0.
 
-    step 120/200  loss 2.314  norm 0.81  lr 1.2e-03  21,300 tokens/s  0:12 left
+step 120/200  loss 2.314  norm 0.81  lr 1.2e-03  21,300 tokens/s  0:12 left
 
-    JSONL         a line a step, floats unrounded
-    TensorBoard   a scalar of each, by the package tensorboard
-    W&B           the same, by the package wandb
+JSONL         a line a step, floats unrounded
+TensorBoard   a scalar of each, by the package tensorboard
+W&B           the same, by the package wandb
 """
 
 import json

@@ -192,7 +192,8 @@ class Run:
         with self.computing():
             loss = accumulate(
                 self.model, *self.on_device(batch), micro_batches=count,
-                documents=self.documents(batch),
+                documents=self.documents(batch), first_row=self.batches.begin,
+                dropout_seed=self.step * 2**32 + recipe.seed,
             )  # fmt: skip
         limit = float("inf") if recipe.max_norm is None else recipe.max_norm
         norm = clip_grad_norm(self.model, limit)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xtrain.comm.batch_rows import micro_batches_begin, rows_from
 from xtrain.model.balance import update_biases
 from xtrain.model.loss import IGNORED
 from xtrain.model.stage_gradients import gradients_of
@@ -30,6 +31,8 @@ def accumulate(
     *,
     documents: Tensor | None = None,
     micro_batches: int = 1,
+    first_row: int = 0,
+    dropout_seed: int | None = None,
 ) -> Tensor:
     """Forward and backward of this rank's batch; the loss of all ranks' batches.
 
@@ -42,17 +45,26 @@ def accumulate(
         documents: [B, S], see `XtrainModel.forward`.
         micro_batches: of one model: how many, one after the other. Stages have those
             of their schedule.
+        first_row: the number of this rank's first row in the batch of all data ranks.
+        dropout_seed: another number in each step: with it and `first_row` the masks of
+            dropout are the same in any layout. Without it they are drawn from torch's
+            generator.
 
     Raises:
         ValueError: on every rank: the batch has fewer rows than micro-batches, or does
             not fit the model.
     """
     model.check_ready()
+    model.dropout_seed = dropout_seed
+    if model.schedule is not None:
+        micro_batches = model.schedule.micro_batches
+    rows = cut(torch.arange(first_row, first_row + len(tokens)), micro_batches)
+    begins = [int(part[0]) if len(part) else 0 for part in rows]
     if model.is_whole:
-        loss = of_one_model(model, tokens, labels, documents, micro_batches)
+        loss = of_one_model(model, tokens, labels, documents, begins)
     else:
-        runner = model.runner()
-        loss = runner.step(stage_inputs(tokens, documents), labels)
+        with micro_batches_begin(begins):
+            loss = model.runner().step(stage_inputs(tokens, documents), labels)
     for part in model.parts:
         part.sync_gradients()
     return loss
@@ -71,10 +83,10 @@ def of_one_model(
     tokens: Tensor,
     labels: Tensor,
     documents: Tensor | None,
-    micro_batches: int,
+    begins: list[int],
 ) -> Tensor:
     """The gradients of one model, which its wrapper reduces in backward."""
-    reduction = model.stages[0].reduction
+    reduction, micro_batches = model.stages[0].reduction, len(begins)
     parts = cut([tokens, labels], micro_batches)
     masks: list[Any] = cut(documents, micro_batches) or [None] * micro_batches
     shares = weights(model, labels, micro_batches)
@@ -84,7 +96,7 @@ def of_one_model(
         context: Any = nullcontext()
         if reduction is not None and model.reduces_once and not is_last:
             context = reduction.no_sync()  # type: ignore[operator, union-attr]
-        with context:
+        with context, rows_from(begins[number]):
             loss = shares[number] * model(x, y, **limits(masks[number]))
             loss.backward()
         total = total + loss.detach()

@@ -15,6 +15,7 @@ or over "expert_data" where experts are on several ranks; what a wrapper has not
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -129,11 +130,23 @@ class WrappedModel(nn.Module):
         self.config, self.options = parts[0].config, options
         self.zero: ZeroOptimizer | None = None
         self.reduces_once = True
+        self.dropout_seed: int | None = None
+        if self.config.attention_dropout:
+            for part in parts:
+                for name, layer in part.layers.named_children():
+                    layer.register_forward_pre_hook(partial(self._reseed, int(name)))
         self._runner: PipelineRunner | None = None
 
     stages: list[PipelineStage]
     parts: list[Part]
     _part_of: dict[str, Part]
+
+    def _reseed(self, number: int, *_: Any) -> None:
+        """A layer's masks are the same for any layout: they follow from its number."""
+        if self.dropout_seed is not None:
+            words = f"{self.dropout_seed} {number}".encode()
+            seed = int.from_bytes(blake2b(words, digest_size=7).digest(), "big")
+            torch.default_generator.manual_seed(seed)
 
     @property
     def is_whole(self) -> bool:

@@ -1,0 +1,93 @@
+"""Dropout drops the same in any layout."""
+
+import pytest
+import torch
+
+from tests.model.stage_training import even_rows
+from tests.model.twins import config_of
+from tests.train.layouts import ROWS, name_of
+from tests.train.test_layouts import DENSE, DIGITS, EXPERTS, wrapped
+from xtrain.plan import Layout
+from xtrain.train.steps import accumulate
+
+STEPS = 4
+SYMBOLS = (
+    "xtrain.comm.batch_rows:rows_from",
+    "xtrain.comm.batch_rows:micro_batches_begin",
+    "xtrain.comm.batch_rows:in_micro_batch",
+    "xtrain.train.steps:accumulate",
+)
+LAYOUTS = [
+    Layout(micro_batches=4),
+    Layout(data=2, micro_batches=2),
+    Layout(data=2, zero=3, micro_batches=2, recompute="full"),
+    Layout(tensor=2, micro_batches=2, recompute="selective"),
+    Layout(data=2, tensor=2, zero=1, sequence_parallel=True),
+    Layout(pipeline=2, micro_batches=4),
+    Layout(pipeline=2, data=2, micro_batches=4, recompute="full", zero=2),
+    Layout(pipeline=2, micro_batches=4, schedule="zb_v", chunks=2),
+    Layout(pipeline=2, tensor=2, micro_batches=4, schedule="dualpipe"),
+    Layout(data=3, micro_batches=2),
+]
+
+
+def curve(layout: Layout, changes, seeded: bool = True) -> list[float]:
+    model = wrapped(config_of(**changes), layout)
+    optimizer = model.optimizer(torch.optim.SGD, lr=0.03)
+    found, group = [], model.data_group
+    for step in range(STEPS):
+        whole = even_rows(step, 0, 1)
+        mine = [t.tensor_split(layout.data)[group.rank()] for t in whole]
+        first = sum(
+            len(part) for part in whole[0].tensor_split(layout.data)[: group.rank()]
+        )
+        loss = accumulate(
+            model,
+            *mine,
+            micro_batches=layout.micro_batches,
+            first_row=first,
+            dropout_seed=step if seeded else None,
+        )
+        found.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+DROPPING = DENSE | {"attention_dropout": 0.3}
+
+
+@pytest.mark.verifies(*SYMBOLS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+def test_the_masks_of_any_layout_are_those_of_one_process(world, layout):
+    """Whose batch is one micro-batch; also where backward computes attention again."""
+    expected = world(1).run(curve, Layout(), DROPPING)[0]
+    for found in world(layout.gpus).run(curve, layout, DROPPING):
+        assert found == pytest.approx(expected, rel=DIGITS, abs=0)
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_with_experts_the_masks_are_those_of_one_process(world):
+    changes = EXPERTS | {"attention_dropout": 0.3}
+    expected = world(1).run(curve, Layout(), changes)[0]
+    layout = Layout(data=4, expert=2, micro_batches=2)
+    for found in world(4).run(curve, layout, changes):
+        assert found == pytest.approx(expected, rel=DIGITS, abs=0)
+
+
+def repeated() -> tuple[list[float], list[float]]:
+    """Losses of one batch in two steps, and in one step twice."""
+    model = wrapped(config_of(**DROPPING), Layout())
+    batch = even_rows(0, 0, 1)
+    losses = [accumulate(model, *batch, dropout_seed=seed).item() for seed in (0, 1, 0)]
+    first = [accumulate(model, *batch, dropout_seed=0, first_row=n) for n in (0, ROWS)]
+    return losses, [loss.item() for loss in first]
+
+
+@pytest.mark.verifies(*SYMBOLS)
+def test_each_step_and_each_row_has_a_mask_of_its_own(world):
+    losses, by_row = world(1).run(repeated)[0]
+    assert losses[0] == losses[2] != losses[1]
+    assert by_row[0] == losses[0] != by_row[1]
+    plain = world(1).run(curve, Layout(), DENSE)[0]
+    assert world(1).run(curve, Layout(), DROPPING)[0][0] != plain[0]
