@@ -171,6 +171,7 @@ FORMS_ON = {
     "lc3-zero/stage-1-and-2": ["zero/zero_1", "zero/zero_2"],
     "lc3-zero/stage-3": ["zero/fully_sharded", "zero/fully_sharded_prefetch"],
     "lc3-zero/clipping": ["zero/clip_grad_norm"],
+    "lc3-zero/muon": ["zero/muon"],
     "lc4-tensor-parallel/overlap": [
         "tensor_parallel/ring_all_gather_matmul",
         "tensor_parallel/ring_matmul_reduce_scatter",

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from snippets.wrong.lc3 import (
     master_not_linked,
+    muon_on_shards,
     no_gather_after_step,
     own_norm,
     scaled_twice,
@@ -36,6 +37,7 @@ ZERO = "xtrain.zero.optimizer:ZeroOptimizer"
 FSDP = "xtrain.zero.fsdp:FullyShardedDataParallel"
 LAYOUT = "xtrain.zero.flat:FlatLayout"
 CLIP = "xtrain.zero.clip:clip_sharded_grad_norm_"
+MUON = "xtrain.zero.muon:Muon"
 REPLICAS = "xtrain.data_parallel.replicas:check_replicas"
 
 # ---------------------------------------------------------------------- the optimizer
@@ -462,3 +464,37 @@ def test_tied_parts_are_added_before_they_are_cut(worlds):
     worlds[4].run(tied_parts_are_added, tie_then_shard)
     worlds[4].run(tied_by_zero)
     all_fail(worlds[4], tied_parts_are_added, shards_before_tying.reduce)
+
+
+def by_muon(shards):
+    """What the optimizer of FSDP adds to this rank's piece of a matrix."""
+    whole = torch.cat(shards)
+    model = zero.FullyShardedDataParallel(nn.ParameterList([torch.zeros_like(whole)]))
+    (piece,) = model.parameters()
+    rank, size = ranks()
+    piece.grad = whole.flatten().chunk(size)[rank].clone()
+    options = {"lr": 1.0, "momentum": 0.0, "ns_dtype": whole.dtype}
+    zero.Muon.of(model, **options).step()
+    return [-rows for rows in piece.view(-1, whole.shape[1])]
+
+
+def by_the_broken_form(shards):
+    return list(muon_on_shards.updates(shards)[ranks()[0]].to(shards[0].dtype))
+
+
+def update_is_one_processs(update) -> None:
+    rank, size = ranks()
+    generator = torch.Generator().manual_seed(0)
+    momentum = torch.randn(8, 8, generator=generator, dtype=torch.float64) + 3
+    expected = zero.newton_schulz(momentum, dtype=torch.float64).chunk(size)[rank]
+    found = torch.stack(update(momentum.chunk(size)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.verifies(MUON)
+def test_muon_on_shards_depends_on_the_number_of_ranks(worlds):
+    for size in (1, 2, 4):
+        worlds[size].run(update_is_one_processs, by_muon)
+    worlds[1].run(update_is_one_processs, by_the_broken_form)  # what hides it
+    for size in (2, 4):
+        all_fail(worlds[size], update_is_one_processs, by_the_broken_form)

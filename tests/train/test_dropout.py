@@ -7,8 +7,10 @@ from tests.model.stage_training import even_rows
 from tests.model.twins import config_of
 from tests.train.layouts import ROWS, name_of
 from tests.train.test_layouts import DENSE, DIGITS, EXPERTS, wrapped
+from xtrain.model import XtrainModel
 from xtrain.plan import Layout
 from xtrain.train.steps import accumulate
+from xtrain.train.wrap import wrap
 
 STEPS = 4
 SYMBOLS = (
@@ -91,3 +93,15 @@ def test_each_step_and_each_row_has_a_mask_of_its_own(world):
     assert by_row[0] == losses[0] != by_row[1]
     plain = world(1).run(curve, Layout(), DENSE)[0]
     assert world(1).run(curve, Layout(), DROPPING)[0][0] != plain[0]
+
+
+def test_without_a_mesh_micro_batches_have_the_masks_of_their_rows():
+    losses = []
+    for count in (1, 3):
+        model = wrap(
+            XtrainModel(config_of(**DROPPING), dtype=torch.float64), None, "none"
+        )
+        batch = even_rows(0, 0, 1)
+        loss = accumulate(model, *batch, micro_batches=count, dropout_seed=1)
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=DIGITS, abs=0)

@@ -53,6 +53,7 @@ NO_TWIN: dict[str, str] = {
     "decode_attention": "there ring_online_softmax merges what ranks find for a query",
     "dispatch": "there plan_dispatch exchanges the counts, and dispatch has a plan",
     "expert_capacity": "there that is the number alone; within_capacity has the mask",
+    "mesh_training_step": "there accumulate trains a wrapped model of any layout",
     "gpipe_step": "there PipelineRunner runs the list of any schedule",
     "ring_attention_backward": "there autograd calls it, as ring_attention's backward",
     "one_f_one_b_step": "there PipelineRunner runs the list of any schedule",

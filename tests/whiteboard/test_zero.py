@@ -36,12 +36,15 @@ from xtrain.whiteboard.zero.clip_grad_norm import clip_grad_norm
 from xtrain.whiteboard.zero.fully_sharded import FullySharded
 from xtrain.whiteboard.zero.fully_sharded_prefetch import FullyShardedPrefetch
 from xtrain.whiteboard.zero.mixed_precision import MixedPrecision
+from xtrain.whiteboard.zero.muon import Muon
 from xtrain.whiteboard.zero.zero_1 import Zero1
 from xtrain.whiteboard.zero.zero_2 import Zero2
+from xtrain.zero import Muon as LibraryMuon
 
 ADAMW = "xtrain.whiteboard.zero.adamw:AdamW"
 MIXED = "xtrain.whiteboard.zero.mixed_precision:MixedPrecision"
 CLIP = "xtrain.whiteboard.zero.clip_grad_norm:clip_grad_norm"
+MUON = "xtrain.whiteboard.zero.muon:Muon"
 PREFETCH = "xtrain.whiteboard.zero.fully_sharded_prefetch:FullyShardedPrefetch"
 FSDP = "xtrain.whiteboard.zero.fully_sharded:FullySharded"
 OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
@@ -190,6 +193,54 @@ def test_sixteen_bit_training_with_masters_of_the_shards(world, stage, dtype):
     assert kinds == {torch.float32}
     assert losses[-1] < losses[0] / 2
     assert largest_difference(state, other) == 0.0
+
+
+# --- Muon -----------------------------------------------------------------------------
+
+MATRICES = [(5, 12), (13, 4), (8, 8), (1, 7), (16, 24)]
+
+
+def dealt_out(members, dtype, by_library):
+    """Five steps of a group, beside torch's; elements of momentum on this rank.
+
+    Weights of 16 bits are rounded in another way where memory is in another order.
+    """
+    group, rank = dist.new_group(members), dist.get_rank()
+    if rank not in members:
+        return None
+    torch.manual_seed(0)
+    mine = [nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in MATRICES]
+    theirs = [nn.Parameter(p.detach().clone()) for p in mine]
+    form = LibraryMuon if by_library else Muon
+    ours = form(mine, lr=0.02, weight_decay=0.3, process_group=group)
+    alone = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.3)
+    for _ in range(STEPS):
+        for one, other in zip(mine, theirs, strict=True):
+            one.grad = torch.randn_like(one)  # averaged already
+            other.grad = one.grad.clone()
+        ours.step()
+        alone.step()
+    error = 2**-6 if dtype is torch.bfloat16 else 0
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=error, atol=error)
+    return sum(s["momentum_buffer"].numel() for s in ours.state.values())
+
+
+@pytest.mark.parametrize(
+    "by_library",
+    [
+        pytest.param(False, marks=pytest.mark.verifies(MUON), id="whiteboard"),
+        pytest.param(
+            True, marks=pytest.mark.verifies("xtrain.zero.muon:Muon"), id="library"
+        ),
+    ],
+)
+@pytest.mark.parametrize("members", [[0], [1, 3], [0, 1, 2], [0, 1, 2, 3]])
+def test_matrices_dealt_out_are_stepped_as_by_torch(world, members, by_library):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        results = world(4).run(dealt_out, members, dtype, by_library)
+        total = sum(rows * columns for rows, columns in MATRICES)
+        assert sum(results[rank] for rank in members) == total
 
 
 # --- clipping -------------------------------------------------------------------------

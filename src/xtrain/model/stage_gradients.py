@@ -3,7 +3,8 @@
 Where the gradients are depends on what has summed them over the data ranks:
 
     no wrapper, DDP    whole on every data rank        those of the first one count
-    FSDP               a shard on every data rank      all count
+    FSDP               a shard on every data rank      all count; of several copies,
+                                                       those of the first
     ZeRO 1 and 2       a shard in the optimizer        all count
 
 Of equal copies on other axes of the mesh the first counts.
@@ -48,11 +49,12 @@ def gradients_of(stages: Sequence[PipelineStage]) -> list[Held]:
     for optimizer in dict.fromkeys(optimizers):
         check_counted(p for b in optimizer.buckets for p in b.parameters)
     for stage in stages:
-        is_shard = isinstance(stage.module, FullyShardedDataParallel)
-        replicas = getattr(unwrapped(stage), "replicas", None)
-        counts = is_shard or replicas is None or replicas.rank() == 0
-        if is_shard:
+        if isinstance(stage.module, FullyShardedDataParallel):
             check_counted(stage.parameters())
+            counts = stage.module.is_first_copy
+        else:
+            replicas = getattr(unwrapped(stage), "replicas", None)
+            counts = replicas is None or replicas.rank() == 0
         for parameter in stage.parameters():
             if parameter.grad is not None:  # ZeRO has taken it away
                 found.append((parameter.grad, counts and places[parameter]))

@@ -19,6 +19,7 @@ LECTURES = {
     "pipeline_parallel": "lc5",
     "context_parallel": "lc6",
     "expert_parallel": "lc7",
+    "train": "lc8",
 }
 GIVEN = """
     exchange                     5 1   broadcast                   10 2
@@ -63,6 +64,8 @@ GIVEN = """
     dispatch                    12 3   combine                     10 2
     moe_forward                 12 2   moe_backward                20 4
     gshard_moe                  25 4   overlapped_all_to_all       15 3
+
+    mesh_training_step          40 5
 """
 """Name, minutes, difficulty from 1 to 5."""
 

@@ -29,6 +29,7 @@ from xtrain.comm.main_grad import (
 from xtrain.comm.work import Work
 from xtrain.zero.flat import FlatLayout
 from xtrain.zero.grad_scaler import shard_gradient
+from xtrain.zero.hybrid import Replicas
 
 Owner = tuple[nn.Module, str]  # a module and the name of its parameter
 FullGradients = tuple[Tensor | None, ...]  # whole ones, None for what took no part
@@ -41,10 +42,11 @@ class FlatParamGroup:
         parameters: distinct parameters, with every module and name that each has.
         names: their names in the whole model.
         compute_dtype: of the gathered weights; the shard's own unless given.
-        average: divide summed gradients by the number of ranks.
+        average: divide summed gradients by the number of ranks, replicas included.
         fp32_gradients: reduce in fp32. None: yes if the shards have 16 bits; False: in
             what backward computes them in.
         device: of the shards; the parameters' own unless given.
+        replicas: the ranks that hold the same shard, over which its gradient is summed.
     """
 
     def __init__(
@@ -57,13 +59,16 @@ class FlatParamGroup:
         average: bool,
         fp32_gradients: bool | None = None,
         device: torch.device | None = None,
+        replicas: Replicas | None = None,
     ):
         originals = list(parameters)
         first = originals[0]
         self.names = [names[p] for p in originals]
         self.owners = list(parameters.values())
-        self.group, self._average = group, average
+        self.group, self.replicas = group, replicas
         self.rank, self.size = rank_and_size(group)
+        copies = 1 if replicas is None else replicas.size
+        self._divisor = self.size * copies if average else 1
         self.layout = FlatLayout([p.shape for p in originals], self.size)
         self.trainable = first.requires_grad
         low = compute_dtype if first.is_floating_point() else None
@@ -91,6 +96,7 @@ class FlatParamGroup:
         self._sent: Tensor | None = None  # input of the all-gather under way
         self.is_full = False
         self.full_grad: Tensor | None = None  # whole gradients, not reduced yet
+        self.copy_grad: Tensor | None = None  # of the shard, not summed over replicas
         # Unshard needs an input that asks for a gradient; it gets none.
         self.grad_anchor = torch.zeros(0, device=device, requires_grad=True)
 
@@ -105,7 +111,10 @@ class FlatParamGroup:
         for view, original in zip(layout.views(flat), originals, strict=True):
             view.copy_(original.detach())
         torch.distributed.broadcast(flat, group=self.group, group_src=0)
-        return layout.shard(flat, self.rank).clone()
+        shard = layout.shard(flat, self.rank).clone()
+        if self.replicas is not None:  # of the first copy
+            torch.distributed.broadcast(shard, group=self.replicas.group, group_src=0)
+        return shard
 
     def unshard(self) -> None:
         """Issue the all-gather of the weights, unless it has been."""
@@ -175,19 +184,39 @@ class FlatParamGroup:
                 view.add_(gradient)
 
     def start_reduce(self) -> Work:
-        """Issue the reduce-scatter of the whole gradients, and free them here."""
+        """Issue the reduce-scatter of the whole gradients, and free them here.
+
+        When that is over, the sum over replicas is issued, which has its own `wait`.
+        """
         assert self.full_grad is not None
         flat, self.full_grad = self.full_grad.to(self.reduce_dtype), None
         reduced = torch.empty_like(flat[: self.layout.shard_numel])
         work = self.collectives.reduce_scatter(reduced, flat, group=self.group)
         finish = partial(self.add_reduced_gradients, reduced)
+        if self.replicas is not None:
+            finish = partial(self.keep_for_replicas, reduced)
         return Work([work], finish, keep=flat)
+
+    def keep_for_replicas(self, reduced: Tensor) -> None:
+        """Add the shard's gradient of this copy to what the sum over replicas takes."""
+        if self.copy_grad is not None:
+            dtype = torch.promote_types(self.shard.dtype, torch.float32)
+            reduced = self.copy_grad.to(dtype).add_(reduced)
+        self.copy_grad = reduced
+        self.start_replica_sum()
+
+    def start_replica_sum(self) -> None:
+        """Issue the sum over replicas of what was kept, unless that is deferred."""
+        if self.replicas is None or self.replicas.deferring or self.copy_grad is None:
+            return
+        total, self.copy_grad = self.copy_grad.to(self.reduce_dtype), None
+        self.replicas.begin_sum(total, partial(self.add_reduced_gradients, total))
 
     def add_reduced_gradients(self, reduced: Tensor) -> None:
         """Add a summed gradient shard to the local shards' `grad`."""
         reduced = reduced.to(gradient_dtype(self.local_shards[0]))
-        if self._average:
-            reduced.div_(self.size)
+        if self._divisor > 1:
+            reduced.div_(self._divisor)
         parts = self.layout.pieces(reduced, self.rank)
         for local, part in zip(self.local_shards, parts, strict=True):
             add_to_gradient(local, part, partial(shard_gradient, group=self.group))

@@ -14,44 +14,39 @@ reduce-scatter, where plain data parallelism sends two; and memory is 16/N bytes
 parameter with Adam.
 
 With `reshard_after_forward=False` weights stay between forward and backward: two thirds
-of the traffic, for the memory of the full weights.
+of the traffic, for the memory of the full weights. With a `replicate_group` N is the
+ranks of one copy of several, see `xtrain.zero.hybrid`.
 
 Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
 from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.comm.checks import message_device, rank_and_size
-from xtrain.comm.collective_choice import Collectives, default_collectives
+from xtrain.comm.collective_choice import TORCH, Collectives, default_collectives
 from xtrain.comm.wrapper_mesh import ranks_to_reduce
 from xtrain.comm.wrapper_rules import check_counted, claim
 from xtrain.zero.clip import clip_sharded_grad_norm_
 from xtrain.zero.flat_param_group import FlatParamGroup
-from xtrain.zero.fsdp_checkpoint import (
-    full_state,
-    load_full_state,
-    load_full_units,
-    load_units,
-    save_units,
-)
 from xtrain.zero.fsdp_checks import check_arguments
 from xtrain.zero.fsdp_schedule import UnitSchedule
+from xtrain.zero.fsdp_state import ShardedState
 from xtrain.zero.fsdp_wrap import find_blocks, make_units
+from xtrain.zero.hybrid import grid_of
+from xtrain.zero.hybrid_checks import words_for
 from xtrain.zero.structures import cast
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(ShardedState):
     """Shard a module's parameters, gradients and optimizer state over the ranks.
 
     Build the optimizer over `parameters()` afterwards: they are the local pieces, views
@@ -65,7 +60,10 @@ class FullyShardedDataParallel(nn.Module):
         module: the same architecture on every rank; rank 0's parameters and buffers are
             copied to all. One on torch's meta device takes no memory: its shards are
             zeros until `load_full` or `load_sharded` fills them.
-        process_group: None for all ranks, or for the replicas of a model on a mesh.
+        process_group: whose ranks share one copy of the model; None for all ranks, or
+            for the replicas of a model on a mesh.
+        replicate_group: of hybrid sharding, the ranks that hold the same shard of other
+            copies; `xtrain.zero.hybrid.hybrid_groups` makes both groups.
         compute_dtype: of gathered weights, of the computation and of the gradients on
             their way; shards and their gradients keep the parameters' dtype.
         reshard_after_forward: free weights after forward and gather them again in
@@ -96,11 +94,14 @@ class FullyShardedDataParallel(nn.Module):
         collectives: Collectives | None = None,
         fp32_gradients: bool | None = None,
         device: torch.device | str | None = None,
+        replicate_group: ProcessGroup | None = None,
     ):
         super().__init__()
-        over = ranks_to_reduce(module, process_group, gradient_reduction)
+        grid = grid_of(module, process_group, replicate_group)
+        over = ranks_to_reduce(module, grid.everyone, gradient_reduction)
         blocks = None if blocks is None else list(blocks)
         options = {
+            "replicate_group": words_for(grid.replicas),
             "reshard_after_forward": reshard_after_forward,
             "gradient_reduction": over.reduction,
             "collectives": collectives and collectives.name,
@@ -110,17 +111,21 @@ class FullyShardedDataParallel(nn.Module):
         check_arguments(module, over, compute_dtype, blocks, options)
         self.module, self.process_group = module, over.group
         self.rank, self.size = rank_and_size(over.group)
+        shards = over.group if grid.replicas is None else grid.shards
         self.compute_dtype = compute_dtype
         self.gradient_reduction = over.reduction
         first = next(module.parameters())
         if not first.is_meta:
             device = first.device
         device = torch.device(device or message_device(over.group))
+        replicas = grid.make_replicas(collectives or TORCH)
+        self.is_first_copy = replicas is None or replicas.rank == 0
         make_group = partial(
             FlatParamGroup,
-            group=over.group,
+            group=shards,
+            replicas=replicas,
             compute_dtype=compute_dtype,
-            collectives=collectives or default_collectives(over.group, device),
+            collectives=collectives or default_collectives(shards, device),
             average=over.reduction == "average",
             fp32_gradients=fp32_gradients,
             device=device,
@@ -161,19 +166,32 @@ class FullyShardedDataParallel(nn.Module):
         finally:
             self._schedule.set_sync(before)
 
+    @contextmanager
+    def no_all_reduce(self) -> Iterator[None]:
+        """Backwards inside sum over the ranks of a copy, and not over the copies.
+
+        The first backward outside sums over the copies, or `reduce_gradients`. Until
+        then a rank holds a shard of gradients more. Without copies it does nothing.
+        """
+        replicas = self._schedule.replicas
+        with nullcontext() if replicas is None else replicas.defer():
+            yield
+
     def reduce_gradients(self) -> None:
-        """Reduce what `no_sync` has accumulated, on every rank; otherwise do nothing.
+        """Reduce what `no_sync` and `no_all_reduce` have left, on every rank.
 
         Forwards whose backward is still to come may be on their way.
         """
-        self._schedule.reduce_gradients()
+        replicas = self._schedule.replicas
+        with nullcontext() if replicas is None else replicas.defer(False):
+            self._schedule.reduce_gradients()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, also those of `no_sync` that no optimizer knows of."""
+        """Forget all gradients, also those that no optimizer knows of yet."""
         super().zero_grad(set_to_none)
         for unit in self.units:
             for group in unit.flat_groups:
-                group.full_grad = None
+                group.full_grad = group.copy_grad = None
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.named_parameters(*args, **kwargs)
@@ -184,86 +202,15 @@ class FullyShardedDataParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients' norm over all ranks; returns what it was before.
 
-        Of a module that is cut over other ranks too, theirs are among them.
+        Of a module that is cut over other ranks too, theirs are among them. Of several
+        copies the first counts.
         """
         check_counted(self.parameters())
         held = [(n, p.grad) for n, p in self.named_parameters() if p.grad is not None]
+        first = self.is_first_copy
         return clip_sharded_grad_norm_(
             [gradient for _, gradient in held],
             max_norm,
             all_ranks_of(self.module, self.process_group),
-            [placement_in(self.module, name).is_first for name, _ in held],
+            [first and placement_in(self.module, name).is_first for name, _ in held],
         )
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """This rank's pieces of the parameters, flat, and the buffers.
-
-        Under the bare module's names, as `named_parameters`. Only the same rank of as
-        many ranks can load it: `full_state_dict` gives whole tensors, `save_sharded`
-        writes what any number of ranks can load.
-        """
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what `state_dict` gave on this rank."""
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Every tensor of the bare module's `state_dict`, whole, on every rank."""
-        return full_state(self.module, self.units)
-
-    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's pieces of whole tensors: the inverse of `full_state_dict`.
-
-        Every rank calls it with the same. ValueError on every rank, and nothing has
-        changed, unless names and shapes are those of the bare module.
-        """
-        shapes, group = self.full_shapes(), self.process_group
-        load_full_state(state, shapes, self.module, self.units, group)
-
-    def full_shapes(self) -> dict[str, Size]:
-        """The whole shape of every parameter, by name: pieces are flat.
-
-        Use it where an optimizer's groups depend on the number of dimensions.
-        """
-        groups = [group for unit in self.units for group in unit.flat_groups]
-        return {
-            name: slot.shape
-            for group in groups
-            for name, slot in zip(group.names, group.layout.slots, strict=True)
-        }
-
-    def save_sharded(
-        self,
-        directory: str | Path,
-        step: int,
-        optimizer: Optimizer | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> Path:
-        """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`."""
-        group = self.process_group
-        return save_units(
-            directory, step, self.module, self.units, optimizer, extra, group
-        )
-
-    def load_sharded(
-        self, path: str | Path, optimizer: Optimizer | None = None
-    ) -> tuple[int, dict[str, Any] | None]:
-        """Read a checkpoint of any stage and world size, or a run's latest.
-
-        Returns its step and extra. CheckpointError on every rank if it does not fit,
-        CheckpointReplaced if it vanished meanwhile and another load may work.
-        """
-        group = self.process_group
-        return load_units(path, self.module, self.units, optimizer, group)
-
-    def load_full(self, path: str | Path) -> None:
-        """Read a bare model's safetensors file, each rank only its own ranges.
-
-        Names and shapes must fit. Floating-point weights are converted to the model's
-        dtype, rounded to the nearest; any other difference of dtype is refused. Of tied
-        weights that the file has under several names, the first by name is read.
-        CheckpointError on every rank if the file is wrong on one; as far as names,
-        shapes and dtypes tell, nothing has changed then.
-        """
-        load_full_units(path, self.module, self.units, self.process_group)

@@ -37,9 +37,9 @@ def check_arguments(
         lambda: materialise_buffers(module, options["device"], over.group),
     )
     options = {
+        **options,
         "compute_dtype": compute_dtype,
         "blocks": blocks and sorted(map(as_text, blocks)),
-        **options,
     }
     named = [*module.named_parameters(), *module.named_buffers()]
     check_same("parameters", named, over.group, options, problem)

@@ -29,11 +29,15 @@ class UnitSchedule:
     Args:
         units: the root's is whole from the start of forward to the end of backward.
         reshard_after_forward: free the others' weights after forward, too.
+
+    With replicas, sums over them are under way until backward is over.
     """
 
     def __init__(self, units: list[FSDPUnit], reshard_after_forward: bool):
         self.root, self.units = units[0], units
         self.reshard_after_forward = reshard_after_forward
+        groups = (group for unit in units for group in unit.flat_groups)
+        self.replicas = next(groups).replicas  # all have the same
         self.sync = True
         self.forward_order: list[FSDPUnit] = []  # of the forward before
         self.this_forward: list[FSDPUnit] = []  # units in the order of their calls
@@ -76,12 +80,18 @@ class UnitSchedule:
                 tensor.register_hook(lambda _: self._before_root_backward())
 
     def reduce_gradients(self) -> None:
-        """Reduce all whole gradients that backwards in no_sync have left; free all."""
+        """Reduce all gradients that backwards have left, whole or not yet summed over
+        replicas; free all."""
         for unit in self.units:
             for group in unit.flat_groups:
                 if group.full_grad is not None:
                     self.reducer.issue(group)
         self.reducer.finish()
+        if self.replicas is not None:
+            for unit in self.units:  # also what this backward did not reach
+                for group in unit.flat_groups:
+                    group.start_replica_sum()
+            self.replicas.wait()
         self._keep_weights = False
         self._free_all()
 
@@ -162,6 +172,8 @@ class UnitSchedule:
         if self.reducer.enter_backward():
             for unit in self.units:  # of a backward that failed
                 unit.active_backwards.clear()
+            if self.replicas is not None:
+                self.replicas.abandon()
 
     def _gradients_ready(
         self,

@@ -20,25 +20,28 @@ GROUPS = {
     "loss": (
         "lc2#b12 lc2#b51 lc2#padding lc3#b22 lc3#sums-in-bf16 lc4#gathered-logits "
         "lc4#fan-in lc5#b37 lc5#norm lc6#b34 lc6#labels lc6#angles lc6#loss-scale "
-        "lc7#b48 lc7#discarded-loss lc7#aux-scale lc7#b49 lc7#clip-norm"
+        "lc7#b48 lc7#discarded-loss lc7#aux-scale lc7#b49 lc7#clip-norm "
+        "lc8#batch-by-rank lc8#clip-early lc8#data-from-0 lc8#rate-from-0"
     ),
     "still": "lc2#b09 lc3#b15 lc3#b16 lc3#b20 lc3#stale lc4#b23",
     "drift": (
         "lc2#b10 lc2#b13 lc2#parameter-hook lc2#only-if-dp lc3#skips-alone lc3#b21 "
         "lc4#norm-slice lc4#b26 lc4#identical-shards lc5#b41 lc5#hooks "
-        "lc7#router-partial"
+        "lc7#router-partial lc8#without-context"
     ),
     "gradients": (
         "lc2#b11 lc2#b14 lc2#early-hook lc2#unused lc2#tied lc3#b17 "
         "lc3#shards-before-tying lc4#b24 lc4#counted-twice lc4#in-place lc4#contiguous "
         "lc4#b25 lc5#b39 lc5#b43 lc5#store lc6#b30 lc6#b32 lc6#b33 lc6#stale-keys "
-        "lc6#dtypes lc6#fixed-dtype lc7#b44 lc7#b45 lc7#b47 lc7#gathered-input"
+        "lc6#dtypes lc6#fixed-dtype lc7#b44 lc7#b45 lc7#b47 lc7#gathered-input "
+        "lc8#all-ranks lc8#experts-summed"
     ),
     "values": (
         "lc1#b03 lc1#b04 lc1#b05 lc1#b06 lc1#b07 lc1#b52 lc1#b53 lc1#b54 lc4#b29 "
         "lc4#b27 lc4#float-alias lc4#counted-by-name lc5#b36 lc5#b40 lc5#b42 "
         "lc5#next-is-previous lc5#first-letter lc5#sizes lc6#b31 lc7#b46 lc7#b50 "
-        "lc7#random-drop lc7#size-check"
+        "lc7#random-drop lc7#size-check lc3#muon-on-shards "
+        "lc8#order-by-rank lc8#only-rank-0 lc8#mesh-order"
     ),
 }
 """Bugs, as page#anchor, by symptom; each bug stands under one."""

@@ -142,6 +142,35 @@ def check_mixed_precision(form: Any, rank: int, size: int) -> None:
     sends(sent, "one number a step", 2 * (size - 1) / size * nbytes)
 
 
+def check_muon(form: Any, rank: int, size: int) -> None:
+    """Five steps of matrices that were dealt out equal torch's of one process."""
+    shapes = [(12, 5), (4, 16), (8, 8), (1, 6), (24, 16)]
+    mine, theirs = (
+        [nn.Parameter(randn(*s, seed=i)) for i, s in enumerate(shapes)]
+        for _ in range(2)
+    )
+    ours = form(mine, lr=0.02, weight_decay=0.3)
+    alone = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.3)
+    for step in range(5):
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            # averaged already
+            one.grad = randn(*one.shape, seed=100 * step + number)
+            other.grad = one.grad.clone()
+        alone.step()
+        with Sent() as sent:
+            ours.step()
+    for one, other in zip(mine, theirs, strict=True):
+        what = f"a matrix {list(one.shape)} after 5 steps"
+        same(what, one.detach(), other.detach(), 1e-9)
+    held, full = (
+        sum(t.nbytes for s in o.state.values() for t in s.values())
+        for o in (ours, alone)
+    )
+    say(f"momentum on this rank: {held:,} bytes; of one process: {full:,}")
+    nbytes = (size - 1) / size * 2 * sum(p.numel() for p in mine)
+    sends(sent, "(N-1)/N of the matrices a step", nbytes)
+
+
 def check_zero_1(form: Any, rank: int, size: int) -> None:
     """Five AdamW steps on shards equal five of one process on all batches."""
     zero, _, stepped = train(form, rank, size)

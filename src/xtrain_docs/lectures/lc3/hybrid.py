@@ -10,6 +10,8 @@ from xtrain.cluster import VirtualCluster, now
 from xtrain.cluster.recorder import RunTransfer
 from xtrain.cluster.topology import NODE
 from xtrain.cluster.topology_text import topology_of
+from xtrain.plan import Layout, ModelShape, traffic_per_step
+from xtrain.plan.transfer import Transfer
 from xtrain.zero import FullyShardedDataParallel
 from xtrain.zero.hybrid import hybrid_groups
 
@@ -33,6 +35,7 @@ NETWORKS = {
 SLOW = "a quarter of that"
 LANES = {"computes": 2, "in the node": 0, "to other nodes": 1}
 LEFT, ROW = 92.0, 17
+ALL_REDUCE = "ring_all_reduce"
 
 
 class FeedForward(nn.Sequential):
@@ -115,6 +118,31 @@ def hybrid_sent(hybrid: bool, micro_batches: int) -> float:
         return micro_batches * (2 + 2 + 4) * PARAMETERS * (RANKS - 1) / RANKS
     nodes = RANKS // NODE
     return 2 * 4 * PARAMETERS * (nodes - 1) / nodes
+
+
+@value
+def hybrid_inside(layout: Layout, sequence: int = 8192) -> float:
+    """Bytes that a rank of Llama 3 8B gathers and scatters in a step, by the plan."""
+    transfers = of_data(layout, sequence)
+    return float(sum(t.sent for t in transfers if t.algorithm != ALL_REDUCE))
+
+
+@value
+def hybrid_out_of_node(layout: Layout, sequence: int = 8192) -> float:
+    """Bytes that a node of such ranks sends to others in a step, by the plan.
+
+    A ring over all ranks leaves each node once; each rank of a node sums its own shard.
+    """
+    if layout.replicate == 1:
+        return hybrid_inside(layout, sequence)
+    transfers = of_data(layout, sequence)
+    return float(NODE * sum(t.sent for t in transfers if t.algorithm == ALL_REDUCE))
+
+
+def of_data(layout: Layout, sequence: int) -> list[Transfer]:
+    shape = ModelShape.preset("llama-3-8b")
+    found = traffic_per_step(shape, layout, sequence)
+    return [transfer for transfer in found if transfer.axis == "data"]
 
 
 @TABLES

@@ -1,0 +1,1 @@
+"""lc8: a training step in which several parallelisms work together."""
