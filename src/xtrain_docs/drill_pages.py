@@ -43,6 +43,7 @@ LECTURES = {
     "lc1": "Communication", "lc2": "Data parallelism", "lc3": "ZeRO",
     "lc4": "Tensor parallelism", "lc5": "Pipeline parallelism",
     "lc6": "Context parallelism", "lc7": "Expert parallelism",
+    "lc8": "All together",
 }  # fmt: skip
 WITHOUT_PYTHON = (
     "This copy of the site was built without Python for the browser: files can be "

@@ -46,6 +46,10 @@ OTHERS = [
     Layout(context=3, data=2, context_way="all_gather", micro_batches=2),
     Layout(context=2, data=2, context_way="ulysses", zero=3, micro_batches=2),
     Layout(pipeline=3, data=2, zero=3, micro_batches=3),
+    Layout(data=4, zero=3, replicate=2, micro_batches=2),
+    Layout(data=4, tensor=2, zero=3, replicate=2, micro_batches=2),
+    Layout(pipeline=2, data=4, zero=3, replicate=2, micro_batches=2),
+    Layout(data=8, expert=2, zero=3, replicate=2),
     Layout(pipeline=2, data=4, tensor=2, context=2, zero=1, micro_batches=2),
 ]  # fmt: skip
 LAYOUTS = [*combined(1), *combined(2), *combined(3), *combined(4), *combined(5),

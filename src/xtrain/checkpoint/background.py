@@ -94,7 +94,7 @@ class BackgroundWriter:
         problems = [p for p in values_of_all(self._reply(), self.group) if p]
         if not problems:
             return
-        self._end()
+        self.end()
         # A writer that was killed leaves the others with lost connections.
         ended = [problem for problem in problems if problem.startswith(ENDED)]
         what = f"step {step} was not saved: "
@@ -105,11 +105,11 @@ class BackgroundWriter:
         try:
             self.wait()
         finally:
-            self._end()
+            self.end()
 
     def _start(self) -> None:
         """A process that waits for what it is to do."""
-        self._end()
+        self.end()
         program = "from xtrain.checkpoint.background import main; main()"
         command = [sys.executable, "-c", program, str(self.shared)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -162,7 +162,8 @@ class BackgroundWriter:
         found: str | None = json.loads(line)
         return found
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the writer at once; what it has not published is lost."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()

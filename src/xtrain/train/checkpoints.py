@@ -13,8 +13,10 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from xtrain.checkpoint import Shard, load_checkpoint, save_checkpoint
+from xtrain.checkpoint.files import save_pieces
 from xtrain.checkpoint.folder import INDEX, delete_set_aside, set_aside
 from xtrain.checkpoint.locks import names_locked
+from xtrain.checkpoint.training_state import Write
 from xtrain.train.wrap import WrappedModel
 from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
 from xtrain.zero.fsdp_checkpoint import load_units, save_units
@@ -27,22 +29,25 @@ def save(
     model: WrappedModel,
     optimizer: Optimizer | None = None,
     extra: dict[str, Any] | None = None,
+    write: Write = save_pieces,
 ) -> Path:
     """Write a checkpoint, every rank what it holds; its path. Every rank calls it.
 
     Args:
         extra: any JSON value; rank 0's is kept.
+        write: a `BackgroundWriter` copies, and writes while training goes on.
 
     Raises:
         CheckpointError: on every rank: something cannot be written.
     """
     if isinstance(optimizer, ZeroOptimizer):
-        return optimizer.save_sharded(directory, step, model, extra)
+        return optimizer.save_sharded(directory, step, model, extra, write)
     if units := units_of(model):
         group = sharding_group(model)
-        return save_units(directory, step, model, units, optimizer, extra, group)
-    group = model.all_ranks()
-    return save_checkpoint(directory, step, shards_of(model), optimizer, extra, group)
+        what = model, units, optimizer, extra, group
+        return save_units(directory, step, *what, write)
+    group, shards = model.all_ranks(), shards_of(model)
+    return save_checkpoint(directory, step, shards, optimizer, extra, group, write)
 
 
 def load(

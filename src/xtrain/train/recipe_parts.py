@@ -62,6 +62,8 @@ class OptimizerSpec:
     """Iterations of muon's orthogonalization (Newton-Schulz)."""
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     """How muon's step grows with a matrix; the first way has one lr for both kinds."""
+    ns_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of muon's products, and of what it sends."""
     balance_rate: float = 1e-3
     """How far a step moves the biases of routers, with model.balance_bias."""
 
@@ -130,6 +132,8 @@ class Checkpoint:
     resume: str | None = "auto"
     """auto goes on from the newest in `folder`, if there is one; a path from that one;
     none begins anew."""
+    background: bool = False
+    """Written by other processes while training goes on, from a copy in memory."""
     format: Literal["xtrain"] = "xtrain"
     """Of the files: any layout reads what any layout wrote."""
 

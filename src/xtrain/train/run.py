@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.checkpoint import latest
+from xtrain.checkpoint.background import BackgroundWriter
 from xtrain.comm.agreement import raising_everywhere, values_of_all
 from xtrain.train.batches import Batch, Batches
 from xtrain.train.checkpoints import keep_newest, load, save
@@ -69,7 +70,9 @@ def train(recipe: Recipe) -> Result:
     with ranks(recipe.device) as device:
         run = Run(recipe, device)
         try:
-            return run.go()
+            result = run.go()
+            run.finish()
+            return result
         finally:
             run.close()
 
@@ -100,6 +103,7 @@ class Run:
         self.bytes = bytes_by_axis(recipe, self.mesh)
         self.profile = Profile(recipe.log, device, dist.get_rank())
         self.result = Result(self.step, [], [])
+        self.writer = BackgroundWriter() if recipe.checkpoint.background else None
 
     # -- the parts of a run
 
@@ -280,12 +284,26 @@ class Run:
     def save(self) -> None:
         """A checkpoint of this step; older ones go, but for those that are kept."""
         kept = self.recipe.checkpoint
-        folder = str(kept.folder)
-        save(folder, self.step, self.model, self.optimizer, self.about())
+        what = str(kept.folder), self.step, self.model, self.optimizer, self.about()
+        if self.writer is None:
+            save(*what)
+        else:
+            save(*what, write=self.writer)
+        if kept.keep is not None and self.is_first:  # the one under way comes besides
+            keep_newest(str(kept.folder), kept.keep)
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint; CheckpointError if it could not be written."""
+        if self.writer is None:
+            return
+        self.writer.close()
+        kept = self.recipe.checkpoint
         if kept.keep is not None and self.is_first:
             keep_newest(str(kept.folder), kept.keep)
 
     def close(self) -> None:
+        if self.writer is not None:
+            self.writer.end()
         self.batches.close()
         self.profile.close()
         self.writers.close()

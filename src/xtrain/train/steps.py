@@ -8,7 +8,7 @@ The loss is the sum over all tokens with a label, on all ranks and in all micro-
 divided once by their count. So micro-batches weigh as their labels do.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -94,13 +94,22 @@ def of_one_model(
     for number, (x, y) in enumerate(parts):
         is_last = number == micro_batches - 1
         context: Any = nullcontext()
-        if reduction is not None and model.reduces_once and not is_last:
-            context = reduction.no_sync()  # type: ignore[operator, union-attr]
+        if reduction is not None and not is_last:
+            context = waiting(model, reduction)
         with context, rows_from(begins[number]):
             loss = shares[number] * model(x, y, **limits(masks[number]))
             loss.backward()
         total = total + loss.detach()
     return total
+
+
+def waiting(model: WrappedModel, reduction: Any) -> AbstractContextManager[Any]:
+    """What a micro-batch that is not the last one leaves for later."""
+    if model.reduces_once:
+        return reduction.no_sync()  # type: ignore[no-any-return]
+    if model.kind == "hsdp":  # sums over copies go over the network
+        return reduction.no_all_reduce()  # type: ignore[no-any-return]
+    return nullcontext()
 
 
 def weights(model: WrappedModel, labels: Tensor, micro_batches: int) -> Tensor:

@@ -30,7 +30,7 @@ from xtrain.model.layer import DecoderLayer
 from xtrain.model.stages import DecoderStage
 from xtrain.pipeline_parallel import PipelineRunner, PipelineStage
 from xtrain.schedules import Schedule
-from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer
+from xtrain.zero import FullyShardedDataParallel, ZeroOptimizer, hybrid_groups
 
 KINDS = ("none", "ddp", "zero1", "zero2", "fsdp", "hsdp")
 Part = XtrainModel | DecoderStage
@@ -99,7 +99,9 @@ def wrapper(
         return partial(DistributedDataParallel, **options)
     options = {"blocks": [DecoderLayer], **options}
     if kind == "hsdp":
-        raise NotImplementedError("hsdp")
+        assert inner is not None
+        shards, copies = hybrid_groups(inner, mesh=mesh)
+        options |= {"process_group": shards, "replicate_group": copies}
     return partial(FullyShardedDataParallel, **options)
 
 

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from xtrain.checkpoint.bare_file import check_safetensors, read_safetensors
 from xtrain.checkpoint.errors import CheckpointError
+from xtrain.checkpoint.files import save_pieces
 from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
-from xtrain.checkpoint.training_state import load_checkpoint, save_checkpoint
+from xtrain.checkpoint.training_state import Write, load_checkpoint, save_checkpoint
 from xtrain.comm.agreement import problem_of, raise_everywhere, raising_everywhere
 from xtrain.comm.checks import rank_and_size
 from xtrain.zero.flat_param_group import FlatParamGroup
@@ -28,13 +29,14 @@ def save_units(
     optimizer: Optimizer | None,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
+    write: Write = save_pieces,
 ) -> Path:
     """Write the units' shards, their state, and rank 0's buffers of `module`."""
     shards = shards_of(units, module)
     if rank_and_size(group)[0] == 0:
         shards += buffers_of(module)
     all_ranks = all_ranks_of(module, group)
-    return save_checkpoint(directory, step, shards, optimizer, extra, all_ranks)
+    return save_checkpoint(directory, step, shards, optimizer, extra, all_ranks, write)
 
 
 def load_units(

@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint.files import save_pieces
+from xtrain.checkpoint.training_state import Write
 from xtrain.comm.checks import rank_and_size
 from xtrain.comm.collective_choice import Collectives, default_collectives
 from xtrain.comm.wrapper_rules import check_counted, check_not_slices, claim
@@ -279,6 +281,7 @@ class ZeroOptimizer(Optimizer):
         step: int,
         module: nn.Module,
         extra: dict[str, Any] | None = None,
+        write: Write = save_pieces,
     ) -> Path:
         """Write a checkpoint, every rank its pieces; see `xtrain.checkpoint`.
 
@@ -287,9 +290,8 @@ class ZeroOptimizer(Optimizer):
         and world size can load it.
         """
         group = self.process_group
-        return save_buckets(
-            directory, step, module, self.buckets, self.optimizer, extra, group
-        )
+        what = module, self.buckets, self.optimizer, extra, group
+        return save_buckets(directory, step, *what, write)
 
     @torch.no_grad()
     def load_sharded(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from xtrain.checkpoint.files import save_pieces
 from xtrain.checkpoint.optimizer_state import (
     Saved,
     States,
@@ -21,7 +22,7 @@ from xtrain.checkpoint.optimizer_state import (
 )
 from xtrain.checkpoint.parameter_slice import all_ranks_of, placement_in
 from xtrain.checkpoint.pieces import Shard, persistent_buffers, whole
-from xtrain.checkpoint.training_state import load_state, save_state
+from xtrain.checkpoint.training_state import Write, load_state, save_state
 from xtrain.comm.agreement import raising_everywhere
 from xtrain.comm.checks import rank_and_size
 from xtrain.zero.buckets import ShardedBucket
@@ -39,6 +40,7 @@ def save_buckets(
     optimizer: Optimizer,
     extra: dict[str, Any] | None,
     group: ProcessGroup | None,
+    write: Write = save_pieces,
 ) -> Path:
     """Write the masters of all buckets and their state, and what is whole of `module`.
 
@@ -52,7 +54,8 @@ def save_buckets(
     if rank == 0:
         shards += whole_of(buckets, module)
     states = cut_states(by_bucket, optimizer, rank)
-    return save_state(directory, step, shards, states, optimizer, extra, all_ranks)
+    known = directory, step, shards, states, optimizer, extra, all_ranks
+    return save_state(*known, write)
 
 
 def load_buckets(
