@@ -15,6 +15,7 @@ from xtrain.train.steps import of_one_model
 
 MESH = "xtrain.train.layouts:make_mesh"
 WRAPPED = "xtrain.train.layouts:wrapped_model"
+STEPS = ("xtrain.train.steps:of_one_model", "xtrain.train.steps:weights")
 
 # ---------------------------------------------------------------- groups: their ranks
 
@@ -113,7 +114,7 @@ def train(world, layout=None, skip=(), dtype=torch.float64, steps=3):
     return world(layout.gpus).run(losses_and_norms, layout, skip, dtype, steps)
 
 
-@pytest.mark.verifies(WRAPPED)
+@pytest.mark.verifies(WRAPPED, *STEPS)
 @pytest.mark.parametrize("axis", ["data", "context"])
 def test_a_sum_that_is_left_out_leaves_the_first_loss_right_and_no_gradient(
     world, axis

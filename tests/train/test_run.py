@@ -366,3 +366,30 @@ def test_other_writers_get_every_number_or_name_their_package(text, monkeypatch,
     monkeypatch.setitem(sys.modules, name, package)
     assert train(made).losses == events.found["loss"]
     assert events.found["closed"] and len(events.found["tokens_per_s"]) == 2
+
+
+def curve_and_steps(made: Recipe) -> list[float]:
+    return train(made).losses
+
+
+@pytest.mark.verifies(*RUN)
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_checkpoints_in_the_background_are_those_of_a_run_that_waits(
+    world, text, tmp_path, zero
+):
+    layout = Layout(data=2, zero=zero)
+    for background in (False, True):
+        folder = kept(
+            tmp_path / str(background), every=1, keep=2, background=background
+        )
+        world(2).run(curve_and_steps, recipe(text, layout=layout, checkpoint=folder))
+    names = ["step-00000004", "step-00000005"]
+    for name in names:
+        waits, goes_on = (
+            {f.name: f.read_bytes() for f in (tmp_path / str(b) / name).iterdir()}
+            for b in (False, True)
+        )
+        assert waits == goes_on
+    found = {path.name for path in (tmp_path / "True").glob("step-*")}
+    assert found == set(names)
+    assert not list((tmp_path / "True").glob(".writers-*"))
