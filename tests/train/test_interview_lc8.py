@@ -1,5 +1,7 @@
 """Claims of the interview page of lc8, each run with and without its cause."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from xtrain.cluster import VirtualCluster
 from xtrain.model import XtrainModel
 from xtrain.plan import Layout
 from xtrain.train.layouts import axes_of, make_mesh, wrapped_model
-from xtrain.train.steps import of_one_model
+from xtrain.train.steps import accumulate
 
 MESH = "xtrain.train.layouts:make_mesh"
 WRAPPED = "xtrain.train.layouts:wrapped_model"
@@ -68,10 +70,12 @@ def test_the_batch_is_chosen_by_the_rank_in_the_data_group():
 
 
 def slices_of_the_whole(layout: Layout) -> int:
-    """How many parameters this rank has compared, to the last bit."""
+    """How many parameters this rank has compared with rank 0's, to the last bit."""
     torch.manual_seed(dist.get_rank())  # which no weight is drawn from
     whole = XtrainModel(config_of(**DENSE), dtype=torch.float64)
-    weights = dict(whole.named_parameters())
+    weights = {name: weight.detach() for name, weight in whole.named_parameters()}
+    for weight in weights.values():
+        dist.broadcast(weight, 0)
     model = wrapped_model(config_of(**DENSE), layout, dtype=torch.float64)
     found = list(model.named_parameters())
     for name, weight in found:
@@ -96,12 +100,12 @@ def losses_and_norms(layout, skip, dtype, steps):
     """Steps of SGD; the losses, and the norm of the embedding's gradient."""
     model = wrapped_model(config_of(**DENSE), layout, dtype=dtype)
     (part,), found = model.parts, []
+    part.sync_gradients = partial(part.sync_gradients, skip=skip)
     for step in range(steps):
         model.zero_grad()
         rank = model.data_group.rank()
         rows = [t[rank :: layout.data] for t in batch(step, rows=8)]
-        loss = of_one_model(model, *rows, None, layout.micro_batches)
-        part.sync_gradients(skip=skip)
+        loss = accumulate(model, *rows, micro_batches=layout.micro_batches)
         found.append((loss.item(), part.embed_tokens.weight.grad.norm().item()))
         with torch.no_grad():
             for weight in part.parameters():
