@@ -7,7 +7,7 @@
     :random:cpu:3             random.cpu.3
     step, extra, groups       xtrain, as JSON
 
-So a program of torch's reads the weights with `dcp.load({"model": model.state_dict()})`,
+So `dcp.load({"model": model.state_dict()})` of a program of torch's reads the weights,
 and what it saved as {"model": ...} is read here, in any layout. Tensors are whole in
 memory while they are converted.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from xtrain.checkpoint.errors import CheckpointError
 from xtrain.checkpoint.files import save_pieces
@@ -115,7 +116,7 @@ def read_all(directory: str | Path) -> dict[str, Any]:
         ) from None
     state: dict[str, Any] = {}
     for key, about in found.items():
-        if hasattr(about, "properties"):
+        if isinstance(about, TensorStorageMetadata):
             dtype = about.properties.dtype
             state[key] = torch.empty(about.size, dtype=dtype, device="cpu")
         else:
