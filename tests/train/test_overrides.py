@@ -18,7 +18,7 @@ from xtrain.train.loading import load_recipe
 from xtrain.train.options import options_of
 from xtrain.train.overrides import help_text, overridden
 from xtrain.train.recipe import Recipe
-from xtrain.train.recipe_parts import Checkpoint, Data, Log, OptimizerSpec, Sample
+from xtrain.train.recipe_parts import Checkpoint, Data, Log, OptimizerSpec, SampleSpec
 from xtrain.train.saved import from_json, from_text, show, to_json
 from xtrain.train.values import check_types, fits, read_value, show_value, type_name
 
@@ -344,7 +344,7 @@ def recipes(draw: Any) -> Recipe:
         optimizer=draw(optimizer),
         log=draw(st.builds(Log, jsonl=texts, every=whole)),
         checkpoint=draw(kept),
-        sample=draw(st.builds(Sample, prompt=texts, temperature=shares)),
+        sample=draw(st.builds(SampleSpec, prompt=texts, temperature=shares)),
     )
 
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.train.packing import BestFit, Run, Stream, best_fit
+from xtrain.train.packing import BestFit, Stretch, TokenStream, best_fit
 
 BEST_FIT = "xtrain.train.packing:BestFit"
-STREAM = "xtrain.train.packing:Stream"
+STREAM = "xtrain.train.packing:TokenStream"
 
 few_lengths = st.lists(st.integers(0, 12), min_size=1, max_size=12)
 
@@ -40,16 +40,16 @@ def test_the_example_of_the_header():
     offsets = offsets_of([7, 2, 3])
     packed = BestFit(offsets, 4)
     assert [packed.runs(k) for k in range(packed.sequences)] == [
-        [Run(0, 4, 7)],
-        [Run(4, 7, 7)],
-        [Run(7, 9, 9)],
-        [Run(9, 12, 12)],
+        [Stretch(0, 4, 7)],
+        [Stretch(4, 7, 7)],
+        [Stretch(7, 9, 9)],
+        [Stretch(9, 12, 12)],
     ]
     assert packed.padding == 1 - 12 / 16
-    stream = Stream(offsets, 4, by_document=False)
+    stream = TokenStream(offsets, 4, by_document=False)
     assert [stream.runs(k) for k in range(stream.sequences)] == [
-        [Run(0, 4, 12)],
-        [Run(4, 8, 12)],
+        [Stretch(0, 4, 12)],
+        [Stretch(4, 8, 12)],
     ]
 
 
@@ -124,14 +124,14 @@ def test_a_stream_loses_only_the_labels_that_fill_no_window(lengths, length):
     total = sum(lengths)
     if total < length + 1:
         with pytest.raises(ValueError, match=f"{total} tokens"):
-            Stream(offsets_of(lengths), length, by_document=True)
+            TokenStream(offsets_of(lengths), length, by_document=True)
         return
-    whole = Stream(offsets_of(lengths), length, by_document=False)
-    parts = Stream(offsets_of(lengths), length, by_document=True)
+    whole = TokenStream(offsets_of(lengths), length, by_document=False)
+    parts = TokenStream(offsets_of(lengths), length, by_document=True)
     assert whole.sequences == parts.sequences == (total - 1) // length
     ends, within = list(accumulate(lengths)), set(pairs_of(lengths))
     for k in range(whole.sequences):
-        assert whole.runs(k) == [Run(k * length, k * length + length, total)]
+        assert whole.runs(k) == [Stretch(k * length, k * length + length, total)]
         runs = parts.runs(k)
         tokens = [place for run in runs for place in range(run.start, run.stop)]
         assert tokens == list(range(k * length, k * length + length))
@@ -146,10 +146,10 @@ def test_a_stream_loses_only_the_labels_that_fill_no_window(lengths, length):
 def test_a_sequence_longer_than_the_file_is_refused():
     offsets = offsets_of([3, 2])
     assert BestFit(offsets, 5).sequences == 1
-    assert Stream(offsets, 4, True).sequences == 1
+    assert TokenStream(offsets, 4, True).sequences == 1
     with pytest.raises(ValueError, match="of 6 tokens .* 5 tokens"):
         BestFit(offsets, 6)
     with pytest.raises(ValueError, match="of 5 tokens and a next one .* 5 tokens"):
-        Stream(offsets, 5, True)
+        TokenStream(offsets, 5, True)
     with pytest.raises(ValueError, match="none of 3 documents has two tokens"):
         BestFit(offsets_of([1, 0, 1]), 1)

@@ -20,7 +20,7 @@ from xtrain.train.recipe_parts import (
     Evaluate,
     Log,
     OptimizerSpec,
-    Sample,
+    SampleSpec,
 )
 from xtrain.train.recipes import BUILT_IN
 from xtrain.train.saved import to_json
@@ -142,9 +142,9 @@ def test_what_a_recipe_refuses(values: dict[str, Any], problem: str) -> None:
         (Checkpoint, {"format": "dcp"}, "format='dcp' is not of type one of xtrain"),
         (Evaluate, {"every": 0}, "every=0 is not an int of at least 1"),
         (Evaluate, {"batches": 0}, "batches=0 is not an int of at least 1"),
-        (Sample, {"tokens": 0}, "tokens=0 is not an int of at least 1"),
-        (Sample, {"temperature": -1.0}, "temperature=-1.0 is below 0"),
-        (Sample, {"every": 0}, "every=0 is not an int of at least 1"),
+        (SampleSpec, {"tokens": 0}, "tokens=0 is not an int of at least 1"),
+        (SampleSpec, {"temperature": -1.0}, "temperature=-1.0 is below 0"),
+        (SampleSpec, {"every": 0}, "every=0 is not an int of at least 1"),
     ],
 )
 def test_what_parts_refuse(
@@ -156,7 +156,7 @@ def test_what_parts_refuse(
 
 def test_values_at_their_limits() -> None:
     OptimizerSpec(weight_decay=0.0, balance_rate=0.0, betas=(0.0, 0.0), momentum=0.0)
-    Sample(temperature=0.0)
+    SampleSpec(temperature=0.0)
     Recipe(model=SMALL, layout=Layout(pipeline=2, zero=2))  # the planner refuses it
 
 

@@ -16,13 +16,13 @@ from xtrain.model import XtrainModel
 from xtrain.plan import Layout
 from xtrain.train.processes import ranks
 from xtrain.train.recipe import Recipe
-from xtrain.train.recipe_parts import Checkpoint, Data, Evaluate, Log, Sample
-from xtrain.train.run import Run, train
+from xtrain.train.recipe_parts import Checkpoint, Data, Evaluate, Log, SampleSpec
+from xtrain.train.run import TrainingRun, train
 from xtrain.train.sampling import generate
 from xtrain.train.sources import samples_of
 from xtrain.train.wrap import wrap
 
-RUN = ("xtrain.train.run:train", "xtrain.train.run:Run")
+RUN = ("xtrain.train.run:train", "xtrain.train.run:TrainingRun")
 DIGITS = 1e-9
 MODEL = config_of(vocab_size=257, padded_vocab_size=264, num_key_value_heads=2)
 
@@ -123,7 +123,7 @@ def test_a_run_goes_on_in_another_layout_as_if_nothing_had_happened(
 
 def up_to(made: Recipe, steps: int) -> list[float]:
     """A run that ends early: its schedules are of all steps."""
-    run = Run(made, torch.device("cpu"))
+    run = TrainingRun(made, torch.device("cpu"))
     while run.step < steps:
         loss, _ = run.train_step(next(run.batches))
         run.step += 1
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(world, text):
         (Layout(data=3), {}, r"data 3 .* = 3 ranks, but there are 2"),
         (
             Layout(pipeline=2, micro_batches=2),
-            {"sample": Sample(prompt="a")},
+            {"sample": SampleSpec(prompt="a")},
             "a whole model writes text",
         ),
         (
@@ -234,7 +234,7 @@ def test_the_validation_loss_is_that_of_all_its_labels(world, text, layout):
     rows = [held[i] for i in range(3 * 8)]
     tokens, labels, documents = (torch.stack([r[n] for r in rows]) for n in range(3))
     with ranks("cpu") as device:
-        alone = Run(recipe(text, data=data, evaluate=asked), device)
+        alone = TrainingRun(recipe(text, data=data, evaluate=asked), device)
         alone.go()
         with torch.no_grad():
             expected = alone.model(tokens, labels, documents=documents).item()
@@ -265,7 +265,7 @@ def written(made: Recipe) -> str | None:
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_every_rank_writes_the_text_of_one_process(world, text, layout, temperature):
-    sample = Sample(prompt="line ", tokens=6, temperature=temperature)
+    sample = SampleSpec(prompt="line ", tokens=6, temperature=temperature)
     expected = written(recipe(text, sample=sample))
     found = world(2).run(written, recipe(text, sample=sample, layout=layout))
     assert expected and found == [expected] * 2

@@ -1,7 +1,7 @@
 """Cut documents into sequences of S tokens: as one stream, or packed whole.
 
     documents      a a a a a a a b b c c c        S = 4, labels are next tokens
-    Stream         a a a a | a a a b | b c c      window k has tokens k S to k S + S
+    TokenStream    a a a a | a a a b | b c c      window k has tokens k S to k S + S
     BestFit        a a a a | a a a - | c c c - | b b - -
 
 A stream cuts where a window ends and pads nothing; it loses the labels, fewer than S,
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """Tokens start to stop of a file, of a document that goes on until `end`."""
 
     start: int
@@ -40,11 +40,11 @@ class Packing(Protocol):
     def padding(self) -> float:
         """The fraction of an epoch's positions that no token fills."""
 
-    def runs(self, sequence: int) -> list[Run]:
+    def runs(self, sequence: int) -> list[Stretch]:
         """What fills this sequence, from the left."""
 
 
-class Stream:
+class TokenStream:
     """All documents as one stream, cut into windows of S tokens and a next one.
 
     Args:
@@ -68,22 +68,22 @@ class Stream:
                 f"all documents together: {self.total} tokens"
             )
 
-    def runs(self, sequence: int) -> list[Run]:
+    def runs(self, sequence: int) -> list[Stretch]:
         start = sequence * self.length
         stop = start + self.length
         if not self.by_document:
-            return [Run(start, stop, self.total)]
+            return [Stretch(start, stop, self.total)]
         first = int(torch.searchsorted(self.offsets, start, right=True))
         last = int(torch.searchsorted(self.offsets, stop))
         runs = []
         for end in self.offsets[first : last + 1].unique_consecutive().tolist():
-            runs.append(Run(start, min(end, stop), end))
+            runs.append(Stretch(start, min(end, stop), end))
             start = end
         return runs
 
 
 class BestFit:
-    """Whole documents, packed where they fit best. Arguments as of `Stream`.
+    """Whole documents, packed where they fit best. Arguments as of `TokenStream`.
 
     Raises:
         ValueError: S is more than all tokens, or no document has two.
@@ -109,11 +109,11 @@ class BestFit:
         self.sequences = len(counts)
         self.padding = 1 - int(sizes.sum()) / (self.sequences * sequence_length)
 
-    def runs(self, sequence: int) -> list[Run]:
+    def runs(self, sequence: int) -> list[Stretch]:
         pieces = slice(*self.bounds[sequence : sequence + 2].tolist())
         starts, ends = self.starts[pieces].tolist(), self.ends[pieces].tolist()
         return [
-            Run(start, min(start + self.length, end), end)
+            Stretch(start, min(start + self.length, end), end)
             for start, end in zip(starts, ends, strict=True)
         ]
 

@@ -29,7 +29,7 @@ from xtrain.train.recipe_parts import (
     Evaluate,
     Log,
     OptimizerSpec,
-    Sample,
+    SampleSpec,
 )
 from xtrain.train.values import check_types
 
@@ -102,7 +102,7 @@ class Recipe:
     log: Log = field(default_factory=Log)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluate: Evaluate = field(default_factory=Evaluate)
-    sample: Sample = field(default_factory=Sample)
+    sample: SampleSpec = field(default_factory=SampleSpec)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -166,7 +166,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class SampleSpec:
     """Text that the model writes."""
 
     prompt: str | None = None

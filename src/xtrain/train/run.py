@@ -45,7 +45,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 @dataclass
-class Result:
+class TrainingResult:
     """What a run ends with, the same on every rank."""
 
     step: int
@@ -56,7 +56,7 @@ class Result:
     text: str | None = None
 
 
-def train(recipe: Recipe) -> Result:
+def train(recipe: Recipe) -> TrainingResult:
     """Train as a recipe says; every rank of the world calls it.
 
     Joins the ranks that torchrun has started, or runs in this process alone.
@@ -68,7 +68,7 @@ def train(recipe: Recipe) -> Result:
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
     with ranks(recipe.device) as device:
-        run = Run(recipe, device)
+        run = TrainingRun(recipe, device)
         try:
             result = run.go()
             run.finish()
@@ -77,7 +77,7 @@ def train(recipe: Recipe) -> Result:
             run.close()
 
 
-class Run:
+class TrainingRun:
     """This rank's part of a run."""
 
     def __init__(self, recipe: Recipe, device: torch.device):
@@ -102,7 +102,7 @@ class Run:
             self.writers = Writers(recipe, self.is_first, self.step)
         self.bytes = bytes_by_axis(recipe, self.mesh)
         self.profile = Profile(recipe.log, device, dist.get_rank())
-        self.result = Result(self.step, [], [])
+        self.result = TrainingResult(self.step, [], [])
         self.writer = BackgroundWriter() if recipe.checkpoint.background else None
 
     # -- the parts of a run
@@ -164,7 +164,7 @@ class Run:
 
     # -- the run
 
-    def go(self) -> Result:
+    def go(self) -> TrainingResult:
         """All steps that are left."""
         recipe, done = self.recipe, self.step
         if self.is_first and recipe.checkpoint.folder is not None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xtrain.train.packing import BestFit, Packing, Stream
+from xtrain.train.packing import BestFit, Packing, TokenStream
 from xtrain.train.tokens import TokenFile
 
 IGNORED = -100
@@ -77,7 +77,7 @@ class Samples:
             self.packing: Packing = (
                 BestFit(file.offsets, sequence_length)
                 if packing == "documents"
-                else Stream(file.offsets, sequence_length, self.masks)
+                else TokenStream(file.offsets, sequence_length, self.masks)
             )
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from None

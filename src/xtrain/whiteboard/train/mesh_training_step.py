@@ -41,7 +41,7 @@ class _Sum(torch.autograd.Function):
 def mesh_training_step(
     mlps: list[tuple[Tensor, Tensor]],  # of this stage: up [F/T, H], down [H, F/T]
     loss_fn: Any,  # (output, target) -> (sum, count)
-    inputs: Tensor,  # [B, H] of this data rank, on all ranks of its stages and slices
+    inputs: Any,  # [B, H] of this data rank, on all ranks of its stages and slices
     targets: Tensor,  # [B, ...], likewise
     micro_batches: int,
     pipeline_group: Any,
@@ -51,7 +51,8 @@ def mesh_training_step(
     """GPipe over the stages; the caller zeroes gradients and steps."""
     rank, last = dist.get_rank(pipeline_group), dist.get_world_size(pipeline_group) - 1
     totals = torch.zeros(2, dtype=torch.float64, device=inputs.device)
-    xs, ys, sends = list(inputs.chunk(micro_batches)), [], []
+    xs, ys = [*inputs.chunk(micro_batches)], []
+    sends: list[Any] = []
     for i, target in enumerate(targets.chunk(micro_batches)):
         if rank > 0:
             xs[i] = torch.empty_like(xs[i])
@@ -78,7 +79,7 @@ def mesh_training_step(
         send.wait()
     dist.broadcast(totals, group=pipeline_group, group_src=last)
     dist.all_reduce(totals, group=data_group)  # tensor ranks have the same sums
-    for weight in [weight for pair in mlps for weight in pair]:
-        dist.all_reduce(weight.grad, group=data_group)  # of copies of this slice
-        weight.grad /= totals[1]
+    for grad in [w.grad for pair in mlps for w in pair if w.grad is not None]:
+        dist.all_reduce(grad, group=data_group)  # of copies of this slice
+        grad /= totals[1]
     return totals[0] / totals[1]
